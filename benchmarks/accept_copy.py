@@ -6,7 +6,7 @@ from statistics import median
 
 from benchmarks.accept_bed import ask
 from benchmarks.report import Figure, met, print_figure, print_table
-from gpukeeper.acceptance.record import Job
+from gpukeeper.acceptance.record import ProbeRequest
 
 GIB = 1 << 30
 JUDGED, SIZES = 8 * GIB, (GIB, 2 * GIB, 4 * GIB, 8 * GIB, 16 * GIB, 32 * GIB)
@@ -14,7 +14,9 @@ TARGET = 0.98
 
 
 def run() -> None:
-    jobs = [Job(probe="memory_bandwidth", params={"bytes": size, "seconds": 1.0, "repeats": 5}) for size in SIZES]
+    jobs = [
+        ProbeRequest(probe="memory_bandwidth", params={"bytes": size, "seconds": 1.0, "repeats": 5}) for size in SIZES
+    ]
     found = {size: median(answer["gbps"]) for size, answer in zip(SIZES, ask(jobs), strict=True)}
     best = max(found.values())
     ratio = found[JUDGED] / best

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.accept_bed import ask
 from benchmarks.report import Figure, met, print_figure, print_table
-from gpukeeper.acceptance.record import Job
+from gpukeeper.acceptance.record import ProbeRequest
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 N, EACH, SEED = 4096, 32, 11
@@ -27,9 +27,9 @@ def run() -> None:
     print_figure(Figure("accept-flips", sum(found.values()), "flips", round(share, 4), f"{len(faults)} planted"))
 
 
-def _job(dtype: str, bit: int, row: int, column: int) -> Job:
+def _job(dtype: str, bit: int, row: int, column: int) -> ProbeRequest:
     flip = {"flip": dtype, "bit": bit, "row": row, "col": column}
-    return Job(probe="exact", params={"dtypes": [dtype], "n": N, "rounds": 1, "inject": flip})
+    return ProbeRequest(probe="exact", params={"dtypes": [dtype], "n": N, "rounds": 1, "inject": flip})
 
 
 def _is_located(said: Any, row: int, column: int) -> bool:

@@ -6,7 +6,7 @@ from statistics import median
 
 from benchmarks.accept_bed import ask
 from benchmarks.report import Figure, met, print_figure, print_table
-from gpukeeper.acceptance.record import Job
+from gpukeeper.acceptance.record import ProbeRequest
 
 SIZES = (4096, 5120, 6144, 7168, 8192, 10240, 12288, 16384)
 TARGET = 0.98
@@ -15,7 +15,7 @@ TURNS = 3  # the sweep and the figure take turns: a GPU that warms up must not f
 
 def run() -> None:
     params = {"dtypes": ["bf16"], "n": 8192, "rounds": 10, "repeats": 5, "sweep": list(SIZES)}
-    answers = ask([Job(probe="gemm", params=params)] * TURNS)
+    answers = ask([ProbeRequest(probe="gemm", params=params)] * TURNS)
     judged = max(median(one["dtypes"]["bf16"]["tflops"]) for one in answers)
     best = {size: max(one["sweep"]["bf16"][str(size)] for one in answers) for size in SIZES}
     ceiling = max(best.values())

@@ -61,7 +61,7 @@ WE_LIST = """
 import asyncio, os, resource, sys, time
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.gpus import asked
-from gpukeeper.platforms.kubernetes.tally import Tally
+from gpukeeper.platforms.kubernetes.pod_totals import Tally
 from gpukeeper.platforms.kubernetes.wire import Pod
 def cpu():
     used = resource.getrusage(resource.RUSAGE_SELF)

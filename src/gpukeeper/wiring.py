@@ -26,7 +26,7 @@ from gpukeeper.engine import admin_events
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.ledger.evidence import FolderEvidence
+from gpukeeper.ledger.evidence import DirectoryEvidence
 from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.paths import evidence_folder, ledger_path
@@ -59,8 +59,8 @@ from gpukeeper.platforms.ray.discovery import names_here
 # What only `accept` and the demo need is imported where it is needed: every other verb starts without it.
 if TYPE_CHECKING:
     from gpukeeper.acceptance.bench.workbench import LocalWorkbench
-    from gpukeeper.acceptance.check import Wish
-    from gpukeeper.acceptance.self_test import Attempt, Outcome, Place
+    from gpukeeper.acceptance.check import RunRequest
+    from gpukeeper.acceptance.self_test import Attempt, FaultTarget, SelfTestOutcome
     from gpukeeper.platforms.simulated.live import LiveFleet
     from gpukeeper.platforms.simulated.week import Week
 
@@ -94,7 +94,7 @@ class Session:
     reaches: list[Reach]
     ledger: SqliteLedger
     signals: SqliteSignals
-    evidence: FolderEvidence
+    evidence: DirectoryEvidence
     user: str
     messages: Messages
     usage: GpuUsage | None = None
@@ -159,7 +159,7 @@ def open_session(
     path = ledger_path(environ)
     ledger, signals = open_ledger(path, write=write), open_signals(path, write=write)
     capture = loaded.policy.capture
-    evidence = FolderEvidence(Path(capture.to) if capture.to else evidence_folder(path), capture.quota)
+    evidence = DirectoryEvidence(Path(capture.to) if capture.to else evidence_folder(path), capture.quota)
     if usage is not None:
         gpus.let_go = partial(asyncio.to_thread, usage.close)  # nobody may hold a GPU that is reset, nor we
     messages = Messages(owner_channels(platforms))
@@ -212,7 +212,7 @@ class Bench:
     logs: Callable[[], Mapping[str, str]] = dict  # what its programs said on their way, by the name of a file
 
 
-def open_bench(wish: Wish, *, python: str | None = None, count: int | None = None) -> Bench:
+def open_bench(wish: RunRequest, *, python: str | None = None, count: int | None = None) -> Bench:
     """`python`: the interpreter that was asked for; without it one is found, and without any nothing is computed."""
     from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 
@@ -238,17 +238,17 @@ def node_name() -> str:
 
 async def try_detectors(
     *, python: str | None, device: str, tell: Callable[[Attempt], None] = lambda attempt: None
-) -> Outcome:
+) -> SelfTestOutcome:
     """The self-test: on simulated machines, and on this one as far as it can run probes."""
     from gpukeeper.acceptance.catalog import CHECKS
     from gpukeeper.acceptance.judging import reference
-    from gpukeeper.acceptance.self_test import Bed, self_test
+    from gpukeeper.acceptance.self_test import SelfTestSetup, self_test
 
     found = _interpreter(python)
     opened: list[LocalWorkbench] = []
     try:
         alone, together = await _places(found, device, opened)
-        return await self_test(Bed(_simulated_place, alone, together, CHECKS, reference.limits, tell))
+        return await self_test(SelfTestSetup(_simulated_place, alone, together, CHECKS, reference.limits, tell))
     finally:
         for one in opened:
             await one.close()
@@ -266,17 +266,17 @@ def _interpreter(wanted: str | None) -> str | Unknown:
 
 async def _places(
     python: str | Unknown, device: str, opened: list[LocalWorkbench]
-) -> tuple[Place | Unknown, Place | Unknown]:
+) -> tuple[FaultTarget | Unknown, FaultTarget | Unknown]:
     """Two ranks need two GPUs, else the CPU stands in for them; where a CPU was asked for, it does so for all."""
     from gpukeeper.acceptance.bench.workbench import LocalWorkbench
-    from gpukeeper.acceptance.self_test import Place
+    from gpukeeper.acceptance.self_test import FaultTarget
 
     if isinstance(python, Unknown):
         return python, python
 
-    def place(kind: str, count: int, words: str) -> Place:
+    def place(kind: str, count: int, words: str) -> FaultTarget:
         opened.append(LocalWorkbench(python, kind, count=count))
-        return Place(opened[-1], SystemClock(), kind, words)
+        return FaultTarget(opened[-1], SystemClock(), kind, words)
 
     if device != "cuda":
         return place("cpu", 1, "this CPU"), place("cpu", 2, "two ranks on this CPU")
@@ -290,11 +290,11 @@ async def _places(
     return alone, alone if len(seen.gpus) > 1 else place("cpu", 2, "two ranks on this CPU")
 
 
-def _simulated_place(faults: Mapping[str, Any]) -> Place:
-    from gpukeeper.acceptance.self_test import Place
+def _simulated_place(faults: Mapping[str, Any]) -> FaultTarget:
+    from gpukeeper.acceptance.self_test import FaultTarget
 
     bench = simulated_bench(SIMULATED_GPUS, faults)
-    return Place(bench.workbench, bench.clock, "simulated", "simulated")
+    return FaultTarget(bench.workbench, bench.clock, "simulated", "simulated")
 
 
 class PolicyRead(NamedTuple):

@@ -103,7 +103,7 @@ def test_only_some_gpus(fleet: Fleet) -> None:
     told = fleet.run(*SIMULATED, "--gpus", "1,3", "--check", "exact", "--json").json()
     assert len(told["tallies"]) == 2
     ran = fleet.run(*SIMULATED, "--gpus", "9")
-    assert (ran.code, "--gpus 9: no such GPU here. Nothing was run." in ran.err) == (2, True)
+    assert (ran.code, "--gpus 9: GPU not found. Nothing was run." in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize(

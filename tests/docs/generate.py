@@ -19,7 +19,7 @@ import typer
 
 from gpukeeper.__main__ import app
 from gpukeeper.acceptance.catalog import CHECKS
-from gpukeeper.acceptance.check import Check, How
+from gpukeeper.acceptance.check import Check, RunMode
 from gpukeeper.acceptance.judging.reference import ROWS
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model.subject import Shape
@@ -80,9 +80,9 @@ _MODELS_HEAD = """\
 |---|---|---|---|---|---|---|---|---|---|
 """
 _RUNS_ON = {
-    How.LOOK: "no GPU: reads driver and kernel",
-    How.EACH: "each GPU, all at the same time",
-    How.TOGETHER: "all GPUs together",
+    RunMode.LOOK: "no GPU: reads driver and kernel",
+    RunMode.EACH: "each GPU, all at the same time",
+    RunMode.TOGETHER: "all GPUs together",
 }
 _CLI_OPENING = """\
 # Command line
@@ -119,8 +119,10 @@ _EXIT_CODES = {
 
 
 def rules_page() -> str:
-    rows = [f"| {n} | [`{r.NAME}`](#{r.NAME}) | {_asked_about(r)} | {r.SAYS} |" for n, r in enumerate(RULES, start=1)]
-    sections = [f"## {r.NAME}\n\n{_docstring(r)}\n\n{r.SAYS}\n" for r in RULES]
+    rows = [
+        f"| {n} | [`{r.NAME}`](#{r.NAME}) | {_asked_about(r)} | {r.SUMMARY} |" for n, r in enumerate(RULES, start=1)
+    ]
+    sections = [f"## {r.NAME}\n\n{_docstring(r)}\n\n{r.SUMMARY}\n" for r in RULES]
     return _OPENING + "\n".join(rows) + "\n\n" + "\n".join(sections)
 
 

@@ -45,7 +45,7 @@ def test_every_rule_says_what_it_is() -> None:
     for rule in RULES:
         assert rule.__name__.rsplit(".", 1)[-1] == rule.NAME
         assert rule.__doc__, f"{rule.NAME} has no docstring"
-        assert rule.SAYS.endswith("."), f"SAYS of {rule.NAME} is not a sentence"
+        assert rule.SUMMARY.endswith("."), f"SUMMARY of {rule.NAME} is not a sentence"
 
 
 def test_every_exit_code_is_documented_once() -> None:

@@ -27,7 +27,7 @@ from gpukeeper.config import document, load, units
 from gpukeeper.config.exemptions import read_exemptions
 from gpukeeper.devices import condition, counters, dcgm, health, holders, inventory, kernel_log, naming
 from gpukeeper.devices import prometheus as prometheus_api
-from gpukeeper.devices.busy import Judge
+from gpukeeper.devices.busy import UsageJudge
 from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.devices.gpus import shares_of
 from gpukeeper.disk import mounts, open_files
@@ -62,7 +62,7 @@ from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.ttl import TTL
 from gpukeeper.platforms.kubernetes.namespaces import facts_of
-from gpukeeper.platforms.kubernetes.tally import Tally
+from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
 from gpukeeper.platforms.ray import busy
 from gpukeeper.platforms.ray import state as ray_api
 from tests.unit.acceptance.reports import examples as report_examples
@@ -162,7 +162,7 @@ def _image(data: bytes) -> None:
 
 def _engine_event(data: bytes) -> None:
     records = Records(docker_api.Engine("unix:///nowhere"))
-    records.hear(reading.decode(data, type=docker_wire.EngineEvent))
+    records.record_event(reading.decode(data, type=docker_wire.EngineEvent))
 
 
 def _recipe(data: bytes) -> None:
@@ -186,7 +186,9 @@ _CONTAINERS = [
 # Kubernetes
 
 _NAMESPACE = facts_of(kube_wire.Meta(name="team-a"), {}, kube_examples.NOW)
-_READING = kube.Reading(("owner",), (marks.JANITOR_TTL, marks.JANITOR_EXPIRES, marks.TWIN_TTL, marks.KYVERNO_TTL))
+_READING = kube.TranslationSettings(
+    ("owner",), (marks.JANITOR_TTL, marks.JANITOR_EXPIRES, marks.TWIN_TTL, marks.KYVERNO_TTL)
+)
 _MARKED = {
     "annotations": {
         TTL: "30m",
@@ -206,7 +208,7 @@ _MARKED = {
 def _pods(data: bytes) -> None:
     page, _problems = _DECODERS.page(bytearray(data), kube_wire.Pod, "/api/v1/pods")
     for pod in page.items or ():
-        Tally().add_pod(pod, gpus.asked(pod.spec))
+        PodTotals().add_pod(pod, gpus.requested(pod.spec))
         _told(kube.pod_subject(pod, _NAMESPACE, kube_examples.AT, _READING))
 
 
@@ -214,7 +216,7 @@ def _roots(data: bytes) -> None:
     page, _problems = _DECODERS.page(bytearray(data), kube_wire.Root, "/apis/batch/v1/jobs")
     for root in page.items or ():
         for kind in (JOB, JOBSET, TRAINJOB, RAYJOB, V1_KINDS[0]):
-            _told(kube.root_subject(kind, root, Tally(), _NAMESPACE, kube_examples.AT, _READING))
+            _told(kube.root_subject(kind, root, PodTotals(), _NAMESPACE, kube_examples.AT, _READING))
 
 
 _DECODERS = kube_decoding.Decoders()
@@ -226,7 +228,7 @@ def _watch(data: bytes) -> None:
         yield data[len(data) // 2 :]
 
     async def read() -> None:
-        decoder = reading.Decoder(kube_decoding.Changed)
+        decoder = reading.Decoder(kube_decoding.ChangedObject)
         async for line in kube_decoding.lines(chunks(), 5):
             kube_decoding.event(line, decoder)
 
@@ -279,7 +281,7 @@ _ROOTS = [
 
 def _ray(kind: type[Any], name: str) -> Callable[[bytes], object]:
     def read(data: bytes) -> None:
-        answer = reading.decode(data, type=ray_api._Answer[kind], strict=False)  # type: ignore[valid-type]
+        answer = reading.decode(data, type=ray_api._StateResponse[kind], strict=False)  # type: ignore[valid-type]
         rows = answer.data.result.result if answer.data.result is not None else ()
         nodes = (busy.RayNode("n", "10.0.0.1", "ALIVE", True),)
         said: dict[str, Any] = {"nodes": nodes, "workers": (), "actors": (), "tasks": (), "groups": (), "jobs": ()}
@@ -397,7 +399,7 @@ def _driver(data: bytes) -> None:
     found = inventory.gpus_in(reading.decode(data, type=DriverReply), driver_loaded=True)
     if isinstance(found, Unknown):
         return
-    Judge().judge(found, NOW, None)
+    UsageJudge().judge(found, NOW, None)
     shares_of(found)
     health.gpus_of(found)
     health.health_of(found, NOW, lambda *_: (), {})
@@ -408,7 +410,7 @@ def _driver(data: bytes) -> None:
 def _exited(data: bytes) -> None:
     words = data.decode("utf-8", "replace")
     record = probing._record(data) if data[:1] == b"{" else None
-    left = probing.RanksEnd(
+    left = probing.RanksOutput(
         records={} if record is None else {0: record},
         words={0: words},
         stages={0: words},
@@ -591,7 +593,7 @@ PARSERS: tuple[Parser, ...] = (
     ),
     Parser(
         "login plugin",
-        lambda data: reading.decode(data, type=plugin.Credential),
+        lambda data: reading.decode(data, type=plugin.ExecCredential),
         _json(
             {
                 "kind": "ExecCredential",

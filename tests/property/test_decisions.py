@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpukeeper.lifecycle.budget import TREES, Fleet, make_plan
+from gpukeeper.lifecycle.budget import TREES, BudgetFacts, make_plan
 from gpukeeper.lifecycle.decide import RULES, answers, decide, still_holds
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import ACTING, Action, Decision, Step, Verdict, View
@@ -205,7 +205,7 @@ def test_the_budget_is_never_exceeded(
     due: list[Decision], per_pass: Amount, per_hour: Amount, acts: int, running: int
 ) -> None:
     rules = Policy(budget=Budget(per_pass=per_pass, per_hour=per_hour))
-    plan = make_plan(due, rules, Fleet(40, running, 40, 0, acts), NOW, pass_id=1)
+    plan = make_plan(due, rules, BudgetFacts(40, running, 40, 0, acts), NOW, pass_id=1)
     taken = [step.decision for step in plan.steps if step.decision.action in ACTING]
     assert len(taken) <= per_pass.of(40)
     assert not taken or len(taken) + acts <= per_hour.of(40)
@@ -223,7 +223,7 @@ def _due(decision: Decision) -> float:
 @settings(max_examples=60, deadline=None)
 @given(due=DUE, seed=st.randoms(use_true_random=False))
 def test_a_plan_does_not_depend_on_the_order_of_decisions(due: list[Decision], seed: random.Random) -> None:
-    rules, fleet = Policy(budget=Budget(per_pass=Amount(count=3))), Fleet(40, 40, 40, 0, 0)
+    rules, fleet = Policy(budget=Budget(per_pass=Amount(count=3))), BudgetFacts(40, 40, 40, 0, 0)
     mixed = due.copy()
     seed.shuffle(mixed)
     one, other = (make_plan(some, rules, fleet, NOW, pass_id=1) for some in (due, mixed))
@@ -243,7 +243,7 @@ def test_trees_and_work_never_use_up_each_others_budget(
 ) -> None:
     """With or without the other kind the same of each kind is taken, in the same order."""
     rules = Policy(budget=Budget(per_pass=Amount(count=3), per_hour=Amount(count=9), trees=most))
-    fleet = Fleet(40, 40, 40, 0, acts, trees_last_hour=before)
+    fleet = BudgetFacts(40, 40, 40, 0, acts, trees_last_hour=before)
     both = make_plan([*trees, *due], rules, fleet, NOW, pass_id=1)
     if both.breaker is not None:
         return
@@ -259,7 +259,7 @@ def test_trees_and_work_never_use_up_each_others_budget(
 def test_the_hour_of_trees_is_never_exceeded_and_the_cheapest_go_first(
     trees: list[Decision], most: int, before: int
 ) -> None:
-    rules, fleet = Policy(budget=Budget(trees=most)), Fleet(0, 0, 0, 0, 0, trees_last_hour=before)
+    rules, fleet = Policy(budget=Budget(trees=most)), BudgetFacts(0, 0, 0, 0, 0, trees_last_hour=before)
     plan = make_plan(trees, rules, fleet, NOW, pass_id=1)
     taken = [step.decision for step in plan.steps]
     assert len(taken) == min(len(trees), max(0, most - before))
@@ -274,7 +274,7 @@ def test_over_many_passes_every_tree_goes_and_no_hour_has_too_many(trees: list[D
     rules, left, done = Policy(budget=Budget(trees=most)), list(trees), list[int]()
     for number in range(6 * (len(trees) // most + 2)):
         recent = sum(number - at < 6 for at in done)
-        plan = make_plan(left, rules, Fleet(0, 0, 0, 0, 0, trees_last_hour=recent), NOW, pass_id=number)
+        plan = make_plan(left, rules, BudgetFacts(0, 0, 0, 0, 0, trees_last_hour=recent), NOW, pass_id=number)
         gone = {step.decision.seen.ref.uid for step in plan.steps}
         left = [one for one in left if one.seen.ref.uid not in gone]
         done += [number] * len(gone)

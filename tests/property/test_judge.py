@@ -9,27 +9,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpukeeper.acceptance.judging import judge
-from gpukeeper.acceptance.record import Finding, Limits, Measurement
+from gpukeeper.acceptance.record import Finding, Measurement, Thresholds
 from gpukeeper.model.grade import Grade, rank
-from tests.unit.acceptance.machines import METHOD, gpus, past, setting
+from tests.unit.acceptance.machines import METHOD, context, gpus, past
 
 OFTEN = settings(max_examples=150, deadline=None)
 SAMPLES = st.lists(st.floats(300, 1000), min_size=1, max_size=5)
 FLEETS = st.lists(SAMPLES, min_size=1, max_size=20)
 LIMITS = st.sampled_from(
     [
-        Limits(),
-        Limits(floor=690, warn=740, reference=780, method="gemm/*"),
-        Limits(floor=690, may_fail=False),
-        Limits(warn=740),
-        Limits(floor=690, warn=740, ceiling=900),
+        Thresholds(),
+        Thresholds(floor=690, warn=740, reference=780, method="gemm/*"),
+        Thresholds(floor=690, may_fail=False),
+        Thresholds(warn=740),
+        Thresholds(floor=690, warn=740, ceiling=900),
     ]
 )
 PASTS = st.lists(st.floats(500, 900), max_size=6)
 
 
-def judged(fleet: list[list[float]], limits: Limits, earlier: list[float], lower: bool = False) -> tuple[Finding, ...]:
-    here = setting(
+def judged(
+    fleet: list[list[float]], limits: Thresholds, earlier: list[float], lower: bool = False
+) -> tuple[Finding, ...]:
+    here = context(
         gpus(len(fleet)), limits=limits, history={"S0": tuple(past(value, i + 1) for i, value in enumerate(earlier))}
     )
     asked = [
@@ -44,13 +46,13 @@ def judged(fleet: list[list[float]], limits: Limits, earlier: list[float], lower
         )
         for i, samples in enumerate(fleet)
     ]
-    return judge.judge(asked, here)
+    return judge.assess(asked, here)
 
 
 @OFTEN
 @given(FLEETS, LIMITS, PASTS, st.floats(0.3, 1.0))
 def test_a_slower_gpu_never_gets_a_better_verdict(
-    fleet: list[list[float]], limits: Limits, earlier: list[float], factor: float
+    fleet: list[list[float]], limits: Thresholds, earlier: list[float], factor: float
 ) -> None:
     """Too good to be true is left out: what nobody believes is not better than what is believed."""
     slower = [[factor * sample for sample in fleet[0]], *fleet[1:]]
@@ -64,7 +66,7 @@ def test_a_slower_gpu_never_gets_a_better_verdict(
 def test_a_longer_latency_never_gets_a_better_verdict(
     fleet: list[list[float]], earlier: list[float], factor: float
 ) -> None:
-    limits = Limits(floor=800, warn=600)
+    limits = Thresholds(floor=800, warn=600)
     slower = [[factor * sample for sample in fleet[0]], *fleet[1:]]
     before, after = judged(fleet, limits, earlier, lower=True)[0], judged(slower, limits, earlier, lower=True)[0]
     assert rank(after.verdict) >= rank(before.verdict), (before.layers, after.layers)
@@ -72,19 +74,19 @@ def test_a_longer_latency_never_gets_a_better_verdict(
 
 @OFTEN
 @given(FLEETS, LIMITS, st.integers())
-def test_the_order_does_not_matter(fleet: list[list[float]], limits: Limits, seed: int) -> None:
-    here = setting(gpus(len(fleet)), limits=limits)
+def test_the_order_does_not_matter(fleet: list[list[float]], limits: Thresholds, seed: int) -> None:
+    here = context(gpus(len(fleet)), limits=limits)
     about: dict[str, Any] = {"check": "gemm", "metric": "bf16", "unit": "TFLOP/s", "method": METHOD}
     asked = [Measurement(gpu=f"GPU-{i}", samples=tuple(samples), **about) for i, samples in enumerate(fleet)]
     shuffled = random.Random(seed).sample(asked, len(asked))
-    in_order = {finding.gpu: finding for finding in judge.judge(asked, here)}
-    assert {finding.gpu: finding for finding in judge.judge(shuffled, here)} == in_order
+    in_order = {finding.gpu: finding for finding in judge.assess(asked, here)}
+    assert {finding.gpu: finding for finding in judge.assess(shuffled, here)} == in_order
 
 
 @OFTEN
 @given(FLEETS, LIMITS, PASTS, st.sampled_from([[], [float("nan")], [float("inf"), 1.0], [-1.0]]))
 def test_what_is_missing_never_passes(
-    fleet: list[list[float]], limits: Limits, earlier: list[float], broken: list[float]
+    fleet: list[list[float]], limits: Thresholds, earlier: list[float], broken: list[float]
 ) -> None:
     found = judged([broken, *fleet], limits, earlier)
     assert found[0].verdict is Grade.INCONCLUSIVE
@@ -94,7 +96,7 @@ def test_what_is_missing_never_passes(
 @OFTEN
 @given(FLEETS, LIMITS, PASTS)
 def test_a_pass_has_something_that_vouches_for_it(
-    fleet: list[list[float]], limits: Limits, earlier: list[float]
+    fleet: list[list[float]], limits: Thresholds, earlier: list[float]
 ) -> None:
     for finding in judged(fleet, limits, earlier):
         if finding.verdict is Grade.PASS:

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpukeeper.lifecycle.activity import MINUTE, TAIL_MAX, Use, judge
+from gpukeeper.lifecycle.activity import MINUTE, TAIL_MAX, Use, assess_use
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import ACTING, Action, Answer, Verdict, View
@@ -118,8 +118,8 @@ def test_a_worse_coverage_never_makes_idle(many: Dozens[tuple[tuple[Series, ...]
             for n, value in enumerate(one.minutes)
         )
         worse = (*measured[:which], replace(one, minutes=fewer), *measured[which + 1 :])
-        before = judge(measured, DEVICES, thresholds, SHORT, NOW, 2 * SHORT)
-        after = judge(worse, DEVICES, thresholds, SHORT, NOW, 2 * SHORT)
+        before = assess_use(measured, DEVICES, thresholds, SHORT, NOW, 2 * SHORT)
+        after = assess_use(worse, DEVICES, thresholds, SHORT, NOW, 2 * SHORT)
         if after.use is Use.QUIET:
             assert before.since is not None
             assert after.since is not None
@@ -174,5 +174,5 @@ def _idle(view: View, book: Rulebook) -> Answer:
 def test_any_busy_gpu_minute_within_the_window_is_use(value: float, minute: int, device: str) -> None:
     busy = (0.0,) * (89 - minute) + (value,) + (0.0,) * minute
     gpus = tuple(Series(Signal.GPU, one, START, busy if one == device else (0.0,) * 90) for one in DEVICES)
-    found = judge((*gpus, *OTHERS), DEVICES, Activity(signals=("cpu", "disk")), SHORT, NOW)
+    found = assess_use((*gpus, *OTHERS), DEVICES, Activity(signals=("cpu", "disk")), SHORT, NOW)
     assert found.use is Use.ACTIVE or (found.since is not None and (NOW - found.since).total_seconds() < minute * 60)

@@ -16,11 +16,11 @@ import msgspec
 
 from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
 from gpukeeper.acceptance.catalog import CHECKS
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging import reference
-from gpukeeper.acceptance.record import Answer, Broken, Done, Job, Machine, Report
+from gpukeeper.acceptance.record import Machine, ProbeFailure, ProbeReply, ProbeRequest, ProbeResult, Report
 from gpukeeper.acceptance.reports import document
-from gpukeeper.acceptance.run import Order, accept
+from gpukeeper.acceptance.run import RunConfig, accept
 from gpukeeper.model.gpu import Health
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
@@ -75,7 +75,7 @@ class TroubledBench(SimulatedWorkbench):
             return Unknown("the driver did not respond within 20s")
         return await super().health()
 
-    async def each(self, jobs: Mapping[str, Job]) -> Mapping[str, Answer]:
+    async def each(self, jobs: Mapping[str, ProbeRequest]) -> Mapping[str, ProbeReply]:
         answers = dict(await super().each(jobs))
         struck = self._struck()
         if struck and self._trouble == "crash":
@@ -84,14 +84,14 @@ class TroubledBench(SimulatedWorkbench):
         if struck and self._trouble == "no answer":
             answers.pop(sorted(answers)[0])
         if struck and self._trouble == "silent GPU":
-            answers[sorted(answers)[0]] = Broken(kind="crashed", words="killed")
+            answers[sorted(answers)[0]] = ProbeFailure(kind="crashed", words="killed")
         self._log(jobs, answers)
         return answers
 
-    async def together(self, gpus: Sequence[str], job: Job) -> Mapping[str, Answer]:
+    async def together(self, gpus: Sequence[str], job: ProbeRequest) -> Mapping[str, ProbeReply]:
         answers = dict(await super().together(gpus, job))
         if self._struck() and self._trouble in ("crash", "no answer", "silent GPU"):
-            answers = {rank: Broken(kind="rendezvous", words="one rank is gone") for rank in answers}
+            answers = {rank: ProbeFailure(kind="rendezvous", words="one rank is gone") for rank in answers}
             self._truth.unanswered.add(("node", job.probe))
         return answers
 
@@ -105,12 +105,12 @@ class TroubledBench(SimulatedWorkbench):
             self._stop.set()
         return self._calls == self._strike
 
-    def _lost(self, jobs: Mapping[str, Job]) -> None:
+    def _lost(self, jobs: Mapping[str, ProbeRequest]) -> None:
         self._truth.unanswered |= {(uuid, job.probe) for uuid, job in jobs.items()}
 
-    def _log(self, jobs: Mapping[str, Job], answers: Mapping[str, Answer]) -> None:
+    def _log(self, jobs: Mapping[str, ProbeRequest], answers: Mapping[str, ProbeReply]) -> None:
         for uuid, job in jobs.items():
-            if isinstance(answers.get(uuid), Done):
+            if isinstance(answers.get(uuid), ProbeResult):
                 self._truth.measured.setdefault(uuid, set()).add(job.probe)
             else:
                 self._truth.unanswered.add((uuid, job.probe))
@@ -124,8 +124,10 @@ def simulate_acceptance(seed: int) -> AcceptanceRun:
     if rng.random() < 0.2:
         faults["hang"] = {rng.randrange(gpus): rng.choice(("gemm", "exact", "training"))}
     bench = TroubledBench(rng, trouble, truth, stop, gpus=gpus, seed=seed % 100, **faults)
-    wish = Wish(device="cuda", within_s=rng.choice((60.0, 300.0)), expected=gpus)
-    order = Order(run="run", version="0", wish=wish, checks=CHECKS, limits=reference.limits, history=lambda gpus: {})
+    wish = RunRequest(device="cuda", within_s=rng.choice((60.0, 300.0)), expected=gpus)
+    order = RunConfig(
+        run="run", version="0", wish=wish, checks=CHECKS, limits=reference.limits, history=lambda gpus: {}
+    )
     report = asyncio.run(accept(bench, order, bench.clock, stop))
     truth.cut = rng.choice(CUTS)
     left = cut(report, truth.cut, rng)

@@ -77,7 +77,7 @@ def rule_swapped(rule: Any, ask: Any) -> Iterator[None]:
 @planted("only_what_was_seen")
 def act_without_looking_again() -> Iterator[None]:
     seen: dict[str, Subject] = {}
-    views = engine_view.views
+    views = engine_view.build_views
 
     async def remembering(keeper: Any, platform: Any, subjects: Any, *rest: Any) -> list[View]:
         seen.update((s.ref.uid, s) for s in subjects)
@@ -86,7 +86,7 @@ def act_without_looking_again() -> Iterator[None]:
     async def from_the_plan(keeper: Any, platform: Any, step: Step, book: Any) -> Any:
         return (await views(keeper, platform, [seen[step.decision.seen.ref.uid]], book, [], keeper.clock.now()))[0]
 
-    with swapped(engine_observe, "views", remembering), swapped(engine_act, "look_again", from_the_plan):
+    with swapped(engine_observe, "build_views", remembering), swapped(engine_act, "look_again", from_the_plan):
         yield
 
 
@@ -126,15 +126,15 @@ def record_the_wish() -> Iterator[None]:
 
 @planted("unknown_keeps")
 def treat_unmeasured_as_idle() -> Iterator[None]:
-    judge = activity.judge
+    judge = activity.assess_use
 
     def careless(series: Any, devices: Any, thresholds: Any, window: timedelta, now: Any, horizon: Any) -> Any:
         found = judge(series, devices, thresholds, window, now, horizon)
         if found.use is activity.Use.UNKNOWN:
-            return activity.Judged(activity.Use.QUIET, "no use seen", now - window)
+            return activity.UseAssessment(activity.Use.QUIET, "no use seen", now - window)
         return found
 
-    with swapped(idle, "judge", careless):
+    with swapped(idle, "assess_use", careless):
         yield
 
 
@@ -448,19 +448,19 @@ def treat_an_old_access_time_as_unused() -> Iterator[None]:
             (one for one in (thing.changed, thing.moved, thing.read) if one is not None), default=thing.last_used
         )
 
-    with swapped(simulated_thing, "told_last_use", believed):
+    with swapped(simulated_thing, "recorded_last_use", believed):
         yield
 
 
 @planted("trees_are_free")
 def forget_when_a_tree_was_moved_here() -> Iterator[None]:
     """An adapter that looks at what is inside a tree, and not at its top."""
-    told = simulated_thing.told_last_use
+    told = simulated_thing.recorded_last_use
 
     def forgetful(thing: Any) -> Any:
         return told(replace(thing, moved=None))
 
-    with swapped(simulated_thing, "told_last_use", forgetful):
+    with swapped(simulated_thing, "recorded_last_use", forgetful):
         yield
 
 

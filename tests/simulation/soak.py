@@ -48,7 +48,7 @@ from gpukeeper.platforms.simulated.world import Crashed, World
 from tests.simulation.harness import PLACES, POLICY
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-FAULTS = msgspec.structs.replace(ROUGH, crash=0.0001, bug=0.0005, stir=0.002)
+FAULTS = msgspec.structs.replace(ROUGH, crash=0.0001, bug=0.0005, change=0.002)
 FORGOTTEN, RETIRED = 1, 4  # days after which memory, and the state in the ledger, has nothing of what is gone
 KEEP = LedgerKeep(keep=4 * DAY, archive_after=DAY, signals=DAY)
 
@@ -188,7 +188,7 @@ async def _one_life(
         meter=SimulatedMeter(world, (Signal.CPU,)),
         gpus=CleanGpus(world),
     )
-    keeper.answering.enabled = True
+    keeper.request_state.enabled = True
     book = Rulebook(run.policy)
 
     def on_report(report: Any) -> None:

@@ -1,4 +1,4 @@
-"""Every check, cheap and telling first. A new one is one line here."""
+"""Every check, cheap and informative ones first. A new check is one line here."""
 
 from __future__ import annotations
 

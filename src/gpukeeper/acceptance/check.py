@@ -1,4 +1,4 @@
-"""What a check is: a question to a probe and how to read its answer. Each lives in checks/, catalog.py lists them."""
+"""What a check is: a request to a probe, and how its result is interpreted. One check, one file in checks/."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from enum import StrEnum
 
 import msgspec
 
-from gpukeeper.acceptance.record import Answer, Finding, Job, Limits, Machine, Values
+from gpukeeper.acceptance.record import Finding, Machine, ProbeReply, ProbeRequest, Thresholds, Values
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Gpu, Health, Reading
 from gpukeeper.model.grade import Past
 
-ALWAYS = ("environment", "health")  # they cost nothing, and without them nobody knows what was tested
+ALWAYS = ("environment", "health")  # they cost nothing, and without them it is unknown what was tested
 
 
-class How(StrEnum):
-    """What its answers come from."""
+class RunMode(StrEnum):
+    """What a check runs on."""
 
-    LOOK = "look"  # what driver, kernel and machine say; nothing runs
-    EACH = "each"  # a probe on every GPU, on all of them at once
+    LOOK = "look"  # reads driver, kernel and machine; runs nothing
+    EACH = "each"  # a probe on every GPU, on all GPUs at the same time
     TOGETHER = "together"  # one probe over all GPUs, a rank for each
 
 
-class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """One size of a check. A deeper one takes the place of the shallower ones of the same check."""
+class CheckSize(msgspec.Struct, frozen=True, kw_only=True):
+    """One size of a check. A deeper one replaces the shallower ones of the same check."""
 
     depth: int  # 0 quick, 1 minutes, 2 half an hour, 3 hours
     seconds: float  # what it takes on a GPU, as estimated
-    worth: float  # how much it tells, beside the others; chosen by worth per minute
+    worth: float  # how informative it is, relative to the others; the most informative per minute are chosen first
     what: str  # "bf16 and fp8, one second each"
     params: Values = {}
     small: Values = {}  # over `params` where there is no GPU
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asked for."""
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user requested."""
 
     device: str = "cuda"  # cuda, cpu or simulated
     expected: int | None = None  # GPUs that must be here
@@ -50,23 +50,23 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A check that ran: what it was, and what came back, by the GPU's uuid (each) or the rank's number (together)."""
+class CheckRun:
+    """A check that was run: its size, and the replies, by uuid of the GPU (each) or by rank (together)."""
 
-    serving: Serving
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    serving: CheckSize
+    answers: Mapping[str, ProbeReply] = field(default_factory=dict)
     seconds: float = 0.0
-    around: tuple[Mapping[str, Health], ...] = ()  # by uuid: the looks right before and right after it
+    around: tuple[Mapping[str, Health], ...] = ()  # by uuid: health read right before and right after it
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a check reads its answers in: the machine, what is known of it, and what it is held against."""
+class CheckContext:
+    """What a check needs to interpret its results: the machine, its state, and the values to compare with."""
 
-    wish: Wish
+    wish: RunRequest
     machine: Machine
     gpus: tuple[Gpu, ...]
-    limits: Callable[[Gpu, str, str, str], Limits]  # of a GPU: check, metric, method
+    limits: Callable[[Gpu, str, str, str], Thresholds]  # of a GPU: check, metric, method
     history: Mapping[str, tuple[Past, ...]] = field(default_factory=dict)  # by Gpu.identity, oldest first
     before: Mapping[str, Health] = field(default_factory=dict)  # by uuid: before the first check
     after: Mapping[str, Health] = field(default_factory=dict)  # after the last one; empty while checks run
@@ -78,12 +78,12 @@ class Setting:
 
     @property
     def small(self) -> bool:
-        """There is no GPU: the same code on figures that a CPU can bear."""
+        """There is no GPU: the same code with sizes for a CPU."""
         return self.wish.device == "cpu"
 
 
-Ask = Callable[[Serving, Setting], Job]
-Read = Callable[[Trial, Setting], tuple[Finding, ...]]
+MakeRequest = Callable[[CheckSize, CheckContext], ProbeRequest]
+Interpret = Callable[[CheckRun, CheckContext], tuple[Finding, ...]]
 
 
 @dataclass(frozen=True)
@@ -92,24 +92,24 @@ class Check:
     title: str
     proves: str  # a sentence each; the reference page is written from them
     cannot: str
-    how: How
-    servings: tuple[Serving, ...]  # by depth
-    read: Read
-    ask: Ask | None = None  # None: nothing runs
+    how: RunMode
+    servings: tuple[CheckSize, ...]  # by depth
+    interpret: Interpret
+    request: MakeRequest | None = None  # None: nothing runs
     least_gpus: int = 1
     slices: bool = True  # it also makes sense on a slice of a GPU
 
 
-def params_of(check: str, serving: Serving, setting: Setting) -> dict[str, object]:
-    """What the probe is given: the serving's figures, then those for a CPU, the person's, and injected faults."""
-    small = serving.small if setting.small else {}
-    given = {**serving.params, **small, **setting.wish.params.get(check, {})}
-    injected = setting.wish.inject.get(check)
+def params_of(check: str, serving: CheckSize, context: CheckContext) -> dict[str, object]:
+    """Parameters of the probe: of the size, then those for a CPU, those of the user, and injected faults."""
+    small = serving.small if context.small else {}
+    given = {**serving.params, **small, **context.wish.params.get(check, {})}
+    injected = context.wish.inject.get(check)
     return {**given, "inject": dict(injected)} if injected else given
 
 
 def refuse(check: str, problems: Iterable[str]) -> None:
-    """Settings that no healthy GPU could pass with, or that any would. Raises UsageError with all of them."""
+    """Raises UsageError with all problems: parameters with which no GPU can pass, or every GPU passes."""
     told = list(problems)
     if told:
         raise UsageError(f"{check}: {'; '.join(told)}. Nothing was run.")

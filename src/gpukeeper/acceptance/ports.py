@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from gpukeeper.acceptance.record import Answer, Job, Machine
+from gpukeeper.acceptance.record import Machine, ProbeReply, ProbeRequest
 from gpukeeper.model.gpu import Health, Reading
 from gpukeeper.model.unknown import Unknown
 
 
 class Workbench(Protocol):
-    """The machine whose GPUs are tested: looks at it, and runs probes on it. Closed by whoever opened it."""
+    """The machine under test: reads its state and runs probes on it. The caller that opened it closes it."""
 
     async def machine(self) -> Machine:
-        """What is here, before the first check. What could not be learned is Unknown inside it."""
+        """The machine before the first check. What could not be read is Unknown."""
         ...
 
     async def health(self) -> Mapping[str, Health] | Unknown:
@@ -22,15 +22,15 @@ class Workbench(Protocol):
         ...
 
     async def readings(self) -> Sequence[Reading]:
-        """Taken since the last question, twice a second; `at` counts from when the workbench was opened."""
+        """Readings since the last call, two per second; `at` counts from when the workbench was opened."""
         ...
 
-    async def each(self, jobs: Mapping[str, Job]) -> Mapping[str, Answer]:
-        """A probe on each of these GPUs, by uuid, on all at once. An answer for every one, whatever happens."""
+    async def each(self, jobs: Mapping[str, ProbeRequest]) -> Mapping[str, ProbeReply]:
+        """A probe on each of these GPUs, by uuid, on all at the same time. A reply for each, whatever happens."""
         ...
 
-    async def together(self, gpus: Sequence[str], job: Job) -> Mapping[str, Answer]:
-        """One probe over these GPUs, a rank for each. An answer for every rank, by its number."""
+    async def together(self, gpus: Sequence[str], job: ProbeRequest) -> Mapping[str, ProbeReply]:
+        """One probe over these GPUs, one rank per GPU. A reply for every rank, by its number."""
         ...
 
     async def close(self) -> None: ...

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from gpukeeper.acceptance import catalog
-from gpukeeper.acceptance.check import Serving, Setting, Trial, Wish
+from gpukeeper.acceptance.check import CheckContext, CheckRun, CheckSize, RunRequest
 from gpukeeper.acceptance.checks import environment, health
 from gpukeeper.acceptance.judging import tally
-from gpukeeper.acceptance.record import Finding, Limits, Remedy, Report, Tally
+from gpukeeper.acceptance.record import Finding, GpuSummary, Remedy, Report, Thresholds
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade, rank, worst
 from gpukeeper.model.unknown import Unknown
@@ -35,7 +35,7 @@ ADVICE = "Test the machine again, or copy the report directory from the machine"
 def recomputed(report: Report, doubts: Iterable[str] = ()) -> Report:
     """`doubts`: what the reader of the file noticed, a sentence each (the manifest does not match)."""
     wish = wish_of(report)
-    asked = wish or Wish(device=report.device)
+    asked = wish or RunRequest(device=report.device)
     known = _gpus(report)
     gpus = tally.wanted(known, asked.gpus)
     added = [*_expectations(report, asked), *(_doubt("changed", words) for words in doubts)]
@@ -54,10 +54,10 @@ def recomputed(report: Report, doubts: Iterable[str] = ()) -> Report:
     )
 
 
-def wish_of(report: Report) -> Wish | None:
+def wish_of(report: Report) -> RunRequest | None:
     """None: the report does not say what was asked for."""
     try:
-        return msgspec.convert(report.settings.get("wish"), Wish)
+        return msgspec.convert(report.settings.get("wish"), RunRequest)
     except msgspec.ValidationError:
         return None
 
@@ -66,8 +66,8 @@ def _gpus(report: Report) -> tuple[Gpu, ...]:
     return () if isinstance(report.machine.gpus, Unknown) else report.machine.gpus
 
 
-def _tallies(report: Report, gpus: Sequence[Gpu], findings: Sequence[Finding]) -> tuple[Tally, ...]:
-    """The worse of what the file says and what its findings say, of GPUs that the machine lists."""
+def _tallies(report: Report, gpus: Sequence[Gpu], findings: Sequence[Finding]) -> tuple[GpuSummary, ...]:
+    """The worse of the stored verdict and the verdict of its findings, for GPUs that the machine lists."""
     stored = {one.gpu: one for one in report.tallies}
     found = []
     for one in tally.of_gpus(gpus, findings, {}, 0.0):
@@ -77,24 +77,24 @@ def _tallies(report: Report, gpus: Sequence[Gpu], findings: Sequence[Finding]) -
     return tuple(found)
 
 
-def _expectations(report: Report, wish: Wish) -> Iterator[Finding]:
+def _expectations(report: Report, wish: RunRequest) -> Iterator[Finding]:
     """Is this the machine that was expected? The same check that read it during the run reads it again."""
     if report.device != "cuda":
         return
     expected = max((one for one in (report.expected, wish.expected) if one is not None), default=None)
-    setting = Setting(
+    context = CheckContext(
         wish=msgspec.structs.replace(wish, device=report.device, expected=expected),
         machine=report.machine,
         gpus=_gpus(report),
-        limits=lambda *_: Limits(),
+        limits=lambda *_: Thresholds(),
     )
     there = {one.code for one in report.findings}
-    for one in environment.read(Trial(Serving(depth=0, seconds=0, worth=0, what="")), setting):
+    for one in environment.interpret(CheckRun(CheckSize(depth=0, seconds=0, worth=0, what="")), context):
         if rank(one.verdict) > rank(Grade.WARN) and one.code not in there:
             yield one
 
 
-def _incomplete(report: Report, wish: Wish | None, gpus: Sequence[Gpu]) -> Iterator[str]:
+def _incomplete(report: Report, wish: RunRequest | None, gpus: Sequence[Gpu]) -> Iterator[str]:
     if wish is None:
         yield "it does not contain the request (settings.wish)"
     if not gpus:
@@ -134,7 +134,7 @@ def _gaps(report: Report, gpus: Sequence[Gpu]) -> Iterator[tuple[str, int]]:
         yield from ((health.NAME, gpu.index) for gpu in gpus if gpu.uuid not in checked)
 
 
-def _contradictions(report: Report, wish: Wish | None, gpus: Sequence[Gpu]) -> Iterator[str]:
+def _contradictions(report: Report, wish: RunRequest | None, gpus: Sequence[Gpu]) -> Iterator[str]:
     known = {gpu.uuid for gpu in gpus}
     strangers = dict.fromkeys(one.gpu for one in report.findings if one.gpu is not None and one.gpu not in known)
     strangers |= dict.fromkeys(one.gpu for one in report.tallies if one.gpu not in known)

@@ -51,15 +51,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     topology: Mapping[str, Mapping[str, str]] = {}  # by uuid and uuid: nvlink, switch, bridge, node, system
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe is asked to do."""
+class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a probe is to do."""
 
     probe: str
     params: Values = {}
     deadline_s: float = 120.0
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """What a probe measured."""
 
     result: Values
@@ -67,19 +67,19 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     busy_s: float = 0.0  # in which the GPU had work of ours
 
 
-class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
-    """A probe that gave no measurement."""
+class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
+    """A probe that returned no measurement."""
 
     kind: str  # one of acceptance/judging/messages.py
     words: str
     seconds: float = 0.0
 
 
-Answer: TypeAlias = Done | Broken
+ProbeReply: TypeAlias = ProbeResult | ProbeFailure
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a measurement is held against. None: there is none."""
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
+    """What a measurement is compared with. None: there is no such limit."""
 
     floor: float | None = None  # below it FAIL
     warn: float | None = None  # below it WARN
@@ -133,7 +133,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotTested(msgspec.Struct, frozen=True, kw_only=True):
-    """Coverage: what was left out, and why."""
+    """Coverage: what was skipped, and why."""
 
     check: str
     what: str = ""
@@ -152,7 +152,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True):
-    """What this run would have found: the smallest loss of a figure that it fails or warns about."""
+    """Detection limit of this run: the smallest loss of a value that fails or warns."""
 
     check: str
     metric: str
@@ -161,7 +161,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
     by: str  # floor, peers, history
 
 
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
+class GpuSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one GPU."""
 
     gpu: str
@@ -185,7 +185,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     machine: Machine
     expected: int | None = None
-    tallies: tuple[Tally, ...] = ()
+    tallies: tuple[GpuSummary, ...] = ()
     findings: tuple[Finding, ...] = ()
     deltas: tuple[Delta, ...] = ()
     coverage: tuple[NotTested, ...] = ()

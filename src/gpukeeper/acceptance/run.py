@@ -17,25 +17,25 @@ from typing import Any
 import msgspec
 
 from gpukeeper.acceptance import suite
-from gpukeeper.acceptance.check import Check, How, Setting, Trial, Wish
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, RunMode, RunRequest
 from gpukeeper.acceptance.judging import circumstances, judge, tally
 from gpukeeper.acceptance.judging.power import detection_power
 from gpukeeper.acceptance.ports import Workbench
 from gpukeeper.acceptance.record import (
-    Answer,
-    Broken,
     Delta,
-    Done,
     Finding,
-    Limits,
     Machine,
     NotTested,
+    ProbeFailure,
+    ProbeReply,
+    ProbeResult,
     Remedy,
     Report,
+    Thresholds,
     Values,
 )
 from gpukeeper.acceptance.recording import told_apart
-from gpukeeper.acceptance.suite import Chosen, Programme
+from gpukeeper.acceptance.suite import CheckPlan, PlannedCheck
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Gpu, Health, Reading
 from gpukeeper.model.grade import Grade, Past
@@ -44,10 +44,10 @@ from gpukeeper.model.unknown import Unknown
 
 ATTEMPTS = 3  # a FAIL that could be chance counts when two of three agree
 NO_DELTA = ("energy_mj", "violation_power_ns")  # they always rise
-SILENT = Broken(kind="failed", words="the probe on the GPU returned no result")
+SILENT = ProbeFailure(kind="failed", words="the probe on the GPU returned no result")
 
 
-class Began(msgspec.Struct, frozen=True):
+class CheckStarted(msgspec.Struct, frozen=True):
     """A check begins; `left_s`: what the rest is thought to take."""
 
     check: str
@@ -57,7 +57,7 @@ class Began(msgspec.Struct, frozen=True):
     left_s: float
 
 
-class Repeated(msgspec.Struct, frozen=True):
+class CheckRepeated(msgspec.Struct, frozen=True):
     """It is run again, to see whether what failed fails again."""
 
     check: str
@@ -65,29 +65,29 @@ class Repeated(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...]
 
 
-Step = Began | Repeated | Finding | NotTested | Machine
+Step = CheckStarted | CheckRepeated | Finding | NotTested | Machine
 Progress = Callable[[Step], None]
 
 
 @dataclass(frozen=True)
-class Order:
+class RunConfig:
     """What a run needs besides the machine."""
 
     run: str
     version: str
-    wish: Wish
+    wish: RunRequest
     checks: tuple[Check, ...]
-    limits: Callable[[Gpu, str, str, str], Limits]
+    limits: Callable[[Gpu, str, str, str], Thresholds]
     history: Callable[[Sequence[Gpu]], Mapping[str, tuple[Past, ...]]]
     progress: Progress = lambda step: None
     self_test: bool = False
 
 
 @dataclass
-class Run:
-    """What was seen so far."""
+class RunState:
+    """Results so far."""
 
-    order: Order
+    order: RunConfig
     started: datetime
     machine: Machine
     gpus: tuple[Gpu, ...]
@@ -104,9 +104,9 @@ class Run:
     programme: tuple[str, ...] = ()
     interrupted: bool = False
 
-    def setting(self, after: Mapping[str, Health] | None = None) -> Setting:
+    def context(self, after: Mapping[str, Health] | None = None) -> CheckContext:
         order = self.order
-        return Setting(
+        return CheckContext(
             wish=order.wish,
             machine=self.machine,
             gpus=self.gpus,
@@ -128,8 +128,8 @@ class Run:
         self.order.progress(one)
 
 
-async def accept(workbench: Workbench, order: Order, clock: Clock, stop: asyncio.Event | None = None) -> Report:
-    """`stop`: set by whoever interrupts. The report then says so and is never a pass."""
+async def accept(workbench: Workbench, order: RunConfig, clock: Clock, stop: asyncio.Event | None = None) -> Report:
+    """`stop`: set to interrupt the run. The report is then marked as interrupted and is never a pass."""
     stop = stop or asyncio.Event()
     run = await _observe(workbench, order, clock)
     programme = suite.choose(order.checks, order.wish, run.gpus)
@@ -139,14 +139,14 @@ async def accept(workbench: Workbench, order: Order, clock: Clock, stop: asyncio
     try:
         await _act(workbench, run, programme, clock, stop)
         after = await _look(workbench, run)
-    except _Stopped:
+    except _Interrupted:
         after = run.last
     run.interrupted = stop.is_set()
-    setting = run.setting(after)
+    context = run.context(after)
     for one in programme.chosen:
-        if one.check.how is How.LOOK:
+        if one.check.how is RunMode.LOOK:
             try:
-                run.found(one.check.read(Trial(one.serving), setting))
+                run.found(one.check.interpret(CheckRun(one.serving), context))
             except Exception as error:
                 run.found(_failed(run, one.check, error))
     if not run.interrupted:
@@ -154,7 +154,7 @@ async def accept(workbench: Workbench, order: Order, clock: Clock, stop: asyncio
     return _report(run, clock.now())
 
 
-async def _observe(workbench: Workbench, order: Order, clock: Clock) -> Run:
+async def _observe(workbench: Workbench, order: RunConfig, clock: Clock) -> RunState:
     started = clock.now()
     machine = told_apart(await workbench.machine())
     order.progress(machine)
@@ -162,21 +162,21 @@ async def _observe(workbench: Workbench, order: Order, clock: Clock) -> Run:
     if not isinstance(machine.gpus, Unknown):
         _refuse_unknown(machine.gpus, order.wish.gpus)
         gpus = tally.wanted(machine.gpus, order.wish.gpus)
-    run = Run(order, started, machine, gpus, history=order.history(gpus))
+    run = RunState(order, started, machine, gpus, history=order.history(gpus))
     run.before = await _look(workbench, run)
     return run
 
 
 def _refuse_unknown(gpus: Sequence[Gpu], names: Sequence[str]) -> None:
-    """A GPU that was asked for by name and is not here must not make the others look tested."""
+    """A requested GPU that does not exist is an error: the verdict must not be about the others only."""
     unknown = [name for name in names if not tally.wanted(gpus, (name,))]
     if unknown:
         here = ", ".join(f"{gpu.index} ({gpu.identity})" for gpu in gpus) or "none"
         raise UsageError(f"--gpus {', '.join(unknown)}: GPU not found. Nothing was run. Available GPUs: {here}")
 
 
-async def _look(workbench: Workbench, run: Run, check: str = "") -> dict[str, Health]:
-    """Every GPU now. What cannot be seen leaves its entry out, and the health check says so."""
+async def _look(workbench: Workbench, run: RunState, check: str = "") -> dict[str, Health]:
+    """Health of every GPU now. One that cannot be read has no entry; the health check reports it."""
     try:
         seen = await workbench.health()
         run.readings += [msgspec.structs.replace(one, check=check) for one in await workbench.readings()]
@@ -207,12 +207,12 @@ def changes(before: Mapping[str, Health], after: Mapping[str, Health], check: st
     return found
 
 
-class _Stopped(Exception):
-    """Somebody interrupted the run."""
+class _Interrupted(Exception):
+    """The run was interrupted."""
 
 
-async def _act(workbench: Workbench, run: Run, programme: Programme, clock: Clock, stop: asyncio.Event) -> None:
-    running = [one for one in programme.chosen if one.check.how is not How.LOOK]
+async def _act(workbench: Workbench, run: RunState, programme: CheckPlan, clock: Clock, stop: asyncio.Event) -> None:
+    running = [one for one in programme.chosen if one.check.how is not RunMode.LOOK]
     # PyTorch from a cold disk may take a minute to start: that must not cost the checks their time.
     slow_start = max((clock.now() - run.started).total_seconds() - suite.START_S, 0.0)
     for number, one in enumerate(running, start=1):
@@ -225,12 +225,12 @@ async def _act(workbench: Workbench, run: Run, programme: Programme, clock: Cloc
             continue
         if stop.is_set():
             _leave_out(run, rest)
-            raise _Stopped
+            raise _Interrupted
         left = sum(each.serving.seconds for each in rest)
-        run.order.progress(Began(one.check.name, one.serving.what, number, len(running), left))
+        run.order.progress(CheckStarted(one.check.name, one.serving.what, number, len(running), left))
         try:
             found = await _unless(stop, _verified(workbench, run, one, clock))
-        except _Stopped:
+        except _Interrupted:
             _leave_out(run, rest)
             raise
         except Exception as error:  # whatever it is, it must not take the report of the others with it
@@ -239,12 +239,12 @@ async def _act(workbench: Workbench, run: Run, programme: Programme, clock: Cloc
         run.found(found)
 
 
-def _leave_out(run: Run, rest: Sequence[Chosen]) -> None:
+def _leave_out(run: RunState, rest: Sequence[PlannedCheck]) -> None:
     for one in rest:
         run.left_out(NotTested(check=one.check.name, what=one.serving.what, why="the run was interrupted"))
 
 
-def _time_is_up(run: Run, one: Chosen, used: float) -> str | None:
+def _time_is_up(run: RunState, one: PlannedCheck, used: float) -> str | None:
     """Earlier checks took longer than thought."""
     wish = run.order.wish
     if one.check.name not in wish.only and wish.device == "cuda" and used + 0.7 * one.serving.seconds > wish.within_s:
@@ -252,20 +252,20 @@ def _time_is_up(run: Run, one: Chosen, used: float) -> str | None:
     return None
 
 
-def _replaced_anyway(run: Run, one: Chosen) -> str | None:
+def _replaced_anyway(run: RunState, one: PlannedCheck) -> str | None:
     lost = next((each for each in run.findings if _is_final(each)), None)
     if lost is not None and one.serving.depth > 0:
         return f"a GPU must be replaced anyway: {lost.message}"
     return None
 
 
-def _not_run(run: Run, check: Check, why: str) -> tuple[Finding, ...]:
-    """It was to run and did not: a verdict without it would claim what nobody saw."""
+def _not_run(run: RunState, check: Check, why: str) -> tuple[Finding, ...]:
+    """It was planned and did not run: a verdict without it would claim more than was tested."""
     words = f"{check.name} did not run: {why}. Run it again with more time (--within)."
     return _unmeasured(run, check, "not-run", words)
 
 
-def _asked_for_in_vain(run: Run) -> tuple[Finding, ...]:
+def _asked_for_in_vain(run: RunState) -> tuple[Finding, ...]:
     """Checks asked for by name of which nothing was judged: a good verdict must not read as if it were theirs."""
     judged = {one.check for one in run.findings if one.verdict is not Grade.SKIPPED}
     return tuple(
@@ -281,13 +281,13 @@ def _asked_for_in_vain(run: Run) -> tuple[Finding, ...]:
     )
 
 
-def _why_not(run: Run, check: str) -> str:
+def _why_not(run: RunState, check: str) -> str:
     why = [one.why for one in run.coverage if one.check == check and not one.what]
     why += [one.message for one in run.findings if one.check == check]
     return next(iter(why), "it does not apply to this machine").rstrip(".")
 
 
-def _failed(run: Run, check: Check, error: Exception) -> tuple[Finding, ...]:
+def _failed(run: RunState, check: Check, error: Exception) -> tuple[Finding, ...]:
     words = (
         f"{check.name} ended with an error ({type(error).__name__}: {error}), so it has no result. Run it again; if"
         " the cause is not on your side, report a bug with the report's JSON."
@@ -295,9 +295,9 @@ def _failed(run: Run, check: Check, error: Exception) -> tuple[Finding, ...]:
     return _unmeasured(run, check, "failed", words)
 
 
-def _unmeasured(run: Run, check: Check, what: str, message: str) -> tuple[Finding, ...]:
+def _unmeasured(run: RunState, check: Check, what: str, message: str) -> tuple[Finding, ...]:
     """Of every GPU, where each was to be measured: none of them passes."""
-    whose: list[str | None] = [gpu.uuid for gpu in run.gpus] if check.how is How.EACH else [None]
+    whose: list[str | None] = [gpu.uuid for gpu in run.gpus] if check.how is RunMode.EACH else [None]
     bare = Finding(
         check=check.name,
         verdict=Grade.INCONCLUSIVE,
@@ -312,7 +312,7 @@ def _is_final(finding: Finding) -> bool:
     return finding.verdict is Grade.FAIL and finding.action is Remedy.REPLACE_GPU
 
 
-async def _verified(workbench: Workbench, run: Run, one: Chosen, clock: Clock) -> tuple[Finding, ...]:
+async def _verified(workbench: Workbench, run: RunState, one: PlannedCheck, clock: Clock) -> tuple[Finding, ...]:
     """Run it and read it; what fails by a figure that could be chance is run again.
 
     On all GPUs: alone, a suspect has the machine's power and air for itself and is held against others that did not.
@@ -320,10 +320,10 @@ async def _verified(workbench: Workbench, run: Run, one: Chosen, clock: Clock) -
     """
     gpus = [gpu.uuid for gpu in run.gpus]
     first = await _ask(workbench, run, one, clock, gpus)
-    answering = [uuid for uuid in gpus if isinstance(first.answers.get(uuid), Done)]
+    answering = [uuid for uuid in gpus if isinstance(first.answers.get(uuid), ProbeResult)]
     tries = [_read(run, one, first, first)]
     while len(tries) < ATTEMPTS and (suspects := _suspects(tries)):
-        run.order.progress(Repeated(one.check.name, len(tries) + 1, tuple(sorted(filter(None, suspects)))))
+        run.order.progress(CheckRepeated(one.check.name, len(tries) + 1, tuple(sorted(filter(None, suspects)))))
         try:
             again = await _ask(workbench, run, one, clock, answering, again=True)
             merged = replace(again, answers={**first.answers, **again.answers})
@@ -333,10 +333,10 @@ async def _verified(workbench: Workbench, run: Run, one: Chosen, clock: Clock) -
     return tally.confirmed(tries)
 
 
-def _read(run: Run, one: Chosen, trial: Trial, latest: Trial) -> tuple[Finding, ...]:
+def _read(run: RunState, one: PlannedCheck, trial: CheckRun, latest: CheckRun) -> tuple[Finding, ...]:
     """`latest`: the try that was just made; what else was going on meanwhile decides what a slow figure is worth."""
-    setting = run.setting()
-    return circumstances.qualified(one.check.read(trial, setting), latest, setting)
+    context = run.context()
+    return circumstances.qualified(one.check.interpret(trial, context), latest, context)
 
 
 def _suspects(tries: Sequence[tuple[Finding, ...]]) -> set[str | None]:
@@ -349,14 +349,14 @@ def _suspects(tries: Sequence[tuple[Finding, ...]]) -> set[str | None]:
 
 
 async def _ask(
-    workbench: Workbench, run: Run, one: Chosen, clock: Clock, gpus: Sequence[str], *, again: bool = False
-) -> Trial:
-    """`gpus`: whom to ask, where each is asked on its own."""
-    assert one.check.ask is not None, f"{one.check.name} has nothing to run"
+    workbench: Workbench, run: RunState, one: PlannedCheck, clock: Clock, gpus: Sequence[str], *, again: bool = False
+) -> CheckRun:
+    """`gpus`: the GPUs to run on, where each has its own probe."""
+    assert one.check.request is not None, f"{one.check.name} has nothing to run"
     began, before = clock.now(), dict(run.last)
-    job = one.check.ask(one.serving, run.setting())
-    answers: Mapping[str, Answer]
-    if one.check.how is How.TOGETHER:
+    job = one.check.request(one.serving, run.context())
+    answers: Mapping[str, ProbeReply]
+    if one.check.how is RunMode.TOGETHER:
         answers = await workbench.together([gpu.uuid for gpu in run.gpus], job)
     else:
         given = await workbench.each(dict.fromkeys(gpus, job))
@@ -367,26 +367,26 @@ async def _ask(
     for who, answer in answers.items():
         record = {"check": one.check.name, "who": who, "params": job.params, "again": again}
         run.records.append({**record, "answer": msgspec.to_builtins(answer)})
-    return Trial(one.serving, answers, seconds, (before, after))
+    return CheckRun(one.serving, answers, seconds, (before, after))
 
 
-def _add_busy(run: Run, answers: Mapping[str, Answer]) -> None:
+def _add_busy(run: RunState, answers: Mapping[str, ProbeReply]) -> None:
     """By GPU; a rank is the GPU at its place."""
     ranks = {str(rank): gpu.uuid for rank, gpu in enumerate(run.gpus)}
     for who, answer in answers.items():
-        if isinstance(answer, Done):
+        if isinstance(answer, ProbeResult):
             uuid = ranks.get(who, who)
             run.busy[uuid] = run.busy.get(uuid, 0.0) + answer.busy_s
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    """The work's findings; or, when somebody interrupts, the work is ended first."""
+    """The findings of the work; if the run is interrupted, the work is ended first."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise _Stopped
+        raise _Interrupted
     finally:
         stopping.cancel()
         if not working.done():
@@ -394,7 +394,7 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, tuple[Finding, 
             await asyncio.gather(working, return_exceptions=True)
 
 
-def _report(run: Run, ended: datetime) -> Report:
+def _report(run: RunState, ended: datetime) -> Report:
     order, seconds = run.order, (ended - run.started).total_seconds()
     tallies = tally.of_gpus(run.gpus, run.findings, run.busy, seconds)
     verdict, reason = tally.of_run(
@@ -417,7 +417,7 @@ def _report(run: Run, ended: datetime) -> Report:
         findings=tuple(run.findings),
         deltas=tuple(run.deltas),
         coverage=tuple(run.coverage),
-        power=detection_power(run.findings, run.setting()),
+        power=detection_power(run.findings, run.context()),
         timeline=tuple(run.readings),
         records=tuple(run.records),
         settings={"wish": msgspec.to_builtins(order.wish)},

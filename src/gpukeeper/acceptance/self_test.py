@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.check import Check, Wish
+from gpukeeper.acceptance.check import Check, RunRequest
 from gpukeeper.acceptance.ports import Workbench
-from gpukeeper.acceptance.record import Finding, Limits, Machine, Report
-from gpukeeper.acceptance.run import Order, accept
+from gpukeeper.acceptance.record import Finding, Machine, Report, Thresholds
+from gpukeeper.acceptance.run import RunConfig, accept
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.ports import Clock
@@ -28,8 +28,8 @@ NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
-class Place:
-    """A machine to plant faults on. `words`: what people read of it."""
+class FaultTarget:
+    """A machine to inject faults on. `words`: its name in the output."""
 
     workbench: Workbench
     clock: Clock
@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultCase:
     """On the simulated machine. It is found when a finding of `check` has this verdict and a code that ends so."""
 
     words: str
@@ -50,8 +50,8 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Plant:
-    """On this machine: what a probe is told to do wrong."""
+class ProbeFault:
+    """On this machine: the fault that is injected into a probe."""
 
     check: str
     inject: Mapping[str, Any]
@@ -67,7 +67,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     caught: bool
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class SelfTestOutcome(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Grade
     reason: str
     attempts: tuple[Attempt, ...]
@@ -75,37 +75,37 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 # Each is as small as what a run must find; indices are those of the simulated machine.
 FAULTS = (
-    Fault("GPU 3 is 10 % slower", {"slow": {3: 0.10}}, "gemm", Grade.FAIL, "-slower-than-peers", gpu=3),
-    Fault("GPU 5 overheats and throttles", {"throttle": (5,)}, "health", Grade.FAIL, "-clocks-slowed", gpu=5),
-    Fault("one GPU of eight is missing", {"missing": 1}, "environment", Grade.FAIL, "gpus-missing"),
-    Fault("bit flip on GPU 2 in bf16", {"flip": {2: "bf16"}}, "exact", Grade.FAIL, gpu=2),
-    Fault("a wrong element in a collective", {"wrong_collective": True}, "collectives", Grade.FAIL),
-    Fault("an ECC error on GPU 1", {"ecc": (1,)}, "health", Grade.FAIL, gpu=1),
-    Fault("a probe on GPU 4 hangs", {"hang": (4,)}, "gemm", Grade.INCONCLUSIVE, gpu=4),
+    FaultCase("GPU 3 is 10 % slower", {"slow": {3: 0.10}}, "gemm", Grade.FAIL, "-slower-than-peers", gpu=3),
+    FaultCase("GPU 5 overheats and throttles", {"throttle": (5,)}, "health", Grade.FAIL, "-clocks-slowed", gpu=5),
+    FaultCase("one GPU of eight is missing", {"missing": 1}, "environment", Grade.FAIL, "gpus-missing"),
+    FaultCase("bit flip on GPU 2 in bf16", {"flip": {2: "bf16"}}, "exact", Grade.FAIL, gpu=2),
+    FaultCase("a wrong element in a collective", {"wrong_collective": True}, "collectives", Grade.FAIL),
+    FaultCase("an ECC error on GPU 1", {"ecc": (1,)}, "health", Grade.FAIL, gpu=1),
+    FaultCase("a probe on GPU 4 hangs", {"hang": (4,)}, "gemm", Grade.INCONCLUSIVE, gpu=4),
 )
-PLANTS = (
-    Plant("training", {"flip": True}, "one bit of one weight, in the second of two runs"),
-    Plant("memory_pattern", {"flip": True}, "one bit of memory between writing and reading"),
-    Plant("copies", {"flip": True}, "one bit of a copy"),
-    Plant("collectives", {"wrong_rank": 1}, "one element on rank 1 after a collective", together=True),
-    Plant("ddp", {"wrong_rank": 1}, "one bit of one weight on rank 1", together=True),
+PROBE_FAULTS = (
+    ProbeFault("training", {"flip": True}, "one bit of one weight, in the second of two runs"),
+    ProbeFault("memory_pattern", {"flip": True}, "one bit of memory between writing and reading"),
+    ProbeFault("copies", {"flip": True}, "one bit of a copy"),
+    ProbeFault("collectives", {"wrong_rank": 1}, "one element on rank 1 after a collective", together=True),
+    ProbeFault("ddp", {"wrong_rank": 1}, "one bit of one weight on rank 1", together=True),
 )
 
 
 @dataclass(frozen=True)
-class Bed:
+class SelfTestSetup:
     """What the attempts are made with. `simulated`: a new machine with these faults. `alone`, `together`: this machine,
     for probes of one GPU and of several; Unknown where no probe can run."""
 
-    simulated: Callable[[Mapping[str, Any]], Place]
-    alone: Place | Unknown
-    together: Place | Unknown
+    simulated: Callable[[Mapping[str, Any]], FaultTarget]
+    alone: FaultTarget | Unknown
+    together: FaultTarget | Unknown
     checks: tuple[Check, ...]
-    limits: Callable[[Gpu, str, str, str], Limits]
+    limits: Callable[[Gpu, str, str, str], Thresholds]
     tell: Callable[[Attempt], None] = lambda attempt: None
 
 
-async def self_test(bed: Bed) -> Outcome:
+async def self_test(bed: SelfTestSetup) -> SelfTestOutcome:
     attempts: list[Attempt] = []
 
     async def add(attempt: Awaitable[Attempt]) -> Attempt:
@@ -122,22 +122,22 @@ async def self_test(bed: Bed) -> Outcome:
     return outcome(attempts, bed)
 
 
-def outcome(attempts: Sequence[Attempt], bed: Bed) -> Outcome:
-    """Without probes on this machine nobody knows whether its own detectors work."""
+def outcome(attempts: Sequence[Attempt], bed: SelfTestSetup) -> SelfTestOutcome:
+    """Without probes on this machine it is unknown whether its detectors work."""
     missed = [one for one in attempts if not one.caught]
     found = f"{len(attempts) - len(missed)} of {len(attempts)} attempts had the expected result"
     if missed:
         words = "; ".join(f"{one.injected} on {one.where}: {one.found}" for one in missed)
-        return Outcome(verdict=Grade.FAIL, reason=f"{found}. Unexpected: {words}", attempts=tuple(attempts))
+        return SelfTestOutcome(verdict=Grade.FAIL, reason=f"{found}. Unexpected: {words}", attempts=tuple(attempts))
     unknown = next((one for one in (bed.alone, bed.together) if isinstance(one, Unknown)), None)
     if unknown is not None:
         reason = f"{found}, but no fault was injected into probes on this machine: {unknown.why}"
-        return Outcome(verdict=Grade.INCONCLUSIVE, reason=reason, attempts=tuple(attempts))
-    return Outcome(verdict=Grade.PASS, reason=f"{found}.", attempts=tuple(attempts))
+        return SelfTestOutcome(verdict=Grade.INCONCLUSIVE, reason=reason, attempts=tuple(attempts))
+    return SelfTestOutcome(verdict=Grade.PASS, reason=f"{found}.", attempts=tuple(attempts))
 
 
-async def _clean_simulation(bed: Bed) -> Attempt:
-    report = await _run(bed, bed.simulated({}), Wish(device="simulated", expected=GPUS, within_s=WITHIN_S))
+async def _clean_simulation(bed: SelfTestSetup) -> Attempt:
+    report = await _run(bed, bed.simulated({}), RunRequest(device="simulated", expected=GPUS, within_s=WITHIN_S))
     return Attempt(
         where="simulated",
         injected=NOTHING,
@@ -147,8 +147,8 @@ async def _clean_simulation(bed: Bed) -> Attempt:
     )
 
 
-async def _simulated(bed: Bed, fault: Fault) -> Attempt:
-    wish = Wish(device="simulated", expected=GPUS, within_s=WITHIN_S)
+async def _simulated(bed: SelfTestSetup, fault: FaultCase) -> Attempt:
+    wish = RunRequest(device="simulated", expected=GPUS, within_s=WITHIN_S)
     report = await _run(bed, bed.simulated(fault.plant), wish)
     of_check = [one for one in report.findings if one.check == fault.check and one.verdict is fault.verdict]
     fitting = [one for one in of_check if one.code.endswith(fault.code)]
@@ -164,8 +164,8 @@ async def _simulated(bed: Bed, fault: Fault) -> Attempt:
     )
 
 
-class _Known:
-    """A workbench whose machine is looked at once: to ask PyTorch anew for every attempt takes seconds."""
+class _CachedWorkbench:
+    """A workbench that reads its machine once: starting PyTorch for every attempt takes seconds."""
 
     def __init__(self, workbench: Workbench) -> None:
         self._workbench = workbench
@@ -178,19 +178,19 @@ class _Known:
         return self._machine
 
 
-def _known(place: Place | Unknown) -> Place | Unknown:
-    return place if isinstance(place, Unknown) else replace(place, workbench=_Known(place.workbench))
+def _known(place: FaultTarget | Unknown) -> FaultTarget | Unknown:
+    return place if isinstance(place, Unknown) else replace(place, workbench=_CachedWorkbench(place.workbench))
 
 
-async def _real(bed: Bed, add: Callable[[Awaitable[Attempt]], Awaitable[Attempt]]) -> None:
+async def _real(bed: SelfTestSetup, add: Callable[[Awaitable[Attempt]], Awaitable[Attempt]]) -> None:
     alone = bed.alone
     assert not isinstance(alone, Unknown), "no fault can be injected where no probe runs"
     exact, dtypes = await _clean(bed, alone, "exact")
     await add(_done(exact))
     for dtype in dtypes:
-        plant = Plant("exact", {"flip": dtype}, f"the lowest bit of one element, in {dtype}")
+        plant = ProbeFault("exact", {"flip": dtype}, f"the lowest bit of one element, in {dtype}")
         await add(_planted(bed, alone, plant, {"dtypes": [dtype]}))
-    for plant in PLANTS:
+    for plant in PROBE_FAULTS:
         place = bed.together if plant.together else alone
         if not isinstance(place, Unknown) and any(one.name == plant.check for one in bed.checks):
             await add(_done((await _clean(bed, place, plant.check))[0]))
@@ -201,9 +201,9 @@ async def _done(attempt: Attempt) -> Attempt:
     return attempt
 
 
-async def _clean(bed: Bed, place: Place, check: str) -> tuple[Attempt, tuple[str, ...]]:
-    """Nothing is planted and nothing may be found; and the kinds of numbers that it could test."""
-    report = await _run(bed, place, Wish(device=place.device, only=(check,), within_s=SHORT_S))
+async def _clean(bed: SelfTestSetup, place: FaultTarget, check: str) -> tuple[Attempt, tuple[str, ...]]:
+    """No fault is injected and none may be found; also the data types that were tested."""
+    report = await _run(bed, place, RunRequest(device=place.device, only=(check,), within_s=SHORT_S))
     own = [one for one in report.findings if one.check == check]
     wrong = [one for one in own if one.verdict is Grade.FAIL]
     tested = any(one.verdict is Grade.PASS or one.samples for one in own)  # a speed may have nothing to be held against
@@ -217,8 +217,10 @@ async def _clean(bed: Bed, place: Place, check: str) -> tuple[Attempt, tuple[str
     return attempt, _dtypes(report)
 
 
-async def _planted(bed: Bed, place: Place, plant: Plant, params: Mapping[str, Any] | None = None) -> Attempt:
-    wish = Wish(
+async def _planted(
+    bed: SelfTestSetup, place: FaultTarget, plant: ProbeFault, params: Mapping[str, Any] | None = None
+) -> Attempt:
+    wish = RunRequest(
         device=place.device,
         only=(plant.check,),
         within_s=SHORT_S,
@@ -236,8 +238,8 @@ async def _planted(bed: Bed, place: Place, plant: Plant, params: Mapping[str, An
     )
 
 
-async def _run(bed: Bed, place: Place, wish: Wish) -> Report:
-    order = Order(
+async def _run(bed: SelfTestSetup, place: FaultTarget, wish: RunRequest) -> Report:
+    order = RunConfig(
         run="self-test",
         version="",
         wish=wish,

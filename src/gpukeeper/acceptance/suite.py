@@ -1,30 +1,30 @@
-"""Which checks fit into the time: the most telling per minute first, and what was left out is named. Pure."""
+"""Which checks fit into the available time: most informative checks first. Lists what is skipped. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpukeeper.acceptance.check import ALWAYS, Check, How, Serving, Wish
+from gpukeeper.acceptance.check import ALWAYS, Check, CheckSize, RunMode, RunRequest
 from gpukeeper.acceptance.record import NotTested
 from gpukeeper.model.gpu import Gpu
 
 NOT_ASKED_FOR = "not among the checks asked for"
-START_S = 12.0  # programs that start, PyTorch that loads, the last look
+START_S = 12.0  # starting programs, loading PyTorch, the last read of health
 SPANS = (("1m", 60.0), ("5m", 300.0), ("30m", 1800.0), ("4h", 14400.0), ("24h", 86400.0))
 
 
 @dataclass(frozen=True)
-class Chosen:
+class PlannedCheck:
     check: Check
-    serving: Serving
+    serving: CheckSize
 
 
 @dataclass(frozen=True)
-class Programme:
-    """What will run, in the catalog's order, and what will not."""
+class CheckPlan:
+    """What will run, in the order of the catalog, and what will not."""
 
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[PlannedCheck, ...]
     left_out: tuple[NotTested, ...]
 
     @property
@@ -32,14 +32,14 @@ class Programme:
         return START_S + sum(one.serving.seconds for one in self.chosen)
 
 
-def choose(checks: Sequence[Check], wish: Wish, gpus: Sequence[Gpu]) -> Programme:
+def choose(checks: Sequence[Check], wish: RunRequest, gpus: Sequence[Gpu]) -> CheckPlan:
     fitting, left_out = _that_apply(checks, wish, gpus)
     taken = _within(fitting, wish.within_s, everything=bool(wish.only))
-    chosen = tuple(Chosen(check, taken[check.name]) for check in fitting if check.name in taken)
-    return Programme(chosen, (*left_out, *_unserved(fitting, taken)))
+    chosen = tuple(PlannedCheck(check, taken[check.name]) for check in fitting if check.name in taken)
+    return CheckPlan(chosen, (*left_out, *_unserved(fitting, taken)))
 
 
-def _that_apply(checks: Sequence[Check], wish: Wish, gpus: Sequence[Gpu]) -> tuple[list[Check], list[NotTested]]:
+def _that_apply(checks: Sequence[Check], wish: RunRequest, gpus: Sequence[Gpu]) -> tuple[list[Check], list[NotTested]]:
     fitting, left_out = [], []
     for check in checks:
         why = _why_not(check, wish, gpus)
@@ -50,14 +50,14 @@ def _that_apply(checks: Sequence[Check], wish: Wish, gpus: Sequence[Gpu]) -> tup
     return fitting, left_out
 
 
-def _why_not(check: Check, wish: Wish, gpus: Sequence[Gpu]) -> str | None:
+def _why_not(check: Check, wish: RunRequest, gpus: Sequence[Gpu]) -> str | None:
     if check.name in ALWAYS:
         return None
     if check.name in wish.skip:
         return "skipped on request (--skip)"
     if wish.only and check.name not in wish.only:
         return NOT_ASKED_FOR
-    if not gpus and check.how is not How.LOOK:
+    if not gpus and check.how is not RunMode.LOOK:
         return "no GPU available"
     if 0 < len(gpus) < check.least_gpus:
         return f"needs {check.least_gpus} GPUs, {len(gpus)} available"
@@ -66,12 +66,12 @@ def _why_not(check: Check, wish: Wish, gpus: Sequence[Gpu]) -> str | None:
     return None
 
 
-def _within(checks: Iterable[Check], seconds: float, *, everything: bool) -> dict[str, Serving]:
-    """First every check once, then deeper ones, each time the one that tells most per minute and still fits."""
+def _within(checks: Iterable[Check], seconds: float, *, everything: bool) -> dict[str, CheckSize]:
+    """First every check once, then deeper sizes; each time the most informative per minute that still fits."""
     offers = list(checks)
-    taken: dict[str, Serving] = {}
+    taken: dict[str, CheckSize] = {}
     left = seconds - START_S
-    if everything:  # what was asked for by name runs, however long it takes; deeper only where there is time
+    if everything:  # selected checks run, however long they take; deeper sizes only if there is time
         taken = {check.name: check.servings[0] for check in offers}
         left -= sum(one.seconds for one in taken.values())
     while best := _best(offers, taken, left):
@@ -81,9 +81,9 @@ def _within(checks: Iterable[Check], seconds: float, *, everything: bool) -> dic
     return taken
 
 
-def _best(checks: Sequence[Check], taken: dict[str, Serving], left: float) -> tuple[Check, Serving] | None:
+def _best(checks: Sequence[Check], taken: dict[str, CheckSize], left: float) -> tuple[Check, CheckSize] | None:
     """A check that has not run at all goes first, in its smallest serving, before a deeper one of any other."""
-    found: list[tuple[bool, float, Check, Serving]] = []
+    found: list[tuple[bool, float, Check, CheckSize]] = []
     for check in checks:
         now = taken.get(check.name)
         for serving in check.servings if now is not None else check.servings[:1]:
@@ -96,7 +96,7 @@ def _best(checks: Sequence[Check], taken: dict[str, Serving], left: float) -> tu
     return check, serving
 
 
-def _unserved(checks: Sequence[Check], taken: dict[str, Serving]) -> Iterable[NotTested]:
+def _unserved(checks: Sequence[Check], taken: dict[str, CheckSize]) -> Iterable[NotTested]:
     for check in checks:
         now = taken.get(check.name)
         for serving in check.servings:
@@ -106,7 +106,7 @@ def _unserved(checks: Sequence[Check], taken: dict[str, Serving]) -> Iterable[No
                 yield NotTested(check=check.name, what=what, why=why, within=within)
 
 
-def _no_time(checks: Sequence[Check], check: Check, serving: Serving) -> tuple[str, str]:
+def _no_time(checks: Sequence[Check], check: Check, serving: CheckSize) -> tuple[str, str]:
     for words, seconds in SPANS:
         then = _within(checks, seconds, everything=False).get(check.name)
         if then is not None and then.depth >= serving.depth:
@@ -114,9 +114,9 @@ def _no_time(checks: Sequence[Check], check: Check, serving: Serving) -> tuple[s
     return f"takes about {serving.seconds:.0f} s; to run it: --check {check.name}", ""
 
 
-def _worth(serving: Serving | None) -> float:
+def _worth(serving: CheckSize | None) -> float:
     return 0.0 if serving is None else serving.worth
 
 
-def _seconds(serving: Serving | None) -> float:
+def _seconds(serving: CheckSize | None) -> float:
     return 0.0 if serving is None else serving.seconds

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.acceptance.judging import reference
-from gpukeeper.acceptance.judging.reference import Row
+from gpukeeper.acceptance.judging.reference import ReferenceRow
 from gpukeeper.config import document
 from gpukeeper.model.errors import UsageError
 
@@ -20,7 +20,7 @@ EXAMPLE = (
 )
 
 
-def read_rows(path: Path) -> tuple[Row, ...]:
+def read_rows(path: Path) -> tuple[ReferenceRow, ...]:
     """Raises UsageError with every problem."""
     read = document.read(_text(path))
     if read.problems:

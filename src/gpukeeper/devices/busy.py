@@ -47,7 +47,7 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     latched: bool = False  # reported as busy without a process: neither activity nor dirt
 
 
-class Judge:
+class UsageJudge:
     """Keeps what one reading must be compared with. `layout_changed`: when the slices of a GPU last changed."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Judge:
         self, gpus: Sequence[GpuFacts], now: datetime, exported: Export | Unknown | None = None
     ) -> dict[str, GpuUse]:
         """By uuid. A GPU that does not even report its uuid is not included."""
-        self._feel_exporter(exported, now)
+        self._update_exporter(exported, now)
         uses: list[GpuUse] = []
         for gpu in gpus:
             if isinstance(gpu.uuid, str):
@@ -74,7 +74,7 @@ class Judge:
 
     def _uses(self, gpu: GpuFacts, uuid: str, now: datetime, exported: Export | Unknown | None) -> list[GpuUse]:
         energy, window_s = self._energy.setdefault(uuid, Heartbeat()), gpu.activity.window_s
-        energy.feel(gpu.energy_mj, now, gpu.activity.energy_before_mj)
+        energy.update(gpu.energy_mj, now, gpu.activity.energy_before_mj)
         trouble = self._trouble(gpu, uuid, energy, now)
         busy = trouble if trouble is not None else self._whole(gpu, uuid, energy, now, exported)
         whole = GpuUse(
@@ -159,9 +159,9 @@ class Judge:
 
     # The exporter: it may answer and repeat old values for weeks, so its own energy counter must grow too.
 
-    def _feel_exporter(self, exported: Export | Unknown | None, now: datetime) -> None:
+    def _update_exporter(self, exported: Export | Unknown | None, now: datetime) -> None:
         for key, export in ({} if exported is None or isinstance(exported, Unknown) else exported).items():
-            self._exported_energy.setdefault(key, Heartbeat()).feel(export.energy_mj, now)
+            self._exported_energy.setdefault(key, Heartbeat()).update(export.energy_mj, now)
 
     def _export(
         self, exported: Export | Unknown | None, key: tuple[str, int | None], now: datetime
@@ -225,7 +225,7 @@ class Heartbeat:
         self._grew: datetime | None = None
         self._fell: datetime | None = None
 
-    def feel(self, value: int | Unknown, now: datetime, before: int | Unknown = NOT_ASKED) -> None:
+    def update(self, value: int | Unknown, now: datetime, before: int | Unknown = NOT_ASKED) -> None:
         self._asked = earlier(self._asked, now) or now
         self._grew, self._fell = earlier(self._grew, now), earlier(self._fell, now)
         if isinstance(value, Unknown):

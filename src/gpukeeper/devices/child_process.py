@@ -115,7 +115,7 @@ class ChildProcess:
         """With everything below it. Returns when all of it is gone, or cannot be killed; not even a cancellation
         shortens that, since it takes seconds and nothing may stay behind.
         """
-        self._let_go()
+        self._close_pipe()
         self._input.close()
         interrupted = await self._gone()
         self._listening.cancel()
@@ -138,7 +138,7 @@ class ChildProcess:
             else:
                 return interrupted
 
-    def _let_go(self) -> None:
+    def _close_pipe(self) -> None:
         owner_pipe, self._owner_pipe = self._owner_pipe, -1
         if owner_pipe >= 0:
             os.close(owner_pipe)

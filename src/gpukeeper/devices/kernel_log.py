@@ -77,7 +77,7 @@ def _records(log: int) -> list[str]:
         except BlockingIOError:
             break
         except BrokenPipeError:
-            continue  # records were overwritten before we read them; the next read goes on behind them
+            continue  # records were overwritten before we read them; the next read continues after them
         if not record:
             break
         found.append(record.decode("utf-8", "replace"))

@@ -46,7 +46,7 @@ async def reset_unheld(
 async def reset(
     uuid: str, deadline: timedelta = DEADLINE, program: Sequence[str] = NVIDIA_SMI
 ) -> Accepted | Refused | Unknown:
-    """One GPU, by its uuid. Accepted is the result of nvidia-smi; whether the GPU works again only a read can tell."""
+    """One GPU, by its uuid. Accepted is the result of nvidia-smi; only a read shows whether the GPU works again."""
     if not _WHOLE_GPU.fullmatch(uuid):
         return Refused(f"{uuid!r} is not the uuid of a whole GPU; nothing was reset")
     try:

@@ -64,7 +64,7 @@ def reads_of(folder: str, mounts: Sequence[MountEntry], tables: Iterable[Sequenc
         return Reads(ReadRecording.NEVER, "a mount that is not listed")
     ways = [(_recorded(one), _in_words(one)) for one in _ways_to(*here, mounts)]
     for table in tables:
-        # A service in a sandbox of the machine's own folders (ProtectSystem=) sees them read-only; see limits.md.
+        # A service in a sandbox of the machine's own directories (ProtectSystem=) sees them read-only; see limits.md.
         sandbox = _root(table) == _root(mounts)
         ways += [(_recorded(one, sandbox=sandbox), _in_words(one)) for one in _ways_to(*here, table)]
     return Reads(*max(ways, key=lambda way: way[0]))

@@ -145,7 +145,7 @@ class TreeDeleter:
             try:
                 self._unlink(folder.fd, entry.name, entry.stat(follow_symlinks=False))
             except OSError as error:
-                self._try_harder(folder, entry, error)
+                self._make_writable(folder, entry, error)
 
     def _unlink(self, folder: int, name: str, found: os.stat_result) -> None:
         os.unlink(name, dir_fd=folder)
@@ -156,7 +156,7 @@ class TreeDeleter:
             known[1] += 1
         self.entries += 1
 
-    def _try_harder(self, folder: OpenDirectory, entry: os.DirEntry[str], error: OSError) -> None:
+    def _make_writable(self, folder: OpenDirectory, entry: os.DirEntry[str], error: OSError) -> None:
         """A directory of ours that is read-only (package caches create such) may be made writable."""
         found = os.fstat(folder.fd)
         if error.errno != errno.EACCES or found.st_uid != os.geteuid() or found.st_mode & 0o700 == 0o700:
@@ -171,7 +171,7 @@ class TreeDeleter:
             os.rmdir(left.name, dir_fd=way.here.fd)
         except OSError as error:
             if error.errno == errno.ENOTEMPTY and left.identity not in self._again:
-                # Some network filesystems skip entries of a folder that shrinks while it is listed.
+                # Some network filesystems skip entries of a directory that shrinks while it is listed.
                 self._again.add(left.identity)
                 if not self.left_count:
                     way.here.todo.append((left.name, None))

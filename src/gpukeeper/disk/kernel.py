@@ -133,7 +133,7 @@ class FileStatus(ctypes.Structure):
         return os.makedev(self.dev_major, self.dev_minor)
 
 
-def glance(path: str) -> FileStatus:
+def status_of(path: str) -> FileStatus:
     """What a path leads to, as the kernel has it cached: no filesystem is queried, so a dead server or program cannot
     block us.
     """
@@ -152,7 +152,7 @@ def lock(folder: int) -> bool:
     return True
 
 
-def work_in_the_background() -> None:
+def lower_priority() -> None:
     """Lowers the CPU and I/O priority of this process. What the kernel refuses is skipped."""
     os.nice(10)
     number = _IOPRIO_SET.get(os.uname().machine)

@@ -175,7 +175,7 @@ def instant(ns: int) -> datetime:
 def _mount_point(name: str, parent: int) -> TreeMeasurement | None:
     """A filesystem that never answers may be mounted there: it is not queried."""
     try:
-        top = kernel.glance(f"/proc/self/fd/{parent}/{name}")
+        top = kernel.status_of(f"/proc/self/fd/{parent}/{name}")
     except FileNotFoundError:
         return None
     why = Unknown(MOUNT_POINT)

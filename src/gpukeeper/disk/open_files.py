@@ -382,7 +382,7 @@ class _Scan:
 
     def add_identity(self, link: str, path: str, pid: int) -> bool:
         try:
-            found = kernel.glance(link)
+            found = kernel.status_of(link)
         except (FileNotFoundError, ProcessLookupError):
             return False
         except OSError:
@@ -461,7 +461,7 @@ class _Scan:
             if leads_through_silent(path, mounts):
                 continue
             try:
-                found = kernel.glance(f"{home}/root{path}")
+                found = kernel.status_of(f"{home}/root{path}")
             except OSError:
                 continue
             self.paths.setdefault(path, KERNEL)

@@ -187,7 +187,7 @@ class FileWatcher:
                     self._last[folder, entry] = now
 
     def _resolved(self, disk: _Disk, handle: bytes) -> str | None:
-        """The path of a folder. None: it is gone, and so is what was in it."""
+        """The path of a directory. None: it is gone, and so is what was in it."""
         for folder in disk.folders:
             try:
                 with opened(folder) as mount:

@@ -1,14 +1,14 @@
-"""Act: one step, on exactly what was seen. Evidence first, intent durably, a fresh look that decides the same."""
+"""Act: one step, on exactly what was read. Evidence first, then a durable intent, then a re-check."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpukeeper.engine.followed import Removal
+from gpukeeper.engine.followed import FollowedRemoval
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import gpu_hours, verify
-from gpukeeper.engine.view import views
+from gpukeeper.engine.view import build_views
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.decide import REQUEST, decide, still_holds
 from gpukeeper.lifecycle.rules import idle
@@ -43,7 +43,7 @@ async def take(
     problem = await _save_evidence(keeper, platform, step, book)
     if problem is not None:
         return await _close(keeper, step, *problem)
-    # Evidence may take minutes: a lease may be lost, or somebody has pulled the brake.
+    # Evidence may take minutes: a lease may be lost, or an admin has paused everything.
     paused = keeper.permission.why_not() or await keeper.ledger.paused()
     if paused is not None:
         return await _close(keeper, step, Result.DEFERRED, f"everything was paused meanwhile ({paused})")
@@ -71,12 +71,12 @@ async def take(
         case Refused():
             return await _close(keeper, step, Result.REFUSED, answer.why)
         case Accepted() | Unknown():
-            # Unknown: the command may have arrived. Only a second look can tell.
+            # Unknown: the command may have arrived. Only another read can show that.
             result, words = await verify(platform, step)
             # Not a stop: whose it was decides what comes next, and a person may be quicker than the platform.
             if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
                 back = _bytes_back(step.decision.action, answer)
-                keeper.followed.note(step.id, Removal(step.decision.seen.ref, _gpus_back(fresh.subject), back))
+                keeper.followed.note(step.id, FollowedRemoval(step.decision.seen.ref, _gpus_back(fresh.subject), back))
             if isinstance(answer, Accepted) and answer.missed:
                 words = f"{words}; {answer.missed}"
                 await _report_missed(keeper, step, answer.missed)
@@ -84,7 +84,7 @@ async def take(
 
 
 async def _report_missed(keeper: Keeper, step: Step, missed: str) -> None:
-    """Something of its owner's is lost that nobody looked at. They and the admin must know."""
+    """Something of its owner's was lost unread. The owner and admins are notified."""
     decision = step.decision
     what = f"{decision.action} of {decision.seen.ref.path}: {missed}"
     line = Complaint(at=keeper.clock.now(), ref=decision.seen.ref, owner=decision.owner, what=what)
@@ -94,7 +94,7 @@ async def _report_missed(keeper: Keeper, step: Step, missed: str) -> None:
 
 
 async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> WarningSent | None:
-    """Tell the owner what will happen, when and how to prevent it. None: there is nothing to warn about any more."""
+    """Warn the owner: what will happen, when, and how to prevent it. None: nothing to warn about any more."""
     fresh = await look_again(keeper, platform, step, book)
     begun = keeper.clock.now()
     if not isinstance(fresh, View) or keeper.clock_watch.doubt(begun):
@@ -114,7 +114,7 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     )
     channels = await keeper.notifier.to_owner(told)
     if not channels and decision.unheard is not None:
-        # Nobody is known to have heard it, so there is more time; what is written says so, and that time is used.
+        # Not delivered, so there is more time; the line announces that time, and it is used.
         message, until = f"{decision.seen.ref.path}: {decision.unheard.words}{lost}", decision.unheard.at
     now = keeper.clock.now()
     line = WarningSent(
@@ -128,7 +128,7 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
         delivered=bool(channels),
         channel=", ".join(channels),
         message=message,
-        until=None if until is None else until + (now - begun),  # "in 10m" counts from when it was said
+        until=None if until is None else until + (now - begun),  # "in 10m" counts from when it was sent
         removes=decision.then is Action.REMOVE,
     )
     await keeper.ledger.append([line])
@@ -156,7 +156,7 @@ async def look_again(keeper: Keeper, platform: Platform, step: Step, book: Ruleb
     # Only idleness can change from one moment to the next by itself; a measurement takes seconds.
     if keeper.meter is not None and step.decision.rule == idle.NAME and may_be_idle(found, book):
         await keeper.signals.add(await keeper.meter.read([found]))
-    return (await views(keeper, platform, [found], book, [], keeper.clock.now()))[0]
+    return (await build_views(keeper, platform, [found], book, [], keeper.clock.now()))[0]
 
 
 async def _look(platform: Platform, step: Step) -> Subject | tuple[Result, str]:

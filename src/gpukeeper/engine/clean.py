@@ -1,6 +1,6 @@
-"""After the end: every GPU that ended work gave back is looked at until it is clean, or found not to be.
+"""After the end: every GPU that ended work released is checked until it is clean, or found dirty.
 
-Ends nobody: a remainder of ended work is a subject like any other, and the rule `orphan` decides about it.
+Ends no process: what ended work left is a subject like any other, and the rule `orphan` decides about it.
 A GPU that stays dirty is quarantined; with `gpu.reset` it may be reset, behind the gate of lifecycle/reset.
 """
 
@@ -17,8 +17,8 @@ import msgspec
 from gpukeeper.engine.gpu_checks import RECENT, GpuCheck
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Gpus, Platform, Ports
-from gpukeeper.engine.view import views
-from gpukeeper.lifecycle.cleanliness import Judgement, Life, Lives, Word, judge, new_baseline
+from gpukeeper.engine.view import build_views
+from gpukeeper.lifecycle.cleanliness import Cleanliness, CleanStatus, Life, Lives, assess_gpu, new_baseline
 from gpukeeper.lifecycle.reset import ResetFacts, why_not
 from gpukeeper.lifecycle.rules import stop_hold
 from gpukeeper.lifecycle.settings import Rulebook
@@ -40,7 +40,7 @@ _LIVE = (State.RUNNING, State.PAUSED)
 _MAY_RUN = (*_LIVE, State.CREATED)  # what is being started has processes before it is seen to run
 
 
-class GivenBack(msgspec.Struct, frozen=True):
+class ReleasedGpus(msgspec.Struct, frozen=True):
     """Work that ended, and the GPUs it had."""
 
     ref: Ref
@@ -48,7 +48,7 @@ class GivenBack(msgspec.Struct, frozen=True):
     devices: tuple[str, ...]
 
 
-async def held(ports: Ports, platform: Platform, ref: Ref) -> GivenBack | None:
+async def held(ports: Ports, platform: Platform, ref: Ref) -> ReleasedGpus | None:
     """The GPUs a thing has now, asked before it is ended. None: none that are known."""
     if ports.gpus is None or not platform.local:
         return None
@@ -58,10 +58,10 @@ async def held(ports: Ports, platform: Platform, ref: Ref) -> GivenBack | None:
         return None
     if not isinstance(found, Subject) or isinstance(found.devices, Unknown) or not found.devices:
         return None
-    return GivenBack(ref, found.seen.incarnation, found.devices)
+    return ReleasedGpus(ref, found.seen.incarnation, found.devices)
 
 
-async def newly_ended(keeper: Keeper, platform: Platform, lines: Iterable[Event]) -> list[GivenBack]:
+async def newly_ended(keeper: Keeper, platform: Platform, lines: Iterable[Event]) -> list[ReleasedGpus]:
     """Work that was noticed to have ended by itself, or by somebody else."""
     if keeper.gpus is None or not platform.local:
         return []
@@ -76,7 +76,7 @@ async def newly_ended(keeper: Keeper, platform: Platform, lines: Iterable[Event]
 async def prove_clean(
     keeper: Keeper,
     book: Rulebook,
-    given_back: Sequence[GivenBack],
+    given_back: Sequence[ReleasedGpus],
     progress: Callable[[GpuChecked], None] | None = None,
 ) -> list[GpuChecked]:
     """Look at all those GPUs at once. A daemon goes on meanwhile; anybody else waits, and gets what was found."""
@@ -149,7 +149,7 @@ def gpu_ref(ports: Ports, uuid: str) -> Ref:
     return Ref("host", ports.host, "slice" if uuid.startswith("MIG-") else "gpu", uuid, uuid)
 
 
-def _begin(keeper: Keeper, book: Rulebook, gpus: Gpus, one: GivenBack) -> list[GpuCheck]:
+def _begin(keeper: Keeper, book: Rulebook, gpus: Gpus, one: ReleasedGpus) -> list[GpuCheck]:
     """A check of each of its GPUs; one that is under way covers it, too."""
     keeper.gpu_checks.prove(one.ref.key, one.incarnation, keeper.clock.now())
     started = []
@@ -194,7 +194,7 @@ async def _check(keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck) ->
         residue_since = (residue_since or keeper.clock.now()) if found.residue else None
         await asyncio.sleep(pause)
         found = await _look(keeper, gpus, check)
-    if found.word is not Word.DIRTY:
+    if found.status is not CleanStatus.DIRTY:
         return found.result, found.reason
     residue_for = keeper.clock.now() - residue_since if residue_since is not None and found.residue else None
     return await _reset(keeper, book, gpus, check, found, residue_for)
@@ -206,13 +206,13 @@ def _pauses(settle: timedelta) -> list[float]:
     return [(after - before).total_seconds() for before, after in pairwise(at)]
 
 
-async def _look(ports: Ports, gpus: Gpus, check: GpuCheck) -> Judgement:
+async def _look(ports: Ports, gpus: Gpus, check: GpuCheck) -> Cleanliness:
     condition = await gpus.condition(check.uuid, check.began)
     if isinstance(condition, Unknown):
-        return judge(condition, {}, None)
+        return assess_gpu(condition, {}, None)
     lives = await _lives(ports, check, condition)
     known = (await remembered(ports, check.uuid)).baseline_mib
-    return judge(condition, lives, await _learn(ports, condition, lives, known))
+    return assess_gpu(condition, lives, await _learn(ports, condition, lives, known))
 
 
 async def _learn(ports: Ports, condition: Condition, lives: Lives, known: int | None) -> int | None:
@@ -254,7 +254,7 @@ async def _life(ports: Ports, check: GpuCheck, uid: str) -> Life | Unknown:
 
 
 async def _reset(
-    keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck, found: Judgement, residue_for: timedelta | None
+    keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck, found: Cleanliness, residue_for: timedelta | None
 ) -> tuple[CheckResult, str]:
     """What a dirty GPU comes to: reset and clean, reset in vain, or just dirty."""
     if not book.policy.gpu.reset:
@@ -272,7 +272,7 @@ async def _reset(
     for seconds in LOOKS_AFTER_RESET:
         await asyncio.sleep(seconds)
         after = await _look(keeper, gpus, check)
-        if after.word is Word.CLEAN:
+        if after.status is CleanStatus.CLEAN:
             return CheckResult.CLEANED, f"{found.reason}; reset, and {after.reason}"
     return CheckResult.RESET_FAILED, f"{found.reason}; reset, and then: {after.reason}"
 
@@ -303,7 +303,7 @@ async def _users(keeper: Keeper, book: Rulebook, uuid: str) -> tuple[str, ...] |
                 if page.unseen:
                     return Unknown(f"{page.unseen[0].what} could not be read: {page.unseen[0].why}")
                 subjects = [one for one in page.subjects if one.shape in (Shape.WORKLOAD, Shape.ORPHAN)]
-                for view in await views(keeper, platform, subjects, book, [], now):
+                for view in await build_views(keeper, platform, subjects, book, [], now):
                     has = _has(view, book, uuid, now)
                     if isinstance(has, Unknown):
                         return has

@@ -1,4 +1,4 @@
-"""How much one look at a place found, for the breaker, the budget and the metrics."""
+"""How much one survey of a place found, for the breaker, the budget and the metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOT_COUNTED = (Shape.DEVICE, Shape.NODE, Shape.REMNANT, Shape.IMAGE, Shape.CACH
 
 
 @dataclass
-class Pile:
+class TreeCount:
     """So many trees, and what those that were measured add up to. `unsized`: the size of these could not be learned."""
 
     number: int = 0
@@ -39,9 +39,9 @@ class Pile:
             self.sized += 1
             self.bytes += size
 
-    def __add__(self, other: Pile) -> Pile:
+    def __add__(self, other: TreeCount) -> TreeCount:
         both = (self.number + other.number, self.bytes + other.bytes)
-        return Pile(*both, self.sized + other.sized, self.unsized + other.unsized)
+        return TreeCount(*both, self.sized + other.sized, self.unsized + other.unsized)
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Counts:
     kinds: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # kind, state, outcome, age
     oldest: dict[str, datetime] = field(default_factory=dict)  # by kind: the end that is longest ago
     idle: Counter[tuple[str, str]] = field(default_factory=Counter)  # running work by what idle makes of it, and class
-    trees: dict[tuple[str, bool], Pile] = field(default_factory=dict)  # by category, and whether they are due
+    trees: dict[tuple[str, bool], TreeCount] = field(default_factory=dict)  # by category, and whether they are due
 
     def add(self, view: View, book: Rulebook, now: datetime) -> None:
         subject = view.subject
@@ -81,4 +81,4 @@ class Counts:
     def add_tree(self, subject: Subject, *, due: bool) -> None:
         if subject.shape is Shape.TREE:
             category = LIVE if subject.state in _LIVE else subject.category.value
-            self.trees.setdefault((category, due), Pile()).add(subject.size)
+            self.trees.setdefault((category, due), TreeCount()).add(subject.size)

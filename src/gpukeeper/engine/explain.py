@@ -1,5 +1,5 @@
-"""Everything that is said of one workload, as one value: `explain` prints it, and a daemon sends it to those who may
-not read its ledger. Looks; changes nothing."""
+"""Everything about one workload, as one value: `explain` prints it, and a daemon sends it to users who may not read its
+ledger. Changes nothing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.engine.find import Found
+from gpukeeper.engine.find import FoundSubject
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.lifecycle.claims import Finding
 from gpukeeper.lifecycle.decide import answers, decide
-from gpukeeper.lifecycle.explain import Measured, remedies, signals
-from gpukeeper.lifecycle.forecast import Ahead, ahead
+from gpukeeper.lifecycle.explain import MeasuredSignal, remedies, signals
+from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Answer, Decision
 from gpukeeper.model.diagnosis import Diagnosis
@@ -25,7 +25,7 @@ from gpukeeper.model.unknown import Unknown
 HISTORY = 8  # lines
 
 
-class Explained(msgspec.Struct, frozen=True, kw_only=True):
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """As of `now`. `whole`: False where who asks is told no more than `observe` shows."""
 
     now: datetime
@@ -33,8 +33,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory = EMPTY
     decision: Decision
     answers: tuple[Answer, ...] = ()
-    signals: tuple[Measured, ...] = ()
-    ahead: tuple[Ahead, ...] = ()
+    signals: tuple[MeasuredSignal, ...] = ()
+    ahead: tuple[UpcomingAction, ...] = ()
     remedies: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     history: tuple[Event, ...] = ()
@@ -44,8 +44,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def explained(
-    keeper: Keeper, book: Rulebook, found: Found, history: Sequence[Event], strange: Sequence[Finding] = ()
-) -> Explained:
+    keeper: Keeper, book: Rulebook, found: FoundSubject, history: Sequence[Event], strange: Sequence[Finding] = ()
+) -> Explanation:
     view, ref = found.view, found.view.subject.ref
     closer = await found.platform.look(ref)
     if isinstance(closer, Subject):  # what its removal would destroy is learned by a closer look only
@@ -53,7 +53,7 @@ async def explained(
     said = await found.platform.diagnose(ref)
     now = keeper.clock.now()
     given = answers(view, book, now)
-    return Explained(
+    return Explanation(
         now=now,
         subject=view.subject,
         memory=view.memory,
@@ -69,7 +69,7 @@ async def explained(
     )
 
 
-def as_others_see(one: Explained, whose: str) -> Explained:
+def as_others_see(one: Explanation, whose: str) -> Explanation:
     """What `observe` shows of it, and what comes next; not why, nor what it is made of."""
     subject = one.subject
     shown = Subject(
@@ -89,7 +89,7 @@ def as_others_see(one: Explained, whose: str) -> Explained:
         size=subject.size,
         last_used=subject.last_used,
     )
-    return Explained(
+    return Explanation(
         now=one.now,
         subject=shown,
         decision=without_reason(one.decision, whose),

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpukeeper.engine.answering import Listing
 from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform, key_of
-from gpukeeper.engine.view import views
+from gpukeeper.engine.request_state import Listing
+from gpukeeper.engine.view import build_views
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
@@ -24,20 +24,20 @@ from gpukeeper.model.errors import KeeperError, PlatformError, UsageError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Subject
 
-SAID = 2  # of what could not be seen
+SAID = 2  # of what could not be read
 FRESH = 5.0  # seconds; a list that is not older answers for the world as it is now
 PAUSE = 1.0  # seconds between two lists made for requests, at least; else twice as long as the last one took
 MOST_PATHS = 20  # in a sentence
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundSubject(msgspec.Struct, frozen=True):
     platform: Platform
     view: View
 
 
-async def find(keeper: Keeper, book: Rulebook, words: str, *, acting: bool = False) -> Found:
+async def find(keeper: Keeper, book: Rulebook, words: str, *, acting: bool = False) -> FoundSubject:
     """The one thing whose path ends with these words, as it is now. `acting`: it will be stopped or removed."""
-    if not keeper.answering.enabled:
+    if not keeper.request_state.enabled:
         matches, silent = await _observed(keeper, book, words)
         return await _only_one(keeper, book, words, matches, silent)
     refs = _listed(keeper, book, words)
@@ -49,28 +49,30 @@ async def find(keeper: Keeper, book: Rulebook, words: str, *, acting: bool = Fal
     return await _listed_anew(keeper, book, words)
 
 
-async def look_at(keeper: Keeper, book: Rulebook, ref: Ref) -> Found | None:
-    """That very thing as it is now. None: it is not there, or cannot be looked at."""
+async def look_at(keeper: Keeper, book: Rulebook, ref: Ref) -> FoundSubject | None:
+    """The same object as it is now. None: it does not exist, or cannot be read."""
     looked = await _looked_at(keeper, book, [ref])
     return looked[0] if looked else None
 
 
-async def _listed_anew(keeper: Keeper, book: Rulebook, words: str) -> Found:
+async def _listed_anew(keeper: Keeper, book: Rulebook, words: str) -> FoundSubject:
     steady = asyncio.get_running_loop().time
     asked = steady()
-    async with keeper.answering.listing:
+    async with keeper.request_state.listing:
         if all(one.begun >= asked - FRESH for one in _listings(keeper, book)):
             silent = [why for one in _listings(keeper, book) for why in one.unseen]
             matches = await _looked_at(keeper, book, _listed(keeper, book, words))
         else:
-            await asyncio.sleep(max(keeper.answering.next_list - steady(), 0.0))
+            await asyncio.sleep(max(keeper.request_state.next_list - steady(), 0.0))
             begun = steady()
             matches, silent = await _observed(keeper, book, words)
-            keeper.answering.next_list = steady() + max(PAUSE, 2 * (steady() - begun))
+            keeper.request_state.next_list = steady() + max(PAUSE, 2 * (steady() - begun))
     return await _only_one(keeper, book, words, matches, silent)
 
 
-async def _only_one(keeper: Keeper, book: Rulebook, words: str, matches: list[Found], silent: list[str]) -> Found:
+async def _only_one(
+    keeper: Keeper, book: Rulebook, words: str, matches: list[FoundSubject], silent: list[str]
+) -> FoundSubject:
     # Whoever gives a thing the uid of another as its name must not keep that one from being named.
     matches = [one for one in matches if one.view.subject.ref.uid == words] or matches
     if not matches:
@@ -87,10 +89,10 @@ async def _only_one(keeper: Keeper, book: Rulebook, words: str, matches: list[Fo
     return matches[0]
 
 
-async def _observed(keeper: Keeper, book: Rulebook, words: str) -> tuple[list[Found], list[str]]:
+async def _observed(keeper: Keeper, book: Rulebook, words: str) -> tuple[list[FoundSubject], list[str]]:
     """What fits among everything there is now; and what could not be listed. A bug in one adapter hides its place only,
     as in a pass."""
-    matches: list[Found] = []
+    matches: list[FoundSubject] = []
     silent: list[str] = []
     for platform in keeper.platforms:
         try:
@@ -111,7 +113,7 @@ def _why_unseen(platform: Platform, problem: Exception) -> str:
 
 async def _observed_at(
     keeper: Keeper, platform: Platform, book: Rulebook, words: str, silent: list[str]
-) -> list[Found]:
+) -> list[FoundSubject]:
     scope = book.policy.scope.get(platform.name)
     if scope is None:
         return []
@@ -121,15 +123,15 @@ async def _observed_at(
     unseen: list[str] = []
     async for page in platform.observe(scope):
         fitting += [one for one in page.subjects if one.ref.ends_with(words)]
-        refs += [one.ref for one in page.subjects] if keeper.answering.enabled else []
+        refs += [one.ref for one in page.subjects] if keeper.request_state.enabled else []
         unseen += [f"{one.what}: {one.why}" for one in page.unseen]
-    keeper.answering.keep_list(key_of(platform), Listing(begun, tuple(refs), tuple(unseen)))
+    keeper.request_state.keep_list(key_of(platform), Listing(begun, tuple(refs), tuple(unseen)))
     silent += unseen
-    joined = await views(keeper, platform, fitting, book, [], keeper.clock.now())
-    return [Found(platform, view) for view in joined]
+    joined = await build_views(keeper, platform, fitting, book, [], keeper.clock.now())
+    return [FoundSubject(platform, view) for view in joined]
 
 
-async def _parts(keeper: Keeper, platform: Platform, book: Rulebook, words: str) -> list[Found]:
+async def _parts(keeper: Keeper, platform: Platform, book: Rulebook, words: str) -> list[FoundSubject]:
     """What is part of a workload: to be explained, never acted on by itself."""
     try:
         looked = [await platform.look(ref) for ref in await platform.parts(words)]
@@ -137,13 +139,16 @@ async def _parts(keeper: Keeper, platform: Platform, book: Rulebook, words: str)
         _why_unseen(platform, problem)
         return []
     parts = [one for one in looked if isinstance(one, Subject)]
-    return [Found(platform, view) for view in await views(keeper, platform, parts, book, [], keeper.clock.now())]
+    views = await build_views(keeper, platform, parts, book, [], keeper.clock.now())
+    return [FoundSubject(platform, view) for view in views]
 
 
 def _listings(keeper: Keeper, book: Rulebook) -> list[Listing]:
     """Of every place that the policy covers; one that was never listed is as old as can be."""
     never = Listing(float("-inf"))
-    return [keeper.answering.listings.get(key_of(p), never) for p in keeper.platforms if p.name in book.policy.scope]
+    return [
+        keeper.request_state.listings.get(key_of(p), never) for p in keeper.platforms if p.name in book.policy.scope
+    ]
 
 
 def _listed(keeper: Keeper, book: Rulebook, words: str) -> list[Ref]:
@@ -152,12 +157,12 @@ def _listed(keeper: Keeper, book: Rulebook, words: str) -> list[Ref]:
     return [ref for ref in refs if ref.uid == words] or refs
 
 
-async def _looked_at(keeper: Keeper, book: Rulebook, refs: Sequence[Ref]) -> list[Found]:
+async def _looked_at(keeper: Keeper, book: Rulebook, refs: Sequence[Ref]) -> list[FoundSubject]:
     found = []
     for ref in refs[:MOST_PATHS]:
         platform = keeper.platform_at(ref)
         looked = None if platform is None else await platform.look(ref)
         if platform is not None and isinstance(looked, Subject):
-            (view,) = await views(keeper, platform, [looked], book, [], keeper.clock.now())
-            found.append(Found(platform, view))
+            (view,) = await build_views(keeper, platform, [looked], book, [], keeper.clock.now())
+            found.append(FoundSubject(platform, view))
     return found

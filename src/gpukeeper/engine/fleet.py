@@ -9,7 +9,7 @@ import msgspec
 from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform
-from gpukeeper.engine.view import views
+from gpukeeper.engine.view import build_views
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
@@ -71,6 +71,6 @@ async def _observe_place(keeper: Keeper, book: Rulebook, platform: Platform, fou
         complete = complete and not page.unseen
         found.unseen += (UnseenAt(platform.name, platform.place, one.what, one.why) for one in page.unseen)
         found.recorded.update(await keeper.ledger.memories(keys))
-        found.views += await views(keeper, platform, page.subjects, book, [], keeper.clock.now())
-    if complete:  # only a complete list can tell what is missing
+        found.views += await build_views(keeper, platform, page.subjects, book, [], keeper.clock.now())
+    if complete:  # only a complete list shows what is missing
         found.absent += [r for key, r in before.items() if key not in listed and in_scope(book.policy, r)]

@@ -14,7 +14,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 
 
-class Removal(NamedTuple):
+class FollowedRemoval(NamedTuple):
     ref: Ref
     gpus: int | Unknown
     size: int | Unknown
@@ -22,12 +22,12 @@ class Removal(NamedTuple):
 
 @dataclass
 class Followed:
-    _by_step: dict[str, Removal] = field(default_factory=dict)
+    _by_step: dict[str, FollowedRemoval] = field(default_factory=dict)
 
-    def note(self, step: str, removal: Removal) -> None:
+    def note(self, step: str, removal: FollowedRemoval) -> None:
         self._by_step[step] = removal
 
-    def take(self, step: str) -> Removal | None:
+    def take(self, step: str) -> FollowedRemoval | None:
         return self._by_step.pop(step, None)
 
     def keep_only(self, place: PlaceKey, steps: Collection[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from gpukeeper.engine.answering import Answering
 from gpukeeper.engine.backoff import BackOff
 from gpukeeper.engine.beside import WorkBeside
 from gpukeeper.engine.clockwatch import ClockWatch
@@ -19,6 +18,7 @@ from gpukeeper.engine.missing import Absences
 from gpukeeper.engine.permission import Permission
 from gpukeeper.engine.ports import Platform, Ports
 from gpukeeper.engine.pressure import Pressure
+from gpukeeper.engine.request_state import RequestState
 from gpukeeper.engine.tenants import Tenants
 from gpukeeper.engine.uptime import Uptime
 from gpukeeper.model.decision import Action, Guard
@@ -42,7 +42,7 @@ class Keeper(Ports):
     followed: Followed = field(default_factory=Followed)
     last_passes: LastPasses = field(default_factory=LastPasses)
     gpu_checks: GpuChecks = field(default_factory=GpuChecks)
-    answering: Answering = field(default_factory=Answering)
+    request_state: RequestState = field(default_factory=RequestState)
 
     def __post_init__(self) -> None:
         for platform in self.platforms:

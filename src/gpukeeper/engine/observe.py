@@ -11,16 +11,16 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.engine.answering import Listing
 from gpukeeper.engine.backoff import BACK_OFF
 from gpukeeper.engine.counts import Counts
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.missing import confirmed
 from gpukeeper.engine.ports import Platform, key_of
-from gpukeeper.engine.record import ToWrite
+from gpukeeper.engine.record import PendingLines
+from gpukeeper.engine.request_state import Listing
 from gpukeeper.engine.tenants import Tenancies, note_tenants
-from gpukeeper.engine.view import recall, views
-from gpukeeper.lifecycle.budget import Fleet
+from gpukeeper.engine.view import build_views, recall
+from gpukeeper.lifecycle.budget import BudgetFacts
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.rules.idle import may_be_idle
@@ -47,7 +47,7 @@ class Survey:
 
     platform: Platform
     at: datetime
-    whole: bool = True  # False: only what changed or fell due was looked at
+    whole: bool = True  # False: only what changed or became due was read
     decisions: list[Decision] = field(default_factory=list)
     unseen: list[Unseen] = field(default_factory=list)
     missing: list[Ref] = field(default_factory=list)
@@ -56,15 +56,15 @@ class Survey:
     nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the look
     wasted: list[Waste] = field(default_factory=list)  # held and not used; reported only
     counts: Counts = field(default_factory=Counts)
-    to_write: ToWrite = field(default_factory=ToWrite)
+    to_write: PendingLines = field(default_factory=PendingLines)
 
     @property
     def due(self) -> list[Decision]:
         return [d for d in self.decisions if d.action is not Action.KEEP]
 
-    def fleet(self, acts: int, trees: int, clock: str | None, broken: str | None = None) -> Fleet:
+    def budget_facts(self, acts: int, trees: int, clock: str | None, broken: str | None = None) -> BudgetFacts:
         found = self.counts
-        return Fleet(found.seen, found.running, found.before, found.vanished, acts, clock, trees, broken)
+        return BudgetFacts(found.seen, found.running, found.before, found.vanished, acts, clock, trees, broken)
 
 
 async def survey(
@@ -75,9 +75,9 @@ async def survey(
     only: Sequence[Ref] | None = None,
     record: Record | None = None,
 ) -> Survey:
-    """Look at a place and decide about everything there. Narrowing drops decisions, not what was counted.
+    """Read a place and decide about everything there. Narrowing drops decisions, not what was counted.
 
-    `only`: just these are looked at; how much there is in all is taken from the last whole look. `record`: gets the
+    `only`: just these are read; the totals are taken from the last full pass. `record`: gets the
     lines of each page and the keys of the trees on it, and then what needs no step is not kept: memory follows the
     page.
     """
@@ -88,7 +88,7 @@ async def survey(
     before = {} if only is not None else await _before(keeper, platform, book)
     unsettled = {i.ref.key for i in await keeper.ledger.open_intents(platform.name, platform.place) if i.ref}
     found.counts.before = sum(map(_counts, before.values()))
-    look = _Look(keeper, found, book, unsettled, narrow)
+    look = _Observation(keeper, found, book, unsettled, narrow)
     if only is not None:
         # A hint may be about what the policy does not cover: a whole look would never find that it is gone.
         only = [ref for ref in only if in_scope(book.policy, ref)]
@@ -100,7 +100,7 @@ async def survey(
             made = await look.decide(page.subjects)
             for subject in page.subjects:
                 before.pop(subject.ref.key, None)
-            refs += [one.ref for one in page.subjects] if keeper.answering.enabled else []
+            refs += [one.ref for one in page.subjects] if keeper.request_state.enabled else []
             if record is not None:
                 await record(found, made, {one.ref.key for one in page.subjects if one.shape is Shape.TREE})
                 soon = keeper.clock.now() + 2 * book.policy.schedule.every
@@ -114,9 +114,9 @@ async def survey(
         counts.seen, counts.running = keeper.last_passes.counted(here) or (counts.seen, counts.running)
         return found
     keeper.last_passes.count(here, found.counts.seen, found.counts.running)
-    keeper.answering.keep_list(here, Listing(begun, tuple(refs), tuple(f"{u.what}: {u.why}" for u in found.unseen)))
+    keeper.request_state.keep_list(here, Listing(begun, tuple(refs), tuple(f"{u.what}: {u.why}" for u in found.unseen)))
     if not found.unseen:
-        # Only a complete list can tell what is missing. Images last: workloads must not wait behind them.
+        # Only a complete list shows what is missing. Images last: workloads must not wait behind them.
         found.missing = sorted(before.values(), key=_counts, reverse=True)
         if record is not None:
             found.gone = await confirmed(platform, found.missing)
@@ -127,7 +127,7 @@ async def survey(
 
 
 @dataclass
-class _Look:
+class _Observation:
     """What the pages of one look have in common."""
 
     keeper: Keeper
@@ -145,10 +145,10 @@ class _Look:
         """About one page of them. Adds to what was found on the way."""
         keeper, found, book, now = self.keeper, self.found, self.book, self.keeper.clock.now()
         await recall(keeper, subjects, book)
-        if found.platform.local:  # elsewhere nobody says which device it is
+        if found.platform.local:  # elsewhere the device is unknown
             note_tenants(subjects, book, self.tenants, keeper.tenants.at(key_of(found.platform)))
         made = []
-        for view in await views(keeper, found.platform, subjects, book, found.to_write.lines, now):
+        for view in await build_views(keeper, found.platform, subjects, book, found.to_write.lines, now):
             subject = view.subject
             if subject.shape is Shape.DEVICE:
                 self.devices.add(subject.ref.uid)
@@ -230,7 +230,7 @@ async def _vanished(keeper: Keeper, platform: Platform, missing: Sequence[Ref]) 
 
 
 def _offered(decision: Decision, platform: Platform) -> Decision:
-    """What a platform has no verb for is reported, never done; nor is anybody warned of it."""
+    """What a platform has no verb for is reported, never done, and causes no warning."""
     wanted = decision.then if decision.action is Action.WARN else decision.action
     if wanted is Action.KEEP or wanted in platform.guards:
         return decision

@@ -1,5 +1,5 @@
-"""What a daemon tells those who ask what will happen: the decisions of its passes, kept for that. Nothing is looked at
-when somebody asks, so that asking costs the passes nothing."""
+"""What a daemon replies to the question what will happen: the decisions of its last passes. A request reads nothing, so
+that it costs the passes nothing."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.engine.answering import Outlook
 from gpukeeper.engine.explain import without_reason
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.ports import Platform, key_of
+from gpukeeper.engine.request_state import Outlook
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Plan, Result, Unseen
 from gpukeeper.model.event import Closed
 from gpukeeper.model.policy import Mode
 
-MOST = 5000  # decisions kept for a place, and told in one answer
-UNSEEN = 20  # entries told
+MOST = 5000  # decisions kept for a place, and sent in one reply
+UNSEEN = 20  # entries sent
 NOT_TOLD = "shown only to its owner and to admins"
 
 
@@ -59,10 +59,10 @@ class Outlooks(msgspec.Struct, frozen=True, kw_only=True):
     paused: str | None
     places: tuple[PlaceOutlook, ...]
     who: str
-    admin: bool  # told everything
+    admin: bool  # is sent everything
 
 
-class Standing(msgspec.Struct, frozen=True):
+class DaemonState(msgspec.Struct, frozen=True):
     """What only a daemon knows: where GPUs are scarce, and since when (steady time) it has watched."""
 
     scarce: tuple[tuple[str, str], ...]
@@ -71,7 +71,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 def begin(keeper: Keeper, platform: Platform, now: datetime, *, whole: bool) -> Outlook:
     """For a pass that begins. A narrow one changes what the last whole one found."""
-    known = keeper.answering.outlooks.get(key_of(platform))
+    known = keeper.request_state.outlooks.get(key_of(platform))
     return Outlook(now) if whole or known is None else known
 
 
@@ -88,8 +88,8 @@ def add(outlook: Outlook, decisions: Iterable[Decision], trees: Collection[str])
 
 
 def show(keeper: Keeper, found: Survey, plan: Plan, outlook: Outlook) -> None:
-    """From now on this is what people are told. Nothing is kept where nobody can ask."""
-    if not keeper.answering.enabled:
+    """From now on users are sent this. Nothing is kept without a socket."""
+    if not keeper.request_state.enabled:
         return
     for one in found.gone:
         outlook.decisions.pop(one.ref.key, None)
@@ -97,7 +97,7 @@ def show(keeper: Keeper, found: Survey, plan: Plan, outlook: Outlook) -> None:
     outlook.breaker = plan.breaker
     if found.whole:
         outlook.unseen = tuple(found.unseen)
-    keeper.answering.outlooks[key_of(found.platform)] = outlook
+    keeper.request_state.outlooks[key_of(found.platform)] = outlook
 
 
 def forget(outlook: Outlook, outcomes: Sequence[Closed]) -> None:
@@ -117,7 +117,7 @@ async def outlooks(keeper: Keeper, book: Rulebook, who: str, source: str) -> Out
         paused=await keeper.ledger.paused(),
         places=tuple(
             _told(*place, one, who, admin=admin)
-            for place, one in keeper.answering.outlooks.items()
+            for place, one in keeper.request_state.outlooks.items()
             if place[0] in policy.scope
         ),
         who=who,
@@ -142,5 +142,5 @@ def _told(platform: str, place: str, one: Outlook, who: str, *, admin: bool) -> 
     )
 
 
-def standing(keeper: Keeper) -> Standing:
-    return Standing(keeper.pressure.scarce_places(), keeper.uptime.watched_from)
+def daemon_state(keeper: Keeper) -> DaemonState:
+    return DaemonState(keeper.pressure.scarce_places(), keeper.uptime.watched_from)

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from gpukeeper.engine import outlook
 from gpukeeper.engine.act import take, warn
-from gpukeeper.engine.clean import GivenBack, held, newly_ended, prove_clean
+from gpukeeper.engine.clean import ReleasedGpus, held, newly_ended, prove_clean
 from gpukeeper.engine.clockwatch import behind_the_ledger
 from gpukeeper.engine.failures import pass_stopped
 from gpukeeper.engine.keeper import Keeper
@@ -46,7 +46,7 @@ class PassReport:
     settled: list[Closed] = field(default_factory=list)
     outcomes: list[Closed] = field(default_factory=list)
     warnings: list[WarningSent] = field(default_factory=list)
-    given_back: list[GivenBack] = field(default_factory=list)  # work that ended, with the GPUs it had
+    given_back: list[ReleasedGpus] = field(default_factory=list)  # work that ended, with the GPUs it had
     checks: list[GpuChecked] = field(default_factory=list)  # of those GPUs; a daemon's come later, in the journal
     relieved: Counter[str] = field(default_factory=Counter)  # by disk: steps left out once it was not too full any more
     beside_work: Counter[tuple[str, str]] = field(default_factory=Counter)  # by folder and why: left out the same way
@@ -210,7 +210,9 @@ async def _plan(
     acts = await keeper.ledger.acts_since(now - HOUR, TREES, but=True)
     trees = await keeper.ledger.acts_since(now - HOUR, TREES)
     broken = None if found.whole else keeper.last_passes.breaker(key_of(found.platform))
-    return make_plan(found.due, book.policy, found.fleet(acts, trees, clock, broken), now, pass_id=pass_id, allow=allow)
+    return make_plan(
+        found.due, book.policy, found.budget_facts(acts, trees, clock, broken), now, pass_id=pass_id, allow=allow
+    )
 
 
 async def _take_steps(

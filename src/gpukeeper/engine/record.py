@@ -1,4 +1,4 @@
-"""What the ledger does not know yet after a look: new facts, leases that begin, decisions that changed."""
+"""What a survey adds to the ledger: new facts, leases that begin, decisions that changed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpukeeper.engine.ports import Ports
 from gpukeeper.model.decision import Action, Decision, Verdict
 from gpukeeper.model.event import Complaint, Decided, Event
 
-TREE_LINES = 200  # of one pass: changed decisions about trees. Anybody may make trees by the thousand
+TREE_LINES = 200  # of one pass: changed decisions about trees. Any user can create thousands of trees
 
 
 @dataclass
-class ToWrite:
+class PendingLines:
     """Lines for the pass to append; the look itself writes nothing."""
 
     lines: list[Event] = field(default_factory=list)
@@ -29,7 +29,7 @@ class ToWrite:
 
 
 async def changed_decisions(
-    ports: Ports, to_write: ToWrite, decisions: Sequence[Decision], now: datetime, trees: Collection[str] = ()
+    ports: Ports, to_write: PendingLines, decisions: Sequence[Decision], now: datetime, trees: Collection[str] = ()
 ) -> list[Event]:
     """Decisions and complaints as lines, only where they differ from what was recorded last. Of trees only those that
     are due, or were, and no more than a bound: most are young or in use, and that changes from pass to pass."""

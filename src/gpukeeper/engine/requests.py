@@ -12,7 +12,7 @@ import msgspec
 from gpukeeper.engine import clean
 from gpukeeper.engine.act import take
 from gpukeeper.engine.confirm import LASTS, Asker, Pending
-from gpukeeper.engine.find import Found, find, look_at
+from gpukeeper.engine.find import FoundSubject, find, look_at
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import key_of
 from gpukeeper.engine.verify import evidence_of, settle
@@ -34,12 +34,12 @@ from gpukeeper.model.unknown import Unknown
 
 PASS_WAITED_FOR = 60  # seconds
 LONGEST_REASON = 1000  # characters; each is written to the ledger and shown to everybody
-__all__ = ["Found", "Reply", "Request", "find", "fulfil"]
+__all__ = ["FoundSubject", "Reply", "Request", "find", "fulfil"]
 GPU_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,99}")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing somebody asks for. Who asks is never part of it: the socket or the process says that."""
+    """One request. The user is never part of it: the socket or the process identifies them."""
 
     verb: str
     workload: str = ""
@@ -47,7 +47,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reason: str = ""
     suspends: tuple[str, ...] = ()
     confirm: bool = False  # ask before acting; mode plan always does
-    token: str = ""  # of the answer that asked: the person said yes
+    token: str = ""  # of the reply that asked for a confirmation: the user confirmed
     owner: str | None = None  # below here: of lines of the ledger that are asked for
     last: int = 100
     types: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""
 
 
-class Told(Reply, frozen=True, kw_only=True):
+class DataReply(Reply, frozen=True, kw_only=True):
     """The answer to who only wants to know; `body` is JSON."""
 
     body: msgspec.Raw = msgspec.Raw(b"null")
@@ -132,7 +132,7 @@ async def hold(
     *,
     reason: str = "",
     suspends: tuple[str, ...] = (),
-) -> tuple[Found, Hold]:
+) -> tuple[FoundSubject, Hold]:
     found = await find(keeper, book, words)
     now, subject = keeper.clock.now(), found.view.subject
     view = msgspec.structs.replace(found.view, elsewhere=await holds_elsewhere(keeper, book, subject, now))
@@ -146,8 +146,8 @@ async def hold(
     return found, granted
 
 
-def _not_prevented(book: Rulebook, found: Found, granted: Hold) -> str:
-    """What ends it in spite of the hold, and when: nobody may believe to be safe from that."""
+def _not_prevented(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
+    """What ends it in spite of the hold, and when: so that no user relies on the hold alone."""
     act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards)
     if act is None:
         return ""
@@ -155,8 +155,8 @@ def _not_prevented(book: Rulebook, found: Found, granted: Hold) -> str:
     return f" The hold does not prevent {act.rule}: {act.action} {_when(act.at, granted.at)}.{grant}"
 
 
-async def _hold_on_it(found: Found, until: datetime) -> None:
-    """Where a hold is kept on the thing itself: whoever acts there may have another ledger."""
+async def _hold_on_it(found: FoundSubject, until: datetime) -> None:
+    """Where a hold is stored on the object itself: another instance there may have another ledger."""
     subject = found.view.subject
     answer = await found.platform.hold(subject, until)
     if isinstance(answer, Refused | Unknown):
@@ -164,7 +164,7 @@ async def _hold_on_it(found: Found, until: datetime) -> None:
         raise UsageError(f"{subject.ref.path} is not held: {answer.why}. A user with that permission can run: {how}")
 
 
-async def _release_from_it(keeper: Keeper, book: Rulebook, found: Found) -> Found | None:
+async def _release_from_it(keeper: Keeper, book: Rulebook, found: FoundSubject) -> FoundSubject | None:
     """Without the hold on the thing itself, looked at again: marks of other tools may still hold it. None: it has none,
     or only a new thing would be without it."""
     subject = found.view.subject
@@ -200,7 +200,7 @@ async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -
     """Stop or remove. Without a confirmation only in mode enforce, and only if the request does not ask for one."""
     action, now = Action(request.verb), keeper.clock.now()
     if request.token:
-        pending = keeper.answering.confirmations.take(request.token, asker, action, now)
+        pending = keeper.request_state.confirmations.take(request.token, asker, action, now)
         if pending is None:
             raise UsageError(
                 f"this confirmation is unknown, was already used, or is older than {in_words(LASTS)}; "
@@ -211,11 +211,11 @@ async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -
     if not request.confirm and book.policy.mode is Mode.ENFORCE:
         return await _act_on(keeper, book, asker, found, action)
     _may_be_done(keeper, book, asker, found, action)
-    token = keeper.answering.confirmations.ask(asker, found.view.subject.seen, action, now)
+    token = keeper.request_state.confirmations.ask(asker, found.view.subject.seen, action, now)
     return Reply(done=False, words=_described(found.view, action), exit_code=UsageError.exit_code, token=token)
 
 
-async def _confirmed(keeper: Keeper, book: Rulebook, pending: Pending) -> Found:
+async def _confirmed(keeper: Keeper, book: Rulebook, pending: Pending) -> FoundSubject:
     """What the person was shown, if a fresh look still gives that."""
     ref = pending.seen.ref
     found = await look_at(keeper, book, ref)
@@ -231,7 +231,7 @@ async def act_now(
     return await _act_on(keeper, book, Asker(who, uid), await find(keeper, book, words, acting=True), action)
 
 
-async def _act_on(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, action: Action) -> Closed:
+async def _act_on(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubject, action: Action) -> Closed:
     _may_be_done(keeper, book, asker, found, action)
     if not is_admin(book, asker.name):
         await _let_pass(keeper, found)
@@ -249,11 +249,11 @@ async def _act_on(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, ac
         return await take(keeper, found.platform, step, book, pass_id)
 
 
-async def _let_pass(keeper: Keeper, found: Found) -> None:
+async def _let_pass(keeper: Keeper, found: FoundSubject) -> None:
     """A pass that another request kept waiting comes first: many requests must not keep passes away."""
     platform = found.platform
     for _ in range(PASS_WAITED_FOR):
-        if key_of(platform) not in keeper.answering.turned_away:
+        if key_of(platform) not in keeper.request_state.turned_away:
             return
         await asyncio.sleep(1)
     raise UsageError(
@@ -261,7 +261,7 @@ async def _let_pass(keeper: Keeper, found: Found) -> None:
     )
 
 
-def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, action: Action) -> None:
+def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubject, action: Action) -> None:
     """Raises UsageError: not by this person, not on this thing, or not now."""
     view, who = found.view, asker.name
     subject, path = view.subject, view.subject.ref.path

@@ -1,7 +1,7 @@
-"""One look for all who ask at the same time. Whoever asks gets one that began after the question, never an older one.
+"""One read for all concurrent callers. A caller gets a read that began after its call, never an older one.
 
-So many steps may be under way at once for the price of one: while a look runs, those who ask wait for the next, and
-all of them share it. Nothing is remembered.
+Many steps may run at the same time for the price of one: while a read runs, later callers wait for the next one and
+share it. Nothing is cached.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 GATHER = 0.05  # seconds; those who got the last look ask for the next one before long
 
 
-class _Look(Generic[T]):
+class _Read(Generic[T]):
     """One that may not have begun yet; then more may join."""
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class _Look(Generic[T]):
 
 
 class Shared(Generic[T]):
-    """A look that blocks, asked for by threads. What it gives is shared, so nobody may change it. Looks with other
-    arguments are other looks."""
+    """A blocking read, called by threads. Its result is shared and must not be changed. Reads with other arguments are
+    separate."""
 
     def __init__(self, look: Callable[..., T]) -> None:
         self._look = look
         self._lock = threading.Lock()
-        self._next: dict[tuple[Hashable, ...], _Look[T]] = {}  # not begun
+        self._next: dict[tuple[Hashable, ...], _Read[T]] = {}  # not begun
         self._turn: dict[tuple[Hashable, ...], threading.Lock] = {}  # one at a time; the others gather meanwhile
 
     def __call__(self, *about: Hashable) -> T:
@@ -46,13 +46,13 @@ class Shared(Generic[T]):
             if look is not None:
                 turn = None
             else:
-                look = self._next[about] = _Look()
+                look = self._next[about] = _Read()
                 turn = self._turn.setdefault(about, threading.Lock())
         if turn is not None:
             self._run(look, turn, about)
         return look.get()
 
-    def _run(self, look: _Look[T], turn: threading.Lock, about: tuple[Hashable, ...]) -> None:
+    def _run(self, look: _Read[T], turn: threading.Lock, about: tuple[Hashable, ...]) -> None:
         waits = turn.locked()
         with turn:
             if waits:
@@ -68,7 +68,7 @@ class Shared(Generic[T]):
 
 
 class SharedQuestion(Generic[T]):
-    """The same for questions that are awaited. Who stops waiting takes it from nobody else."""
+    """The same for awaited reads. A cancelled caller does not cancel the read for others."""
 
     def __init__(self, ask: Callable[..., Awaitable[T]]) -> None:
         self._ask = ask

@@ -26,7 +26,7 @@ from gpukeeper.model.unknown import Unknown
 HOUR = timedelta(hours=1)
 
 
-async def views(
+async def build_views(
     keeper: Keeper, platform: Platform, subjects: Sequence[Subject], book: Rulebook, lines: list[Event], now: datetime
 ) -> list[View]:
     """Subjects joined with memory and signals. Newly noticed facts are folded in at once and added to `lines`."""

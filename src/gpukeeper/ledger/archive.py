@@ -43,7 +43,7 @@ class Rotation(msgspec.Struct, frozen=True):
     believed: datetime | None = None
 
 
-class Archived(msgspec.Struct, frozen=True):
+class ArchiveInfo(msgspec.Struct, frozen=True):
     """`damage`: why it cannot be trusted, or None."""
 
     name: str
@@ -52,12 +52,12 @@ class Archived(msgspec.Struct, frozen=True):
     damage: str | None = None
 
 
-class Status(msgspec.Struct, frozen=True):
+class LedgerStatus(msgspec.Struct, frozen=True):
     lines: int
     oldest: datetime | None
     newest: datetime | None
     size: int
-    archives: tuple[Archived, ...]
+    archives: tuple[ArchiveInfo, ...]
     reserve: bool
     paused: str | None
 
@@ -86,19 +86,19 @@ async def rotate(
     return Rotation(lines, name, finished, gone, signals, believed)
 
 
-async def status(ledger: SqliteLedger, *, check: bool = False) -> Status:
+async def status(ledger: SqliteLedger, *, check: bool = False) -> LedgerStatus:
     """`check` reads every archive from end to end; otherwise only its header."""
     folder = archive_folder(ledger.path)
     archives = await asyncio.to_thread(lambda: tuple(_look(p, check) for p in sorted(folder.glob("journal-*.gz"))))
     lines, oldest, newest = await ledger.read(_extent)
     size = sum(p.stat().st_size for p in ledger.path.parent.glob(ledger.path.name + "*"))
     there = Reserve(ledger.path.parent).is_there()
-    return Status(lines, oldest, newest, size, archives, there, await ledger.paused())
+    return LedgerStatus(lines, oldest, newest, size, archives, there, await ledger.paused())
 
 
 async def believed_now(ledger: SqliteLedger, now: datetime) -> datetime | None:
     """The time by which things are deleted for ever: two days further a run at most, whatever the clock says.
-    None: nobody has seen this clock before."""
+    None: this clock was not observed before."""
 
     def do(c: sqlite3.Connection) -> datetime | None:
         last = state.meta(c, "believed_now")
@@ -180,7 +180,7 @@ def _forget(c: sqlite3.Connection, header: Header, now: datetime) -> None:
 
 
 def _delete_old(folder: Path, before: datetime) -> tuple[str, ...]:
-    """By their newest line. A file whose header cannot be read stays: nobody knows what is in it."""
+    """By their newest line. A file whose header cannot be read stays: its content is unknown."""
     gone = []
     for path, header in headers(folder):
         if header.until < before:
@@ -191,15 +191,15 @@ def _delete_old(folder: Path, before: datetime) -> tuple[str, ...]:
     return tuple(sorted(gone))
 
 
-def _look(path: Path, check: bool) -> Archived:
+def _look(path: Path, check: bool) -> ArchiveInfo:
     header = None
     try:
         header = read_header(path)
         if check:
             verify(path, header)
     except LedgerError as error:
-        return Archived(path.name, path.stat().st_size, header, str(error))
-    return Archived(path.name, path.stat().st_size, header)
+        return ArchiveInfo(path.name, path.stat().st_size, header, str(error))
+    return ArchiveInfo(path.name, path.stat().st_size, header)
 
 
 def _extent(c: sqlite3.Connection) -> tuple[int, datetime | None, datetime | None]:

@@ -1,4 +1,4 @@
-"""Evidence as folders of files: <day>/<name>-<step>/, with an index that says what each file is.
+"""Evidence as directories of files: <day>/<name>-<step>/, with an index of the files.
 
 Names come from platforms: they are data in the index and sanitised on disk; no link is ever followed.
 """
@@ -51,7 +51,7 @@ class Index(msgspec.Struct, frozen=True):
     files: Mapping[str, SavedFile]  # by the name the platform gave
 
 
-class Usage(msgspec.Struct, frozen=True):
+class EvidenceUsage(msgspec.Struct, frozen=True):
     bytes: int
     folders: int
     quota: int
@@ -60,7 +60,7 @@ class Usage(msgspec.Struct, frozen=True):
 _INDEX = reading.Decoder(Index)
 
 
-class FolderEvidence:
+class DirectoryEvidence:
     """Several threads save at once: each reserves its bytes before it writes, so that together they stay below the
     quota. What other processes save meanwhile is found when it gets tight."""
 
@@ -87,7 +87,7 @@ class FolderEvidence:
         """Days that lie wholly before `now - keep` are deleted. How many bytes that gave back."""
         return await in_thread(lambda: self._prune(f"{now - keep:%Y%m%d}"), WALKED_WITHIN)
 
-    async def usage(self) -> Usage:
+    async def usage(self) -> EvidenceUsage:
         return await in_thread(self._usage, WALKED_WITHIN)
 
     def _save(self, ref: Ref, step: str, at: datetime, evidence: Evidence) -> str | Unknown:
@@ -106,7 +106,7 @@ class FolderEvidence:
             )
 
     def _reserve(self, needed: int) -> bool:
-        """False: it does not fit. The folder is measured while nobody writes: half of a capture would count twice."""
+        """False: it does not fit. The directory is measured between writes: half of a capture would count twice."""
         deadline = time.monotonic() + ROOM_WITHIN
         with self._turn:
             while self._used is None or self._used + self._reserved + needed > self.quota:
@@ -181,17 +181,17 @@ class FolderEvidence:
             self._used = None
         return used - self._usage().bytes
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> EvidenceUsage:
         size = folders = 0
         if not self.root.is_dir():
-            return Usage(0, 0, self.quota)
+            return EvidenceUsage(0, 0, self.quota)
         for _, below, files, fd in os.fwalk(self.root, follow_symlinks=False):
             folders += INDEX in files
             below.sort()
             for file in files:
                 with suppress(FileNotFoundError):
                     size += os.stat(file, dir_fd=fd, follow_symlinks=False).st_size
-        return Usage(size, folders, self.quota)
+        return EvidenceUsage(size, folders, self.quota)
 
 
 def _prune_day(root: int, day: str) -> None:

@@ -1,4 +1,4 @@
-"""A ledger that forgets at exit: for the demo, simulations and looking without a ledger. Same fold as the real one."""
+"""A ledger in memory: for the demo, simulations and reading without a ledger. Same fold as the real one."""
 
 from __future__ import annotations
 
@@ -168,9 +168,10 @@ class InMemorySignals:
             if sample.at is not at:  # a tick has one time for all its samples
                 at, minute = sample.at, int(sample.at.timestamp()) // 60
             rows, which = self._rows[sample.key], (sample.signal, sample.device, sample.slice)
-            if which not in rows:
-                rows[which] = _Row(minute)
-            rows[which].add(minute, sample)
+            row = rows.get(which)
+            if row is None:
+                row = rows[which] = _Row(minute)
+            row.add(minute, sample)
 
     async def series(self, keys: Sequence[str], since: datetime, until: datetime) -> Mapping[str, tuple[Series, ...]]:
         first, last = int(since.timestamp()) // 60, int(until.timestamp()) // 60

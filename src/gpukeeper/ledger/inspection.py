@@ -6,35 +6,35 @@ import sqlite3
 
 import msgspec
 
-from gpukeeper.ledger.archive import Archived, Status, status
+from gpukeeper.ledger.archive import ArchiveInfo, LedgerStatus, status
 from gpukeeper.ledger.journal import SqliteLedger
 from gpukeeper.ledger.lines import decode
 from gpukeeper.model.errors import LedgerError
 
-MOST = 20  # problems of one kind that are told; the rest is counted
+MOST = 20  # problems of one kind that are listed; the rest is counted
 
 
-class File(msgspec.Struct, frozen=True):
+class LedgerFile(msgspec.Struct, frozen=True):
     name: str
     size: int
 
 
-class Inspected(msgspec.Struct, frozen=True):
+class InspectionResult(msgspec.Struct, frozen=True):
     """`problems`: a sentence each; none when everything could be read and is what it was when it was written."""
 
     lines: int
-    archives: tuple[Archived, ...]
+    archives: tuple[ArchiveInfo, ...]
     problems: tuple[str, ...]
 
 
-async def inspect(ledger: SqliteLedger) -> Inspected:
+async def inspect(ledger: SqliteLedger) -> InspectionResult:
     found = await ledger.damage()
     if found:
-        return Inspected(0, (), tuple(f"{ledger.path}: {words}" for words in _few(found)))
+        return InspectionResult(0, (), tuple(f"{ledger.path}: {words}" for words in _few(found)))
     lines, unreadable = await ledger.read(lambda c: _read_all(c, str(ledger.path)))
     archives = (await status(ledger, check=True)).archives
     damaged = [one.damage for one in archives if one.damage is not None]
-    return Inspected(lines, archives, (*_few(unreadable), *_few(damaged)))
+    return InspectionResult(lines, archives, (*_few(unreadable), *_few(damaged)))
 
 
 async def schema_of(ledger: SqliteLedger) -> int:
@@ -42,13 +42,13 @@ async def schema_of(ledger: SqliteLedger) -> int:
     return await ledger.read(lambda c: int(c.execute("PRAGMA user_version").fetchone()[0]))
 
 
-def files_of(ledger: SqliteLedger) -> tuple[File, ...]:
+def files_of(ledger: SqliteLedger) -> tuple[LedgerFile, ...]:
     """The database and what belongs to it."""
     found = sorted(ledger.path.parent.glob(ledger.path.name + "*"))
-    return tuple(File(path.name, path.stat().st_size) for path in found)
+    return tuple(LedgerFile(path.name, path.stat().st_size) for path in found)
 
 
-def archived_size(found: Status) -> int:
+def archived_size(found: LedgerStatus) -> int:
     return sum(one.size for one in found.archives)
 
 

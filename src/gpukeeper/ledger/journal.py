@@ -139,7 +139,7 @@ class SqliteLedger:
         search: str | None = None,
     ) -> list[tuple[int, Event]]:
         """The newest `last` lines (None: all) that fit, oldest first. `workload`: any ending of its path, or a uid."""
-        wanted = queries.Wanted(last, tuple(types), owner, workload, errors_only, since, search)
+        wanted = queries.LineFilter(last, tuple(types), owner, workload, errors_only, since, search)
         return await self.read(lambda c: queries.lines(c, wanted, str(self.path)))
 
     async def follow(self, after: int, *, poll: float = 0.5) -> AsyncIterator[tuple[int, Event]]:

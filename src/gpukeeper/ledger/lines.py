@@ -24,7 +24,7 @@ _DECODER: reading.Decoder[Event] = reading.Decoder(cast("type[Event]", Event))
 _FAILED = frozenset({Result.STILL_THERE, Result.NOT_CAPTURED, Result.REFUSED, Result.UNKNOWN})
 
 
-class Numbered(msgspec.Struct, frozen=True):
+class NumberedLine(msgspec.Struct, frozen=True):
     """Lines with their numbers, as a daemon sends them."""
 
     lines: tuple[tuple[int, Event], ...]

@@ -19,7 +19,7 @@ from gpukeeper.model.unknown import Unknown
 PAGE = 500
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class LineFilter(msgspec.Struct, frozen=True):
     last: int | None = 100
     types: tuple[str, ...] = ()
     owner: str | None = None
@@ -30,7 +30,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Reclaimed(msgspec.Struct):
-    """What came back. The `unmeasured` counts say in how many steps a figure was unknown; it is in no sum."""
+    """What was returned. The `unmeasured` counts are the steps with an unknown value; it is in no sum."""
 
     steps: int = 0
     gpus: int = 0
@@ -50,7 +50,7 @@ class Reclaimed(msgspec.Struct):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Only what was seen to be reclaimed. Owner "" is: nobody known."""
+    """Only what was verified as reclaimed. Owner "" is: unknown."""
 
     whole: Reclaimed
     owners: Mapping[str, Reclaimed]
@@ -59,7 +59,7 @@ class Totals(msgspec.Struct, frozen=True):
     covers_from: datetime | None = None  # later than asked for, when older lines are in the archive
 
 
-def lines(c: sqlite3.Connection, wanted: Wanted, where: str) -> list[tuple[int, Event]]:
+def lines(c: sqlite3.Connection, wanted: LineFilter, where: str) -> list[tuple[int, Event]]:
     conditions, values = _conditions(c, wanted)
     question = "SELECT seq, line FROM journal"
     if conditions:
@@ -115,7 +115,7 @@ def last_line_at(c: sqlite3.Connection, before: datetime | None = None) -> datet
     return None if found is None or found[0] is None else moment(found[0])
 
 
-def _conditions(c: sqlite3.Connection, wanted: Wanted) -> tuple[list[str], list[object]]:
+def _conditions(c: sqlite3.Connection, wanted: LineFilter) -> tuple[list[str], list[object]]:
     conditions: list[str] = []
     values: list[object] = []
     if wanted.types:

@@ -21,7 +21,7 @@ from gpukeeper.model.series import BRIDGED_MAX, Series, Signal
 
 MINUTE = timedelta(minutes=1)
 NOTHING = timedelta()
-TAIL_MAX = 3 * MINUTE  # since the newest reading: a cluster's minute is said when it is over and was scraped
+TAIL_MAX = 3 * MINUTE  # since the newest reading: a cluster reports a minute after it is over and was scraped
 ALL = 10**9  # buckets
 BRIDGED = BRIDGED_MAX // MINUTE  # empty buckets between two readings that speak for all the time between them
 PAIR = 5  # two busy buckets of a secondary signal within this many count as activity; a lone one is a probe
@@ -34,9 +34,9 @@ class Use(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Judged(msgspec.Struct, frozen=True):
+class UseAssessment(msgspec.Struct, frozen=True):
     """`since`: beginning of the quiet time: the newest use or the end of the newest gap. `used`: newest activity; None
-    when there was none as far back as anybody looked. `skipped`: signals absent by design."""
+    when there was none within the horizon. `skipped`: signals absent by design."""
 
     use: Use
     reason: str
@@ -45,14 +45,14 @@ class Judged(msgspec.Struct, frozen=True):
     skipped: tuple[str, ...] = ()
 
 
-def judge(
+def assess_use(
     series: Sequence[Series],
     devices: Sequence[str],
     thresholds: Thresholds,
     window: timedelta,
     now: datetime,
     horizon: timedelta = NOTHING,
-) -> Judged:
+) -> UseAssessment:
     """Active, quiet since when, or unknown and why. Looks for activity as far back as `horizon`."""
     minutes = max(1, window // MINUTE)
     reach = max(minutes, horizon // MINUTE)
@@ -61,22 +61,24 @@ def judge(
     gpus = [one for one in series if one.signal is Signal.GPU and one.device in devices]
     if not gpus:
         needs = f"needs `gpukeeper serve` running for {in_words(window)}"
-        return Judged(Use.UNKNOWN, f"GPU use was not measured yet: {needs}")
+        return UseAssessment(Use.UNKNOWN, f"GPU use was not measured yet: {needs}")
     measured = {one.device for one in gpus}
     if not measured.issuperset(devices):
         unmeasured = min(set(devices) - measured)
-        return Judged(Use.UNKNOWN, f"use of GPU {unmeasured} was not measured; every GPU must be")
+        return UseAssessment(Use.UNKNOWN, f"use of GPU {unmeasured} was not measured; every GPU must be")
     quiet = reach  # buckets since the newest activity
     newest = ""
     for one in gpus:
         if one.missing is not None:
-            return Judged(Use.UNKNOWN, f"GPU use could not be measured ({one.missing.why}); not measured is not idle")
+            return UseAssessment(
+                Use.UNKNOWN, f"GPU use could not be measured ({one.missing.why}); not measured is not idle"
+            )
         back = _last_busy(one, thresholds.gpu_slice if one.slice else thresholds.gpu, quiet, newest_bucket)
         if back < quiet:
             quiet, newest = back, f"GPU {one.device}"
     secondary = _secondary(series, thresholds)
     if isinstance(secondary, str):
-        return Judged(Use.UNKNOWN, secondary)
+        return UseAssessment(Use.UNKNOWN, secondary)
     vetoes = [one for one in secondary if one.missing is None]
     skipped = tuple(f"{one.signal} ({one.missing.why})" for one in secondary if one.missing is not None)
     for one in vetoes:
@@ -86,8 +88,8 @@ def judge(
         if back < quiet:
             quiet, newest = back, one.signal
     if quiet < thresholds.settle // MINUTE:
-        return Judged(Use.ACTIVE, f"{newest} was in use {_ago(quiet)}", skipped=skipped)
-    return _judge_quiet(gpus + vetoes, thresholds, quiet, reach, now, skipped)
+        return UseAssessment(Use.ACTIVE, f"{newest} was in use {_ago(quiet)}", skipped=skipped)
+    return _assess_quiet(gpus + vetoes, thresholds, quiet, reach, now, skipped)
 
 
 def active_minutes(
@@ -119,14 +121,14 @@ def _secondary(series: Sequence[Series], thresholds: Thresholds) -> list[Series]
     return found
 
 
-def _judge_quiet(
+def _assess_quiet(
     measured: Sequence[Series],
     thresholds: Thresholds,
     quiet: int,
     reach: int,
     now: datetime,
     skipped: tuple[str, ...],
-) -> Judged:
+) -> UseAssessment:
     """Quiet since the newest use, or since the newest gap: what was not measured is never counted."""
     end = _minute(now) + MINUTE
     since = end - quiet * MINUTE
@@ -134,18 +136,20 @@ def _judge_quiet(
     for one in measured:
         span = measured_span(one, now)
         if span is None:
-            return Judged(Use.UNKNOWN, f"{_name(one)} was not measured; not measured is not idle", skipped=skipped)
+            return UseAssessment(
+                Use.UNKNOWN, f"{_name(one)} was not measured; not measured is not idle", skipped=skipped
+            )
         if now - span[1] > TAIL_MAX:
             words = f"{_name(one)} was last measured {in_words(now - span[1])} ago; not measured is not idle"
-            return Judged(Use.UNKNOWN, words, skipped=skipped)
+            return UseAssessment(Use.UNKNOWN, words, skipped=skipped)
         if span[0] > since and now - span[0] < thresholds.settle:
             words = (
                 f"{_name(one)} has been measured without a gap only for {in_words(max(now - span[0], NOTHING))}, "
                 f"{in_words(thresholds.settle)} are needed; not measured is not idle"
             )
-            return Judged(Use.UNKNOWN, words, skipped=skipped)
+            return UseAssessment(Use.UNKNOWN, words, skipped=skipped)
         since = max(since, span[0])
-    return Judged(Use.QUIET, f"no use for {in_words(now - since)}", since, used, skipped)
+    return UseAssessment(Use.QUIET, f"no use for {in_words(now - since)}", since, used, skipped)
 
 
 def measured_span(one: Series, now: datetime) -> tuple[datetime, datetime] | None:

@@ -1,4 +1,4 @@
-"""How much in one pass. The budget defers, oldest first; the breaker refuses everything when the world looks broken."""
+"""How much in one pass. The budget defers, oldest first; the breaker refuses all steps if too much is due or lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TREES = frozenset(name for name, turn in _TURNS.items() if turn is Turn.TREES)  
 _COUNTED_ONCE = frozenset(rule.NAME for rule in RULES if is_counted_once(rule))
 
 
-class Fleet(msgspec.Struct, frozen=True):
+class BudgetFacts(msgspec.Struct, frozen=True):
     """What the pass saw, as far as budget and breaker care."""
 
     seen: int
@@ -28,13 +28,13 @@ class Fleet(msgspec.Struct, frozen=True):
     acts_last_hour: int
     clock: str | None = None  # why the clock is not to be trusted
     trees_last_hour: int = 0
-    broken: str | None = None  # what the last look at everything found, where this one looked at a part only
+    broken: str | None = None  # what the last full pass found, if this one is narrow
 
 
 def make_plan(
     decisions: Sequence[Decision],
     policy: Policy,
-    fleet: Fleet,
+    facts: BudgetFacts,
     now: datetime,
     *,
     pass_id: int,
@@ -44,8 +44,8 @@ def make_plan(
     decisions, duplicates = _one_each([d for d in decisions if d.action is not Action.KEEP])
     warn = [d for d in decisions if d.action is Action.WARN]
     acting = sorted((d for d in decisions if d.action in ACTING), key=_oldest_first)
-    breaker = doubted_clock(fleet) or (None if allow is not None else open_breaker(acting, policy, fleet))
-    taken, deferred = _within_budget(acting, policy, fleet) if allow is None else (acting[:allow], acting[allow:])
+    breaker = doubted_clock(facts) or (None if allow is not None else open_breaker(acting, policy, facts))
+    taken, deferred = _within_budget(acting, policy, facts) if allow is None else (acting[:allow], acting[allow:])
     steps = tuple(Step(f"{pass_id}.{number}", d) for number, d in enumerate([*warn, *taken], start=1))
     return Plan(policy.digest, now, () if breaker else steps, tuple(deferred), breaker, duplicates)
 
@@ -70,8 +70,10 @@ def duplicate_sentences(plan: Plan) -> list[str]:
     ]
 
 
-def _within_budget(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> tuple[list[Decision], list[Decision]]:
-    left = {False: room_left(policy, fleet), True: max(0, policy.budget.trees - fleet.trees_last_hour)}
+def _within_budget(
+    acting: Sequence[Decision], policy: Policy, facts: BudgetFacts
+) -> tuple[list[Decision], list[Decision]]:
+    left = {False: room_left(policy, facts), True: max(0, policy.budget.trees - facts.trees_last_hour)}
     taken: list[Decision] = []
     deferred: list[Decision] = []
     for decision in acting:
@@ -85,9 +87,9 @@ def hourly_budget(decision: Decision, policy: Policy, seen: int) -> int:
     return policy.budget.trees if decision.rule in TREES else policy.budget.per_hour.of(seen)
 
 
-def room_left(policy: Policy, fleet: Fleet) -> int:
-    per_pass = policy.budget.per_pass.of(fleet.seen)
-    per_hour = policy.budget.per_hour.of(fleet.seen) - fleet.acts_last_hour
+def room_left(policy: Policy, facts: BudgetFacts) -> int:
+    per_pass = policy.budget.per_pass.of(facts.seen)
+    per_hour = policy.budget.per_hour.of(facts.seen) - facts.acts_last_hour
     return max(0, min(per_pass, per_hour))
 
 
@@ -107,23 +109,23 @@ def backlog_sentence(deferred: Sequence[Decision], policy: Policy, seen: int) ->
     )
 
 
-def doubted_clock(fleet: Fleet) -> str | None:
-    return f"{fleet.clock}. Nothing was touched." if fleet.clock is not None else None
+def doubted_clock(facts: BudgetFacts) -> str | None:
+    return f"{facts.clock}. Nothing was touched." if facts.clock is not None else None
 
 
-def open_breaker(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> str | None:
+def open_breaker(acting: Sequence[Decision], policy: Policy, facts: BudgetFacts) -> str | None:
     """A sentence when the world looks broken, else None. A part of it cannot look whole again by itself."""
-    if fleet.broken is not None:
-        return fleet.broken
+    if facts.broken is not None:
+        return facts.broken
     due = _stopped_at_once([decision for decision in acting if decision.running])
-    if due > max(policy.breaker.floor, int(fleet.running * policy.breaker.running)):
+    if due > max(policy.breaker.floor, int(facts.running * policy.breaker.running)):
         return (
-            f"The plan would stop {due} of {fleet.running} running workloads at once; "
+            f"The plan would stop {due} of {facts.running} running workloads at once; "
             f"the breaker opens above {policy.breaker.running:.0%}. Nothing was touched."
         )
-    if fleet.vanished > max(policy.breaker.floor, int(fleet.before * policy.breaker.vanished)):
+    if facts.vanished > max(policy.breaker.floor, int(facts.before * policy.breaker.vanished)):
         return (
-            f"{fleet.vanished} of {fleet.before} objects of the last pass are missing; "
+            f"{facts.vanished} of {facts.before} objects of the last pass are missing; "
             f"the breaker opens above {policy.breaker.vanished:.0%}. Nothing was touched."
         )
     return None

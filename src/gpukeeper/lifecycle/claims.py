@@ -1,4 +1,4 @@
-"""Who has which GPU, and what does not fit together. Pure; `observe` shows it and nothing here is repaired.
+"""Which workload has which GPU, and contradictions. Pure; `observe` shows them, and nothing is repaired.
 
 A device is a whole GPU or a slice of one, known from the inventory of its place. Only a place whose inventory is there
 can tell that a device is free or missing; elsewhere a claim is shown as the workload names it.
@@ -36,15 +36,15 @@ Offers = Mapping[tuple[str, str], Collection[Action]]
 
 
 @direct
-class How(StrEnum):
-    """How somebody has a device."""
+class ClaimState(StrEnum):
+    """How a device is held."""
 
     RUNNING = "running"
     PAUSED = "paused"
     CHILDREN = "living children"  # its workload ended, and parts of it run on
     ORPHAN = "orphan"
     BARE = "outside"  # a person's, in no workload
-    INFRASTRUCTURE = "infrastructure"  # never touched, and in nobody's way
+    INFRASTRUCTURE = "infrastructure"  # never touched, and blocks no other use
     KEPT = "kept for its owner"  # after a stop by hand
     FREE = "free"
     HELD = "held"  # by a process that is no workload: root's, one that has just begun, one of another engine
@@ -52,18 +52,18 @@ class How(StrEnum):
     QUARANTINE = "quarantine"
 
 
-_CLAIMING = (How.RUNNING, How.PAUSED, How.CHILDREN)
-_SHARED = (How.INFRASTRUCTURE,)  # a device with only these is nobody's
+_CLAIMING = (ClaimState.RUNNING, ClaimState.PAUSED, ClaimState.CHILDREN)
+_SHARED = (ClaimState.INFRASTRUCTURE,)  # a device with only these is free
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """One device and one who has it. `device` is empty when nobody could learn which it is."""
+    """One device and one holder. `device` is empty if it is unknown which it is."""
 
     device: str
     name: str  # the path of the device, or what the workload calls it
     place: str
-    how: How
-    holder: Ref | None = None  # None: nobody
+    how: ClaimState
+    holder: Ref | None = None  # None: no workload
     by: str = ""  # processes that hold it and are no workload
     owner: str | Unknown | None = None
     since: datetime | None = None
@@ -74,7 +74,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that somebody should look at."""
+    """A contradiction that a person should check."""
 
     kind: str
     about: tuple[Ref, ...]
@@ -89,7 +89,7 @@ def claims(
     recorded: Mapping[str, Memory] = {},
     offers: Offers | None = None,
 ) -> tuple[Claim, ...]:
-    """One entry for each device and each who has it, and one for each that nobody has.
+    """One entry for each device and holder, and one for each device without a holder.
 
     `recorded`: what the ledger remembers, of devices too.
     """
@@ -132,7 +132,7 @@ def findings(
 
 
 def next_event(decision: Decision, now: datetime, offers: Offers | None = None) -> str:
-    """What the decision says will happen, and when."""
+    """What will happen by this decision, and when."""
     ref, wanted = decision.seen.ref, decision.then if decision.action is Action.WARN else decision.action
     offered = None if offers is None else offers.get((ref.platform, ref.place))
     if wanted is not Action.KEEP and offered is not None and wanted not in offered:
@@ -205,34 +205,34 @@ class Inventory:
         return (claim.place, not claim.device, number, claim.device, claim.holder.path if claim.holder else "")
 
 
-def _how(view: View, book: Rulebook, now: datetime) -> How | None:
+def _how(view: View, book: Rulebook, now: datetime) -> ClaimState | None:
     """None: it has no device now."""
     subject = view.subject
     if subject.shape not in (Shape.WORKLOAD, Shape.ORPHAN) or subject.devices == ():
         return None
     if subject.shape is Shape.ORPHAN:
-        return How.ORPHAN
+        return ClaimState.ORPHAN
     if subject.root is not None and not isinstance(subject.root, Unknown):
         return None  # its root has them
     settings = book.settings(subject)
     if subject.state in _LIVE:
         if not isinstance(settings.untouchable, Unknown) and settings.untouchable:
-            return How.INFRASTRUCTURE
+            return ClaimState.INFRASTRUCTURE
         if subject.class_ == BARE:
-            return How.BARE
-        return How.PAUSED if subject.state is State.PAUSED else How.RUNNING
+            return ClaimState.BARE
+        return ClaimState.PAUSED if subject.state is State.PAUSED else ClaimState.RUNNING
     if subject.state is State.ENDED and stop_hold.ask(view, settings, now).verdict is Verdict.PROTECT:
-        return How.KEPT
-    return How.CHILDREN if subject.state is State.ENDED and subject.live_children != 0 else None
+        return ClaimState.KEPT
+    return ClaimState.CHILDREN if subject.state is State.ENDED and subject.live_children != 0 else None
 
 
 def _claims_of(
-    view: View, how: How, inventory: Inventory, words: str, due: datetime | None, now: datetime
+    view: View, how: ClaimState, inventory: Inventory, words: str, due: datetime | None, now: datetime
 ) -> Iterator[Claim]:
     subject = view.subject
     place = subject.ref.place
     unknown = isinstance(subject.devices, Unknown)
-    since = subject.ended if how is How.KEPT else subject.started
+    since = subject.ended if how is ClaimState.KEPT else subject.started
     for device in ("",) if isinstance(subject.devices, Unknown) else subject.devices:
         use, use_at = newest_use(view, device, inventory.devices.get((place, device)))
         yield Claim(
@@ -251,7 +251,7 @@ def _claims_of(
 
 
 def newest_use(view: View, device: str, known: Subject | None = None) -> tuple[float | Unknown, datetime | None]:
-    """The newest minute that was measured; else what the driver said of the whole device just now."""
+    """The newest minute that was measured; else what the driver reported for the whole device just now."""
     for one in view.series:
         if one.signal is not Signal.GPU or one.device != device:
             continue
@@ -273,22 +273,22 @@ def _nobodys(inventory: Inventory, found: Sequence[Claim], recorded: Mapping[str
         if claim.how not in _SHARED:
             taken |= {(claim.place, device) for device in inventory.overlapping(claim.place, claim.device)}
     for (place, device), subject in inventory.devices.items():
-        free = Claim(device=device, name=subject.ref.path, place=place, how=How.FREE)
+        free = Claim(device=device, name=subject.ref.path, place=place, how=ClaimState.FREE)
         gpu = recorded.get(subject.ref.key, EMPTY).gpu
         if gpu is not None and gpu.quarantined is not None:
             words = f"until an admin returns it: {gpu.quarantine_reason}"
-            yield msgspec.structs.replace(free, how=How.QUARANTINE, since=gpu.quarantined, next=words)
+            yield msgspec.structs.replace(free, how=ClaimState.QUARANTINE, since=gpu.quarantined, next=words)
         elif (place, device) in taken or (place, device) in inventory.cut:
             continue
         elif (place, "") in taken:
             yield msgspec.structs.replace(
-                free, how=How.UNSURE, next="a workload here has a GPU, and which one is unknown"
+                free, how=ClaimState.UNSURE, next="a workload here has a GPU, and which one is unknown"
             )
         elif isinstance(subject.busy, str):
             words = "nothing: no known workload has it"
-            yield msgspec.structs.replace(free, how=How.HELD, by=subject.busy, next=words)
+            yield msgspec.structs.replace(free, how=ClaimState.HELD, by=subject.busy, next=words)
         elif (doubt := _doubt(subject, None if gpu is None else gpu.baseline_mib)) is not None:
-            yield msgspec.structs.replace(free, how=How.UNSURE, next=doubt)
+            yield msgspec.structs.replace(free, how=ClaimState.UNSURE, next=doubt)
         else:
             yield free
 
@@ -308,9 +308,9 @@ def _doubt(device: Subject, baseline_mib: int | None) -> str | None:
     return f"{used} MiB are in use without a visible process, {baseline_mib} MiB when it is free"
 
 
-def _shared(having: Sequence[tuple[Subject, How]], inventory: Inventory) -> Iterator[Finding]:
+def _shared(having: Sequence[tuple[Subject, ClaimState]], inventory: Inventory) -> Iterator[Finding]:
     """More than one on a device: two workloads, one outside on a claimed device, one on what is kept for another."""
-    by_device: dict[tuple[str, str], list[tuple[Subject, How]]] = {}
+    by_device: dict[tuple[str, str], list[tuple[Subject, ClaimState]]] = {}
     for subject, how in having:
         for device in () if isinstance(subject.devices, Unknown) else subject.devices:
             by_device.setdefault((subject.ref.place, device), []).append((subject, how))
@@ -323,11 +323,11 @@ def _shared(having: Sequence[tuple[Subject, How]], inventory: Inventory) -> Iter
             words = f"{name} is claimed by {len(claiming)} running workloads: {_all(claiming)}{_came_back(claiming)}"
             yield Finding(kind="duplicate", about=tuple(s.ref for s in claiming), words=words)
         for subject, how in mine:
-            if how is How.BARE and claiming:
+            if how is ClaimState.BARE and claiming:
                 words = f"{_one(subject)} runs outside any workload on {name}, which {_all(claiming)} claims"
                 yield Finding(kind="bare", about=(subject.ref, *(s.ref for s in claiming)), words=words)
             others = [s for s in claiming if s.owner != subject.owner]
-            if how is How.KEPT and others:
+            if how is ClaimState.KEPT and others:
                 words = f"{name} is kept for {_one(subject)} after its stop, and in use by {_all(others)}"
                 yield Finding(kind="duplicate", about=(subject.ref, *(s.ref for s in others)), words=words)
 
@@ -343,14 +343,14 @@ def _came_back(claiming: Sequence[Subject]) -> str:
     return f"; {last.ref.path} was restarted on it at {at:%Y-%m-%d %H:%M} UTC"
 
 
-def _claiming(having: Sequence[tuple[Subject, How]]) -> list[Subject]:
+def _claiming(having: Sequence[tuple[Subject, ClaimState]]) -> list[Subject]:
     """The running workloads among them. What may be a part of another one, of unknown class, is not counted twice."""
     found = {s.ref.key: s for s, how in having if how in _CLAIMING and not isinstance(s.class_, Unknown)}
     return [found[key] for key in sorted(found)]
 
 
 def _not_there(
-    having: Sequence[tuple[Subject, How]], inventory: Inventory, doubtful: Collection[str]
+    having: Sequence[tuple[Subject, ClaimState]], inventory: Inventory, doubtful: Collection[str]
 ) -> Iterator[Finding]:
     for subject, _ in having:
         place = subject.ref.place

@@ -1,7 +1,7 @@
-"""Did a GPU come back clean? Pure: facts in, a judgement with a sentence out. Nobody is ended or reset from here.
+"""Is a GPU clean after its workload ended? Pure: returns an assessment with a reason; ends and resets nothing.
 
-Who has the device open is what its descriptors say. The driver's own list is never a list of holders: it may name a
-process that died, whose pid an innocent one has now.
+Holders of the device are found by their open descriptors. The driver's list is never used for that: it may name a
+process that has ended, whose pid now belongs to another.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class Life(StrEnum):
 
     LIVE = "live"
     ENDED = "ended"  # it is there and does not run, or it was known and is gone
-    STRANGER = "stranger"  # gone, and nobody here ever knew it: another engine's, perhaps
+    STRANGER = "stranger"  # gone, and unknown here: perhaps of another engine
 
 
 @direct
-class Standing(StrEnum):
+class HolderKind(StrEnum):
     FOREIGN = "foreign"  # belongs to live work: never touched, the GPU is shared
     ORPHAN = "orphan"
     INFRASTRUCTURE = "infrastructure"
-    BARE = "bare"  # somebody's program on the bare host: reported only
+    BARE = "bare"  # a program on the bare host: reported only
     STRANGER = "stranger"
     UNKNOWN = "unknown"
 
 
 @direct
-class Word(StrEnum):
+class CleanStatus(StrEnum):
     CLEAN = "clean"
     SHARED = "shared"  # nothing of what ended is left, and others use it
     ORPHANED_SHARED = "orphaned_shared"
@@ -57,74 +57,74 @@ class Word(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Judgement(msgspec.Struct, frozen=True):
-    word: Word
+class Cleanliness(msgspec.Struct, frozen=True):
+    status: CleanStatus
     reason: str
-    residue: bool = False  # dirty although nobody holds it: only a reset could help
+    residue: bool = False  # dirty without a holder: only a reset could help
 
     @property
     def settled(self) -> bool:
-        """Looking again would not say more."""
-        return self.word in (Word.CLEAN, Word.SHARED)
+        """Reading again would not change it."""
+        return self.status in (CleanStatus.CLEAN, CleanStatus.SHARED)
 
     @property
     def result(self) -> CheckResult:
-        return _RESULTS[self.word]
+        return _RESULTS[self.status]
 
 
 _RESULTS = {
-    Word.CLEAN: CheckResult.CLEANED,
-    Word.SHARED: CheckResult.CLEANED,
-    Word.ORPHANED_SHARED: CheckResult.ORPHANED_SHARED,
-    Word.DIRTY: CheckResult.DIRTY,
-    Word.UNKNOWN: CheckResult.UNKNOWN,
+    CleanStatus.CLEAN: CheckResult.CLEANED,
+    CleanStatus.SHARED: CheckResult.CLEANED,
+    CleanStatus.ORPHANED_SHARED: CheckResult.ORPHANED_SHARED,
+    CleanStatus.DIRTY: CheckResult.DIRTY,
+    CleanStatus.UNKNOWN: CheckResult.UNKNOWN,
 }
 Lives = Mapping[str, Life | Unknown]
 
 
-def judge(condition: Condition | Unknown, lives: Lives, baseline_mib: int | None) -> Judgement:
+def assess_gpu(condition: Condition | Unknown, lives: Lives, baseline_mib: int | None) -> Cleanliness:
     """`lives`: what became of each workload that a holder belongs to; one that is missing is not known."""
     if isinstance(condition, Unknown):
-        return Judgement(Word.UNKNOWN, f"the GPU could not be read ({condition.why})")
-    standings = {holder: standing(holder, lives) for holder in condition.holders}
-    orphans = [h for h, s in standings.items() if s is Standing.ORPHAN]
-    others = [h for h, s in standings.items() if s in (Standing.FOREIGN, Standing.BARE)]
-    unclear = [h for h, s in standings.items() if s in (Standing.STRANGER, Standing.UNKNOWN)]
+        return Cleanliness(CleanStatus.UNKNOWN, f"the GPU could not be read ({condition.why})")
+    standings = {holder: holder_kind(holder, lives) for holder in condition.holders}
+    orphans = [h for h, s in standings.items() if s is HolderKind.ORPHAN]
+    others = [h for h, s in standings.items() if s in (HolderKind.FOREIGN, HolderKind.BARE)]
+    unclear = [h for h, s in standings.items() if s in (HolderKind.STRANGER, HolderKind.UNKNOWN)]
     if orphans and (others or unclear):
         words = f"{_left(orphans)}; shared with {_named([*others, *unclear])}, which is skipped"
-        return Judgement(Word.ORPHANED_SHARED, words)
+        return Cleanliness(CleanStatus.ORPHANED_SHARED, words)
     if orphans:
-        return Judgement(Word.DIRTY, _left(orphans))
+        return Cleanliness(CleanStatus.DIRTY, _left(orphans))
     doubt = _doubt_about_holders(condition, standings, lives)
     if doubt is not None:
-        return Judgement(Word.UNKNOWN, doubt)
+        return Cleanliness(CleanStatus.UNKNOWN, doubt)
     sick = _sickness(condition)
     if sick is not None:
-        return Judgement(Word.DIRTY, sick, residue=not others)
+        return Cleanliness(CleanStatus.DIRTY, sick, residue=not others)
     if others:
-        return Judgement(
-            Word.SHARED, f"nothing of it is left; shared with {_named(others)}, so its memory cannot be compared"
+        return Cleanliness(
+            CleanStatus.SHARED, f"nothing of it is left; shared with {_named(others)}, so its memory cannot be compared"
         )
-    return _judge_unheld(condition, baseline_mib)
+    return _assess_unheld(condition, baseline_mib)
 
 
-def standing(holder: GpuHolder, lives: Lives) -> Standing:
+def holder_kind(holder: GpuHolder, lives: Lives) -> HolderKind:
     if holder.ours:
-        return Standing.INFRASTRUCTURE
+        return HolderKind.INFRASTRUCTURE
     if isinstance(holder.workload_id, Unknown):
-        return Standing.UNKNOWN
+        return HolderKind.UNKNOWN
     if holder.workload_id is None:
-        return Standing.INFRASTRUCTURE if is_infrastructure(holder) else Standing.BARE
+        return HolderKind.INFRASTRUCTURE if is_infrastructure(holder) else HolderKind.BARE
     match lives.get(holder.workload_id):
         case Life.LIVE:
             watches = holder.comm in IN_A_WORKLOAD and is_infrastructure(holder)
-            return Standing.INFRASTRUCTURE if watches else Standing.FOREIGN
+            return HolderKind.INFRASTRUCTURE if watches else HolderKind.FOREIGN
         case Life.ENDED:
-            return Standing.ORPHAN
+            return HolderKind.ORPHAN
         case Life.STRANGER:
-            return Standing.STRANGER
+            return HolderKind.STRANGER
         case _:
-            return Standing.UNKNOWN
+            return HolderKind.UNKNOWN
 
 
 def is_infrastructure(holder: GpuHolder) -> bool:
@@ -132,48 +132,48 @@ def is_infrastructure(holder: GpuHolder) -> bool:
 
 
 def unheld(condition: Condition, lives: Lives) -> bool:
-    """Provably nobody but infrastructure has it open."""
+    """Provably nothing but infrastructure has it open."""
     return not condition.unread and all(
-        standing(holder, lives) is Standing.INFRASTRUCTURE for holder in condition.holders
+        holder_kind(holder, lives) is HolderKind.INFRASTRUCTURE for holder in condition.holders
     )
 
 
 def new_baseline(condition: Condition, lives: Lives, known: int | None) -> int | None:
-    """The memory in use while nobody holds it, when that is less than ever seen; None: nothing new."""
+    """The memory in use without a holder, if that is less than ever measured; None: nothing new."""
     used = condition.memory_used_mib
     if isinstance(used, Unknown) or not unheld(condition, lives) or condition.listed != ():
         return None
     return used if used < (FIRST_BASELINE_MIB + 1 if known is None else known) else None
 
 
-def _judge_unheld(condition: Condition, baseline_mib: int | None) -> Judgement:
+def _assess_unheld(condition: Condition, baseline_mib: int | None) -> Cleanliness:
     listed, used = condition.listed, condition.memory_used_mib
     if isinstance(listed, Unknown):
-        return Judgement(Word.UNKNOWN, f"which processes the driver lists is unknown ({listed.why})")
+        return Cleanliness(CleanStatus.UNKNOWN, f"which processes the driver lists is unknown ({listed.why})")
     known = {holder.pid for holder in condition.holders}
     ghosts = [pid for pid in listed if pid not in known]
     if ghosts:
         pids = ", ".join(map(str, ghosts))
         words = f"the driver lists pid {pids}, which does not hold it, and no other process does: residue of the driver"
-        return Judgement(Word.DIRTY, words, residue=True)
+        return Cleanliness(CleanStatus.DIRTY, words, residue=True)
     if isinstance(used, Unknown):
-        return Judgement(Word.UNKNOWN, f"its memory could not be measured ({used.why})")
+        return Cleanliness(CleanStatus.UNKNOWN, f"its memory could not be measured ({used.why})")
     if baseline_mib is None:
         words = f"{used} MiB are in use by no process, and its baseline is unknown"
-        return Judgement(Word.UNKNOWN, words)
+        return Cleanliness(CleanStatus.UNKNOWN, words)
     if used > baseline_mib + TOLERANCE_MIB:
         words = f"{used} MiB are in use by no process, {baseline_mib} MiB when it is free: residue of the driver"
-        return Judgement(Word.DIRTY, words, residue=True)
-    return Judgement(
-        Word.CLEAN, f"no process holds it, {used} MiB in use, {baseline_mib} MiB when free" + _aside(condition)
+        return Cleanliness(CleanStatus.DIRTY, words, residue=True)
+    return Cleanliness(
+        CleanStatus.CLEAN, f"no process holds it, {used} MiB in use, {baseline_mib} MiB when free" + _aside(condition)
     )
 
 
-def _doubt_about_holders(condition: Condition, standings: Mapping[GpuHolder, Standing], lives: Lives) -> str | None:
+def _doubt_about_holders(condition: Condition, standings: Mapping[GpuHolder, HolderKind], lives: Lives) -> str | None:
     for holder, found in standings.items():
-        if found is Standing.STRANGER:
+        if found is HolderKind.STRANGER:
             return f"{_named([holder])} holds it, in an unknown workload, perhaps of another engine"
-        if found is Standing.UNKNOWN:
+        if found is HolderKind.UNKNOWN:
             return f"what {_named([holder])} belongs to is unknown ({_why(holder, lives)})"
     if condition.unread:
         return f"the open files of {condition.unread} processes could not be read; that needs root (CAP_SYS_PTRACE)"
@@ -181,7 +181,7 @@ def _doubt_about_holders(condition: Condition, standings: Mapping[GpuHolder, Sta
 
 
 def _sickness(condition: Condition) -> str | None:
-    """What the driver and the kernel say. What they cannot say on this model says nothing."""
+    """What the driver and the kernel report. What this model does not report is ignored."""
     if isinstance(condition.advice, Advice) and condition.advice is not Advice.NONE:
         return f"the driver advises: {condition.advice}"
     if condition.remap_failed is True:
@@ -196,7 +196,7 @@ def _sickness(condition: Condition) -> str | None:
 
 
 def _aside(condition: Condition) -> str:
-    """What was not looked at is named."""
+    """Names what could not be read."""
     facts = (("advice", condition.advice), ("row remapping", condition.remap_pending), ("Xids", condition.xids))
     missing = [name for name, fact in facts if isinstance(fact, Unknown)]
     return f"; unknown: {', '.join(missing)}" if missing else ""

@@ -2,7 +2,7 @@
 
 | name | meaning | default |
 |---|---|---|
-| NAME, SAYS, FOR, ACTS | see docs/how-to/add-a-rule.md | required |
+| NAME, SUMMARY, FOR, ACTS | see docs/how-to/add-a-rule.md | required |
 | IN | the states in which it is asked | every state |
 | YIELDS_TO | rules that suspend it while they protect | none |
 | HOLDABLE | a user's hold suspends it | True |

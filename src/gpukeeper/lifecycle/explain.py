@@ -1,4 +1,4 @@
-"""What `explain` says of one workload, as values: every signal, and what would change what comes. Pure."""
+"""What `explain` shows about one workload, as values: every signal, and what would change the decision. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from gpukeeper.lifecycle.activity import PAIR, measured_span
 from gpukeeper.lifecycle.activity import _secondary_threshold as secondary_threshold
 from gpukeeper.lifecycle.decide import NOT_HELD
-from gpukeeper.lifecycle.forecast import Ahead, ahead
+from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
 from gpukeeper.lifecycle.rules import exemption, idle, keep_alive, max_runtime, target
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -26,7 +26,7 @@ GPUKEEPER = "gpukeeper"  # who stopped it
 _PENDING = (Verdict.WAIT, Verdict.DUE, Verdict.REPORT)
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredSignal(msgspec.Struct, frozen=True, kw_only=True):
     """One signal over the idle window against its threshold. None: not one minute was measured."""
 
     signal: Signal
@@ -40,8 +40,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     missing: Unknown | None = None
 
 
-def signals(view: View, book: Rulebook, now: datetime) -> tuple[Measured, ...]:
-    """Every series that the idle rule looks at. Nothing for what has no idle time."""
+def signals(view: View, book: Rulebook, now: datetime) -> tuple[MeasuredSignal, ...]:
+    """Every series that the idle rule reads. None without an idle time."""
     window = idle_window(view, book)
     return () if window is None else tuple(_measured(one, book, window, now) for one in _looked_at(view))
 
@@ -68,7 +68,7 @@ def _looked_at(view: View) -> list[Series]:
     return [one for one in view.series if one.signal is not Signal.GPU or held is None or one.device in held]
 
 
-def _measured(one: Series, book: Rulebook, window: timedelta, now: datetime) -> Measured:
+def _measured(one: Series, book: Rulebook, window: timedelta, now: datetime) -> MeasuredSignal:
     thresholds = book.policy.activity
     gpu = thresholds.gpu_slice if one.slice else thresholds.gpu
     threshold = gpu if one.signal is Signal.GPU else secondary_threshold(one.signal, thresholds, window)
@@ -78,7 +78,7 @@ def _measured(one: Series, book: Rulebook, window: timedelta, now: datetime) -> 
     inside = [value for at, value in known if first <= at <= now]
     newest_at, newest = known[-1] if known else (None, None)
     span = measured_span(one, now)
-    return Measured(
+    return MeasuredSignal(
         signal=one.signal,
         device=one.device,
         window=window,
@@ -104,14 +104,16 @@ def amount(signal: Signal, value: float) -> str:
             return f"{size_in_words(value)}/s"
 
 
-def threshold_in_words(one: Measured) -> str:
+def threshold_in_words(one: MeasuredSignal) -> str:
     if one.signal is Signal.TERMINAL:
         return "any input"
     lone = "" if one.signal is Signal.GPU else f", twice within {PAIR}m"
     return amount(one.signal, one.threshold) + lone
 
 
-def in_spite_of(view: View, book: Rulebook, granted: Hold, now: datetime, offered: Collection[Action]) -> Ahead | None:
+def in_spite_of(
+    view: View, book: Rulebook, granted: Hold, now: datetime, offered: Collection[Action]
+) -> UpcomingAction | None:
     """What ends it although it is held: the first act that comes before the hold is over. None: nothing does."""
     memory = msgspec.structs.replace(view.memory, holds=(*view.memory.holds, granted))
     coming = ahead(msgspec.structs.replace(view, memory=memory), book, now, offered)
@@ -135,7 +137,7 @@ def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime
         found.append(_use_it(view, book))
     if pending - NOT_HELD:
         found.append(f"hold it: gpukeeper workload hold {path}")
-    # For work that nobody owns the file does not count.
+    # For work without an owner the file does not count.
     counts = view.subject.marks.keep_alive is False and isinstance(view.subject.owner, str)
     if pending - NOT_HELD and counts and book.settings(view.subject).class_name != keep_alive.UNOWNED:
         found.append("touch the keep-alive file inside it")

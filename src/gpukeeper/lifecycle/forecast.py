@@ -21,11 +21,11 @@ from gpukeeper.model.series import Series
 from gpukeeper.model.subject import Outcome, State
 
 MINUTE = timedelta(minutes=1)
-FAR = timedelta(days=60)  # nobody needs to know what comes later than this
+FAR = timedelta(days=60)  # later actions are not predicted
 STEPS = 100  # more than all rules together have stages, and people have holds
 
 
-class Ahead(msgspec.Struct, frozen=True):
+class UpcomingAction(msgspec.Struct, frozen=True):
     """What would be done, and when, if nothing changes. KEEP: from then on it is reported, and nothing is done."""
 
     at: datetime
@@ -49,9 +49,9 @@ def at_any_time(at: datetime, acted: datetime | None) -> datetime:
     return at
 
 
-def ahead(view: View, book: Rulebook, now: datetime, offered: Collection[Action]) -> tuple[Ahead, ...]:
-    """What comes if it is not used and nobody asks for anything, up to and with the first act."""
-    found: list[Ahead] = []
+def ahead(view: View, book: Rulebook, now: datetime, offered: Collection[Action]) -> tuple[UpcomingAction, ...]:
+    """What comes without use and without requests, up to and with the first act."""
+    found: list[UpcomingAction] = []
     for one in course(view, book, now, offered):
         found.append(one)
         if one.action is not Action.WARN:
@@ -70,7 +70,7 @@ def course(
     after_stop: State = State.ENDED,
     steps: int = STEPS,
     reports: bool = False,
-) -> Iterator[Ahead]:
+) -> Iterator[UpcomingAction]:
     """Everything that comes until it is gone, or until the rules have no time to name.
 
     `measure`: the view with what will have been measured by then. `opens`: the first time from then on at which
@@ -89,7 +89,7 @@ def course(
                 view = msgspec.structs.replace(view, memory=memory)
             if reports and decision.verdict is Verdict.REPORT and decision.rule not in reported:
                 reported.add(decision.rule)
-                yield Ahead(at, Action.KEEP, decision.rule, decision.reason)
+                yield UpcomingAction(at, Action.KEEP, decision.rule, decision.reason)
             later = _next_time(view, book, at)
             if later is None or later - now > FAR:
                 return
@@ -105,7 +105,7 @@ def course(
             at = earliest = opened
             continue
         earliest = acted = when
-        yield Ahead(when, decision.action, decision.rule, decision.reason, decision.stage)
+        yield UpcomingAction(when, decision.action, decision.rule, decision.reason, decision.stage)
         changed = _after(view, decision, when, after_stop)
         if changed is None:
             return

@@ -1,4 +1,4 @@
-"""Who may hold what, and for how long. Pure; the daemon and the command line both ask here."""
+"""Who may hold what, and for how long. Pure; shared by the daemon and the command line."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ def may_hold(
     return Hold(who, now, now + min(span, left), reason, devices=devices)
 
 
-class Ended(msgspec.Struct, frozen=True):
+class ReleasedHolds(msgspec.Struct, frozen=True):
     words: tuple[str, ...] = ()  # what a release ends
     mark: str = ""  # why the workload's own mark, which it ends too, could not be read
 
 
 def release_of(
     view: View, book: Rulebook, who: str, now: datetime, *, own: bool = False
-) -> tuple[Ended, tuple[str, ...]]:
+) -> tuple[ReleasedHolds, tuple[str, ...]]:
     """What a release by `who` ends now, and sentences about what still holds afterwards. `own`: only their own."""
     active = [one for one in view.memory.holds if one.until > now]
     theirs = [one for one in active if one.by == who or not (one.admin or own)]
@@ -108,15 +108,15 @@ def release_of(
     left = [f"by {one.by} until {_time(one.until)}; {one.by} can release it" for one in active if one not in theirs]
     mark, until = view.subject.marks.hold_until, mark_until(view, book.settings(view.subject))
     if until is None or until <= now:
-        return Ended(tuple(dict.fromkeys(ended))), tuple(left)
+        return ReleasedHolds(tuple(dict.fromkeys(ended))), tuple(left)
     if isinstance(mark, Unknown) and is_admin(book, who):
         ended.append("its own mark, which cannot be read")
-        return Ended(tuple(dict.fromkeys(ended)), mark.why), tuple(left)
+        return ReleasedHolds(tuple(dict.fromkeys(ended)), mark.why), tuple(left)
     how = view.subject.marks.unhold or "remove or fix the mark on the workload"
     what = f"by its own mark, which cannot be read ({mark.why})" if isinstance(mark, Unknown) else "by its own mark"
     admins = ", or ask an admin to release it" if isinstance(mark, Unknown) else ""
     left.append(f"{what} until {_time(until)}; to end it: {how}{admins}")
-    return Ended(tuple(dict.fromkeys(ended))), tuple(left)
+    return ReleasedHolds(tuple(dict.fromkeys(ended))), tuple(left)
 
 
 def _time(at: datetime) -> str:

@@ -8,7 +8,7 @@ from functools import lru_cache
 import msgspec
 
 from gpukeeper.lifecycle.settings import Settings
-from gpukeeper.model.decision import Action, Announced, Answer, Verdict, View
+from gpukeeper.model.decision import Action, Announcement, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import Warnings
@@ -55,11 +55,11 @@ def staged(
         at = begin + after
         if now >= at:
 
-            def announce(*, heard: bool) -> Announced:
+            def announce(*, heard: bool) -> Announcement:
                 told_now = [*sent, Warned(rule, done + 1, now, heard, "", limit)]
                 stop = _stop_at(told_now, settings, view.pressure, begin + limit, now)
                 when = f"in {in_words(stop - now)}" if stop > now else "at the next pass"
-                return Announced(stop, f"{condition}{lapsed}; {_ENDS[action]} {when}. {remedy}")
+                return Announcement(stop, f"{condition}{lapsed}; {_ENDS[action]} {when}. {remedy}")
 
             told, unheard = announce(heard=True), announce(heard=False)
             answer = Answer(rule, Verdict.DUE, told.words, Action.WARN, at, since, stage=done + 1, limit=limit)
@@ -103,7 +103,7 @@ def _notes(view: View, now: datetime) -> list[Warned]:
 
 
 def _last_announced(view: View, rule: str, oldest: datetime, now: datetime) -> list[datetime]:
-    """The time that its owner was told last, about whatever limit: limits change with demand, and back again."""
+    """The time that was announced to its owner last, for any limit: limits change with demand, and back again."""
     said = [w for w in view.memory.warnings if w.rule == rule and w.until is not None and oldest <= w.at <= now]
     last = max(said, key=lambda w: w.at, default=None)
     return [] if last is None or last.until is None else [last.until]
@@ -142,7 +142,7 @@ def _share(limit: timedelta, share: float) -> timedelta:
 
 
 def remove_with_children(rule: str, view: View, settings: Settings, now: datetime, answer: Answer) -> Answer:
-    """A finished root that is due while its children still run: they are somebody's running work, so warn first."""
+    """A finished root that is due while its children still run: they are running work, so warn first."""
     if answer.verdict is not Verdict.DUE or view.subject.live_children == 0:
         return answer
     warnings = settings.policy.warnings

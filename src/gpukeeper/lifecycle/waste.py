@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper.lifecycle.activity import MINUTE, Use, judge
+from gpukeeper.lifecycle.activity import MINUTE, Use, assess_use
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
 from gpukeeper.model.identity import Ref
@@ -45,7 +45,7 @@ def wasted(view: View, book: Rulebook, now: datetime) -> Waste | None:
         return None
     gpu_alone = msgspec.structs.replace(book.policy.activity, signals=())
     # The present minute is not over, so that it takes one more.
-    judged = judge(view.series, subject.devices, gpu_alone, AFTER + MINUTE, now, FAR)
+    judged = assess_use(view.series, subject.devices, gpu_alone, AFTER + MINUTE, now, FAR)
     if judged.use is not Use.QUIET or judged.since is None or now - judged.since < AFTER:
         return None
     return Waste(

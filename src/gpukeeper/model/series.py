@@ -18,6 +18,7 @@ NOT_MEASURED = float("nan")
 MINUTE = timedelta(minutes=1)
 # Two readings of a counter prove what happened between them only as a mean. Over a longer time they are two beginnings.
 BRIDGED_MAX = 2 * MINUTE
+_NOTHING = timedelta()
 
 
 @direct
@@ -26,7 +27,7 @@ class Signal(StrEnum):
     CPU = "cpu"  # percent of one core
     NETWORK = "network"  # bytes per second
     DISK = "disk"  # bytes per second
-    TERMINAL = "terminal"  # 1 in a minute in which somebody typed
+    TERMINAL = "terminal"  # 1 in a minute with keyboard input
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -59,12 +60,17 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     @property
     def span(self) -> timedelta:
         """How long it speaks for. Nothing when the clock was set meanwhile, or when that is too long for a proof."""
-        span = self.at - self.since if self.since is not None else timedelta()
-        return span if timedelta() <= span <= BRIDGED_MAX else timedelta()
+        if self.since is None:
+            return _NOTHING
+        span = self.at - self.since
+        return span if _NOTHING <= span <= BRIDGED_MAX else _NOTHING
 
     def in_one_minute(self, value: float) -> float:
         """What `value` is at most in any minute that it speaks for: all of it may have happened in that one."""
-        worst = value * max(self.span / MINUTE, 1.0)
+        span = self.span
+        if span <= MINUTE:
+            return value
+        worst = value * (span / MINUTE)
         return min(worst, max(value, 100.0)) if self.signal is Signal.GPU else worst
 
 

@@ -10,7 +10,7 @@ from gpukeeper.model.message import Delivered, Message, NotDelivered
 from gpukeeper.model.subject import Subject
 
 
-class Place(Protocol):
+class PlatformTerminals(Protocol):
     """What this needs of a platform."""
 
     @property
@@ -23,7 +23,7 @@ class Place(Protocol):
 class InsideWorkload:
     name = "workload"
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[PlatformTerminals]) -> None:
         self._places = places
 
     async def send(self, message: Message) -> Delivered | NotDelivered:

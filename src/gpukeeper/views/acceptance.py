@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gpukeeper.acceptance.check import Check, Serving, Wish
+from gpukeeper.acceptance.check import Check, CheckSize, RunRequest
 from gpukeeper.acceptance.record import Finding, Machine, NotTested, Report
 from gpukeeper.acceptance.reports import lines
 from gpukeeper.acceptance.reports.compare import Comparison
 from gpukeeper.acceptance.reports.document import report_json
-from gpukeeper.acceptance.reports.merge import Fleet
-from gpukeeper.acceptance.reports.store import Entry
+from gpukeeper.acceptance.reports.merge import FleetReport
+from gpukeeper.acceptance.reports.store import StoredRun
 from gpukeeper.acceptance.reports.wording import fact, figure, gpu_words, retest_command
 from gpukeeper.acceptance.suite import NOT_ASKED_FOR
 from gpukeeper.model import reading
@@ -30,7 +30,7 @@ class RunsView(msgspec.Struct, frozen=True):
     """Newest first."""
 
     folder: str
-    runs: tuple[Entry, ...]
+    runs: tuple[StoredRun, ...]
 
 
 class ComparisonView(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class ComparisonView(msgspec.Struct, frozen=True):
 
 
 class MergedView(msgspec.Struct, frozen=True):
-    fleet: Fleet
+    fleet: FleetReport
 
 
 class CheckFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class CheckFacts(msgspec.Struct, frozen=True, kw_only=True):
     how: str
     least_gpus: int
     slices: bool
-    servings: tuple[Serving, ...]
+    servings: tuple[CheckSize, ...]
 
 
 class ChecksView(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ def check_facts(check: Check) -> CheckFacts:
     )
 
 
-def provisional(machine: Machine, wish: Wish) -> Report:
+def provisional(machine: Machine, wish: RunRequest) -> Report:
     """Only for the names of GPUs in the lines of a run that has no report yet."""
     begin = datetime.fromtimestamp(0, UTC)
     return Report(
@@ -114,7 +114,7 @@ def provisional(machine: Machine, wish: Wish) -> Report:
     )
 
 
-def machine_words(machine: Machine, wish: Wish) -> str:
+def machine_words(machine: Machine, wish: RunRequest) -> str:
     """ "node-3: 8 × NVIDIA H200; driver 570.1, torch 2.11.0"."""
     if isinstance(machine.gpus, Unknown):
         return f"{machine.node}: the GPUs could not be read ({machine.gpus.why})"
@@ -168,7 +168,7 @@ def gpu_verdicts(report: Report) -> Iterator[GpuVerdict]:
         yield GpuVerdict(tally.verdict, words, name, gpu.identity, tally.busy, tally.reason)
 
 
-def node_verdicts(fleet: Fleet) -> Iterator[NodeVerdict]:
+def node_verdicts(fleet: FleetReport) -> Iterator[NodeVerdict]:
     """Of those with a report, then of those that should have one."""
     for one in fleet.nodes:
         yield NodeVerdict(one.verdict, one.node, one.gpus, one.run, one.reason)
@@ -176,7 +176,7 @@ def node_verdicts(fleet: Fleet) -> Iterator[NodeVerdict]:
         yield NodeVerdict(Grade.INCONCLUSIVE, name, None, "", "no report of this node")
 
 
-def fleet_notes(fleet: Fleet) -> Iterator[str]:
+def fleet_notes(fleet: FleetReport) -> Iterator[str]:
     """GPUs that stand out among all, and what is odd about the reports themselves."""
     for figures in fleet.figures:
         for one in figures.outliers:

@@ -7,9 +7,9 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.engine.explain import Explained
-from gpukeeper.lifecycle.explain import Measured
-from gpukeeper.lifecycle.forecast import Ahead
+from gpukeeper.engine.explain import Explanation
+from gpukeeper.lifecycle.explain import MeasuredSignal
+from gpukeeper.lifecycle.forecast import UpcomingAction
 from gpukeeper.model.decision import Answer, Decision, Verdict
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.durations import when_in_words
@@ -35,15 +35,15 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
     subject: Subject
     memory: Memory
     history: tuple[Event, ...]
-    signals: tuple[Measured, ...]
-    ahead: tuple[Ahead, ...]
+    signals: tuple[MeasuredSignal, ...]
+    ahead: tuple[UpcomingAction, ...]
     would_change_it: tuple[str, ...]
     findings: tuple[OwnFinding, ...]
     diagnosis: Diagnosis | Unknown | None
     whole: bool
 
 
-def explain_view(found: Explained) -> ExplainView:
+def explain_view(found: Explanation) -> ExplainView:
     return ExplainView(
         decision=found.decision,
         answers=found.answers,
@@ -59,7 +59,7 @@ def explain_view(found: Explained) -> ExplainView:
     )
 
 
-def facts(found: Explained) -> list[tuple[str, object]]:
+def facts(found: Explanation) -> list[tuple[str, object]]:
     """What the rules had to go by, by name; a fact that does not exist is left out."""
     subject, memory, now = found.subject, found.memory, found.now
     told: list[tuple[str, object]] = [
@@ -99,7 +99,7 @@ def moment(at: datetime, now: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M} UTC ({when_in_words(at, now)})"
 
 
-def _class(found: Explained) -> object:
+def _class(found: Explanation) -> object:
     """Whose limits apply, and by what. What the platform recognised is only where it ends without a match."""
     given, seen = found.decision.class_, found.subject.class_
     return f"{given} (by match in the policy; recognised as {seen})" if given != str(seen) else seen

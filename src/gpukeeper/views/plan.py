@@ -8,7 +8,7 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.engine.counts import LIVE, Pile
+from gpukeeper.engine.counts import LIVE, TreeCount
 from gpukeeper.engine.outlook import Outlooks, PolicyHead
 from gpukeeper.engine.permission import STOPPING
 from gpukeeper.engine.reclaim import PassReport
@@ -32,9 +32,9 @@ class TreeTotals(msgspec.Struct, frozen=True):
     """Trees of one category: all of them, those that are kept, those that are due."""
 
     category: str
-    total: Pile
-    keep: Pile
-    remove: Pile
+    total: TreeCount
+    keep: TreeCount
+    remove: TreeCount
 
 
 class PlacePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ def _place(report: PassReport) -> PlacePlan:
         deferred=report.plan.deferred,
         decisions=tuple(found.decisions),
         trees=_added(
-            TreeTotals(category, pile, Pile() if due else pile, pile if due else Pile())
+            TreeTotals(category, pile, TreeCount() if due else pile, pile if due else TreeCount())
             for (category, due), pile in found.counts.trees.items()
         ),
     )
@@ -106,7 +106,7 @@ def _added(parts: Iterable[TreeTotals]) -> tuple[TreeTotals, ...]:
     """One for each category that has trees, the cheapest to lose first."""
     sums: dict[str, TreeTotals] = {}
     for one in parts:
-        so_far = sums.get(one.category, TreeTotals(one.category, Pile(), Pile(), Pile()))
+        so_far = sums.get(one.category, TreeTotals(one.category, TreeCount(), TreeCount(), TreeCount()))
         sums[one.category] = TreeTotals(
             one.category, so_far.total + one.total, so_far.keep + one.keep, so_far.remove + one.remove
         )

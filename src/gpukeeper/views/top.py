@@ -10,7 +10,7 @@ import msgspec
 
 from gpukeeper.engine.fleet import FleetSnapshot
 from gpukeeper.engine.outlook import Outlooks
-from gpukeeper.lifecycle.claims import Claim, How, next_event
+from gpukeeper.lifecycle.claims import Claim, ClaimState, next_event
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.forecast import ahead
 from gpukeeper.lifecycle.narrow import Narrow
@@ -25,7 +25,7 @@ from gpukeeper.views.gpus import claims_of
 SORTS = ("gpu", "use", "memory", "owner", "next")
 NOT_MEASURED = Unknown("not measured")
 OLD = timedelta(minutes=2)  # a measurement older than this is marked
-_UNUSED = (How.KEPT, How.FREE, How.UNSURE, How.QUARANTINE)  # nothing runs that could use it
+_UNUSED = (ClaimState.KEPT, ClaimState.FREE, ClaimState.UNSURE, ClaimState.QUARANTINE)  # nothing runs that could use it
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class GpuLine(msgspec.Struct, frozen=True, kw_only=True):
     key: str  # of the holder
     name: str
     place: str
-    how: How
+    how: ClaimState
     device: str = ""  # empty: not known which
     count: int = 1  # of devices, where they are not known one by one
     holder: str = ""  # its path, or the processes
@@ -68,10 +68,10 @@ class TopView(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     @property
-    def counts(self) -> Counter[How]:
+    def counts(self) -> Counter[ClaimState]:
         """Devices by how they are held; one with several holders counts once."""
         devices = {(one.place, one.device or one.key): one for one in reversed(self.gpus)}
-        found: Counter[How] = Counter()
+        found: Counter[ClaimState] = Counter()
         for one in devices.values():
             found[one.how] += one.count
         return found
@@ -177,7 +177,7 @@ def _told(decision: Decision, now: datetime) -> GpuLine:
         key=ref.key,
         name="? GPUs" if isinstance(count, Unknown) else f"{count} GPU{'' if count == 1 else 's'}",
         place=ref.place,
-        how=How.RUNNING,
+        how=ClaimState.RUNNING,
         count=1 if isinstance(count, Unknown) else count,
         holder=ref.path,
         owner=decision.owner,

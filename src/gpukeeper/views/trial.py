@@ -13,7 +13,7 @@ import msgspec
 from gpukeeper.engine.schedule import next_moment
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.explain import idle_window
-from gpukeeper.lifecycle.forecast import MINUTE, Ahead, course
+from gpukeeper.lifecycle.forecast import MINUTE, UpcomingAction, course
 from gpukeeper.lifecycle.holds import NotAllowed, may_hold
 from gpukeeper.lifecycle.rules.idle import horizon
 from gpukeeper.lifecycle.settings import Rulebook, fits
@@ -53,7 +53,7 @@ class TrialView(msgspec.Struct, frozen=True, kw_only=True):
     match: int | None
     groups: tuple[str, ...]
     now: Decision
-    timeline: tuple[Ahead, ...]
+    timeline: tuple[UpcomingAction, ...]
     end: str
     assumes: tuple[str, ...]
 
@@ -136,7 +136,7 @@ def _measured(view: View, given: Given, book: Rulebook, now: datetime, at: datet
     return msgspec.structs.replace(view, series=series)
 
 
-def _end(found: tuple[Ahead, ...], subject: Subject, decision: Decision) -> str:
+def _end(found: tuple[UpcomingAction, ...], subject: Subject, decision: Decision) -> str:
     last = found[-1] if found else None
     if last is None:
         return f"Nothing happens to it: {decision.reason}."
@@ -149,7 +149,7 @@ def _end(found: tuple[Ahead, ...], subject: Subject, decision: Decision) -> str:
     return "Nothing more happens to it."
 
 
-def _assumed(policy: Policy, given: Given, found: tuple[Ahead, ...]) -> Iterator[str]:
+def _assumed(policy: Policy, given: Given, found: tuple[UpcomingAction, ...]) -> Iterator[str]:
     if given.subject.state is State.RUNNING and given.subject.devices:
         yield "It uses its GPUs all the time." if given.busy else "It stays idle from now on, by every signal."
     yield "It is not held, stopped or restarted meanwhile."

@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.acceptance.check import Serving, Trial
+from gpukeeper.acceptance.check import CheckRun, CheckSize
 from gpukeeper.acceptance.checks import health as check
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.gpu import Gpu, Health, Reading
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
-from tests.unit.acceptance.machines import H200, health, setting
+from tests.unit.acceptance.machines import H200, context, health
 
 CASES = sorted((Path(__file__).parent / "health").glob("*.json"))
 KEYS = {"why", "name", "gpus", "before", "checks", "after", "readings", "others", "expect", "says"}
@@ -32,7 +32,7 @@ LOADED |= {"sm_mhz": 1755.0, "memory_mhz": 3201.0, "pcie_generation": 5, "pcie_w
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_case(path: Path) -> None:
     case = json.loads(path.read_text())
-    found = check.read(Trial(serving=Serving(depth=0, seconds=0, worth=0, what="")), _setting(case))
+    found = check.interpret(CheckRun(serving=CheckSize(depth=0, seconds=0, worth=0, what="")), _setting(case))
     mine = [one for one in found if one.gpu in ("GPU-0", None) and one.verdict is not Grade.SKIPPED]
     assert [[one.verdict, one.code, one.action] for one in mine] == case["expect"], case["why"]
     words = " ".join(one.message for one in found)
@@ -69,7 +69,7 @@ def _setting(case: dict[str, Any]) -> Any:
     some = [{}] if at_check else []
     readings = _readings("GPU-0", case.get("readings", some))
     readings += [one for gpu in gpus[1:] for one in _readings(gpu.uuid, case.get("others", some))]
-    return setting(gpus, before=before, at_check=at_check, after=after, readings=tuple(readings))
+    return context(gpus, before=before, at_check=at_check, after=after, readings=tuple(readings))
 
 
 def _gpu(index: int, case: dict[str, Any]) -> Gpu:

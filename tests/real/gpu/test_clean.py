@@ -21,7 +21,7 @@ from gpukeeper.devices.condition import condition, examine
 from gpukeeper.devices.holders import look_up
 from gpukeeper.devices.inventory import inventory
 from gpukeeper.devices.signals import Target, end
-from gpukeeper.lifecycle.cleanliness import Standing, Word, judge, new_baseline, standing
+from gpukeeper.lifecycle.cleanliness import CleanStatus, HolderKind, assess_gpu, holder_kind, new_baseline
 from gpukeeper.model.condition import Advice, Condition
 from gpukeeper.model.decision import Accepted
 from gpukeeper.model.unknown import Unknown
@@ -127,8 +127,8 @@ def test_a_free_gpu_is_clean_by_its_own_baseline(uuid: str) -> None:
     found = look(uuid)
     baseline = new_baseline(found, {}, None)
     assert baseline is not None, found
-    judged = judge(found, {}, baseline)
-    assert judged.word is Word.CLEAN, judged
+    judged = assess_gpu(found, {}, baseline)
+    assert judged.status is CleanStatus.CLEAN, judged
     assert found.advice is Advice.NONE or isinstance(found.advice, Unknown)
 
 
@@ -150,11 +150,11 @@ def test_a_forked_child_keeps_the_memory_and_gives_it_back_when_it_is_ended(uuid
             assert parent in found.listed, found
             assert child not in found.listed, found
         assert new_baseline(found, {}, None) is None
-        assert judge(found, {}, baseline).word is not Word.CLEAN
+        assert assess_gpu(found, {}, baseline).status is not CleanStatus.CLEAN
         assert asyncio.run(end(target_of(child))) == Accepted()
         after = until(uuid, lambda one: used(one) <= baseline + 64)
-        judged = judge(after, {}, baseline)
-        assert judged.word is Word.CLEAN, (judged, after)
+        judged = assess_gpu(after, {}, baseline)
+        assert judged.status is CleanStatus.CLEAN, (judged, after)
 
 
 def test_a_bystander_is_left_alone_and_reported(uuid: str) -> None:
@@ -167,13 +167,13 @@ def test_a_bystander_is_left_alone_and_reported(uuid: str) -> None:
             assert {holder.pid for holder in found.holders} == {pid, child}, found
             tenant = next(holder for holder in found.holders if holder.pid == pid)
             # Where the test itself runs in a container, whose that is nobody could be asked.
-            assert standing(tenant, {}) in (Standing.BARE, Standing.UNKNOWN), tenant
+            assert holder_kind(tenant, {}) in (HolderKind.BARE, HolderKind.UNKNOWN), tenant
             assert asyncio.run(end(target_of(child))) == Accepted()
             after = until(uuid, lambda one: used(one) < baseline + 2 * GIB)
             assert [holder.pid for holder in after.holders] == [pid], after
             if tenant.workload_id is None:
-                judged = judge(after, {}, baseline)
-                assert judged.word is Word.SHARED
+                judged = assess_gpu(after, {}, baseline)
+                assert judged.status is CleanStatus.SHARED
                 assert f"pid {pid}" in judged.reason
         assert bystander.stdin is not None
         bystander.stdin.write("go on\n")

@@ -13,7 +13,7 @@ import pytest
 
 from gpukeeper.acceptance.bench.interpreter import find_python
 from gpukeeper.acceptance.bench.workbench import LocalWorkbench
-from gpukeeper.acceptance.record import Done, Job, Machine
+from gpukeeper.acceptance.record import Machine, ProbeRequest, ProbeResult
 from gpukeeper.devices.holders import is_walled
 from gpukeeper.devices.supervisor import descendants
 from gpukeeper.model.gpu import Health
@@ -110,11 +110,11 @@ def test_the_sampler_sees_what_a_probe_does() -> None:
         uuids = whole(await bench.machine())
         await looked(bench)  # begins the sampling
         await bench.readings()
-        job = Job(probe="stress", params={"seconds": 6.0}, deadline_s=120.0)
+        job = ProbeRequest(probe="stress", params={"seconds": 6.0}, deadline_s=120.0)
         return await bench.each(dict.fromkeys(uuids, job)), await bench.readings()
 
     answers, readings = on_bench(load)
-    assert all(isinstance(one, Done) for one in answers.values()), answers
+    assert all(isinstance(one, ProbeResult) for one in answers.values()), answers
     for uuid in answers:
         mine = [one for one in readings if one.uuid == uuid]
         assert len(mine) >= 6
@@ -129,7 +129,7 @@ def test_our_own_worker_is_no_neighbour_and_nothing_is_left_of_it() -> None:
 
     async def load(bench: LocalWorkbench) -> Any:
         uuids = whole(await bench.machine())
-        job = Job(probe="memory_bandwidth", params={"seconds": 0.2})
+        job = ProbeRequest(probe="memory_bandwidth", params={"seconds": 0.2})
         await bench.each({uuids[0]: job})
         return (await looked(bench))[uuids[0]].foreign
 

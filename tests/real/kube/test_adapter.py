@@ -5,6 +5,7 @@ again after every gap, and what changed is looked at without everything else.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -140,18 +141,37 @@ class Ears:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self.heard: list[Ref | None] = []
+        self.watched: list[str] = []  # the paths of watches that began, from a version that is known by then
+        cluster: Any = bench.platform._cluster
+        watch = cluster.watch
+
+        def noted(path: str, *rest: Any, **options: Any) -> Any:
+            self.watched.append(path)
+            return watch(path, *rest, **options)
+
+        cluster.watch = noted
+
+    async def watches(self, *kinds: str) -> None:
+        """Until these kinds are watched: what happens from now on to their objects is reported."""
+
+        def begun() -> bool:
+            return all(any(path.endswith(f"/{kind}") for path in self.watched) for kind in kinds)
+
+        await come_true(begun, 60, f"watches of {', '.join(kinds)} begin")
 
     async def listen(self) -> None:
         async for hint in self._bench.platform.wake():
             self.heard.append(hint)
 
+    def named(self, name: str) -> Ref | None:
+        """A hint that names it."""
+        return next((one for one in self.heard if one is not None and f"{one.kind}/{one.name}" == name), None)
+
     async def until(self, name: str, seconds: float = 60) -> Ref:
-        """Until a hint names it."""
         ends = time.monotonic() + seconds
         while True:
-            for one in self.heard:
-                if one is not None and f"{one.kind}/{one.name}" == name:
-                    return one
+            if (found := self.named(name)) is not None:
+                return found
             assert time.monotonic() < ends, f"no hint of {name} within {seconds:.0f} s; heard: {self.heard}"
             await asyncio.sleep(0.05)
 
@@ -161,7 +181,7 @@ def listening(bench: Bench, story: Callable[[Ears], Awaitable[None]]) -> None:
         ears = Ears(bench)
         task = asyncio.create_task(ears.listen())
         try:
-            await asyncio.sleep(1.5)  # watches begin
+            await ears.watches("pods", "jobs")
             assert not task.done(), task.result()
             await story(ears)
             assert not task.done(), task.result()
@@ -237,10 +257,18 @@ def test_hints_come_again_after_the_api_server_was_away(plane: ControlPlane, nam
 
     async def story(ears: Ears) -> None:
         plane.restart_apiserver()  # from this thread: it ends with the one that started it
-        await asyncio.sleep(8)  # the first tries may come too soon: after 1 and 5 more seconds
         ears.heard.clear()
-        await asyncio.to_thread(ended_pod, plane.api, namespace, "late")
-        await ears.until("pod/late", 30)
+        # What ends before the watch begins again has no hint of its own, so one pod after another ends until one has.
+        names = (f"late-{number}" for number in itertools.count())
+        made: list[str] = []
+
+        def hinted() -> bool:
+            made.append(next(names))
+            ended_pod(plane.api, namespace, made[-1])
+            time.sleep(1)
+            return any(ears.named(f"pod/{name}") for name in made)
+
+        await come_true(hinted, 60, "hints come again")
 
     listening(bench, story)
 

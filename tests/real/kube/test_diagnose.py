@@ -20,12 +20,12 @@ from gpukeeper.model.diagnosis import Cause, Diagnosis
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.platforms.kubernetes.controller_state import Alive, Down
 from gpukeeper.platforms.kubernetes.controllers import Controllers
 from gpukeeper.platforms.kubernetes.diagnose import diagnose
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.finalizers import CIRCLE, FOREGROUND
 from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
-from gpukeeper.platforms.kubernetes.standing import Alive, Gone
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object, Refused
 from tests.real.kube.bed import ControlPlane
@@ -51,7 +51,7 @@ class Asked:
 
         async def ask() -> Diagnosis | Unknown:
             async with self.cluster.opened():
-                return await diagnose(self.cluster, Discovery(self.cluster).served, ref, now, self.controllers)
+                return await diagnose(self.cluster, ApiDiscovery(self.cluster).served, ref, now, self.controllers)
 
         found = asyncio.run(ask())
         assert isinstance(found, Diagnosis), found
@@ -135,7 +135,7 @@ def test_a_finalizer_whose_controller_is_switched_off(
         assert "Whether it will ever complete is unknown" in first.words
         asked.passed = 20
         found = asked.about(stuck, now)
-        assert isinstance(asked.kuberay(now), Gone)
+        assert isinstance(asked.kuberay(now), Down)
         cause = one_of(found, f"the finalizer {RAY_FINALIZER} blocks it")
         assert "requested 1m1s ago" in cause.words
         assert "is scaled to 0" in cause.words

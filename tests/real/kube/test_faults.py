@@ -28,7 +28,7 @@ from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.looks import Looked
+from gpukeeper.platforms.kubernetes.object_reader import ReadObject
 from tests.real.kube import objects
 from tests.real.kube.api import Api
 from tests.real.kube.bed import ControlPlane
@@ -192,7 +192,7 @@ class Careless(KubernetesPlatform):
     """Deletes by name, as most tools do: without conditions."""
 
     async def _act(
-        self, kind: Kind, action: Action, fresh: Subject, looked: Looked
+        self, kind: Kind, action: Action, fresh: Subject, looked: ReadObject
     ) -> Accepted | Changed | Refused | Unknown:
         version = await self._discovery.served(kind)
         assert isinstance(version, str)

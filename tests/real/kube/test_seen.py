@@ -4,7 +4,6 @@ test says that it is still so; then gpukeeper makes it end well, and it stays th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,6 +31,7 @@ from tests.real.kube.runs import (
 
 pytestmark = pytest.mark.usefixtures("kwok_node")
 RUN = "run"
+HELD = "example.com/held"
 
 
 def train(plane: ControlPlane, namespace: str, *, ttl: int | None = None, **of_pods: Any) -> None:
@@ -110,52 +110,54 @@ def test_3_v23_forgets_that_a_trainjob_failed_and_trains_again(trainer_v23: Cont
     ends_well(trainer_v23, namespace, *CHAIN)
 
 
-def removed_in_the_foreground(plane: ControlPlane, namespace: str) -> Object | None:
-    """A failed TrainJob whose JobSet was made anew half a minute after somebody's Foreground removal. Each turn is a
-    race that the collector may win, so it is stopped before the first. None: it did win."""
-    api, collector = plane.api, plane.programs["kube-controller-manager"]
+def removed_in_the_foreground(plane: ControlPlane, namespace: str) -> Object:
+    """A failed TrainJob whose JobSet was made anew half a minute after somebody's Foreground removal.
+
+    The trainer and the garbage collector race for it. So the old JobSet is held by a finalizer until the collector has
+    removed everything below it; the collector is then paused, and stays so: only the trainer acts when it is let go.
+    """
+    api = plane.api
     train(plane, namespace)
     finish(plane, namespace, exit_code=1)
     api.wait_condition("trainjobs", namespace, RUN, "Failed")
     before = uid(api, "jobsets", namespace, RUN)
-    collector.pause()
+    api.patch("jobsets", namespace, RUN, {"metadata": {"finalizers": [HELD]}})
     api.delete("trainjobs", namespace, RUN, propagation="Foreground")
-    time.sleep(CIRCLE.total_seconds() + 2)
-    collector.resume()
-    while (seen := api.get("trainjobs", namespace, RUN)) is not None:
-        now = uid(api, "jobsets", namespace, RUN)
-        if now is not None and now != before:
-            return seen
-    return None
+    again = time.monotonic() + CIRCLE.total_seconds() + 2  # of the server's clock, so this time has to pass
+    api.wait_for("jobsets", namespace, RUN, only_held, 40, words="everything below the JobSet is gone")
+    time.sleep(max(0.0, again - time.monotonic()))
+    plane.programs["kube-controller-manager"].pause()
+    api.patch("jobsets", namespace, RUN, {"metadata": {"finalizers": None}})
+    another(plane, namespace, before)
+    seen = api.get("trainjobs", namespace, RUN)
+    assert seen is not None, "nobody could end its removal"
+    return seen
 
 
-def test_4_v23_never_ends_a_foreground_removal_of_a_failed_trainjob(
-    trainer_v23: ControlPlane, namespace: str, new_namespace: Callable[[], str]
-) -> None:
+def only_held(jobset: Object | None) -> bool:
+    assert jobset is not None, "it went although a finalizer held it"
+    meta = jobset["metadata"]
+    return "deletionTimestamp" in meta and meta["finalizers"] == [HELD]
+
+
+def test_4_v23_never_ends_a_foreground_removal_of_a_failed_trainjob(trainer_v23: ControlPlane, namespace: str) -> None:
     """C7.3. Somebody's kubectl did that. The one finalizer goes, when the policy allows it, and then everything."""
-    place, collector = namespace, trainer_v23.programs["kube-controller-manager"]
     try:
-        for place in (namespace, new_namespace(), new_namespace()):
-            seen = removed_in_the_foreground(trainer_v23, place)
-            collector.pause()  # for as long as it takes to look: chance must not end it meanwhile
-            if seen is not None and uid(trainer_v23.api, "trainjobs", place, RUN):
-                break
-            collector.resume()
-        assert seen is not None, "the garbage collector won three times"
+        seen = removed_in_the_foreground(trainer_v23, namespace)
         assert FOREGROUND in seen["metadata"]["finalizers"]
-        careful = Bench(trainer_v23.kubeconfig(), place)
+        careful = Bench(trainer_v23.kubeconfig(), namespace)
         careful.later(minutes=2)
         decision = careful.decisions()["trainjob/run"]
         assert (decision.rule, decision.action) == ("stuck_removal", Action.KEEP), "not without a word of the policy"
         assert "kubernetes.release does not name foregroundDeletion" in decision.reason
-        bench = Bench(trainer_v23.kubeconfig(), place, kubernetes={"release": [FOREGROUND]})
+        bench = Bench(trainer_v23.kubeconfig(), namespace, kubernetes={"release": [FOREGROUND]})
         bench.later(minutes=2)
         report = bench.again()
         assert [line.action for line in report.outcomes] == [Action.RELEASE]
         assert [line.result for line in report.outcomes] == [Result.RECLAIMED], report.outcomes
     finally:
-        collector.resume()
-    ends_well(trainer_v23, place, *CHAIN)
+        trainer_v23.programs["kube-controller-manager"].resume()
+    ends_well(trainer_v23, namespace, *CHAIN)
 
 
 def test_5_workers_outlive_a_pytorchjob_and_its_status_hides_them(

@@ -6,30 +6,30 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.check import Check, Setting, Trial, Wish
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, RunRequest
 from gpukeeper.acceptance.checks import copies, exact, gemm, memory_bandwidth, memory_pattern, stress, training
-from gpukeeper.acceptance.record import Done, Finding, Limits, Machine
+from gpukeeper.acceptance.record import Finding, Machine, ProbeResult, Thresholds
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 from tests.real.torch import bed
 
 ALL = [one.CHECK for one in (gemm, memory_bandwidth, copies, exact, training, memory_pattern, stress)]
 CPU = Gpu(uuid="cpu-0", index=0, name="CPU")
-FAST = Limits(floor=1e-9, reference=1e-9, source="anything that moves")
+FAST = Thresholds(floor=1e-9, reference=1e-9, source="anything that moves")
 
 
-def setting(**wish: Any) -> Setting:
+def context(**wish: Any) -> CheckContext:
     machine = Machine(node="here", gpus=(CPU,))
-    return Setting(wish=Wish(device="cpu", **wish), machine=machine, gpus=(CPU,), limits=lambda *_: FAST)
+    return CheckContext(wish=RunRequest(device="cpu", **wish), machine=machine, gpus=(CPU,), limits=lambda *_: FAST)
 
 
 def tried(worker: bed.Worker, check: Check, depth: int = 0, **wish: Any) -> tuple[Finding, ...]:
-    given = setting(**wish)
+    given = context(**wish)
     serving = check.servings[min(depth, len(check.servings) - 1)]
-    assert check.ask is not None
-    job = check.ask(serving, given)
-    done = Done(result=worker.run(job.probe, **job.params))
-    return check.read(Trial(serving=serving, answers={"cpu-0": done}), given)
+    assert check.request is not None
+    job = check.request(serving, given)
+    done = ProbeResult(result=worker.run(job.probe, **job.params))
+    return check.interpret(CheckRun(serving=serving, answers={"cpu-0": done}), given)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

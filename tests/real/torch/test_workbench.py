@@ -11,7 +11,7 @@ import pytest
 
 from gpukeeper.acceptance.bench.interpreter import find_python
 from gpukeeper.acceptance.bench.workbench import LocalWorkbench
-from gpukeeper.acceptance.record import Broken, Done, Job
+from gpukeeper.acceptance.record import ProbeFailure, ProbeRequest, ProbeResult
 from gpukeeper.devices.supervisor import descendants
 from tests.engines import has_torch, require
 from tests.real.torch import bed
@@ -44,21 +44,27 @@ def test_probes_answer_and_nothing_of_them_is_left() -> None:
 
     async def use(bench: LocalWorkbench) -> Any:
         machine = await bench.machine()
-        each = await bench.each(dict.fromkeys(("cpu-0", "cpu-1"), Job(probe="gemm", params=GEMM)))
-        return machine, each, await bench.together(["cpu-0", "cpu-1"], Job(probe="collectives", params=COLLECTIVE))
+        each = await bench.each(dict.fromkeys(("cpu-0", "cpu-1"), ProbeRequest(probe="gemm", params=GEMM)))
+        return (
+            machine,
+            each,
+            await bench.together(["cpu-0", "cpu-1"], ProbeRequest(probe="collectives", params=COLLECTIVE)),
+        )
 
     machine, each, together = on_bench(use)
     assert str(machine.environment["torch"]).startswith(bed.VERSION)
     assert machine.environment["torch_why"] is None
     for answer in each.values():
-        assert isinstance(answer, Done), answer
+        assert isinstance(answer, ProbeResult), answer
         assert len(answer.result["dtypes"]["fp32"]["tflops"]) == 2
     assert {rank: answer.result["world"] for rank, answer in together.items()} == {"0": 2, "1": 2}
 
 
 def test_a_rank_that_is_killed_is_blamed_and_no_rank_is_left() -> None:
     params = {**COLLECTIVE, "inject": {"die": 1}}
-    answers = on_bench(lambda bench: bench.together(["cpu-0", "cpu-1"], Job(probe="collectives", params=params)))
-    assert isinstance(answers["1"], Broken)
+    answers = on_bench(
+        lambda bench: bench.together(["cpu-0", "cpu-1"], ProbeRequest(probe="collectives", params=params))
+    )
+    assert isinstance(answers["1"], ProbeFailure)
     assert (answers["1"].kind, "by signal 9" in answers["1"].words) == ("crashed", True)
-    assert isinstance(answers["0"], Broken)
+    assert isinstance(answers["0"], ProbeFailure)

@@ -7,9 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, Wish, params_of
-from gpukeeper.acceptance.record import Answer, Broken, Done, Finding, Job, Limits, Machine, NotTested, Report
-from gpukeeper.acceptance.run import Order, Step, accept
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, RunRequest, params_of
+from gpukeeper.acceptance.record import (
+    Finding,
+    Machine,
+    NotTested,
+    ProbeFailure,
+    ProbeReply,
+    ProbeRequest,
+    ProbeResult,
+    Report,
+    Thresholds,
+)
+from gpukeeper.acceptance.run import RunConfig, Step, accept
 from gpukeeper.model.gpu import Gpu, Health, Reading
 from gpukeeper.model.grade import Grade, Past
 from gpukeeper.model.unknown import Unknown
@@ -21,7 +31,9 @@ FLOOR = 100.0
 class Bench:
     """`script`: by check and GPU (or rank): what each try in turn gives, the last one for ever; else a good figure."""
 
-    def __init__(self, gpus: int = 2, script: Mapping[tuple[str, int], Sequence[float | Answer]] | None = None) -> None:
+    def __init__(
+        self, gpus: int = 2, script: Mapping[tuple[str, int], Sequence[float | ProbeReply]] | None = None
+    ) -> None:
         self.gpus: tuple[Gpu, ...] | Unknown = tuple(
             Gpu(uuid=f"GPU-{n}", index=n, name="NVIDIA H200", serial=f"S{n}") for n in range(gpus)
         )
@@ -54,12 +66,12 @@ class Bench:
     async def readings(self) -> Sequence[Reading]:
         return [Reading(uuid="GPU-0", at=self.now_s, sm_mhz=1980.0)]
 
-    async def each(self, jobs: Mapping[str, Job]) -> Mapping[str, Answer]:
+    async def each(self, jobs: Mapping[str, ProbeRequest]) -> Mapping[str, ProbeReply]:
         found = {uuid: self._answer(job, uuid.removeprefix("GPU-"), uuid) for uuid, job in jobs.items()}
         await self._work(jobs)
         return found
 
-    async def together(self, gpus: Sequence[str], job: Job) -> Mapping[str, Answer]:
+    async def together(self, gpus: Sequence[str], job: ProbeRequest) -> Mapping[str, ProbeReply]:
         found = {str(rank): self._answer(job, str(rank), str(rank)) for rank in range(len(gpus))}
         await self._work({"": job})
         return found
@@ -67,7 +79,7 @@ class Bench:
     async def close(self) -> None:
         self.closed = True
 
-    async def _work(self, jobs: Mapping[str, Job]) -> None:
+    async def _work(self, jobs: Mapping[str, ProbeRequest]) -> None:
         probe = next(iter(jobs.values())).probe
         self.during(probe)
         if probe == self.hangs_at:
@@ -77,35 +89,46 @@ class Bench:
                 self.ended.append(probe)
         self.now_s += float(next(iter(jobs.values())).params.get("takes", 1.0))
 
-    def _answer(self, job: Job, place: str, who: str) -> Answer:
+    def _answer(self, job: ProbeRequest, place: str, who: str) -> ProbeReply:
         tries = self.asked.count((job.probe, who))
         self.asked.append((job.probe, who))
         self.params.append(job.params)
         told = self.script.get((job.probe, int(place)), (FLOOR * 1.2,))
         answer = told[min(tries, len(told) - 1)]
-        return answer if isinstance(answer, Done | Broken) else Done(result={"x": answer}, seconds=1.0, busy_s=0.8)
+        return (
+            answer
+            if isinstance(answer, ProbeResult | ProbeFailure)
+            else ProbeResult(result={"x": answer}, seconds=1.0, busy_s=0.8)
+        )
 
 
-def figure_check(name: str, *servings: Serving, how: How = How.EACH, confirm: bool = True) -> Check:
+def figure_check(name: str, *servings: CheckSize, how: RunMode = RunMode.EACH, confirm: bool = True) -> Check:
     """A figure for each GPU (or rank), FAIL below the floor."""
 
-    def ask(serving: Serving, setting: Setting) -> Job:
-        return Job(probe=name, params=params_of(name, serving, setting))
+    def ask(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+        return ProbeRequest(probe=name, params=params_of(name, serving, context))
 
-    def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    def read(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
         return tuple(
-            _read(name, who if how is How.EACH else None, answer, confirm=confirm)
+            _read(name, who if how is RunMode.EACH else None, answer, confirm=confirm)
             for who, answer in trial.answers.items()
         )
 
-    default = (Serving(depth=0, seconds=5, worth=1, what="some"),)
+    default = (CheckSize(depth=0, seconds=5, worth=1, what="some"),)
     return Check(
-        name=name, title=name, proves=".", cannot=".", how=how, servings=servings or default, read=read, ask=ask
+        name=name,
+        title=name,
+        proves=".",
+        cannot=".",
+        how=how,
+        servings=servings or default,
+        interpret=read,
+        request=ask,
     )
 
 
-def _read(name: str, gpu: str | None, answer: Answer, *, confirm: bool) -> Finding:
-    if isinstance(answer, Broken):
+def _read(name: str, gpu: str | None, answer: ProbeReply, *, confirm: bool) -> Finding:
+    if isinstance(answer, ProbeFailure):
         return Finding(
             check=name, gpu=gpu, verdict=Grade.INCONCLUSIVE, code=answer.kind, message=f"{name}: {answer.words}."
         )
@@ -126,28 +149,28 @@ def _read(name: str, gpu: str | None, answer: Answer, *, confirm: bool) -> Findi
     )
 
 
-def look_check(name: str, read: Callable[[Setting], Sequence[Finding]]) -> Check:
-    serving = Serving(depth=0, seconds=0, worth=1, what="look")
+def look_check(name: str, read: Callable[[CheckContext], Sequence[Finding]]) -> Check:
+    serving = CheckSize(depth=0, seconds=0, worth=1, what="look")
     return Check(
         name=name,
         title=name,
         proves=".",
         cannot=".",
-        how=How.LOOK,
+        how=RunMode.LOOK,
         servings=(serving,),
-        read=lambda trial, setting: tuple(read(setting)),
+        interpret=lambda trial, context: tuple(read(context)),
     )
 
 
 def run(
     bench: Any,
     checks: Sequence[Check],
-    wish: Wish | None = None,
+    wish: RunRequest | None = None,
     *,
     stop_at: str | None = None,
     history: Mapping[str, tuple[Past, ...]] | None = None,
     clock: Any = None,
-    limits: Callable[[Gpu, str, str, str], Limits] = lambda *_: Limits(),
+    limits: Callable[[Gpu, str, str, str], Thresholds] = lambda *_: Thresholds(),
 ) -> tuple[Report, list[Step]]:
     """`stop_at`: interrupt when this check begins."""
     steps: list[Step] = []
@@ -164,10 +187,10 @@ def run(
             ):
                 stop.set()
 
-        order = Order(
+        order = RunConfig(
             run="r-1",
             version="0",
-            wish=wish or Wish(),
+            wish=wish or RunRequest(),
             checks=tuple(checks),
             limits=limits,
             history=lambda gpus: history or {},

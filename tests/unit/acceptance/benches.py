@@ -10,10 +10,10 @@ import msgspec
 
 from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
 from gpukeeper.acceptance.catalog import CHECKS
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.run import Order, accept
+from gpukeeper.acceptance.run import RunConfig, accept
 from gpukeeper.model.gpu import Health, Reading
 from gpukeeper.model.unknown import Unknown
 
@@ -57,6 +57,8 @@ class BenchWith(SimulatedWorkbench):
 
 def run_on(bench: BenchWith, within_s: float = 60.0) -> Report:
     """As on real GPUs."""
-    wish = Wish(device="cuda", within_s=within_s, expected=bench._count)
-    order = Order(run="run", version="0", wish=wish, checks=CHECKS, limits=reference.limits, history=lambda gpus: {})
+    wish = RunRequest(device="cuda", within_s=within_s, expected=bench._count)
+    order = RunConfig(
+        run="run", version="0", wish=wish, checks=CHECKS, limits=reference.limits, history=lambda gpus: {}
+    )
     return asyncio.run(accept(bench, order, bench.clock))

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpukeeper.acceptance.check import Setting, Wish
+from gpukeeper.acceptance.check import CheckContext, RunRequest
 from gpukeeper.acceptance.judging import reference
-from gpukeeper.acceptance.record import Limits, Machine, Measurement
+from gpukeeper.acceptance.record import Machine, Measurement, Thresholds
 from gpukeeper.model.gpu import Fact, Gpu, Health
 from gpukeeper.model.grade import Grade, Past
 from gpukeeper.model.unknown import Unknown
@@ -23,21 +23,21 @@ def gpus(n: int, name: str | Unknown = H200, **more: Any) -> tuple[Gpu, ...]:
     return tuple(Gpu(uuid=f"GPU-{i}", index=i, name=name, serial=f"S{i}", **more) for i in range(n))
 
 
-def setting(
+def context(
     machine_gpus: Sequence[Gpu],
     *,
-    limits: Limits | None = None,
+    limits: Thresholds | None = None,
     history: Mapping[str, tuple[Past, ...]] | None = None,
     environment: Mapping[str, Fact] | None = None,
-    wish: Wish | None = None,
+    wish: RunRequest | None = None,
     **more: Any,
-) -> Setting:
+) -> CheckContext:
     """`limits`: of everything; None: the table's."""
     told = more.pop("machine", {})
     machine = Machine(node="node-1", gpus=tuple(machine_gpus), environment=environment or {}, **told)
     given = reference.limits if limits is None else lambda *_: limits
-    return Setting(
-        wish=wish or Wish(),
+    return CheckContext(
+        wish=wish or RunRequest(),
         machine=machine,
         gpus=tuple(machine_gpus),
         limits=given,

@@ -14,9 +14,9 @@ import pytest
 
 from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
 from gpukeeper.acceptance.catalog import CHECKS
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging import reference
-from gpukeeper.acceptance.record import Answer, Done, Job, Report
+from gpukeeper.acceptance.record import ProbeReply, ProbeRequest, ProbeResult, Report
 from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.accept_bench import run
 
@@ -25,7 +25,7 @@ SPANS = (60.0, 300.0, 1800.0, 14400.0)
 
 def accepted(*, gpus: int = 8, within_s: float = 60.0, seed: int = 1, **faults: Any) -> Report:
     bench = SimulatedWorkbench(gpus=gpus, seed=seed, **faults)
-    wish = Wish(within_s=within_s, expected=gpus)
+    wish = RunRequest(within_s=within_s, expected=gpus)
     return run(bench, CHECKS, wish, clock=bench.clock, limits=reference.limits)[0]
 
 
@@ -98,21 +98,23 @@ def test_a_hang_blames_its_gpu_and_takes_the_time_of_the_others() -> None:
 def test_a_missing_gpu_is_found_whatever_was_asked_for(wish: dict[str, Any]) -> None:
     """C1.1"""
     bench = SimulatedWorkbench(gpus=8, missing=1)
-    report, _ = run(bench, CHECKS, Wish(expected=8, **wish), clock=bench.clock, limits=reference.limits)
+    report, _ = run(bench, CHECKS, RunRequest(expected=8, **wish), clock=bench.clock, limits=reference.limits)
     assert report.verdict is Grade.FAIL, report.reason
 
 
 def test_ranks_of_a_smaller_world_tested_no_machine() -> None:
     class Halves(SimulatedWorkbench):
-        async def together(self, gpus: Sequence[str], job: Job) -> Mapping[str, Answer]:
+        async def together(self, gpus: Sequence[str], job: ProbeRequest) -> Mapping[str, ProbeReply]:
             given = await super().together(gpus, job)
             return {
-                rank: msgspec.structs.replace(one, result={**one.result, "world": 2}) if isinstance(one, Done) else one
+                rank: msgspec.structs.replace(one, result={**one.result, "world": 2})
+                if isinstance(one, ProbeResult)
+                else one
                 for rank, one in given.items()
             }
 
     bench = Halves(gpus=8)
-    report, _ = run(bench, CHECKS, Wish(only=("collectives",)), clock=bench.clock, limits=reference.limits)
+    report, _ = run(bench, CHECKS, RunRequest(only=("collectives",)), clock=bench.clock, limits=reference.limits)
     assert report.verdict is Grade.INCONCLUSIVE
     assert "2 ranks instead of 8" in report.reason
 

@@ -14,29 +14,40 @@ from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Check
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import Finding
-from gpukeeper.acceptance.self_test import FAULTS, NOTHING, PLANTS, Attempt, Bed, Outcome, Place, self_test
+from gpukeeper.acceptance.self_test import (
+    FAULTS,
+    NOTHING,
+    PROBE_FAULTS,
+    Attempt,
+    FaultTarget,
+    SelfTestOutcome,
+    SelfTestSetup,
+    self_test,
+)
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
 NO_TORCH = Unknown("there is no PyTorch")
 
 
-def simulated(faults: Mapping[str, Any]) -> Place:
+def simulated(faults: Mapping[str, Any]) -> FaultTarget:
     bench = SimulatedWorkbench(gpus=8, seed=7, **faults)
-    return Place(bench, bench.clock, "simulated", "simulated")
+    return FaultTarget(bench, bench.clock, "simulated", "simulated")
 
 
-def stand_in(gpus: int) -> Place:
+def stand_in(gpus: int) -> FaultTarget:
     """In the place of this machine: its probes understand injected faults, too."""
     bench = SimulatedWorkbench(gpus=gpus, seed=3)
-    return Place(bench, bench.clock, "cpu", f"{gpus} stand-ins")
+    return FaultTarget(bench, bench.clock, "cpu", f"{gpus} stand-ins")
 
 
 def outcome(
-    checks: tuple[Check, ...] = CHECKS, alone: Place | Unknown = NO_TORCH, together: Place | Unknown = NO_TORCH
-) -> tuple[Outcome, list[Attempt]]:
+    checks: tuple[Check, ...] = CHECKS,
+    alone: FaultTarget | Unknown = NO_TORCH,
+    together: FaultTarget | Unknown = NO_TORCH,
+) -> tuple[SelfTestOutcome, list[Attempt]]:
     told: list[Attempt] = []
-    bed = Bed(simulated, alone, together, checks, reference.limits, told.append)
+    bed = SelfTestSetup(simulated, alone, together, checks, reference.limits, told.append)
     return asyncio.run(self_test(bed)), told
 
 
@@ -54,7 +65,7 @@ def test_every_fault_is_found_and_a_clean_machine_passes() -> None:
     assert planted == [NOTHING, *(one.words for one in FAULTS)]
     here = [one for one in told if one.where != "simulated"]
     # Each detector is tried clean, then with the fault; and every kind of number has a flipped bit of its own.
-    assert sum(one.injected == NOTHING for one in here) == 1 + len(PLANTS)
+    assert sum(one.injected == NOTHING for one in here) == 1 + len(PROBE_FAULTS)
     flips = [one.injected.rpartition(" ")[2] for one in here if "lowest bit" in one.injected]
     assert flips == ["fp32", "bf16", "fp16", "int8"]
 
@@ -68,7 +79,7 @@ def test_without_probes_it_is_inconclusive_and_never_a_pass() -> None:
 @pytest.mark.parametrize("check", ["gemm", "exact", "collectives", "environment", "health"])
 def test_a_detector_that_sees_nothing_is_noticed(check: str) -> None:
     fine = Finding(check=check, verdict=Grade.PASS, code="fine", message="Everything is fine.", samples=(1.0,))
-    found, told = outcome(with_check(check, read=lambda trial, setting: (fine,)))
+    found, told = outcome(with_check(check, interpret=lambda trial, context: (fine,)))
     assert found.verdict is Grade.FAIL
     missed = [one for one in told if not one.caught]
     assert missed
@@ -77,7 +88,7 @@ def test_a_detector_that_sees_nothing_is_noticed(check: str) -> None:
 
 def test_a_detector_that_sees_ghosts_is_noticed() -> None:
     ghost = Finding(check="exact", gpu=None, verdict=Grade.FAIL, code="exact-mismatch", message="A ghost.")
-    found, told = outcome(with_check("exact", read=lambda trial, setting: (ghost,)), stand_in(1), stand_in(2))
+    found, told = outcome(with_check("exact", interpret=lambda trial, context: (ghost,)), stand_in(1), stand_in(2))
     assert found.verdict is Grade.FAIL
     assert not told[0].caught
     clean = [one for one in told if one.expected == "no FAIL by exact"]
@@ -85,22 +96,22 @@ def test_a_detector_that_sees_ghosts_is_noticed() -> None:
 
 
 def test_a_check_that_measures_nothing_does_not_count_as_clean() -> None:
-    found, told = outcome(with_check("training", read=lambda trial, setting: ()), stand_in(1), stand_in(2))
+    found, told = outcome(with_check("training", interpret=lambda trial, context: ()), stand_in(1), stand_in(2))
     assert found.verdict is Grade.FAIL
     assert [one.caught for one in told if one.expected == "no FAIL by training"] == [False]
 
 
 def test_the_wrong_gpu_blamed_is_not_found() -> None:
-    original = next(one for one in CHECKS if one.name == "exact").read
+    original = next(one for one in CHECKS if one.name == "exact").interpret
 
-    def swapped(trial: Any, setting: Any) -> tuple[Finding, ...]:
-        first = setting.gpus[0].uuid
-        found = original(trial, setting)
+    def swapped(trial: Any, context: Any) -> tuple[Finding, ...]:
+        first = context.gpus[0].uuid
+        found = original(trial, context)
         return tuple(
             one if one.verdict is not Grade.FAIL else Finding(**{**_fields(one), "gpu": first}) for one in found
         )
 
-    found, told = outcome(with_check("exact", read=swapped))
+    found, told = outcome(with_check("exact", interpret=swapped))
     assert found.verdict is Grade.FAIL
     assert [one.injected for one in told if not one.caught] == ["bit flip on GPU 2 in bf16"]
 
@@ -119,11 +130,11 @@ def _fields(finding: Finding) -> dict[str, Any]:
 def test_another_finding_about_the_same_fault_does_not_make_up_for_a_blind_detector(
     check: str, code: str, missed: str
 ) -> None:
-    original = next(one for one in CHECKS if one.name == check).read
+    original = next(one for one in CHECKS if one.name == check).interpret
 
-    def blind(trial: Any, setting: Any) -> tuple[Finding, ...]:
-        return tuple(one for one in original(trial, setting) if one.code != code)
+    def blind(trial: Any, context: Any) -> tuple[Finding, ...]:
+        return tuple(one for one in original(trial, context) if one.code != code)
 
-    found, told = outcome(with_check(check, read=blind))
+    found, told = outcome(with_check(check, interpret=blind))
     assert found.verdict is Grade.FAIL
     assert [one.injected for one in told if not one.caught] == [missed]

@@ -8,13 +8,15 @@ import pytest
 
 from gpukeeper.acceptance import suite
 from gpukeeper.acceptance.catalog import CHECKS
-from gpukeeper.acceptance.check import Check, How, Serving, Wish
+from gpukeeper.acceptance.check import Check, CheckSize, RunMode, RunRequest
 from gpukeeper.model.gpu import Gpu
 
 GPUS = tuple(Gpu(uuid=f"GPU-{n}", index=n) for n in range(2))
 
 
-def check(name: str, *servings: tuple[float, float], how: How = How.EACH, least: int = 1, slices: bool = True) -> Check:
+def check(
+    name: str, *servings: tuple[float, float], how: RunMode = RunMode.EACH, least: int = 1, slices: bool = True
+) -> Check:
     """`servings`: seconds and worth of each depth."""
     return Check(
         name=name,
@@ -23,45 +25,45 @@ def check(name: str, *servings: tuple[float, float], how: How = How.EACH, least:
         cannot=".",
         how=how,
         servings=tuple(
-            Serving(depth=depth, seconds=seconds, worth=worth, what=f"{name} for {seconds:.0f} s")
+            CheckSize(depth=depth, seconds=seconds, worth=worth, what=f"{name} for {seconds:.0f} s")
             for depth, (seconds, worth) in enumerate(servings)
         ),
-        read=lambda trial, setting: (),
+        interpret=lambda trial, context: (),
         least_gpus=least,
         slices=slices,
     )
 
 
-def names(programme: suite.Programme) -> list[tuple[str, int]]:
+def names(programme: suite.CheckPlan) -> list[tuple[str, int]]:
     return [(one.check.name, one.serving.depth) for one in programme.chosen]
 
 
 def test_the_time_is_never_exceeded() -> None:
     checks = [check("a", (20, 5), (200, 9)), check("b", (20, 4)), check("c", (20, 3)), check("d", (20, 2))]
     for seconds in (30.0, 60.0, 75.0, 300.0):
-        programme = suite.choose(checks, Wish(within_s=seconds), GPUS)
+        programme = suite.choose(checks, RunRequest(within_s=seconds), GPUS)
         assert programme.seconds <= seconds
         assert programme.seconds == suite.START_S + sum(one.serving.seconds for one in programme.chosen)
 
 
 def test_what_tells_most_per_minute_goes_first_and_the_order_is_the_catalogs() -> None:
     checks = [check("slow", (40, 4)), check("dear", (20, 4)), check("cheap", (10, 4))]
-    programme = suite.choose(checks, Wish(within_s=suite.START_S + 35), GPUS)
+    programme = suite.choose(checks, RunRequest(within_s=suite.START_S + 35), GPUS)
     assert names(programme) == [("dear", 0), ("cheap", 0)]
 
 
 def test_every_check_runs_once_before_any_runs_deeper() -> None:
     """However much a deeper one would tell: a GPU with one kind of test is not tested."""
     checks = [check("a", (5, 1), (25, 100)), check("b", (20, 1))]
-    programme = suite.choose(checks, Wish(within_s=suite.START_S + 30), GPUS)
+    programme = suite.choose(checks, RunRequest(within_s=suite.START_S + 30), GPUS)
     assert names(programme) == [("a", 0), ("b", 0)]
-    programme = suite.choose(checks, Wish(within_s=suite.START_S + 45), GPUS)
+    programme = suite.choose(checks, RunRequest(within_s=suite.START_S + 45), GPUS)
     assert names(programme) == [("a", 1), ("b", 0)]
 
 
 def test_what_is_left_out_is_named_with_the_time_that_runs_it() -> None:
     checks = [check("a", (20, 5), (100, 9), (90000, 10)), check("b", (100, 4))]
-    left = suite.choose(checks, Wish(within_s=60), GPUS).left_out
+    left = suite.choose(checks, RunRequest(within_s=60), GPUS).left_out
     assert [(one.check, one.within) for one in left] == [("a", "5m"), ("a", ""), ("b", "5m")]
     assert "--within 5m runs it" in left[0].why
     assert left[0].what == "a for 100 s"
@@ -72,23 +74,23 @@ def test_what_is_left_out_is_named_with_the_time_that_runs_it() -> None:
 @pytest.mark.parametrize(
     ("wish", "gpus", "why"),
     [
-        (Wish(skip=("x",)), GPUS, "skipped on request (--skip)"),
-        (Wish(only=("y",)), GPUS, "not among the checks asked for"),
-        (Wish(), (), "no GPU available"),
-        (Wish(), GPUS[:1], "needs 2 GPUs, 1 available"),
-        (Wish(), (GPUS[0], Gpu(uuid="MIG-1", index=1, part_of="GPU-0")), "does not apply to slices of a GPU"),
+        (RunRequest(skip=("x",)), GPUS, "skipped on request (--skip)"),
+        (RunRequest(only=("y",)), GPUS, "not among the checks asked for"),
+        (RunRequest(), (), "no GPU available"),
+        (RunRequest(), GPUS[:1], "needs 2 GPUs, 1 available"),
+        (RunRequest(), (GPUS[0], Gpu(uuid="MIG-1", index=1, part_of="GPU-0")), "does not apply to slices of a GPU"),
     ],
 )
-def test_what_does_not_apply_is_said_with_its_reason(wish: Wish, gpus: tuple[Gpu, ...], why: str) -> None:
-    checks = [check("x", (1, 1), least=2, slices=False), check("y", (1, 1), how=How.LOOK)]
+def test_what_does_not_apply_is_said_with_its_reason(wish: RunRequest, gpus: tuple[Gpu, ...], why: str) -> None:
+    checks = [check("x", (1, 1), least=2, slices=False), check("y", (1, 1), how=RunMode.LOOK)]
     left = suite.choose(checks, wish, gpus).left_out
     assert [(one.check, one.why) for one in left] == [("x", why)]
 
 
-@pytest.mark.parametrize("wish", [Wish(only=("x",)), Wish(skip=("environment", "health"))])
-def test_whether_all_gpus_are_here_and_well_is_always_asked(wish: Wish) -> None:
+@pytest.mark.parametrize("wish", [RunRequest(only=("x",)), RunRequest(skip=("environment", "health"))])
+def test_whether_all_gpus_are_here_and_well_is_always_asked(wish: RunRequest) -> None:
     """C1.1: --expect counts whatever else was requested."""
-    checks = [check(name, (0, 1), how=How.LOOK) for name in ("environment", "health")]
+    checks = [check(name, (0, 1), how=RunMode.LOOK) for name in ("environment", "health")]
     assert names(suite.choose([*checks, check("x", (1, 1))], wish, GPUS)) == [
         ("environment", 0),
         ("health", 0),
@@ -97,20 +99,22 @@ def test_whether_all_gpus_are_here_and_well_is_always_asked(wish: Wish) -> None:
 
 
 def test_what_looks_only_runs_without_a_gpu() -> None:
-    assert names(suite.choose([check("x", (1, 1), how=How.LOOK)], Wish(), ())) == [("x", 0)]
+    assert names(suite.choose([check("x", (1, 1), how=RunMode.LOOK)], RunRequest(), ())) == [("x", 0)]
 
 
 def test_what_was_asked_for_by_name_runs_however_long_it_takes() -> None:
     checks = [check("long", (500, 1), (900, 2)), check("other", (1, 1))]
-    programme = suite.choose(checks, Wish(only=("long",), within_s=60), GPUS)
+    programme = suite.choose(checks, RunRequest(only=("long",), within_s=60), GPUS)
     assert names(programme) == [("long", 0)]
-    assert suite.choose(checks, Wish(only=("long",), within_s=1000), GPUS).chosen[0].serving.depth == 1
+    assert suite.choose(checks, RunRequest(only=("long",), within_s=1000), GPUS).chosen[0].serving.depth == 1
 
 
 def chosen(gpus: int, within_s: float) -> dict[str, int]:
     """By check: how deep it runs."""
     here = tuple(Gpu(uuid=f"GPU-{n}", index=n) for n in range(gpus))
-    return {one.check.name: one.serving.depth for one in suite.choose(CHECKS, Wish(within_s=within_s), here).chosen}
+    return {
+        one.check.name: one.serving.depth for one in suite.choose(CHECKS, RunRequest(within_s=within_s), here).chosen
+    }
 
 
 def test_a_minute_has_every_kind_of_check() -> None:

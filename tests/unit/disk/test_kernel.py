@@ -103,8 +103,8 @@ def test_whether_a_file_is_open_anywhere_is_known_to_the_kernel(tmp_path: Path) 
 
 def test_a_glance_tells_what_stat_tells(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
-    found, seen = (tmp_path / "file").stat(), kernel.glance(str(tmp_path / "file"))
+    found, seen = (tmp_path / "file").stat(), kernel.status_of(str(tmp_path / "file"))
     assert (seen.dev, seen.ino, seen.nlink) == (found.st_dev, found.st_ino, found.st_nlink)
     assert (seen.mode, seen.uid, seen.blocks) == (found.st_mode, found.st_uid, found.st_blocks)
     with pytest.raises(FileNotFoundError):
-        kernel.glance(str(tmp_path / "missing"))
+        kernel.status_of(str(tmp_path / "missing"))

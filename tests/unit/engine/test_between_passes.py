@@ -10,7 +10,7 @@ import pytest
 
 from gpukeeper.engine.backoff import BACK_OFF, BackOff
 from gpukeeper.engine.beside import WorkBeside
-from gpukeeper.engine.followed import Followed, Removal
+from gpukeeper.engine.followed import Followed, FollowedRemoval
 from gpukeeper.engine.gpu_checks import RECENT, GpuCheck, GpuChecks
 from gpukeeper.engine.last_passes import LastPasses
 from gpukeeper.model.decision import Action, Decision, Result, Step
@@ -82,11 +82,11 @@ def test_work_beside_a_tree_counts_for_its_folder_and_until_the_next_pass() -> N
 def test_only_removals_with_an_open_intent_are_followed() -> None:
     seen = Followed()
     for number in range(20):
-        seen.note(f"1.{number}", Removal(ref(f"n{number}"), 1, 0))
-    seen.note("2.1", Removal(ref("there", THERE), 2, 0))
+        seen.note(f"1.{number}", FollowedRemoval(ref(f"n{number}"), 1, 0))
+    seen.note("2.1", FollowedRemoval(ref("there", THERE), 2, 0))
     seen.keep_only(HERE, {"1.7"})
     assert sorted(seen.keys()) == [ref("n7").key, ref("there", THERE).key]
-    assert seen.take("2.1") == Removal(ref("there", THERE), 2, 0)
+    assert seen.take("2.1") == FollowedRemoval(ref("there", THERE), 2, 0)
     assert (seen.take("2.1"), seen.take("1.3")) == (None, None)
 
 

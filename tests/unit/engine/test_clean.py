@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gpukeeper.engine import clean, requests
-from gpukeeper.engine.clean import GivenBack, gpu_ref, learn_baselines, prove_clean, remembered
+from gpukeeper.engine.clean import ReleasedGpus, gpu_ref, learn_baselines, prove_clean, remembered
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Request
@@ -77,7 +77,7 @@ def gpus_of(b: Bench) -> FakeGpus:
 
 
 async def after_end(b: Bench, *things: Thing) -> list[GpuChecked]:
-    given = [GivenBack(t.ref, t.incarnation, t.devices) for t in things]
+    given = [ReleasedGpus(t.ref, t.incarnation, t.devices) for t in things]
     return await prove_clean(b.keeper, b.book, given)
 
 
@@ -309,7 +309,7 @@ async def test_all_gpus_are_looked_at_at_once(b: Bench) -> None:
     gpus.hold(thing, "GPU-0")
     gpus.hold(thing, "GPU-1")
     seen: list[GpuChecked] = []
-    given = [GivenBack(thing.ref, thing.incarnation, thing.devices)]
+    given = [ReleasedGpus(thing.ref, thing.incarnation, thing.devices)]
     lines = await prove_clean(b.keeper, b.book, given, seen.append)
     assert len(lines) == 2
     assert seen == b.lines(GpuChecked)

@@ -8,7 +8,7 @@ import pytest
 from gpukeeper.engine.notice import notice
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.verify import as_found
-from gpukeeper.lifecycle.budget import Fleet, open_breaker
+from gpukeeper.lifecycle.budget import BudgetFacts, open_breaker
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.model.decision import Action, Decision, Result, View
 from gpukeeper.model.identity import Ref, Seen
@@ -36,7 +36,7 @@ def test_what_waits_to_start_has_not_stopped() -> None:
 @pytest.mark.parametrize(("running", "due", "opens"), [(9, 1, False), (9, 2, True), (10, 2, False), (14, 3, True)])
 def test_a_share_of_the_running_work_is_rounded_down(running: int, due: int, opens: bool) -> None:
     acting = [Decision(SEEN, Action.STOP, "idle", "idle", running=True)] * due
-    fleet = Fleet(seen=running, running=running, before=0, vanished=0, acts_last_hour=0)
+    fleet = BudgetFacts(seen=running, running=running, before=0, vanished=0, acts_last_hour=0)
     assert (open_breaker(acting, Policy(breaker=Breaker(running=0.2)), fleet) is not None) is opens
 
 

@@ -240,7 +240,7 @@ async def test_a_policy_that_cannot_even_be_asked_for_stops_no_daemon(b: Bench) 
 @pytest.mark.parametrize("answering", [False, True])
 def test_a_bug_at_one_place_does_not_fail_a_request_about_another(answering: bool) -> None:
     async def tell(two: Two) -> None:
-        two.keeper.answering.enabled = answering
+        two.keeper.request_state.enabled = answering
         name = two.there.ref.path
         found = await find(two.keeper, two.b.book, name)
         assert found.view.subject.ref == two.there.ref

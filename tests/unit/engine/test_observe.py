@@ -12,7 +12,7 @@ import msgspec
 from gpukeeper.engine.notice import notice
 from gpukeeper.engine.observe import survey
 from gpukeeper.engine.reclaim import reclaim
-from gpukeeper.engine.record import ToWrite, changed_decisions
+from gpukeeper.engine.record import PendingLines, changed_decisions
 from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Action, Verdict
@@ -206,7 +206,7 @@ async def test_decisions_are_recorded_when_they_change_and_complaints_with_them(
     b.ended("eval", marks=Marks(ttl=Unknown("soon is no span")))
     for _ in range(2):
         made = list((await b.decide()).values())
-        await b.ledger.append(await changed_decisions(b.keeper, ToWrite(), made, b.now()))
+        await b.ledger.append(await changed_decisions(b.keeper, PendingLines(), made, b.now()))
     assert [(line.rule, line.verdict, line.owner) for line in b.lines(Decided)] == [("own_ttl", "unknown", "ann")]
     assert ["soon is no span" in line.what for line in b.lines(Complaint)] == [True]
 
@@ -215,7 +215,7 @@ async def test_decisions_are_recorded_when_they_change_and_complaints_with_them(
 async def test_a_silent_decision_is_not_recorded(b: Bench) -> None:
     b.running("api", class_="api", devices=())
     made = list((await b.decide()).values())
-    assert await changed_decisions(b.keeper, ToWrite(), made, b.now()) == []
+    assert await changed_decisions(b.keeper, PendingLines(), made, b.now()) == []
 
 
 async def demand(b: Bench) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from gpukeeper.engine import outlook
 from gpukeeper.engine.explain import without_reason
 from gpukeeper.engine.reclaim import reclaim
-from gpukeeper.model.decision import Action, Announced, Decision
+from gpukeeper.model.decision import Action, Announcement, Decision
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import Match
 from gpukeeper.model.subject import Category, Shape, State
@@ -23,7 +23,7 @@ async def told(b: Bench, who: str) -> dict[str, Decision]:
 
 @virtual
 async def test_own_work_comes_first_and_with_its_reason(b: Bench) -> None:
-    b.keeper.answering.enabled = True
+    b.keeper.request_state.enabled = True
     b.set_policy(match=(Match(class_="api", name="mine"),))
     b.running("theirs", owner="bob")
     b.running("mine")
@@ -43,7 +43,7 @@ async def test_own_work_comes_first_and_with_its_reason(b: Bench) -> None:
 
 @virtual
 async def test_a_narrow_pass_changes_what_it_looked_at_and_forgets_what_is_gone(b: Bench) -> None:
-    b.keeper.answering.enabled = True
+    b.keeper.request_state.enabled = True
     first, second = b.running("first"), b.running("second")
     await reclaim(b.keeper, b.platform, b.book, act=False)
     b.world.remove(first)
@@ -56,7 +56,7 @@ async def test_a_narrow_pass_changes_what_it_looked_at_and_forgets_what_is_gone(
 
 @virtual
 async def test_no_more_is_kept_than_a_bound_and_of_trees_what_is_due(b: Bench) -> None:
-    b.keeper.answering.enabled = True
+    b.keeper.request_state.enabled = True
     for number in range(4):
         b.running(f"r{number}", 10 * MINUTE)
         b.add(f"/tmp/tmp{number}", kind="tree", shape=Shape.TREE, category=Category.TEMPORARY)
@@ -73,20 +73,20 @@ async def test_no_more_is_kept_than_a_bound_and_of_trees_what_is_due(b: Bench) -
 async def test_nothing_is_kept_where_nobody_can_ask(b: Bench) -> None:
     b.running("mine")
     await reclaim(b.keeper, b.platform, b.book, act=False)
-    assert b.keeper.answering.outlooks == {}
+    assert b.keeper.request_state.outlooks == {}
 
 
 @virtual
 async def test_where_gpus_are_scarce_is_told(b: Bench) -> None:
     b.keeper.pressure.set_scarce(("docker", "node-3"))
     b.keeper.uptime.watched_from = 7.0
-    assert outlook.standing(b.keeper) == outlook.Standing((("docker", "node-3"),), 7.0)
+    assert outlook.daemon_state(b.keeper) == outlook.DaemonState((("docker", "node-3"),), 7.0)
 
 
 def test_others_are_told_no_word_of_a_reason_in_any_field() -> None:
     """A warning carries its sentence twice: also as it would be said if nobody could be told."""
     secret = "idle for 2h; GPU of the secret project"
     seen = Seen(Ref("docker", "node-3", "container", "eval", "u1"), "run-1", "v1", NOW)
-    planned = Decision(seen, Action.WARN, "idle", secret, unheard=Announced(NOW, secret))
+    planned = Decision(seen, Action.WARN, "idle", secret, unheard=Announcement(NOW, secret))
     shown = without_reason(planned, outlook.NOT_TOLD)
     assert secret.encode() not in msgspec.json.encode(shown)

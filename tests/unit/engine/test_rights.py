@@ -242,7 +242,7 @@ async def test_a_name_of_the_last_pass_costs_one_look(b: Bench) -> None:
     kind = told(b)
     b.ended("eval", ago=MINUTE)
     train = b.running("train")
-    b.keeper.answering.enabled = True
+    b.keeper.request_state.enabled = True
     await look_and_plan(b.keeper, b.platform, b.book)
     lists = kind.lists
     for _ in range(20):
@@ -255,7 +255,7 @@ async def test_a_name_of_the_last_pass_costs_one_look(b: Bench) -> None:
 async def test_many_unknown_names_are_looked_for_together_and_with_pauses(b: Bench) -> None:
     kind = told(b)
     b.ended("eval", ago=MINUTE)
-    b.keeper.answering.enabled = True
+    b.keeper.request_state.enabled = True
     begun = b.loop.time()
     replies = await asyncio.gather(*(ask(b, "hold", f"nope-{number}") for number in range(50)))
     assert all("nothing in the policy's scope is named" in one.words for one in replies)
@@ -272,7 +272,7 @@ async def test_what_is_to_be_acted_on_by_name_is_listed_anew(b: Bench) -> None:
     """A second one of that name may have come since the last pass."""
     told(b)
     b.running("train")
-    b.keeper.answering.enabled = True
+    b.keeper.request_state.enabled = True
     await look_and_plan(b.keeper, b.platform, b.book)
     b.running("train", devices=("GPU-1",))
     await asyncio.sleep(60)
@@ -283,14 +283,14 @@ async def test_what_is_to_be_acted_on_by_name_is_listed_anew(b: Bench) -> None:
 async def test_a_pass_that_was_turned_away_comes_before_the_next_request(b: Bench) -> None:
     """An admin does not wait."""
     b.running("train"), b.running("eval")
-    b.keeper.answering.turned_away.add(("docker", "node-3"))
+    b.keeper.request_state.turned_away.add(("docker", "node-3"))
     assert (await ask(b, "stop", "eval", "root", 0)).done
     waiting = asyncio.create_task(ask(b, "stop", "train"))
     await asyncio.sleep(10)
     assert not waiting.done()
-    b.keeper.answering.turned_away.clear()
+    b.keeper.request_state.turned_away.clear()
     assert (await waiting).done
-    b.keeper.answering.turned_away.add(("docker", "node-3"))
+    b.keeper.request_state.turned_away.add(("docker", "node-3"))
     assert "comes first; nothing was done" in (await ask(b, "remove", "train")).words
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from gpukeeper.acceptance.catalog import CHECKS
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.interfaces.cli.accept_settings import Flags, wish_of
 from gpukeeper.interfaces.cli.accept_variables import Told
 from gpukeeper.model.errors import UsageError
 
 
-def wish(**flags: Any) -> Wish:
+def wish(**flags: Any) -> RunRequest:
     return wish_of(Flags(**flags), Told(), CHECKS)
 
 
@@ -25,7 +25,7 @@ def refused(**flags: Any) -> str:
 
 
 def test_without_flags_it_is_quick_and_everything() -> None:
-    assert wish() == Wish()
+    assert wish() == RunRequest()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
 from gpukeeper import __version__
-from gpukeeper.engine.counts import Counts, Pile
+from gpukeeper.engine.counts import Counts, TreeCount
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics, overdue
@@ -429,7 +429,7 @@ def everything_told(metrics: Metrics) -> None:
     )
     metrics.captured({"log.txt": b"1"})
     done = [closed("a"), closed("b", Result.REFUSED)]
-    there = {"nodes": [node("worker-1"), disk()], "trees": {("report", False): Pile(1, 7, sized=1)}}
+    there = {"nodes": [node("worker-1"), disk()], "trees": {("report", False): TreeCount(1, 7, sized=1)}}
     seen = {
         "kinds": counts,
         "oldest": {"trainjob": NOW},

@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 from gpukeeper.interfaces.terminal.top_picture import Age, Display, picture, scrolled
-from gpukeeper.lifecycle.claims import How
+from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.top import GpuLine, Step, TopView
@@ -21,7 +21,7 @@ TRAIN = GpuLine(
     name="host/node-3/gpu-0",
     device="GPU-0",
     place="node-3",
-    how=How.RUNNING,
+    how=ClaimState.RUNNING,
     holder="docker/node-3/train-7b",
     owner="ann",
     class_="devcontainer",
@@ -37,7 +37,7 @@ UNMEASURED = GpuLine(
     name="host/node-3/gpu-1",
     device="GPU-1",
     place="node-3",
-    how=How.RUNNING,
+    how=ClaimState.RUNNING,
     holder="docker/node-3/eval",
     owner=Unknown("no label"),
     class_="docker",
@@ -49,7 +49,7 @@ FREE = GpuLine(
     name="host/node-3/gpu-2",
     device="GPU-2",
     place="node-3",
-    how=How.FREE,
+    how=ClaimState.FREE,
     memory_used_mib=4,
     memory_total_mib=81_920,
 )

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpukeeper.ledger import evidence as module
-from gpukeeper.ledger.evidence import FolderEvidence, safe_name
+from gpukeeper.ledger.evidence import DirectoryEvidence, safe_name
 from gpukeeper.model.decision import Evidence
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
@@ -25,14 +25,14 @@ MIB = 2**20
 LOGS = Evidence({"logs.txt": b"epoch 1\n", "manifest.json": b"{}"})
 
 
-def save(store: FolderEvidence, evidence: Evidence = LOGS, ref: Ref = EVAL, step: str = "s1") -> str:
+def save(store: DirectoryEvidence, evidence: Evidence = LOGS, ref: Ref = EVAL, step: str = "s1") -> str:
     name = run(store.save(ref, step, NOW, evidence))
     assert isinstance(name, str)
     return name
 
 
 def test_what_was_saved_is_loaded_again(tmp_path: Path) -> None:
-    store = FolderEvidence(tmp_path / "evidence", MIB)
+    store = DirectoryEvidence(tmp_path / "evidence", MIB)
     assert save(store) == "20260310/eval-s1"
     assert run(store.load("20260310/eval-s1")) == LOGS
     index = json.loads((tmp_path / "evidence/20260310/eval-s1/index.json").read_text())
@@ -42,7 +42,7 @@ def test_what_was_saved_is_loaded_again(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_captured_again_does_not_overwrite(tmp_path: Path) -> None:
-    store = FolderEvidence(tmp_path, MIB)
+    store = DirectoryEvidence(tmp_path, MIB)
     names = [save(store), save(store, Evidence({"logs.txt": b"other"}))]
     assert names == ["20260310/eval-s1", "20260310/eval-s1-2"]
     assert run(store.load(names[0])) == LOGS
@@ -57,7 +57,7 @@ def test_any_names_are_saved_inside_the_folder_and_loaded_unchanged(
     files: dict[str, bytes], name: str, step: str
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        store = FolderEvidence(Path(folder) / "evidence", MIB)
+        store = DirectoryEvidence(Path(folder) / "evidence", MIB)
         saved = save(store, Evidence(files), Ref("docker", "a", "container", name, "1"), step)
         assert [p.name for p in Path(folder).iterdir()] == ["evidence"]
         assert len(list((Path(folder) / "evidence" / saved).iterdir())) == len(files) + 1
@@ -70,7 +70,7 @@ NO_NAMES = ["", "..", "../20260310/eval-s1", "20260310", "20260310/..", "2026031
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_data(tmp_path: Path, name: str) -> None:
-    store = FolderEvidence(tmp_path / "evidence", MIB)
+    store = DirectoryEvidence(tmp_path / "evidence", MIB)
     evidence = Evidence({name: b"1", name + "/": b"2"})
     assert run(store.load(save(store, evidence, Ref("docker", "a", "c", name, "1"), name))) == evidence
     assert [p.name for p in tmp_path.iterdir()] == ["evidence"]
@@ -78,7 +78,7 @@ def test_hostile_names_are_data(tmp_path: Path, name: str) -> None:
 
 
 def test_over_the_quota_nothing_is_saved_and_the_answer_says_so(tmp_path: Path) -> None:
-    store = FolderEvidence(tmp_path, 5000)
+    store = DirectoryEvidence(tmp_path, 5000)
     name = save(store, Evidence({"logs": b"x" * 3000}))
     refused = run(store.save(TRAIN, "s2", NOW, Evidence({"logs": b"x" * 3000})))
     assert isinstance(refused, Unknown)
@@ -96,7 +96,7 @@ def test_over_the_quota_nothing_is_saved_and_the_answer_says_so(tmp_path: Path) 
 def test_captures_that_are_saved_at_once_stay_below_the_quota_together(tmp_path: Path) -> None:
     """Steps of several places and of one batch save at the same time; each used to check what all of them then used."""
     quota, size, tries = 2_000_000, 150_000, 30
-    store = FolderEvidence(tmp_path, quota)
+    store = DirectoryEvidence(tmp_path, quota)
 
     async def together() -> list[str | Unknown]:
         return list(await asyncio.gather(*(store.save(EVAL, f"s{n}", NOW, _logs(size)) for n in range(tries))))
@@ -118,7 +118,7 @@ def test_a_disk_that_hangs_does_not_hold_a_step_for_ever(tmp_path: Path, monkeyp
         answers.wait()
         real(fd)
 
-    store = FolderEvidence(tmp_path, 5000)
+    store = DirectoryEvidence(tmp_path, 5000)
     monkeypatch.setattr(module.os, "fsync", hanging)
     monkeypatch.setattr(module, "SAVED_WITHIN", timedelta(milliseconds=20))
     monkeypatch.setattr(module, "ROOM_WITHIN", 0.01)
@@ -139,7 +139,7 @@ def test_what_a_failed_write_had_reserved_is_free_again(tmp_path: Path, monkeypa
     def broken(fd: int) -> None:
         raise OSError(5, "Input/output error")
 
-    store = FolderEvidence(tmp_path, 5000)
+    store = DirectoryEvidence(tmp_path, 5000)
     with monkeypatch.context() as patch:
         patch.setattr(module.os, "fsync", broken)
         failed = run(store.save(EVAL, "s1", NOW, _logs(3000)))
@@ -153,7 +153,7 @@ def _logs(size: int) -> Evidence:
 
 
 def test_old_days_are_pruned_and_foreign_files_are_not(tmp_path: Path) -> None:
-    store = FolderEvidence(tmp_path / "evidence", MIB)
+    store = DirectoryEvidence(tmp_path / "evidence", MIB)
     for age in (91, 90, 1):
         assert isinstance(run(store.save(EVAL, "s1", NOW - timedelta(days=age), LOGS)), str)
     (tmp_path / "evidence" / "notes.txt").write_text("mine")
@@ -168,7 +168,7 @@ def test_old_days_are_pruned_and_foreign_files_are_not(tmp_path: Path) -> None:
 def test_date_named_folders_of_others_are_not_pruned(tmp_path: Path) -> None:
     """A backup script names its folders by date, too; only what has our index in it is ours."""
     root = tmp_path / "evidence"
-    store = FolderEvidence(root, MIB)
+    store = DirectoryEvidence(root, MIB)
     run(store.save(EVAL, "s1", NOW - timedelta(days=200), LOGS))
     (root / "20240101").mkdir()
     (root / "20240101" / "thesis.tar").write_text("years of work")
@@ -181,13 +181,13 @@ def test_date_named_folders_of_others_are_not_pruned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_loading_refuses_what_is_no_name_of_evidence(tmp_path: Path, name: str) -> None:
-    store = FolderEvidence(tmp_path / "evidence", MIB)
+    store = DirectoryEvidence(tmp_path / "evidence", MIB)
     save(store)
     assert isinstance(run(store.load(name)), Unknown)
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    store = FolderEvidence(tmp_path / "evidence", MIB)
+    store = DirectoryEvidence(tmp_path / "evidence", MIB)
     name = save(store)
     secret = tmp_path / "secret"
     secret.write_bytes(b"epoch 1\n")
@@ -197,13 +197,13 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert isinstance(run(store.load(name)), Unknown)
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    answer = run(FolderEvidence(tmp_path / "link", MIB).save(EVAL, "s1", NOW, LOGS))
+    answer = run(DirectoryEvidence(tmp_path / "link", MIB).save(EVAL, "s1", NOW, LOGS))
     assert isinstance(answer, Unknown)
     assert not list((tmp_path / "real").iterdir())
 
 
 def test_damaged_and_unfinished_evidence_is_unknown(tmp_path: Path) -> None:
-    store = FolderEvidence(tmp_path, MIB)
+    store = DirectoryEvidence(tmp_path, MIB)
     name = save(store)
     (tmp_path / name / "logs.txt").write_bytes(b"epoch 2\n")
     answer = run(store.load(name))
@@ -216,6 +216,6 @@ def test_damaged_and_unfinished_evidence_is_unknown(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_unknown_so_nothing_is_removed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    answer = run(FolderEvidence(tmp_path / "file" / "evidence", MIB).save(EVAL, "s1", NOW, LOGS))
+    answer = run(DirectoryEvidence(tmp_path / "file" / "evidence", MIB).save(EVAL, "s1", NOW, LOGS))
     assert isinstance(answer, Unknown)
     assert "could not be saved" in answer.why

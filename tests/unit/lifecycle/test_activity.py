@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpukeeper.lifecycle.activity import Use, active_minutes, judge
+from gpukeeper.lifecycle.activity import Use, active_minutes, assess_use
 from gpukeeper.model.policy import Activity
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
 from gpukeeper.model.unknown import Unknown
@@ -20,27 +20,27 @@ def gpu(*minutes: float, ahead: int = 0) -> Series:
 
 def test_buckets_of_the_future_are_not_looked_at() -> None:
     """The clock went back: what was written ahead of now says nothing about the past."""
-    assert judge([gpu(*[0.0] * 60, 90.0, 90.0, ahead=2)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW).use is Use.QUIET
-    assert judge([gpu(0.0, 0.0, ahead=9)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW).use is Use.UNKNOWN
+    assert assess_use([gpu(*[0.0] * 60, 90.0, 90.0, ahead=2)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW).use is Use.QUIET
+    assert assess_use([gpu(0.0, 0.0, ahead=9)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW).use is Use.UNKNOWN
 
 
 def test_quiet_time_is_claimed_only_as_far_back_as_it_was_measured() -> None:
-    found = judge([gpu(*[0.0] * 30)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, 2 * HOUR)
+    found = assess_use([gpu(*[0.0] * 30)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, 2 * HOUR)
     assert (found.use, found.since, found.used) == (Use.QUIET, NOW - 29 * MINUTE, None)
 
 
 def test_what_never_worked_is_quiet_since_it_was_first_measured() -> None:
     """Not since the window began: otherwise its limit would end with the present minute for ever."""
-    found = judge([gpu(*[0.0] * 34)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, 2 * HOUR)
+    found = assess_use([gpu(*[0.0] * 34)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, 2 * HOUR)
     assert (found.use, found.since, found.used) == (Use.QUIET, NOW - 33 * MINUTE, None)
     gaps = [0.0, *[NOT_MEASURED] * 20, *[0.0] * 30]
-    assert judge([gpu(*gaps)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, 2 * HOUR).since == NOW - 29 * MINUTE
+    assert assess_use([gpu(*gaps)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, 2 * HOUR).since == NOW - 29 * MINUTE
 
 
 def test_the_newest_use_is_named_with_its_time() -> None:
-    found = judge([gpu(90.0, *[0.0] * 40)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, HOUR)
+    found = assess_use([gpu(90.0, *[0.0] * 40)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, HOUR)
     assert (found.since, found.used) == (NOW - 39 * MINUTE, NOW - 39 * MINUTE)
-    active = judge([gpu(*[0.0] * 40, 90.0, 0.0, 0.0)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW)
+    active = assess_use([gpu(*[0.0] * 40, 90.0, 0.0, 0.0)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW)
     assert (active.use, active.reason) == (Use.ACTIVE, "GPU GPU-0 was in use 2m ago")
 
 
@@ -48,8 +48,8 @@ def test_a_gpu_that_it_no_longer_holds_says_nothing() -> None:
     """A re-partition leaves series of slices that are gone: neither their use nor their failed reads are anybody's."""
     used = msgspec.structs.replace(gpu(*[90.0] * 60), device="MIG-7")
     lost = msgspec.structs.replace(gpu(), device="MIG-8", missing=Unknown("no such slice"))
-    assert judge([*quiet(), used, lost], ["GPU-0"], Activity(), HOUR / 2, NOW).use is Use.QUIET
-    assert judge([used, lost], ["MIG-9"], Activity(), HOUR / 2, NOW).use is Use.UNKNOWN
+    assert assess_use([*quiet(), used, lost], ["GPU-0"], Activity(), HOUR / 2, NOW).use is Use.QUIET
+    assert assess_use([used, lost], ["MIG-9"], Activity(), HOUR / 2, NOW).use is Use.UNKNOWN
 
 
 def test_active_minutes_are_measured_minutes_of_its_own_gpus_since_then() -> None:
@@ -64,8 +64,8 @@ def test_active_minutes_are_measured_minutes_of_its_own_gpus_since_then() -> Non
 
 
 def test_a_window_shorter_than_a_minute_is_a_minute() -> None:
-    assert judge([gpu(*[0.0] * 9)], ["GPU-0"], THRESHOLDS, MINUTE / 2, NOW, HOUR).use is Use.QUIET
-    assert judge([gpu(*[NOT_MEASURED] * 9)], ["GPU-0"], THRESHOLDS, MINUTE / 2, NOW, HOUR).use is Use.UNKNOWN
+    assert assess_use([gpu(*[0.0] * 9)], ["GPU-0"], THRESHOLDS, MINUTE / 2, NOW, HOUR).use is Use.QUIET
+    assert assess_use([gpu(*[NOT_MEASURED] * 9)], ["GPU-0"], THRESHOLDS, MINUTE / 2, NOW, HOUR).use is Use.UNKNOWN
 
 
 def claims(since: int, until: int, *minutes: float) -> Series:
@@ -75,7 +75,7 @@ def claims(since: int, until: int, *minutes: float) -> Series:
 
 def quiet_since(one: Series) -> object:
     """In minutes ago; else the verdict."""
-    found = judge([one], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, 2 * HOUR)
+    found = assess_use([one], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, 2 * HOUR)
     return found.use if found.since is None else (NOW - found.since) // MINUTE
 
 

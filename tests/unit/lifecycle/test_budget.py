@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gpukeeper.lifecycle.budget import (
-    Fleet,
+    BudgetFacts,
     backlog_sentence,
     duplicate_sentences,
     hourly_budget,
@@ -21,8 +21,8 @@ from gpukeeper.model.policy import Amount, Breaker, Budget, Policy, Schedule
 from tests.unit.lifecycle.examples import DAY, HOUR, MINUTE, NOW, decision
 
 
-def fleet(**more: Any) -> Fleet:
-    return Fleet(**({"seen": 100, "running": 50, "before": 100, "vanished": 0, "acts_last_hour": 0} | more))
+def fleet(**more: Any) -> BudgetFacts:
+    return BudgetFacts(**({"seen": 100, "running": 50, "before": 100, "vanished": 0, "acts_last_hour": 0} | more))
 
 
 def policy(per_pass: Amount | None = None, **breaker: Any) -> Policy:

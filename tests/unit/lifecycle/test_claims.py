@@ -7,7 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.lifecycle.claims import Claim, Finding, How, claims, findings, left_alone, next_event, runs_on_gpus
+from gpukeeper.lifecycle.claims import (
+    Claim,
+    ClaimState,
+    Finding,
+    claims,
+    findings,
+    left_alone,
+    next_event,
+    runs_on_gpus,
+)
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.condition import GpuMemory
@@ -76,31 +85,41 @@ def lines(all_claims: tuple[Claim, ...]) -> list[tuple[str, str, str]]:
 
 def test_a_device_that_any_process_has_open_is_held_and_says_by_whom() -> None:
     (one,) = claimed(opened("pid 4711 (python, root)", "3686"))
-    assert (one.how, one.by, one.holder) == (How.HELD, "pid 4711 (python, root)", None)
+    assert (one.how, one.by, one.holder) == (ClaimState.HELD, "pid 4711 (python, root)", None)
 
 
 @pytest.mark.parametrize(
     ("view", "baseline", "how", "words"),
     [
-        (opened(None), None, How.FREE, ""),
-        (opened(None, "580"), 540, How.FREE, ""),
-        (opened(None, "3686"), 540, How.UNSURE, "3686 MiB are in use without a visible process, 540 MiB when it is"),
-        (opened(None, "615"), None, How.FREE, ""),  # an H200 without clients
-        (opened(None, "3686"), None, How.UNSURE, "its baseline is unknown"),
-        (opened(None, "not known: not supported"), 4, How.UNSURE, "its used memory is unknown"),
-        (opened(Unknown("that needs root")), 4, How.UNSURE, "which processes have it open is unknown: that needs root"),
-        (opened(Unknown("nothing listed", by_design=True), "620"), 615, How.FREE, ""),
-        (opened(Unknown("nothing listed", by_design=True), "1200"), 615, How.UNSURE, "1200 MiB are in use"),
+        (opened(None), None, ClaimState.FREE, ""),
+        (opened(None, "580"), 540, ClaimState.FREE, ""),
+        (
+            opened(None, "3686"),
+            540,
+            ClaimState.UNSURE,
+            "3686 MiB are in use without a visible process, 540 MiB when it is",
+        ),
+        (opened(None, "615"), None, ClaimState.FREE, ""),  # an H200 without clients
+        (opened(None, "3686"), None, ClaimState.UNSURE, "its baseline is unknown"),
+        (opened(None, "not known: not supported"), 4, ClaimState.UNSURE, "its used memory is unknown"),
+        (
+            opened(Unknown("that needs root")),
+            4,
+            ClaimState.UNSURE,
+            "which processes have it open is unknown: that needs root",
+        ),
+        (opened(Unknown("nothing listed", by_design=True), "620"), 615, ClaimState.FREE, ""),
+        (opened(Unknown("nothing listed", by_design=True), "1200"), 615, ClaimState.UNSURE, "1200 MiB are in use"),
         (
             opened(Unknown("nothing listed", by_design=True)),
             None,
-            How.UNSURE,
+            ClaimState.UNSURE,
             "which processes have it open is unknown",
         ),
     ],
 )
 def test_free_needs_memory_at_its_baseline_and_a_look_at_all_processes(
-    view: View, baseline: int | None, how: How, words: str
+    view: View, baseline: int | None, how: ClaimState, words: str
 ) -> None:
     recorded = {"host/node-3/GPU-0": Memory(gpu=GpuMemory(baseline_mib=baseline))}
     (one,) = claimed(view, recorded=recorded)
@@ -110,7 +129,7 @@ def test_free_needs_memory_at_its_baseline_and_a_look_at_all_processes(
 
 def test_what_a_workload_has_is_its_own_whatever_has_it_open() -> None:
     told = claimed(opened("pid 77 (python, ann)", "3686"), named("eval", "GPU-0"))
-    assert [one.how for one in told] == [How.RUNNING]
+    assert [one.how for one in told] == [ClaimState.RUNNING]
 
 
 # Who has which
@@ -136,15 +155,15 @@ def test_without_an_inventory_a_claim_has_the_workloads_own_word_and_nothing_is_
 @pytest.mark.parametrize(
     ("view", "how"),
     [
-        (named("a", "GPU-0", state=State.PAUSED), How.PAUSED),
-        (named("a", "GPU-0", class_="infrastructure"), How.INFRASTRUCTURE),
-        (named("a", "GPU-0", shape=Shape.ORPHAN, root="docker/node-3/gone"), How.ORPHAN),
-        (named("a", "GPU-0", state=State.ENDED, live_children=2), How.CHILDREN),
-        (bare("python-77", "GPU-0"), How.BARE),
-        (stopped_by_hand("a", "GPU-0"), How.KEPT),
+        (named("a", "GPU-0", state=State.PAUSED), ClaimState.PAUSED),
+        (named("a", "GPU-0", class_="infrastructure"), ClaimState.INFRASTRUCTURE),
+        (named("a", "GPU-0", shape=Shape.ORPHAN, root="docker/node-3/gone"), ClaimState.ORPHAN),
+        (named("a", "GPU-0", state=State.ENDED, live_children=2), ClaimState.CHILDREN),
+        (bare("python-77", "GPU-0"), ClaimState.BARE),
+        (stopped_by_hand("a", "GPU-0"), ClaimState.KEPT),
     ],
 )
-def test_how_it_is_had(view: View, how: How) -> None:
+def test_how_it_is_had(view: View, how: ClaimState) -> None:
     """C11.4: those outside any workload too."""
     assert [one.how for one in claimed(view)] == [how]
 
@@ -174,7 +193,7 @@ def test_what_its_owner_stopped_keeps_the_gpu_until_a_named_time() -> None:
 
 def test_infrastructure_is_in_nobodys_way() -> None:
     told = claimed(device(0), named("exporter", "GPU-0", class_="infrastructure"))
-    assert {one.how for one in told} == {How.FREE, How.INFRASTRUCTURE}
+    assert {one.how for one in told} == {ClaimState.FREE, ClaimState.INFRASTRUCTURE}
 
 
 def test_a_gpu_that_is_cut_is_its_slices() -> None:
@@ -190,14 +209,14 @@ def test_who_has_a_whole_gpu_has_its_slices() -> None:
 
 def test_an_unknown_gpu_is_said_and_leaves_no_other_surely_free() -> None:
     told = claimed(device(0), named("eval", devices=Unknown("the driver did not answer")))
-    assert [one.how for one in told] == [How.UNSURE, How.RUNNING]
+    assert [one.how for one in told] == [ClaimState.UNSURE, ClaimState.RUNNING]
     assert "the driver did not answer" in told[1].name
 
 
 def test_a_gpu_in_quarantine_is_not_free() -> None:
     gone = Memory(gpu=GpuMemory(quarantined=NOW - HOUR, quarantine_reason="memory stays in use"))
     told = claimed(device(0), device(1), recorded={"host/node-3/GPU-0": gone, "host/node-3/GPU-1": Memory()})
-    assert [one.how for one in told] == [How.QUARANTINE, How.FREE]
+    assert [one.how for one in told] == [ClaimState.QUARANTINE, ClaimState.FREE]
     assert "memory stays in use" in told[0].next
     assert told[0].since == NOW - HOUR
 

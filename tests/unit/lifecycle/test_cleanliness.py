@@ -8,7 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.lifecycle.cleanliness import Judgement, Life, Standing, Word, judge, new_baseline, standing
+from gpukeeper.lifecycle.cleanliness import (
+    Cleanliness,
+    CleanStatus,
+    HolderKind,
+    Life,
+    assess_gpu,
+    holder_kind,
+    new_baseline,
+)
 from gpukeeper.lifecycle.reset import ResetFacts, why_not
 from gpukeeper.model.condition import Advice, CheckResult, Condition, GpuHolder, Xid
 from gpukeeper.model.unknown import Unknown
@@ -38,8 +46,8 @@ def condition(**facts: Any) -> Condition:
     return msgspec.structs.replace(FREE, **facts)
 
 
-def judged(baseline: int | None = BASELINE, **facts: Any) -> Judgement:
-    return judge(condition(**facts), LIVES, baseline)
+def judged(baseline: int | None = BASELINE, **facts: Any) -> Cleanliness:
+    return assess_gpu(condition(**facts), LIVES, baseline)
 
 
 PERSISTENCED = holder(pid=9, uid=0, comm="nvidia-persiste")
@@ -48,47 +56,47 @@ PERSISTENCED = holder(pid=9, uid=0, comm="nvidia-persiste")
 @pytest.mark.parametrize(
     ("one", "expected"),
     [
-        (holder(LIVE), Standing.FOREIGN),
-        (holder(ENDED), Standing.ORPHAN),
-        (holder(STRANGER), Standing.STRANGER),
-        (holder("7" * 64), Standing.UNKNOWN),
-        (holder(Unknown("its cgroup could not be read")), Standing.UNKNOWN),
-        (holder(None), Standing.BARE),
-        (PERSISTENCED, Standing.INFRASTRUCTURE),
-        (holder(uid=0, comm="nvidia-cuda-mps"), Standing.INFRASTRUCTURE),
-        (holder(uid=1001, comm="Xorg"), Standing.INFRASTRUCTURE),
-        (holder(uid=1001, comm="nv-hostengine"), Standing.BARE),  # anybody can call a program that
-        (holder(LIVE, uid=0, comm="dcgm-exporter"), Standing.INFRASTRUCTURE),
-        (holder(LIVE, uid=0, comm="Xorg"), Standing.FOREIGN),
-        (holder(ENDED, uid=0, comm="dcgm-exporter"), Standing.ORPHAN),
-        (holder(ours=True), Standing.INFRASTRUCTURE),
+        (holder(LIVE), HolderKind.FOREIGN),
+        (holder(ENDED), HolderKind.ORPHAN),
+        (holder(STRANGER), HolderKind.STRANGER),
+        (holder("7" * 64), HolderKind.UNKNOWN),
+        (holder(Unknown("its cgroup could not be read")), HolderKind.UNKNOWN),
+        (holder(None), HolderKind.BARE),
+        (PERSISTENCED, HolderKind.INFRASTRUCTURE),
+        (holder(uid=0, comm="nvidia-cuda-mps"), HolderKind.INFRASTRUCTURE),
+        (holder(uid=1001, comm="Xorg"), HolderKind.INFRASTRUCTURE),
+        (holder(uid=1001, comm="nv-hostengine"), HolderKind.BARE),  # anybody can call a program that
+        (holder(LIVE, uid=0, comm="dcgm-exporter"), HolderKind.INFRASTRUCTURE),
+        (holder(LIVE, uid=0, comm="Xorg"), HolderKind.FOREIGN),
+        (holder(ENDED, uid=0, comm="dcgm-exporter"), HolderKind.ORPHAN),
+        (holder(ours=True), HolderKind.INFRASTRUCTURE),
     ],
 )
-def test_where_a_holder_stands(one: GpuHolder, expected: Standing) -> None:
-    assert standing(one, LIVES) is expected
+def test_where_a_holder_stands(one: GpuHolder, expected: HolderKind) -> None:
+    assert holder_kind(one, LIVES) is expected
 
 
 def test_nobody_there_and_memory_back_is_clean() -> None:
-    assert judged() == Judgement(Word.CLEAN, "no process holds it, 615 MiB in use, 615 MiB when free")
-    assert judged(holders=(PERSISTENCED,)).word is Word.CLEAN
+    assert judged() == Cleanliness(CleanStatus.CLEAN, "no process holds it, 615 MiB in use, 615 MiB when free")
+    assert judged(holders=(PERSISTENCED,)).status is CleanStatus.CLEAN
 
 
-@pytest.mark.parametrize(("used", "word"), [(615 + 64, Word.CLEAN), (615 + 65, Word.DIRTY)])
-def test_memory_may_be_64_mib_over_the_baseline(used: int, word: Word) -> None:
+@pytest.mark.parametrize(("used", "word"), [(615 + 64, CleanStatus.CLEAN), (615 + 65, CleanStatus.DIRTY)])
+def test_memory_may_be_64_mib_over_the_baseline(used: int, word: CleanStatus) -> None:
     found = judged(memory_used_mib=used)
-    assert (found.word, found.residue) == (word, word is Word.DIRTY)
+    assert (found.status, found.residue) == (word, word is CleanStatus.DIRTY)
 
 
 def test_a_dead_pid_that_the_driver_lists_is_residue_when_nobody_holds_it() -> None:
     found = judged(listed=(4711,))
-    assert found.word is Word.DIRTY
+    assert found.status is CleanStatus.DIRTY
     assert found.residue
     assert "4711" in found.reason
 
 
 def test_the_forked_child_is_the_orphan_and_not_the_dead_parent_that_the_driver_lists() -> None:
     found = judged(listed=(4711,), holders=(holder(ENDED, pid=4712),), memory_used_mib=9455)
-    assert found.word is Word.DIRTY
+    assert found.status is CleanStatus.DIRTY
     assert not found.residue
     assert "pid 4712" in found.reason
     assert "4711" not in found.reason
@@ -102,7 +110,7 @@ def test_an_innocent_process_with_a_reused_pid_is_no_holder() -> None:
 @pytest.mark.parametrize("other", [holder(LIVE, pid=50), holder(None, pid=50)])
 def test_others_make_it_shared_whatever_the_memory(other: GpuHolder) -> None:
     found = judged(holders=(other,), listed=(50,), memory_used_mib=70000)
-    assert found.word is Word.SHARED
+    assert found.status is CleanStatus.SHARED
     assert found.settled
     assert found.result is CheckResult.CLEANED
     assert "pid 50" in found.reason
@@ -111,7 +119,7 @@ def test_others_make_it_shared_whatever_the_memory(other: GpuHolder) -> None:
 @pytest.mark.parametrize("other", [holder(LIVE, pid=50), holder(None, pid=50), holder(STRANGER, pid=50)])
 def test_an_orphan_beside_others_is_orphaned_shared(other: GpuHolder) -> None:
     found = judged(holders=(holder(ENDED), other))
-    assert found.word is Word.ORPHANED_SHARED
+    assert found.status is CleanStatus.ORPHANED_SHARED
     assert not found.settled
     assert found.result is CheckResult.ORPHANED_SHARED
 
@@ -132,13 +140,13 @@ def test_an_orphan_in_state_d_is_said_to_be_stuck() -> None:
 )
 def test_what_driver_or_kernel_complain_of_is_dirty(facts: dict[str, Any], words: str) -> None:
     found = judged(**facts)
-    assert found.word is Word.DIRTY
+    assert found.status is CleanStatus.DIRTY
     assert words in found.reason
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45])
 def test_an_error_that_a_program_made_itself_does_not_dirty_the_gpu(number: int) -> None:
-    assert judged(xids=(Xid(number, ""),)).word is Word.CLEAN
+    assert judged(xids=(Xid(number, ""),)).status is CleanStatus.CLEAN
 
 
 @pytest.mark.parametrize(
@@ -153,21 +161,21 @@ def test_an_error_that_a_program_made_itself_does_not_dirty_the_gpu(number: int)
 )
 def test_what_is_not_known_is_neither_clean_nor_dirty(facts: dict[str, Any]) -> None:
     found = judged(**facts)
-    assert found.word is Word.UNKNOWN
+    assert found.status is CleanStatus.UNKNOWN
     assert not found.settled
 
 
 def test_a_gpu_that_cannot_be_looked_at_is_unknown() -> None:
-    assert judge(Unknown("the driver did not answer"), LIVES, BASELINE).word is Word.UNKNOWN
+    assert assess_gpu(Unknown("the driver did not answer"), LIVES, BASELINE).status is CleanStatus.UNKNOWN
 
 
 def test_without_a_baseline_memory_says_nothing() -> None:
-    assert judged(baseline=None, memory_used_mib=5000).word is Word.UNKNOWN
+    assert judged(baseline=None, memory_used_mib=5000).status is CleanStatus.UNKNOWN
 
 
 def test_what_a_model_cannot_say_is_named_and_does_not_count() -> None:
     found = judged(advice=Unknown("not supported", by_design=True), xids=Unknown("not permitted", by_design=True))
-    assert found.word is Word.CLEAN
+    assert found.status is CleanStatus.CLEAN
     assert found.reason.endswith("; unknown: advice, Xids")
 
 

@@ -162,7 +162,7 @@ def test_a_rule_asked_about_another_shape_is_silent() -> None:
 
 def test_every_rule_says_in_a_sentence_what_it_does() -> None:
     for rule in RULES:
-        assert rule.SAYS.endswith(".")
+        assert rule.SUMMARY.endswith(".")
 
 
 def test_the_latest_known_hold_ends_by_the_class_limit() -> None:

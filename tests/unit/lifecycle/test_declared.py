@@ -31,14 +31,14 @@ KNOWN = {
     *("temporary_tree", "unused_image", "build_cache"),
 }
 DECLARED = {
-    *("NAME", "SAYS", "FOR", "ACTS", "IN"),
+    *("NAME", "SUMMARY", "FOR", "ACTS", "IN"),
     *("YIELDS_TO", "HOLDABLE", "WHILE_REMOVED", "TURN", "COUNTED_ONCE"),
 }
 
 
 def rule(name: str, **declared: Any) -> ModuleType:
     made = ModuleType(name)
-    known = {"NAME": name, "SAYS": "", "FOR": tuple(Shape), "ACTS": True}
+    known = {"NAME": name, "SUMMARY": "", "FOR": tuple(Shape), "ACTS": True}
     known["ask"] = lambda view, settings, now: Answer(name, Verdict.SILENT, "")
     made.__dict__.update(known | declared)
     return made

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from gpukeeper.acceptance.catalog import CHECKS
-from gpukeeper.acceptance.check import Wish
-from gpukeeper.acceptance.record import Finding, Machine, NotTested, Report, Tally
+from gpukeeper.acceptance.check import RunRequest
+from gpukeeper.acceptance.record import Finding, GpuSummary, Machine, NotTested, Report
 from gpukeeper.acceptance.reports.merge import merge
 from gpukeeper.acceptance.suite import NOT_ASKED_FOR
 from gpukeeper.model.gpu import Gpu
@@ -34,12 +34,12 @@ MACHINE = Machine(node="node-3", gpus=GPUS, environment={"driver": "570.1", "tor
 
 def report(**facts: Any) -> Report:
     known = msgspec.structs.replace(
-        provisional(MACHINE, Wish()),
+        provisional(MACHINE, RunRequest()),
         started=NOW,
         ended=NOW + 2 * MINUTE,
         verdict=Grade.PASS,
         reason="All findings passed.",
-        tallies=tuple(Tally(gpu=one.uuid, verdict=Grade.PASS, reason="good", busy=None) for one in GPUS),
+        tallies=tuple(GpuSummary(gpu=one.uuid, verdict=Grade.PASS, reason="good", busy=None) for one in GPUS),
     )
     return msgspec.structs.replace(known, **facts)
 
@@ -51,9 +51,9 @@ def finding(gpu: str, verdict: Grade = Grade.PASS, value: float = 100.0) -> Find
 
 
 def test_a_machine_in_words_leaves_out_what_is_not_known() -> None:
-    assert machine_words(MACHINE, Wish()) == "node-3: 2 × NVIDIA H200; driver 570.1"
+    assert machine_words(MACHINE, RunRequest()) == "node-3: 2 × NVIDIA H200; driver 570.1"
     silent = msgspec.structs.replace(MACHINE, gpus=Unknown("the driver is silent"))
-    assert machine_words(silent, Wish()) == "node-3: the GPUs could not be read (the driver is silent)"
+    assert machine_words(silent, RunRequest()) == "node-3: the GPUs could not be read (the driver is silent)"
 
 
 def test_what_holds_for_several_gpus_is_one_line_and_a_fault_stands_alone() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpukeeper.engine.explain import Explained
+from gpukeeper.engine.explain import Explanation
 from gpukeeper.lifecycle.claims import Finding
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -14,10 +14,10 @@ from gpukeeper.views.explain import LABEL_MAX, LABELS_MAX, explain_view, facts, 
 from tests.unit.lifecycle.examples import BOOK, EVAL, HOUR, NOW, idle_view, subject
 
 
-def explained(view: View, **more: Any) -> Explained:
+def explained(view: View, **more: Any) -> Explanation:
     decision = decide(view, BOOK, NOW)
     known = {"answers": answers(view, BOOK, NOW), "memory": view.memory, "subject": view.subject}
-    return Explained(now=NOW, decision=decision, **(known | more))
+    return Explanation(now=NOW, decision=decision, **(known | more))
 
 
 def test_facts_that_do_not_exist_are_left_out_and_unknown_ones_stay_unknown() -> None:

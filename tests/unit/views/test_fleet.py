@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
-from gpukeeper.lifecycle.claims import How
+from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.unknown import Unknown
@@ -33,7 +33,7 @@ def test_a_narrowed_view_shows_the_other_half_of_a_finding() -> None:
 
 def test_a_free_gpu_belongs_to_no_narrowed_view() -> None:
     whole = gpus_view(snapshot(), BOOK, EVERYTHING, NOW)
-    assert [one.how for one in whole.gpus] == [How.RUNNING, How.RUNNING, How.FREE]
+    assert [one.how for one in whole.gpus] == [ClaimState.RUNNING, ClaimState.RUNNING, ClaimState.FREE]
     narrow = gpus_view(snapshot(), BOOK, Narrow(owner="bob"), NOW)
     assert [one.holder.name for one in narrow.gpus if one.holder] == ["train"]
     assert len(narrow.gpus) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.engine.counts import Counts, Pile
+from gpukeeper.engine.counts import Counts, TreeCount
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.outlook import Outlooks, PlaceOutlook, PolicyHead
 from gpukeeper.engine.reclaim import PassReport
@@ -46,14 +46,14 @@ def test_a_plan_lists_what_is_due_and_reported_and_with_kept_everything() -> Non
 
 
 def test_trees_are_added_up_over_places_by_category_with_what_was_not_measured() -> None:
-    here = {("report", False): Pile(1, 5, 1), ("dead-session", True): Pile(2, 10, 2)}
-    there = {("dead-session", False): Pile(1, 0, 0, 1), ("report", True): Pile()}
+    here = {("report", False): TreeCount(1, 5, 1), ("dead-session", True): TreeCount(2, 10, 2)}
+    there = {("dead-session", False): TreeCount(1, 0, 0, 1), ("report", True): TreeCount()}
     view = plan_view([report(survey={"trees": here}), report(survey={"trees": there})], HEAD)
     assert [(one.category, one.total.number, one.keep.number, one.remove.number) for one in view.trees] == [
         ("dead-session", 3, 1, 2),
         ("report", 1, 1, 0),
     ]
-    assert view.trees[0].total == Pile(3, 10, 2, 1)
+    assert view.trees[0].total == TreeCount(3, 10, 2, 1)
 
 
 def test_the_summary_says_how_much_is_due_kept_and_by_which_policy() -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
 from gpukeeper.engine.outlook import Outlooks, PlaceOutlook, PolicyHead
-from gpukeeper.lifecycle.claims import How
+from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Action, Decision, Verdict, View
 from gpukeeper.model.memory import Memory
@@ -30,7 +30,12 @@ def test_a_gpu_has_its_memory_its_holder_and_what_comes_by_which_rule() -> None:
     measured = device(0, memory_used_mib="61440", memory_total_mib="81920")
     (line,) = shown(measured, idle_view()).gpus
     assert (line.memory_used_mib, line.memory_total_mib, line.use) == (61440, 81920, 0.0)
-    assert (line.how, line.holder, line.owner, line.class_) == (How.RUNNING, "docker/node-3/eval", "ann", "managed")
+    assert (line.how, line.holder, line.owner, line.class_) == (
+        ClaimState.RUNNING,
+        "docker/node-3/eval",
+        "ann",
+        "managed",
+    )
     assert line.since == NOW - 3 * HOUR
     assert line.steps == (Step("stop", None, "idle"),), "due, so at the next pass"
     assert line.reason.startswith("idle for")
@@ -62,12 +67,12 @@ def test_an_old_measurement_is_marked() -> None:
 
 def test_a_free_gpu_is_used_by_nothing_and_one_held_by_processes_names_them() -> None:
     (free,) = shown(device(0)).gpus
-    assert (free.how, free.use, free.steps) == (How.FREE, None, ())
+    assert (free.how, free.use, free.steps) == (ClaimState.FREE, None, ())
     busy = opened("pid 4711 (python, root)")
     labels = {**busy.subject.labels, "utilisation_percent": "37"}
     busy = msgspec.structs.replace(busy, subject=msgspec.structs.replace(busy.subject, labels=labels))
     (held,) = shown(busy).gpus
-    assert (held.how, held.holder, held.use) == (How.HELD, "pid 4711 (python, root)", 37.0)
+    assert (held.how, held.holder, held.use) == (ClaimState.HELD, "pid 4711 (python, root)", 37.0)
 
 
 def test_an_action_that_the_platform_does_not_offer_does_not_come() -> None:
@@ -87,7 +92,7 @@ def test_one_persons_gpus_and_what_was_not_seen() -> None:
 def test_a_gpu_with_two_holders_counts_once() -> None:
     view = shown(device(0), device(1), named("eval", "GPU-0"), named("train", "GPU-0", owner="bob"))
     assert len(view.gpus) == 3
-    assert view.counts == {How.RUNNING: 1, How.FREE: 1}
+    assert view.counts == {ClaimState.RUNNING: 1, ClaimState.FREE: 1}
 
 
 def told(*decisions: Decision) -> Outlooks:
@@ -122,7 +127,7 @@ def test_a_workload_that_only_the_daemon_sees_is_shown_without_its_devices() -> 
     ended = decision(3, running=False, gpus=1)
     view = with_told(shown(), told(runs, waits, ended))
     first, second = view.gpus
-    assert view.counts == {How.RUNNING: 3}
+    assert view.counts == {ClaimState.RUNNING: 3}
     assert (first.name, first.holder, isinstance(first.use, Unknown)) == ("2 GPUs", "docker/node-3/job-1", True)
     assert first.steps == (Step("warn", None, "idle"), Step("stop", NOW + HOUR, "idle"))
     assert second.steps == (Step("", NOW + DAY, "idle"),), "which action, its rule does not say yet"
@@ -130,7 +135,7 @@ def test_a_workload_that_only_the_daemon_sees_is_shown_without_its_devices() -> 
 
 def test_the_order_puts_what_is_not_known_last() -> None:
     def line(name: str, **facts: Any) -> GpuLine:
-        return GpuLine(key=name, name=name, place="n", how=How.RUNNING, **facts)
+        return GpuLine(key=name, name=name, place="n", how=ClaimState.RUNNING, **facts)
 
     lines = [
         line("a", use=Unknown("?"), memory_used_mib=5, owner=None),

@@ -1,4 +1,4 @@
-"""Who else computes on a GPU that is being tested. Looks only; a measurement beside somebody else's work says nothing.
+"""Other processes on a GPU under test. Only reads; a measurement next to other work is not valid.
 
 By descriptors, as `holders` finds them, without our own processes and without those that only watch: a program that
 computes also has /dev/nvidia-uvm open. What cannot be seen from here is Unknown, and says why.
@@ -32,7 +32,7 @@ Name: TypeAlias = tuple[int, int]  # pid and start time: a pid alone is reused
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class OtherProcesses:
     """One scan of all processes."""
 
     computing: tuple[Holder, ...]  # ours among them
@@ -107,7 +107,7 @@ def _besides_ours(now_mib: Fact, before_us_mib: Fact) -> Fact:
     return max((one for one in (before_us_mib, above) if isinstance(one, int)), default=None)
 
 
-def scan(proc: str = "/proc", root: int | None = None, known: Collection[Name] = ()) -> Neighbours:
+def scan(proc: str = "/proc", root: int | None = None, known: Collection[Name] = ()) -> OtherProcesses:
     """`root`: the process that ours are below. `known`: ours as earlier scans found them; one that lost its parent
     while it ends is still ours. Blocks for the time of a scan."""
     mine = os.getpid() if root is None else root
@@ -119,7 +119,7 @@ def scan(proc: str = "/proc", root: int | None = None, known: Collection[Name] =
     blind = f"{len(hidden)} processes of other users could not be inspected: run as root" if hidden else None
     if not holders.shows_everyone(proc):
         blind = "this /proc hides the processes of other users: run as root"
-    return Neighbours(
+    return OtherProcesses(
         computing=tuple(one for one in scanned.found if not watches(one) and computes(one.pid, proc)),
         ours=ours,
         minors=holders.mig_minors(proc),

@@ -1,4 +1,4 @@
-"""What this machine is, as far as a report should say it: versions, limits, what the PCI bus shows. Looks only.
+"""Facts of this machine for the report: versions, limits, the PCI bus. Only reads.
 
 Nothing here asks the driver. A figure that could not be read is Unknown; None is what does not exist here.
 """

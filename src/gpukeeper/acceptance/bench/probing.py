@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from gpukeeper.acceptance.judging.messages import classify
-from gpukeeper.acceptance.record import Answer, Broken, Done, Job
+from gpukeeper.acceptance.record import ProbeFailure, ProbeReply, ProbeRequest, ProbeResult
 from gpukeeper.devices.child_process import ChildProcess, ProcessEnded
 from gpukeeper.model import reading
 
@@ -51,7 +51,7 @@ def program() -> str:
 
 
 @dataclass(frozen=True)
-class Bench:
+class ProbeLauncher:
     """How probes are started. `kind`: cuda or cpu."""
 
     python: str
@@ -63,7 +63,7 @@ class Bench:
     def worker(self) -> tuple[str, ...]:
         return self.python, self.main, "worker", "cuda:0" if self.kind == "cuda" else "cpu"
 
-    def ranks(self, count: int, folder: Path, job: Job) -> tuple[str, ...]:
+    def ranks(self, count: int, folder: Path, job: ProbeRequest) -> tuple[str, ...]:
         """All of one machine, at an address that needs no name service."""
         here = "127.0.0.1"
         asked = _asked(job)
@@ -85,16 +85,16 @@ class Bench:
         return {**kept, **shown, **more}
 
 
-def _asked(job: Job) -> str:
+def _asked(job: ProbeRequest) -> str:
     """Folders that a person named from where they are: probes are elsewhere."""
     folders = {name: str(Path(at).absolute()) for name, at in job.params.items() if name.endswith("_dir") and at}
     return json.dumps({"probe": job.probe, "params": {**job.params, **folders}})
 
 
-class Worker:
+class ProbeWorker:
     """One GPU's. Started at the first need, and again after a failure."""
 
-    def __init__(self, bench: Bench, gpu: str) -> None:
+    def __init__(self, bench: ProbeLauncher, gpu: str) -> None:
         self._bench, self._gpu = bench, gpu
         self._process: ChildProcess | None = None
         self._hello: dict[str, Any] = {}
@@ -104,8 +104,8 @@ class Worker:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def hello(self) -> dict[str, Any] | Broken:
-        """What it says of PyTorch and its GPU; starts it."""
+    async def hello(self) -> dict[str, Any] | ProbeFailure:
+        """Starts it; returns what it reports about PyTorch and its GPU."""
         if self._process is not None and self._process.exit_code is None:
             return self._hello
         await self.close()
@@ -123,9 +123,9 @@ class Worker:
         self._hello = hello
         return hello
 
-    async def run(self, job: Job) -> Answer:
+    async def run(self, job: ProbeRequest) -> ProbeReply:
         hello = await self.hello()
-        if isinstance(hello, Broken):
+        if isinstance(hello, ProbeFailure):
             return hello
         assert self._process is not None
         began = time.monotonic()
@@ -137,7 +137,7 @@ class Worker:
         done = said.get("done")
         if not isinstance(done, dict):
             return await self._refused(said, began)
-        return Done(result=done, seconds=_number(said, "seconds"), busy_s=_number(said, "busy_s"))
+        return ProbeResult(result=done, seconds=_number(said, "seconds"), busy_s=_number(said, "busy_s"))
 
     async def close(self) -> None:
         process, self._process = self._process, None
@@ -147,44 +147,44 @@ class Worker:
             finally:
                 self.words = (self.words + process.words)[-KEPT_OF_A_LOG:]
 
-    async def _refused(self, said: Mapping[str, Any], began: float) -> Broken:
+    async def _refused(self, said: Mapping[str, Any], began: float) -> ProbeFailure:
         """It said itself what is wrong. A GPU after an error of CUDA is of no use to that process: the next is new."""
         await self.close()
         words = _words(said) or f"invalid output: {str(said)[:500]}"
-        return Broken(kind=classify(words), words=words, seconds=time.monotonic() - began)
+        return ProbeFailure(kind=classify(words), words=words, seconds=time.monotonic() - began)
 
-    async def _broken(self, error: BaseException, began: float, deadline_s: float) -> Broken:
+    async def _broken(self, error: BaseException, began: float, deadline_s: float) -> ProbeFailure:
         process = self._process
         seconds = time.monotonic() - began
         if isinstance(error, ProcessEnded) and process is not None:
             code = await _exit_code(process)
             words = f"exited{_how(code)}\n{_last_lines(await process.last_words())}".strip()
             await self.close()
-            return Broken(kind=classify(words, code), words=words, seconds=seconds)
+            return ProbeFailure(kind=classify(words, code), words=words, seconds=seconds)
         last = "" if process is None else process.words
         await self.close()  # with everything it started
         match error:
             case TimeoutError():
                 words = f"{_last_lines(last)}\ntimeout: no result within {deadline_s:g} s, so it was stopped".strip()
-                return Broken(kind="timeout", words=words, seconds=seconds)
+                return ProbeFailure(kind="timeout", words=words, seconds=seconds)
             case OSError():
-                return Broken(kind="failed", words=f"it could not be started: {error.strerror}", seconds=seconds)
+                return ProbeFailure(kind="failed", words=f"it could not be started: {error.strerror}", seconds=seconds)
             case ValueError():
-                return Broken(kind="failed", words=f"{_last_lines(last)}\n{error}".strip(), seconds=seconds)
+                return ProbeFailure(kind="failed", words=f"{_last_lines(last)}\n{error}".strip(), seconds=seconds)
         raise error
 
 
-class Workers:
+class ProbeWorkers:
     """A worker for each GPU, by its uuid."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: ProbeLauncher) -> None:
         self._bench = bench
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, ProbeWorker] = {}
 
-    async def hello(self, gpu: str) -> dict[str, Any] | Broken:
+    async def hello(self, gpu: str) -> dict[str, Any] | ProbeFailure:
         return await self._worker(gpu).hello()
 
-    async def each(self, jobs: Mapping[str, Job]) -> dict[str, Answer]:
+    async def each(self, jobs: Mapping[str, ProbeRequest]) -> dict[str, ProbeReply]:
         """All are up before the first begins: GPUs that wait for their neighbours' start would run alone."""
         await _all(*(self._worker(gpu).hello() for gpu in jobs))
         answers = await _all(*(self._worker(gpu).run(job) for gpu, job in jobs.items()))
@@ -197,8 +197,8 @@ class Workers:
     def words(self) -> dict[str, str]:
         return {gpu: worker.words for gpu, worker in self._workers.items() if worker.words}
 
-    def _worker(self, gpu: str) -> Worker:
-        return self._workers.setdefault(gpu, Worker(self._bench, gpu))
+    def _worker(self, gpu: str) -> ProbeWorker:
+        return self._workers.setdefault(gpu, ProbeWorker(self._bench, gpu))
 
 
 async def _all(*works: Any) -> list[Any]:
@@ -214,7 +214,7 @@ async def _all(*works: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class RanksEnd:
+class RanksOutput:
     """What ranks left behind: records by rank, the last words of each, how far each came, and torchrun's own words."""
 
     records: Mapping[int, Mapping[str, Any]]
@@ -226,7 +226,9 @@ class RanksEnd:
     seconds: float
 
 
-async def run_ranks(bench: Bench, gpus: Sequence[str], job: Job) -> tuple[dict[str, Answer], dict[str, str]]:
+async def run_ranks(
+    bench: ProbeLauncher, gpus: Sequence[str], job: ProbeRequest
+) -> tuple[dict[str, ProbeReply], dict[str, str]]:
     """An answer for every rank, by its number; and the logs that are worth keeping, by their names."""
     folder = Path(tempfile.mkdtemp(prefix="gpukeeper-ranks-"))
     began, deadline = time.monotonic(), job.deadline_s + bench.ranks_to_start_s
@@ -264,10 +266,10 @@ async def _torchrun(
 
 def gather(
     folder: Path, count: int, torchrun: str, exit_code: int | None, deadline_s: float, seconds: float
-) -> RanksEnd:
+) -> RanksOutput:
     stderr = {int(path.parent.name): path for path in folder.glob("logs/*/attempt_*/*/stderr.log")}
     records = {rank: _record_in(folder / f"rank-{rank}.json") for rank in range(count)}
-    return RanksEnd(
+    return RanksOutput(
         records={rank: record for rank, record in records.items() if record is not None},
         words={rank: _tail(path) for rank, path in stderr.items()},
         stages={rank: _tail(folder / f"rank-{rank}.stage").strip() for rank in range(count)},
@@ -278,15 +280,15 @@ def gather(
     )
 
 
-def answer_of(rank: int, left: RanksEnd) -> Answer:
-    """Pure. torchrun says that some rank failed; why is what that rank said itself."""
+def answer_of(rank: int, left: RanksOutput) -> ProbeReply:
+    """Pure. torchrun reports that a rank failed; the reason is in the output of that rank."""
     record = left.records.get(rank)
     if record is not None and isinstance(record.get("done"), dict):
         done = dict(record["done"])
-        return Done(result=done, seconds=_number(record, "seconds"), busy_s=_number(record, "busy_s"))
+        return ProbeResult(result=done, seconds=_number(record, "seconds"), busy_s=_number(record, "busy_s"))
     words = _words(record or {}) or _last_lines(left.words.get(rank, ""))
     if record is not None:
-        return Broken(kind=classify(words), words=words or "its record is empty", seconds=left.seconds)
+        return ProbeFailure(kind=classify(words), words=words or "its record is empty", seconds=left.seconds)
     if left.exit_code is None:
         return _late(rank, words, left)
     codes = {int(found[1]): int(found[2]) for found in _EXITED.finditer(left.torchrun)}
@@ -295,15 +297,15 @@ def answer_of(rank: int, left: RanksEnd) -> Answer:
     if culprit not in (None, rank) and codes.get(rank, STOPPED_BY_TORCHRUN[0]) in STOPPED_BY_TORCHRUN:
         why = _words(left.records.get(culprit or 0, {})) or left.words.get(culprit or 0, "")
         said = f"rank {rank} was stopped because rank {culprit} failed{_how(codes.get(culprit or 0))}"
-        return Broken(kind="failed", words=f"{_last_lines(why)}\n{said}".strip(), seconds=left.seconds)
+        return ProbeFailure(kind="failed", words=f"{_last_lines(why)}\n{said}".strip(), seconds=left.seconds)
     code = codes.get(rank, left.exit_code)
     words = words or ("" if rank in codes else _last_lines(left.torchrun))  # its summary only repeats the exit code
     words = f"{words}\nrank {rank} exited without a record{_how(code)}".strip()
-    return Broken(kind=classify(words, code), words=words, seconds=left.seconds)
+    return ProbeFailure(kind=classify(words, code), words=words, seconds=left.seconds)
 
 
-def _late(rank: int, words: str, left: RanksEnd) -> Broken:
-    """Whoever waits at the meeting point for somebody who never comes is not the one that hangs."""
+def _late(rank: int, words: str, left: RanksOutput) -> ProbeFailure:
+    """A rank that waits in the rendezvous for another one is not the one that hangs."""
     waiting = [one for one, stage in left.stages.items() if stage == "rendezvous"]
     stage = left.stages.get(rank, "")
     came = f"last stage: {stage!r}" if stage else "it had not started"
@@ -311,7 +313,7 @@ def _late(rank: int, words: str, left: RanksEnd) -> Broken:
         f"{words}\ntimeout: no record of rank {rank} within {left.deadline_s:g} s, so it was stopped; {came}"
     ).strip()
     kind = "rendezvous" if rank in waiting else "timeout"
-    return Broken(kind=kind, words=words, seconds=left.seconds)
+    return ProbeFailure(kind=kind, words=words, seconds=left.seconds)
 
 
 def _record(line: bytes) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self, TypeAlias
 
-from gpukeeper.acceptance.record import Answer, Broken, Done, Job, Machine
+from gpukeeper.acceptance.record import Machine, ProbeFailure, ProbeReply, ProbeRequest, ProbeResult
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.gpu import Fact, Gpu, Health, Reading
 from gpukeeper.model.ports import Clock
@@ -35,18 +35,18 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 
 
 @dataclass(frozen=True)
-class Part:
+class MetricProfile:
     """`spread`: how much of the silicon's spread shows in it. `slows`: whether a slow GPU is slow in it."""
 
     spread: float
     slows: bool
 
 
-CORE, MEMORY, LINK = Part(1.0, True), Part(0.2, True), Part(0.1, False)
+CORE, MEMORY, LINK = MetricProfile(1.0, True), MetricProfile(0.2, True), MetricProfile(0.1, False)
 
 
 @dataclass(frozen=True)
-class Way:
+class Transport:
     """How ranks reach each other under a variant of the collectives; busbw in GB/s, latency in µs."""
 
     transport: str
@@ -55,16 +55,16 @@ class Way:
     nvls: bool = True
 
 
-WAYS: Mapping[str, Way] = {
-    "default": Way("P2P/CUMEM", 19.0),
-    "nvlink": Way("P2P/CUMEM", 19.0),
-    "no_nvls": Way("P2P/CUMEM", 24.0, nvls=False),
-    "network": Way("NET/IB", 41.0, busbw=44.0, nvls=False),
+WAYS: Mapping[str, Transport] = {
+    "default": Transport("P2P/CUMEM", 19.0),
+    "nvlink": Transport("P2P/CUMEM", 19.0),
+    "no_nvls": Transport("P2P/CUMEM", 24.0, nvls=False),
+    "network": Transport("NET/IB", 41.0, busbw=44.0, nvls=False),
 }
 
 
 @dataclass(frozen=True)
-class Model:
+class SimulatedModel:
     """What a healthy one shows. GEMM in TFLOP/s, the rest in GB/s as the probes count."""
 
     gemm: Mapping[str, float]
@@ -80,8 +80,8 @@ class Model:
     pcie: int
 
 
-MODELS: Mapping[str, Model] = {
-    "NVIDIA H200": Model(
+MODELS: Mapping[str, SimulatedModel] = {
+    "NVIDIA H200": SimulatedModel(
         gemm={"fp32": 50.5, "tf32": 392.0, "bf16": 775.0, "fp16": 772.0, "fp8": 1465.0, "int8": 906.0},
         copy=4265.0,
         link=55.3,
@@ -94,7 +94,7 @@ MODELS: Mapping[str, Model] = {
         sms=132,
         pcie=5,
     ),
-    "NVIDIA A100-SXM4-80GB": Model(
+    "NVIDIA A100-SXM4-80GB": SimulatedModel(
         gemm={"fp32": 18.4, "tf32": 127.0, "bf16": 264.0, "fp16": 275.0, "int8": 470.0},
         copy=1790.0,
         link=25.5,
@@ -111,7 +111,7 @@ MODELS: Mapping[str, Model] = {
 
 
 @dataclass(frozen=True)
-class Faults:
+class SimulatedFaults:
     """By the index of the GPU, which is also its rank."""
 
     slow: Mapping[int, float] = field(default_factory=dict)  # the share that it lost, everywhere
@@ -158,7 +158,7 @@ class SimulatedWorkbench:
         **faults: Any,
     ) -> None:
         self._model_name, self._model, self._noise = model, MODELS[model], noise
-        self._faults = Faults.plant(**faults)
+        self._faults = SimulatedFaults.plant(**faults)
         self._rng = random.Random(seed)  # noqa: S311 - seeded randomness is the point
         self._silicon = [self._rng.gauss(1.0, spread) for _ in range(gpus)]
         self._count, self._seed = gpus, seed
@@ -194,16 +194,16 @@ class SimulatedWorkbench:
         taken, self._readings = self._readings, []
         return taken
 
-    async def each(self, jobs: Mapping[str, Job]) -> Mapping[str, Answer]:
+    async def each(self, jobs: Mapping[str, ProbeRequest]) -> Mapping[str, ProbeReply]:
         answers = {uuid: self._answer(self._index[uuid], job) for uuid, job in jobs.items()}
         self._pass_time(max((one.seconds for one in answers.values()), default=0.0), [self._index[one] for one in jobs])
         return answers
 
-    async def together(self, gpus: Sequence[str], job: Job) -> Mapping[str, Answer]:
+    async def together(self, gpus: Sequence[str], job: ProbeRequest) -> Mapping[str, ProbeReply]:
         indexes = [self._index[uuid] for uuid in gpus]
         stuck = [rank for rank, index in enumerate(indexes) if self._faults.hang.get(index) == job.probe]
         if stuck:
-            answers: dict[str, Answer] = {
+            answers: dict[str, ProbeReply] = {
                 str(rank): self._late(job, "timeout" if rank in stuck else "rendezvous") for rank in range(len(indexes))
             }
         else:
@@ -216,11 +216,11 @@ class SimulatedWorkbench:
 
     # Answers
 
-    def _answer(self, index: int, job: Job) -> Answer:
+    def _answer(self, index: int, job: ProbeRequest) -> ProbeReply:
         if self._faults.hang.get(index) in (job.probe, ANY):
             return self._late(job, "timeout")
         if index in self._faults.broken:
-            return Broken(kind="failed", words=self._faults.broken[index], seconds=1.0)
+            return ProbeFailure(kind="failed", words=self._faults.broken[index], seconds=1.0)
         probes: Mapping[str, Callable[[int, Params], Result]] = {
             "gemm": self._gemm,
             "memory_bandwidth": self._memory_bandwidth,
@@ -231,11 +231,13 @@ class SimulatedWorkbench:
             "stress": self._stress,
         }
         if job.probe not in probes:
-            return Broken(kind="bad_setting", words=f"unknown probe {job.probe!r}; valid values: {', '.join(probes)}")
+            return ProbeFailure(
+                kind="bad_setting", words=f"unknown probe {job.probe!r}; valid values: {', '.join(probes)}"
+            )
         seconds = self._seconds(job)
-        return Done(result=probes[job.probe](index, job.params), seconds=seconds, busy_s=0.95 * seconds)
+        return ProbeResult(result=probes[job.probe](index, job.params), seconds=seconds, busy_s=0.95 * seconds)
 
-    def _rank(self, rank: int, indexes: Sequence[int], job: Job) -> Answer:
+    def _rank(self, rank: int, indexes: Sequence[int], job: ProbeRequest) -> ProbeReply:
         probes: Mapping[str, Callable[[int, Sequence[int], Params], Result]] = {
             "collectives": self._collectives,
             "ddp": self._ddp,
@@ -244,16 +246,18 @@ class SimulatedWorkbench:
             "nccl_tests": lambda *_: {"not_run": "nccl-tests is not installed (all_reduce_perf not found)"},
         }
         if job.probe not in probes:
-            return Broken(kind="bad_setting", words=f"unknown probe {job.probe!r}; valid values: {', '.join(probes)}")
+            return ProbeFailure(
+                kind="bad_setting", words=f"unknown probe {job.probe!r}; valid values: {', '.join(probes)}"
+            )
         who = {"rank": rank, "world": len(indexes), "backend": "nccl", "local_rank": rank, "host": "simulated"}
         seconds = self._seconds(job)
-        return Done(
+        return ProbeResult(
             result={**who, **probes[job.probe](rank, indexes, job.params)}, seconds=seconds, busy_s=0.9 * seconds
         )
 
-    def _late(self, job: Job, kind: str) -> Broken:
+    def _late(self, job: ProbeRequest, kind: str) -> ProbeFailure:
         words = f"timeout: no result within {job.deadline_s:g} s, so it was stopped"
-        return Broken(kind=kind, words=words, seconds=job.deadline_s)
+        return ProbeFailure(kind=kind, words=words, seconds=job.deadline_s)
 
     def _gemm(self, index: int, params: Params) -> Result:
         n, repeats = int(params.get("n", 8192)), int(params.get("repeats", 5))
@@ -536,7 +540,7 @@ class SimulatedWorkbench:
 
     # Figures
 
-    def _samples(self, index: int, speed: float, count: int, part: Part = CORE) -> list[float]:
+    def _samples(self, index: int, speed: float, count: int, part: MetricProfile = CORE) -> list[float]:
         """Of one part of it: heat holds back the core alone, and a slow one's link to the host is not slow."""
         whole = 1 + (self._silicon[index] - 1) * part.spread
         lost = 1 - self._faults.slow.get(index, 0.0) * part.slows
@@ -602,7 +606,7 @@ class SimulatedWorkbench:
             uuid=gpu.uuid, at=self.now(), counters=counters, states=states, xids=xids, foreign=foreign, named=named
         )
 
-    def _seconds(self, job: Job) -> float:
+    def _seconds(self, job: ProbeRequest) -> float:
         seconds = float(job.params.get("seconds", 1.0))
         return seconds * max(1, len(job.params.get("dtypes", ()))) if job.probe == "gemm" else max(seconds, 1.0)
 

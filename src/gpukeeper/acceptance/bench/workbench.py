@@ -1,4 +1,4 @@
-"""The machine we run on, with its GPUs, as the workbench of an acceptance run: looks at it, and runs probes on it.
+"""The local machine with its GPUs as the workbench of an acceptance run: reads its state, and runs probes on it.
 
 With `cpu` the CPU stands in for GPUs: the same probes, the same answers, nothing to look at. Closed by whoever opened
 it; should we be killed, everything it started ends by itself.
@@ -17,8 +17,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from gpukeeper.acceptance.bench import foreign, machine
-from gpukeeper.acceptance.bench.probing import Bench, Workers, run_ranks
-from gpukeeper.acceptance.record import Answer, Broken, Job, Machine
+from gpukeeper.acceptance.bench.probing import ProbeLauncher, ProbeWorkers, run_ranks
+from gpukeeper.acceptance.record import Machine, ProbeFailure, ProbeReply, ProbeRequest
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders, kernel_log
 from gpukeeper.devices.driver.facts import GpuFacts, Listed
@@ -49,13 +49,13 @@ class LocalWorkbench:
         *,
         count: int = 1,
         driver: HealthMonitor | None = None,
-        bench: Bench | None = None,
+        bench: ProbeLauncher | None = None,
     ) -> None:
         assert device in ("cuda", CPU), device
         self._python, self._device, self._count = python, device, count
         self._driver = driver or HealthMonitor()
-        self._bench = bench or Bench("" if isinstance(python, Unknown) else python, device)
-        self._workers = Workers(self._bench)
+        self._bench = bench or ProbeLauncher("" if isinstance(python, Unknown) else python, device)
+        self._workers = ProbeWorkers(self._bench)
         self._opened, self._opened_ticks = datetime.now(UTC), time.monotonic()
         self._facts: tuple[GpuFacts, ...] | None = None
         self._used_before_us: dict[str, Fact] | None = None  # MiB, by uuid
@@ -121,12 +121,12 @@ class LocalWorkbench:
         taken = [one for one in await self._driver.readings() if one.uuid not in self._hidden]
         return [msgspec.structs.replace(one, at=one.at - self._opened_ticks) for one in taken]
 
-    async def each(self, jobs: Mapping[str, Job]) -> Mapping[str, Answer]:
+    async def each(self, jobs: Mapping[str, ProbeRequest]) -> Mapping[str, ProbeReply]:
         if isinstance(self._python, Unknown):
             return dict.fromkeys(jobs, self._no_torch(self._python))
         return await self._watched(self._workers.each(jobs))
 
-    async def together(self, gpus: Sequence[str], job: Job) -> Mapping[str, Answer]:
+    async def together(self, gpus: Sequence[str], job: ProbeRequest) -> Mapping[str, ProbeReply]:
         if isinstance(self._python, Unknown):
             return {str(rank): self._no_torch(self._python) for rank in range(len(gpus))}
         await self._workers.close()  # they keep memory, and a GPU that lets in one process only
@@ -143,7 +143,7 @@ class LocalWorkbench:
 
     @property
     def logs(self) -> Mapping[str, str]:
-        """What probes, ranks and NCCL said on their way, by the name of a file; the last of it."""
+        """The last output of probes, ranks and NCCL, by file name."""
         return {**{f"worker-{gpu}.log": words for gpu, words in self._workers.words.items()}, **self._logs}
 
     def _cpus(self, environment: Mapping[str, Fact]) -> tuple[Gpu, ...]:
@@ -194,7 +194,7 @@ class LocalWorkbench:
             now = {} if isinstance(again, Unknown) else health_of(again, self._opened, lambda *_: (), {})
             self._busy_before_us = {uuid: one.states.get("utilisation") for uuid, one in now.items()}
 
-    def _scan(self) -> foreign.Neighbours:
+    def _scan(self) -> foreign.OtherProcesses:
         found = foreign.scan(known=self._own)
         self._own |= found.own
         return found
@@ -225,20 +225,20 @@ class LocalWorkbench:
             return {}, {**dict.fromkeys(OF_TORCH, self._python), "torch_why": _cause(self._python)}
         where = machine.written(self._python)
         hello = await (self._without_gpu() if gpu is None else self._workers.hello(gpu))
-        if not isinstance(hello, Broken):
+        if not isinstance(hello, ProbeFailure):
             return hello, {**{key: hello.get(key) for key in OF_TORCH}, "torch_why": None, "interpreter": where}
         plain = await self._without_gpu() if self._device != CPU and gpu is not None else hello
         why = Unknown(hello.words)
         said: dict[str, Fact] = dict.fromkeys(OF_TORCH, why)
-        if not isinstance(plain, Broken):
+        if not isinstance(plain, ProbeFailure):
             said = {key: plain.get(key) for key in OF_TORCH}
         if hello.kind in USELESS:  # it is there, and no use on this machine
             said |= {"torch": why, "torch_version": said["torch"]}
         return {}, {**said, "torch_why": hello.words, "interpreter": where}
 
-    async def _without_gpu(self) -> dict[str, Any] | Broken:
+    async def _without_gpu(self) -> dict[str, Any] | ProbeFailure:
         """It cannot use the GPU; which release it is it may still be able to say."""
-        alone = Workers(replace(self._bench, kind=CPU))
+        alone = ProbeWorkers(replace(self._bench, kind=CPU))
         try:
             return await alone.hello(CPU)
         finally:
@@ -256,8 +256,8 @@ class LocalWorkbench:
         }
 
     @staticmethod
-    def _no_torch(why: Unknown) -> Broken:
-        return Broken(kind="no_torch", words=_cause(why))
+    def _no_torch(why: Unknown) -> ProbeFailure:
+        return ProbeFailure(kind="no_torch", words=_cause(why))
 
 
 def _without_a_driver(facts: DriverAnswer, *, inside: bool) -> tuple[tuple[Gpu, ...] | Unknown, dict[str, Any]]:
@@ -271,7 +271,7 @@ def _is_absent(facts: DriverAnswer) -> bool:
     return facts.state == "no driver" and not Path("/proc/driver/nvidia").exists()
 
 
-def _others(neighbours: foreign.Neighbours, gpus: Sequence[GpuFacts]) -> dict[str, dict[int, str]]:
+def _others(neighbours: foreign.OtherProcesses, gpus: Sequence[GpuFacts]) -> dict[str, dict[int, str]]:
     """By uuid of a GPU or slice: processes of others on it now, by pid."""
     found: dict[str, dict[int, str]] = {}
     for one in gpus:

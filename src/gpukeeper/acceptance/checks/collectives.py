@@ -14,9 +14,19 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
+from gpukeeper.acceptance.check import (
+    Check,
+    CheckContext,
+    CheckRun,
+    CheckSize,
+    RunMode,
+    params_of,
+    refuse,
+    too_little,
+    unknown_words,
+)
 from gpukeeper.acceptance.judging import answers, judge, ranks
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
@@ -29,24 +39,24 @@ DEADLINE_S = 180.0
 SIZES = tuple(2**n for n in range(13, 34))  # 8 KiB to 8 GiB
 
 
-def ask(name: str, serving: Serving, setting: Setting) -> Job:
-    params = params_of(name, serving, setting)
+def request(name: str, serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(name, serving, context)
     refuse(name, [*unknown_words(params, "ops", OPS), *too_little(params, sizes=SIZES[0], rounds=1)])
-    return Job(probe="collectives", params=params, deadline_s=DEADLINE_S + 5 * serving.seconds)
+    return ProbeRequest(probe="collectives", params=params, deadline_s=DEADLINE_S + 5 * serving.seconds)
 
 
-def read(name: str, trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    return ranks.read(name, trial, setting, partial(_read, name))
+def interpret(name: str, trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    return ranks.interpret(name, trial, context, partial(_interpret, name))
 
 
-def _read(name: str, results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+def _interpret(name: str, results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
     said = results[0]
     merged = merge(results)
     return (
         *_switched(name, said),
-        *_data(name, results, setting),
-        *ranks.with_evidence(_speed(name, said, merged, setting), _evidence(said, merged)),
-        *_latency(name, said, results, setting),
+        *_data(name, results, context),
+        *ranks.with_evidence(_speed(name, said, merged, context), _evidence(said, merged)),
+        *_latency(name, said, results, context),
         *_left_out(name, merged),
     )
 
@@ -92,11 +102,11 @@ def _evidence(said: Values, curves: Sequence[Curve]) -> dict[str, Any]:
 # Is it right?
 
 
-def _data(name: str, results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+def _data(name: str, results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
     """No tolerance and no second try: a wrong element once is a wrong gradient once."""
     wrong = {rank: rows for rank, answer in results.items() if (rows := _wrong_rows(answer))}
     if wrong:
-        return tuple(_wrong(name, rank, rows, len(wrong), setting) for rank, rows in wrong.items())
+        return tuple(_wrong(name, rank, rows, len(wrong), context) for rank, rows in wrong.items())
     rows = [row for answer in results.values() for row in answer.get("results", ()) if "left_out" not in row]
     if not rows:
         return (judge.missing(name, "data", None, "no collective was run"),)
@@ -116,7 +126,7 @@ def _wrong_rows(answer: Values) -> list[Values]:
     return [row for row in answer.get("results", ()) if row.get("wrong")]
 
 
-def _wrong(name: str, rank: int, rows: Sequence[Values], ranks_wrong: int, setting: Setting) -> Finding:
+def _wrong(name: str, rank: int, rows: Sequence[Values], ranks_wrong: int, context: CheckContext) -> Finding:
     first = rows[0]
     count = sum(int(row["wrong"]) for row in rows)
     where = next(iter(first.get("where") or ()), None)
@@ -128,10 +138,10 @@ def _wrong(name: str, rank: int, rows: Sequence[Values], ranks_wrong: int, setti
     return Finding(
         check=name,
         metric="data",
-        gpu=ranks.uuid(rank, setting),
+        gpu=ranks.uuid(rank, context),
         verdict=Grade.FAIL,
         code=judge.code_of(name, "wrong-data"),
-        message=f"{ranks.named([rank], setting)} has {count} wrong element{'s' if count > 1 else ''}, first after"
+        message=f"{ranks.named([rank], context)} has {count} wrong element{'s' if count > 1 else ''}, first after"
         f" {first['op']} of {first['bytes']} bytes.{place}{alone} Take it out of service.",
         action=Remedy.CONTACT_VENDOR,
         evidence={"rows": [{key: row[key] for key in ("op", "bytes", "wrong", "where")} for row in rows]},
@@ -141,17 +151,17 @@ def _wrong(name: str, rank: int, rows: Sequence[Values], ranks_wrong: int, setti
 # Is it fast?
 
 
-def _speed(name: str, said: Values, curves: Sequence[Curve], setting: Setting) -> tuple[Finding, ...]:
+def _speed(name: str, said: Values, curves: Sequence[Curve], context: CheckContext) -> tuple[Finding, ...]:
     found: list[Finding] = []
     for op in dict.fromkeys(curve.op for curve in curves):
         best = plateau([curve for curve in curves if curve.op == op and curve.busbw])
         if best is None:
             found.append(judge.missing(name, op, None, "no message size fits into memory"))
             continue
-        judged = judge.judge([_measurement(name, said, best)], setting)
+        judged = judge.assess([_measurement(name, said, best)], context)
         judged = judged if op == MAIN and name == CHECK.name else ranks.noted(judged)
         found += [_explained(one, said) for one in judged]
-        found += _under_half(name, judged, setting)
+        found += _under_half(name, judged, context)
     return tuple(found)
 
 
@@ -179,7 +189,7 @@ def _explained(finding: Finding, said: Values) -> Finding:
     return msgspec.structs.replace(finding, message=f"{finding.message}{words}")
 
 
-def _under_half(name: str, judged: Sequence[Finding], setting: Setting) -> list[Finding]:
+def _under_half(name: str, judged: Sequence[Finding], context: CheckContext) -> list[Finding]:
     return [
         Finding(
             check=name,
@@ -198,20 +208,20 @@ def _under_half(name: str, judged: Sequence[Finding], setting: Setting) -> list[
             confirm=True,
         )
         for one in judged
-        if one.value is not None and one.reference and one.value < HALF * one.reference and not setting.small
+        if one.value is not None and one.reference and one.value < HALF * one.reference and not context.small
     ]
 
 
-def _latency(name: str, said: Values, results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+def _latency(name: str, said: Values, results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
     rounds = list(zip(*(answers.figures(answer.get("latency_us")) for answer in results.values()), strict=True))
     method = f"latency/{said['backend']}/n{said['world']}/{said.get('variant')}/{said.get('latency_bytes')}B"
     samples = tuple(max(each) for each in rounds)
     asked = Measurement(
         check=name, metric="latency", gpu=None, unit="us", method=method, samples=samples, lower_is_better=True
     )
-    found = ranks.noted(judge.judge([asked], setting))
+    found = ranks.noted(judge.assess([asked], context))
     value = statistics.median(samples) if samples else 0.0
-    if value <= LATENCY_US_MAX or setting.small:
+    if value <= LATENCY_US_MAX or context.small:
         return found
     flag = Finding(
         check=name,
@@ -248,7 +258,7 @@ def _left_out(name: str, curves: Sequence[Curve]) -> tuple[Finding, ...]:
 
 
 def _switched(name: str, said: Values) -> tuple[Finding, ...]:
-    """What a variant forbids must not be among the ways that NCCL says it took; else it measured the usual thing."""
+    """A transport that the variant forbids must not be in NCCL's log; otherwise the default was measured."""
     variant = said.get("variant")
     if variant == "default":
         return ()
@@ -284,7 +294,7 @@ def _switch(name: str, verdict: Grade, code: str, message: str) -> Finding:
 
 
 _SMALL = {"sizes": [2**20], "rounds": 4}
-_WHOLE = Serving(
+_WHOLE = CheckSize(
     depth=0,
     seconds=14,
     worth=72,
@@ -292,7 +302,7 @@ _WHOLE = Serving(
     params={"ops": list(OPS), "sizes": [PLATEAU], "rounds": None},
     small=_SMALL,
 )
-_SIZES = Serving(
+_SIZES = CheckSize(
     depth=1,
     seconds=40,
     worth=90,
@@ -300,7 +310,7 @@ _SIZES = Serving(
     params={"ops": list(OPS), "sizes": [*SIZES[::4], PLATEAU, 2**32], "rounds": None},
     small={**_SMALL, "sizes": [2**13, 2**20]},
 )
-_EVERY_SIZE = Serving(
+_EVERY_SIZE = CheckSize(
     depth=2,
     seconds=150,
     worth=102,
@@ -315,10 +325,10 @@ CHECK = Check(
     proves="All-reduce, all-gather, reduce-scatter, broadcast and all-to-all give the correct value in every element"
     " on every GPU, and all-reduce is as fast as the links of this machine allow.",
     cannot="Does not identify which of several links is slow (links does), and does not cover other machines.",
-    how=How.TOGETHER,
+    how=RunMode.TOGETHER,
     servings=(_WHOLE, _SIZES, _EVERY_SIZE),
-    ask=partial(ask, "collectives"),
-    read=partial(read, "collectives"),
+    request=partial(request, "collectives"),
+    interpret=partial(interpret, "collectives"),
     least_gpus=2,
     slices=False,
 )
@@ -326,7 +336,7 @@ CHECK = Check(
 
 def _variant(variant: str, title: str, proves: str, cannot: str) -> Check:
     name = f"collectives_{variant}"
-    serving = Serving(
+    serving = CheckSize(
         depth=1,
         seconds=16,
         worth=18,
@@ -339,10 +349,10 @@ def _variant(variant: str, title: str, proves: str, cannot: str) -> Check:
         title=title,
         proves=proves,
         cannot=cannot,
-        how=How.TOGETHER,
+        how=RunMode.TOGETHER,
         servings=(serving,),
-        ask=partial(ask, name),
-        read=partial(read, name),
+        request=partial(request, name),
+        interpret=partial(interpret, name),
         least_gpus=2,
         slices=False,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
 from gpukeeper.acceptance.judging import answers, judge
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "copies"
@@ -14,16 +14,16 @@ WAYS = ("h2d", "d2h", "d2d")
 SMALL = {"bytes": 16 << 20, "seconds": 0.05, "repeats": 3}
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
-    params = params_of(NAME, serving, setting)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
     refuse(NAME, too_little(params, bytes=1 << 20, repeats=3))
-    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     results, findings = answers.of_gpus(NAME, trial)
-    speeds = [one for way in WAYS for one in judge.judge(_measured(way, results), setting)]
-    truths = [one for gpu, result in results.items() for one in _truths(gpu, result, setting)]
+    speeds = [one for way in WAYS for one in judge.assess(_measured(way, results), context)]
+    truths = [one for gpu, result in results.items() for one in _truths(gpu, result, context)]
     return (*findings, *speeds, *truths)
 
 
@@ -41,12 +41,12 @@ def _measured(way: str, results: Mapping[str, Values]) -> list[Measurement]:
     ]
 
 
-def _truths(gpu: str, result: Values, setting: Setting) -> Iterable[Finding]:
+def _truths(gpu: str, result: Values, context: CheckContext) -> Iterable[Finding]:
     if result.get("verified") is None:
         yield judge.missing(NAME, "data", gpu, "the probe did not report whether the data was corrupted")
     elif result["verified"] is not True:
         yield _wrong(gpu, result)
-    if isinstance(result.get("pinned"), str) and not setting.small:
+    if isinstance(result.get("pinned"), str) and not context.small:
         yield _not_pinned(gpu, str(result["pinned"]))
 
 
@@ -83,9 +83,9 @@ CHECK = Check(
     proves="The link between host and GPU is as fast as its lanes allow in both directions, and data is not corrupted.",
     cannot="All GPUs copy at the same time, so GPUs that share a link share its bandwidth; a slow link may be caused"
     " by the host.",
-    how=How.EACH,
+    how=RunMode.EACH,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=3,
             worth=50,
@@ -93,7 +93,7 @@ CHECK = Check(
             params={"bytes": 256 << 20, "seconds": 0.5, "repeats": 5},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=10,
             worth=55,
@@ -102,6 +102,6 @@ CHECK = Check(
             small=SMALL,
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

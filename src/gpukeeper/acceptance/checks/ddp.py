@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
 from gpukeeper.acceptance.judging import ranks
 from gpukeeper.acceptance.judging.judge import percent
-from gpukeeper.acceptance.record import Finding, Job, Remedy, Values
+from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.grade import Grade
 
@@ -27,15 +27,15 @@ DEFAULTS = {
 METHOD = "ddp/adamw/seed41"
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
-    params = params_of(NAME, serving, setting)
-    problems = list(impossible(params))
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
+    problems = list(invalid_params(params))
     if problems:
         raise UsageError(f"ddp: {'; '.join(problems)}. Nothing was run.")
-    return Job(probe=NAME, params=params, deadline_s=180 + 5 * serving.seconds)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=180 + 5 * serving.seconds)
 
 
-def impossible(params: Mapping[str, Any]) -> Iterable[str]:
+def invalid_params(params: Mapping[str, Any]) -> Iterable[str]:
     """Settings that no healthy machine could pass with, or any would; refused before anything runs."""
     wanted = {**DEFAULTS, **params}
     if wanted["epochs"] < 2:
@@ -50,15 +50,15 @@ def impossible(params: Mapping[str, Any]) -> Iterable[str]:
         yield f"rate {wanted['rate']} cannot learn; 0.003 is typical"
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    return ranks.read(NAME, trial, setting, _read)
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    return ranks.interpret(NAME, trial, context, _interpret)
 
 
-def _read(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
-    return (*_parameters(results, setting), _loss(results[0]))
+def _interpret(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
+    return (*_parameters(results, context), _loss(results[0]))
 
 
-def _parameters(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+def _parameters(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
     """Any rank that saw a difference counts: the one that is wrong may say that all is well."""
     told = next((one for one in results.values() if one["hashes_equal"] is not True), None)
     evidence = {"digests": {str(rank): one.get("digest") for rank, one in results.items()}}
@@ -69,7 +69,7 @@ def _parameters(results: Mapping[int, Values], setting: Setting) -> tuple[Findin
     odd, step = [int(rank) for rank in told["differing"]], told.get("first_step")
     if not told.get("majority"):
         message = (
-            f"From step {step} on, {ranks.named(odd, setting)} had different parameters, and there is no majority"
+            f"From step {step} on, {ranks.named(odd, context)} had different parameters, and there is no majority"
             " that shows which is wrong. All get the same gradients, so one corrupts data: see exact and training,"
             " and test each with a third GPU."
         )
@@ -77,10 +77,10 @@ def _parameters(results: Mapping[int, Values], setting: Setting) -> tuple[Findin
     return tuple(
         _finding(
             "parameters",
-            ranks.uuid(rank, setting),
+            ranks.uuid(rank, context),
             Grade.FAIL,
             "ddp-rank-differs",
-            f"From step {step} on, {ranks.named([rank], setting)} had different parameters from the"
+            f"From step {step} on, {ranks.named([rank], context)} had different parameters from the"
             f" {len(results) - len(odd)} ranks that agree. All get the same gradients, so it corrupts data. Take it"
             " out of service.",
             Remedy.REPLACE_GPU,
@@ -135,9 +135,9 @@ CHECK = Check(
     proves="All GPUs train one model together: its loss falls by 20 %, and after every step all of them have"
     " bit-identical parameters.",
     cannot="Says little about performance (throughput does), and covers only a few dozen steps.",
-    how=How.TOGETHER,
+    how=RunMode.TOGETHER,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=12,
             worth=36,
@@ -145,7 +145,7 @@ CHECK = Check(
             params=DEFAULTS,
             small={"samples": 1024, "batch": 128},
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=16,
             worth=42,
@@ -154,8 +154,8 @@ CHECK = Check(
             small={"samples": 1024, "batch": 128, "epochs": 3},
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
     least_gpus=2,
     slices=False,
 )

@@ -1,4 +1,4 @@
-"""Is this the machine that was promised, and can it be tested? Looks at counts, versions and limits; runs nothing.
+"""Is this the expected machine, and can it be tested? Reads counts, versions and limits; runs nothing.
 
 Expected GPUs that are missing are the one fault that every other check overlooks.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode
 from gpukeeper.acceptance.checks.health import links_expected
-from gpukeeper.acceptance.judging.messages import TEACH, classify
+from gpukeeper.acceptance.judging.messages import FAILURE_KINDS, classify
 from gpukeeper.acceptance.record import Finding, Machine, Remedy
 from gpukeeper.model.gpu import Fact
 from gpukeeper.model.grade import Grade
@@ -21,17 +21,17 @@ LEAST_SHM = 1 << 30  # NCCL takes some MiB for each pair of ranks, loaders of da
 UNIFORM = (("vbios", "VBIOS"), ("firmware", "GSP firmware"), ("inforom", "InfoROM"))
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    machine = setting.machine
-    found = [*_torch(machine), *_limits(machine)] if setting.wish.device == "cpu" else _of_gpus(machine, setting)
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    machine = context.machine
+    found = [*_torch(machine), *_limits(machine)] if context.wish.device == "cpu" else _of_gpus(machine, context)
     judged = any(one.verdict is not Grade.SKIPPED for one in found)
     return tuple(found) if judged else (*found, _ok(machine))
 
 
-def _of_gpus(machine: Machine, setting: Setting) -> list[Finding]:
+def _of_gpus(machine: Machine, context: CheckContext) -> list[Finding]:
     return [
         *_none(machine),
-        *_count(machine, setting),
+        *_count(machine, context),
         *_bus(machine),
         *_torch(machine),
         *_uniform(machine),
@@ -54,16 +54,16 @@ def _none(machine: Machine) -> Iterator[Finding]:
     """No GPU is no success (C17.2): it used to end in exit 0."""
     if isinstance(machine.gpus, Unknown):
         kind = classify(machine.gpus.why)
-        lesson = TEACH[kind if kind in ("driver_mismatch", "lost_gpu", "fabric") else "no_gpu"]
+        lesson = FAILURE_KINDS[kind if kind in ("driver_mismatch", "lost_gpu", "fabric") else "no_gpu"]
         words = f"{lesson.sentence} {lesson.advice} Driver output: {machine.gpus.why}"
         yield _finding(lesson.grade, "no-gpu", words, lesson.remedy)
     elif not machine.gpus:
-        lesson = TEACH["no_gpu"]
+        lesson = FAILURE_KINDS["no_gpu"]
         yield _finding(Grade.INCONCLUSIVE, "no-gpu", f"{lesson.sentence} {lesson.advice}", lesson.remedy)
 
 
-def _count(machine: Machine, setting: Setting) -> Iterator[Finding]:
-    expected = setting.wish.expected
+def _count(machine: Machine, context: CheckContext) -> Iterator[Finding]:
+    expected = context.wish.expected
     if isinstance(machine.gpus, Unknown):
         return
     whole = len({gpu.part_of or gpu.uuid for gpu in machine.gpus})
@@ -94,7 +94,7 @@ def _bus(machine: Machine) -> Iterator[Finding]:
 
 
 def _torch(machine: Machine) -> Iterator[Finding]:
-    """Not there, or there and unable to use this GPU: said before anything else is tried (C1.9)."""
+    """Not installed, or not able to use this GPU: reported before anything else is tried (C1.9)."""
     torch, why = machine.environment.get("torch", Unknown("not checked")), machine.environment.get("torch_why")
     said = why if isinstance(why, str) else torch.why if isinstance(torch, Unknown) else ""
     if isinstance(torch, str) and not said:
@@ -102,7 +102,7 @@ def _torch(machine: Machine) -> Iterator[Finding]:
     kind = classify(said)
     if kind == "failed" and not isinstance(torch, str):
         kind = "no_torch"
-    lesson = TEACH[kind]
+    lesson = FAILURE_KINDS[kind]
     quoted = f" Output: {said}" if said else ""
     words = f"{lesson.sentence} {lesson.advice}{quoted}"
     yield _finding(lesson.grade, kind.replace("_", "-"), words, lesson.remedy)
@@ -175,7 +175,7 @@ def _finding(
 
 # What people search for: the codes of acceptance/judging/messages.py, and the count.
 PLAIN = frozenset(
-    {*(kind.replace("_", "-") for kind in TEACH), "gpus-missing", "gpus-more", "gpu-silent", "gpu-unnamed"}
+    {*(kind.replace("_", "-") for kind in FAILURE_KINDS), "gpus-missing", "gpus-more", "gpu-silent", "gpu-unnamed"}
 )
 
 CHECK = Check(
@@ -183,7 +183,7 @@ CHECK = Check(
     title="Environment",
     proves="The expected GPUs are present, the driver lists all GPUs on the PCI bus, and PyTorch can use them.",
     cannot="Runs nothing on a GPU, and without --expect cannot detect a missing GPU.",
-    how=How.LOOK,
-    servings=(Serving(depth=0, seconds=0.5, worth=100, what="counts, versions, limits"),),
-    read=read,
+    how=RunMode.LOOK,
+    servings=(CheckSize(depth=0, seconds=0.5, worth=100, what="counts, versions, limits"),),
+    interpret=interpret,
 )

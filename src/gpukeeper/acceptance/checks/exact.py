@@ -1,13 +1,23 @@
-"""Whether each GPU multiplies rightly, to the last bit, for every kind of number."""
+"""Whether matrix products are exact on each GPU, for every data type."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
+from gpukeeper.acceptance.check import (
+    Check,
+    CheckContext,
+    CheckRun,
+    CheckSize,
+    RunMode,
+    params_of,
+    refuse,
+    too_little,
+    unknown_words,
+)
 from gpukeeper.acceptance.judging import answers, judge
-from gpukeeper.acceptance.record import Finding, Job, Remedy, Values
+from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "exact"
@@ -16,17 +26,17 @@ LEAST_N = 128  # a tile of the units that multiply
 SMALL = {"dtypes": ["fp32", "bf16", "fp16", "int8"], "n": 192, "rounds": 3, "seconds": 0, "phase": "cold", "heat_s": 0}
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
-    params = params_of(NAME, serving, setting)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
     refuse(NAME, [*unknown_words(params, "dtypes", DTYPES), *too_little(params, n=LEAST_N, rounds=1)])
-    return Job(probe=NAME, params=params, deadline_s=120 + 6 * serving.seconds)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=120 + 6 * serving.seconds)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    asked = params_of(NAME, trial.serving, setting).get("dtypes")
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    asked = params_of(NAME, trial.serving, context).get("dtypes")
     dtypes = [str(one) for one in asked] if isinstance(asked, list | tuple) else list(DTYPES)
     results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, dtypes))
-    return (*findings, *_votes(results, dtypes, setting))
+    return (*findings, *_votes(results, dtypes, context))
 
 
 def _of(gpu: str, result: Values, dtypes: list[str]) -> Iterable[Finding]:
@@ -76,8 +86,8 @@ def _sentence(dtype: str, record: Mapping[str, Any], wrong: int, warmth: str) ->
     )
 
 
-def _votes(results: Mapping[str, Values], dtypes: list[str], setting: Setting) -> Iterable[Finding]:
-    """The same figures give the same bits on every GPU of a model. Said only where they did not."""
+def _votes(results: Mapping[str, Values], dtypes: list[str], context: CheckContext) -> Iterable[Finding]:
+    """The same figures give the same bits on every GPU of a model. Reported only where they differ."""
     for dtype in dtypes:
         digests = {
             gpu: str(record["digest"])
@@ -85,7 +95,7 @@ def _votes(results: Mapping[str, Values], dtypes: list[str], setting: Setting) -
             if (record := answers.mapping(answers.mapping(result.get("dtypes")).get(dtype))).get("digest")
             and not record.get("mismatches")
         }
-        for gpu, (stand, n) in answers.against_majority(digests, setting).items():
+        for gpu, (stand, n) in answers.against_majority(digests, context).items():
             if stand != "like":
                 yield _differs(gpu, dtype, stand, n)
 
@@ -128,9 +138,9 @@ CHECK = Check(
     " a wrong element is reported with row and column.",
     cannot="Detects only faults that occur while it runs: a fault at another temperature, clock or instruction may be"
     " missed. Tests the matrix units and the data path to them, not every instruction.",
-    how=How.EACH,
+    how=RunMode.EACH,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=4,
             worth=70,
@@ -138,7 +148,7 @@ CHECK = Check(
             params={**_ALL, "rounds": 10, "seconds": 0.3, "phase": "cold"},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=45,
             worth=95,
@@ -146,7 +156,7 @@ CHECK = Check(
             params={**_ALL, "rounds": 20, "seconds": 3.0, "phase": "hot", "heat_s": 20.0},
             small=SMALL | {"phase": "hot", "heat_s": 0.05},
         ),
-        Serving(
+        CheckSize(
             depth=2,
             seconds=200,
             worth=110,
@@ -154,7 +164,7 @@ CHECK = Check(
             params={**_ALL, "rounds": 50, "seconds": 20.0, "phase": "hot", "heat_s": 60.0},
             small=SMALL | {"phase": "hot", "heat_s": 0.05},
         ),
-        Serving(
+        CheckSize(
             depth=3,
             seconds=1900,
             worth=120,
@@ -163,6 +173,6 @@ CHECK = Check(
             small=SMALL | {"phase": "hot", "heat_s": 0.05},
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

@@ -1,4 +1,4 @@
-"""How fast each GPU multiplies matrices, by kind of number."""
+"""How fast each GPU multiplies matrices, by data type."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
+from gpukeeper.acceptance.check import (
+    Check,
+    CheckContext,
+    CheckRun,
+    CheckSize,
+    RunMode,
+    params_of,
+    refuse,
+    too_little,
+    unknown_words,
+)
 from gpukeeper.acceptance.judging import answers, judge
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "gemm"
@@ -27,30 +37,30 @@ SMALL = {
 } | {"batched": 0.0}
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
-    params = params_of(NAME, serving, setting)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
     refuse(NAME, [*unknown_words(params, "dtypes", DTYPES), *too_little(params, n=256, rounds=1, repeats=3)])
-    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     results, findings = answers.of_gpus(NAME, trial)
-    wanted = params_of(NAME, trial.serving, setting)
+    wanted = params_of(NAME, trial.serving, context)
     asked = wanted.get("dtypes")
     found = list(findings)
     for dtype in asked if isinstance(asked, list | tuple) else DTYPES:
         records = {gpu: _record(result, "dtypes", str(dtype)) for gpu, result in results.items()}
-        found += _judged(str(dtype), records, results, setting)
+        found += _judged(str(dtype), records, results, context)
     for metric in ("sgemm", "batched"):
         if wanted.get(metric):
-            found += _judged(metric, {gpu: _record(one, metric) for gpu, one in results.items()}, {}, setting)
+            found += _judged(metric, {gpu: _record(one, metric) for gpu, one in results.items()}, {}, context)
     return tuple(found)
 
 
 def _judged(
-    metric: str, records: Mapping[str, Mapping[str, Any]], results: Mapping[str, Values], setting: Setting
+    metric: str, records: Mapping[str, Mapping[str, Any]], results: Mapping[str, Values], context: CheckContext
 ) -> Iterable[Finding]:
-    """All GPUs at once, since each is held against the others."""
+    """All GPUs together, since each is compared with the others."""
     unable = {gpu: str(record["unsupported"]) for gpu, record in records.items() if record.get("unsupported")}
     yield from (_unsupported(metric, gpu, why) for gpu, why in unable.items())
     measured = [
@@ -65,12 +75,12 @@ def _judged(
         for gpu, record in records.items()
         if gpu not in unable
     ]
-    for finding in judge.judge(measured, setting):
+    for finding in judge.assess(measured, context):
         yield replace(finding, evidence=_evidence(metric, results.get(finding.gpu or "", {})))
 
 
 def _evidence(metric: str, result: Values) -> dict[str, Any]:
-    """What is told beside the figure: how it compares with other sizes, and the old kit's products."""
+    """Reported in addition: values of other sizes, and the products of the legacy kit."""
     told: dict[str, Any] = {}
     sizes = {size: float(one) for size, one in _record(result, "sweep", metric).items()}
     if sizes:
@@ -107,9 +117,9 @@ CHECK = Check(
     proves="The GPU multiplies matrices as fast as expected of its model, for every data type it supports, on data"
     " with the distribution of training data, while all GPUs of the machine are under the same load.",
     cannot="Does not check results (exact does), and one matrix size does not cover every kernel of a model.",
-    how=How.EACH,
+    how=RunMode.EACH,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=9,
             worth=70,
@@ -117,7 +127,7 @@ CHECK = Check(
             params={"dtypes": list(DTYPES), "n": 8192, "rounds": 10, "repeats": 5, "matmul": [[2048, 10]]},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=35,
             worth=90,
@@ -126,7 +136,7 @@ CHECK = Check(
             | {"matmul": [[2048, 10], [3072, 20]], "sgemm": 0.2, "batched": 0.2},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=2,
             seconds=85,
             worth=100,
@@ -136,6 +146,6 @@ CHECK = Check(
             small=SMALL,
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

@@ -1,4 +1,4 @@
-"""How each GPU is before, during and after the run, by what driver and kernel say. Counters are judged by their change.
+"""Health of each GPU before, during and after the run, as driver and kernel report it. Counters are judged by change.
 
 The rules are data: a signal, from where on it is bad, what that means and what to do. A signal that the model does not
 have says nothing; one that matters and could not be read leaves the verdict open.
@@ -10,7 +10,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode
 from gpukeeper.acceptance.judging import circumstances, settings, xids
 from gpukeeper.acceptance.judging.health_rules import LEVELS, RISES, STATES, RiseRule, StateRule
 from gpukeeper.acceptance.record import Finding, Remedy
@@ -43,39 +43,39 @@ BY_ADVICE = {
 }
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    if setting.wish.device == "cpu":
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    if context.wish.device == "cpu":
         return (_finding(None, Grade.SKIPPED, "no-gpu", "there is no GPU"),)
-    return tuple(finding for gpu in setting.gpus for finding in _of_gpu(gpu, setting))
+    return tuple(finding for gpu in context.gpus for finding in _of_gpu(gpu, context))
 
 
-def _of_gpu(gpu: Gpu, setting: Setting) -> list[Finding]:
-    before, after = setting.before.get(gpu.uuid), setting.after.get(gpu.uuid)
+def _of_gpu(gpu: Gpu, context: CheckContext) -> list[Finding]:
+    before, after = context.before.get(gpu.uuid), context.after.get(gpu.uuid)
     if before is None:
         words = "the driver did not report its health. Check that nvidia-smi works, and run it again"
         return [_finding(gpu, Grade.INCONCLUSIVE, "not-known", words, Remedy.RETEST)]
-    looks = [before, *(look for _, _, look in _steps(gpu.uuid, setting))]
+    looks = [before, *(look for _, _, look in _steps(gpu.uuid, context))]
     found = [
         *_unknown(gpu, looks),
-        *_gone(gpu, after, setting),
+        *_gone(gpu, after, context),
         *_bad_states(gpu, looks),
         *_power(gpu, before),
-        *_links(gpu, looks[-1], setting),
+        *_links(gpu, looks[-1], context),
         *_slot(gpu, before),
         *_levels(gpu, before),
-        *_rises(gpu, setting),
-        *_kernel(gpu, looks, setting),
+        *_rises(gpu, context),
+        *_kernel(gpu, looks, context),
         *_foreign(gpu, looks),
-        *_while_running(gpu, before, setting),
+        *_while_running(gpu, before, context),
     ]
     wrong = [finding for finding in found if finding.verdict is not Grade.SKIPPED]
     return found if wrong else [*found, _finding(gpu, Grade.PASS, "ok", f"no problem found in {len(looks)} reads")]
 
 
-def _steps(uuid: str, setting: Setting) -> Iterator[tuple[str, Health, Health]]:
-    """The looks at one GPU in their order: what ran, the look before it, the one after it."""
-    last = setting.before.get(uuid)
-    for check, looks in (*setting.at_check.items(), ("the end", setting.after)):
+def _steps(uuid: str, context: CheckContext) -> Iterator[tuple[str, Health, Health]]:
+    """Reads of one GPU in their order: the check that ran, the read before it, the one after it."""
+    last = context.before.get(uuid)
+    for check, looks in (*context.at_check.items(), ("the end", context.after)):
         look = looks.get(uuid)
         if last is not None and look is not None:
             yield check, last, look
@@ -83,7 +83,7 @@ def _steps(uuid: str, setting: Setting) -> Iterator[tuple[str, Health, Health]]:
 
 
 def _unknown(gpu: Gpu, looks: Sequence[Health]) -> Iterator[Finding]:
-    """In every look: a counter that fell silent on the way may have risen since."""
+    """In every read: a counter that became unreadable during the run may have risen since."""
     unread: dict[str, str] = {}
     for look in looks:
         facts: Mapping[str, Fact] = {**look.counters, **look.states}
@@ -100,8 +100,8 @@ def _why(facts: Mapping[str, Fact], name: str) -> str:
     return fact.why if isinstance(fact, Unknown) and not fact.by_design else ""
 
 
-def _gone(gpu: Gpu, after: Health | None, setting: Setting) -> Iterator[Finding]:
-    if after is None and setting.after:
+def _gone(gpu: Gpu, after: Health | None, context: CheckContext) -> Iterator[Finding]:
+    if after is None and context.after:
         words = "it was lost during the run: it no longer responds. Reboot; if it happens again, reseat or replace it"
         yield _finding(gpu, Grade.FAIL, "lost", words, Remedy.REBOOT)
     elif after is None:
@@ -142,7 +142,7 @@ def links_expected(gpu: Gpu) -> int | None:
     return next((count for pattern, count in NVLINKS if re.search(pattern, gpu.name)), None)
 
 
-def _links(gpu: Gpu, last: Health, setting: Setting) -> Iterator[Finding]:
+def _links(gpu: Gpu, last: Health, context: CheckContext) -> Iterator[Finding]:
     expected, active = links_expected(gpu), last.states.get("nvlinks_active")
     if expected is None:
         return
@@ -155,7 +155,7 @@ def _links(gpu: Gpu, last: Health, setting: Setting) -> Iterator[Finding]:
     up = active if isinstance(active, int) else 0
     if up == expected:
         return
-    if up == 0 and len(setting.gpus) == 1:
+    if up == 0 and len(context.gpus) == 1:
         yield _finding(gpu, Grade.SKIPPED, "nvlink-none", SXM_ALONE)
         return
     words = (
@@ -178,10 +178,10 @@ def _levels(gpu: Gpu, before: Health) -> Iterator[Finding]:
             yield _finding(gpu, grade, rule.code, _counted(rule.words, str(value)), rule.remedy, value=value)
 
 
-def _rises(gpu: Gpu, setting: Setting) -> Iterator[Finding]:
+def _rises(gpu: Gpu, context: CheckContext) -> Iterator[Finding]:
     """One of each kind and check: two counters of one cause are not two faults."""
     seen: set[tuple[str, str]] = set()
-    for check, earlier, later in _steps(gpu.uuid, setting):
+    for check, earlier, later in _steps(gpu.uuid, context):
         for rule in RISES:
             rise = _rise(rule, earlier, later)
             grade = _grade(rise[1], rule.fail, rule.warn) if rise else None
@@ -194,7 +194,7 @@ def _rises(gpu: Gpu, setting: Setting) -> Iterator[Finding]:
 
 
 def _rise(rule: RiseRule, earlier: Health, later: Health) -> tuple[float, float] | None:
-    """The rise, and what its limits are held against."""
+    """The rise, and the value that is compared with its limits."""
     was, now = earlier.counters.get(rule.counter), later.counters.get(rule.counter)
     if not isinstance(was, int) or not isinstance(now, int) or now <= was:
         return None
@@ -209,23 +209,23 @@ def _fell(gpu: Gpu, check: str, earlier: Health, later: Health) -> Iterator[Find
         yield _finding(gpu, Grade.INCONCLUSIVE, "counters-began-anew", words, Remedy.RETEST, at=check)
 
 
-def _kernel(gpu: Gpu, looks: Sequence[Health], setting: Setting) -> Iterator[Finding]:
-    """Of all looks: what was read once stays true when the log is overwritten or closed to us."""
+def _kernel(gpu: Gpu, looks: Sequence[Health], context: CheckContext) -> Iterator[Finding]:
+    """Of all reads: what was read once stays true when the log is overwritten or closed to us."""
     unread = next((look.xids for look in looks if isinstance(look.xids, Unknown)), None)
     if unread is not None:
         words = f"GPU errors in the kernel log (Xids) could not be read: {unread.why}"
         yield _finding(gpu, Grade.SKIPPED, "xid-not-read", words)
     logged = dict.fromkeys(xid for look in looks if not isinstance(look.xids, Unknown) for xid in look.xids)
     for number in dict.fromkeys(xid.number for xid in logged):
-        yield from _of_xid(gpu, number, [xid for xid in logged if xid.number == number], setting)
+        yield from _of_xid(gpu, number, [xid for xid in logged if xid.number == number], context)
 
 
-def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], setting: Setting) -> Iterator[Finding]:
+def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], context: CheckContext) -> Iterator[Finding]:
     meanings = [xids.meaning(xid) for xid in logged]
     worst = max(meanings, key=lambda one: (one.grade is Grade.FAIL, one.grade is Grade.WARN))
     if worst.grade is Grade.PASS:
         return
-    checks = _checks_with(gpu.uuid, number, setting)
+    checks = _checks_with(gpu.uuid, number, context)
     grade, again = worst.grade, ""
     if number in xids.PROGRAMS and len(checks) > 1:
         grade, again = Grade.FAIL, ". It occurred again in another check, so the GPU is the cause"
@@ -234,10 +234,10 @@ def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], setting: Setting) -> I
     yield _finding(gpu, grade, f"xid-{number}", words, worst.remedy, at=checks[0] if checks else "", evidence=evidence)
 
 
-def _checks_with(uuid: str, number: int, setting: Setting) -> list[str]:
+def _checks_with(uuid: str, number: int, context: CheckContext) -> list[str]:
     """In which it was logged anew. The log of a look has all since the run began, where it could be read."""
-    found, most = [], _count(setting.before[uuid].xids, number)
-    for check, _, later in _steps(uuid, setting):
+    found, most = [], _count(context.before[uuid].xids, number)
+    for check, _, later in _steps(uuid, context):
         now = _count(later.xids, number)
         if now > most:
             found.append(check)
@@ -263,16 +263,16 @@ def _foreign(gpu: Gpu, looks: Iterable[Health]) -> Iterator[Finding]:
         )
 
 
-def _while_running(gpu: Gpu, before: Health, setting: Setting) -> Iterator[Finding]:
-    mine = [reading for reading in setting.readings if reading.uuid == gpu.uuid]
-    if not mine and setting.at_check:
+def _while_running(gpu: Gpu, before: Health, context: CheckContext) -> Iterator[Finding]:
+    mine = [reading for reading in context.readings if reading.uuid == gpu.uuid]
+    if not mine and context.at_check:
         words = "no samples during the run, so throttling is unknown. Run it again"
         yield _finding(gpu, Grade.INCONCLUSIVE, "no-readings", words, Remedy.RETEST)
     loaded = [reading for reading in mine if (reading.utilisation or 0.0) >= LOADED]
     yield from _hard_reasons(gpu, mine)
     yield from _soft_reasons(gpu, loaded)
     yield from _link_under_load(gpu, before, loaded)
-    yield from _heat(gpu, before, loaded, setting)
+    yield from _heat(gpu, before, loaded, context)
     if words := settings.clocks_fixed(gpu, before, loaded):
         yield _finding(gpu, Grade.WARN, "clocks-fixed", words, Remedy.RESET_SETTING)
     if words := settings.memory_clock_fixed(gpu, before, loaded):
@@ -317,13 +317,13 @@ def _link_under_load(gpu: Gpu, before: Health, loaded: Sequence[Reading]) -> Ite
             yield _finding(gpu, Grade.FAIL, f"pcie-{what}", words, Remedy.RESEAT_OR_CABLE, value=max(seen))
 
 
-def _heat(gpu: Gpu, before: Health, loaded: Sequence[Reading], setting: Setting) -> Iterator[Finding]:
+def _heat(gpu: Gpu, before: Health, loaded: Sequence[Reading], context: CheckContext) -> Iterator[Finding]:
     temperatures = [reading.temperature_c for reading in loaded if reading.temperature_c is not None]
     limit = _number(before.states.get("slowdown_c"))
     if temperatures and limit is not None and max(temperatures) > limit - MARGIN_C:
         words = f"it reached {max(temperatures):.0f} °C, {limit:.0f} °C is its slowdown temperature. Check its cooling"
         yield _finding(gpu, Grade.WARN, "hot", words, Remedy.CHECK_CONFIG, value=max(temperatures))
-    here, others = _heat_and_power(gpu.uuid, setting), _peers(gpu, setting)
+    here, others = _heat_and_power(gpu.uuid, context), _peers(gpu, context)
     equal = [heat for heat, power in others if here and abs(power - here[1]) <= EQUAL_POWER * here[1]]
     if here and len(equal) > 1 and here[0] > statistics.median(equal) + ABOVE_PEERS_C:
         usual = statistics.median(equal)
@@ -331,16 +331,16 @@ def _heat(gpu: Gpu, before: Health, loaded: Sequence[Reading], setting: Setting)
         yield _finding(gpu, Grade.WARN, "hotter-than-peers", words, Remedy.CHECK_CONFIG, value=here[0])
 
 
-def _peers(gpu: Gpu, setting: Setting) -> list[tuple[float, float]]:
-    others = [other for other in setting.gpus if other.uuid != gpu.uuid and other.name == gpu.name]
-    return [both for other in others if (both := _heat_and_power(other.uuid, setting))]
+def _peers(gpu: Gpu, context: CheckContext) -> list[tuple[float, float]]:
+    others = [other for other in context.gpus if other.uuid != gpu.uuid and other.name == gpu.name]
+    return [both for other in others if (both := _heat_and_power(other.uuid, context))]
 
 
-def _heat_and_power(uuid: str, setting: Setting) -> tuple[float, float] | None:
+def _heat_and_power(uuid: str, context: CheckContext) -> tuple[float, float] | None:
     """Means under load."""
     both = [
         (reading.temperature_c, reading.power_w)
-        for reading in setting.readings
+        for reading in context.readings
         if reading.uuid == uuid and (reading.utilisation or 0.0) >= LOADED
         if reading.temperature_c is not None and reading.power_w is not None
     ]
@@ -405,7 +405,7 @@ CHECK = Check(
     proves="Driver and kernel report no error of the GPU before, during and after the run, and the GPU was not"
     " throttled.",
     cannot="Reports what the driver reports: errors without a counter, such as silent corruption, are not detected.",
-    how=How.LOOK,
-    servings=(Serving(depth=0, seconds=0.5, worth=100, what="all counters and states, before, during and after"),),
-    read=read,
+    how=RunMode.LOOK,
+    servings=(CheckSize(depth=0, seconds=0.5, worth=100, what="all counters and states, before, during and after"),),
+    interpret=interpret,
 )

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
 from gpukeeper.acceptance.judging import answers, judge, ranks
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "links"
@@ -18,27 +18,27 @@ PAIR_FAILS = 0.90  # two GPUs are innocent of their link, so it takes more than 
 LEAST_PAIRS = 6  # three GPUs: fewer cannot tell which link is the odd one
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
-    return Job(probe=NAME, params=params_of(NAME, serving, setting), deadline_s=180 + 5 * serving.seconds)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    return ProbeRequest(probe=NAME, params=params_of(NAME, serving, context), deadline_s=180 + 5 * serving.seconds)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    return ranks.read(NAME, trial, setting, _read)
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    return ranks.interpret(NAME, trial, context, _interpret)
 
 
-def _read(results: Mapping[int, Values], setting: Setting) -> Iterable[Finding]:
+def _interpret(results: Mapping[int, Values], context: CheckContext) -> Iterable[Finding]:
     """The first rank copies between all GPUs; the others only make the number full."""
     pairs: Sequence[Values] = results[0]["pairs"]
-    count = len(setting.gpus)
+    count = len(context.gpus)
     if len(pairs) < count * (count - 1):
         why = f"{len(pairs)} of {count * (count - 1)} pairs of GPUs were measured"
         yield judge.missing(NAME, "pairs", None, why)
-    yield from _data(pairs, setting)
-    yield from _of_gpus(pairs, setting)
-    yield from _of_pairs(pairs, setting)
+    yield from _data(pairs, context)
+    yield from _of_gpus(pairs, context)
+    yield from _of_pairs(pairs, context)
 
 
-def _data(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
+def _data(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding]:
     wrong = [pair for pair in pairs if pair["wrong"]]
     for pair in wrong:
         place = next(iter(pair.get("where") or ()), None)
@@ -46,11 +46,11 @@ def _data(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
         yield Finding(
             check=NAME,
             metric=f"data {pair['from']} to {pair['to']}",
-            gpu=ranks.uuid(int(pair["to"]), setting),
+            gpu=ranks.uuid(int(pair["to"]), context),
             verdict=Grade.FAIL,
             code="links-wrong-data",
-            message=f"{pair['wrong']} of the words that {_gpu(pair['from'], setting)} sent arrived wrong at"
-            f" {_gpu(pair['to'], setting)}.{at} One of the two GPUs or their link is at fault: check whether"
+            message=f"{pair['wrong']} of the words that {_gpu(pair['from'], context)} sent arrived wrong at"
+            f" {_gpu(pair['to'], context)}.{at} One of the two GPUs or their link is at fault: check whether"
             " other pairs are affected.",
             action=Remedy.RESEAT_OR_CABLE,
             evidence={"pair": dict(pair)},
@@ -60,22 +60,22 @@ def _data(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
         yield Finding(check=NAME, metric="data", verdict=Grade.PASS, code="links-data-ok", message=message)
 
 
-def _of_gpus(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
+def _of_gpus(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding]:
     """Each GPU by the middle of its links, so that one slow GPU does not make all the others slow."""
     asked = [
         Measurement(
             check=NAME,
             metric="p2p",
-            gpu=ranks.uuid(rank, setting),
+            gpu=ranks.uuid(rank, context),
             unit="GB/s",
             method="p2p/copy",
             samples=_middle([pair for pair in pairs if rank in (pair["from"], pair["to"])]),
         )
-        for rank in range(len(setting.gpus))
+        for rank in range(len(context.gpus))
     ]
     matrix: dict[str, Any] = {"matrix": {f"{pair['from']}-{pair['to']}": _median(pair) for pair in pairs}}
-    matrix["ways"] = {f"{pair['from']}-{pair['to']}": _way(pair, setting) for pair in pairs}
-    return ranks.with_evidence(ranks.noted(judge.judge(asked, setting)), matrix)
+    matrix["ways"] = {f"{pair['from']}-{pair['to']}": _way(pair, context) for pair in pairs}
+    return ranks.with_evidence(ranks.noted(judge.assess(asked, context)), matrix)
 
 
 def _middle(pairs: Sequence[Values]) -> tuple[float, ...]:
@@ -83,17 +83,17 @@ def _middle(pairs: Sequence[Values]) -> tuple[float, ...]:
     return tuple(statistics.median(each) for each in repeats)
 
 
-def _of_pairs(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
+def _of_pairs(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding]:
     """Every pair against those that are connected alike: one bad link among fifty does not move anybody's middle."""
     alike: dict[str, list[Values]] = defaultdict(list)
     for pair in pairs:
-        alike[_way(pair, setting)].append(pair)
+        alike[_way(pair, context)].append(pair)
     for way, group in alike.items():
         if len(group) < LEAST_PAIRS:
             continue
         usual = statistics.median(map(_median, group))
         slow = [pair for pair in group if _median(pair) < PAIR_WARNS * usual]
-        yield from (_slow(pair, way, usual, len(group), setting) for pair in slow)
+        yield from (_slow(pair, way, usual, len(group), context) for pair in slow)
         if not slow:
             message = (
                 f"All {len(group)} pairs over {way} are within the tolerance, median {judge.amount(usual, 'GB/s')}."
@@ -101,7 +101,7 @@ def _of_pairs(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
             yield Finding(check=NAME, metric=f"pairs {way}", verdict=Grade.PASS, code="links-pairs-ok", message=message)
 
 
-def _slow(pair: Values, way: str, usual: float, count: int, setting: Setting) -> Finding:
+def _slow(pair: Values, way: str, usual: float, count: int, context: CheckContext) -> Finding:
     value = _median(pair)
     verdict = Grade.FAIL if value < PAIR_FAILS * usual else Grade.WARN
     return Finding(
@@ -109,7 +109,7 @@ def _slow(pair: Values, way: str, usual: float, count: int, setting: Setting) ->
         metric=f"pair {pair['from']} to {pair['to']}",
         verdict=verdict,
         code="links-slow-pair",
-        message=f"{_gpu(pair['from'], setting)} to {_gpu(pair['to'], setting)}: {judge.amount(value, 'GB/s')},"
+        message=f"{_gpu(pair['from'], context)} to {_gpu(pair['to'], context)}: {judge.amount(value, 'GB/s')},"
         f" {judge.percent(1 - value / usual)} below the median of {count} such pairs"
         f" ({judge.amount(usual, 'GB/s')}). If all pairs of one GPU are slow, that GPU is the cause,"
         " otherwise their link.",
@@ -129,16 +129,16 @@ def _median(pair: Values) -> float:
     return statistics.median(samples) if samples else 0.0
 
 
-def _way(pair: Values, setting: Setting) -> str:
-    """As the driver says the two are connected; through the machine's memory where they cannot reach each other."""
+def _way(pair: Values, context: CheckContext) -> str:
+    """The connection of the pair as the driver reports it; "host" if there is no direct access."""
     if not pair.get("p2p"):
         return "host"
-    first, second = (ranks.uuid(int(pair[end]), setting) or "" for end in ("from", "to"))
-    return setting.machine.topology.get(first, {}).get(second, "p2p")
+    first, second = (ranks.uuid(int(pair[end]), context) or "" for end in ("from", "to"))
+    return context.machine.topology.get(first, {}).get(second, "p2p")
 
 
-def _gpu(rank: Any, setting: Setting) -> str:
-    found = ranks.gpu(int(rank), setting)
+def _gpu(rank: Any, context: CheckContext) -> str:
+    found = ranks.gpu(int(rank), context)
     return f"GPU {rank if found is None else found.index}"
 
 
@@ -148,9 +148,9 @@ CHECK = Check(
     proves="Data is not corrupted between any two GPUs, the direct path is used where the machine has one, and no"
     " link is slower than comparable links.",
     cannot="One copy runs at a time, so a switch that fails under full load is detected by collectives, not here.",
-    how=How.TOGETHER,
+    how=RunMode.TOGETHER,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=10,
             worth=24,
@@ -158,7 +158,7 @@ CHECK = Check(
             params={"bytes": 2**28, "repeats": 5},
             small={"bytes": 2**20},
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=25,
             worth=30,
@@ -167,8 +167,8 @@ CHECK = Check(
             small={"bytes": 2**20},
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
     least_gpus=2,
     slices=False,
 )

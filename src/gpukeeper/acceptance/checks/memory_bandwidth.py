@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
 from gpukeeper.acceptance.judging import answers, judge
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "memory_bandwidth"
 SMALL = {"bytes": 32 << 20, "seconds": 0.1, "repeats": 3}
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
-    params = params_of(NAME, serving, setting)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
     refuse(NAME, too_little(params, bytes=1 << 20, repeats=3))
-    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     results, findings = answers.of_gpus(NAME, trial)
     measured = [
         Measurement(
@@ -31,7 +31,7 @@ def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
         for gpu, result in results.items()
     ]
     wrong = [_wrong(gpu, result) for gpu, result in results.items() if result.get("wrong")]
-    return (*findings, *judge.judge(measured, setting), *wrong)
+    return (*findings, *judge.assess(measured, context), *wrong)
 
 
 def _wrong(gpu: str, result: Values) -> Finding:
@@ -53,9 +53,9 @@ CHECK = Check(
     title="Memory bandwidth",
     proves="The GPU reads and writes its own memory as fast as expected of its model; copied data is compared.",
     cannot="Uses only a part of the memory; memory_pattern tests whether memory keeps its data.",
-    how=How.EACH,
+    how=RunMode.EACH,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=2,
             worth=55,
@@ -63,7 +63,7 @@ CHECK = Check(
             params={"bytes": 8 << 30, "seconds": 1.0, "repeats": 5},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=8,
             worth=60,
@@ -72,6 +72,6 @@ CHECK = Check(
             small=SMALL,
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

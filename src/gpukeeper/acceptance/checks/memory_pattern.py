@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
 from gpukeeper.acceptance.judging import answers
-from gpukeeper.acceptance.record import Finding, Job, Remedy, Values
+from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "memory_pattern"
@@ -15,17 +15,17 @@ GIB = 1 << 30
 ENOUGH = 0.8  # of what was asked for; less is said to be less
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
-    params = params_of(NAME, serving, setting)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
     refuse(NAME, too_little(params, share=0.1, bytes=1 << 20, passes=1))
     asked = params.get("seconds", 0)
     longer = float(asked) if isinstance(asked, int | float) else 0.0
-    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds + 2 * longer)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds + 2 * longer)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    share = params_of(NAME, trial.serving, setting).get("share", 0.0)
-    asked = float(share) if isinstance(share, int | float) and not setting.small else 0.0
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    share = params_of(NAME, trial.serving, context).get("share", 0.0)
+    asked = float(share) if isinstance(share, int | float) and not context.small else 0.0
     _, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, asked))
     return findings
 
@@ -93,9 +93,9 @@ CHECK = Check(
     " is written before any of it is read.",
     cannot="ECC hides errors that it corrects (health counts them); memory in use by other processes is not tested,"
     " and faults that need hours or heat are not detected.",
-    how=How.EACH,
+    how=RunMode.EACH,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=4,
             worth=60,
@@ -103,7 +103,7 @@ CHECK = Check(
             params={"share": 0.9, "passes": 1},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=65,
             worth=72,
@@ -111,7 +111,7 @@ CHECK = Check(
             params={"share": 0.9, "passes": 3, "seconds": 60},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=3,
             seconds=1810,
             worth=78,
@@ -120,6 +120,6 @@ CHECK = Check(
             small=SMALL,
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

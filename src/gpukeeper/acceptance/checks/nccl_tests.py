@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
 from gpukeeper.acceptance.checks.collectives import PLATEAU
 from gpukeeper.acceptance.judging import judge, ranks
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "nccl_tests"
 METRIC = "all_reduce"
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
-    program = setting.machine.environment.get("nccl_tests")
-    params: dict[str, object] = {"program": program if isinstance(program, str) else None, "gpus": len(setting.gpus)}
-    params |= params_of(NAME, serving, setting)
-    return Job(probe=NAME, params=params, deadline_s=240 + 5 * serving.seconds)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    program = context.machine.environment.get("nccl_tests")
+    params: dict[str, object] = {"program": program if isinstance(program, str) else None, "gpus": len(context.gpus)}
+    params |= params_of(NAME, serving, context)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=240 + 5 * serving.seconds)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    return ranks.read(NAME, trial, setting, _read)
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    return ranks.interpret(NAME, trial, context, _interpret)
 
 
-def _read(results: Mapping[int, Values], setting: Setting) -> Iterable[Finding]:
+def _interpret(results: Mapping[int, Values], context: CheckContext) -> Iterable[Finding]:
     said = results[0]
     if said.get("not_run"):
         yield Finding(
@@ -52,7 +52,7 @@ def _read(results: Mapping[int, Values], setting: Setting) -> Iterable[Finding]:
     )
     evidence: dict[str, object] = {"busbw_by_bytes": {str(row["bytes"]): row["busbw"] for row in said["rows"]}}
     evidence |= {key: said.get(key) for key in ("version", "nccl", "exit")}
-    yield from ranks.with_evidence(ranks.noted(judge.judge([asked], setting)), evidence)
+    yield from ranks.with_evidence(ranks.noted(judge.assess([asked], context)), evidence)
 
 
 def _data(said: Values) -> Finding:
@@ -85,9 +85,9 @@ CHECK = Check(
     title="nccl-tests",
     proves="NVIDIA's nccl-tests confirms the results and the speed of all-reduce.",
     cannot="Runs only if nccl-tests is installed, and does not name the faulty GPU.",
-    how=How.TOGETHER,
+    how=RunMode.TOGETHER,
     servings=(
-        Serving(
+        CheckSize(
             depth=1,
             seconds=45,
             worth=12,
@@ -95,8 +95,8 @@ CHECK = Check(
             params={"first": "8K", "last": "8G"},
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
     least_gpus=2,
     slices=False,
 )

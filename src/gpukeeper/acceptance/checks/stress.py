@@ -9,9 +9,9 @@ from statistics import fmean, median
 
 from msgspec.structs import replace
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
 from gpukeeper.acceptance.judging import answers, judge
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.gpu import Gpu, Reading
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
@@ -29,23 +29,25 @@ LOWER = ("results", "steadiness", "step_time", "temperature")  # of these less i
 SMALL = {"seconds": 0.6, "n": 128, "window_s": 0.1}
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
-    params = params_of(NAME, serving, setting)
-    return Job(probe=NAME, params=params, deadline_s=120 + 1.5 * _seconds(params.get("seconds"), serving.seconds))
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
+    return ProbeRequest(
+        probe=NAME, params=params, deadline_s=120 + 1.5 * _seconds(params.get("seconds"), serving.seconds)
+    )
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, setting))
-    return (*findings, *_speeds(results, setting))
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, context))
+    return (*findings, *_speeds(results, context))
 
 
-def _of(gpu: str, result: Values, setting: Setting) -> Iterable[Finding]:
+def _of(gpu: str, result: Values, context: CheckContext) -> Iterable[Finding]:
     yield _right(gpu, result)
     speeds = answers.figures([window["tflops"] for window in result["windows"]])
     yield _steady(gpu, speeds)
     yield _rise(gpu, float(result["step_ms_first"]), float(result["step_ms_last"]))
-    if not setting.small:
-        yield from _sampled(setting.gpu(gpu), setting)
+    if not context.small:
+        yield from _sampled(context.gpu(gpu), context)
 
 
 def _right(gpu: str, result: Values) -> Finding:
@@ -111,21 +113,21 @@ def _rise(gpu: str, first: float, last: float) -> Finding:
     )
 
 
-def _sampled(gpu: Gpu, setting: Setting) -> Iterable[Finding]:
-    """What the driver said meanwhile. The first seconds are left out: the load was not full yet."""
-    own = [one for one in setting.readings if one.uuid == gpu.uuid and one.check == NAME]
+def _sampled(gpu: Gpu, context: CheckContext) -> Iterable[Finding]:
+    """What the driver reported during the load. The first seconds are skipped: the load is not full yet."""
+    own = [one for one in context.readings if one.uuid == gpu.uuid and one.check == NAME]
     start = min((one.at for one in own), default=0.0) + WARM_S
     loaded = [one for one in own if one.at >= start]
-    yield _use(gpu, [one.utilisation for one in loaded if one.utilisation is not None], setting)
-    yield _temperature(gpu, [one.temperature_c for one in loaded if one.temperature_c is not None], setting)
+    yield _use(gpu, [one.utilisation for one in loaded if one.utilisation is not None], context)
+    yield _temperature(gpu, [one.temperature_c for one in loaded if one.temperature_c is not None], context)
     if gpu.part_of is None:  # watts are those of the whole GPU
-        yield _power(gpu, [one.power_w for one in loaded if one.power_w is not None], setting)
+        yield _power(gpu, [one.power_w for one in loaded if one.power_w is not None], context)
     yield from _clock(gpu, loaded)
 
 
-def _use(gpu: Gpu, use: Sequence[float], setting: Setting) -> Finding:
+def _use(gpu: Gpu, use: Sequence[float], context: CheckContext) -> Finding:
     if not use:
-        return _without_use(gpu, setting)
+        return _without_use(gpu, context)
     mean = fmean(use)
     full = mean > LEAST_USE
     return _finding(
@@ -141,10 +143,10 @@ def _use(gpu: Gpu, use: Sequence[float], setting: Setting) -> Finding:
     )
 
 
-def _without_use(gpu: Gpu, setting: Setting) -> Finding:
-    """Drivers never say it of a slice: then nothing is missing."""
+def _without_use(gpu: Gpu, context: CheckContext) -> Finding:
+    """Drivers do not report it for a slice: then nothing is missing."""
     missing = judge.missing(NAME, "use", gpu.uuid, "the driver did not report utilization")
-    health = setting.before.get(gpu.uuid)
+    health = context.before.get(gpu.uuid)
     fact = health.states.get("utilisation") if health else None
     if not isinstance(fact, Unknown) or not fact.by_design:
         return missing
@@ -152,11 +154,11 @@ def _without_use(gpu: Gpu, setting: Setting) -> Finding:
     return replace(missing, verdict=Grade.SKIPPED, code=f"{NAME}-use-told", message=told, action=Remedy.NONE)
 
 
-def _temperature(gpu: Gpu, seen: Sequence[float], setting: Setting) -> Finding:
+def _temperature(gpu: Gpu, seen: Sequence[float], context: CheckContext) -> Finding:
     """Hot for good fails; hot for a moment warns."""
     if not seen:
         return judge.missing(NAME, "temperature", gpu.uuid, "the driver did not report the temperature")
-    limit, why = hot_limit(gpu, setting)
+    limit, why = hot_limit(gpu, context)
     if limit is None:
         return _told(gpu.uuid, "temperature", max(seen), "C", f"At most {max(seen):.0f} °C; {why}.")
     lasting = median(seen[len(seen) // 2 :])
@@ -175,23 +177,23 @@ def _temperature(gpu: Gpu, seen: Sequence[float], setting: Setting) -> Finding:
     )
 
 
-def hot_limit(gpu: Gpu, setting: Setting) -> tuple[float | None, str]:
-    """In °C, and whose word it is."""
+def hot_limit(gpu: Gpu, context: CheckContext) -> tuple[float | None, str]:
+    """In °C, and its source."""
     name = gpu.name if isinstance(gpu.name, str) else ""
     for pattern, limit in HOT:
         if re.fullmatch(pattern, name):
             return limit, "the limit for this model"
-    health = setting.before.get(gpu.uuid)
+    health = context.before.get(gpu.uuid)
     slowdown = health.states.get("slowdown_c") if health else None
     if isinstance(slowdown, int | float) and not isinstance(slowdown, bool) and slowdown > 0:
         return float(slowdown), "its driver's slowdown temperature"
     return None, "no limit is known for this model"
 
 
-def _power(gpu: Gpu, watts: Sequence[float], setting: Setting) -> Finding:
+def _power(gpu: Gpu, watts: Sequence[float], context: CheckContext) -> Finding:
     if not watts:
         return judge.missing(NAME, "power", gpu.uuid, "the driver did not report power")
-    health = setting.before.get(gpu.uuid)
+    health = context.before.get(gpu.uuid)
     limit = health.states.get("power_limit_w") if health else None
     mean = fmean(watts)
     if not isinstance(limit, int | float) or isinstance(limit, bool) or limit <= 0:
@@ -230,8 +232,8 @@ def _clock(gpu: Gpu, loaded: Sequence[Reading]) -> Iterable[Finding]:
         )
 
 
-def _speeds(results: dict[str, Values], setting: Setting) -> Iterable[Finding]:
-    """Held against equals and the past. Alone and for the first time it is told, not judged: gemm judges speed."""
+def _speeds(results: dict[str, Values], context: CheckContext) -> Iterable[Finding]:
+    """Compared with peers and history. Without either it is reported, not judged: gemm judges speed."""
     measured = [
         Measurement(
             check=NAME,
@@ -243,7 +245,7 @@ def _speeds(results: dict[str, Values], setting: Setting) -> Iterable[Finding]:
         )
         for gpu, result in results.items()
     ]
-    for finding in judge.judge(measured, setting):
+    for finding in judge.assess(measured, context):
         if finding.code.endswith("-no-yardstick"):
             told = f"{finding.value:.4g} TFLOP/s under full load; reported, not judged: no reference value."
             yield replace(finding, verdict=Grade.SKIPPED, code="stress-speed-told", message=told, action=Remedy.NONE)
@@ -302,9 +304,9 @@ CHECK = Check(
     " limit, and all checked results are exact.",
     cannot="A minute does not heat a whole rack, and one kind of load does not cover every load. One product in eight"
     " is verified. The speed with integer data is not that with other data.",
-    how=How.EACH,
+    how=RunMode.EACH,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=11,
             worth=50,
@@ -312,7 +314,7 @@ CHECK = Check(
             params={**_LOAD, "seconds": 10.0},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=65,
             worth=80,
@@ -320,7 +322,7 @@ CHECK = Check(
             params={**_LOAD, "seconds": 60.0},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=2,
             seconds=610,
             worth=105,
@@ -328,7 +330,7 @@ CHECK = Check(
             params={**_LOAD, "seconds": 600.0},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=3,
             seconds=3620,
             worth=115,
@@ -337,6 +339,6 @@ CHECK = Check(
             small=SMALL,
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

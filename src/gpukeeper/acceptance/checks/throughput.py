@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
 from gpukeeper.acceptance.judging import answers, judge, ranks
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.grade import Grade
 
@@ -28,15 +28,15 @@ DEFAULTS = {"model": "resnet50", "data": "synthetic", "batch": 32, "classes": 10
 SCALES = (8, 16, 32, 64)  # what the reference table has shares for; fewer GPUs are held to those of the next
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
-    params = params_of(NAME, serving, setting)
-    problems = list(impossible(params))
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
+    problems = list(invalid_params(params))
     if problems:
         raise UsageError(f"throughput: {'; '.join(problems)}. Nothing was run.")
-    return Job(probe=NAME, params=params, deadline_s=240 + 10 * serving.seconds)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=240 + 10 * serving.seconds)
 
 
-def impossible(params: Mapping[str, Any]) -> Iterable[str]:
+def invalid_params(params: Mapping[str, Any]) -> Iterable[str]:
     wanted = {**DEFAULTS, **params}
     if wanted["model"] not in MODELS:
         yield f"unknown model {wanted['model']!r}; valid values: {', '.join(MODELS)}"
@@ -51,22 +51,22 @@ def impossible(params: Mapping[str, Any]) -> Iterable[str]:
             yield f"{name} {wanted[name]} is too small; use {least} or more"
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    return ranks.read(NAME, trial, setting, _read)
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    return ranks.interpret(NAME, trial, context, _interpret)
 
 
-def _read(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+def _interpret(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
     """The speed of all ranks stands in every rank's record: it is taken from one, never added up."""
     said = results[0]
     return (
-        *_samples(said, setting),
-        *_local(results, setting),
-        *_scaling(said, setting),
-        *_loss(results, setting),
+        *_samples(said, context),
+        *_local(results, context),
+        *_scaling(said, context),
+        *_loss(results, context),
     )
 
 
-def _samples(said: Values, setting: Setting) -> tuple[Finding, ...]:
+def _samples(said: Values, context: CheckContext) -> tuple[Finding, ...]:
     per_step = float(said["global_batch_size"])
     rates = tuple(1e3 * per_step / one for one in _tens(answers.figures(said["step_ms"])))
     asked = Measurement(
@@ -80,16 +80,16 @@ def _samples(said: Values, setting: Setting) -> tuple[Finding, ...]:
     evidence = {
         key: value for key, value in said.items() if key not in ("step_ms", "local_step_ms", "rank", "local_rank")
     }
-    return ranks.with_evidence(ranks.noted(judge.judge([asked], setting)), evidence)
+    return ranks.with_evidence(ranks.noted(judge.assess([asked], context)), evidence)
 
 
-def _local(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+def _local(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
     """Each GPU by itself, all at once: with the exchange of gradients all wait for the slowest."""
     asked = [
         Measurement(
             check=NAME,
             metric="step",
-            gpu=ranks.uuid(rank, setting),
+            gpu=ranks.uuid(rank, context),
             unit="ms",
             method=f"{result['method']}/local",
             samples=_tens(answers.figures(result["local_step_ms"]), 4),
@@ -97,7 +97,7 @@ def _local(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ..
         )
         for rank, result in results.items()
     ]
-    return ranks.noted(judge.judge(asked, setting))
+    return ranks.noted(judge.assess(asked, context))
 
 
 def _tens(steps: tuple[float, ...], size: int = 10) -> tuple[float, ...]:
@@ -109,7 +109,7 @@ def scale(world: int) -> int:
     return next((most for most in SCALES if world <= most), SCALES[-1])
 
 
-def _scaling(said: Values, setting: Setting) -> tuple[Finding, ...]:
+def _scaling(said: Values, context: CheckContext) -> tuple[Finding, ...]:
     """What n GPUs do, as a share of n times one."""
     world, alone = int(said["world_size"]), said.get("alone_samples_per_second")
     if world < 2:
@@ -125,12 +125,12 @@ def _scaling(said: Values, setting: Setting) -> tuple[Finding, ...]:
         method=f"{said['method']}/n{scale(world)}",
         samples=(share,),
     )
-    found = ranks.noted(judge.judge([asked], setting))
-    return tuple(_explained(one, said, setting) for one in found)
+    found = ranks.noted(judge.assess([asked], context))
+    return tuple(_explained(one, said, context) for one in found)
 
 
-def _explained(finding: Finding, said: Values, setting: Setting) -> Finding:
-    if setting.small:
+def _explained(finding: Finding, said: Values, context: CheckContext) -> Finding:
+    if context.small:
         words = (
             f"throughput scaling: {judge.amount(finding.value or 0.0, 'share')}. Not judged, since the ranks share"
             " the CPU's cores."
@@ -152,17 +152,17 @@ def _explained(finding: Finding, said: Values, setting: Setting) -> Finding:
     return msgspec.structs.replace(finding, message=f"{finding.message}{why}")
 
 
-def _loss(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+def _loss(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
     """Speed of nonsense is no speed."""
     odd = [rank for rank, result in results.items() if not math.isfinite(float(result["loss"]))]
     return tuple(
         Finding(
             check=NAME,
             metric="loss",
-            gpu=ranks.uuid(rank, setting),
+            gpu=ranks.uuid(rank, context),
             verdict=Grade.FAIL,
             code=judge.code_of(NAME, "loss-not-a-number"),
-            message=f"The loss on {ranks.named([rank], setting)} is {results[rank]['loss']}. The same steps give a"
+            message=f"The loss on {ranks.named([rank], context)} is {results[rank]['loss']}. The same steps give a"
             " finite loss on healthy GPUs: see exact and training.",
             action=Remedy.CONTACT_VENDOR,
             confirm=True,
@@ -178,9 +178,9 @@ CHECK = Check(
     " GPU to all.",
     cannot="Has no reference for a good machine: a first run on one GPU is reported, not judged. Synthetic data does"
     " not cover storage and data loaders.",
-    how=How.TOGETHER,
+    how=RunMode.TOGETHER,
     servings=(
-        Serving(
+        CheckSize(
             depth=1,
             seconds=35,
             worth=24,
@@ -188,7 +188,7 @@ CHECK = Check(
             params=DEFAULTS,
             small={"model": "resnet18", "image": 32, "batch": 4, "classes": 10, "warmup": 1, "steps": 4},
         ),
-        Serving(
+        CheckSize(
             depth=2,
             seconds=120,
             worth=36,
@@ -197,7 +197,7 @@ CHECK = Check(
             small={"model": "resnet18", "image": 32, "batch": 4, "classes": 10, "warmup": 1, "steps": 4},
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
     slices=False,
 )

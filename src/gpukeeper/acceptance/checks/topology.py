@@ -1,4 +1,4 @@
-"""How the GPUs reach each other, and how they are cut into slices. Told, and compared between equal pairs."""
+"""Connections between GPUs, and MIG slices. Reported, and compared between equal pairs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode
 from gpukeeper.acceptance.checks.health import links_expected
 from gpukeeper.acceptance.record import Finding, Remedy
 from gpukeeper.model.gpu import Gpu
@@ -17,37 +17,37 @@ LINKED = "nvlink"
 NOT_KNOWN = "not known"  # as the driver's program says it
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    if setting.wish.device == "cpu" or not setting.gpus:
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    if context.wish.device == "cpu" or not context.gpus:
         return (_finding(Grade.SKIPPED, "no-gpu", "there is no GPU"),)
-    found = [*_slices(setting), *_pairs(setting), *_near(setting)]
+    found = [*_slices(context), *_pairs(context), *_near(context)]
     wrong = [finding for finding in found if finding.verdict is not Grade.SKIPPED]
-    return tuple(found) if wrong else (*found, _finding(Grade.PASS, "ok", _picture(setting)))
+    return tuple(found) if wrong else (*found, _finding(Grade.PASS, "ok", _picture(context)))
 
 
-def _slices(setting: Setting) -> Iterator[Finding]:
+def _slices(context: CheckContext) -> Iterator[Finding]:
     """Slices share their GPU: figures of the whole do not apply, and there is no P2P between them."""
-    parts = [gpu for gpu in setting.gpus if gpu.part_of is not None]
+    parts = [gpu for gpu in context.gpus if gpu.part_of is not None]
     for whole in dict.fromkeys(gpu.part_of for gpu in parts):
         mine = Counter(gpu.profile or "not known" for gpu in parts if gpu.part_of == whole)
         cut = ", ".join(f"{count}× {profile}" for profile, count in sorted(mine.items()))
         words = f"GPU {whole} is split into MIG slices ({cut}). Floors of a whole GPU do not apply to them"
         yield _finding(Grade.SKIPPED, "sliced", words)
-    whole_ones = [gpu for gpu in setting.gpus if gpu.part_of is None]
+    whole_ones = [gpu for gpu in context.gpus if gpu.part_of is None]
     if parts and whole_ones:
         words = "some GPUs are split into MIG slices and some are not. Split all or none, unless this is intended"
         yield _finding(Grade.WARN, "mixed-slices", words, Remedy.CHECK_CONFIG)
 
 
-def _pairs(setting: Setting) -> Iterator[Finding]:
-    """Where NVLink is expected, every pair has it; elsewhere the pairs of one model are told when they differ."""
-    unknown = [pair for pair in _of_equals(setting) if links_expected(pair[0]) and not _way(*pair, setting)]
+def _pairs(context: CheckContext) -> Iterator[Finding]:
+    """Where NVLink is expected, every pair has it; elsewhere pairs of one model are reported if they differ."""
+    unknown = [pair for pair in _of_equals(context) if links_expected(pair[0]) and not _way(*pair, context)]
     if unknown:
         names = ", ".join(f"{one.index} and {two.index}" for one, two in unknown[:4])
         words = f"the connection could not be read for {len(unknown)} pairs (GPU {names}). Run it again; check"
         yield _finding(Grade.INCONCLUSIVE, "not-known", f"{words} that nvidia-smi topo -m works", Remedy.RETEST)
-    for one, two in _of_equals(setting):
-        way = _way(one, two, setting)
+    for one, two in _of_equals(context):
+        way = _way(one, two, context)
         if way is None or way == LINKED or not links_expected(one):
             continue
         words = (
@@ -63,21 +63,21 @@ def _pairs(setting: Setting) -> Iterator[Finding]:
         )
 
 
-def _of_equals(setting: Setting) -> Iterator[tuple[Gpu, Gpu]]:
-    for one, two in combinations([gpu for gpu in setting.gpus if gpu.part_of is None], 2):
+def _of_equals(context: CheckContext) -> Iterator[tuple[Gpu, Gpu]]:
+    for one, two in combinations([gpu for gpu in context.gpus if gpu.part_of is None], 2):
         if one.name == two.name:
             yield one, two
 
 
-def _way(one: Gpu, two: Gpu, setting: Setting) -> str | None:
+def _way(one: Gpu, two: Gpu, context: CheckContext) -> str | None:
     """None: not known."""
-    way = setting.machine.topology.get(one.uuid, {}).get(two.uuid)
+    way = context.machine.topology.get(one.uuid, {}).get(two.uuid)
     return None if way == NOT_KNOWN else way
 
 
-def _near(setting: Setting) -> Iterator[Finding]:
+def _near(context: CheckContext) -> Iterator[Finding]:
     """A GPU that is far from every CPU explains slow copies from the host."""
-    whole = [gpu for gpu in setting.gpus if gpu.part_of is None]
+    whole = [gpu for gpu in context.gpus if gpu.part_of is None]
     nodes = {gpu.uuid: gpu.facts.get("numa") for gpu in whole}
     homeless = [gpu for gpu in whole if nodes[gpu.uuid] is None]
     if homeless and len(homeless) < len(whole):
@@ -86,8 +86,8 @@ def _near(setting: Setting) -> Iterator[Finding]:
         yield _finding(Grade.WARN, "no-numa", words, Remedy.CHECK_CONFIG)
 
 
-def _picture(setting: Setting) -> str:
-    ways = Counter(way for one, two in _of_equals(setting) if (way := _way(one, two, setting)))
+def _picture(context: CheckContext) -> str:
+    ways = Counter(way for one, two in _of_equals(context) if (way := _way(one, two, context)))
     if not ways:
         return "one GPU, or the connections are unknown"
     return "pairs of GPUs: " + ", ".join(f"{count} over {way}" for way, count in ways.most_common())
@@ -113,7 +113,7 @@ CHECK = Check(
     title="Topology",
     proves="Every pair of GPUs is connected as the model specifies; MIG slices are reported.",
     cannot="Reads the driver's view of the links; links and collectives test bandwidth and correctness.",
-    how=How.LOOK,
-    servings=(Serving(depth=0, seconds=0.1, worth=50, what="links between all pairs, slices"),),
-    read=read,
+    how=RunMode.LOOK,
+    servings=(CheckSize(depth=0, seconds=0.1, worth=50, what="links between all pairs, slices"),),
+    interpret=interpret,
 )

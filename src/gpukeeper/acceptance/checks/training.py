@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
 from gpukeeper.acceptance.judging import answers
 from gpukeeper.acceptance.judging.judge import missing
-from gpukeeper.acceptance.record import Finding, Job, Remedy, Values
+from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "training"
@@ -19,13 +19,13 @@ SMALL = {"steps": 4, "width": 64, "sentences": 2}
 METHOD = "training/adamw/seed80"
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
-    params = params_of(NAME, serving, setting)
-    refuse(NAME, impossible(params))
-    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
+    refuse(NAME, invalid_params(params))
+    return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
-def impossible(params: Mapping[str, Any]) -> Iterable[str]:
+def invalid_params(params: Mapping[str, Any]) -> Iterable[str]:
     """Settings that no healthy GPU could pass with, or any would; refused before anything runs."""
     if float(params.get("epochs", 2)) < 2:
         yield f"epochs {params['epochs']} cannot show that the loss falls; use 2 or more"
@@ -38,12 +38,12 @@ def impossible(params: Mapping[str, Any]) -> Iterable[str]:
     yield from too_little(params, samples=100, features=2, batch=1, steps=1, width=64, sentences=1)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    wanted = params_of(NAME, trial.serving, setting).get("min_fall", MIN_FALL)
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    wanted = params_of(NAME, trial.serving, context).get("min_fall", MIN_FALL)
     least = float(wanted) if isinstance(wanted, int | float) else MIN_FALL
     results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, least))
     hashes = {gpu: said for gpu, result in results.items() if (said := _said(result))}
-    votes = answers.against_majority(hashes, setting)
+    votes = answers.against_majority(hashes, context)
     return (*findings, *(_vote(gpu, stand, n, results[gpu]) for gpu, (stand, n) in votes.items()))
 
 
@@ -81,7 +81,7 @@ def _loss(gpu: str, runs: list[Mapping[str, Any]], least: float) -> Finding:
 
 
 def _not_finite(gpu: str, runs: list[Mapping[str, Any]]) -> Iterable[Finding]:
-    """The transformer's losses: no figure twice alike, to the bit, is still no figure. Said only where it is so."""
+    """The transformer's losses: no figure twice alike, to the bit, is still no figure. Reported only in that case."""
     losses = [float(run[name]) for run in runs for name in ("loss_start", "loss_end")]
     if not all(math.isfinite(loss) for loss in losses):
         yield Finding(
@@ -117,7 +117,7 @@ def _repeat(gpu: str, result: Values) -> Finding:
 
 
 def _first_difference(result: Values) -> str:
-    """Where the two runs part: the step says when it happened."""
+    """The step at which the two runs differ first."""
     for what, runs in (("classifier", result["runs"]), ("transformer", _transformer(result))):
         if len(runs) < 2:
             continue
@@ -187,9 +187,9 @@ CHECK = Check(
     " are bit-identical: on this GPU, and on all GPUs of its model.",
     cannot="A falling loss alone proves little: training often continues with corrupted weights. Covers only a minute"
     " of training.",
-    how=How.EACH,
+    how=RunMode.EACH,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=6,
             worth=60,
@@ -197,7 +197,7 @@ CHECK = Check(
             params={**DEFAULTS, "epochs": 2, "steps": 30, "twice": True},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=15,
             worth=72,
@@ -206,6 +206,6 @@ CHECK = Check(
             small=SMALL,
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

@@ -1,4 +1,4 @@
-"""What probes said, sorted: results to read, and a finding for each probe that gave none."""
+"""Replies of probes: results to interpret, and a finding for each probe that returned none."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gpukeeper.acceptance.check import Setting, Trial
+from gpukeeper.acceptance.check import CheckContext, CheckRun
 from gpukeeper.acceptance.judging import judge
 from gpukeeper.acceptance.judging.messages import broken_finding
-from gpukeeper.acceptance.record import Broken, Finding, Values
+from gpukeeper.acceptance.record import Finding, ProbeFailure, Values
 
 
-def of_gpus(check: str, trial: Trial) -> tuple[dict[str, Values], tuple[Finding, ...]]:
-    """By uuid what a probe measured; and what is to be said of those that measured nothing."""
+def of_gpus(check: str, trial: CheckRun) -> tuple[dict[str, Values], tuple[Finding, ...]]:
+    """By uuid the result of each probe, and findings about probes without a result."""
     results: dict[str, Values] = {}
     findings = []
     for gpu, answer in trial.answers.items():
-        if isinstance(answer, Broken):
+        if isinstance(answer, ProbeFailure):
             findings.append(broken_finding(check, gpu, answer))
         else:
             results[gpu] = answer.result
@@ -25,9 +25,9 @@ def of_gpus(check: str, trial: Trial) -> tuple[dict[str, Values], tuple[Finding,
 
 
 def read_each(
-    check: str, trial: Trial, read: Callable[[str, Values], Iterable[Finding]]
+    check: str, trial: CheckRun, read: Callable[[str, Values], Iterable[Finding]]
 ) -> tuple[dict[str, Values], tuple[Finding, ...]]:
-    """A finding or more for each result, read on its own. One that lacks what a probe always says is no measurement."""
+    """One or more findings for each result. A result without a required field is not a measurement."""
     results, findings = of_gpus(check, trial)
     found = list(findings)
     for gpu, result in results.items():
@@ -48,13 +48,13 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def against_majority(values: Mapping[str, str], setting: Setting) -> dict[str, tuple[str, int]]:
+def against_majority(values: Mapping[str, str], context: CheckContext) -> dict[str, tuple[str, int]]:
     """Of GPUs of one model that should all say the same: by uuid how one stands, and among how many.
 
     "like" the majority, "odd" against it, or "split": they differ, and no majority says which one is wrong.
     """
     found: dict[str, tuple[str, int]] = {}
-    for group in _by_model(values, setting):
+    for group in _by_model(values, context):
         said, votes = Counter(values[gpu] for gpu in group).most_common(1)[0]
         decided = votes * 2 > len(group)  # never among two that differ: nobody knows which one is wrong
         for gpu in group:
@@ -63,11 +63,11 @@ def against_majority(values: Mapping[str, str], setting: Setting) -> dict[str, t
     return found
 
 
-def _by_model(values: Mapping[str, str], setting: Setting) -> Iterable[list[str]]:
-    """Alone in its group it has nobody to be held against; nor has one whose model is not known."""
+def _by_model(values: Mapping[str, str], context: CheckContext) -> Iterable[list[str]]:
+    """A GPU without peers, or of an unknown model, is not compared."""
     groups: dict[tuple[str, str | None], list[str]] = {}
     for gpu in values:
-        one = setting.gpu(gpu)
+        one = context.gpu(gpu)
         if isinstance(one.name, str):
             groups.setdefault((one.name, one.profile), []).append(gpu)
     return (group for group in groups.values() if len(group) > 1)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpukeeper.acceptance.check import Setting, Trial
+from gpukeeper.acceptance.check import CheckContext, CheckRun
 from gpukeeper.acceptance.judging import judge, settings, tally
 from gpukeeper.acceptance.record import Finding, Remedy
 from gpukeeper.model.gpu import Health
@@ -39,18 +39,18 @@ def is_slow(finding: Finding) -> bool:
     return judged and (finding.unit in SPEED_UNITS or finding.code.endswith(SPEED_CODES))
 
 
-def qualified(findings: Iterable[Finding], trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def qualified(findings: Iterable[Finding], trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     """The findings of one try of a check, by what else was going on while it ran."""
-    if setting.small:
+    if context.small:
         return tuple(findings)
-    return tuple(_qualified(one, trial, setting) if is_slow(one) else one for one in findings)
+    return tuple(_qualified(one, trial, context) if is_slow(one) else one for one in findings)
 
 
-def _qualified(finding: Finding, trial: Trial, setting: Setting) -> Finding:
-    gpus = [finding.gpu] if finding.gpu is not None else [gpu.uuid for gpu in setting.gpus]
+def _qualified(finding: Finding, trial: CheckRun, context: CheckContext) -> Finding:
+    gpus = [finding.gpu] if finding.gpu is not None else [gpu.uuid for gpu in context.gpus]
     if disturbed := [words for gpu in gpus if (words := disturbance(gpu, trial.around))]:
         return _not_judged(finding, "disturbed", disturbed[0], Remedy.RETEST)
-    if held := [words for gpu in gpus if (words := settings.held_back(gpu, trial, setting))]:
+    if held := [words for gpu in gpus if (words := settings.held_back(gpu, trial, context))]:
         return _not_judged(finding, "held-back", held[0], Remedy.RESET_SETTING)
     return finding
 
@@ -68,8 +68,7 @@ def _not_judged(finding: Finding, what: str, words: str, action: Remedy) -> Find
 
 
 def disturbance(gpu: str, looks: Sequence[Mapping[str, Health]]) -> str:
-    """Who else was on the GPU, or why that is not known though something hints at it; empty: nobody, as far as can be
-    seen."""
+    """Other processes on the GPU, or why they are unknown although there are signs of some; empty: none found."""
     seen = [look.get(gpu) for look in looks]
     if who := processes(one for one in seen if one is not None):
         return f"Another program used the GPU at the same time: {who}. {STOP}"

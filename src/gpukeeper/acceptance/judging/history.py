@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpukeeper.acceptance.judging.lines import Figure, Lines, grade
+from gpukeeper.acceptance.judging.lines import Bounds, Figure, grade
 from gpukeeper.acceptance.record import Measurement
 from gpukeeper.model.grade import Grade, Past
 
@@ -20,7 +20,7 @@ ACCEPTED = frozenset({Grade.PASS, Grade.WARN})
 
 
 @dataclass(frozen=True)
-class Comparison:
+class HistoryComparison:
     grade: Grade
     n: int
     baseline: float  # as measured, not turned
@@ -43,12 +43,12 @@ def earlier(measurement: Measurement, pasts: Sequence[Past]) -> tuple[float, ...
     return tuple(values[-NEWEST:])
 
 
-def compare(figure: Figure, before: Sequence[float], *, lower_is_better: bool = False) -> Comparison | None:
+def compare(figure: Figure, before: Sequence[float], *, lower_is_better: bool = False) -> HistoryComparison | None:
     """None: it was never measured so, or never accepted."""
     if not before:
         return None
     baseline = statistics.median(before)
     good = 1 / baseline if lower_is_better else baseline
     fail = FAIL_DROP if len(before) >= LEAST_TO_FAIL else 1.0
-    lines = Lines((1 - WARN_DROP) * good, (1 - fail) * good, FAIL_DROP)
-    return Comparison(grade(figure, lines), len(before), baseline, 1 - figure.good / good)
+    lines = Bounds((1 - WARN_DROP) * good, (1 - fail) * good, FAIL_DROP)
+    return HistoryComparison(grade(figure, lines), len(before), baseline, 1 - figure.good / good)

@@ -1,7 +1,7 @@
-"""What a figure is worth: held against a floor, its equals and its own past. The worst of the three counts.
+"""Assesses a value: compares it with a floor, its peers and its history. The worst of the three counts.
 
-Missing never passes, nor does a figure that is too good to be true, too noisy, or that nothing can be held against.
-What was measured may be worth a FAIL; the engine repeats it before it counts (`confirm`).
+A missing value never passes, nor does one that is implausible, too noisy, or that cannot be compared.
+A measured FAIL is repeated by the run before it counts (`confirm`).
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from gpukeeper.acceptance.check import Setting
+from gpukeeper.acceptance.check import CheckContext
 from gpukeeper.acceptance.judging import history, peers
-from gpukeeper.acceptance.judging.lines import Figure, Lines, grade, repeatability
-from gpukeeper.acceptance.record import Finding, Limits, Measurement, Remedy
+from gpukeeper.acceptance.judging.lines import Bounds, Figure, grade, repeatability
+from gpukeeper.acceptance.record import Finding, Measurement, Remedy, Thresholds
 from gpukeeper.model.grade import Grade, rank
 
 USUAL_MARGIN = 0.10  # between floor and reference, where no reference is known
-NOTHING = Limits()
+NOTHING = Thresholds()
 
 
-def judge(measurements: Sequence[Measurement], setting: Setting, *, confirm: bool = True) -> tuple[Finding, ...]:
+def assess(measurements: Sequence[Measurement], context: CheckContext, *, confirm: bool = True) -> tuple[Finding, ...]:
     """All measurements of one check and metric: one of each GPU, or the node's one. A finding for each, in their order.
 
     A node's figure is held against the limits of its GPUs' model, and against the history under the node's name.
     """
-    trials = [_try(one, setting) for one in measurements]
-    return tuple(_finding(one, _equals(one, trials), setting, confirm) for one in trials)
+    trials = [_try(one, context) for one in measurements]
+    return tuple(_finding(one, _equals(one, trials), context, confirm) for one in trials)
 
 
 def missing(check: str, metric: str, gpu: str | None, why: str) -> Finding:
-    """What was to be measured and was not. Never a pass."""
+    """A value that should have been measured and was not. Never a pass."""
     return Finding(
         check=check,
         metric=metric,
@@ -44,12 +44,12 @@ def missing(check: str, metric: str, gpu: str | None, why: str) -> Finding:
     )
 
 
-def limits_of(one: Measurement | Finding, setting: Setting) -> Limits:
-    """What it is held against; nothing, if that is for another method.
+def limits_of(one: Measurement | Finding, context: CheckContext) -> Thresholds:
+    """What it is compared with; nothing, if that is for another method.
 
-    Of a node with several models: nothing, since nobody knows which of them it should be like.
+    Of a node with several models: nothing, since it is unknown which of them applies.
     """
-    limits = _limits(one, setting)
+    limits = _limits(one, context)
     return limits if _is_for(limits, one.method) else NOTHING
 
 
@@ -69,10 +69,10 @@ def percent(share: float) -> str:
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _Assessment:
     measurement: Measurement
     figure: Figure | None  # None: there is no number
-    limits: Limits
+    limits: Thresholds
     stratum: peers.Stratum | None
     alien: str = ""  # the method that the limits are for, when it is another one
 
@@ -89,30 +89,30 @@ class _Tried:
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What one layer says."""
+class _LayerResult:
+    """The result of one comparison: floor, peers or history."""
 
-    grade: Grade | None  # None: it has nothing to hold the figure against
+    grade: Grade | None  # None: there is nothing to compare the value with
     words: str  # for the layers
     what: str = ""  # the end of the code
     sentence: str = ""  # for the message, when this layer decides
     action: Remedy = Remedy.NONE
 
 
-def _try(one: Measurement, setting: Setting) -> _Tried:
-    found = _limits(one, setting)
+def _try(one: Measurement, context: CheckContext) -> _Assessment:
+    found = _limits(one, context)
     alien = "" if _is_for(found, one.method) else found.method
-    return _Tried(one, _figure(one), limits_of(one, setting), peers.stratum(one, setting), alien)
+    return _Assessment(one, _figure(one), limits_of(one, context), peers.stratum(one, context), alien)
 
 
-def _limits(one: Measurement | Finding, setting: Setting) -> Limits:
+def _limits(one: Measurement | Finding, context: CheckContext) -> Thresholds:
     if one.gpu is not None:
-        return setting.limits(setting.gpu(one.gpu), one.check, one.metric, one.method)
-    alike = len({gpu.name for gpu in setting.gpus if isinstance(gpu.name, str)}) == 1
-    return setting.limits(setting.gpus[0], one.check, one.metric, one.method) if alike else NOTHING
+        return context.limits(context.gpu(one.gpu), one.check, one.metric, one.method)
+    alike = len({gpu.name for gpu in context.gpus if isinstance(gpu.name, str)}) == 1
+    return context.limits(context.gpus[0], one.check, one.metric, one.method) if alike else NOTHING
 
 
-def _is_for(limits: Limits, method: str) -> bool:
+def _is_for(limits: Thresholds, method: str) -> bool:
     return not limits.method or fnmatchcase(method, limits.method)
 
 
@@ -130,8 +130,8 @@ def _turned(value: float, one: Measurement) -> float:
     return 1 / value if value > 0 else math.inf
 
 
-def _equals(one: _Tried, trials: Iterable[_Tried]) -> tuple[Figure, ...]:
-    """Its peers, itself included; without those whose figure nobody believes."""
+def _equals(one: _Assessment, trials: Iterable[_Assessment]) -> tuple[Figure, ...]:
+    """Its peers, itself included; without those whose value is implausible."""
     return tuple(
         other.figure
         for other in trials
@@ -140,12 +140,12 @@ def _equals(one: _Tried, trials: Iterable[_Tried]) -> tuple[Figure, ...]:
     )
 
 
-def _finding(one: _Tried, equals: tuple[Figure, ...], setting: Setting, confirm: bool) -> Finding:
+def _finding(one: _Assessment, equals: tuple[Figure, ...], context: CheckContext, confirm: bool) -> Finding:
     asked = one.measurement
     if one.figure is None:
         return _no_number(asked)
     standing = peers.stand(one.figure, equals) if not one.implausible else None
-    before = history.earlier(asked, setting.history.get(_identity(asked, setting), ()))
+    before = history.earlier(asked, context.history.get(_identity(asked, context), ()))
     past = history.compare(one.figure, before, lower_is_better=asked.lower_is_better)
     layers = (_by_floor(one, one.figure), _by_peers(one, standing), _by_history(one, past))
     verdict, decided = _worst(one, layers)
@@ -176,8 +176,8 @@ def _finding(one: _Tried, equals: tuple[Figure, ...], setting: Setting, confirm:
     )
 
 
-def _identity(one: Measurement, setting: Setting) -> str:
-    return setting.machine.node if one.gpu is None else setting.gpu(one.gpu).identity
+def _identity(one: Measurement, context: CheckContext) -> str:
+    return context.machine.node if one.gpu is None else context.gpu(one.gpu).identity
 
 
 def _no_number(asked: Measurement) -> Finding:
@@ -190,7 +190,7 @@ def _no_number(asked: Measurement) -> Finding:
     return missing(asked.check, asked.metric, asked.gpu, f"{why}. Run it again")
 
 
-def _worst(one: _Tried, layers: tuple[_Said, ...]) -> tuple[Grade, _Said]:
+def _worst(one: _Assessment, layers: tuple[_LayerResult, ...]) -> tuple[Grade, _LayerResult]:
     if one.implausible:
         return Grade.INCONCLUSIVE, _too_good(one)
     spoke = [(layer.grade, layer) for layer in layers if layer.grade is not None]
@@ -198,13 +198,13 @@ def _worst(one: _Tried, layers: tuple[_Said, ...]) -> tuple[Grade, _Said]:
         return Grade.INCONCLUSIVE, _nothing_to_hold_it_against(one)
     verdict, decided = max(spoke, key=lambda each: rank(each[0]))  # of equals the first: floor, peers, history
     if verdict is Grade.PASS:
-        return verdict, _Said(Grade.PASS, "", "ok", _approval(layers))
+        return verdict, _LayerResult(Grade.PASS, "", "ok", _approval(layers))
     return verdict, decided
 
 
-def _too_good(one: _Tried) -> _Said:
+def _too_good(one: _Assessment) -> _LayerResult:
     ceiling = one.limits.ceiling or 0.0
-    return _Said(
+    return _LayerResult(
         Grade.INCONCLUSIVE,
         "",
         "implausible",
@@ -215,8 +215,8 @@ def _too_good(one: _Tried) -> _Said:
     )
 
 
-def _nothing_to_hold_it_against(one: _Tried) -> _Said:
-    return _Said(
+def _nothing_to_hold_it_against(one: _Assessment) -> _LayerResult:
+    return _LayerResult(
         Grade.INCONCLUSIVE,
         "",
         "no-yardstick",
@@ -227,7 +227,7 @@ def _nothing_to_hold_it_against(one: _Tried) -> _Said:
     )
 
 
-def _approval(layers: tuple[_Said, ...]) -> str:
+def _approval(layers: tuple[_LayerResult, ...]) -> str:
     floor, among, before = (layer.grade is not None for layer in layers)
     if floor:
         return ", within the limits"
@@ -237,13 +237,13 @@ def _approval(layers: tuple[_Said, ...]) -> str:
     return ", as in earlier runs; there is neither a floor nor peers, so whether earlier values were good is unknown"
 
 
-def _by_floor(one: _Tried, figure: Figure) -> _Said:
+def _by_floor(one: _Assessment, figure: Figure) -> _LayerResult:
     limits, asked = one.limits, one.measurement
     if one.alien:
-        return _Said(None, f"floor: known only for method {one.alien}; measured with {asked.method}")
+        return _LayerResult(None, f"floor: known only for method {one.alien}; measured with {asked.method}")
     bounds = [bound for bound in (limits.floor, limits.warn) if bound is not None]
     if not bounds:
-        return _Said(None, "floor: none known for this model and method")
+        return _LayerResult(None, "floor: none known for this model and method")
     lines = _floor_lines(limits, asked)
     verdict = grade(figure, lines)
     floor = bounds[0]
@@ -252,34 +252,34 @@ def _by_floor(one: _Tried, figure: Figure) -> _Said:
     if verdict is Grade.INCONCLUSIVE:
         return _noisy(figure, lines, "floor", where)
     if verdict is Grade.PASS:
-        return _Said(verdict, f"floor: passed ({where})")
+        return _LayerResult(verdict, f"floor: passed ({where})")
     under = limits.floor is not None and figure.good < _turned(limits.floor, asked)
     if under:
         kept = "" if limits.may_fail else "; the floor is an estimate, so it only warns"
         sentence = f", {_off(one.value, floor)} {side} the floor of {amount(floor, asked.unit)}{kept}"
-        return _Said(verdict, f"floor: {side} it ({where})", "below-floor", sentence, _hint(verdict))
+        return _LayerResult(verdict, f"floor: {side} it ({where})", "below-floor", sentence, _hint(verdict))
     sentence = f", {side} the warning limit of {amount(bounds[-1], asked.unit)}, but not {side} the floor"
-    return _Said(verdict, f"floor: near it ({where})", "near-floor", sentence, Remedy.WATCH)
+    return _LayerResult(verdict, f"floor: near it ({where})", "near-floor", sentence, Remedy.WATCH)
 
 
-def _floor_lines(limits: Limits, asked: Measurement) -> Lines:
+def _floor_lines(limits: Thresholds, asked: Measurement) -> Bounds:
     bounds = [_turned(bound, asked) for bound in (limits.floor, limits.warn) if bound is not None]
     fail = bounds[0] if limits.floor is not None and limits.may_fail else -math.inf
     usual = _turned(limits.reference, asked) if limits.reference else 0.0
     margin = 1 - bounds[0] / usual if usual > bounds[0] else USUAL_MARGIN
-    return Lines(max(bounds), fail, margin)
+    return Bounds(max(bounds), fail, margin)
 
 
-def _of_reference(one: _Tried) -> str:
+def _of_reference(one: _Assessment) -> str:
     reference = one.limits.reference
     return f"{percent(one.value / reference)} of {amount(reference, one.measurement.unit)}, " if reference else ""
 
 
-def _by_peers(one: _Tried, standing: peers.Standing | None) -> _Said:
+def _by_peers(one: _Assessment, standing: peers.PeerComparison | None) -> _LayerResult:
     if one.implausible:
-        return _Said(None, "peers: not compared, since the value is implausible")
+        return _LayerResult(None, "peers: not compared, since the value is implausible")
     if standing is None:
-        return _Said(None, f"peers: fewer than {peers.LEAST} identical GPUs were measured")
+        return _LayerResult(None, f"peers: fewer than {peers.LEAST} identical GPUs were measured")
     figure, asked = one.figure, one.measurement
     assert figure is not None
     median = _turned(standing.median, asked)
@@ -288,31 +288,37 @@ def _by_peers(one: _Tried, standing: peers.Standing | None) -> _Said:
     common = f", which is {percent(median / reference)} of the reference" if reference else ""
     where = f"median of {standing.n} {amount(median, asked.unit)}{common}{z}"
     if standing.grade is Grade.INCONCLUSIVE:
-        return _Said(standing.grade, f"peers: too noisy to judge ({where})", "noisy", _scatter(figure), Remedy.RETEST)
+        return _LayerResult(
+            standing.grade, f"peers: too noisy to judge ({where})", "noisy", _scatter(figure), Remedy.RETEST
+        )
     if standing.grade is Grade.PASS:
-        return _Said(standing.grade, f"peers: like them ({where})")
+        return _LayerResult(standing.grade, f"peers: like them ({where})")
     loss = (
         f"{percent(standing.loss)} worse than the median of {standing.n} identical GPUs ({amount(median, asked.unit)})"
     )
-    return _Said(standing.grade, f"peers: slower ({where})", "slower-than-peers", f", {loss}", _hint(standing.grade))
+    return _LayerResult(
+        standing.grade, f"peers: slower ({where})", "slower-than-peers", f", {loss}", _hint(standing.grade)
+    )
 
 
-def _by_history(one: _Tried, past: history.Comparison | None) -> _Said:
+def _by_history(one: _Assessment, past: history.HistoryComparison | None) -> _LayerResult:
     if past is None:
-        return _Said(None, "history: no accepted run of this GPU with this method")
+        return _LayerResult(None, "history: no accepted run of this GPU with this method")
     figure, asked = one.figure, one.measurement
     assert figure is not None
     where = f"median of its last {past.n} accepted runs {amount(past.baseline, asked.unit)}"
     if past.grade is Grade.INCONCLUSIVE:
-        return _Said(past.grade, f"history: too noisy to judge ({where})", "noisy", _scatter(figure), Remedy.RETEST)
+        return _LayerResult(
+            past.grade, f"history: too noisy to judge ({where})", "noisy", _scatter(figure), Remedy.RETEST
+        )
     if past.grade is Grade.PASS:
-        return _Said(past.grade, f"history: as in earlier runs ({where})")
+        return _LayerResult(past.grade, f"history: as in earlier runs ({where})")
     sentence = f", {percent(past.loss)} worse than in earlier runs ({where})"
-    return _Said(past.grade, f"history: slower ({where})", "slower-than-before", sentence, _hint(past.grade))
+    return _LayerResult(past.grade, f"history: slower ({where})", "slower-than-before", sentence, _hint(past.grade))
 
 
-def _noisy(figure: Figure, lines: Lines, layer: str, where: str) -> _Said:
-    return _Said(
+def _noisy(figure: Figure, lines: Bounds, layer: str, where: str) -> _LayerResult:
+    return _LayerResult(
         Grade.INCONCLUSIVE,
         f"{layer}: too noisy to judge ({where}; allowed scatter: {percent(lines.margin / 4)})",
         "noisy",

@@ -1,4 +1,4 @@
-"""Two lines that a figure may fall under, and what noise does to the answer. Figures here: more is better."""
+"""Warning and failure bounds of a value, and the effect of noise. Higher is better here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NOISE_SHARE = 0.25  # of the margin: a figure that scatters more cannot tell a g
 
 
 @dataclass(frozen=True)
-class Lines:
-    """`margin`: from what a healthy GPU shows down to where it fails, as a share. The noise is held against it."""
+class Bounds:
+    """`margin`: from what a healthy GPU shows down to where it fails, as a share. The noise is compared with it."""
 
     warn: float
     fail: float
@@ -24,7 +24,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Figure:
-    """The samples of one measurement, turned so that more is better."""
+    """The samples of one measurement, inverted where lower is better."""
 
     goods: tuple[float, ...]
 
@@ -38,7 +38,7 @@ class Figure:
 
 
 def repeatability(samples: Sequence[float]) -> float | None:
-    """Standard deviation ÷ mean. None: one sample says nothing about the next."""
+    """Standard deviation ÷ mean. None: there is only one sample."""
     if len(samples) < 2:
         return None
     mean = statistics.fmean(samples)
@@ -47,7 +47,7 @@ def repeatability(samples: Sequence[float]) -> float | None:
     return deviation / abs(mean) if mean else math.inf
 
 
-def grade(figure: Figure, lines: Lines) -> Grade:
+def grade(figure: Figure, lines: Bounds) -> Grade:
     """By the median. A noisy figure is told only where no sample contradicts: all below failing, or all above warning.
 
     Slower by a common factor is never better: PASS, WARN, FAIL in this order; when noisy PASS, INCONCLUSIVE, FAIL.
@@ -61,5 +61,5 @@ def grade(figure: Figure, lines: Lines) -> Grade:
     return Grade.WARN if figure.good < lines.warn else Grade.PASS
 
 
-def is_noisy(figure: Figure, lines: Lines) -> bool:
+def is_noisy(figure: Figure, lines: Bounds) -> bool:
     return figure.noise is not None and figure.noise > NOISE_SHARE * lines.margin

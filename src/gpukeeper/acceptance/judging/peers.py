@@ -1,4 +1,4 @@
-"""Is it as fast as its equals in the same run? How many they are decides which rule can tell.
+"""Is it as fast as its peers in the same run? Their number decides which rule applies.
 
 Three sigma can never fire among eight: the largest z of eight samples is 2.47. So a handful is held against shares of
 its median, and many against their own spread. Equals are of one model, power limit, slice profile and method.
@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpukeeper.acceptance.check import Setting
-from gpukeeper.acceptance.judging.lines import Figure, Lines, grade
+from gpukeeper.acceptance.check import CheckContext
+from gpukeeper.acceptance.judging.lines import Bounds, Figure, grade
 from gpukeeper.acceptance.record import Measurement
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
@@ -33,8 +33,8 @@ Stratum = tuple[object, ...]
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How one figure stands among its equals, itself included."""
+class PeerComparison:
+    """One value compared with its peers, itself included."""
 
     grade: Grade
     n: int
@@ -43,37 +43,37 @@ class Standing:
     loss: float  # share below the median; negative: above it
 
 
-def stratum(measurement: Measurement, setting: Setting) -> Stratum | None:
-    """Only equals are compared. None: it cannot be said what it is equal to."""
+def stratum(measurement: Measurement, context: CheckContext) -> Stratum | None:
+    """Only GPUs of the same model and settings are compared. None: its peers are unknown."""
     if measurement.gpu is None:
         return None
-    gpu = setting.gpu(measurement.gpu)
+    gpu = context.gpu(measurement.gpu)
     if isinstance(gpu.name, Unknown):
         return None
-    return (gpu.name, gpu.profile, power_limit(measurement.gpu, setting), measurement.method, measurement.unit)
+    return (gpu.name, gpu.profile, power_limit(measurement.gpu, context), measurement.method, measurement.unit)
 
 
-def power_limit(uuid: str, setting: Setting) -> int | None:
+def power_limit(uuid: str, context: CheckContext) -> int | None:
     """In watts. None: not known; those are compared among themselves."""
-    seen = setting.before.get(uuid)
-    limit = seen.states.get("power_limit_w") if seen else setting.gpu(uuid).facts.get("power_limit_w")
+    seen = context.before.get(uuid)
+    limit = seen.states.get("power_limit_w") if seen else context.gpu(uuid).facts.get("power_limit_w")
     return round(limit) if isinstance(limit, int | float) and not isinstance(limit, bool) else None
 
 
-def stand(figure: Figure, group: Sequence[Figure]) -> Standing | None:
-    """`group` includes the figure. None: too few to tell."""
+def stand(figure: Figure, group: Sequence[Figure]) -> PeerComparison | None:
+    """`group` includes the value itself. None: too few to compare."""
     median = statistics.median(one.good for one in group) if group else 0.0
     if len(group) < LEAST or median <= 0:
         return None
     spread = spread_of(group)
     z = (figure.good - median) / (spread * median) if spread else None
-    return Standing(grade(figure, lines(group)), len(group), median, z, 1 - figure.good / median)
+    return PeerComparison(grade(figure, lines(group)), len(group), median, z, 1 - figure.good / median)
 
 
-def lines(group: Sequence[Figure]) -> Lines:
+def lines(group: Sequence[Figure]) -> Bounds:
     warn, fail = drops(len(group), spread_of(group))
     median = statistics.median(one.good for one in group)
-    return Lines((1 - warn) * median, (1 - fail) * median, fail)
+    return Bounds((1 - warn) * median, (1 - fail) * median, fail)
 
 
 def drops(n: int, spread: float) -> tuple[float, float]:

@@ -8,27 +8,27 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from gpukeeper.acceptance.check import Setting
+from gpukeeper.acceptance.check import CheckContext
 from gpukeeper.acceptance.judging import history, judge, peers
 from gpukeeper.acceptance.judging.lines import Figure
 from gpukeeper.acceptance.record import Finding, Power
 
 
-def detection_power(findings: Iterable[Finding], setting: Setting) -> tuple[Power, ...]:
+def detection_power(findings: Iterable[Finding], context: CheckContext) -> tuple[Power, ...]:
     """For every check and metric that has figures, by the layer that notices the smallest loss. A loss that only warns
     is told beside it, even if another layer notices it."""
     figures: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         if finding.samples and finding.value:
             figures.setdefault((finding.check, finding.metric), []).append(finding)
-    return tuple(_power(check, metric, group, setting) for (check, metric), group in figures.items())
+    return tuple(_power(check, metric, group, context) for (check, metric), group in figures.items())
 
 
 Losses = tuple[float | None, float | None]  # share lost that fails, share lost that warns
 
 
-def _power(check: str, metric: str, group: Sequence[Finding], setting: Setting) -> Power:
-    layers = {"floor": _floor(group, setting), "peers": _peers(group), "history": _history(group)}
+def _power(check: str, metric: str, group: Sequence[Finding], context: CheckContext) -> Power:
+    layers = {"floor": _floor(group, context), "peers": _peers(group), "history": _history(group)}
     failing = {name: fail for name, (fail, _) in layers.items() if fail is not None}
     warning = {name: warn for name, (_, warn) in layers.items() if warn is not None}
     best = min(failing, key=failing.__getitem__, default=min(warning, key=warning.__getitem__, default="nothing"))
@@ -41,9 +41,9 @@ def _power(check: str, metric: str, group: Sequence[Finding], setting: Setting) 
     )
 
 
-def _floor(group: Sequence[Finding], setting: Setting) -> Losses:
+def _floor(group: Sequence[Finding], context: CheckContext) -> Losses:
     """From what these GPUs show down to the line; they may stand high above it, and then much is not noticed."""
-    known = [(finding.value or 0.0, judge.limits_of(finding, setting)) for finding in group]
+    known = [(finding.value or 0.0, judge.limits_of(finding, context)) for finding in group]
     fails = [_loss(value, limits.floor) for value, limits in known if limits.floor and limits.may_fail]
     warns = [_loss(value, line) for value, limits in known if (line := limits.warn or limits.floor)]
     return _usual(fails, len(group)), _usual(warns, len(group))

@@ -8,31 +8,31 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.check import Setting, Trial
+from gpukeeper.acceptance.check import CheckContext, CheckRun
 from gpukeeper.acceptance.judging import judge, messages
-from gpukeeper.acceptance.record import Broken, Done, Finding, Remedy, Values
+from gpukeeper.acceptance.record import Finding, ProbeFailure, ProbeResult, Remedy, Values
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 
 STOPPED = "was stopped because rank"  # of a rank that ended because another one did: that one says why
 
 
-Reader = Callable[[Mapping[int, Values], Setting], Iterable[Finding]]
+Reader = Callable[[Mapping[int, Values], CheckContext], Iterable[Finding]]
 
 
-def read(check: str, trial: Trial, setting: Setting, reader: Reader) -> tuple[Finding, ...]:
+def interpret(check: str, trial: CheckRun, context: CheckContext, reader: Reader) -> tuple[Finding, ...]:
     """What the reader makes of all ranks' results. It is asked only when every rank has one: half a collective is none.
 
     An answer without what a probe always says is no measurement.
     """
     answers = results(trial)
-    found = broken(check, trial, setting)
+    found = broken(check, trial, context)
     if found or not answers:
         return found or (judge.missing(check, "", None, "no rank returned a result"),)
-    if wrong := _other_world(answers, len(setting.gpus)):
+    if wrong := _other_world(answers, len(context.gpus)):
         return (judge.missing(check, "", None, wrong),)
     try:
-        return tuple(reader(answers, setting))
+        return tuple(reader(answers, context))
     except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
         why = f"the probe's result could not be read ({type(error).__name__}: {error})"
         return (judge.missing(check, "", None, why),)
@@ -45,58 +45,58 @@ def _other_world(answers: Mapping[int, Values], gpus: int) -> str:
     return next(other, "")
 
 
-def results(trial: Trial) -> dict[int, Values]:
+def results(trial: CheckRun) -> dict[int, Values]:
     """By rank: those that measured."""
-    done = {int(rank): answer.result for rank, answer in trial.answers.items() if isinstance(answer, Done)}
+    done = {int(rank): answer.result for rank, answer in trial.answers.items() if isinstance(answer, ProbeResult)}
     return dict(sorted(done.items()))
 
 
-def gpu(rank: int, setting: Setting) -> Gpu | None:
+def gpu(rank: int, context: CheckContext) -> Gpu | None:
     """Ranks are started in the order of the GPUs."""
-    return setting.gpus[rank] if 0 <= rank < len(setting.gpus) else None
+    return context.gpus[rank] if 0 <= rank < len(context.gpus) else None
 
 
-def uuid(rank: int, setting: Setting) -> str | None:
-    found = gpu(rank, setting)
+def uuid(rank: int, context: CheckContext) -> str | None:
+    found = gpu(rank, context)
     return None if found is None else found.uuid
 
 
-def named(ranks: Iterable[int], setting: Setting) -> str:
+def named(ranks: Iterable[int], context: CheckContext) -> str:
     """rank 2 (GPU 2) and rank 3 (GPU 3)."""
     words = []
     for rank in ranks:
-        found = gpu(rank, setting)
+        found = gpu(rank, context)
         words.append(f"rank {rank}" if found is None else f"rank {rank} (GPU {found.index})")
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def broken(check: str, trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def broken(check: str, trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     """One for each cause: of several ranks it is the node's. Ranks that only followed another one add nothing."""
-    missing = [rank for rank in range(len(setting.gpus)) if str(rank) not in trial.answers]
-    told = {int(rank): answer for rank, answer in trial.answers.items() if isinstance(answer, Broken)}
+    missing = [rank for rank in range(len(context.gpus)) if str(rank) not in trial.answers]
+    told = {int(rank): answer for rank, answer in trial.answers.items() if isinstance(answer, ProbeFailure)}
     causes = {rank: answer for rank, answer in told.items() if STOPPED not in answer.words} or told
     by_kind: dict[str, list[int]] = defaultdict(list)
     for rank, answer in sorted(causes.items()):
         by_kind[answer.kind].append(rank)
-    found = [_of_cause(check, ranks, causes[ranks[0]], setting) for ranks in by_kind.values()]
+    found = [_of_cause(check, ranks, causes[ranks[0]], context) for ranks in by_kind.values()]
     if missing and not told:
-        why = f"{named(missing, setting)} returned no result"
-        found.append(judge.missing(check, "", uuid(missing[0], setting) if len(missing) == 1 else None, why))
+        why = f"{named(missing, context)} returned no result"
+        found.append(judge.missing(check, "", uuid(missing[0], context) if len(missing) == 1 else None, why))
     return tuple(found)
 
 
-def _of_cause(check: str, ranks: Sequence[int], answer: Broken, setting: Setting) -> Finding:
-    whose = uuid(ranks[0], setting) if len(ranks) == 1 else None
+def _of_cause(check: str, ranks: Sequence[int], answer: ProbeFailure, context: CheckContext) -> Finding:
+    whose = uuid(ranks[0], context) if len(ranks) == 1 else None
     found = messages.broken_finding(check, whose, answer)
     return msgspec.structs.replace(
-        found, message=f"{named(ranks, setting)}: {found.message}", evidence={**found.evidence, "ranks": list(ranks)}
+        found, message=f"{named(ranks, context)}: {found.message}", evidence={**found.evidence, "ranks": list(ranks)}
     )
 
 
 def noted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Figures that nobody knows a yardstick for at first: kept for later runs to be held against, neither good nor bad.
+    """Values without a reference at first: reported and kept for comparison in later runs, neither good nor bad.
 
-    Only for what is measured beside a check's main figure: without a yardstick that one stays inconclusive.
+    Only for secondary values of a check: its main value stays inconclusive without a reference.
     """
     return tuple(_noted(one) if one.code.endswith("-no-yardstick") else one for one in findings)
 

@@ -13,50 +13,50 @@ from itertools import pairwise
 
 import msgspec
 
-from gpukeeper.acceptance.judging.reference_rows import MAY_FAIL, ROWS, Origin, Row
-from gpukeeper.acceptance.record import Limits
+from gpukeeper.acceptance.judging.reference_rows import MAY_FAIL, ROWS, Origin, ReferenceRow
+from gpukeeper.acceptance.record import Thresholds
 from gpukeeper.model.gpu import Gpu
 
-__all__ = ["ROWS", "Origin", "Row", "limits", "lint", "read", "speaks_of"]
+__all__ = ["ROWS", "Origin", "ReferenceRow", "limits", "lint", "read", "speaks_of"]
 
 UNITS = frozenset({"TFLOP/s", "GB/s", "us", "ms", "samples/s", "steps/s", "share", "W", "C"})
 LEAST_OF_CEILING = 0.5  # a floor below half of what is possible finds nothing; a waiver says why it is kept
 
 
-def limits(gpu: Gpu, check: str, metric: str, method: str, own: Sequence[Row] = ()) -> Limits:
+def limits(gpu: Gpu, check: str, metric: str, method: str, own: Sequence[ReferenceRow] = ()) -> Thresholds:
     """Of the person's own rows first. Rows for other methods only give those that say so: the judge tells them apart.
 
     A slice has no floors of its GPU. What the driver does not name has none either.
     """
     if gpu.part_of is not None or not isinstance(gpu.name, str):
-        return Limits()
+        return Thresholds()
     for table in (own, ROWS):
         rows = [row for row in table if _is_about(row, gpu.name, check, metric)]
         if rows:
             return next((row for row in rows if speaks_of(row, method)), rows[0]).limits()
-    return Limits()
+    return Thresholds()
 
 
-def read(document: object) -> tuple[Row, ...]:
+def read(document: object) -> tuple[ReferenceRow, ...]:
     """A person's own table: a list of rows, as JSON or YAML gives it. Raises msgspec.ValidationError with the place."""
-    return msgspec.convert(document, tuple[Row, ...])
+    return msgspec.convert(document, tuple[ReferenceRow, ...])
 
 
-def lint(rows: Iterable[Row], names: Sequence[str] = ()) -> list[str]:
+def lint(rows: Iterable[ReferenceRow], names: Sequence[str] = ()) -> list[str]:
     """What is wrong with a table, a sentence each; `names`: GPUs that at most one row may be about."""
     table = list(rows)
     return [*(f"{_place(row)}: {wrong}" for row in table for wrong in _wrong(row)), *_ambiguous(table, names)]
 
 
-def speaks_of(row: Row, method: str) -> bool:
+def speaks_of(row: ReferenceRow, method: str) -> bool:
     return not row.method or fnmatchcase(method, row.method)
 
 
-def _is_about(row: Row, name: str, check: str, metric: str) -> bool:
+def _is_about(row: ReferenceRow, name: str, check: str, metric: str) -> bool:
     return (row.check, row.metric) == (check, metric) and not row.superseded and re.fullmatch(row.gpu, name) is not None
 
 
-def _wrong(row: Row) -> list[str]:
+def _wrong(row: ReferenceRow) -> list[str]:
     figures = {"floor": row.floor, "warn": row.warn, "reference": row.reference, "ceiling": row.ceiling}
     found = [
         f"{name} is {value}, which is not a number"
@@ -68,7 +68,7 @@ def _wrong(row: Row) -> list[str]:
     return [*_wrong_words(row), *_wrong_order(row), *_wrong_reach(row)]
 
 
-def _wrong_words(row: Row) -> list[str]:
+def _wrong_words(row: ReferenceRow) -> list[str]:
     found = []
     try:
         re.compile(row.gpu)
@@ -85,7 +85,7 @@ def _wrong_words(row: Row) -> list[str]:
     return found
 
 
-def _wrong_order(row: Row) -> list[str]:
+def _wrong_order(row: ReferenceRow) -> list[str]:
     """From worse to better, whichever way the metric counts: floor, warn, reference, ceiling."""
     names = ("floor", "warn", "reference", "ceiling")
     known = [(name, value) for name in names if (value := getattr(row, name)) is not None]
@@ -97,7 +97,7 @@ def _wrong_order(row: Row) -> list[str]:
     ]
 
 
-def _wrong_reach(row: Row) -> list[str]:
+def _wrong_reach(row: ReferenceRow) -> list[str]:
     """Only for what a person can check against physics: a time has no such ceiling."""
     if row.floor is None or row.lower_is_better or row.waiver:
         return []
@@ -114,7 +114,7 @@ def _wrong_reach(row: Row) -> list[str]:
     return []
 
 
-def _ambiguous(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+def _ambiguous(rows: Sequence[ReferenceRow], names: Sequence[str]) -> list[str]:
     found = []
     for name in names:
         seen: set[tuple[str, str, str]] = set()
@@ -128,5 +128,5 @@ def _ambiguous(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
     return found
 
 
-def _place(row: Row) -> str:
+def _place(row: ReferenceRow) -> str:
     return " ".join(part for part in (row.gpu, row.check, row.metric, row.method) if part)

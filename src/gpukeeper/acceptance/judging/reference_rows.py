@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from gpukeeper.acceptance.record import Limits
+from gpukeeper.acceptance.record import Thresholds
 from gpukeeper.model.direct import direct
 
 replace = msgspec.structs.replace
@@ -21,7 +21,7 @@ replace = msgspec.structs.replace
 
 @direct
 class Origin(StrEnum):
-    """Where a figure comes from. An estimate, and an old figure nobody measured again, may only warn."""
+    """Where a value comes from. An estimate, and a legacy value that was not measured again, may only warn."""
 
     MEASURED = "measured"
     VENDOR = "vendor"
@@ -33,7 +33,7 @@ class Origin(StrEnum):
 MAY_FAIL = frozenset({Origin.MEASURED, Origin.VENDOR, Origin.DERIVED})
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReferenceRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of the table. `gpu` is matched against the whole name; `method` may hold `*`, empty is any."""
 
     gpu: str
@@ -52,8 +52,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     waiver: str = ""  # why a floor outside of what the linter allows is right
     superseded: str = ""  # why it is kept for the record only
 
-    def limits(self) -> Limits:
-        return Limits(
+    def limits(self) -> Thresholds:
+        return Thresholds(
             floor=self.floor,
             warn=self.warn,
             reference=self.reference,
@@ -65,7 +65,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 @dataclass(frozen=True)
-class Model:
+class GpuModel:
     """A GPU as its maker describes it. TFLOP/s by dtype; GB/s of memory and of its PCIe link in one direction."""
 
     name: str  # a regular expression for the whole of it
@@ -91,7 +91,7 @@ _A100_MEASURED = {"bf16": (265.9, QUICKSCAN), "fp16": (280.4, QUICKSCAN), "tf32"
 }
 
 MODELS = (
-    Model(
+    GpuModel(
         name="NVIDIA H200",
         peaks=HOPPER,
         memory=4800,
@@ -100,7 +100,7 @@ MODELS = (
         measured={"bf16": (780, OURS), "fp16": (755, OURS), "tf32": (409, OURS), "fp32": (51.2, OURS)}
         | {"fp8": (1450, OURS), "int8": (955, OURS)},
     ),
-    Model(
+    GpuModel(
         name="NVIDIA H100( SXM5)? 80GB HBM3",
         peaks=HOPPER,
         memory=3350,
@@ -108,13 +108,13 @@ MODELS = (
         floors={"bf16": 690},
         measured={"bf16": (794.5, MAMF), "fp8": (1402, MAMF)},
     ),
-    Model(
+    GpuModel(
         name="NVIDIA H100 PCIe",
         peaks={"fp32": 51.0, "tf32": 378.0, "bf16": 756.0, "fp16": 756.0, "fp8": 1513.0},
         memory=2000,
         link=GEN5,
     ),
-    Model(
+    GpuModel(
         name="(NVIDIA )?A100-SXM4-40GB",
         peaks=AMPERE,
         memory=1555,
@@ -122,7 +122,7 @@ MODELS = (
         floors={"bf16": 235},
         measured=_A100_MEASURED,
     ),
-    Model(
+    GpuModel(
         name="(NVIDIA )?A100-SXM4-80GB",
         peaks=AMPERE,
         memory=2039,
@@ -130,7 +130,7 @@ MODELS = (
         floors={"bf16": 235},
         measured=_A100_MEASURED,
     ),
-    Model(
+    GpuModel(
         name="(NVIDIA )?A100-PCIE-40GB",
         peaks=AMPERE,
         memory=1555,
@@ -138,7 +138,7 @@ MODELS = (
         floors={"bf16": 205},
         measured={"bf16": (252.9, MAMF)},
     ),
-    Model(
+    GpuModel(
         name="NVIDIA A100 80GB PCIe",
         peaks=AMPERE,
         memory=1935,
@@ -146,7 +146,7 @@ MODELS = (
         floors={"bf16": 205},
         measured={"bf16": (252.9, MAMF)},
     ),
-    Model(
+    GpuModel(
         name="NVIDIA B200",
         peaks={"fp32": 80.0, "tf32": 1125.0, "bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0},
         memory=8000,
@@ -155,29 +155,29 @@ MODELS = (
         floors={"bf16": 1500},
         measured={"bf16": (1745, MAMF), "fp8": (3432, MAMF)},
     ),
-    Model(
+    GpuModel(
         name="NVIDIA L4",
         peaks={"fp32": 30.3, "tf32": 60.0, "bf16": 121.0, "fp16": 121.0, "fp8": 242.0},
         memory=300,
         link=GEN4,
         stacked=False,
     ),
-    Model(
+    GpuModel(
         name="NVIDIA L40S",
         peaks={"fp32": 91.6, "tf32": 183.0, "bf16": 362.0, "fp16": 362.0, "fp8": 733.0},
         memory=864,
         link=GEN4,
         stacked=False,
     ),
-    Model(
+    GpuModel(
         name="NVIDIA A10",
         peaks={"fp32": 31.2, "tf32": 62.5, "bf16": 125.0, "fp16": 125.0},
         memory=600,
         link=GEN4,
         stacked=False,
     ),
-    Model(name="Tesla T4|NVIDIA T4", peaks={"fp32": 8.1, "fp16": 65.0}, memory=320, link=GEN3, stacked=False),
-    Model(
+    GpuModel(name="Tesla T4|NVIDIA T4", peaks={"fp32": 8.1, "fp16": 65.0}, memory=320, link=GEN3, stacked=False),
+    GpuModel(
         name="NVIDIA GeForce RTX 4090",
         peaks={"fp32": 82.6, "tf32": 82.6, "bf16": 165.0, "fp16": 165.0, "fp8": 330.0},
         memory=1008,
@@ -186,21 +186,21 @@ MODELS = (
         boost=1.15,
     ),
     # Models of older documents. Their figures there were counted twice, so these are the makers' peaks.
-    Model(
+    GpuModel(
         name="(NVIDIA |Tesla )V100-SXM2-(16|32)GB(-LS)?",
         peaks={"fp32": 15.7, "fp16": 125.0},
         memory=900,
         link=GEN3,
         only_warns=True,
     ),
-    Model(
+    GpuModel(
         name="(NVIDIA |Tesla )V100-PCIE-(16|32)GB",
         peaks={"fp32": 14.0, "fp16": 112.0},
         memory=900,
         link=GEN3,
         only_warns=True,
     ),
-    Model(
+    GpuModel(
         name="NVIDIA GeForce RTX 3090",
         peaks={"fp32": 35.6, "tf32": 35.6, "bf16": 71.2, "fp16": 71.2},
         memory=936,
@@ -209,7 +209,7 @@ MODELS = (
         boost=1.15,
         only_warns=True,
     ),
-    Model(
+    GpuModel(
         name="NVIDIA L40",
         peaks={"fp32": 90.5, "tf32": 90.5, "bf16": 181.0, "fp16": 181.0, "fp8": 362.0},
         memory=864,
@@ -231,10 +231,10 @@ SOME = 0.4  # of a wire: what a ring of few GPUs should still reach
 LINK_USUAL = 0.87  # 55 of 63 GB/s on an H200
 
 
-def gemm(model: Model, dtype: str, metric: str = "", method: str = NORMAL) -> Row:
-    """`metric`: another product of that dtype, by another method; nobody has measured those."""
+def gemm(model: GpuModel, dtype: str, metric: str = "", method: str = NORMAL) -> ReferenceRow:
+    """`metric`: another product of that dtype, with another method; not measured yet."""
     peak = model.peaks[dtype]
-    bare = Row(
+    bare = ReferenceRow(
         gpu=model.name,
         check="gemm",
         metric=metric or dtype,
@@ -262,10 +262,10 @@ def gemm(model: Model, dtype: str, metric: str = "", method: str = NORMAL) -> Ro
     return replace(bare, floor=SANITY * peak, waiver="a sanity floor until this model is measured")
 
 
-def memory(model: Model, check: str, metric: str) -> Row:
+def memory(model: GpuModel, check: str, metric: str) -> ReferenceRow:
     share = COPY[model.stacked]
     sure = check == "memory_bandwidth"  # the copies are small ones; only the large copy is known to the per cent
-    return Row(
+    return ReferenceRow(
         gpu=model.name,
         check=check,
         metric=metric,
@@ -282,8 +282,8 @@ def memory(model: Model, check: str, metric: str) -> Row:
     )
 
 
-def link(model: Model, way: str) -> Row:
-    return Row(
+def link(model: GpuModel, way: str) -> ReferenceRow:
+    return ReferenceRow(
         gpu=model.name,
         check="copies",
         metric=way,
@@ -298,7 +298,7 @@ def link(model: Model, way: str) -> Row:
     )
 
 
-def _of_one_gpu(model: Model) -> tuple[Row, ...]:
+def _of_one_gpu(model: GpuModel) -> tuple[ReferenceRow, ...]:
     return (
         *(gemm(model, dtype) for dtype in model.peaks),
         gemm(model, "fp32", "sgemm", "gemm/sgemm/*"),
@@ -311,7 +311,7 @@ def _of_one_gpu(model: Model) -> tuple[Row, ...]:
 
 
 # At the power limit each card is a little different.
-_LOADED = Row(
+_LOADED = ReferenceRow(
     gpu="NVIDIA H200",
     check="stress",
     metric="speed",
@@ -334,9 +334,9 @@ ANY = ".*"
 ML_ENGINEERING = "ml-engineering, nccl-tests"
 
 
-def busbw(gpu: str, op: str, count: int, usual: float, ceiling: float, **other: object) -> Row:
-    """By others' programs: it only warns, unless `other` says more."""
-    bare = Row(
+def busbw(gpu: str, op: str, count: int, usual: float, ceiling: float, **other: object) -> ReferenceRow:
+    """Measured with other programs: it only warns, unless `other` overrides that."""
+    bare = ReferenceRow(
         gpu=gpu,
         check="collectives",
         metric=op,
@@ -353,9 +353,9 @@ def busbw(gpu: str, op: str, count: int, usual: float, ceiling: float, **other: 
     return replace(bare, **other)
 
 
-def some(gpu: str, wire: float) -> Row:
+def some(gpu: str, wire: float) -> ReferenceRow:
     """Of a machine with another number of GPUs than anybody measured: a line to warn at, from the wire of one GPU."""
-    return Row(
+    return ReferenceRow(
         gpu=gpu,
         check="collectives",
         metric="all_reduce",
@@ -370,9 +370,9 @@ def some(gpu: str, wire: float) -> Row:
     )
 
 
-def over_fabric(fabric: str, **other: object) -> Row:
+def over_fabric(fabric: str, **other: object) -> ReferenceRow:
     """Several machines: the method then names what is between them."""
-    bare = Row(
+    bare = ReferenceRow(
         gpu=ANY,
         check="collectives",
         metric="all_reduce",
@@ -386,8 +386,8 @@ def over_fabric(fabric: str, **other: object) -> Row:
     return replace(bare, **other)
 
 
-def latency(gpu: str, way: str, most_us: float) -> Row:
-    return Row(
+def latency(gpu: str, way: str, most_us: float) -> ReferenceRow:
+    return ReferenceRow(
         gpu=gpu,
         check="collectives",
         metric="latency",
@@ -401,9 +401,9 @@ def latency(gpu: str, way: str, most_us: float) -> Row:
     )
 
 
-def scaling(count: int, share: float) -> Row:
+def scaling(count: int, share: float) -> ReferenceRow:
     """Of what one GPU does, times their number. More than all of it was measured wrong."""
-    return Row(
+    return ReferenceRow(
         gpu=ANY,
         check="throughput",
         metric="scaling",
@@ -417,8 +417,8 @@ def scaling(count: int, share: float) -> Row:
     )
 
 
-def p2p(gpu: str, floor: float, usual: float | None, ceiling: float, source: str) -> Row:
-    return Row(
+def p2p(gpu: str, floor: float, usual: float | None, ceiling: float, source: str) -> ReferenceRow:
+    return ReferenceRow(
         gpu=gpu,
         check="links",
         metric="p2p",
@@ -433,7 +433,7 @@ def p2p(gpu: str, floor: float, usual: float | None, ceiling: float, source: str
     )
 
 
-def _switched(model: Model) -> bool:
+def _switched(model: GpuModel) -> bool:
     return any(word in model.name for word in ("SXM", "H200", "HBM3", "B200"))
 
 
@@ -491,4 +491,4 @@ _TOGETHER = (
     p2p(HOPPER_SXM, 335, None, 459, "AzNHC's floor"),
 )
 
-ROWS: tuple[Row, ...] = (*(row for model in MODELS for row in _of_one_gpu(model)), _LOADED, *_TOGETHER)
+ROWS: tuple[ReferenceRow, ...] = (*(row for model in MODELS for row in _of_one_gpu(model)), _LOADED, *_TOGETHER)

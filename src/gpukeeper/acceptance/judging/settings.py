@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpukeeper.acceptance.check import Setting, Trial
+from gpukeeper.acceptance.check import CheckContext, CheckRun
 from gpukeeper.model.gpu import Fact, Gpu, Health, Reading
 
 LOADED = 50.0  # percent of use
@@ -21,14 +21,14 @@ LEAST = 3  # readings under load
 POWER_TO_SPARE = 0.90  # of its limit
 
 
-def held_back(uuid: str, trial: Trial, setting: Setting) -> str:
+def held_back(uuid: str, trial: CheckRun, context: CheckContext) -> str:
     """The setting that explains a slow figure and the command that undoes it, without a full stop; empty: none.
     By all readings of the run so far: a setting stays, and a short check alone has too few."""
-    gpu = setting.gpu(uuid)
-    look = next((one[uuid] for one in reversed(trial.around) if uuid in one), setting.before.get(uuid))
+    gpu = context.gpu(uuid)
+    look = next((one[uuid] for one in reversed(trial.around) if uuid in one), context.before.get(uuid))
     if look is None:
         return ""
-    loaded = [one for one in setting.readings if one.uuid == uuid and (one.utilisation or 0.0) >= LOADED]
+    loaded = [one for one in context.readings if one.uuid == uuid and (one.utilisation or 0.0) >= LOADED]
     return power_limited(gpu, look) or clocks_fixed(gpu, look, loaded) or memory_clock_fixed(gpu, look, loaded)
 
 

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.acceptance.check import ALWAYS, Wish
-from gpukeeper.acceptance.record import Finding, Remedy, Tally
+from gpukeeper.acceptance.check import ALWAYS, RunRequest
+from gpukeeper.acceptance.record import Finding, GpuSummary, Remedy
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade, rank, worst
 
@@ -51,7 +51,7 @@ def undecided(tries: Sequence[Finding | None]) -> bool:
 
 
 def confirmed(tries: Sequence[tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    """What the tries agree on. What fails, or gives no measurement, counts whichever try showed it."""
+    """What the attempts agree on. A failure or a missing measurement counts in whichever attempt it occurred."""
     first = tuple(_settled(found, tries) for found in tries[0])
     known = {key(one) for one in first}
     worse = [one for found in tries[1:] for one in found if rank(one.verdict) > rank(Grade.WARN)]
@@ -60,13 +60,13 @@ def confirmed(tries: Sequence[tuple[Finding, ...]]) -> tuple[Finding, ...]:
 
 
 def _settled(found: Finding, tries: Sequence[tuple[Finding, ...]]) -> Finding:
-    """Of several findings about one thing in the first try, only the worst is held against the other tries."""
+    """Of several findings about one thing in the first try, only the worst is compared with the other attempts."""
     about = [find(one, key(found)) for one in tries]
     return _agreed(about) if about[0] is found else found
 
 
 def _agreed(tries: Sequence[Finding | None]) -> Finding:
-    """One finding of what several tries said, in whichever order. Never a FAIL by chance, seen once."""
+    """One finding from several attempts, in any order. Never a FAIL that was seen only once and may be chance."""
     seen = [one for one in tries if one is not None]
     if certain := [one for one in seen if _certain(one)]:
         return certain[0]
@@ -114,21 +114,21 @@ def _failed(finding: Finding | None) -> bool:
 
 def of_gpus(
     gpus: Sequence[Gpu], findings: Sequence[Finding], busy: Mapping[str, float], seconds: float
-) -> tuple[Tally, ...]:
+) -> tuple[GpuSummary, ...]:
     return tuple(_of_gpu(gpu, findings, busy.get(gpu.uuid), seconds) for gpu in gpus)
 
 
-def _of_gpu(gpu: Gpu, findings: Sequence[Finding], busy: float | None, seconds: float) -> Tally:
+def _of_gpu(gpu: Gpu, findings: Sequence[Finding], busy: float | None, seconds: float) -> GpuSummary:
     own = [one for one in findings if one.gpu == gpu.uuid]
     share = None if busy is None or seconds <= 0 else min(busy / seconds, 1.0)
     verdict = worst(one.verdict for one in own)
-    return Tally(gpu=gpu.uuid, verdict=verdict, reason=_reason(verdict, own), busy=share)
+    return GpuSummary(gpu=gpu.uuid, verdict=verdict, reason=_reason(verdict, own), busy=share)
 
 
 def of_run(
-    wish: Wish, gpus: Sequence[Gpu], findings: Sequence[Finding], *, interrupted: bool, self_test: bool = False
+    wish: RunRequest, gpus: Sequence[Gpu], findings: Sequence[Finding], *, interrupted: bool, self_test: bool = False
 ) -> tuple[Grade, str]:
-    """The verdict on the node. Whatever a CPU or a simulation showed says nothing about a GPU.
+    """The verdict on the node. Results on a CPU or in a simulation are not about a GPU.
 
     `self_test`: asks what the checks say of a simulated machine, and accepts nobody.
     """
@@ -146,7 +146,7 @@ def of_run(
     return verdict, f"{_narrowed(wish, gpus)}{reason}"
 
 
-def _untested(wish: Wish, gpus: Sequence[Gpu], findings: Sequence[Finding]) -> str:
+def _untested(wish: RunRequest, gpus: Sequence[Gpu], findings: Sequence[Finding]) -> str:
     """Of checks asked for by name some speak of the machine alone; that a probe ran at all is still demanded."""
     if wish.only:
         return "" if any(one.samples for one in findings) else "None of the selected checks (--check) measured a GPU."
@@ -154,7 +154,7 @@ def _untested(wish: Wish, gpus: Sequence[Gpu], findings: Sequence[Finding]) -> s
     return f"Nothing was measured on {', '.join(names)}." if names else ""
 
 
-def _narrowed(wish: Wish, gpus: Sequence[Gpu]) -> str:
+def _narrowed(wish: RunRequest, gpus: Sequence[Gpu]) -> str:
     """A good verdict on a part, or by other settings, must not read like one on the whole."""
     only = [name for name in wish.only if name not in ALWAYS]
     settings = [f"{check}.{name}={value}" for check, params in wish.params.items() for name, value in params.items()]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpukeeper.acceptance.probes.group import BadSetting, Group, chunks, switches
+from gpukeeper.acceptance.probes.group import BadSetting, RankGroup, chunks, switches
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 _SUMS = ("all_reduce", "reduce_scatter")
@@ -36,7 +36,7 @@ _LATENCY_REPEATS = 5
 _WARM_UPS = 2
 
 
-def run(device: Any, group: Group, params: dict[str, Any]) -> dict[str, Any]:
+def run(device: Any, group: RankGroup, params: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     dtype = str(params.get("dtype") or "fp32")
@@ -45,7 +45,7 @@ def run(device: Any, group: Group, params: dict[str, Any]) -> dict[str, Any]:
     unknown = [op for op in ops if op not in OPS]
     if unknown:
         raise BadSetting(f"Unknown collective {unknown[0]!r}; valid values: {', '.join(OPS)}.")
-    bench = _Bench(device, group, dtype, params, max(sizes))
+    bench = _Runner(device, group, dtype, params, max(sizes))
     with device.working():
         results = [bench.measure(op, size) for size in sizes for op in ops]
         latency = bench.latency(int(params.get("latency_bytes") or 8))
@@ -268,8 +268,8 @@ def _nothing(buffer: Any) -> float | int:
     return float(torch.finfo(kind).max) if kind.is_floating_point else int(torch.iinfo(kind).min)
 
 
-class _Bench:
-    def __init__(self, device: Any, group: Group, dtype: str, params: Mapping[str, Any], largest: int) -> None:
+class _Runner:
+    def __init__(self, device: Any, group: RankGroup, dtype: str, params: Mapping[str, Any], largest: int) -> None:
         self._device, self._group, self._dtype = device, group, dtype
         self._rounds = int(params.get("rounds") or 2 * group.world)
         self._inject = params.get("inject") or {}
@@ -400,7 +400,7 @@ class _Bench:
 
 
 @dataclass(frozen=True)
-class Said:
+class NcclLog:
     """None: it did not say."""
 
     algorithms: dict[str, str]  # by op, of its largest size
@@ -421,10 +421,10 @@ _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
-def read_log(lines: Iterable[str] | None) -> Said:
+def read_log(lines: Iterable[str] | None) -> NcclLog:
     """From NCCL_DEBUG=INFO with the subsystems INIT, GRAPH and TUNING (2.19 and later). Choices stand in rank 0's."""
     if lines is None:
-        return Said({}, None, None)
+        return NcclLog({}, None, None)
     best: dict[str, tuple[int, str]] = {}
     transports: Counter[str] = Counter()
     nvls: bool | None = None
@@ -438,7 +438,7 @@ def read_log(lines: Iterable[str] | None) -> Said:
             transports["/".join(via[1].split("/")[:2])] += 1
         elif found := _NVLS.search(line):
             nvls = int(found[1]) > 0
-    return Said({op: words for op, (_, words) in best.items()}, dict(transports) or None, nvls)
+    return NcclLog({op: words for op, (_, words) in best.items()}, dict(transports) or None, nvls)
 
 
 def _named(word: str, names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Data sets from folders of this machine: nothing is downloaded, and what is not there is said, never replaced.
+"""Data sets in local directories: nothing is downloaded, and a missing data set is an error, never replaced.
 
 Needs neither PyTorch nor numpy. CIFAR comes as pickles, which can run anybody's code: here they can build lists, dicts
 and arrays of bytes, and nothing else.
@@ -28,7 +28,7 @@ _LARGEST = 2**31  # bytes of one file, unpacked
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageSet:
     """Pixels of 0–255, one image after the other, each channel by channel."""
 
     pixels: bytearray
@@ -43,7 +43,7 @@ class Images:
             raise ValueError(f"{len(self.pixels)} bytes of pixels do not match {len(self.labels)} images of {size}")
 
 
-def load(name: str, folder: str | None, *, part: int = 0, parts: int = 1) -> Images:
+def load(name: str, folder: str | None, *, part: int = 0, parts: int = 1) -> ImageSet:
     """Every `parts`-th image from `part` on: what one rank trains with. All of a small set, 5,000 of ImageNet."""
     if name not in _SETS:
         raise BadSetting(f"Unknown data set {name!r}; valid values: {', '.join((SYNTHETIC, *_SETS))}.")
@@ -64,34 +64,34 @@ def load(name: str, folder: str | None, *, part: int = 0, parts: int = 1) -> Ima
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Layout:
     """One layout: it fits where `there` is."""
 
     there: str
-    read: Callable[[Path, int, int], Images]
+    read: Callable[[Path, int, int], ImageSet]
 
     def fits(self, folder: Path) -> bool:
         return next(folder.glob(self.there), None) is not None if folder.is_dir() else False
 
 
 @dataclass(frozen=True)
-class _Set:
+class _DataSet:
     layout: str
-    ways: tuple[_Way, ...]
+    ways: tuple[_Layout, ...]
 
 
 # Fashion-MNIST: idx files, packed or not
 
 
-def _fashion(inner: str) -> Callable[[Path, int, int], Images]:
-    def read(folder: Path, part: int, parts: int) -> Images:
+def _fashion(inner: str) -> Callable[[Path, int, int], ImageSet]:
+    def read(folder: Path, part: int, parts: int) -> ImageSet:
         shape, pixels = _idx(folder / inner / "train-images-idx3-ubyte")
         (count,), labels = _idx(folder / inner / "train-labels-idx1-ubyte")
         if len(shape) != 3 or shape[0] != count:
             raise ValueError(f"{shape} images do not match {count} labels")
         size = shape[1] * shape[2]
         chosen = range(part, count, parts)
-        return Images(_joined(pixels, chosen, size), [labels[i] for i in chosen], 1, shape[1], shape[2])
+        return ImageSet(_joined(pixels, chosen, size), [labels[i] for i in chosen], 1, shape[1], shape[2])
 
     return read
 
@@ -121,10 +121,10 @@ def _opened(path: Path) -> BinaryIO:
 # CIFAR: pickles of dicts, or records of labels and pixels
 
 
-def _cifar_pickles(names: Iterable[str], key: bytes) -> Callable[[Path, int, int], Images]:
+def _cifar_pickles(names: Iterable[str], key: bytes) -> Callable[[Path, int, int], ImageSet]:
     files = tuple(names)
 
-    def read(folder: Path, part: int, parts: int) -> Images:
+    def read(folder: Path, part: int, parts: int) -> ImageSet:
         pixels, labels = bytearray(), []
         for name in files:
             with (folder / name).open("rb") as file:
@@ -136,12 +136,12 @@ def _cifar_pickles(names: Iterable[str], key: bytes) -> Callable[[Path, int, int
     return read
 
 
-def _cifar_records(names: Iterable[str], label_bytes: int) -> Callable[[Path, int, int], Images]:
+def _cifar_records(names: Iterable[str], label_bytes: int) -> Callable[[Path, int, int], ImageSet]:
     """The last label byte is the fine one."""
     files = tuple(names)
     size = label_bytes + 3072
 
-    def read(folder: Path, part: int, parts: int) -> Images:
+    def read(folder: Path, part: int, parts: int) -> ImageSet:
         whole = b"".join((folder / name).read_bytes() for name in files)
         if len(whole) % size:
             raise ValueError(f"{len(whole)} bytes are not a multiple of the record size {size}")
@@ -152,9 +152,9 @@ def _cifar_records(names: Iterable[str], label_bytes: int) -> Callable[[Path, in
     return read
 
 
-def _cifar(pixels: bytearray, labels: list[int], part: int, parts: int) -> Images:
+def _cifar(pixels: bytearray, labels: list[int], part: int, parts: int) -> ImageSet:
     chosen = range(part, len(labels), parts)
-    return Images(_joined(pixels, chosen, 3072), [labels[i] for i in chosen], 3, 32, 32)
+    return ImageSet(_joined(pixels, chosen, 3072), [labels[i] for i in chosen], 3, 32, 32)
 
 
 def _joined(pixels: bytes | bytearray, chosen: Iterable[int], size: int) -> bytearray:
@@ -234,14 +234,14 @@ def unpickle(file: BinaryIO) -> Any:
 # ImageNet: a folder for each class
 
 
-def _imagenet(inner: str) -> Callable[[Path, int, int], Images]:
-    def read(folder: Path, part: int, parts: int) -> Images:
+def _imagenet(inner: str) -> Callable[[Path, int, int], ImageSet]:
+    def read(folder: Path, part: int, parts: int) -> ImageSet:
         classes = sorted(path for path in (folder / inner).iterdir() if path.is_dir())
         # From every class one, then the next of each: 5,000 of all classes, not of the first four.
         queues = [iter(sorted(_pictures(path))) for path in classes]
         chosen = list(islice(_in_turn(queues), IMAGENET_SAMPLES))[part::parts]
         pixels = bytearray().join(_decoded(path) for _, path in chosen)
-        return Images(pixels, [label for label, _ in chosen], 3, _IMAGENET_SIDE, _IMAGENET_SIDE)
+        return ImageSet(pixels, [label for label, _ in chosen], 3, _IMAGENET_SIDE, _IMAGENET_SIDE)
 
     return read
 
@@ -281,33 +281,33 @@ def _decoded(path: Path) -> bytes:
 _FASHION = "train-images-idx3-ubyte"
 _TEN = [f"data_batch_{n}" for n in range(1, 6)]
 _SETS = {
-    "fashion_mnist": _Set(
+    "fashion_mnist": _DataSet(
         "train-images-idx3-ubyte and train-labels-idx1-ubyte, compressed (.gz) or not",
-        tuple(_Way(f"{inner}{_FASHION}*", _fashion(inner)) for inner in ("", "FashionMNIST/raw/", "raw/")),
+        tuple(_Layout(f"{inner}{_FASHION}*", _fashion(inner)) for inner in ("", "FashionMNIST/raw/", "raw/")),
     ),
-    "cifar10": _Set(
+    "cifar10": _DataSet(
         "cifar-10-batches-py/data_batch_1 to 5, or cifar-10-batches-bin/data_batch_1.bin to 5",
         (
-            _Way(
+            _Layout(
                 "cifar-10-batches-py/data_batch_1",
                 _cifar_pickles((f"cifar-10-batches-py/{n}" for n in _TEN), b"labels"),
             ),
-            _Way(
+            _Layout(
                 "cifar-10-batches-bin/data_batch_1.bin",
                 _cifar_records((f"cifar-10-batches-bin/{n}.bin" for n in _TEN), 1),
             ),
         ),
     ),
-    "cifar100": _Set(
+    "cifar100": _DataSet(
         "cifar-100-python/train, or cifar-100-binary/train.bin",
         (
-            _Way("cifar-100-python/train", _cifar_pickles(("cifar-100-python/train",), b"fine_labels")),
-            _Way("cifar-100-binary/train.bin", _cifar_records(("cifar-100-binary/train.bin",), 2)),
+            _Layout("cifar-100-python/train", _cifar_pickles(("cifar-100-python/train",), b"fine_labels")),
+            _Layout("cifar-100-binary/train.bin", _cifar_records(("cifar-100-binary/train.bin",), 2)),
         ),
     ),
-    "imagenet": _Set(
+    "imagenet": _DataSet(
         "one directory per class with JPEG or PNG files, in imagenet/ or imagenet/train/",
-        tuple(_Way(f"{inner}*/*.*", _imagenet(inner)) for inner in ("imagenet/train/", "train/", "imagenet/", "")),
+        tuple(_Layout(f"{inner}*/*.*", _imagenet(inner)) for inner in ("imagenet/train/", "train/", "imagenet/", "")),
     ),
 }
 NAMES = (SYNTHETIC, *_SETS)

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gpukeeper.acceptance.probes.group import BadSetting, Group
+from gpukeeper.acceptance.probes.group import BadSetting, RankGroup
 
 _SEED = 41
 _APART = 0.2  # how far classes lie from each other: to be learned, not to be seen at a glance
 
 
-def run(device: Any, group: Group, params: dict[str, Any]) -> dict[str, Any]:
+def run(device: Any, group: RankGroup, params: dict[str, Any]) -> dict[str, Any]:
     wanted = settings(params)
     began = time.perf_counter()
     with device.working():
@@ -43,7 +43,7 @@ def settings(params: dict[str, Any]) -> dict[str, Any]:
     return wanted
 
 
-def _train(device: Any, group: Group, wanted: dict[str, Any], inject: dict[str, Any]) -> dict[str, Any]:
+def _train(device: Any, group: RankGroup, wanted: dict[str, Any], inject: dict[str, Any]) -> dict[str, Any]:
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -97,7 +97,7 @@ def compare(by_rank: Sequence[Sequence[str]]) -> dict[str, Any]:
     return {"hashes_equal": True, "differing": [], "first_step": None, "majority": True}
 
 
-def _samples(device: Any, group: Group, wanted: dict[str, Any]) -> tuple[Any, Any]:
+def _samples(device: Any, group: RankGroup, wanted: dict[str, Any]) -> tuple[Any, Any]:
     """Another part for each rank, of classes that can be told apart; drawn on the CPU, so the same anywhere."""
     import torch
 
@@ -119,7 +119,7 @@ def _mean_loss(model: Any, loss_of: Any, inputs: Any, labels: Any) -> float:
     return float(loss.item()) / int(dist.get_world_size())
 
 
-def _all_digests(group: Group, mine: Sequence[str]) -> list[list[str]]:
+def _all_digests(group: RankGroup, mine: Sequence[str]) -> list[list[str]]:
     """Through the store, not through a collective: what compares must not depend on what is compared."""
     group.store.set(f"digests/{group.rank}", ",".join(mine))
     names = [f"digests/{rank}" for rank in range(group.world)]

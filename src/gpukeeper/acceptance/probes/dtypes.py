@@ -1,4 +1,4 @@
-"""The kinds of numbers that a GPU multiplies, which of them it can, and how PyTorch is told which way to go."""
+"""Data types that a GPU multiplies, which of them it supports, and how PyTorch is configured for each."""
 
 from __future__ import annotations
 

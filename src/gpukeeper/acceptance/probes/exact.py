@@ -22,14 +22,14 @@ from gpukeeper.acceptance.probes import gemm, integers
 from gpukeeper.acceptance.probes.device import Device
 from gpukeeper.acceptance.probes.digest import digest
 from gpukeeper.acceptance.probes.dtypes import NAMES, precision, unsupported
-from gpukeeper.acceptance.probes.integers import WHERE_MAX, Expected, Operands
+from gpukeeper.acceptance.probes.integers import WHERE_MAX, ExpectedProduct, Operands
 
 TILE = 128
 SEED = 60
 
 
 @dataclass
-class Truth:
+class ExpectedSums:
     """What the CPU counted."""
 
     rows: Any
@@ -40,8 +40,8 @@ class Truth:
 
 
 @dataclass
-class Tally:
-    """What was found of one kind of number."""
+class Mismatches:
+    """Wrong elements of one data type."""
 
     rounds: int = 0
     mismatches: int = 0
@@ -69,12 +69,14 @@ def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
     return {"dtypes": {dtype: found[dtype] for dtype in dtypes}, "phase": phase, "n": n}
 
 
-def _of_operands(device: Device, dtypes: list[str], entries: int, n: int, params: dict[str, Any]) -> dict[str, Tally]:
-    """All kinds of numbers that can hold the same entries share operands, and so the right answer."""
+def _of_operands(
+    device: Device, dtypes: list[str], entries: int, n: int, params: dict[str, Any]
+) -> dict[str, Mismatches]:
+    """All data types that can represent the same entries share operands, and so the expected result."""
     given = integers.operands(device, n, entries, int(params.get("seed", SEED)))
     a, bt = given.a.cpu(), given.bt.cpu()
     with ThreadPoolExecutor(1) as pool:  # the CPU counts while the GPU multiplies
-        truth: Future[Truth] = pool.submit(count, a, bt, int(params.get("seed", SEED)))
+        truth: Future[ExpectedSums] = pool.submit(count, a, bt, int(params.get("seed", SEED)))
         with device.working():
             want = integers.expected(device, given)
             for dtype in dtypes:
@@ -86,13 +88,13 @@ def _of_operands(device: Device, dtypes: list[str], entries: int, n: int, params
     return tallies
 
 
-def count(a: Any, bt: Any, seed: int) -> Truth:
+def count(a: Any, bt: Any, seed: int) -> ExpectedSums:
     """On the CPU. The sample in 64-bit integers; the sums below 2⁵³."""
     rows, columns = integers.sums(a, bt)
     generator = torch.Generator().manual_seed(seed)
     at_rows, at_columns = _one_of_each_tile(len(a), generator), _one_of_each_tile(len(bt), generator)
     sample = a[at_rows].long() @ bt[at_columns].long().t()
-    return Truth(rows, columns, at_rows, at_columns, sample)
+    return ExpectedSums(rows, columns, at_rows, at_columns, sample)
 
 
 def _one_of_each_tile(n: int, generator: Any) -> Any:
@@ -100,8 +102,8 @@ def _one_of_each_tile(n: int, generator: Any) -> Any:
     return (starts + torch.randint(0, TILE, starts.shape, generator=generator)).clamp_(max=n - 1)
 
 
-def _rounds(device: Device, dtype: str, given: Operands, want: Expected, params: dict[str, Any]) -> Tally:
-    tally = Tally()
+def _rounds(device: Device, dtype: str, given: Operands, want: ExpectedProduct, params: dict[str, Any]) -> Mismatches:
+    tally = Mismatches()
     answer = want.product.to(integers.result_dtype(device, dtype))
     rounds, until = int(params.get("rounds", 10)), time.perf_counter() + float(params.get("seconds", 0.0))
     every = max(1, int(params.get("compare_every", 1)))
@@ -119,7 +121,7 @@ def _rounds(device: Device, dtype: str, given: Operands, want: Expected, params:
 
 
 def _verify(
-    got: Any, answer: Any, want: Expected, given: Operands, turn: int, *, compare: bool
+    got: Any, answer: Any, want: ExpectedProduct, given: Operands, turn: int, *, compare: bool
 ) -> tuple[int, list[dict[str, Any]]]:
     """How many elements are wrong, and the first few. The result is still there, so each is found where it is."""
     total = torch.int64 if got.dtype == torch.int32 else torch.float64
@@ -140,7 +142,7 @@ def _verify(
     ]
 
 
-def _against(truth: Truth, want: Expected, given: Operands) -> tuple[int, list[dict[str, Any]]]:
+def _against(truth: ExpectedSums, want: ExpectedProduct, given: Operands) -> tuple[int, list[dict[str, Any]]]:
     """What this GPU takes for the right answer, against what the CPU counted."""
     rows = torch.nonzero(want.rows.cpu() != truth.rows).reshape(-1).tolist()
     columns = torch.nonzero(want.columns.cpu() != truth.columns).reshape(-1).tolist()
@@ -153,7 +155,7 @@ def _against(truth: Truth, want: Expected, given: Operands) -> tuple[int, list[d
     return max(len(wrong), len(rows), len(columns)), where
 
 
-def _place(want: Expected, given: Operands, row: int, column: int) -> dict[str, Any]:
+def _place(want: ExpectedProduct, given: Operands, row: int, column: int) -> dict[str, Any]:
     got = float(want.product[row, column])
     return {"row": row, "col": column, "got": got, "want": integers.dot(given, row, column), "round": None}
 
@@ -166,7 +168,7 @@ def _heat(device: Device, n: int, seconds: float) -> None:
         device.span(work, 20)
 
 
-def _record(tally: Tally, n: int) -> dict[str, Any]:
+def _record(tally: Mismatches, n: int) -> dict[str, Any]:
     return {
         "rounds": tally.rounds,
         "elements": tally.rounds * n * n,
@@ -194,7 +196,7 @@ def _inject(got: Any, dtype: str, turn: int, params: dict[str, Any]) -> None:
         got[1, 1] += 2
 
 
-def _lie(want: Expected) -> None:
+def _lie(want: ExpectedProduct) -> None:
     """A GPU that is wrong the same way in every kernel, sums included."""
     want.product[1, 1] += 2
     want.rows[1] += 2

@@ -23,15 +23,15 @@ class BadSetting(ValueError):
 
 
 class RendezvousError(Exception):
-    """The ranks did not all come together. Says nothing about GPUs."""
+    """Not all ranks connected. Not a finding about GPUs."""
 
 
 class DataMissing(Exception):
-    """A data set that is not where it was looked for. Made-up data never takes its place."""
+    """A data set that was not found. Synthetic data never replaces it."""
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Who a rank is, and where the ranks meet."""
 
     rank: int
@@ -43,10 +43,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """What a probe knows of the others. `store` is where ranks can wait without keeping a GPU busy."""
 
-    place: Place
+    place: RankInfo
     store: Any
     folder: Path
     timeout: timedelta
@@ -63,7 +63,7 @@ class Group:
 # Who am I?
 
 
-def read_place(environment: Mapping[str, str], kind: str) -> Place:
+def read_place(environment: Mapping[str, str], kind: str) -> RankInfo:
     """From torchrun's own variables, or those of who launched the work: PET_* and K8S_MASTER_ADDR count only there.
 
     All contradictions at once, as BadSetting: a rank that guesses waits for others that never come.
@@ -85,7 +85,7 @@ def read_place(environment: Mapping[str, str], kind: str) -> Place:
     backend = read.backend(kind)
     if read.problems:
         raise BadSetting(" ".join(read.problems))
-    return Place(rank, world, 0 if local_rank is None else local_rank, address, port, backend)
+    return RankInfo(rank, world, 0 if local_rank is None else local_rank, address, port, backend)
 
 
 class _Variables:
@@ -177,16 +177,16 @@ class _Variables:
 
 
 class joined:  # noqa: N801 - used as a statement
-    """All ranks at once, or an error that says where they were to meet."""
+    """All ranks connected, or an error with the rendezvous address."""
 
-    def __init__(self, place: Place, folder: Path, device: Any, params: dict[str, Any], *, alone: bool) -> None:
+    def __init__(self, place: RankInfo, folder: Path, device: Any, params: dict[str, Any], *, alone: bool) -> None:
         self._place, self._folder, self._device, self._alone = place, folder, device, alone
         self._timeout = timedelta(seconds=float(params.get("timeout_s") or GROUP_TIMEOUT_S))
         os.environ.update(switches(str(params.get("variant") or "default")))  # NCCL reads them once, at its start
 
-    def __enter__(self) -> Group:
+    def __enter__(self) -> RankGroup:
         if self._alone:
-            return Group(self._place, None, self._folder, self._timeout)
+            return RankGroup(self._place, None, self._folder, self._timeout)
         stage(self._folder, self._place.rank, "rendezvous")
         try:
             store = self._join()
@@ -196,7 +196,7 @@ class joined:  # noqa: N801 - used as a statement
             raise RendezvousError(
                 f"rank {place.rank} of {place.world} could not connect to all other ranks at {where}: {error}"
             ) from error
-        return Group(self._place, store, self._folder, self._timeout)
+        return RankGroup(self._place, store, self._folder, self._timeout)
 
     def _join(self) -> Any:
         import torch.distributed as dist
@@ -220,7 +220,7 @@ class joined:  # noqa: N801 - used as a statement
             dist.destroy_process_group()
 
 
-def meeting_store(place: Place, timeout: timedelta) -> Any:
+def meeting_store(place: RankInfo, timeout: timedelta) -> Any:
     """torchrun listens itself; elsewhere the first rank does."""
     import torch.distributed as dist
 
@@ -263,7 +263,7 @@ def stage(folder: Path, rank: int, name: str) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all: somebody may look while it is written."""
+    """Written atomically: it may be read at any time."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_text(text)
     part.replace(path)

@@ -32,7 +32,7 @@ class Operands:
 
 
 @dataclass
-class Expected:
+class ExpectedProduct:
     """The right answer, and the sums of its rows and columns, as this device makes them out by another kernel."""
 
     product: Any  # float64
@@ -68,7 +68,7 @@ def operands(device: Device, n: int, entries: int, seed: int) -> Operands:
     return Operands(made(0), made(1), entries)
 
 
-def expected(device: Device, given: Operands) -> Expected:
+def expected(device: Device, given: Operands) -> ExpectedProduct:
     """By the float64 units where they are worth the name, else by float32 ones with the roles of A and B exchanged."""
     a, bt = given.a, given.bt
     n, k = a.shape
@@ -81,7 +81,7 @@ def expected(device: Device, given: Operands) -> Expected:
         blocks = [block.double() @ bt.double().t() for block in a.split(max(1, n // 8))]
         product, kernel = torch.cat(blocks), "fp64"
     rows, columns = sums(a, bt)
-    return Expected(product, rows, columns, kernel)
+    return ExpectedProduct(product, rows, columns, kernel)
 
 
 def sums(a: Any, bt: Any) -> tuple[Any, Any]:

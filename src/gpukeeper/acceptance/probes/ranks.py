@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukeeper.acceptance.probes import worker
-from gpukeeper.acceptance.probes.group import BadSetting, Group, Place, joined, read_place, stage, write
+from gpukeeper.acceptance.probes.group import BadSetting, RankGroup, RankInfo, joined, read_place, stage, write
 
 BROKEN = 3  # exit status of a rank that could not measure
 ALONE = ("links", "nccl_tests")  # the first rank does it for all, and no group is made
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if "done" in record else BROKEN
 
 
-def _run(place: Place, folder: Path, kind: str, name: str, params: dict[str, Any]) -> tuple[dict[str, Any], float]:
+def _run(place: RankInfo, folder: Path, kind: str, name: str, params: dict[str, Any]) -> tuple[dict[str, Any], float]:
     probes = _probes()
     if name not in probes:
         raise BadSetting(f"Unknown probe {name!r} over several GPUs; valid values: {', '.join(probes)}.")
@@ -66,7 +66,7 @@ def _run(place: Place, folder: Path, kind: str, name: str, params: dict[str, Any
     return {**who, **result}, float(device.busy_s)
 
 
-def _probes() -> dict[str, Callable[[Any, Group, dict[str, Any]], dict[str, Any]]]:
+def _probes() -> dict[str, Callable[[Any, RankGroup, dict[str, Any]], dict[str, Any]]]:
     from gpukeeper.acceptance.probes import collectives, ddp, links, nccl_tests, throughput
 
     return {
@@ -78,7 +78,7 @@ def _probes() -> dict[str, Callable[[Any, Group, dict[str, Any]], dict[str, Any]
     }
 
 
-def _device(kind: str, place: Place, *, alone: bool) -> Any:
+def _device(kind: str, place: RankInfo, *, alone: bool) -> Any:
     """CUDA that cannot be used stops the rank here, not in the middle of a collective that others wait in."""
     import torch
 
@@ -113,7 +113,7 @@ def _stage(folder: Path, rank: int) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def _fault(inject: Mapping[str, Any], place: Place) -> None:
+def _fault(inject: Mapping[str, Any], place: RankInfo) -> None:
     """For tests: {"die": n} ends that rank without a word, {"absent": n} keeps it from ever joining."""
     if inject.get("die") == place.rank:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -23,7 +23,7 @@ WINDOWS_MAX = 3600  # a day in windows of 24 s; more would be a report that nobo
 
 
 @dataclass
-class Watch:
+class StressRecord:
     """What was seen while it ran."""
 
     mismatches: int = 0
@@ -37,7 +37,7 @@ def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
     n, dtype = int(params.get("n", 8192)), _dtype(device, str(params.get("dtype", USUAL[0])))
     seconds = float(params.get("seconds", 60.0))
     given = integers.operands(device, n, integers.bound(device, dtype, n), SEED)
-    watch = Watch()
+    watch = StressRecord()
     with device.working(), precision(dtype, whole=True):
         answer = integers.expected(device, given).product.to(integers.result_dtype(device, dtype))
         multiply, kernel = integers.multiplier(device, dtype, given)
@@ -95,7 +95,7 @@ def _plan(params: dict[str, Any], share: float, seconds: float) -> _Plan:
 
 
 def _window(
-    device: Device, multiply: Callable[[], Any], given: Operands, answer: Any, watch: Watch, plan: _Plan
+    device: Device, multiply: Callable[[], Any], given: Operands, answer: Any, watch: StressRecord, plan: _Plan
 ) -> None:
     until, took, products = time.perf_counter() + plan.seconds, 0.0, 0
     while True:
@@ -114,7 +114,7 @@ def _window(
     watch.windows.append({"step_ms": took / products * 1000})
 
 
-def _verify(got: Any, given: Operands, answer: Any, watch: Watch, plan: _Plan) -> None:
+def _verify(got: Any, given: Operands, answer: Any, watch: StressRecord, plan: _Plan) -> None:
     if plan.flip and not watch.mismatches:
         integers.flip(got, len(got) // 3, len(got) // 2, 0)
     mask = integers.differing(got, answer)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from gpukeeper.acceptance.probes.group import BadSetting, Group
+from gpukeeper.acceptance.probes.group import BadSetting, RankGroup
 
 _SEED = 43
 _LOCAL_STEPS = 20
@@ -27,7 +27,7 @@ _ASK_EVERY = 10  # steps, for how busy the GPU is
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ThroughputParams:
     model: str = "resnet50"
     data: str = "synthetic"
     data_dir: str | None = None
@@ -42,21 +42,21 @@ class Wanted:
     alone: bool = True  # also one rank by itself, for the scaling
 
 
-def run(device: Any, group: Group, params: dict[str, Any]) -> dict[str, Any]:
+def run(device: Any, group: RankGroup, params: dict[str, Any]) -> dict[str, Any]:
     wanted = settings(params)
     with device.working():
         return _measure(device, group, wanted, params.get("inject") or {})
 
 
-def settings(params: dict[str, Any]) -> Wanted:
-    names = Wanted.__dataclass_fields__
-    wanted = Wanted(**{name: params[name] for name in names if params.get(name) is not None})
+def settings(params: dict[str, Any]) -> ThroughputParams:
+    names = ThroughputParams.__dataclass_fields__
+    wanted = ThroughputParams(**{name: params[name] for name in names if params.get(name) is not None})
     least = {"batch": 1, "classes": 2, "warmup": 1, "steps": 2, "sequence": 1}
     for name, value in least.items():
         if getattr(wanted, name) < value:
             raise BadSetting(f"{name}={getattr(wanted, name)}: at least {value}.")
-    if wanted.sequence > Wanted.sequence:
-        raise BadSetting(f"sequence={wanted.sequence}: at most {Wanted.sequence}.")
+    if wanted.sequence > ThroughputParams.sequence:
+        raise BadSetting(f"sequence={wanted.sequence}: at most {ThroughputParams.sequence}.")
     if wanted.dtype not in ("fp32", "bf16"):
         raise BadSetting(f"dtype={wanted.dtype}: fp32 or bf16.")
     if wanted.model == "transformer" and wanted.data != "synthetic":
@@ -66,7 +66,7 @@ def settings(params: dict[str, Any]) -> Wanted:
     return wanted
 
 
-def _measure(device: Any, group: Group, wanted: Wanted, inject: dict[str, Any]) -> dict[str, Any]:
+def _measure(device: Any, group: RankGroup, wanted: ThroughputParams, inject: dict[str, Any]) -> dict[str, Any]:
     from torch.nn.parallel import DistributedDataParallel
 
     from gpukeeper.acceptance.probes import models
@@ -87,7 +87,7 @@ def _measure(device: Any, group: Group, wanted: Wanted, inject: dict[str, Any]) 
 
 
 def _record(
-    device: Any, group: Group, wanted: Wanted, timed: Timed, local: Timed, alone: float | None
+    device: Any, group: RankGroup, wanted: ThroughputParams, timed: TimedSteps, local: TimedSteps, alone: float | None
 ) -> dict[str, Any]:
     """The time of the slowest rank is the time of all of them."""
     seconds, local_seconds = (_slowest(device, group, one.seconds) for one in (timed, local))
@@ -123,12 +123,12 @@ def _record(
     }
 
 
-def _shape(wanted: Wanted) -> str:
+def _shape(wanted: ThroughputParams) -> str:
     """What a sample is decides how fast it is: part of the method."""
     return f"s{wanted.sequence}" if wanted.model == "transformer" else f"i{wanted.image or 'own'}"
 
 
-def _slowest(device: Any, group: Group, seconds: float) -> float:
+def _slowest(device: Any, group: RankGroup, seconds: float) -> float:
     import torch
     import torch.distributed as dist
 
@@ -139,7 +139,7 @@ def _slowest(device: Any, group: Group, seconds: float) -> float:
     return float(mine.item())
 
 
-def _alone(group: Group, trainer: _Trainer) -> float | None:
+def _alone(group: RankGroup, trainer: _Trainer) -> float | None:
     """What one GPU does while the others do nothing: they wait at the store; a collective would keep them busy."""
     if group.rank == 0:
         wanted = trainer.wanted
@@ -154,7 +154,7 @@ def _alone(group: Group, trainer: _Trainer) -> float | None:
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedSteps:
     seconds: float
     step_ms: list[float]
     utilisation: float | None
@@ -162,7 +162,7 @@ class Timed:
 
 class _Trainer:
     def __init__(
-        self, device: Any, model: Any, wanted: Wanted, batches: Iterator[tuple[Any, Any]], extra: float
+        self, device: Any, model: Any, wanted: ThroughputParams, batches: Iterator[tuple[Any, Any]], extra: float
     ) -> None:
         import torch
 
@@ -177,7 +177,7 @@ class _Trainer:
             self._step()
         self._device.synchronize()
 
-    def timed(self, count: int, *, exchange: bool = True, ask: bool = False) -> Timed:
+    def timed(self, count: int, *, exchange: bool = True, ask: bool = False) -> TimedSteps:
         """Wall clock over all steps, all of them done before and after; each step by events on the GPU."""
         busy = _Busy(self._device) if ask else None
         without = nullcontext() if exchange or not hasattr(self.model, "no_sync") else self.model.no_sync()
@@ -192,7 +192,7 @@ class _Trainer:
                     busy.ask()
         self._device.synchronize()
         seconds = time.perf_counter() - began
-        return Timed(seconds, self._spans(marks), busy.mean() if busy else None)
+        return TimedSteps(seconds, self._spans(marks), busy.mean() if busy else None)
 
     def last_loss(self) -> float:
         return float(self._last.item())
@@ -255,7 +255,7 @@ class _Busy:
         return sum(self._seen) / len(self._seen) if self._seen else None
 
 
-def _model(device: Any, wanted: Wanted, inject: dict[str, Any]) -> Any:
+def _model(device: Any, wanted: ThroughputParams, inject: dict[str, Any]) -> Any:
     import torch
 
     from gpukeeper.acceptance.probes import models
@@ -267,14 +267,14 @@ def _model(device: Any, wanted: Wanted, inject: dict[str, Any]) -> Any:
     return model
 
 
-def _extra(group: Group, inject: dict[str, Any]) -> float:
+def _extra(group: RankGroup, inject: dict[str, Any]) -> float:
     return float(inject.get("slow") or 0) if inject.get("wrong_rank", group.rank) == group.rank else 0.0
 
 
 # What it trains with
 
 
-def _batches(device: Any, group: Group, wanted: Wanted) -> Iterator[tuple[Any, Any]]:
+def _batches(device: Any, group: RankGroup, wanted: ThroughputParams) -> Iterator[tuple[Any, Any]]:
     if wanted.data == "synthetic":
         return _made_up(device, group, wanted)
     from gpukeeper.acceptance.probes import datasets
@@ -287,7 +287,7 @@ def _batches(device: Any, group: Group, wanted: Wanted) -> Iterator[tuple[Any, A
     return _read(device, images, wanted)
 
 
-def _made_up(device: Any, group: Group, wanted: Wanted) -> Iterator[tuple[Any, Any]]:
+def _made_up(device: Any, group: RankGroup, wanted: ThroughputParams) -> Iterator[tuple[Any, Any]]:
     """One batch, on the device, again and again: what is timed is training, not reading."""
     import torch
 
@@ -306,7 +306,7 @@ def _made_up(device: Any, group: Group, wanted: Wanted) -> Iterator[tuple[Any, A
         yield inputs, labels
 
 
-def _read(device: Any, images: Any, wanted: Wanted) -> Iterator[tuple[Any, Any]]:
+def _read(device: Any, images: Any, wanted: ThroughputParams) -> Iterator[tuple[Any, Any]]:
     """From the machine's memory to the GPU in every step, as training does; grey images become three equal channels."""
     import torch
     from torch.nn.functional import interpolate

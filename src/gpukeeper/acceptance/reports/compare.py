@@ -37,7 +37,7 @@ MATTERS = 0.02  # a smaller change happens between any two runs
 _Key: TypeAlias = tuple[str, str, str]  # identity, check, metric
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     node: str
     started: datetime
@@ -45,7 +45,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     device: str
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class ValueChange(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of one GPU in both runs. `share`: 0.03 is 3 % more; none of a figure that is a share itself, or near
     zero. `p`: corrected; None: too few samples to say."""
 
@@ -74,10 +74,10 @@ class VerdictChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    before: Side
-    after: Side
+    before: ComparedRun
+    after: ComparedRun
     sentence: str
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ValueChange, ...] = ()
     verdicts: tuple[VerdictChange, ...] = ()
     added: tuple[str, ...] = ()  # GPUs, by identity
     removed: tuple[str, ...] = ()
@@ -155,7 +155,7 @@ def _identities(report: Report) -> set[str]:
     return {identity_of(report, gpu) for gpu in gpus_of(report.machine)}
 
 
-def _changes(report: Report, pairs: Iterable[tuple[_Key, Finding, Finding]]) -> tuple[Change, ...]:
+def _changes(report: Report, pairs: Iterable[tuple[_Key, Finding, Finding]]) -> tuple[ValueChange, ...]:
     listed = list(pairs)
     asked = [statistics.p_value(old.samples, new.samples) for _, old, new in listed]
     corrected = iter(statistics.holm([p for p in asked if p is not None]))
@@ -166,7 +166,7 @@ def _changes(report: Report, pairs: Iterable[tuple[_Key, Finding, Finding]]) -> 
     return tuple(sorted(found, key=lambda one: (not (one.sure and one.worse), not one.sure, -abs(one.share or 0))))
 
 
-def _change(report: Report, key: _Key, old: Finding, new: Finding, p: float | None) -> Change:
+def _change(report: Report, key: _Key, old: Finding, new: Finding, p: float | None) -> ValueChange:
     before, after = value_of(old), value_of(new)
     assert before is not None, "only findings with a value are compared"
     assert after is not None, "only findings with a value are compared"
@@ -178,7 +178,7 @@ def _change(report: Report, key: _Key, old: Finding, new: Finding, p: float | No
     worse = after > before if less else after < before
     place = gpu_words(report, new.gpu)
     moved = "no change" if after == before else f"{figure(before, new.unit)} → {figure(after, new.unit)}"
-    return Change(
+    return ValueChange(
         identity=key[0],
         gpu=place,
         check=new.check,
@@ -223,7 +223,7 @@ def _sureness(p: float | None, share: float | None) -> str:
     return f"beyond the noise ({shown})."
 
 
-def _sentence(changes: Iterable[Change], shared: set[str]) -> str:
+def _sentence(changes: Iterable[ValueChange], shared: set[str]) -> str:
     listed = list(changes)
     if not listed:
         seen = "No GPU is in both runs" if not shared else "The runs have no value of the same method in common"
@@ -275,9 +275,11 @@ def _not_compared(report: Report, pairs: Iterable[tuple[_Key, Finding, Finding]]
             yield f"{place} {_named(new.check, new.metric)}: not compared, measured by different methods: {ways}."
 
 
-def _side(report: Report) -> Side:
-    return Side(run=report.run, node=report.node, started=report.started, verdict=report.verdict, device=report.device)
+def _side(report: Report) -> ComparedRun:
+    return ComparedRun(
+        run=report.run, node=report.node, started=report.started, verdict=report.verdict, device=report.device
+    )
 
 
-def _side_words(side: Side) -> str:
+def _side_words(side: ComparedRun) -> str:
     return f"{side.run}  {side.node}  {moment(side.started)}  {side.verdict}"

@@ -25,8 +25,8 @@ DAMAGED = (msgspec.MsgspecError, UnicodeError, RecursionError)
 T = TypeVar("T")
 
 
-class Samples(msgspec.Struct, frozen=True, kw_only=True):
-    """The side file: large, and of interest only to who looks closer."""
+class SampleFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The second file: large, and needed only for details."""
 
     run: str
     timeline: tuple[Reading, ...] = ()
@@ -56,7 +56,7 @@ def report_json(report: Report) -> bytes:
 
 
 def samples_json(report: Report) -> bytes:
-    samples = Samples(run=report.run, timeline=report.timeline, records=report.records)
+    samples = SampleFile(run=report.run, timeline=report.timeline, records=report.records)
     return msgspec.json.encode(samples) + b"\n"
 
 
@@ -77,15 +77,15 @@ def decode_report(text: bytes, where: str) -> Report:
     return report
 
 
-def read_samples(text: bytes, where: str) -> Samples:
+def read_samples(text: bytes, where: str) -> SampleFile:
     _expect_schema(text, where)
     try:
-        return reading.decode(text, type=Samples)
+        return reading.decode(text, type=SampleFile)
     except DAMAGED as error:
         raise KeeperError(f"{where} is damaged: {error}. The report can be read without it.") from error
 
 
-def with_samples(report: Report, samples: Samples, where: str) -> Report:
+def with_samples(report: Report, samples: SampleFile, where: str) -> Report:
     if samples.run != report.run:
         raise KeeperError(f"{where} belongs to run {samples.run}, not to {report.run}. Its samples were not used.")
     return msgspec.structs.replace(report, timeline=samples.timeline, records=samples.records)

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from gpukeeper.acceptance.reports import plots
 from gpukeeper.acceptance.reports.html import badge, document, section, verdict_box
 from gpukeeper.acceptance.reports.markup import Markup, element, table
-from gpukeeper.acceptance.reports.merge import Fleet, FleetFigure, by_verdict
+from gpukeeper.acceptance.reports.merge import FleetFigure, FleetReport, by_verdict
 from gpukeeper.acceptance.reports.wording import figure, less_is_better, moment, percent
 from gpukeeper.model.grade import Grade
 
 _MOST_ROWS = 24  # a picture with more of them says less
 
 
-def page(fleet: Fleet) -> str:
+def page(fleet: FleetReport) -> str:
     grouped = by_verdict(fleet)
     facts = {str(grade): f"{len(names)} of {len(fleet.nodes) + len(fleet.missing)}" for grade, names in grouped.items()}
     act = "none" if fleet.verdict is Grade.PASS else "see the reports of the nodes, failing ones first"
@@ -29,7 +29,7 @@ def page(fleet: Fleet) -> str:
     return document(f"{len(fleet.nodes)} nodes: {fleet.verdict}", element("main", *sections))
 
 
-def _notes(fleet: Fleet) -> Iterable[str]:
+def _notes(fleet: FleetReport) -> Iterable[str]:
     if fleet.missing:
         yield f"Missing reports: {', '.join(fleet.missing)}. A node without a report is not accepted."
     if fleet.unexpected:
@@ -38,7 +38,7 @@ def _notes(fleet: Fleet) -> Iterable[str]:
     yield from fleet.doubles
 
 
-def _nodes(fleet: Fleet) -> Markup:
+def _nodes(fleet: FleetReport) -> Markup:
     head = ("node", "verdict", "GPUs", "tested", "reason", "codes")
     lines = [
         [
@@ -55,7 +55,7 @@ def _nodes(fleet: Fleet) -> Markup:
     return section("nodes", "Nodes", table(head, lines, "Failing nodes first"))
 
 
-def _outliers(fleet: Fleet) -> Markup:
+def _outliers(fleet: FleetReport) -> Markup:
     found = [(one, out) for one in fleet.figures for out in one.outliers]
     if not found:
         return section("outliers", "Outliers", element("p", "None."))
@@ -75,7 +75,7 @@ def _outliers(fleet: Fleet) -> Markup:
     return section("outliers", "Outliers", table(head, lines, "Compared with all GPUs of the same model"))
 
 
-def _figures(fleet: Fleet) -> Markup | None:
+def _figures(fleet: FleetReport) -> Markup | None:
     if not fleet.figures:
         return None
     return section("figures", "Measurements", element("div", *(_plot(one) for one in fleet.figures), class_="plots"))
@@ -86,7 +86,7 @@ def _plot(one: FleetFigure) -> Markup:
     out = {f"{found.node}/{found.index}": found.verdict for found in one.outliers}
     ordered = sorted(one.values, key=lambda pair: -pair[1] if less_is_better(one.unit) else pair[1])
     shown = ordered if len(ordered) <= _MOST_ROWS else [*ordered[: _MOST_ROWS - 4], *ordered[-4:]]
-    lines = [plots.Row(_short(name), (), value, out.get(name, Grade.PASS)) for name, value in shown]
+    lines = [plots.PlotRow(_short(name), (), value, out.get(name, Grade.PASS)) for name, value in shown]
     marks = {"median of the fleet": one.median} | ({"reference": one.reference} if one.reference is not None else {})
     left_out = f"; {len(ordered) - len(shown)} in between not drawn" if len(shown) < len(ordered) else ""
     words = f"{one.model}; {one.n} GPUs; {one.unit}; method {one.method}{left_out}"

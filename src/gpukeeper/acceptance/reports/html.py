@@ -1,4 +1,4 @@
-"""The report as one page: what it says, who must act, what is wrong; then everything else. Pure.
+"""The report as one page: verdict, required action, problems; then everything else. Pure.
 
 Self-contained: no script, nothing from outside. It is handed to people who were not there.
 """
@@ -168,7 +168,7 @@ def _told(finding: Finding) -> Markup:
 
 
 def _held_against(finding: Finding) -> str:
-    """The figure and every line it was held against."""
+    """The value and every limit it was compared with."""
     told = [f"measured {figure(finding.value, finding.unit)}"]
     lines = (("floor", finding.floor), ("reference", finding.reference), ("ceiling", finding.ceiling))
     told += [f"{name} {figure(value, finding.unit)}" for name, value in lines if value is not None]

@@ -14,7 +14,7 @@ import msgspec
 
 from gpukeeper.acceptance.record import Finding, Report
 from gpukeeper.acceptance.reports import lines
-from gpukeeper.acceptance.reports.records import Said, broken, family, floats, mappings, said
+from gpukeeper.acceptance.reports.records import ProbeRecord, broken, family, floats, mappings, said
 from gpukeeper.acceptance.reports.wording import fact, gpu_of, gpu_words, gpus_of, needs_attention, serial_of, value_of
 from gpukeeper.model import reading
 from gpukeeper.model.grade import Grade, worst
@@ -262,12 +262,12 @@ def _ddp_tests(report: Report) -> dict[str, Any] | None:
     }
 
 
-def _entries(ranks: Sequence[Said]) -> list[Mapping[str, Any]]:
+def _entries(ranks: Sequence[ProbeRecord]) -> list[Mapping[str, Any]]:
     """Those that ran: sizes that did not fit into memory are only named."""
     return [one for rank in ranks for one in mappings(rank.result.get("results")) if "left_out" not in one]
 
 
-def _all_reduce(rank: Said) -> Mapping[str, Any]:
+def _all_reduce(rank: ProbeRecord) -> Mapping[str, Any]:
     """The largest; an empty one when this rank did none."""
     found = [one for one in _entries([rank]) if one.get("op") == "all_reduce"]
     return max(found, key=lambda one: int(one.get("bytes", 0)), default={})

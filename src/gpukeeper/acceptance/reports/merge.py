@@ -78,7 +78,7 @@ class FleetFigure(msgspec.Struct, frozen=True, kw_only=True):
     outliers: tuple[Outlier, ...] = ()
 
 
-class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Grade
     reason: str
     nodes: tuple[FleetNode, ...] = ()  # failing first
@@ -93,7 +93,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 _Stratum: TypeAlias = tuple[str, str, str, str, str]  # check, metric, method, unit, model
 
 
-def merge(reports: Iterable[Report], expected: Sequence[str] = ()) -> Fleet:
+def merge(reports: Iterable[Report], expected: Sequence[str] = ()) -> FleetReport:
     """`expected`: names of nodes that must be there; empty: whoever is."""
     machines = _machines(reports)
     newest = [_that_counts(one.runs) for one in machines]
@@ -104,7 +104,7 @@ def merge(reports: Iterable[Report], expected: Sequence[str] = ()) -> Fleet:
     grades = [*(one.verdict for one in nodes), *(Grade.INCONCLUSIVE for _ in missing)]
     grades += [outlier.verdict for one in figures for outlier in one.outliers]
     verdict = worst(grades)
-    return Fleet(
+    return FleetReport(
         verdict=verdict,
         reason=_reason(nodes, missing, figures),
         nodes=nodes,
@@ -116,7 +116,7 @@ def merge(reports: Iterable[Report], expected: Sequence[str] = ()) -> Fleet:
     )
 
 
-def csv(fleet: Fleet) -> str:
+def csv(fleet: FleetReport) -> str:
     """A line for every node, expected ones without a report included."""
     head = ("node", "verdict", "gpus", "run", "ended", "device", "version", "reason")
     there = [
@@ -332,7 +332,7 @@ def _good(finding: Finding, value: float) -> Figure:
     return Figure(tuple(1 / sample if sample else math.inf for sample in samples))
 
 
-def by_verdict(fleet: Fleet) -> Mapping[Grade, tuple[str, ...]]:
+def by_verdict(fleet: FleetReport) -> Mapping[Grade, tuple[str, ...]]:
     found: defaultdict[Grade, list[str]] = defaultdict(list)
     for node in fleet.nodes:
         found[node.verdict].append(node.node)

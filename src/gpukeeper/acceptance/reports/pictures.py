@@ -45,7 +45,7 @@ def of_gpu(report: Report, uuid: str) -> Markup | None:
 
 
 def _worth_drawing(findings: Sequence[Finding]) -> bool:
-    """What was measured once, or counted, with nothing to hold it against is told in the table alone."""
+    """A single value or a count without a reference is shown in the table only."""
     known = [value_of(one) for one in findings]
     differ = len({*known, *(sample for one in findings for sample in one.samples)}) > 1
     return differ or any(one.floor is not None for one in findings)
@@ -55,7 +55,7 @@ def _strip_plot(report: Report, name: str, method: str, unit: str, findings: Seq
     ordered = sorted(findings, key=lambda one: _place(report, one))
     times, shown = (100.0, "percent") if unit == "share" else (1.0, unit)
     lines = [
-        plots.Row(gpu_words(report, one.gpu), tuple(times * s for s in one.samples), times * value, one.verdict)
+        plots.PlotRow(gpu_words(report, one.gpu), tuple(times * s for s in one.samples), times * value, one.verdict)
         for one in ordered
         if (value := value_of(one)) is not None
     ]

@@ -39,7 +39,7 @@ _COLUMNS = 120
 
 
 @dataclass(frozen=True)
-class Row:
+class PlotRow:
     label: str
     samples: tuple[float, ...]
     value: float
@@ -60,7 +60,7 @@ class Scale:
         return self.left + max(0.0, min(1.0, share)) * (self.right - self.left)
 
 
-def strips(title: str, unit: str, rows: Sequence[Row], marks: Mapping[str, float]) -> Markup:
+def strips(title: str, unit: str, rows: Sequence[PlotRow], marks: Mapping[str, float]) -> Markup:
     """A line for every GPU: its samples as dots, its figure as a bar, the marks (floor, median, …) across all."""
     shown = {name: value for name, value in marks.items() if math.isfinite(value)}
     scale = _scale([value for row in rows for value in (*row.samples, row.value)], shown.values())
@@ -197,7 +197,7 @@ def _marks(marks: Mapping[str, float], scale: Scale, top: float, bottom: float) 
     yield element("rect", x=_LEFT, y=top, width=_RIGHT - _LEFT, height=bottom - top, class_="frame")
 
 
-def _strip(row: Row, scale: Scale, y: float) -> Iterable[Markup]:
+def _strip(row: PlotRow, scale: Scale, y: float) -> Iterable[Markup]:
     yield _line(_LEFT, y, _RIGHT, y, "grid")
     yield _label(row.label, _LEFT - 8, y + 4, "end")
     for sample in row.samples:
@@ -283,7 +283,7 @@ def _held_back(readings: Sequence[Reading], across: Scale, top: float, bottom: f
 
 
 def _hatch() -> Markup:
-    """Stripes for what is bad, so that it is not told by colour alone. The same in every picture, so one will do."""
+    """Stripes for bad states, so that colour is not the only sign. Defined once, the same in every plot."""
     stripe = element("line", x1=0, y1=0, x2=0, y2=6, class_="stripe")
     turned = {"patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
     return element("defs", element("pattern", stripe, id="hatch", width=6, height=6, **turned))

@@ -1,4 +1,4 @@
-"""What the probes said, out of a report's records: one for every answer of a check.
+"""Results of probes from the records of a report: one for every reply of a check.
 
 A record is {"check", "who": the GPU's uuid or the rank's number, "params", "again", "answer": Done or Broken}, as
 acceptance/run.py writes it. Tries that only confirmed a finding are left out here.
@@ -16,15 +16,15 @@ COLLECTIVES = "collectives"
 
 
 @dataclass(frozen=True)
-class Said:
+class ProbeRecord:
     by: str
     result: Values
 
 
-def said(report: Report, check: str) -> tuple[Said, ...]:
+def said(report: Report, check: str) -> tuple[ProbeRecord, ...]:
     """Measurements of a check, in the order of the GPUs or ranks."""
     found = [
-        Said(by=who, result=result)
+        ProbeRecord(by=who, result=result)
         for who, answer in _answers(report, check)
         if isinstance(result := answer.get("result"), Mapping)
     ]
@@ -32,7 +32,7 @@ def said(report: Report, check: str) -> tuple[Said, ...]:
 
 
 def broken(report: Report, check: str) -> tuple[str, ...]:
-    """What the probes of a check said instead of measuring."""
+    """Output of probes that failed."""
     return tuple(str(answer["words"]) for _, answer in _answers(report, check) if "words" in answer)
 
 

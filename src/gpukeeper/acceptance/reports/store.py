@@ -34,7 +34,7 @@ _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 _LARGEST = 256 << 20  # bytes; samples of a day on eight GPUs are a fifth of it
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run in the folder. `problem`: why nothing else is known of it."""
 
     run: str
@@ -50,7 +50,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class Removal(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionResult(msgspec.Struct, frozen=True, kw_only=True):
     """What retention did: `removed` are gone, `spared` would have been due, with the reason why they stay."""
 
     removed: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class ReportFolder:
             marker.unlink(missing_ok=True)
         return marker.parent
 
-    def list(self) -> Sequence[Entry]:
+    def list(self) -> Sequence[StoredRun]:
         """Newest first; those that cannot be read first of all, each with its problem."""
         entries = [entry for path in self._folders() if (entry := _entry(path)) is not None]
         readable = sorted((one for one in entries if one.started), key=_when, reverse=True)
@@ -132,7 +132,7 @@ class ReportFolder:
         return document.with_samples(report, document.read_samples(read(beside), str(beside)), str(beside))
 
     def verify(self, wanted: str) -> Sequence[str]:
-        """What is not as the manifest says: sentences; none when all is."""
+        """Differences from the manifest, a sentence each; empty if there are none."""
         folder = self.find(wanted)
         listed = _manifest(folder)
         if listed is None:
@@ -151,7 +151,7 @@ class ReportFolder:
         keep_last: int = 1,
         most: int | None = None,
         quota: int | None = None,
-    ) -> Removal:
+    ) -> RetentionResult:
         """Remove runs that ended before then, and the oldest beyond `most` runs and beyond `quota` bytes; never the
         newest `keep_last`."""
         runs = [entry for entry in self.list() if not entry.problem]
@@ -174,7 +174,7 @@ class ReportFolder:
                 spared[entry.run] = why
             else:
                 removed.append(entry.run)
-        return Removal(removed=tuple(removed), spared=spared)
+        return RetentionResult(removed=tuple(removed), spared=spared)
 
     def _folders(self) -> Iterable[Path]:
         """Real folders only: a link may lead anywhere."""
@@ -292,24 +292,24 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _entry(folder: Path) -> Entry | None:
+def _entry(folder: Path) -> StoredRun | None:
     """None: nothing of ours, as far as anybody can see."""
     if folder.name.startswith(_UNFINISHED):
         words = "incomplete: the run ended while its report was written. Delete it manually"
-        return Entry(run=folder.name, path=str(folder), problem=words)
+        return StoredRun(run=folder.name, path=str(folder), problem=words)
     path = folder / document.REPORT
     if not os.path.lexists(path):
         return None
     try:
         report = load_file(path)
     except (KeeperError, OSError) as error:
-        return Entry(run=folder.name, path=str(folder), problem=str(error))
+        return StoredRun(run=folder.name, path=str(folder), problem=str(error))
     fields = ("node", "started", "ended", "verdict", "reason", "device", "profile")
     found = {name: getattr(report, name) for name in fields}
-    return Entry(run=folder.name, path=str(folder), kept=os.path.lexists(folder / KEEP), **found)
+    return StoredRun(run=folder.name, path=str(folder), kept=os.path.lexists(folder / KEEP), **found)
 
 
-def _when(entry: Entry) -> tuple[datetime, str]:
+def _when(entry: StoredRun) -> tuple[datetime, str]:
     assert entry.started is not None, "only readable entries are ordered by time"
     return entry.started, entry.run
 
@@ -322,8 +322,8 @@ def _manifest(folder: Path) -> dict[str, str] | None:
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines) if name}
 
 
-def _why_not_removed(folder: Path, entry: Entry) -> str:
-    """Removes it, or says why not."""
+def _why_not_removed(folder: Path, entry: StoredRun) -> str:
+    """Removes it, or returns why not."""
     if entry.kept:
         return "it is kept"
     listed = _manifest(folder)

@@ -1,4 +1,4 @@
-"""How report pages look: one sheet, light and dark, on paper too. No fonts, pictures or scripts from anywhere."""
+"""Style of report pages: one style sheet, light, dark and print. No external fonts, images or scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report as CSV: a line for every finding, with its figures and what they were held against. Pure."""
+"""A report as CSV: a line for every finding, with its values and what they were compared with. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words that all views of a report share: figures, GPUs, moments, who must act. Pure."""
+"""Wording that all views of a report share: values, GPUs, times, required actions. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODE = "node"  # in the place of a GPU: a finding about the machine as a whole
 SPEEDS, TIMES = frozenset({"TFLOP/s", "GB/s", "samples/s"}), frozenset({"us", "ms", "s"})
 LESS_IS_BETTER = TIMES | {"C", "elements", "words", "errors"}  # temperatures, and counts of what is wrong
 _SIGNS = {"us": "µs", "C": "°C", "percent": "%", "elements": "wrong elements", "words": "wrong words"}
-# Who has to do something, and what, from the mildest to the hardest.
+# Who must act, and how, from the mildest to the most severe action.
 DUTIES: Mapping[Remedy, tuple[str, str]] = {
     Remedy.NONE: ("", "no action is required"),
     Remedy.WATCH: ("Operator", "watch it, and test it again within a few days"),
@@ -37,7 +37,7 @@ _HARDNESS = {remedy: place for place, remedy in enumerate(DUTIES)}
 
 
 def figure(value: float | None, unit: str = "") -> str:
-    """Four digits that count: 794.5, 4.263, 12,345. A share is told in percent."""
+    """Four digits that count: 794.5, 4.263, 12,345. A share is shown in percent."""
     if value is None:
         return "not measured"
     if not math.isfinite(value):
@@ -114,12 +114,12 @@ def metric_words(finding: Finding) -> str:
 
 
 def less_is_better(unit: str) -> bool:
-    """Where its unit tells; a finding may say it itself."""
+    """By its unit; a finding may override it."""
     return unit in LESS_IS_BETTER
 
 
 def direction(unit: str) -> str:
-    """In words; nothing of a unit that does not tell it, as shares and watts do not."""
+    """In words; empty for units without a direction, such as shares and watts."""
     if unit in SPEEDS:
         return "higher is better"
     return "lower is better" if less_is_better(unit) else ""
@@ -146,7 +146,7 @@ def hardest(findings: Iterable[Finding]) -> Remedy:
 
 
 def duty(report: Report) -> str:
-    """One sentence: who must act, how, and on what. The hardest remedy of the worst findings."""
+    """One sentence: who must act, how, and on which GPU. The most severe action of the worst findings."""
     guilty = [finding for finding in report.findings if finding.verdict is report.verdict]
     remedy = hardest(guilty)
     if remedy is Remedy.NONE and report.verdict in {Grade.FAIL, Grade.INCONCLUSIVE}:

@@ -26,9 +26,9 @@ class UtilisationSamples:
     def __init__(self) -> None:
         self.newest_us = 0
         self.failure: Unknown | None = None
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         self.count, self.total, self.peak, self.covered_us = 0, 0.0, 0.0, 0
 
     def add(self, at_us: int, value: float) -> None:
@@ -52,7 +52,7 @@ class UtilisationSamples:
             "utilisation_peak": self.peak,
             "utilisation_covered_s": self.covered_us / 1e6,
         }
-        self.begin_anew()
+        self.reset()
         return taken
 
 

@@ -1,17 +1,17 @@
-"""The only program that calls the NVIDIA driver. Run it: python -P -m gpukeeper.devices.driver.child
+"""The only process that calls the NVIDIA driver. Run it: python -P -m gpukeeper.devices.driver.child
 
-It reads one question a line and prints one answer a line (see `protocol`). It is a program of its own because a call
-into a sick driver may never return: its parent can give it up. It imports values of gpukeeper, nothing that does I/O.
+It reads one request per line and prints one reply per line (see `protocol`). It is a process of its own because a call
+into a faulty driver may never return: its parent can abandon it. It imports values of gpukeeper, nothing that does I/O.
 
-The driver is open from the first question until the end of the input, and the GPUs stay initialised as long. With its
-input it ends, even while a call into the driver hangs (unless the kernel itself cannot interrupt that call).
+The driver is open from the first request until the end of the input, and the GPUs stay initialised as long. It ends
+with its input, even while a call into the driver hangs (unless the kernel itself cannot interrupt that call).
 
     inventory   identity, memory, processes, slices of each GPU; the utilisation of the last second
-    condition   + what the driver advises, pending repairs of memory, whether a GPU can be reset alone
-    usage       + how busy each was since the question before; between questions it collects utilisation samples
+    condition   + what the driver recommends, pending memory repairs, whether a GPU can be reset alone
+    usage       + how busy each was since the previous request; between requests it collects utilisation samples
     identity    + serial number, firmware and other constants, how GPUs are connected, versions of the driver
     health      + counters and states; begins to sample
-    readings    what was sampled twice a second since the question before
+    readings    what was sampled twice a second since the previous request
 """
 
 from __future__ import annotations

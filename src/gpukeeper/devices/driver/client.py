@@ -1,12 +1,12 @@
-"""Asks the driver through its program (child), which is given up after a deadline: a hung driver blocks no caller.
+"""Queries the driver through its process (child), which is abandoned after a deadline: a hung driver blocks no caller.
 
 How long a client keeps the driver open, and with it every GPU initialised:
 
-    ask_once        inventory, condition   until the answer; the program has ended when it returns
+    ask_once        inventory, condition   until the reply; the process has ended when it returns
     devices/usage   usage                  from the first reading until close(); a reset closes it before
-    devices/health  an acceptance run      from the first question until the end of the run
+    devices/health  an acceptance run      from the first request until the end of the run
 
-A program that fails, is late or prints garbage is killed, and the next question starts another. One that cannot be
+A process that fails, is late or prints garbage is killed, and the next request starts another. One that cannot be
 killed (inside the kernel, state D) is abandoned; with ABANDONED_MAX of these no more are started until one ends.
 """
 
@@ -157,7 +157,7 @@ class DriverClient:
     def _drop(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            child.give_up()
+            child.abandon()
 
 
 class _Program:
@@ -238,13 +238,13 @@ class _Program:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=within_s)
         ended = self._process.returncode is not None
-        self.give_up()
+        self.abandon()
         return ended
 
     def kill(self) -> None:
         self._process.kill()
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """A call inside the driver may not even end by SIGKILL."""
         self._process.kill()
         try:

@@ -13,8 +13,8 @@ from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
     from gpukeeper.acceptance.record import Report
-    from gpukeeper.acceptance.reports.merge import Fleet
-    from gpukeeper.acceptance.reports.store import Entry, ReportFolder
+    from gpukeeper.acceptance.reports.merge import FleetReport
+    from gpukeeper.acceptance.reports.store import ReportFolder, StoredRun
     from gpukeeper.model.grade import Grade
 
 WORSE = 4
@@ -142,7 +142,7 @@ def merge(
     raise typer.Exit(_code(fleet.verdict))
 
 
-def _print_fleet(fleet: Fleet) -> None:
+def _print_fleet(fleet: FleetReport) -> None:
     from gpukeeper.interfaces.terminal import show as shown
     from gpukeeper.views.acceptance import fleet_notes, node_verdicts
 
@@ -206,7 +206,7 @@ def _folder(report_dir: Path | None) -> ReportFolder:
     return ReportFolder(report_dir or reports_folder(ledger_path()))
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
+def _row(entry: StoredRun) -> tuple[str, ...]:
     if entry.problem or entry.verdict is None or entry.started is None:
         return ("unreadable", entry.run, "?", "?", "?", "-", entry.problem)
     mode = "" if entry.device == "cuda" else f" {entry.device}"

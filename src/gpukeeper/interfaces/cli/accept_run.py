@@ -23,10 +23,10 @@ from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.grade import Grade
 
 if TYPE_CHECKING:
-    from gpukeeper.acceptance.check import Wish
-    from gpukeeper.acceptance.judging.reference import Row
-    from gpukeeper.acceptance.record import Limits
-    from gpukeeper.acceptance.run import Order
+    from gpukeeper.acceptance.check import RunRequest
+    from gpukeeper.acceptance.judging.reference import ReferenceRow
+    from gpukeeper.acceptance.record import Thresholds
+    from gpukeeper.acceptance.run import RunConfig
     from gpukeeper.interfaces.terminal.acceptance import Narrator
     from gpukeeper.ledger.journal import SqliteLedger
     from gpukeeper.model.gpu import Gpu
@@ -56,8 +56,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Understood:
-    wish: Wish
-    rows: tuple[Row, ...]
+    wish: RunRequest
+    rows: tuple[ReferenceRow, ...]
     told: Told
 
 
@@ -144,16 +144,18 @@ async def _history(ledger: SqliteLedger, node: str) -> Mapping[str, tuple[Past, 
     return history_of(memory.tested if memory is not None else ())
 
 
-def _order(understood: Understood, now: datetime, history: Mapping[str, tuple[Past, ...]], narrator: Narrator) -> Order:
+def _order(
+    understood: Understood, now: datetime, history: Mapping[str, tuple[Past, ...]], narrator: Narrator
+) -> RunConfig:
     from gpukeeper import __version__
     from gpukeeper.acceptance.catalog import CHECKS
     from gpukeeper.acceptance.judging import reference
-    from gpukeeper.acceptance.run import Order
+    from gpukeeper.acceptance.run import RunConfig
 
-    def limits(gpu: Gpu, check: str, metric: str, method: str) -> Limits:
+    def limits(gpu: Gpu, check: str, metric: str, method: str) -> Thresholds:
         return reference.limits(gpu, check, metric, method, own=understood.rows)
 
-    return Order(
+    return RunConfig(
         run=run_name(now),
         version=__version__,
         wish=understood.wish,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpukeeper.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpukeeper.acceptance.check import Check, Wish
+    from gpukeeper.acceptance.check import Check, RunRequest
     from gpukeeper.interfaces.cli.accept_variables import Told
 
 DEVICES = ("cuda", "cpu", "simulated")
@@ -37,9 +37,9 @@ class Flags:
     set_: Sequence[str] = field(default_factory=tuple)
 
 
-def wish_of(flags: Flags, told: Told, checks: Sequence[Check]) -> Wish:
+def wish_of(flags: Flags, told: Told, checks: Sequence[Check]) -> RunRequest:
     """Raises UsageError with every problem, a line each."""
-    from gpukeeper.acceptance.check import Wish
+    from gpukeeper.acceptance.check import RunRequest
 
     problems: list[str] = []
     profile, within_s = _length(flags, told, problems)
@@ -53,7 +53,7 @@ def wish_of(flags: Flags, told: Told, checks: Sequence[Check]) -> Wish:
     params = _params([*told.settings, *flags.set_], checks, problems)
     if problems:
         raise UsageError("\n".join([*problems, NOTHING]))
-    wish = Wish(
+    wish = RunRequest(
         device=flags.device,
         expected=expected,
         gpus=tuple(_words(flags.gpus)),
@@ -67,22 +67,22 @@ def wish_of(flags: Flags, told: Told, checks: Sequence[Check]) -> Wish:
     return wish
 
 
-def refuse_impossible(wish: Wish, checks: Sequence[Check]) -> None:
+def refuse_impossible(wish: RunRequest, checks: Sequence[Check]) -> None:
     """A check knows which of its figures can never pass: it is asked what it would run on a machine that is made up."""
-    from gpukeeper.acceptance.check import Setting
-    from gpukeeper.acceptance.record import Limits, Machine
+    from gpukeeper.acceptance.check import CheckContext
+    from gpukeeper.acceptance.record import Machine, Thresholds
     from gpukeeper.model.gpu import Gpu
 
     gpus = tuple(Gpu(uuid=f"gpu-{number}", index=number) for number in range(max(wish.expected or 2, 2)))
     machine = Machine(node="here", gpus=gpus)
-    setting = Setting(wish=wish, machine=machine, gpus=gpus, limits=lambda *_: Limits())
+    context = CheckContext(wish=wish, machine=machine, gpus=gpus, limits=lambda *_: Thresholds())
     problems: dict[str, None] = {}
     for check in checks:
-        if check.ask is None or check.name not in wish.params:
+        if check.request is None or check.name not in wish.params:
             continue
         for serving in check.servings:
             try:
-                check.ask(serving, setting)
+                check.request(serving, context)
             except (UsageError, ValueError) as problem:
                 words = str(problem).removesuffix(NOTHING).rstrip().removeprefix(f"{check.name}: ")
                 problems[f"--set {check.name}: {words}"] = None

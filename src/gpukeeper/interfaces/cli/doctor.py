@@ -129,7 +129,7 @@ def _ray(policy: Path | None) -> list[tuple[str, ...]]:
     """Whether the clusters of the nodes here can be asked: where one cannot, its nodes count as busy."""
     from gpukeeper.config.load import load_policy
     from gpukeeper.model.unknown import Unknown
-    from gpukeeper.platforms.ray.dashboards import Asking, Dashboard
+    from gpukeeper.platforms.ray.dashboards import Dashboard, DashboardQueries
     from gpukeeper.platforms.ray.processes import raylet_of, read_all
     from gpukeeper.platforms.ray.settings import settings_of
 
@@ -138,7 +138,7 @@ def _ray(policy: Path | None) -> list[tuple[str, ...]]:
     raylets = [raylet for one in here if (raylet := raylet_of(one)) is not None]
 
     async def asked() -> list[tuple[str, ...]]:
-        asking = Asking(settings_of(loaded).dashboard, os.environ)
+        asking = DashboardQueries(settings_of(loaded).dashboard, os.environ)
         await asking.find(raylets)
         return [_of_node(raylet.node_id[:8], await asking.dashboard(raylet)) for raylet in raylets]
 

@@ -17,9 +17,9 @@ from gpukeeper.interfaces.terminal import options as o
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpukeeper.engine.explain import Explained
-    from gpukeeper.lifecycle.explain import Measured
-    from gpukeeper.lifecycle.forecast import Ahead
+    from gpukeeper.engine.explain import Explanation
+    from gpukeeper.lifecycle.explain import MeasuredSignal
+    from gpukeeper.lifecycle.forecast import UpcomingAction
     from gpukeeper.model.decision import Answer
     from gpukeeper.model.diagnosis import Cause, Diagnosis
     from gpukeeper.model.event import Event
@@ -39,7 +39,7 @@ def explain(
     json: o.Json = False,
 ) -> None:
     """Say what every rule thinks of a workload, by which signals, what comes next, and what would change that."""
-    from gpukeeper.engine.explain import Explained
+    from gpukeeper.engine.explain import Explanation
     from gpukeeper.interfaces.terminal.daemon import from_daemon
     from gpukeeper.interfaces.terminal.session import opened, span
 
@@ -50,7 +50,7 @@ def explain(
     pause = span(every, "--every")
     assert pause is not None
 
-    while (found := from_daemon(Explained, "explain", policy, workload=workload)) is not None:
+    while (found := from_daemon(Explanation, "explain", policy, workload=workload)) is not None:
         _show(found, json=json, watch=watch)
         if not watch:
             return None
@@ -63,7 +63,7 @@ def explain(
             asyncio.run(asyncio.sleep(max(1.0, pause.total_seconds())))
 
 
-def _show(found: Explained, *, json: bool, watch: bool) -> None:
+def _show(found: Explanation, *, json: bool, watch: bool) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.views.explain import explain_view
 
@@ -74,7 +74,7 @@ def _show(found: Explained, *, json: bool, watch: bool) -> None:
         _print(found)
 
 
-async def _look(session: Session, words: str) -> Explained:
+async def _look(session: Session, words: str) -> Explanation:
     from gpukeeper.engine.explain import explained
     from gpukeeper.engine.fleet import observe_fleet
     from gpukeeper.engine.removed import not_there
@@ -93,7 +93,7 @@ async def _look(session: Session, words: str) -> Explained:
     return await explained(keeper, book, found, history, strange)
 
 
-def _print(found: Explained) -> None:
+def _print(found: Explanation) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.notify.terminals import plain
     from gpukeeper.views.explain import facts, verdicts
@@ -150,7 +150,7 @@ def _section(title: str, rows: Sequence[Sequence[str]]) -> None:
         show.table(rows)
 
 
-def _signal_row(one: Measured, now: datetime) -> tuple[str, ...]:
+def _signal_row(one: MeasuredSignal, now: datetime) -> tuple[str, ...]:
     """The newest minute, and the window: its highest minute against the threshold, and since when it was measured."""
     from gpukeeper.lifecycle.explain import amount, threshold_in_words
     from gpukeeper.model.durations import in_words
@@ -174,7 +174,7 @@ def _ago(at: datetime, now: datetime) -> str:
     return "just now" if now - at < timedelta(minutes=2) else f"{in_words(now - at)} ago"
 
 
-def _ahead_row(one: Ahead, now: datetime) -> tuple[str, ...]:
+def _ahead_row(one: UpcomingAction, now: datetime) -> tuple[str, ...]:
     from gpukeeper.views.explain import moment
 
     at = "at the next pass" if one.at <= now else moment(one.at, now)

@@ -17,7 +17,7 @@ from gpukeeper.model.subject import Marks, Outcome, State, Subject
 from gpukeeper.platforms.docker.translate import CONTAINER, class_by_labels
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Lever
-from gpukeeper.platforms.kubernetes.tally import Tally
+from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
 from gpukeeper.platforms.kubernetes.translate import class_of as class_in_cluster
 from gpukeeper.platforms.kubernetes.wire import Meta
 from gpukeeper.views.trial import INCARNATION, Given
@@ -164,7 +164,7 @@ def _recognised(one: Described, ref: Ref) -> str:
     """The class that its platform gives it, by the platform's own function."""
     if ref.platform == KUBERNETES:
         meta = Meta(name=ref.name, namespace=ref.namespace, labels=dict(one.labels))
-        held = Tally(devices=[f"{ref.name}/{number}" for number in range(one.gpus)])
+        held = PodTotals(devices=[f"{ref.name}/{number}" for number in range(one.gpus)])
         return class_in_cluster(BY_NAME[ref.kind], meta, None, held)
     if not one.gpus:
         return WITHOUT_GPU

@@ -76,7 +76,7 @@ def _through_daemon(
     """Whether a daemon of somebody else answered: of its ledger one is told what concerns one's own work."""
     from gpukeeper.interfaces.terminal.daemon import from_daemon
     from gpukeeper.interfaces.terminal.session import say, span
-    from gpukeeper.ledger.lines import Numbered, says
+    from gpukeeper.ledger.lines import NumberedLine, says
 
     length = span(since, "--since")
     seconds = None if length is None else length.total_seconds()
@@ -87,7 +87,7 @@ def _through_daemon(
         "workload": workload or "",
         "errors": errors,
     }
-    found = from_daemon(Numbered, "ledger", None, seconds=seconds, **asked)
+    found = from_daemon(NumberedLine, "ledger", None, seconds=seconds, **asked)
     if found is None:
         return False
     say("From the daemon's ledger: lines about your own work (all of them for an admin).")

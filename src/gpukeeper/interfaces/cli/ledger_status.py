@@ -11,8 +11,8 @@ from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal.local_ledger import opened_for_reading
 
 if TYPE_CHECKING:
-    from gpukeeper.ledger.archive import Status
-    from gpukeeper.ledger.inspection import File, Inspected
+    from gpukeeper.ledger.archive import LedgerStatus
+    from gpukeeper.ledger.inspection import InspectionResult, LedgerFile
     from gpukeeper.ledger.journal import SqliteLedger
 
 
@@ -50,14 +50,14 @@ def verify(json: o.Json = False) -> None:
         raise typer.Exit(LedgerError.exit_code)
 
 
-async def _status(ledger: SqliteLedger) -> tuple[Status, int]:
+async def _status(ledger: SqliteLedger) -> tuple[LedgerStatus, int]:
     from gpukeeper.ledger.archive import status as status_of
     from gpukeeper.ledger.inspection import schema_of
 
     return await status_of(ledger), await schema_of(ledger)
 
 
-def _status_rows(path: str, schema: int, files: tuple[File, ...], found: Status) -> list[tuple[str, str]]:
+def _status_rows(path: str, schema: int, files: tuple[LedgerFile, ...], found: LedgerStatus) -> list[tuple[str, str]]:
     from gpukeeper.ledger.inspection import archived_size
     from gpukeeper.model.durations import size_in_words
 
@@ -87,7 +87,7 @@ def _archive(name: str, header: object, damage: str | None) -> str:
     return f"{name}: {header.lines} lines, {header.since:%Y-%m-%d} to {header.until:%Y-%m-%d}"
 
 
-def _verified(path: str, found: Inspected) -> str:
+def _verified(path: str, found: InspectionResult) -> str:
     what = f"{found.lines} lines and {len(found.archives)} archives of {path} were read"
     if found.problems:
         return f"{what}; {len(found.problems)} problems"

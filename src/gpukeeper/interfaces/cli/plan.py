@@ -12,7 +12,7 @@ from gpukeeper.interfaces.terminal import options as o
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpukeeper.engine.counts import Pile
+    from gpukeeper.engine.counts import TreeCount
     from gpukeeper.engine.observe import Survey
     from gpukeeper.engine.outlook import PolicyHead
     from gpukeeper.engine.reclaim import PassReport
@@ -127,7 +127,7 @@ def print_plan(view: PlanView, *, verbose: bool) -> None:
         show.table(rows, head=("trees", "total", "keep", "remove"))
 
 
-def _pile_in_words(pile: Pile) -> str:
+def _pile_in_words(pile: TreeCount) -> str:
     from gpukeeper.model.durations import size_in_words
 
     if not pile.number:

@@ -14,7 +14,7 @@ from gpukeeper.interfaces.terminal import options as o
 if TYPE_CHECKING:
     from gpukeeper.config.load import Loaded
     from gpukeeper.interfaces.cli.hypothetical import Described
-    from gpukeeper.lifecycle.forecast import Ahead
+    from gpukeeper.lifecycle.forecast import UpcomingAction
     from gpukeeper.model.subject import Outcome, State
     from gpukeeper.views.trial import TrialView
 
@@ -202,7 +202,7 @@ def _because(loaded: Loaded, described: Described, found: TrialView) -> str:
     return f"recognised by {described.platform}{listed}"
 
 
-def _what(one: Ahead) -> str:
+def _what(one: UpcomingAction) -> str:
     """A second warning says that it is the second; what is kept from then on is reported."""
     if one.action.value == "keep":
         return "report"

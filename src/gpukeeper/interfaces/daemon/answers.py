@@ -15,11 +15,11 @@ import msgspec
 
 from gpukeeper.engine.explain import HISTORY, as_others_see, explained
 from gpukeeper.engine.find import find
-from gpukeeper.engine.outlook import NOT_TOLD, outlooks, standing
+from gpukeeper.engine.outlook import NOT_TOLD, daemon_state, outlooks
 from gpukeeper.engine.removed import not_there
-from gpukeeper.engine.requests import Reply, Request, Told
+from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
-from gpukeeper.ledger.lines import TYPES, Numbered
+from gpukeeper.ledger.lines import TYPES, NumberedLine
 from gpukeeper.lifecycle.holds import is_admin, may_act
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Event
@@ -50,19 +50,19 @@ class Answers:
         except KeeperError as problem:
             return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
 
-    async def _answer(self, who: str, request: Request) -> Told:
+    async def _answer(self, who: str, request: Request) -> DataReply:
         keeper, book = self._session.keeper, self._session.book
         match request.verb:
             case "plan":
                 return _told(await outlooks(keeper, book, who, self._session.loaded.source))
             case "standing":
-                return _told(standing(keeper))
+                return _told(daemon_state(keeper))
             case "explain":
                 return await self._explain(who, request.workload)
             case _:
                 return _told(await self._ledger(who, request))
 
-    async def _explain(self, who: str, words: str) -> Told:
+    async def _explain(self, who: str, words: str) -> DataReply:
         keeper, book = self._session.keeper, self._session.book
         try:
             found = await find(keeper, book, words)
@@ -81,7 +81,7 @@ class Answers:
         async with asyncio.timeout(READING.total_seconds()):
             return [line for _, line in await self._lines().lines(last=last, workload=words)]
 
-    async def _ledger(self, who: str, request: Request) -> Numbered:
+    async def _ledger(self, who: str, request: Request) -> NumberedLine:
         """Lines about one's own work; an admin's are all."""
         unknown = [name for name in request.types if name not in TYPES]
         if unknown:
@@ -99,7 +99,7 @@ class Answers:
                 errors_only=request.errors,
                 since=None if request.seconds is None else now - timedelta(seconds=request.seconds),
             )
-        return Numbered(tuple(found))
+        return NumberedLine(tuple(found))
 
     def _lines(self) -> SqliteLedger:
         if self._reader is None:
@@ -107,5 +107,5 @@ class Answers:
         return self._reader
 
 
-def _told(body: object) -> Told:
-    return Told(done=True, words="", body=msgspec.Raw(msgspec.json.encode(body)))
+def _told(body: object) -> DataReply:
+    return DataReply(done=True, words="", body=msgspec.Raw(msgspec.json.encode(body)))

@@ -52,7 +52,7 @@ async def listening(path: Path, session: Session, say: Say = lambda words: None)
     if why is not None:
         raise KeeperError(f"Others could put a socket of their own in the place of {path}: {why}. Nothing was done.")
     _forget(path)  # of a daemon that died; a living one holds the serve lease, which we have
-    session.keeper.answering.enabled = True
+    session.keeper.request_state.enabled = True
     server = Server(session, Crowd(Limits().within(raise_descriptors())), say)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
         listener.bind(str(path))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily
 
-from gpukeeper.engine.counts import Pile
+from gpukeeper.engine.counts import TreeCount
 from gpukeeper.interfaces.telemetry.series import gauge
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
@@ -16,7 +16,7 @@ from gpukeeper.views.nodes import DISK, bytes_of
 OF_A_NODE, OF_A_DISK = ("platform", "place", "node"), ("platform", "place", "node", "disk")
 FACTS = ("temporary bytes", "busy", "disk", "held open", "tree size")
 Numbers = dict[tuple[str, ...], float]
-Piles = Mapping[tuple[str, bool], Pile]  # by category, and whether they are due
+Piles = Mapping[tuple[str, bool], TreeCount]  # by category, and whether they are due
 
 
 def of_nodes(subjects: Iterable[Subject], trees: Iterable[Piles]) -> Iterator[GaugeMetricFamily]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpukeeper.acceptance.judging.messages import TEACH
+from gpukeeper.acceptance.judging.messages import FAILURE_KINDS
 from gpukeeper.acceptance.record import Finding, Machine, NotTested, Report
 from gpukeeper.acceptance.reports import lines
 from gpukeeper.acceptance.reports.wording import gpu_words
-from gpukeeper.acceptance.run import Began, Repeated, Step
+from gpukeeper.acceptance.run import CheckRepeated, CheckStarted, Step
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.colours import overwrites
 from gpukeeper.interfaces.terminal.layout import width_of, wrapped
@@ -36,7 +36,7 @@ from gpukeeper.views.acceptance import (
 )
 
 if TYPE_CHECKING:
-    from gpukeeper.acceptance.check import Wish
+    from gpukeeper.acceptance.check import RunRequest
     from gpukeeper.acceptance.self_test import Attempt
 
 REFRESH = 1.0  # seconds
@@ -50,7 +50,7 @@ class Once:
         self._said: set[str] = set()
 
     def __call__(self, words: str) -> str:
-        for lesson in TEACH.values():
+        for lesson in FAILURE_KINDS.values():
             if lesson.advice in words and lesson.advice in self._said:
                 words = f"{words.partition(f' {lesson.advice}')[0]} See above."  # what a probe said as well
             elif lesson.advice in words:
@@ -61,11 +61,11 @@ class Once:
 class Narrator:
     """Called by the engine with every step. Results go where `echo` puts them; the moving line is stderr's."""
 
-    def __init__(self, wish: Wish, echo: Callable[[str], None], *, verbose: bool) -> None:
+    def __init__(self, wish: RunRequest, echo: Callable[[str], None], *, verbose: bool) -> None:
         self._wish, self._echo, self._verbose = wish, echo, verbose
         self._report: Report | None = None  # so far: whose GPU a finding is about
         self._waiting: list[Finding] = []  # of one check, told together
-        self._now: Began | None = None
+        self._now: CheckStarted | None = None
         self._began = time.monotonic()
         self._moving = overwrites(sys.stderr)
         self.once = Once()
@@ -77,10 +77,10 @@ class Narrator:
             case Machine():
                 self._report = provisional(step, self._wish)
                 self._say(lines.line(lines.ENV, machine_words(step, self._wish)))
-            case Began():
+            case CheckStarted():
                 self._now, self._began = step, time.monotonic()
                 self._moving_or(lines.running(step.check, f"{step.what} ({_place(step)})"))
-            case Repeated():
+            case CheckRepeated():
                 who = ", ".join(gpu_words(self._report, one) if self._report else one for one in step.gpus)
                 self._say(lines.running(step.check, f"again, try {step.attempt}: {who or 'all of them'}"))
             case NotTested():
@@ -129,7 +129,7 @@ class Narrator:
         self._draw()
 
 
-def _place(step: Began) -> str:
+def _place(step: CheckStarted) -> str:
     return f"{step.number} of {step.of}, about {in_words(timedelta(seconds=step.left_s))} left"
 
 

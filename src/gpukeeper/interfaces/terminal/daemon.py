@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gpukeeper.engine.requests import Reply, Request, Told
+from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH, socket_path
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, UsageError
@@ -38,10 +38,10 @@ def from_daemon(kind: type[T], verb: str, policy: Path | None, **asked: Any) -> 
 def ask_standing(keeper: Keeper) -> None:
     """What only the daemon whose ledger this is knows: without it idle times would be forecast too long while GPUs are
     scarce, and warnings that do not count any more would."""
-    from gpukeeper.engine.outlook import Standing
+    from gpukeeper.engine.outlook import DaemonState
 
     try:
-        found = _told(Standing, Request(verb="standing"), SOON)
+        found = _told(DaemonState, Request(verb="standing"), SOON)
     except KeeperError:
         return
     if found is not None:
@@ -61,7 +61,7 @@ def _told(kind: type[T], request: Request, seconds: float = SECONDS) -> T | None
     answer = exchange(request, seconds)
     if answer is None:
         return None
-    told = read_reply(answer, Told)
+    told = read_reply(answer, DataReply)
     if not told.done:
         raise failed(told)
     try:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from gpukeeper.lifecycle.claims import How
+from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
@@ -23,12 +23,12 @@ HEAD = ("gpu", "use", "mem", "owner", "since", "class")
 WIDTHS = (12, 4, 8, 8, 6, 12)  # of HEAD; what is wider is cut
 HOLDER = 28  # the column that only wide terminals have
 STYLES = {
-    How.FREE: "green",
-    How.UNSURE: "cyan",
-    How.QUARANTINE: "red",
-    How.ORPHAN: "yellow",
-    How.BARE: "yellow",
-    How.HELD: "yellow",
+    ClaimState.FREE: "green",
+    ClaimState.UNSURE: "cyan",
+    ClaimState.QUARANTINE: "red",
+    ClaimState.ORPHAN: "yellow",
+    ClaimState.BARE: "yellow",
+    ClaimState.HELD: "yellow",
 }
 
 

@@ -1,1 +1,1 @@
-"""One rule, one file: NAME, SAYS, FOR, ACTS and `ask(view, settings, now) -> Answer`; declared.py lists what else."""
+"""One rule, one file: NAME, SUMMARY, FOR, ACTS and `ask(view, settings, now) -> Answer`; more: declared.py."""

@@ -13,7 +13,7 @@ from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
 
 NAME = "build_cache"
-SAYS = "Build cache that no build used for build_cache.unused is removed; without that setting it is reported."
+SUMMARY = "Build cache that no build used for build_cache.unused is removed; without that setting it is reported."
 FOR = (Shape.CACHE,)
 ACTS = True
 TURN = Turn.STORAGE

@@ -12,7 +12,7 @@ from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 
 NAME = "exemption"
-SAYS = "Exempt work is skipped by the rules that the exemption names, until it expires."
+SUMMARY = "Exempt work is skipped by the rules that the exemption names, until it expires."
 FOR = tuple(Shape)
 ACTS = False
 WHILE_REMOVED = True

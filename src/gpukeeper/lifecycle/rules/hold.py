@@ -16,7 +16,7 @@ from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown, is_known
 
 NAME = "hold"
-SAYS = "A user's hold suspends idle and every removal, never max runtime; an admin's hold names what it suspends."
+SUMMARY = "A user's hold suspends idle and every removal, never max runtime; an admin's hold names what it suspends."
 FOR = tuple(Shape)
 ACTS = False
 WHILE_REMOVED = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpukeeper.lifecycle.activity import MINUTE, Use, judge
+from gpukeeper.lifecycle.activity import MINUTE, Use, assess_use
 from gpukeeper.lifecycle.settings import Rulebook, Settings
 from gpukeeper.lifecycle.warnings import keep_it, staged, valid_for
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -14,7 +14,9 @@ from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 NAME = "idle"
-SAYS = "Work without GPU use and other activity for its idle time is warned twice, stopped, then removed (after_idle)."
+SUMMARY = (
+    "Work without GPU use and other activity for its idle time is warned twice, stopped, then removed (after_idle)."
+)
 FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED, State.SUSPENDED, State.ENDED)
 ACTS = True
@@ -99,7 +101,7 @@ def _report_large(view: View, settings: Settings, now: datetime) -> Answer:
     if isinstance(devices, Unknown):
         return _NO_LIMIT
     window = REPORTED_AFTER + MINUTE  # the present minute is not over
-    judged = judge(view.series, devices, settings.policy.activity, window, now, 2 * window)
+    judged = assess_use(view.series, devices, settings.policy.activity, window, now, 2 * window)
     if judged.use is not Use.QUIET or judged.since is None or now - judged.since < REPORTED_AFTER:
         return Answer(NAME, Verdict.SILENT, f"its class has no idle time; {judged.reason}")
     idle_for = ("at least " if judged.used is None else "") + in_words(now - judged.since)
@@ -133,7 +135,7 @@ def _judge(
         words = f"started {in_words(now - started)} ago, in its start grace"
         return Answer(NAME, Verdict.WAIT, words, due=graced + _next(settings, limits, window))
     warnings = settings.policy.warnings
-    judged = judge(view.series, devices, settings.policy.activity, window, now, horizon(settings.policy, window))
+    judged = assess_use(view.series, devices, settings.policy.activity, window, now, horizon(settings.policy, window))
     if judged.use is Use.UNKNOWN:
         return Answer(NAME, Verdict.UNKNOWN, judged.reason)
     if judged.use is Use.ACTIVE:

@@ -14,7 +14,7 @@ from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 
 NAME = "leftover_tree"
-SAYS = "Trees of ended work are deleted if proven dead, not in use, and unused for the age of their category."
+SUMMARY = "Trees of ended work are deleted if proven dead, not in use, and unused for the age of their category."
 FOR = (Shape.TREE,)
 ACTS = True
 TURN = Turn.TREES

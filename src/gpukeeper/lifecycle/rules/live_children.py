@@ -17,7 +17,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "live_children"
-SAYS = "Children that still run after their root has finished are reported, and ended if at_finish is set so."
+SUMMARY = "Children that still run after their root has finished are reported, and ended if at_finish is set so."
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = True

@@ -12,7 +12,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "max_runtime"
-SAYS = "A workload that ran longer than its class and group allow is warned twice and stopped; it is not removed."
+SUMMARY = "A workload that ran longer than its class and group allow is warned twice and stopped; it is not removed."
 FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED)
 ACTS = True

@@ -11,7 +11,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "never_started"
-SAYS = "A workload that was created and not started within never_started (30m) is removed."
+SUMMARY = "A workload that was created and not started within never_started (30m) is removed."
 FOR = (Shape.WORKLOAD,)
 IN = (State.CREATED,)
 ACTS = True

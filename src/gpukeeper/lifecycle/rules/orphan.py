@@ -11,7 +11,7 @@ from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
 
 NAME = "orphan"
-SAYS = "A process that outlived its workload is ended if it provably belongs to it; other processes never."
+SUMMARY = "A process that outlived its workload is ended if it provably belongs to it; other processes never."
 FOR = (Shape.ORPHAN,)
 ACTS = True
 COUNTED_ONCE = True  # all that one workload left began to be left at its end

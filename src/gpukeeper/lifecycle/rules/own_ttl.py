@@ -17,7 +17,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "own_ttl"
-SAYS = "A finished workload with its own TTL is removed when that expires, whatever the policy's retention is."
+SUMMARY = "A finished workload with its own TTL is removed when that expires, whatever the policy's retention is."
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = True

@@ -10,7 +10,7 @@ from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.subject import Shape, State
 
 NAME = "restart_loop"
-SAYS = "A root that ended for good and runs again is reported; if it repeats, it is removed after a warning."
+SUMMARY = "A root that ended for good and runs again is reported; if it repeats, it is removed after a warning."
 FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED)
 ACTS = True

@@ -13,7 +13,7 @@ from gpukeeper.model.subject import Outcome, Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "retention"
-SAYS = "Ended work is removed when its retention is over: by outcome, and by environment if the policy has any."
+SUMMARY = "Ended work is removed when its retention is over: by outcome, and by environment if the policy has any."
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = True

@@ -18,7 +18,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "stop_hold"
-SAYS = "Work stopped by its owner or at its maximum runtime keeps its GPU for hold_after_stop (15m); then retention."
+SUMMARY = "Work stopped by its owner or at its maximum runtime keeps its GPU for hold_after_stop (15m); then retention."
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = False

@@ -11,7 +11,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "stuck_removal"
-SAYS = "A stuck removal is reported; what blocks it is removed if the policy names it and it provably never ends."
+SUMMARY = "A stuck removal is reported; what blocks it is removed if the policy names it and it provably never ends."
 FOR = (Shape.WORKLOAD,)
 IN = (State.REMOVING,)
 ACTS = True

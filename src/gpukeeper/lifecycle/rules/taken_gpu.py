@@ -14,7 +14,7 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Shape, State
 
 NAME = "taken_gpu"
-SAYS = "Work restarted on a GPU that has a new tenant: its owner is warned; stopped if gpu.stop_on_taken."
+SUMMARY = "Work restarted on a GPU that has a new tenant: its owner is warned; stopped if gpu.stop_on_taken."
 FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED)
 ACTS = True

@@ -17,7 +17,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "target"
-SAYS = "Only roots inside the policy's scope are acted on; what another tool manages or needs is skipped."
+SUMMARY = "Only roots inside the policy's scope are acted on; what another tool manages or needs is skipped."
 FOR = tuple(Shape)
 ACTS = False
 

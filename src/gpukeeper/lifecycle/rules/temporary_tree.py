@@ -15,7 +15,7 @@ from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 
 NAME = "temporary_tree"
-SAYS = "Trees that match a pattern below a named root are deleted if large, not in use, and unused for long enough."
+SUMMARY = "Trees that match a pattern below a named root are deleted if large, not in use, and unused for long enough."
 FOR = (Shape.TREE,)
 ACTS = True
 TURN = Turn.TREES

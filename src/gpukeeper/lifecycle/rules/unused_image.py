@@ -13,7 +13,7 @@ from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 NAME = "unused_image"
-SAYS = "An image unused for images.unused is removed; without that setting it is reported."
+SUMMARY = "An image unused for images.unused is removed; without that setting it is reported."
 FOR = (Shape.IMAGE,)
 ACTS = True
 TURN = Turn.STORAGE

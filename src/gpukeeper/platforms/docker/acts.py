@@ -25,7 +25,7 @@ from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import incarnation, state_of, version
 from gpukeeper.platforms.docker.wire import CreateResponse, ImageInspected, Inspected
 
-Answer = Accepted | Changed | Refused | Unknown
+ActionResult = Accepted | Changed | Refused | Unknown
 FIRST_PROCESS = timedelta(seconds=10)  # minimum time between the stop signal and the kill, as the engine itself allows
 ENGINE_SLACK = timedelta(seconds=30)  # the engine tries several ways to end it before it fails
 RESTARTED_WITHIN = (0.0, 0.5, 1.0)  # seconds between reads: a restart is a stop, followed by a start a moment later
@@ -39,7 +39,7 @@ class ContainerActions:
     ) -> None:
         self._engine, self._records, self._holders = engine, records, holders
 
-    async def stop(self, fresh: Subject, grace: timedelta) -> Answer:
+    async def stop(self, fresh: Subject, grace: timedelta) -> ActionResult:
         """Disables the restart policy, sends SIGTERM to the processes that use a GPU and waits, then stops it through
         the engine.
         """
@@ -50,23 +50,23 @@ class ContainerActions:
             return Changed("it is not running any more")
         policy = container.host_config.restart_policy
         revives = policy is not None and policy.name not in {"", "no"}
-        if revives and (problem := await self._switch_off(container.id)) is not None:
+        if revives and (problem := await self._disable_restart(container.id)) is not None:
             return problem
-        self._records.asked_to_stop(container.id, datetime.now(UTC))
+        self._records.record_stop(container.id, datetime.now(UTC))
         began = asyncio.get_running_loop().time()
         try:
             await self._end_gpu_processes(container, grace)
         except (asyncio.CancelledError, PlatformError):  # interrupted, or a read failed: it continues as before
             if revives:
-                await self._give_back_policy(container)
+                await self._restore_policy(container)
             raise
         waited = timedelta(seconds=asyncio.get_running_loop().time() - began)
         now = await self._same(fresh)
         if not isinstance(now, Inspected):
             if revives:
-                await self._give_back_policy(container)
+                await self._restore_policy(container)
             return now
-        answer: Answer = Accepted()
+        answer: ActionResult = Accepted()
         if state_of(now) in (State.RUNNING, State.PAUSED):
             answer = await self._stop(container.id, max(FIRST_PROCESS, grace - waited))
             if isinstance(answer, Accepted) and await self._hit_another_run(container):
@@ -85,7 +85,7 @@ class ContainerActions:
         now = await self._records.inspect(before.id)
         return isinstance(now, Inspected) and state_of(now) is State.ENDED and incarnation(now) != incarnation(before)
 
-    async def remove(self, fresh: Subject) -> Answer:
+    async def remove(self, fresh: Subject) -> ActionResult:
         """Not forced, so that the engine refuses if it was started in the meantime; anonymous volumes stay.
 
         The engine cannot remove a container conditionally: a run that begins and ends after our read is removed with
@@ -122,7 +122,7 @@ class ContainerActions:
                         return f"{LOST_RUN} ({at:%H:%M:%S} UTC); its log and files were removed with it"
         return ""
 
-    async def bring_back(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
+    async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         """A stopped container is started; a removed one is created again from its evidence, and not started."""
         found = await self._records.inspect(ref.uid)
         if isinstance(found, Unknown):
@@ -142,7 +142,7 @@ class ContainerActions:
                 joined = {"Container": made.id, "EndpointConfig": settings}
                 await self._engine.post(f"/networks/{part(network)}/connect", joined)
         except EngineError as error:
-            return Refused(_not_made(error, recipe.body))
+            return Refused(_why_not_created(error, recipe.body))
         except (EngineSilent, msgspec.DecodeError) as problem:
             return Unknown(str(problem))
         return Accepted()
@@ -175,7 +175,7 @@ class ContainerActions:
             return Changed("it was restarted")
         return found
 
-    async def _switch_off(self, id_: str) -> Refused | Unknown | None:
+    async def _disable_restart(self, id_: str) -> Refused | Unknown | None:
         """First, otherwise the engine restarts it as soon as its processes end."""
         try:
             await self._engine.post(f"/containers/{part(id_)}/update", NO_RESTART)
@@ -197,7 +197,7 @@ class ContainerActions:
         if targets:
             await terminate(targets, grace)
 
-    async def _stop(self, id_: str, wait: timedelta) -> Answer:
+    async def _stop(self, id_: str, wait: timedelta) -> ActionResult:
         try:
             await self._engine.post(
                 f"/containers/{part(id_)}/stop", t=round(wait.total_seconds()), deadline=wait + ENGINE_SLACK
@@ -210,7 +210,7 @@ class ContainerActions:
             return Unknown(str(silent))
         return Accepted()
 
-    async def _undo_if_it_runs(self, before: Inspected, answer: Answer) -> None:
+    async def _undo_if_it_runs(self, before: Inspected, answer: ActionResult) -> None:
         """If a user restarted it during our stop, it keeps running and keeps its restart policy. So does a container
         that could not be stopped. While the engine is still stopping it, the policy does not restart it.
         """
@@ -221,10 +221,10 @@ class ContainerActions:
                 return
             failed = not isinstance(answer, Accepted) and state_of(now) in (State.RUNNING, State.PAUSED)
             if failed or incarnation(now) != incarnation(before):
-                await self._give_back_policy(before)
+                await self._restore_policy(before)
                 return
 
-    async def _give_back_policy(self, before: Inspected) -> None:
+    async def _restore_policy(self, before: Inspected) -> None:
         policy = before.host_config.restart_policy
         assert policy is not None
         await self._set_policy(before.id, {"Name": policy.name, "MaximumRetryCount": policy.maximum_retry_count})
@@ -252,7 +252,7 @@ class ContainerActions:
         return Accepted()
 
 
-def _not_made(error: EngineError, body: Mapping[str, Any]) -> str:
+def _why_not_created(error: EngineError, body: Mapping[str, Any]) -> str:
     if error.status == CONFLICT:
         return f"that name is already in use ({error.words})"
     if error.status == NOT_FOUND and "image" in error.words.lower():

@@ -44,7 +44,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.inside import tell_inside
 from gpukeeper.platforms.docker import translate
 from gpukeeper.platforms.docker.acts import ContainerActions
-from gpukeeper.platforms.docker.capture import Captures
+from gpukeeper.platforms.docker.capture import ContainerCapture
 from gpukeeper.platforms.docker.connect import SLOW, Engine
 from gpukeeper.platforms.docker.host_facts import (
     SCAN,
@@ -95,7 +95,7 @@ class DockerPlatform:
             keep_alive=policy.keep_alive,
             proc=proc,
         )
-        self._captures = Captures(engine, clock)
+        self._captures = ContainerCapture(engine, clock)
         self._leftovers = Leftovers(self.records, engine, clock, self._at, cache=_wants_cache(policy))
         self._acts = ContainerActions(engine, self.records, self._holders)
         self._left_since: dict[str, datetime] = {}  # by container: when a leftover of it was first seen
@@ -144,7 +144,7 @@ class DockerPlatform:
             try:
                 async with self._engine.opened():
                     first = True  # comes before any event was read, so it proves nothing
-                    async for hint in self._hear():
+                    async for hint in self._read_events():
                         tries, first = tries if first else 0, False
                         yield hint
             except PlatformError:
@@ -159,13 +159,13 @@ class DockerPlatform:
             async with self._engine.opened():
                 match ref.kind:
                     case translate.CONTAINER:
-                        return await self._look_at_container(ref)
+                        return await self._read_container(ref)
                     case translate.PROCESS:
-                        return await self._look_at_orphan(ref)
+                        return await self._read_orphan(ref)
                     case translate.IMAGE:
-                        return await self._leftovers.look_at_image(ref)
+                        return await self._leftovers.read_image(ref)
                     case translate.CACHE:
-                        return await self._leftovers.look_at_cache(ref)
+                        return await self._leftovers.read_cache(ref)
         except PlatformError as problem:
             return Unknown(str(problem))
         return Unknown(f"the engine has no kind {ref.kind!r}")
@@ -227,7 +227,7 @@ class DockerPlatform:
             return Refused(f"a {ref.kind} cannot be restored")
         try:
             async with self._engine.opened():
-                return await self._acts.bring_back(ref, evidence)
+                return await self._acts.restore(ref, evidence)
         except PlatformError as problem:
             return Unknown(str(problem))
 
@@ -292,7 +292,7 @@ class DockerPlatform:
         pids = processes_of(pid, proc=self._proc)
         return not isinstance(pids, Unknown) and tell_inside(pids, message, self._proc) > 0
 
-    async def _hear(self) -> AsyncIterator[Ref | None]:
+    async def _read_events(self) -> AsyncIterator[Ref | None]:
         since = self._clock.now().timestamp()
         self.records.forget()
         self.records.hearing = True  # nothing is missed from `since` on: the engine repeats the events
@@ -304,7 +304,7 @@ class DockerPlatform:
                 done, _ = await asyncio.wait({waiting}, timeout=RECONCILE.total_seconds())
                 if done:
                     try:
-                        self.records.hear(waiting.result())
+                        self.records.record_event(waiting.result())
                     except StopAsyncIteration:
                         return
                     waiting = asyncio.ensure_future(anext(stream))
@@ -314,7 +314,7 @@ class DockerPlatform:
                 await waiting
             await stream.aclose()
 
-    async def _look_at_container(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def _read_container(self, ref: Ref) -> Subject | Gone | Unknown:
         around = await self._around.look()
         container = await self.records.inspect(ref.uid)
         if container is None:
@@ -325,7 +325,7 @@ class DockerPlatform:
         subject = await self._subject(msgspec.structs.replace(container, size_rw=size), around)
         return msgspec.structs.replace(subject, loses=loses)
 
-    async def _look_at_orphan(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def _read_orphan(self, ref: Ref) -> Subject | Gone | Unknown:
         holder = await self._holder(ref)
         if not isinstance(holder, Holder):
             return holder

@@ -55,7 +55,7 @@ def _recipe(evidence: Evidence) -> CreateRequest:
     if config.get("Hostname") == old_id[:12]:
         del config["Hostname"]  # assigned by the engine, which assigns a new one
     _keep_volumes(told, config, host)
-    _as_it_is_asked_for(host)
+    _in_request_format(host)
     joined = dict((told.get("NetworkSettings") or {}).get("Networks") or {})
     mode = str(host.get("NetworkMode") or "default")
     others = {
@@ -94,7 +94,7 @@ def _keep_volumes(told: Mapping[str, Any], config: dict[str, Any], host: dict[st
     config["Volumes"] = volumes or None
 
 
-def _as_it_is_asked_for(host: dict[str, Any]) -> None:
+def _in_request_format(host: dict[str, Any]) -> None:
     """Podman reports limits under other names (RLIMIT_NOFILE) than it accepts (nofile)."""
     if host.get("Ulimits"):
         host["Ulimits"] = [

@@ -34,7 +34,7 @@ class ContainerChanges(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...]
 
 
-class Captures:
+class ContainerCapture:
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
         self._inside: dict[str, tuple[datetime, ContainerChanges]] = {}
@@ -47,7 +47,7 @@ class Captures:
         if container.id in self._unwilling and self._clock.now() - self._unwilling[container.id][0] < REMEMBERED:
             return None, self._unwilling[container.id][1]
         try:
-            inside = await self._look_inside(container.id)
+            inside = await self._read_changes(container.id)
         except (EngineError, EngineSilent, msgspec.DecodeError) as problem:
             now = self._clock.now()
             recent = {id_: one for id_, one in self._unwilling.items() if now - one[0] < REMEMBERED}
@@ -71,7 +71,7 @@ class Captures:
                 files |= await self._written(container)
         except EngineError as error:
             # A log or list that is not offered proves nothing about the container itself.
-            gone = error.says_gone and archive.MANIFEST not in files
+            gone = error.is_gone and archive.MANIFEST not in files
             return NothingToCapture("it no longer exists") if gone else Unknown(str(error))
         except (EngineSilent, msgspec.DecodeError) as problem:
             return Unknown(str(problem))
@@ -118,7 +118,7 @@ class Captures:
 
     async def _written(self, container: Inspected) -> dict[str, bytes]:
         try:
-            inside = await self._look_inside(container.id, anew=True)
+            inside = await self._read_changes(container.id, anew=True)
         except EngineError as error:
             if not _is_dead(container) or error.status == NOT_FOUND:
                 raise
@@ -133,7 +133,7 @@ class Captures:
             archive.CHANGES: "\n".join(lines).encode("utf-8", "replace") + b"\n",
         }
 
-    async def _look_inside(self, id_: str, *, anew: bool = False) -> ContainerChanges:
+    async def _read_changes(self, id_: str, *, anew: bool = False) -> ContainerChanges:
         now = self._clock.now()
         self._inside = {key: one for key, one in self._inside.items() if now - one[0] < REMEMBERED}
         if id_ in self._inside and not anew:

@@ -15,7 +15,7 @@ class EngineError(PlatformError):
         self.status, self.words = status, words
 
     @property
-    def says_gone(self) -> bool:
+    def is_gone(self) -> bool:
         """The engine's own message for it. Any other 404 (an unknown path, a proxy) proves nothing."""
         said = self.words.lower()
         return self.status == NOT_FOUND and ("no such" in said or "not known" in said)

@@ -144,7 +144,7 @@ class HostInspector:
         try:
             await in_thread(look, PEEK)
         except TimeoutError:
-            self._lay_aside(looked_at[-1:])
+            self._skip_for_a_while(looked_at[-1:])
         self._peeked = dict(found)
 
     async def _inherited(self, container: Inspected) -> Mapping[str, str] | Unknown:
@@ -176,7 +176,7 @@ class HostInspector:
         try:
             return await in_thread(lambda: keepalive.is_there(root, path, created), PEEK)
         except TimeoutError:
-            self._lay_aside([container.id])
+            self._skip_for_a_while([container.id])
             return Unknown(f"whether {self._keep_alive} exists is unknown: the filesystem did not answer")
         except (FileNotFoundError, ProcessLookupError):
             return None  # it ended, or its directory is gone
@@ -186,7 +186,7 @@ class HostInspector:
     def _is_dead(self, id_: str) -> bool:
         return id_ in self._dead and time.monotonic() - self._dead[id_] < RETRY
 
-    def _lay_aside(self, ids: Sequence[str]) -> None:
+    def _skip_for_a_while(self, ids: Sequence[str]) -> None:
         """Not tried again for a while: each attempt costs a thread that never ends."""
         steady = time.monotonic()
         recent = {id_: at for id_, at in self._dead.items() if steady - at < RETRY}

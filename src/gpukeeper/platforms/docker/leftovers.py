@@ -84,13 +84,13 @@ class Leftovers:
                 self._listed = now, Unknown(str(problem))
         return whole_cache_subject(self._listed[1], self._at())
 
-    async def look_at_image(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read_image(self, ref: Ref) -> Subject | Gone | Unknown:
         try:
             image = await self._engine.get(f"/images/{part(ref.uid)}/json", ImageInspected)
             containers = await self._engine.get("/containers/json", list[ContainerSummary], all=1, deadline=SLOW)
             usage = await self._usage()
         except EngineError as error:
-            return Gone(ref, self._clock.now()) if error.says_gone else Unknown(str(error))
+            return Gone(ref, self._clock.now()) if error.is_gone else Unknown(str(error))
         except EngineSilent as silent:
             return Unknown(str(silent))
         if image.id != ref.uid:
@@ -105,7 +105,7 @@ class Leftovers:
         heard = self._records.image_used_at(image.id, image.repo_tags or ())
         return image_subject(image, used_by, tagged, heard, self._at())
 
-    async def look_at_cache(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read_cache(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.uid == WHOLE_CACHE:
             return next(iter(await self._whole_cache()), Gone(ref, self._clock.now()))
         try:
@@ -117,7 +117,7 @@ class Leftovers:
 
     async def remove_image(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         """By its id, which is its content. The engine refuses if a container uses it or it has a second name."""
-        again = await self.look_at_image(fresh.ref)
+        again = await self.read_image(fresh.ref)
         if isinstance(again, Gone):
             return Changed("it is gone")
         if isinstance(again, Unknown):
@@ -133,7 +133,7 @@ class Leftovers:
             return Changed(error.words) if error.status in (CONFLICT, NOT_FOUND) else Refused(error.words)
         except EngineSilent as silent:
             return Unknown(str(silent))
-        return Accepted(bytes_back=await self._came_back())
+        return Accepted(bytes_back=await self._bytes_returned())
 
     async def remove_cache(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         """One entry, and only if the engine itself confirms that it was not used since our read."""
@@ -160,7 +160,7 @@ class Leftovers:
             return Changed("it is in use, or was used in the meantime")
         return Accepted(bytes_back=pruned.space_reclaimed)
 
-    async def _came_back(self) -> int | Unknown:
+    async def _bytes_returned(self) -> int | Unknown:
         """All layers before and after: a layer that other images share is counted once, and stays."""
         before = self._layers
         try:

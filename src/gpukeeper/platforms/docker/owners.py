@@ -42,7 +42,7 @@ class Trust(IntEnum):
 class Hint(msgspec.Struct, frozen=True):
     who: str | None  # None: not a known user of this machine
     trust: Trust
-    says: str
+    text: str
 
 
 class KnownUsers(msgspec.Struct, frozen=True):
@@ -101,8 +101,8 @@ def owned(
     """`image_labels`: labels inherited from the image, set by its author and not by the user who started it."""
     own = {} if isinstance(image_labels, Unknown) else dict(container.labels.items() - image_labels.items())
     hints = list(_hints(container, people, trusted_labels, own))
-    evidence = tuple(hint.says for hint in hints)
-    findings = [hint.says for hint in hints if hint.who is None]
+    evidence = tuple(hint.text for hint in hints)
+    findings = [hint.text for hint in hints if hint.who is None]
     known = [hint for hint in hints if hint.who is not None]
     sure = _surest(known)
     # Whether a trusted label came with the image. A running container has an image; that of an ended one may be gone.
@@ -113,7 +113,7 @@ def owned(
     if sure is not None:
         others = {hint.who for hint in known if hint.who != sure.who and hint.trust is not Trust.WEAK}
         if others:
-            findings.append(f"its owner is ambiguous: {sure.says}, but {_says(known, others)}")
+            findings.append(f"its owner is ambiguous: {sure.text}, but {_texts(known, others)}")
         split = any(hint.who != sure.who and hint.trust is Trust.GOOD for hint in known)
         # Users can choose a uid, a name and a label, even together: enough to report the owner, not to be kept longer.
         return Ownership(sure.who, sure.trust is Trust.GOOD and not split, evidence, tuple(findings))
@@ -123,7 +123,7 @@ def owned(
     claim = next(iter(known), None)
     if claim is None:
         return Ownership(None, False, evidence, tuple(findings))
-    findings.append(f"its owner is only claimed: {claim.says}; no other evidence confirms it")
+    findings.append(f"its owner is only claimed: {claim.text}; no other evidence confirms it")
     return Ownership(claim.who, False, evidence, tuple(findings), only_claimed=unsure is None)
 
 
@@ -141,9 +141,9 @@ def _surest(known: Sequence[Hint]) -> Hint | None:
     return next((hint for order in orders for hint in order), None)
 
 
-def _says(known: Iterable[Hint], others: Iterable[str | None]) -> str:
+def _texts(known: Iterable[Hint], others: Iterable[str | None]) -> str:
     wanted = set(others)
-    return "; ".join(hint.says for hint in known if hint.who in wanted)
+    return "; ".join(hint.text for hint in known if hint.who in wanted)
 
 
 def _hints(

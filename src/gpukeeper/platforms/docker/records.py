@@ -63,7 +63,7 @@ class Records:
         stale = [id_ for id_, line in listed.items() if not self._fresh(id_, line)]
         answers = await self._ask(stale)
         self._changed &= listed.keys()
-        await self._part_with([id_ for id_ in self._known if id_ not in listed])
+        await self._drop([id_ for id_ in self._known if id_ not in listed])
         for id_, answer in zip(stale, answers, strict=True):
             if isinstance(answer, Unknown):
                 self._known.pop(id_, None)
@@ -78,7 +78,7 @@ class Records:
         try:
             found = await self._engine.get(f"/containers/{part(id_)}/json", Inspected)
         except EngineError as error:
-            if error.says_gone:
+            if error.is_gone:
                 return None
             self._changed.add(id_)
             return Unknown(str(error))
@@ -100,7 +100,7 @@ class Records:
             return Unknown("an entry of the container list could not be read, so the images in use are unknown")
         return Counter(line.image_id for line in self._listed.values())
 
-    def hear(self, event: EngineEvent) -> None:
+    def record_event(self, event: EngineEvent) -> None:
         id_, action = event.actor.id, event.action.partition(":")[0]
         try:
             at = reading.instant(event.time_nano // 1000 / 1e6)
@@ -125,7 +125,7 @@ class Records:
             if id_ in self._missing:
                 self._remember_gone(id_, self._missing.pop(id_))
 
-    def asked_to_stop(self, id_: str, at: datetime) -> None:
+    def record_stop(self, id_: str, at: datetime) -> None:
         """By us: its first process may end by itself once the others got SIGTERM, and no event gives the reason."""
         self._stops[id_] = at
 
@@ -177,7 +177,7 @@ class Records:
 
         return await asyncio.gather(*(ask(id_) for id_ in ids))
 
-    async def _part_with(self, ids: Sequence[str]) -> None:
+    async def _drop(self, ids: Sequence[str]) -> None:
         """That the engine does not list it does not prove that it was removed: an engine that was given another data
         directory, or lost a description, does not know what still runs. It ended, or its removal was reported.
         """
@@ -214,7 +214,7 @@ class Records:
                 self.info = await self._engine.get("/info", Info)
                 since, until = (now - PAST).timestamp(), now.timestamp()
                 async for event in self._engine.events(FILTERS, since=f"{since:.9f}", until=f"{until:.9f}"):
-                    self.hear(event)
+                    self.record_event(event)
         self._primed = True
 
 

@@ -57,7 +57,7 @@ Busy: TypeAlias = Callable[[str], Awaitable[str | Unknown | None]]
 
 
 async def nothing_known(root: str) -> None:
-    """Used if no cluster of this machine can be asked whether work runs."""
+    """Used if no cluster of this machine can be queried."""
 
 
 class HostPlatform:
@@ -166,7 +166,7 @@ class HostPlatform:
         if ref.kind in {translate.GPU, translate.SLICE}:
             return await self._gpus.look(ref)
         if ref.kind == translate.PROCESS:
-            return await self._gpus.look_at_holder(ref)
+            return await self._gpus.read_holder(ref)
         if ref.kind in TREES:
             found = await self._trees.look(ref)
             trees = await self._identified((found,)) if isinstance(found, Subject) else found
@@ -222,7 +222,7 @@ class HostPlatform:
         saved = None if evidence is None else evidence.files.get(capture.FILE)
         if ref.kind != translate.REPORT or saved is None:
             return errors.NO_COPY
-        return await archive.bring_back(ref, saved, self._trees.named, self._timeouts)
+        return await archive.restore(ref, saved, self._trees.named, self._timeouts)
 
     async def _identified(self, trees: tuple[Subject, ...]) -> tuple[Subject, ...] | Unknown:
         """Without its filesystem, holds on a tree are unknown."""

@@ -32,13 +32,13 @@ PRIVATE = ".gpukeeper-restore-"
 CLEANUP = 60  # seconds
 
 
-async def bring_back(ref: Ref, saved: bytes, named: TreeScope, timeouts: Timeouts) -> Accepted | Refused | Unknown:
+async def restore(ref: Ref, saved: bytes, named: TreeScope, timeouts: Timeouts) -> Accepted | Refused | Unknown:
     deadline = timeouts.tree
     root = next((one for one in named.roots if one.kind == translate.REPORT and _is_below(ref, one)), None)
     if root is None:
         return Refused(f"{Path(ref.name).parent} is no longer a root of reports in the policy")
     try:
-        return await in_thread(lambda: _bring_back(ref, saved, root), deadline)
+        return await in_thread(lambda: _restore(ref, saved, root), deadline)
     except TimeoutError:
         return Unknown(errors.too_slow(root.path, deadline).why)
     except ForeignLink as link:
@@ -51,7 +51,7 @@ def _is_below(ref: Ref, root: TreeRoot) -> bool:
     return str(Path(ref.name).parent) == measure.printable(os.path.normpath(root.path))
 
 
-def _bring_back(ref: Ref, saved: bytes, root: TreeRoot) -> Accepted | Refused:
+def _restore(ref: Ref, saved: bytes, root: TreeRoot) -> Accepted | Refused:
     try:
         with tarfile.open(fileobj=io.BytesIO(saved), mode="r:gz", errorlevel=2) as tar:
             members = tar.getmembers()
@@ -60,7 +60,7 @@ def _bring_back(ref: Ref, saved: bytes, root: TreeRoot) -> Accepted | Refused:
             if why is not None:
                 return Refused(why)
             with opened(root.folder) as folder, private_folder(folder) as private:
-                tar.extractall(f"/proc/self/fd/{private}", filter=_as_it_was, numeric_owner=True)  # noqa: S202
+                tar.extractall(f"/proc/self/fd/{private}", filter=_with_owner_and_mode, numeric_owner=True)  # noqa: S202
                 kernel.rename_inside(private, name, folder, name)
     except FileExistsError:
         return Refused(f"{ref.name} exists; move it away first")
@@ -79,7 +79,7 @@ def _why_not(ref: Ref, name: str, members: list[tarfile.TarInfo], root: TreeRoot
     return None
 
 
-def _as_it_was(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+def _with_owner_and_mode(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
     """With the checks of tarfile's `data` filter, keeping owner and mode; no more permissions than files need."""
     checked = tarfile.data_filter(member, path)
     return checked.replace(uid=member.uid, gid=member.gid, mode=stat.S_IMODE(member.mode) & 0o1777, deep=False)

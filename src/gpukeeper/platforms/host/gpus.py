@@ -63,7 +63,7 @@ class Gpus:
                 return subject
         return Unknown(f"{unseen[0].what}: {unseen[0].why}") if unseen else Gone(ref, self._at().now)
 
-    async def look_at_holder(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read_holder(self, ref: Ref) -> Subject | Gone | Unknown:
         gpus = await self._ask()
         deadline = self._timeouts.processes
         try:

@@ -34,7 +34,7 @@ class CachedMeasurement(msgspec.Struct, frozen=True):
 class MeasurementCache:
     def __init__(self) -> None:
         self._trees: dict[str, CachedMeasurement] = {}  # by uid
-        self._totals: dict[str, tuple[int, datetime]] = {}  # by folder: bytes of all trees together
+        self._totals: dict[str, tuple[int, datetime]] = {}  # by directory: bytes of all trees together
 
     def learn(self, measured: TreeMeasurement, now: datetime) -> None:
         if is_known(measured.size):

@@ -1,7 +1,7 @@
-"""Which of many objects are gone: asked for by lists, compared by uid.
+"""Which of many objects are gone: read by lists, compared by uid.
 
-A list proves absence only if it reached its end, is of one moment, every item of it could be read and has a uid, and it
-covers the namespace that the object was in. Of a list that is not so nothing follows, for none of them.
+A list proves absence only if it is complete and consistent, every item could be read and has a uid, and it covers the
+namespace of the object. Any other list proves nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.other_owners import LIST, ONE, Named
+from gpukeeper.platforms.kubernetes.other_owners import LIST, ONE, PartialMetadata
 
 if TYPE_CHECKING:
     from gpukeeper.platforms.kubernetes.connect import Cluster
 
-FEW = 5  # of one kind in one list: each is asked for by itself
+FEW = 5  # of one kind in one list: each is read separately
 PAGE = 500
 
-Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `Discovery.served`
+Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `ApiDiscovery.served`
 
 
 async def absent(cluster: Cluster, served: Served, refs: Iterable[Ref], *, everywhere: bool) -> list[Ref]:
@@ -53,7 +53,7 @@ async def absent(cluster: Cluster, served: Served, refs: Iterable[Ref], *, every
 
 async def _not_listed(cluster: Cluster, path: str, refs: Sequence[Ref]) -> list[Ref]:
     left = {ref.uid: ref for ref in refs}
-    async for page in cluster.pages(path, Named, limit=PAGE, accept=LIST):
+    async for page in cluster.pages(path, PartialMetadata, limit=PAGE, accept=LIST):
         if page.problems or page.inconsistent or any(not one.metadata.uid for one in page.items):
             return []
         for one in page.items:
@@ -63,9 +63,9 @@ async def _not_listed(cluster: Cluster, path: str, refs: Sequence[Ref]) -> list[
 
 async def _not_found(cluster: Cluster, kind: Kind, version: str, ref: Ref) -> bool:
     try:
-        seen = await cluster.get(kind.path(version, ref.namespace, ref.name), Named, accept=ONE)
+        seen = await cluster.get(kind.path(version, ref.namespace, ref.name), PartialMetadata, accept=ONE)
     except ApiError as error:
-        if error.says_gone:
+        if error.is_not_found:
             return True
         raise
     return bool(seen.metadata.uid) and seen.metadata.uid != ref.uid

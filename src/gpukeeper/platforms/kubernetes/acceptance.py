@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.kinds.ending import GOES_ON, Ending, usable
+from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED, Ending, usable
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.marks import moment
 from gpukeeper.platforms.kubernetes.wire import Meta, when
@@ -39,12 +39,12 @@ def ending_of(kind: Kind, meta: Meta, now: datetime) -> tuple[Ending, tuple[str,
     if recorded is not None:
         at = usable(moment(RUN_ENDED, recorded), meta, now)
         if isinstance(at, Unknown):
-            return GOES_ON, (
+            return NOT_ENDED, (
                 f"the end of its acceptance run cannot be read ({at.why}); it is kept until {RUN_ENDED} is fixed",
             )
-        return (Ending(True, Outcome.STOPPED, at) if at is not None and at <= now else GOES_ON), ()
+        return (Ending(True, Outcome.STOPPED, at) if at is not None and at <= now else NOT_ENDED), ()
     created = when(meta.creation_timestamp)
     if not isinstance(created, datetime) or now - created <= RUN_LIMIT:
-        return GOES_ON, ()
+        return NOT_ENDED, ()
     words = f"an acceptance run ends within a day; this {kind.kind} was created {in_words(now - created)} ago"
     return Ending(True, Outcome.STOPPED, created + RUN_LIMIT), (words,)

@@ -1,5 +1,5 @@
-"""One cluster as a platform. Every verb carries the uid and resourceVersion of what was looked at, so that the API
-server itself refuses what changed: all of it is ATOMIC. Only roots are acted on; what they own goes with them.
+"""One cluster as a platform. Every action carries the uid and resourceVersion of the object that was read, so that the
+API server refuses it after a change: all actions are ATOMIC. Only roots are acted on, together with what they own.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import diagnose, remnants, translate
 from gpukeeper.platforms.kubernetes.absence import absent
-from gpukeeper.platforms.kubernetes.acts import Acts
+from gpukeeper.platforms.kubernetes.acts import ClusterActions
 from gpukeeper.platforms.kubernetes.annotate import Annotations
 from gpukeeper.platforms.kubernetes.archive import Archive
-from gpukeeper.platforms.kubernetes.bulk import Bulk, Listed
-from gpukeeper.platforms.kubernetes.capture import Captures
+from gpukeeper.platforms.kubernetes.bulk import Bulk, ListPosition
+from gpukeeper.platforms.kubernetes.capture import EvidenceCapture
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.controllers import Controllers
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
+from gpukeeper.platforms.kubernetes.event_writer import EventWriter
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
-from gpukeeper.platforms.kubernetes.looks import Looked, Looks
-from gpukeeper.platforms.kubernetes.meter import Running
-from gpukeeper.platforms.kubernetes.notes import Notes
-from gpukeeper.platforms.kubernetes.other_owners import ONE, Named, OtherOwners
+from gpukeeper.platforms.kubernetes.meter import RunningPod
+from gpukeeper.platforms.kubernetes.object_reader import ObjectReader, ReadObject
+from gpukeeper.platforms.kubernetes.other_owners import ONE, OtherOwners, PartialMetadata
 from gpukeeper.platforms.kubernetes.preconditions import cannot_remove
-from gpukeeper.platforms.kubernetes.removals import Removals
+from gpukeeper.platforms.kubernetes.removals import PendingRemovals
 from gpukeeper.platforms.kubernetes.server_clock import ServerClock
 from gpukeeper.platforms.kubernetes.settings import settings_of
-from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted
+from gpukeeper.platforms.kubernetes.walk import ClusterWalk, Namespace, WalkSettings
 from gpukeeper.platforms.kubernetes.watch import Watches
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
 
-STUCK_LOOKED_AT = 20  # in one look at everything
+STUCK_MAX = 20  # in one full pass
 
 
 class KubernetesPlatform:
@@ -74,21 +74,21 @@ class KubernetesPlatform:
 
     def __init__(self, cluster: Cluster, clock: Clock, policy: Policy) -> None:
         self._cluster, self._clock = cluster, clock
-        self._discovery = Discovery(cluster)
+        self._discovery = ApiDiscovery(cluster)
         self._owners = OtherOwners(cluster, self._discovery)
         served = self._discovery.served
-        self._acts, self._captures, self._archive = (
-            Acts(cluster, served),
-            Captures(cluster, served),
+        self._actions, self._captures, self._archive = (
+            ClusterActions(cluster, served),
+            EvidenceCapture(cluster, served),
             Archive(cluster, served),
         )
         self._annotations = Annotations(cluster, served)
         self._bulk = Bulk(cluster, served)
         self._controllers = Controllers(cluster)
-        self._notes = Notes(cluster, clock)
+        self._events = EventWriter(cluster, clock)
         self._server_clock = ServerClock(cluster, clock)
-        self._removals = Removals(cluster, clock)
-        self._looks = Looks(
+        self._removals = PendingRemovals(cluster, clock)
+        self._reader = ObjectReader(
             cluster,
             self._server_clock,
             self._discovery,
@@ -97,13 +97,13 @@ class KubernetesPlatform:
             self._bulk,
             self._removals,
         )
-        self._watches = Watches(cluster, self._discovery, cluster.place, self._removals.heard_gone)
+        self._watches = Watches(cluster, self._discovery, cluster.place, self._removals.report_deleted)
         self.follow(policy)
 
     def follow(self, policy: Policy) -> None:
-        """Of a policy that changed."""
+        """Use a changed policy."""
         self._policy = policy
-        self._looks.follow(policy)
+        self._reader.follow(policy)
 
     @property
     def name(self) -> str:
@@ -122,27 +122,29 @@ class KubernetesPlatform:
         async with self._cluster.opened():
             await self._cluster.get("/version", msgspec.Raw)  # is it there, and what time does it have?
             self._server_clock.check()
-            walk = Walk(self._cluster, self._discovery, self._wanted(scope), self._server_clock.at(), self._owners)
+            walk = ClusterWalk(
+                self._cluster, self._discovery, self._wanted(scope), self._server_clock.at(), self._owners
+            )
             stuck = 0
             async for subjects, sources in walk.pages():
                 for number, source in enumerate(sources):
-                    if self._looks.is_stuck(source) and stuck < STUCK_LOOKED_AT:
+                    if self._reader.is_stuck(source) and stuck < STUCK_MAX:
                         stuck += 1
-                        subjects[number] = await self._looks.with_block(subjects[number], source, None)
-                self._looks.holders.update(walk.holders)  # whoever measures a page asks for them
+                        subjects[number] = await self._reader.with_block(subjects[number], source, None)
+                self._reader.holders.update(walk.holders)  # needed to measure this page
                 yield self._page([self._server_clock.by_ours(one) for one in subjects])
             left = [one async for one in self._remnants(scope)] if walk.saw_pods else []
             yield self._page(left, walk.unseen)
-            self._watches.parts, self._looks.dependents = walk.parts, walk.dependents
-            self._looks.holders = walk.holders
+            self._watches.parts, self._reader.dependents = walk.parts, walk.dependents
+            self._reader.holders = walk.holders
 
-    def running_pods(self, subject: Subject) -> Mapping[str, Running]:
-        """By name: those that hold its GPUs, for whoever measures them. A name is used again, a uid is not."""
+    def running_pods(self, subject: Subject) -> Mapping[str, RunningPod]:
+        """By name: those that hold its GPUs, for the meter. Names are reused, uids are not."""
         kind = BY_NAME.get(subject.ref.kind)
         if kind is not None and not kind.children:  # a pod of its own
-            return {subject.ref.name: Running(subject.ref.uid, _known(subject.started))}
-        held = self._looks.holders.get(subject.ref.uid, [])
-        return {name: Running(uid, _known(when(started))) for name, uid, started in held}
+            return {subject.ref.name: RunningPod(subject.ref.uid, _known(subject.started))}
+        held = self._reader.holders.get(subject.ref.uid, [])
+        return {name: RunningPod(uid, _known(when(started))) for name, uid, started in held}
 
     async def wake(self) -> AsyncIterator[Ref | None]:
         scope = self._policy.scope.get(self.name)
@@ -164,9 +166,9 @@ class KubernetesPlatform:
             return Unknown(f"gpukeeper does not support the kind {ref.kind}")
         async with self._cluster.opened():
             try:
-                if await self._removals.was_told(ref):
-                    return await self._looks.after_removal(ref)
-                return await self._looks.look(kind, ref)
+                if await self._removals.deletion_reported(ref):
+                    return await self._reader.after_removal(ref)
+                return await self._reader.look(kind, ref)
             except PlatformError as problem:
                 return Unknown(str(problem))
 
@@ -184,24 +186,24 @@ class KubernetesPlatform:
         async with self._cluster.opened():
             everywhere = scope is not None and self._wanted(scope).named is None
             found = await absent(self._cluster, self._discovery.served, asked, everywhere=everywhere)
-            looked = await gone_by_looks(
+            removed = await gone_by_looks(
                 self.look, list(followed.values())
             )  # what it had running may still need its grace
-        return [*looked, *(Gone(ref, now, announced=True) for ref in announced), *(Gone(ref, now) for ref in found)]
+        return [*removed, *(Gone(ref, now, announced=True) for ref in announced), *(Gone(ref, now) for ref in found)]
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is Shape.REMNANT:
             return Unknown(remnants.ONLY_REPORTED)
-        kind, looked = BY_NAME[subject.ref.kind], self._looks.last.get(subject.ref.uid)
+        kind, last_read = BY_NAME[subject.ref.kind], self._reader.last.get(subject.ref.uid)
         async with self._cluster.opened():
-            if looked is None:
+            if last_read is None:
                 found = await self.look(subject.ref)
                 if isinstance(found, Unknown):
                     return found
-                looked = self._looks.last.get(subject.ref.uid)
-            if looked is None:
+                last_read = self._reader.last.get(subject.ref.uid)
+            if last_read is None:
                 return NothingToCapture("it no longer exists")
-            pods = (looked.source,) if isinstance(looked.source, Pod) else looked.pods
+            pods = (last_read.source,) if isinstance(last_read.source, Pod) else last_read.pods
             read = self._bulk.get(subject.ref.uid)
             return await self._captures.capture(kind, subject.ref, what, pods, read)
 
@@ -210,33 +212,33 @@ class KubernetesPlatform:
             return Refused(remnants.ONLY_REPORTED)
         kind, ref, action = BY_NAME[fresh.ref.kind], fresh.ref, step.decision.action
         async with self._cluster.opened():
-            self._bulk.forget(ref.uid)  # from here on only what is asked for now counts
-            looked = self._looks.last.get(ref.uid)
-            if looked is None or looked.subject.seen.version != fresh.seen.version:
+            self._bulk.forget(ref.uid)  # from here on, only fresh reads count
+            last_read = self._reader.last.get(ref.uid)
+            if last_read is None or last_read.subject.seen.version != fresh.seen.version:
                 found = await self.look(ref)
                 if isinstance(found, Unknown):
                     return found
-                looked = self._looks.last.get(ref.uid)
-                if isinstance(found, Gone) or looked is None:
+                last_read = self._reader.last.get(ref.uid)
+                if isinstance(found, Gone) or last_read is None:
                     return Changed("it is already gone")
-                if looked.subject.seen.version != fresh.seen.version:
+                if last_read.subject.seen.version != fresh.seen.version:
                     return Changed("it changed since it was read")
             try:
-                answer = await self._act(kind, action, fresh, looked)
+                answer = await self._act(kind, action, fresh, last_read)
             except ApiError as error:
-                answer = Refused(str(error)) if error.says_refused else Unknown(str(error))
+                answer = Refused(str(error)) if error.is_denied else Unknown(str(error))
             except PlatformError as problem:
                 answer = Unknown(str(problem))
             if isinstance(answer, Accepted):
-                await self._tell_of(kind, step, fresh)
+                await self._write_event(kind, step, fresh)
             return answer
 
     @asynccontextmanager
     async def batch(self, refs: Sequence[Ref]) -> AsyncIterator[None]:
-        """Lists instead of questions about each, and one watch that reports what is gone."""
+        """Lists instead of a request for each object, and one watch that reports deletions."""
         async with self._cluster.opened():
             listed = await self._bulk.read(refs, events="events" in self._policy.capture.what)
-            watching = [asyncio.create_task(self._hear_deletions(one)) for one in listed]
+            watching = [asyncio.create_task(self._watch_deletions(one)) for one in listed]
             self._removals.batched = {ref.uid for ref in refs if self._bulk.get(ref.uid) is not None}
             try:
                 yield
@@ -247,43 +249,47 @@ class KubernetesPlatform:
                     task.cancel()
                 await asyncio.gather(*watching, return_exceptions=True)
 
-    async def _hear_deletions(self, listed: Listed) -> None:
-        """While they are removed. Where it ends early, each removal is looked at by itself."""
+    async def _watch_deletions(self, listed: ListPosition) -> None:
+        """During the removal. If the watch ends early, each removal is verified separately."""
         with suppress(PlatformError):
-            async with aclosing(self._cluster.watch(listed.path, listed.version, Named, accept=ONE)) as events:
+            async with aclosing(
+                self._cluster.watch(listed.path, listed.version, PartialMetadata, accept=ONE)
+            ) as events:
                 async for event in events:
                     if event.type == "DELETED":
-                        self._removals.heard_gone(event.object.metadata.uid)
+                        self._removals.report_deleted(event.object.metadata.uid)
 
     async def _act(
-        self, kind: Kind, action: Action, fresh: Subject, looked: Looked
+        self, kind: Kind, action: Action, fresh: Subject, last_read: ReadObject
     ) -> Accepted | Changed | Refused | Unknown:
-        living = tuple(one for one in looked.pods if one.status.phase not in OVER_PHASES)
+        living = tuple(one for one in last_read.pods if one.status.phase not in OVER_PHASES)
         match action:
             case Action.REMOVE:
-                problem = cannot_remove(kind, looked.source)
+                problem = cannot_remove(kind, last_read.source)
                 if problem is not None:
                     return problem
                 self._removals.remember(fresh, living)
-                return await self._acts.remove(kind, fresh, lambda: self._look_again(fresh, looked))
+                return await self._actions.remove(kind, fresh, lambda: self._read_again(fresh, last_read))
             case Action.STOP:
                 if kind.evicted:
                     self._removals.remember(fresh, living)
-                return await self._acts.stop(kind, fresh, looked.source, lambda: self._look_again(fresh, looked))
-            case Action.TRIM if isinstance(looked.source, Root):
-                foreign = await self._also_of_others(looked)
+                return await self._actions.stop(
+                    kind, fresh, last_read.source, lambda: self._read_again(fresh, last_read)
+                )
+            case Action.TRIM if isinstance(last_read.source, Root):
+                foreign = await self._why_not_trimmed(last_read)
                 if foreign is not None:
                     return foreign
                 everything = self._policy.at_finish is AtFinish.ALL
-                return await self._acts.trim(kind, fresh, looked.source, looked.pods, everything=everything)
+                return await self._actions.trim(kind, fresh, last_read.source, last_read.pods, everything=everything)
             case Action.RELEASE if fresh.blocked is not None:
-                return await self._acts.release(kind, fresh, looked.source, fresh.blocked.by)
+                return await self._actions.release(kind, fresh, last_read.source, fresh.blocked.by)
             case _:
                 return Refused(f"a {kind.kind} does not support {action}")
 
-    async def _also_of_others(self, looked: Looked) -> Refused | Unknown | None:
-        """A pod below it that it does not control, or that another owner keeps, is not its to end."""
-        for pod in looked.pods:
+    async def _why_not_trimmed(self, last_read: ReadObject) -> Refused | Unknown | None:
+        """A pod below it that it does not control, or that another owner keeps, must not be ended."""
+        for pod in last_read.pods:
             name = f"pod {pod.metadata.name}"
             if pod.metadata.owner is None:
                 return Refused(f"{name} names it as an owner but has no controller; remove that ownerReference")
@@ -292,17 +298,17 @@ class KubernetesPlatform:
                 return Unknown(f"{name}: {needed.why}") if isinstance(needed, Unknown) else Refused(f"{name}: {needed}")
         return None
 
-    async def _look_again(self, fresh: Subject, before: Looked) -> Subject | Gone | Changed | Unknown:
-        """After a conflict. Another generation is another wish, though nothing came of it yet that a look shows."""
+    async def _read_again(self, fresh: Subject, before: ReadObject) -> Subject | Gone | Changed | Unknown:
+        """After a conflict. Another generation means another spec, even if the status does not show it yet."""
         found = await self.look(fresh.ref)
-        now = self._looks.last.get(fresh.ref.uid)
+        now = self._reader.last.get(fresh.ref.uid)
         if not isinstance(found, Subject) or now is None:
             return found
         same = now.source.metadata.generation == before.source.metadata.generation
         return found if same else Changed("its spec changed since it was read")
 
     async def tell(self, subject: Subject, message: str) -> bool:
-        return False  # nobody is known to read an Event
+        return False  # an Event does not prove that it was read
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
         await self._write(subject.ref, "WillBeReclaimed", message, warning=True)
@@ -330,7 +336,7 @@ class KubernetesPlatform:
                 path, asked = kind.path(version, namespace), f"metadata.name={name}"
                 async for page in self._cluster.pages(path, Namespace, fieldSelector=asked):
                     found += [self._server_clock.at().ref(kind, one.metadata) for one in page.items]
-        return [ref for ref in found if wanted.wants(ref.namespace) and ref.ends_with(words)]
+        return [ref for ref in found if wanted.covers(ref.namespace) and ref.ends_with(words)]
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         async with self._cluster.opened():
@@ -344,21 +350,21 @@ class KubernetesPlatform:
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:
         async with self._cluster.opened():
             try:
-                await self._acts.take_back(BY_NAME[ref.kind], ref)
+                await self._actions.take_back(BY_NAME[ref.kind], ref)
             except PlatformError:
-                return  # a later look finds the note; it says nothing wrong
+                return  # a later pass finds the note, which is still correct
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         kind = BY_NAME.get(ref.kind)
         if kind is None:
             return Refused(f"gpukeeper does not support the kind {ref.kind}")
         async with self._cluster.opened():
-            answer = await self._archive.bring_back(kind, ref, evidence)
+            answer = await self._archive.restore_object(kind, ref, evidence)
             if isinstance(answer, Accepted):
                 await self._write(ref, "Restored", "restored by gpukeeper")
             return answer
 
-    # Below here: how.
+    # Helpers
 
     async def _remnants(self, scope: PlaceScope) -> AsyncIterator[Subject]:
         async for one in remnants.left_by_runs(self._cluster, self._wanted(scope), self._server_clock.at().now):
@@ -370,11 +376,11 @@ class KubernetesPlatform:
             return await self._remnant(found) if isinstance(found, remnants.Service) else found
 
     async def _remnant(self, one: remnants.Service) -> Subject:
-        namespace = await self._looks.namespace(one.metadata.namespace)
-        return remnants.subject_of(one, namespace, self._server_clock.at(), self._looks.reading)
+        namespace = await self._reader.namespace(one.metadata.namespace)
+        return remnants.subject_of(one, namespace, self._server_clock.at(), self._reader.reading)
 
-    async def _tell_of(self, kind: Kind, step: Step, fresh: Subject) -> None:
-        """On the object, where it stays; what was removed is in the ledger."""
+    async def _write_event(self, kind: Kind, step: Step, fresh: Subject) -> None:
+        """On the object, if it remains; removals are in the ledger."""
         words = {Action.STOP: "Stopped", Action.TRIM: "Trimmed", Action.RELEASE: "Released"}.get(step.decision.action)
         if words is not None and not kind.evicted:  # what was evicted is gone
             await self._write(fresh.ref, words, step.decision.reason)
@@ -384,14 +390,14 @@ class KubernetesPlatform:
         async with self._cluster.opened():
             version = await self._discovery.served(kind)
             if isinstance(version, str):
-                await self._notes.write(kind, version, ref, reason, words, warning=warning)
+                await self._events.write(kind, version, ref, reason, words, warning=warning)
 
-    def _wanted(self, scope: PlaceScope) -> Wanted:
+    def _wanted(self, scope: PlaceScope) -> WalkSettings:
         settings = settings_of(self._policy)
-        return Wanted(
+        return WalkSettings(
             scope.namespaces,
             settings.environments,
-            self._looks.reading,
+            self._reader.reading,
             settings.page,
             count_dead=self._policy.at_finish is AtFinish.ALL,
         )

@@ -1,4 +1,4 @@
-"""Notes of ours on an object: announced times, which bind whoever leads next, and holds. Bound to its uid."""
+"""Annotations of gpukeeper on an object: announced times, which bind the next leader, and holds. Bound to its uid."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.act_results import resource, result_of_error
 from gpukeeper.platforms.kubernetes.acts import Served
-from gpukeeper.platforms.kubernetes.answers import answer_to, resource
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
+from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from gpukeeper.platforms.kubernetes.marks import HOLD_UNTIL, WARNED, Warnings, moment
+from gpukeeper.platforms.kubernetes.marks import HOLD_UNTIL, WARNED, AnnouncedWarnings, moment
 from gpukeeper.platforms.kubernetes.walk import Namespace
 
 KEPT = 8  # announcements on one object, newest last
@@ -27,12 +27,12 @@ class Annotations:
         self._cluster, self._served = cluster, served
 
     async def warn(self, ref: Ref, before: tuple[Warned, ...], warned: Warned) -> None:
-        """Without the right to it the Event and our own ledger have to do; a new leader then warns again."""
-        note = Warnings(ref.uid, (*before, warned)[-KEPT:])
+        """Without the permission, only the Event and the ledger remain; a new leader then warns again."""
+        note = AnnouncedWarnings(ref.uid, (*before, warned)[-KEPT:])
         await self._write(ref, {WARNED: msgspec.json.encode(note).decode()})
 
     async def hold(self, ref: Ref, until: datetime | None) -> Accepted | Refused | Unknown:
-        """A hold that is there and lasts longer stays as it is."""
+        """An existing hold that lasts longer is kept."""
         value = None if until is None else until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         answer = await self._write(ref, {HOLD_UNTIL: value}, until)
         return Refused(answer.why) if isinstance(answer, Changed) else answer
@@ -51,8 +51,8 @@ class Annotations:
             if until is None or not await self._lasts(path, until):
                 await self._cluster.patch(path, {"metadata": body}, "merge")
         except ApiError as error:
-            return answer_to(error, f"patch {resource(kind)}", ref.namespace)
-        except ClusterSilent as silent:
+            return result_of_error(error, f"patch {resource(kind)}", ref.namespace)
+        except ClusterUnavailable as silent:
             return Unknown(str(silent))
         return Accepted()
 

@@ -1,7 +1,7 @@
-"""What is kept of an object before it goes, and how it comes back. What is made again stands still until it is told.
+"""How a stopped or removed object is restored.
 
-What was stopped gets its lever back as the note on it says. What was removed is made anew from its capture: suspended,
-without replicas or behind a scheduling gate, with a note, so that a second restore sets it going.
+A stopped object gets the setting that its note records. A removed object is recreated from its captured manifest:
+suspended, without replicas or behind a scheduling gate, with a note, so that a second restore starts it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.acts import RETRIES, Acts, Served, a_moment
-from gpukeeper.platforms.kubernetes.answers import Answer, answer_to, resource
+from gpukeeper.platforms.kubernetes.act_results import ActResult, resource, result_of_error
+from gpukeeper.platforms.kubernetes.acts import RETRIES, ClusterActions, Served, pause_before_retry
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.errors import CONFLICT, INVALID, NOT_FOUND, ApiError, ClusterSilent
+from gpukeeper.platforms.kubernetes.errors import CONFLICT, INVALID, NOT_FOUND, ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, Lever
 from gpukeeper.platforms.kubernetes.kinds.pod import GATE, POD
 from gpukeeper.platforms.kubernetes.patches import suspension
@@ -27,10 +27,15 @@ from gpukeeper.platforms.kubernetes.wire import Meta, Root
 
 MANIFEST, TREE, EVENTS = "manifest.json", "tree.json", "events.json"
 RESTORED_FROM, WAS_OWNED = "gpukeeper.io/restored-from", "gpukeeper.io/was-owned-by"
-KEPT_OF_METADATA = ("name", "namespace", "labels", "annotations")  # all else the cluster gives, or it ties to the dead
+KEPT_OF_METADATA = (
+    "name",
+    "namespace",
+    "labels",
+    "annotations",
+)  # the cluster sets the rest
 OF_ITS_CONTROLLER = ("deployment.kubernetes.io/revision", "batch.kubernetes.io/job-tracking")
 
-Back: TypeAlias = Accepted | Refused | Unknown
+RestoreResult: TypeAlias = Accepted | Refused | Unknown
 
 
 class _Gate(msgspec.Struct):
@@ -46,8 +51,8 @@ class _Gated(msgspec.Struct):
     spec: _GatedSpec = msgspec.field(default_factory=_GatedSpec)
 
 
-class Recipe(msgspec.Struct, frozen=True):
-    """How to make it again."""
+class ObjectCreation(msgspec.Struct, frozen=True):
+    """The request that recreates it."""
 
     path: str
     body: Json
@@ -56,10 +61,10 @@ class Recipe(msgspec.Struct, frozen=True):
 class Archive:
     def __init__(self, cluster: Cluster, served: Served) -> None:
         self._cluster, self._served = cluster, served
-        self._acts = Acts(cluster, served)
+        self._actions = ClusterActions(cluster, served)
 
-    async def bring_back(self, kind: Kind, ref: Ref, evidence: Evidence | None) -> Back:
-        """Is it there? Then it was stopped, or made again before. Otherwise it was removed."""
+    async def restore_object(self, kind: Kind, ref: Ref, evidence: Evidence | None) -> RestoreResult:
+        """If it exists, it was stopped, or recreated before. Otherwise it was removed."""
         version = await self._served(kind)
         if isinstance(version, Unknown):
             return version
@@ -67,36 +72,36 @@ class Archive:
             return Refused(f"this cluster no longer serves {resource(kind)}")
         path = kind.path(version, ref.namespace, ref.name)
         for left in range(RETRIES, -1, -1):
-            answer = await self._try_to_bring_back(kind, path, ref, evidence)
+            answer = await self._try_to_restore(kind, path, ref, evidence)
             if not isinstance(answer, Changed):
                 return answer
             if left:
-                await a_moment()  # its controller writes to what was just stopped
+                await pause_before_retry()  # its controller updates it after a stop
         return Refused("it keeps changing; try again later")
 
-    async def _try_to_bring_back(self, kind: Kind, path: str, ref: Ref, evidence: Evidence | None) -> Answer:
+    async def _try_to_restore(self, kind: Kind, path: str, ref: Ref, evidence: Evidence | None) -> ActResult:
         try:
             found = await self._cluster.get(path, kind.root)
         except ApiError as error:
-            if error.says_gone:
+            if error.is_not_found:
                 return await self.restore_removed(kind, ref, evidence)
-            return Refused(str(error)) if error.says_refused else Unknown(str(error))
-        except ClusterSilent as silent:
+            return Refused(str(error)) if error.is_denied else Unknown(str(error))
+        except ClusterUnavailable as silent:
             return Unknown(str(silent))
-        if found.metadata.uid == ref.uid or _made_from(found) == ref.uid:
+        if found.metadata.uid == ref.uid or _restored_from(found) == ref.uid:
             answer = await self.restore_stopped(kind, path, found, evidence)
             return Accepted(resumed=True) if isinstance(answer, Accepted) else answer
         return Refused(f"an object with that name exists: {kind.name} {ref.name}; remove or rename it, then try again")
 
-    async def restore_stopped(self, kind: Kind, path: str, root: Root, evidence: Evidence | None) -> Answer:
-        """The lever as the note on it says, else as it was captured. Changed: somebody wrote to it meanwhile."""
+    async def restore_stopped(self, kind: Kind, path: str, root: Root, evidence: Evidence | None) -> ActResult:
+        """The setting of the note, else the captured one. Changed: it was modified meanwhile."""
         if root.metadata.deletion_timestamp:
             return Refused("it is being removed")
         if kind.evicted:
             return await self._ungate(path)
         if not kind.is_off(root.spec):
             return Refused("it is not stopped: it was already restored")
-        note = before(kind, root, evidence)
+        note = setting_before_stop(kind, root, evidence)
         if isinstance(note, Unknown):
             return Refused(note.why)
         if kind.lever is Lever.SCALE:
@@ -107,37 +112,37 @@ class Archive:
             return Refused("it was suspended before gpukeeper stopped it, so it stays suspended")
         return await self._patch(kind, path, body, root.metadata.namespace)
 
-    async def restore_removed(self, kind: Kind, ref: Ref, evidence: Evidence | None) -> Back:
+    async def restore_removed(self, kind: Kind, ref: Ref, evidence: Evidence | None) -> RestoreResult:
         if evidence is None:
             return Refused("it no longer exists and no evidence of it was captured")
-        made = recipe(kind, evidence)
-        if not isinstance(made, Recipe):
+        made = object_creation(kind, evidence)
+        if not isinstance(made, ObjectCreation):
             return made if isinstance(made, Refused) else Refused(made.why)
         try:
             await self._cluster.post(made.path, made.body)
         except ApiError as error:
-            return _not_made(error, kind, ref)
-        except ClusterSilent as silent:
+            return _create_error(error, kind, ref)
+        except ClusterUnavailable as silent:
             return Unknown(str(silent))
         return Accepted()
 
-    async def _scale_back(self, kind: Kind, path: str, root: Root, note: Mapping[str, Any]) -> Answer:
+    async def _scale_back(self, kind: Kind, path: str, root: Root, note: Mapping[str, Any]) -> ActResult:
         replicas = note.get("replicas")
         if not isinstance(replicas, int) or replicas < 1:
             return Refused("its former number of replicas is not recorded; scale it up manually")
         version = path.removeprefix("/apis/").split("/")[1]
-        answer = await self._acts.scale(kind, version, root, replicas)
+        answer = await self._actions.scale(kind, version, root, replicas)
         if isinstance(answer, Accepted):
-            await self._acts.forget(path, root.metadata)
+            await self._actions.forget(path, root.metadata)
         return answer
 
-    async def _ungate(self, path: str) -> Answer:
-        """A gate may be taken off a pod at any time, never put on."""
+    async def _ungate(self, path: str) -> ActResult:
+        """A gate can be removed from a pod at any time, but not added."""
         try:
             pod = await self._cluster.get(path, _Gated)
         except ApiError as error:
-            return answer_to(error, "get pods", "")
-        except ClusterSilent as silent:
+            return result_of_error(error, "get pods", "")
+        except ClusterUnavailable as silent:
             return Unknown(str(silent))
         names = [gate.name for gate in pod.spec.scheduling_gates]
         if GATE not in names:
@@ -152,21 +157,21 @@ class Archive:
 
     async def _patch(
         self, kind: Kind, path: str, body: Any, namespace: str, how: Literal["merge", "json"] = "merge"
-    ) -> Answer:
+    ) -> ActResult:
         try:
             await self._cluster.patch(path, body, how)
         except ApiError as error:
-            return answer_to(error, f"patch {resource(kind)}", namespace)
-        except ClusterSilent as silent:
+            return result_of_error(error, f"patch {resource(kind)}", namespace)
+        except ClusterUnavailable as silent:
             return Unknown(str(silent))
         return Accepted()
 
 
-# Below here: pure.
+# Pure functions
 
 
-def before(kind: Kind, root: Root, evidence: Evidence | None) -> Mapping[str, Any] | Unknown:
-    """What its lever said before we moved it."""
+def setting_before_stop(kind: Kind, root: Root, evidence: Evidence | None) -> Mapping[str, Any] | Unknown:
+    """The setting of its lever before the stop."""
     written = (root.metadata.annotations or {}).get(STOPPED)
     if written is not None:
         try:
@@ -175,9 +180,9 @@ def before(kind: Kind, root: Root, evidence: Evidence | None) -> Mapping[str, An
             if evidence is None:
                 return Unknown(f"its annotation {STOPPED} cannot be read; restore it manually")
     if evidence is not None:
-        told = _manifest(evidence)
-        if not isinstance(told, Unknown) and told["metadata"].get("uid") == root.metadata.uid:
-            spec = told.get("spec") or {}
+        manifest = _manifest(evidence)
+        if not isinstance(manifest, Unknown) and manifest["metadata"].get("uid") == root.metadata.uid:
+            spec = manifest.get("spec") or {}
             if kind.lever is Lever.SCALE:
                 return {"replicas": spec.get("replicas", 1)}
             return {"suspend": bool(kind.settings_of(dict(spec)).get("suspend"))}
@@ -185,7 +190,7 @@ def before(kind: Kind, root: Root, evidence: Evidence | None) -> Mapping[str, An
 
 
 def resumption(kind: Kind, conditions: Mapping[str, str], note: Mapping[str, Any]) -> Json | None:
-    """The patch that sets it going; None: it did not go before. Kueue lets go of what it is given back by itself."""
+    """The patch that starts it; None: it did not run before. Kueue starts what is returned to its queue."""
     body = suspension(kind, conditions, suspend=False)
     if "queue" in note:
         return {"metadata": {**body["metadata"], "labels": {QUEUE: str(note["queue"])}}}
@@ -194,14 +199,14 @@ def resumption(kind: Kind, conditions: Mapping[str, str], note: Mapping[str, Any
     return {**body, "spec": {**body["spec"], **kind.resumed(note)}}
 
 
-def recipe(kind: Kind, evidence: Evidence) -> Recipe | Refused | Unknown:
-    """Its description as a new object that stands still."""
-    told = _manifest(evidence)
-    if isinstance(told, Unknown):
-        return told
-    meta, spec = told["metadata"], told.get("spec")
-    version = str(told.get("apiVersion", "")).rpartition("/")[2]
-    if not isinstance(spec, dict) or told.get("kind") != kind.kind or not version or not meta.get("name"):
+def object_creation(kind: Kind, evidence: Evidence) -> ObjectCreation | Refused | Unknown:
+    """Its manifest as a new object that does not start."""
+    manifest = _manifest(evidence)
+    if isinstance(manifest, Unknown):
+        return manifest
+    meta, spec = manifest["metadata"], manifest.get("spec")
+    version = str(manifest.get("apiVersion", "")).rpartition("/")[2]
+    if not isinstance(spec, dict) or manifest.get("kind") != kind.kind or not version or not meta.get("name"):
         return Unknown("its captured manifest is not of this kind")
     metadata = {name: meta[name] for name in KEPT_OF_METADATA if meta.get(name)}
     labels = dict(metadata.get("labels") or {})
@@ -209,26 +214,26 @@ def recipe(kind: Kind, evidence: Evidence) -> Recipe | Refused | Unknown:
     notes[RESTORED_FROM] = str(meta.get("uid", ""))
     if meta.get("ownerReferences"):
         notes[WAS_OWNED] = ", ".join(f"{one.get('kind')}/{one.get('name')}" for one in meta["ownerReferences"])
-    kind.untie(spec, labels)
-    still = _stand_still(kind, spec, labels, notes)
+    kind.detach(spec, labels)
+    still = _suspend_manifest(kind, spec, labels, notes)
     if still is not None:
         return still
     body = {
-        "apiVersion": told["apiVersion"],
+        "apiVersion": manifest["apiVersion"],
         "kind": kind.kind,
         "metadata": {**metadata, "labels": labels, "annotations": notes},
         "spec": spec,
     }
-    return Recipe(kind.path(version, str(meta.get("namespace", "")) or None), body)
+    return ObjectCreation(kind.path(version, str(meta.get("namespace", "")) or None), body)
 
 
-def _stand_still(kind: Kind, spec: Json, labels: dict[str, str], notes: dict[str, str]) -> Refused | None:
-    """Nothing that was removed runs again by itself. A note from our own stop before the removal stays as it is."""
-    note = kind.stand_still(spec, labels)
+def _suspend_manifest(kind: Kind, spec: Json, labels: dict[str, str], notes: dict[str, str]) -> Refused | None:
+    """Nothing that was removed starts by itself. A note of a stop before the removal is kept."""
+    note = kind.suspend_manifest(spec, labels)
     if isinstance(note, Refused):
         return Refused(f"{note.why}; recreate it from {MANIFEST} of its evidence")
     if QUEUE in labels:
-        note = {"queue": labels.pop(QUEUE)}  # or Kueue would set it going
+        note = {"queue": labels.pop(QUEUE)}  # or Kueue would start it
     if note and (STOPPED not in notes or "queue" in note):
         notes[STOPPED] = msgspec.json.encode(note).decode()
     return None
@@ -236,18 +241,18 @@ def _stand_still(kind: Kind, spec: Json, labels: dict[str, str], notes: dict[str
 
 def _manifest(evidence: Evidence) -> Json | Unknown:
     try:
-        told = reading.decode(evidence.files[MANIFEST], type=dict[str, Any])
-        told["metadata"] = dict(told["metadata"])
+        manifest = reading.decode(evidence.files[MANIFEST], type=dict[str, Any])
+        manifest["metadata"] = dict(manifest["metadata"])
     except (KeyError, TypeError, ValueError) as error:
         return Unknown(f"its captured manifest cannot be read: {error}")
-    return told
+    return manifest
 
 
-def _made_from(found: Root) -> str | None:
+def _restored_from(found: Root) -> str | None:
     return (found.metadata.annotations or {}).get(RESTORED_FROM)
 
 
-def _not_made(error: ApiError, kind: Kind, ref: Ref) -> Refused | Unknown:
+def _create_error(error: ApiError, kind: Kind, ref: Ref) -> Refused | Unknown:
     if error.status == CONFLICT:
         return Refused(f"an object with that name exists: {kind.name} {ref.name}; remove or rename it, then try again")
     if error.status == NOT_FOUND and error.name == ref.namespace:
@@ -256,5 +261,5 @@ def _not_made(error: ApiError, kind: Kind, ref: Ref) -> Refused | Unknown:
         return Refused(f"this cluster does not serve the captured version: {error.words}")
     if error.status == INVALID:
         return Refused(f"the cluster rejects the captured manifest: {error.words}")
-    answer = answer_to(error, f"create {resource(kind)}", ref.namespace)
+    answer = result_of_error(error, f"create {resource(kind)}", ref.namespace)
     return Refused(answer.why) if isinstance(answer, Changed) else answer

@@ -1,8 +1,8 @@
-"""Who we are to a cluster: kubeconfig, service account, certificates, tokens, exec plugins. It only logs in.
+"""Credentials for a cluster: kubeconfig, service account, certificates, tokens, exec plugins. Only the login.
 
 lightkube reads the entries and makes the connection. Ours is what it leaves out: several files in KUBECONFIG, names and
 proxies of a cluster, impersonation, and exec plugins (its own know neither v1 nor expiry, certificates or a deadline).
-A field that says who we are is used or refused, never skipped.
+A field with credentials is used or rejected, never skipped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Login:
     """One way into one cluster. `client()` makes a connection with the credentials as they are now."""
 
     def __init__(
-        self, place: str, config: SingleConfig, more: ClusterMore, user: UserMore, plugin: Plugin | None = None
+        self, place: str, config: SingleConfig, more: ClusterOptions, user: UserOptions, plugin: Plugin | None = None
     ) -> None:
         self.place = place
         self.namespace = config.namespace
@@ -53,7 +53,7 @@ class Login:
         self._headers = _impersonation(user)
         self._seen = self._stamps()
         self._made_with = ""
-        self._checked: dict[str, Any] | None = self._parameters()  # what cannot be read is said now, not when asking
+        self._checked: dict[str, Any] | None = self._parameters()  # fail now, not with the first request
 
     @property
     def extensions(self) -> dict[str, Any]:
@@ -72,21 +72,21 @@ class Login:
         return httpx2.AsyncClient(**parameters, headers=headers, limits=limits)
 
     async def ready(self) -> None:
-        """A plugin's credentials are there and not over."""
+        """Get credentials from the plugin, if there are none or they expire."""
         if self.plugin is not None:
             await self.plugin.ready()
 
     async def renew(self, count: int) -> bool:
-        """The cluster refused what came of this login. False: we have nothing else to show."""
+        """Log in again after a 401. False: there are no other credentials."""
         if self.plugin is None:
             return False
-        if self.plugin.runs == count:  # not yet renewed for somebody else
+        if self.plugin.runs == count:  # not yet renewed for another request
             await self.plugin.renew()
         return True
 
     @property
     def count(self) -> int:
-        """How often we logged in."""
+        """Number of logins."""
         return self.plugin.runs if self.plugin else 0
 
     @property
@@ -116,7 +116,7 @@ class Login:
         return tuple(_written(file) for file in files if file)
 
 
-class UserMore(msgspec.Struct, rename="kebab"):
+class UserOptions(msgspec.Struct, rename="kebab"):
     """What lightkube does not read of a user."""
 
     exec: ExecSpec | None = None
@@ -131,7 +131,7 @@ class Extension(msgspec.Struct):
     extension: Any = None
 
 
-class ClusterMore(msgspec.Struct, rename="kebab"):
+class ClusterOptions(msgspec.Struct, rename="kebab"):
     """What lightkube does not read of a cluster."""
 
     tls_server_name: str | None = None
@@ -140,7 +140,7 @@ class ClusterMore(msgspec.Struct, rename="kebab"):
     extensions: list[Extension] | None = None
 
 
-class Named(msgspec.Struct):
+class ConfigEntry(msgspec.Struct):
     name: str
     cluster: dict[str, Any] | None = None
     context: dict[str, Any] | None = None
@@ -149,12 +149,12 @@ class Named(msgspec.Struct):
 
 class ConfigFile(msgspec.Struct, rename="kebab"):
     current_context: str | None = None
-    clusters: list[Named] | None = None
-    contexts: list[Named] | None = None
-    users: list[Named] | None = None
+    clusters: list[ConfigEntry] | None = None
+    contexts: list[ConfigEntry] | None = None
+    users: list[ConfigEntry] | None = None
 
 
-class Merged(msgspec.Struct):
+class MergedConfig(msgspec.Struct):
     """All files together: of two entries with one name the first counts, as with kubectl."""
 
     current: str = ""
@@ -186,11 +186,11 @@ def from_files(
         other = {"client-certificate": "client-key", "client-key": "client-certificate"}[one]
         if (user.get(one) or user.get(f"{one}-data")) and not (user.get(other) or user.get(f"{other}-data")):
             raise UsageError(f"{where}: its user has a {one} but no {other}")
-    more = _converted(cluster, ClusterMore, f"{where}: cluster")
-    who = _converted(user, UserMore, f"{where}: user")
+    more = _converted(cluster, ClusterOptions, f"{where}: cluster")
+    who = _converted(user, UserOptions, f"{where}: user")
     plugin = None if who.exec is None else _plugin(who.exec, cluster, more, where, environ, now)
     if any(user.get(one) for one in ("token", "tokenFile", "username")):
-        plugin = None  # it is asked only where nothing else says who we are
+        plugin = None  # it is used only without other credentials
     user.pop("exec", None)
     config = SingleConfig(
         context_name=name,
@@ -217,15 +217,15 @@ def from_service_account(folder: Path, environ: Mapping[str, str]) -> Login:
         namespace=namespace,
     ).get()
     assert config is not None
-    return Login("in-cluster", config, ClusterMore(), UserMore())
+    return Login("in-cluster", config, ClusterOptions(), UserOptions())
 
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def _merged(files: Sequence[Path]) -> Merged:
-    all_ = Merged()
+def _merged(files: Sequence[Path]) -> MergedConfig:
+    all_ = MergedConfig()
     for file in files:
         found = _read(file)
         all_.current = all_.current or found.current_context or ""
@@ -273,7 +273,7 @@ def _user(entry: dict[str, Any], file: Path) -> dict[str, Any]:
     user = _absolute(entry, FILES_OF_A_USER, file)
     plugin = user.get("exec")
     if isinstance(plugin, dict) and "/" in str(plugin.get("command")):
-        user["exec"] = _absolute(plugin, ["command"], file)  # without a slash it is looked for in PATH
+        user["exec"] = _absolute(plugin, ["command"], file)  # without a slash it is searched in PATH
     return user
 
 
@@ -292,7 +292,7 @@ def _named(
 def _plugin(
     spec: ExecSpec,
     cluster: Mapping[str, Any],
-    more: ClusterMore,
+    more: ClusterOptions,
     where: str,
     environ: Mapping[str, str],
     now: Callable[[], datetime],
@@ -302,22 +302,22 @@ def _plugin(
         raise UsageError(f"{where}: its login plugin uses {spec.api_version}; gpukeeper supports {known}")
     if spec.interactive_mode == "Always":
         raise UsageError(f"{where}: the login plugin {spec.command} requires a terminal (interactiveMode: Always)")
-    return Plugin(spec, _told_to_plugins(cluster, more), environ, now)
+    return Plugin(spec, _cluster_info(cluster, more), environ, now)
 
 
-def _told_to_plugins(cluster: Mapping[str, Any], more: ClusterMore) -> dict[str, object]:
-    """Of the cluster, where the kubeconfig has provideClusterInfo. A file is told as its contents."""
+def _cluster_info(cluster: Mapping[str, Any], more: ClusterOptions) -> dict[str, object]:
+    """What a plugin gets with provideClusterInfo. A file is passed as its contents."""
     names = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
-    told: dict[str, object] = {name: cluster[name] for name in names if name in cluster}
+    info: dict[str, object] = {name: cluster[name] for name in names if name in cluster}
     if file := cluster.get("certificate-authority"):
         try:
-            told["certificate-authority-data"] = base64.b64encode(Path(file).read_bytes()).decode()
+            info["certificate-authority-data"] = base64.b64encode(Path(file).read_bytes()).decode()
         except OSError as error:
             raise UsageError(f"the certificate-authority {file} cannot be read: {error.strerror}") from error
     for one in more.extensions or ():
         if one.name == EXEC + "exec":
-            told["config"] = one.extension
-    return told
+            info["config"] = one.extension
+    return info
 
 
 def _with_certificate(user: UserEntry | None, plugin: Plugin | None) -> UserEntry:
@@ -328,7 +328,7 @@ def _with_certificate(user: UserEntry | None, plugin: Plugin | None) -> UserEntr
     return msgspec.structs.replace(user, client_cert_data=certificate, client_key_data=key)
 
 
-def _impersonation(user: UserMore) -> list[tuple[str, str]]:
+def _impersonation(user: UserOptions) -> list[tuple[str, str]]:
     """The headers of `kubectl --as`."""
     groups, extra = user.as_groups or [], user.as_user_extra or {}
     if not user.as_:

@@ -1,8 +1,8 @@
-"""What many removals need, read by a few lists instead of several questions for each of them.
+"""What many removals need, read by a few lists instead of several requests for each of them.
 
-Only of Jobs and bare pods, of which there are thousands. It is believed for a minute, and the DELETE carries the uid
-and resourceVersion that were read, so that the API server refuses what changed since. What could not be listed
-completely is not in here: each of it is asked for by itself.
+Only for Jobs and pods without a controller, of which there are thousands. Cached for a minute; the DELETE carries the
+uid and resourceVersion that were read, so the API server refuses what changed since. What could not be listed
+completely is not cached: each object is read separately.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.other_owners import Named
-from gpukeeper.platforms.kubernetes.tree import Descendants, Node
+from gpukeeper.platforms.kubernetes.other_owners import PartialMetadata
+from gpukeeper.platforms.kubernetes.tree import Descendants, TreeNode
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire
 
 if TYPE_CHECKING:
     from gpukeeper.platforms.kubernetes.connect import Cluster
 
-FEW = 5  # of one kind in one namespace: they are asked for one by one
+FEW = 5  # of one kind in one namespace: read one by one
 PAGE = 500
-HOLDS = 60.0  # seconds for which what was read is believed
+CACHE_SECONDS = 60.0  # how long a list is used
 EVENTS_OF_ONE = 200
 
 Json: TypeAlias = dict[str, Any]
-Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `Discovery.served`
+Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `ApiDiscovery.served`
 
 
 class _Involved(Wire, frozen=True):
@@ -45,7 +45,7 @@ class _Event(Wire, frozen=True):
     involved_object: _Involved = _Involved()
 
 
-class Read(msgspec.Struct):
+class ListedObject(msgspec.Struct):
     """One object as it was listed, and what belongs to it."""
 
     source: Root | Pod
@@ -58,7 +58,7 @@ class Read(msgspec.Struct):
 
     @property
     def below(self) -> Descendants:
-        nodes = tuple(Node(POD, pod) for pod, _ in self.pods)
+        nodes = tuple(TreeNode(POD, pod) for pod, _ in self.pods)
         return Descendants({self.source.metadata.uid: nodes} if nodes else {}, narrowed=True)
 
     @property
@@ -76,7 +76,7 @@ class Read(msgspec.Struct):
         return {"apiVersion": "v1", "kind": POD.kind, **reading.decode(found, type=dict[str, Any])}
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListPosition(msgspec.Struct, frozen=True):
     """A list that was read, and the version from which a watch goes on."""
 
     path: str
@@ -88,22 +88,22 @@ class Bulk:
 
     def __init__(self, cluster: Cluster, served: Served) -> None:
         self._cluster, self._served = cluster, served
-        self._read: dict[str, Read] = {}  # by uid
+        self._read: dict[str, ListedObject] = {}  # by uid
 
-    def get(self, uid: str) -> Read | None:
+    def get(self, uid: str) -> ListedObject | None:
         found = self._read.get(uid)
-        return found if found is not None and time.monotonic() - found.at < HOLDS else None
+        return found if found is not None and time.monotonic() - found.at < CACHE_SECONDS else None
 
     def forget(self, *uids: str) -> None:
         for uid in uids:
             self._read.pop(uid, None)
 
-    async def read(self, refs: Sequence[Ref], *, events: bool) -> list[Listed]:
-        """What was listed. Nothing is raised: what could not be read is asked for later, by itself."""
+    async def read(self, refs: Sequence[Ref], *, events: bool) -> list[ListPosition]:
+        """What was listed. Raises nothing: what could not be read is read later, separately."""
         groups: dict[tuple[str, str], list[Ref]] = {}
         for ref in refs:
             groups.setdefault((ref.kind, ref.namespace), []).append(ref)
-        listed: list[Listed] = []
+        listed: list[ListPosition] = []
         for (name, namespace), group in groups.items():
             kind = BY_NAME.get(name)
             if kind is not None and kind.in_bulk and len(group) > FEW:
@@ -114,35 +114,35 @@ class Bulk:
                 listed += [one] if one is not None else []
         return listed
 
-    async def _group(self, kind: Kind, namespace: str, uids: set[str], *, events: bool) -> Listed | None:
+    async def _group(self, kind: Kind, namespace: str, uids: set[str], *, events: bool) -> ListPosition | None:
         version = await self._served(kind)
         if not isinstance(version, str):
             return None
         path, api_version = kind.path(version, namespace), f"{kind.group}/{version}".strip("/")
-        found: dict[str, Read] = {}
+        found: dict[str, ListedObject] = {}
         most, at, newest = max(FEW, len(uids)), time.monotonic(), ""
         type_: type[Root | Pod] = kind.type_
         async for newest, raw in self._items(path, most):  # noqa: B007 (the version of the list)
-            uid = reading.decode(raw, type=Named).metadata.uid
+            uid = reading.decode(raw, type=PartialMetadata).metadata.uid
             if uid in uids:
-                found[uid] = Read(reading.decode(raw, type=type_), bytes(raw), api_version, kind.kind, at)
+                found[uid] = ListedObject(reading.decode(raw, type=type_), bytes(raw), api_version, kind.kind, at)
         if kind.uid_label:
             await self._add_pods(kind.uid_label, namespace, found, most)
         if events:
             await self._add_events(namespace, found, most)
         self._read |= found
-        return Listed(path, newest) if found else None
+        return ListPosition(path, newest) if found else None
 
-    async def _add_pods(self, label: str, namespace: str, found: dict[str, Read], most: int) -> None:
+    async def _add_pods(self, label: str, namespace: str, found: dict[str, ListedObject], most: int) -> None:
         for uid in [uid for uid, one in found.items() if not _labels_its_pods(one.source, label)]:
             del found[uid]
         async for _, raw in self._items(POD.path("v1", namespace), most, label):
-            owners = reading.decode(raw, type=Named).metadata.owner_references or ()
+            owners = reading.decode(raw, type=PartialMetadata).metadata.owner_references or ()
             owner = next((found[one.uid] for one in owners if one.uid in found), None)
             if owner is not None:
                 owner.pods.append((reading.decode(raw, type=Pod), bytes(raw)))
 
-    async def _add_events(self, namespace: str, found: Mapping[str, Read], most: int) -> None:
+    async def _add_events(self, namespace: str, found: Mapping[str, ListedObject], most: int) -> None:
         wanted = {*found, *(pod.metadata.uid for one in found.values() for pod, _ in one.pods)}
         kept: dict[str, list[bytes]] = {}
         try:
@@ -151,7 +151,7 @@ class Bulk:
                 if uid in wanted and len(kept.setdefault(uid, [])) < EVENTS_OF_ONE:
                     kept[uid].append(bytes(raw))
         except PlatformError:
-            return  # each is asked for by itself, which says why they cannot be read
+            return  # each is read separately, which reports the reason
         for one in found.values():
             mine = (one.source.metadata.uid, *(pod.metadata.uid for pod, _ in one.pods))
             one.events = {uid: kept.get(uid, []) for uid in mine}

@@ -1,7 +1,7 @@
-"""What is saved of a root before it goes: its description, what is below it, events, and the logs of its pods.
+"""What is saved of a root before its removal: its manifest, what is below it, events, and the logs of its pods.
 
-Logs are what nobody gets back, so a log that may exist and cannot be had is Unknown, and the root is kept. A log that
-provably does not exist (its pod, container or node is gone) leaves a note that says so. The limits below always hold.
+Logs cannot be recovered, so a log that may exist and cannot be read is Unknown, and the root is kept. A log that
+provably does not exist (its pod, container or node is gone) leaves a note. The limits below always apply.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.archive import EVENTS, MANIFEST, TREE
-from gpukeeper.platforms.kubernetes.bulk import Read
+from gpukeeper.platforms.kubernetes.bulk import ListedObject
 from gpukeeper.platforms.kubernetes.connect import SLOW, Cluster
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent, TooLarge
+from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable, ResponseTooLarge
 from gpukeeper.platforms.kubernetes.kinds.catalog import known_owner
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
@@ -27,7 +27,7 @@ from gpukeeper.platforms.kubernetes.wire import ContainerStatus, Owner, Pod, Roo
 LOG_LINES, LOG_BYTES = (100_000, 10_000, 1_000, 100), 10 * 1024 * 1024  # of one container
 ALL_BYTES = 50 * 1024 * 1024  # of everything
 OBJECT_BYTES, EVENT_BYTES = 4 * 1024 * 1024, 1024 * 1024
-PODS = 100  # whose description and log are taken, those that failed first
+PODS = 100  # whose manifest and log are captured, failed ones first
 ASKED_FOR_EVENTS = 20
 CUT = b"[gpukeeper: log truncated; earlier lines were not captured]\n"
 CUT_BELOW = b"\n[gpukeeper: its lines are too long; later lines were not captured]\n"
@@ -59,12 +59,12 @@ class _Files:
         self.files[name] = words.encode()[:1000] + b"\n"
 
 
-class Captures:
+class EvidenceCapture:
     def __init__(self, cluster: Cluster, served: Served) -> None:
         self._cluster, self._served = cluster, served
 
     async def capture(
-        self, kind: Kind, ref: Ref, what: Sequence[str], pods: Sequence[Pod], read: Read | None = None
+        self, kind: Kind, ref: Ref, what: Sequence[str], pods: Sequence[Pod], read: ListedObject | None = None
     ) -> Evidence | NothingToCapture | Unknown:
         """`pods`: all below it (of a pod: itself). The description always: without it nothing comes back. `read`: what
         was listed of it a moment ago, so that only logs are asked for."""
@@ -75,27 +75,27 @@ class Captures:
             return version
         files = _Files()
         try:
-            told = _without_managers(read.description) if read is not None else None
-            told = told or await self._described(kind.path(version, ref.namespace, ref.name))
-            uid = _uid(told)
+            body = _without_managers(read.description) if read is not None else None
+            body = body or await self._described(kind.path(version, ref.namespace, ref.name))
+            uid = _uid(body)
             if not uid:
                 return Unknown("the response has no uid, so the object cannot be identified")
             if uid != ref.uid:
                 return NothingToCapture("it no longer exists; another object has its name")
-            files.add(MANIFEST, _encoded(told))
+            files.add(MANIFEST, _encoded(body))
             if set(what) - {"manifest"}:
                 await self._around(kind, ref, what, _worst_first(pods), files, read)
         except ApiError as error:
-            gone = error.says_gone and not files.files
+            gone = error.is_not_found and not files.files
             return NothingToCapture("it no longer exists") if gone else Unknown(str(error))
-        except (ClusterSilent, msgspec.DecodeError) as problem:
+        except (ClusterUnavailable, msgspec.DecodeError) as problem:
             return Unknown(str(problem))
         except _Full:
             return Unknown(f"its manifest and events alone exceed {ALL_BYTES} bytes")
         return Evidence(files.files)
 
     async def _around(
-        self, kind: Kind, ref: Ref, what: Sequence[str], pods: Sequence[Pod], files: _Files, read: Read | None
+        self, kind: Kind, ref: Ref, what: Sequence[str], pods: Sequence[Pod], files: _Files, read: ListedObject | None
     ) -> None:
         nodes: dict[str, bool] = {}
         taken = 0
@@ -126,21 +126,21 @@ class Captures:
         """As served."""
         return _without_managers(reading.decode(await self._cluster.raw(path, most=OBJECT_BYTES), type=dict[str, Any]))
 
-    async def _describe_pod(self, pod: Pod, files: _Files, read: Read | None) -> None:
+    async def _describe_pod(self, pod: Pod, files: _Files, read: ListedObject | None) -> None:
         meta = pod.metadata
         listed = read.pod(meta.uid) if read is not None else None
         if listed is not None:
             files.add(f"pods/{meta.name}.json", _encoded(_without_managers(listed)))
             return
         try:
-            told = await self._described(POD.path("v1", meta.namespace, meta.name))
+            body = await self._described(POD.path("v1", meta.namespace, meta.name))
         except ApiError as error:
-            if not error.says_gone:
+            if not error.is_not_found:
                 raise
             files.note(f"pods/{meta.name}.txt", "It was deleted while its root was captured.")
             return
-        if _uid(told) == meta.uid:
-            files.add(f"pods/{meta.name}.json", _encoded(told))
+        if _uid(body) == meta.uid:
+            files.add(f"pods/{meta.name}.json", _encoded(body))
         else:
             files.note(
                 f"pods/{meta.name}.txt", "It was deleted while its root was captured; another pod has its name now."
@@ -166,13 +166,13 @@ class Captures:
         if kind is None or not isinstance(version, str):
             return line, None
         try:
-            told = await self._cluster.get(kind.path(version, namespace, owner.name), kind.root)
+            body = await self._cluster.get(kind.path(version, namespace, owner.name), kind.root)
         except ApiError as error:
             return {**line, "not read": error.words}, None
-        if told.metadata.uid != owner.uid:
+        if body.metadata.uid != owner.uid:
             return {**line, "not read": "it no longer exists; another object has its name"}, None
-        conditions = [msgspec.to_builtins(one) for one in told.status.conditions or ()]
-        above = told.metadata.owner
+        conditions = [msgspec.to_builtins(one) for one in body.status.conditions or ()]
+        above = body.metadata.owner
         owned = {"owner": above.uid} if above is not None else {}
         return {**line, **owned, "conditions": conditions}, above
 
@@ -186,16 +186,16 @@ class Captures:
                 items += [_event(reading.decode(one, type=dict[str, Any])) for one in listed[uid]]
                 continue
             try:
-                told = await self._cluster.raw(
+                body = await self._cluster.raw(
                     f"/api/v1/namespaces/{namespace}/events",
                     most=EVENT_BYTES,
                     limit=200,
                     fieldSelector=f"involvedObject.uid={uid}",
                 )
-            except (ApiError, TooLarge) as problem:
+            except (ApiError, ResponseTooLarge) as problem:
                 notes.append(str(problem))
                 break
-            items += [_event(one) for one in reading.decode(told, type=dict[str, Any]).get("items") or ()]
+            items += [_event(one) for one in reading.decode(body, type=dict[str, Any]).get("items") or ()]
         if len(uids) > ASKED_FOR_EVENTS:
             notes.append(f"events of {ASKED_FOR_EVENTS} of {len(uids)} objects were read")
         return _encoded({"items": items, "notes": notes})
@@ -245,11 +245,11 @@ class Captures:
         return CUT + stream[:room] + CUT_BELOW
 
     async def _no_log(self, pod: Pod, error: ApiError, nodes: dict[str, bool]) -> str | None:
-        """Why there provably is none; None: there may be one."""
+        """Why there is provably no log; None: there may be one."""
         node = pod.spec.node_name
-        if error.says_gone and error.name == node:  # the server looks for the node before it asks it
+        if error.is_not_found and error.name == node:  # the server checks that the node exists first
             return f"Its node {node} no longer exists, so its log is lost."
-        if error.says_gone:
+        if error.is_not_found:
             return f"Its log was deleted with its pod or container: {error.words}"
         if error.status == 400 and error.reason == "BadRequest":
             return f"It has no log: {error.words}"  # a container that never started, or never ran before
@@ -263,19 +263,19 @@ class Captures:
                 await self._cluster.get(f"/api/v1/nodes/{name}", Root)
                 nodes[name] = False
             except ApiError as error:
-                nodes[name] = error.says_gone
+                nodes[name] = error.is_not_found
         return nodes[name]
 
 
-def _without_managers(told: Json) -> Json:
-    """Without who wrote which field when."""
-    if isinstance(told.get("metadata"), dict):
-        told["metadata"].pop("managedFields", None)
-    return told
+def _without_managers(body: Json) -> Json:
+    """Without managedFields."""
+    if isinstance(body.get("metadata"), dict):
+        body["metadata"].pop("managedFields", None)
+    return body
 
 
-def _uid(told: Json) -> object:
-    meta = told.get("metadata")
+def _uid(body: Json) -> object:
+    meta = body.get("metadata")
     return meta.get("uid") if isinstance(meta, dict) else None
 
 
@@ -308,10 +308,10 @@ def _statuses(pod: Pod) -> tuple[ContainerStatus, ...]:
     return (*(pod.status.init_container_statuses or ()), *(pod.status.container_statuses or ()))
 
 
-def _event(told: Mapping[str, Any]) -> Json:
+def _event(body: Mapping[str, Any]) -> Json:
     """What people read of an event."""
     wanted = ("type", "reason", "message", "count", "firstTimestamp", "lastTimestamp", "eventTime", "involvedObject")
-    return {name: told[name] for name in wanted if told.get(name) is not None}
+    return {name: body[name] for name in wanted if body.get(name) is not None}
 
 
 def _lines_in(stream: bytes) -> int:

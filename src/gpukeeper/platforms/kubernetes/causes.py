@@ -13,18 +13,18 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import marks as marked
-from gpukeeper.platforms.kubernetes.facts import Facts
+from gpukeeper.platforms.kubernetes.controller_state import ControllerReport, Down
+from gpukeeper.platforms.kubernetes.diagnosis_facts import DiagnosisFacts
 from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS, NODE, blocked
-from gpukeeper.platforms.kubernetes.gpus import asked
+from gpukeeper.platforms.kubernetes.gpus import requested
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
 from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import of_pod
 from gpukeeper.platforms.kubernetes.kinds.ttl import BY_RETENTION
 from gpukeeper.platforms.kubernetes.phrases import ago, counted, cut, lasting
-from gpukeeper.platforms.kubernetes.standing import Gone, Report
-from gpukeeper.platforms.kubernetes.tally import Tally
-from gpukeeper.platforms.kubernetes.tree import Node
+from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.tree import TreeNode
 from gpukeeper.platforms.kubernetes.wire import Condition, Pod, Root, when
 
 ANNOUNCED = ("SuccessCriteriaMet", "FailureTarget")  # of a Job: its end is near, and not yet there
@@ -32,7 +32,7 @@ BLOCKED_BELOW = 3
 UNPLACED = 3  # pods without a node that are named
 
 
-def causes(facts: Facts) -> Iterator[Cause]:
+def causes(facts: DiagnosisFacts) -> Iterator[Cause]:
     """What keeps it, most informative first."""
     yield from _owners(facts)
     yield from _removals(facts)
@@ -43,7 +43,7 @@ def causes(facts: Facts) -> Iterator[Cause]:
     yield from _unread(facts)
 
 
-def _owners(facts: Facts) -> Iterator[Cause]:
+def _owners(facts: DiagnosisFacts) -> Iterator[Cause]:
     climbed, node = facts.climb, facts.node
     if climbed.unknown is not None:
         grant = ", or grant gpukeeper `get` on it" if "may not be read" in climbed.unknown.why else ""
@@ -64,7 +64,7 @@ def _owners(facts: Facts) -> Iterator[Cause]:
         )
 
 
-def _removals(facts: Facts) -> Iterator[Cause]:
+def _removals(facts: DiagnosisFacts) -> Iterator[Cause]:
     """Its own removal, its root's, and the first few below it that do not complete."""
     nodes = {one.meta.uid: one for one in (facts.node, facts.top, *facts.below.every())}
     said = 0
@@ -83,13 +83,13 @@ def _removals(facts: Facts) -> Iterator[Cause]:
             yield Cause(f"{name}its removal is in progress{since}", "Wait until it completes")
 
 
-def _blocked(facts: Facts, node: Node) -> Blocked | None:
+def _blocked(facts: DiagnosisFacts, node: TreeNode) -> Blocked | None:
     is_node = node.meta.uid == facts.node.meta.uid
     return blocked(
         node.meta,
         node.kind,
         facts.below,
-        {name: report.standing for name, report in facts.reports.items()},
+        {name: report.controller_state for name, report in facts.reports.items()},
         facts.now,
         pod=node.seen if isinstance(node.seen, Pod) else None,
         owner_gone=facts.climb.owner_gone if is_node else False,
@@ -115,7 +115,7 @@ def _blocked_remedy(found: Blocked) -> str:
     return f"{usual}. Or {take}" if known is not None and known.without else f"{take[0].upper()}{take[1:]}"
 
 
-def _of_top(facts: Facts) -> Iterator[Cause]:
+def _of_top(facts: DiagnosisFacts) -> Iterator[Cause]:
     top, now = facts.top, facts.now
     ending = _ending(top, now)
     if isinstance(top.seen, Root):
@@ -125,7 +125,7 @@ def _of_top(facts: Facts) -> Iterator[Cause]:
     elif ending.over:
         yield from _ended(facts, ending)
     else:
-        yield from _going_on(facts)
+        yield from _not_ended(facts)
     yield from top.kind.more_causes(facts, ending)
 
 
@@ -133,14 +133,14 @@ def _elsewhere(kind: Kind, root: Root) -> Iterator[Cause]:
     by = marked.managed_elsewhere(kind, root.metadata, root.spec)
     labels = root.metadata.labels or {}
     if by is not None:
-        yield Cause(f"it is managed by {by}", f"gpukeeper does not act on it; {_where_to_ask(by)}")
+        yield Cause(f"it is managed by {by}", f"gpukeeper does not act on it; {_advice_elsewhere(by)}")
     if QUEUE in labels:
         words = f"it is queued by Kueue ({QUEUE}={labels[QUEUE]}); only Kueue suspends and resumes it"
         yield Cause(words, "To release its quota, remove it, or set spec.active: false in its Workload")
     yield from kind.causes_elsewhere(root)
 
 
-def _where_to_ask(by: str) -> str:
+def _advice_elsewhere(by: str) -> str:
     if "managedBy" in by:
         return "ask the admin of that controller"
     if "MultiKueue" in by:
@@ -148,22 +148,22 @@ def _where_to_ask(by: str) -> str:
     return "remove it from Git, or set kubernetes.gitops: true in the policy"
 
 
-def _ended(facts: Facts, ending: Ending) -> Iterator[Cause]:
-    tally = _tally(facts)
+def _ended(facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
+    totals = _totals(facts)
     if not isinstance(ending.at, datetime):
         why = ending.at.why if isinstance(ending.at, Unknown) else "no time is recorded"
         words = f"it has ended, but its end time is unknown ({why}), so the TTL of its controller never expires"
         yield Cause(words, "gpukeeper counts from the time at which it first saw it ended")
-    if tally.living:
-        gpus = f", with {counted(len(tally.devices), 'GPU')}" if tally.devices else ""
-        words = f"it has finished, but {counted(tally.living, 'pod')} below it did not end{gpus}"
+    if totals.living:
+        gpus = f", with {counted(len(totals.devices), 'GPU')}" if totals.devices else ""
+        words = f"it has finished, but {counted(totals.living, 'pod')} below it did not end{gpus}"
         now = f"gpukeeper workload remove {facts.top.meta.namespace}/{facts.top.words}"
         yield Cause(words, f"The rule live_children ends them, depending on at_finish; or remove it now: {now}")
     if facts.top.meta.deletion_timestamp is None:
         yield from _ttl(facts, ending)
 
 
-def _ttl(facts: Facts, ending: Ending) -> Iterator[Cause]:
+def _ttl(facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
     """Which controller removes it after its end, and when."""
     top, seen, now = facts.top, facts.top.seen, facts.now
     if isinstance(seen, Pod):
@@ -182,7 +182,7 @@ def _ttl(facts: Facts, ending: Ending) -> Iterator[Cause]:
         yield from _ttl_of_controller(facts, said.ttl, ending.at)
 
 
-def _ttl_of_controller(facts: Facts, ttl: timedelta, ended: datetime) -> Iterator[Cause]:
+def _ttl_of_controller(facts: DiagnosisFacts, ttl: timedelta, ended: datetime) -> Iterator[Cause]:
     over = ended + ttl
     who = facts.top.kind.controller.name
     if facts.now < over:
@@ -193,7 +193,7 @@ def _ttl_of_controller(facts: Facts, ttl: timedelta, ended: datetime) -> Iterato
         yield Cause(words, f"Check that {who} runs, and its log; gpukeeper removes it a minute after the TTL")
 
 
-def _going_on(facts: Facts) -> Iterator[Cause]:
+def _not_ended(facts: DiagnosisFacts) -> Iterator[Cause]:
     """Why it has not ended."""
     top = facts.top
     if top.kind.runs:
@@ -218,7 +218,7 @@ def _going_on(facts: Facts) -> Iterator[Cause]:
             yield Cause(words, "Check which of its pods does not end")
 
 
-def _not_placed(facts: Facts) -> Iterator[Cause]:
+def _not_placed(facts: DiagnosisFacts) -> Iterator[Cause]:
     """The message of the scheduler (as in `FailedScheduling`), for the first pods."""
     pods = [facts.top.seen] if isinstance(facts.top.seen, Pod) else list(facts.below.pods())
     said = [(pod, one) for pod in pods for one in pod.status.conditions or () if _is_refused(one)]
@@ -233,29 +233,30 @@ def _is_refused(one: Condition) -> bool:
     return one.type == "PodScheduled" and one.status == "False" and one.reason == "Unschedulable"
 
 
-def _waits_for(facts: Facts) -> str:
-    tally = _tally(facts)
-    if tally.lost is not None:
-        return f"the node of pod {tally.lost} does not respond"
-    if tally.pending:
-        return f"{tally.pending} of {counted(tally.living, 'pod')} not scheduled yet"
-    if tally.living:
-        return f"{counted(tally.living, 'pod')} not ended yet"
-    if tally.dead:
-        return f"all of its pods ({tally.dead}) have ended, so its controller should update its status soon"
+def _waits_for(facts: DiagnosisFacts) -> str:
+    totals = _totals(facts)
+    if totals.lost is not None:
+        return f"the node of pod {totals.lost} does not respond"
+    if totals.pending:
+        return f"{totals.pending} of {counted(totals.living, 'pod')} not scheduled yet"
+    if totals.living:
+        return f"{counted(totals.living, 'pod')} not ended yet"
+    if totals.dead:
+        return f"all of its pods ({totals.dead}) have ended, so its controller should update its status soon"
     return "it has no pods: its controller has to create them" if facts.below.complete else "its pods are unknown"
 
 
-def _controllers(facts: Facts) -> Iterator[Cause]:
+def _controllers(facts: DiagnosisFacts) -> Iterator[Cause]:
     """Only problems; the outline lists all controllers."""
     for report in facts.reports.values():
-        name, standing = report.controller.name, report.standing
-        if isinstance(standing, Gone):
+        name, controller_state = report.controller.name, report.controller_state
+        if isinstance(controller_state, Down):
             yield Cause(
-                f"{name} does not run: {standing.words}", "Start it again: without it, nothing below it is removed"
+                f"{name} does not run: {controller_state.words}",
+                "Start it again: without it, nothing below it is removed",
             )
-        elif isinstance(standing, Unknown) and report.controller is not BUILT_IN:
-            yield Cause(standing.why, _ask_about(report))
+        elif isinstance(controller_state, Unknown) and report.controller is not BUILT_IN:
+            yield Cause(controller_state.why, _advice_on(report))
         lines = facts.clashes.get(name, ())
         if isinstance(lines, Unknown):
             if report.installed:
@@ -268,14 +269,14 @@ def _controllers(facts: Facts) -> Iterator[Cause]:
                 )
 
 
-def _ask_about(report: Report) -> str:
+def _advice_on(report: ControllerReport) -> str:
     """No command that the user may not run."""
     if any("forbidden" in one.lower() for one in report.unseen):
         return f"Ask an admin of the cluster whether {report.controller.name} runs; you may not read its namespace"
     return "Check that it runs: kubectl get deployments,leases --all-namespaces"
 
 
-def _unread(facts: Facts) -> Iterator[Cause]:
+def _unread(facts: DiagnosisFacts) -> Iterator[Cause]:
     for problem in facts.below.unseen:
         yield Cause(
             f"what is below it could not be listed completely: {problem}",
@@ -289,15 +290,15 @@ def _unread(facts: Facts) -> Iterator[Cause]:
         yield from (Cause(words) for words in facts.events)
 
 
-# Small questions
+# Helpers
 
 
-def _ending(node: Node, now: datetime) -> Ending:
+def _ending(node: TreeNode, now: datetime) -> Ending:
     return of_pod(node.seen, now) if isinstance(node.seen, Pod) else node.kind.ending(node.seen, now)
 
 
-def _tally(facts: Facts) -> Tally:
-    tally = Tally()
+def _totals(facts: DiagnosisFacts) -> PodTotals:
+    totals = PodTotals()
     for pod in facts.below.pods():
-        tally.add_pod(pod, asked(pod.spec))
-    return tally
+        totals.add_pod(pod, requested(pod.spec))
+    return totals

@@ -1,4 +1,4 @@
-"""How a cluster is reached: over HTTP and JSON. Every call has a deadline and waits for its turn; nothing here decides.
+"""Requests to a cluster, over HTTP and JSON. Every call has a timeout and a rate limit; nothing here decides.
 
 lightkube's client is not used: its delete sends no preconditions and its watch can hang. Answers are decoded with our
 own structs, which skip what they do not name.
@@ -23,19 +23,19 @@ import msgspec
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.platforms.kubernetes.connections import Connections
-from gpukeeper.platforms.kubernetes.decoding import Changed, Decoders, ListPage, WatchEvent, event, lines
+from gpukeeper.platforms.kubernetes.decoding import ChangedObject, Decoders, ListPage, WatchEvent, event, lines
 from gpukeeper.platforms.kubernetes.errors import (
     FORBIDDEN,
     TOO_MANY,
     UNAUTHORIZED,
     ApiError,
-    ClusterSilent,
-    TooLarge,
+    ClusterUnavailable,
+    ResponseTooLarge,
     cannot_connect,
     refusal,
 )
-from gpukeeper.platforms.kubernetes.exchange import Broken, as_text, checked, read, retry_after, words_of
-from gpukeeper.platforms.kubernetes.pace import Pace
+from gpukeeper.platforms.kubernetes.exchange import ConnectionFailed, as_text, checked, read, retry_after, words_of
+from gpukeeper.platforms.kubernetes.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     import httpx2
@@ -47,9 +47,9 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 QUICK, SLOW = timedelta(seconds=10), timedelta(seconds=60)
 INACTIVE = timedelta(seconds=70)  # a living watch sends a bookmark about once a minute
 WATCH = timedelta(minutes=8)  # then the server ends it, and we begin again
-AT_ONCE = 16  # questions in flight
+AT_ONCE = 16  # concurrent requests
 RETRIES = 3
-PASSING = frozenset({429, 500, 502, 503, 504})  # a read is asked again
+PASSING = frozenset({429, 500, 502, 503, 504})  # a read is retried
 MOST = 64 * 1024 * 1024  # bytes of one answer
 LONGEST_REFUSAL = 64 * 1024
 PATCHES = {
@@ -65,7 +65,7 @@ class _Release(msgspec.Struct, rename="camel"):
 
 
 def find(environ: Mapping[str, str], account: Path = ACCOUNT) -> str | None:
-    """Where a cluster is, or None. Looks for a kubeconfig or a service account, in kubectl's order; asks nothing."""
+    """Where a cluster is, or None. Searches a kubeconfig or a service account, in kubectl's order; sends no request."""
     files = kubeconfigs(environ)
     if files:
         return str(files[0])
@@ -79,11 +79,11 @@ def kubeconfigs(environ: Mapping[str, str]) -> list[Path]:
     places = [Path(place) for place in named.split(":") if place]
     if not places and home:
         places = [Path(home) / ".kube" / "config"]
-    return [place for place in places if _is_there(place)]
+    return [place for place in places if _exists(place)]
 
 
 class Cluster:
-    """One cluster. A connection is open while somebody is inside `opened()`. All callers share one pace."""
+    """One cluster. A connection is open inside `opened()`. All callers share one rate limit."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class Cluster:
     ) -> None:
         self.place, self.namespace, self.address = login.place, login.namespace, login.address
         self.asked: Counter[str] = Counter()  # by method, every try
-        self.skew: timedelta | None = None  # the server's clock minus ours, at the last answer
-        self._pace = Pace(requests, burst, clock, sleep)
+        self.skew: timedelta | None = None  # the server's clock minus ours, at the last response
+        self._limiter = RateLimiter(requests, burst, clock, sleep)
         self._clock, self._sleep, self._chance = clock, sleep, chance
         self._connections = Connections(login)
         self._limit = asyncio.Semaphore(AT_ONCE)
@@ -114,7 +114,7 @@ class Cluster:
         *,
         account: Path = ACCOUNT,
     ) -> Cluster:
-        """As kubectl would find it: the kubeconfig, or else the cluster around us."""
+        """As kubectl finds it: the kubeconfig, or else the service account of the pod."""
         try:
             from gpukeeper.platforms.kubernetes import auth
         except ImportError as error:
@@ -130,7 +130,7 @@ class Cluster:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """The first to come opens, the last to go closes: a one-shot command leaves nothing behind."""
+        """The first user opens, the last one closes: a one-shot command leaves nothing open."""
         if not self._connections.are_open:
             self._limit = asyncio.Semaphore(AT_ONCE)
         async with self._connections.opened():
@@ -139,11 +139,11 @@ class Cluster:
     async def get(
         self, path: str, type_: type[T], *, deadline: timedelta = QUICK, accept: str = "", **query: object
     ) -> T:
-        body = await self._ask("GET", path, query, deadline=deadline, accept=accept)
+        body = await self._request("GET", path, query, deadline=deadline, accept=accept)
         return self._decoders.one(body, type_, path)
 
     async def version(self) -> str:
-        """Of its API server. Whoever is known to it may ask; where that was taken away, it answers all the same."""
+        """Of its API server. Every login may read it by default; a 403 is no error."""
         try:
             return f"Kubernetes {(await self.get('/version', _Release)).git_version}"
         except ApiError as error:
@@ -155,7 +155,7 @@ class Cluster:
         self, path: str, *, most: int = MOST, tail_ok: bool = False, deadline: timedelta = QUICK, **query: object
     ) -> bytes:
         """At most this many bytes; where there are more, the first ones if their tail may be missing."""
-        return bytes(await self._ask("GET", path, query, deadline=deadline, most=most, cut=tail_ok))
+        return bytes(await self._request("GET", path, query, deadline=deadline, most=most, cut=tail_ok))
 
     async def pages(
         self,
@@ -173,14 +173,14 @@ class Cluster:
         asked = dict(query)
         while True:
             try:
-                body = await self._ask(
+                body = await self._request(
                     "GET",
                     path,
                     {**asked, "limit": limit, "continue": token or None},
                     deadline=deadline,
                     accept=accept,
                 )
-            except TooLarge:
+            except ResponseTooLarge:
                 if limit <= 1:
                     raise
                 limit = max(1, limit // 4)
@@ -194,7 +194,7 @@ class Cluster:
             del body  # not kept while the page is worked on
             following, expired = page.metadata.continue_, False
             if following and following == token:
-                raise ClusterSilent(f"the cluster repeats the same page of {path}")
+                raise ClusterUnavailable(f"the cluster repeats the same page of {path}")
             token = following
             # A token carries its version; naming one beside it is refused.
             asked = {name: value for name, value in query.items() if not name.startswith("resourceVersion")}
@@ -212,7 +212,7 @@ class Cluster:
         self,
         path: str,
         version: str,
-        type_: type[T] = Changed,  # type: ignore[assignment]
+        type_: type[T] = ChangedObject,  # type: ignore[assignment]
         *,
         inactive: timedelta = INACTIVE,
         accept: str = "",
@@ -228,15 +228,17 @@ class Cluster:
         }
         decoder = self._decoders.of(type_)
         async with AsyncExitStack() as stack:
-            answer = await self._watching(stack, path, asked, accept)
+            answer = await self._open_watch(stack, path, asked, accept)
             try:
                 async with aclosing(lines(answer.aiter_bytes(), inactive.total_seconds())) as found:
                     async for line in found:
                         yield event(line, decoder)
             except TimeoutError as error:
-                raise ClusterSilent(f"timeout: the watch of {path} sent nothing for {in_words(inactive)}") from error
+                raise ClusterUnavailable(
+                    f"timeout: the watch of {path} sent nothing for {in_words(inactive)}"
+                ) from error
             except msgspec.DecodeError as error:
-                raise ClusterSilent(f"an event of the watch of {path} cannot be read: {error}") from error
+                raise ClusterUnavailable(f"an event of the watch of {path} cannot be read: {error}") from error
 
     async def post(self, path: str, body: object, *, deadline: timedelta = SLOW, **query: object) -> bytes:
         return await self._write("POST", path, body, query, deadline)
@@ -259,7 +261,7 @@ class Cluster:
         """Always with DeleteOptions: without preconditions it would hit whatever has the name by now."""
         assert body, "This is a bug in gpukeeper: a delete without options."
         data = msgspec.json.encode(body)
-        return bytes(await self._ask("DELETE", path, query, data, deadline=deadline))
+        return bytes(await self._request("DELETE", path, query, data, deadline=deadline))
 
     async def _write(
         self,
@@ -272,10 +274,10 @@ class Cluster:
     ) -> bytes:
         asked = {"fieldManager": "gpukeeper", **query}
         return bytes(
-            await self._ask(method, path, asked, msgspec.json.encode(body), content=content, deadline=deadline)
+            await self._request(method, path, asked, msgspec.json.encode(body), content=content, deadline=deadline)
         )
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,
@@ -288,17 +290,20 @@ class Cluster:
         cut: bool = False,
         accept: str = "",
     ) -> bytearray:
-        """One question, with its tries. A write that got no answer is not repeated: it may have happened."""
+        """One request, with retries. A write without a response is not repeated: it may have been executed."""
 
         async def once(left: float) -> bytearray:
-            async with asyncio.timeout(left), self._answer(method, path, query, data, content, accept=accept) as answer:
+            async with (
+                asyncio.timeout(left),
+                self._response(method, path, query, data, content, accept=accept) as answer,
+            ):
                 return await read(answer, most, cut, f"{method} {path}")
 
         begun: float | None = None
         tries, logged_in = 0, False
         while True:
             left = deadline.total_seconds() - (0 if begun is None else self._clock() - begun)
-            await self._pace.turn(left)
+            await self._limiter.acquire(left)
             logins = await self._connections.logged_in()
             async with self._limit:
                 begun = self._clock() if begun is None else begun
@@ -306,7 +311,7 @@ class Cluster:
                 try:
                     return await once(max(left, 0))
                 except TimeoutError as error:
-                    raise ClusterSilent(
+                    raise ClusterUnavailable(
                         f"timeout: the cluster did not answer {method} {path} within {in_words(deadline)}"
                     ) from error
                 except PlatformError as error:
@@ -315,60 +320,60 @@ class Cluster:
                 logged_in = True
                 if await self._connections.log_in_again(logins):
                     continue
-            wait = self._again(failed, method, tries)
+            wait = self._retry_delay(failed, method, tries)
             tries += 1
             left = deadline.total_seconds() - (self._clock() - begun)
-            if wait is None or max(wait, self._pace.paused()) >= left:
+            if wait is None or max(wait, self._limiter.remaining_pause()) >= left:
                 raise failed
             if wait:
                 await self._sleep(wait)
 
-    async def _watching(
+    async def _open_watch(
         self, stack: AsyncExitStack, path: str, query: Mapping[str, object], accept: str
     ) -> httpx2.Response:
-        """A stream that is open. Who watches begins again by himself; only a login that is over is renewed here."""
+        """An open stream. Callers restart watches themselves; only an expired login is renewed here."""
         for last in (False, True):
-            await self._pace.turn(QUICK.total_seconds())
+            await self._limiter.acquire(QUICK.total_seconds())
             logins = await self._connections.logged_in()
             try:
                 async with asyncio.timeout(QUICK.total_seconds()), AsyncExitStack() as begun:
                     client = await begun.enter_async_context(self._connections.for_watches())
                     answer = await begun.enter_async_context(
-                        self._answer("GET", path, query, accept=accept, client=client)
+                        self._response("GET", path, query, accept=accept, client=client)
                     )
                     stack.push_async_exit(begun.pop_all())
                     return answer
             except TimeoutError as error:
-                raise ClusterSilent(
+                raise ClusterUnavailable(
                     f"timeout: the cluster did not start the watch of {path} within {in_words(QUICK)}"
                 ) from error
             except ApiError as failed:
                 if last or failed.status != UNAUTHORIZED or not await self._connections.log_in_again(logins):
-                    self._again(failed, "GET", RETRIES)
+                    self._retry_delay(failed, "GET", RETRIES)
                     raise
         raise AssertionError("This is a bug in gpukeeper: a watch neither began nor failed.")
 
-    def _again(self, failed: PlatformError, method: str, tries: int) -> float | None:
-        """Seconds until it is asked again; None: it is not. A Retry-After holds everybody up, not only this caller."""
+    def _retry_delay(self, failed: PlatformError, method: str, tries: int) -> float | None:
+        """Seconds until the retry; None: no retry. A Retry-After pauses all callers, not only this one."""
         hint = 0.0
         if isinstance(failed, ApiError):
-            if failed.says_budget:
+            if failed.is_disruption_budget:
                 return None
             hint = failed.retry_after or 0.0
             throttled = failed.status in {TOO_MANY, 503} and hint > 0
             if throttled:
-                self._pace.pause(hint)
+                self._limiter.pause(hint)
             asks_again = failed.status in PASSING if method == "GET" else failed.status == TOO_MANY
             if not asks_again or tries >= RETRIES:
                 return None
             if throttled:
                 return 0.0
-        elif not isinstance(failed, Broken) or method != "GET" or tries >= RETRIES:
+        elif not isinstance(failed, ConnectionFailed) or method != "GET" or tries >= RETRIES:
             return None
         return max(hint, 0.25 * float(2**tries) * (0.5 + self._chance()))
 
     @asynccontextmanager
-    async def _answer(
+    async def _response(
         self,
         method: str,
         path: str,
@@ -379,7 +384,7 @@ class Cluster:
         accept: str = "",
         client: httpx2.AsyncClient | None = None,
     ) -> AsyncIterator[httpx2.Response]:
-        """Its headers, and that it is no refusal. The client's own errors become sentences."""
+        """A response below 300. Errors of the HTTP client are translated."""
         import httpx2
         from lightkube.core.exceptions import ConfigError
 
@@ -395,22 +400,26 @@ class Cluster:
                 headers=({} if data is None else {"Content-Type": content}) | ({"Accept": accept} if accept else {}),
                 extensions=self._connections.login.extensions,
             ) as answer:
-                self._look_at_clock(answer)
+                self._update_skew(answer)
                 if answer.status_code >= 300:
                     taken = await read(answer, LONGEST_REFUSAL, True, path)
                     raise refusal(answer.status_code, bytes(taken), retry_after(answer, self.skew))
                 yield answer
         except (httpx2.ConnectError, httpx2.ProxyError) as error:
             silent = cannot_connect(self.place, self.address, words_of(error))
-            raise Broken(str(silent)) from error
+            raise ConnectionFailed(str(silent)) from error
         except httpx2.TransportError as error:
-            raise Broken(f"the connection to the cluster failed during {method} {path}: {words_of(error)}") from error
+            raise ConnectionFailed(
+                f"the connection to the cluster failed during {method} {path}: {words_of(error)}"
+            ) from error
         except httpx2.HTTPError as error:
-            raise ClusterSilent(f"the cluster's response to {method} {path} is invalid: {words_of(error)}") from error
+            raise ClusterUnavailable(
+                f"the cluster's response to {method} {path} is invalid: {words_of(error)}"
+            ) from error
         except ConfigError as error:
-            raise ClusterSilent(f"cannot log in to {self.place}: {error}") from error
+            raise ClusterUnavailable(f"cannot log in to {self.place}: {error}") from error
 
-    def _look_at_clock(self, answer: httpx2.Response) -> None:
+    def _update_skew(self, answer: httpx2.Response) -> None:
         try:
             self.skew = parsedate_to_datetime(answer.headers["Date"]) - datetime.now(UTC)
         except (KeyError, ValueError, TypeError):
@@ -418,11 +427,11 @@ class Cluster:
 
 
 def _is_inside(environ: Mapping[str, str], account: Path) -> bool:
-    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and _is_there(account / "token")
+    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and _exists(account / "token")
 
 
-def _is_there(file: Path) -> bool:
+def _exists(file: Path) -> bool:
     try:
         return file.is_file()
     except OSError:
-        return True  # it may be there and hidden from us; reading it will say so
+        return True  # it may exist and be unreadable; reading it reports that

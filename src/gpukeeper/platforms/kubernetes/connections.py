@@ -1,4 +1,4 @@
-"""The connections to one cluster: opened by the first user, made anew with every login, closed by the last user."""
+"""The connections to one cluster: opened by the first user, renewed with every login, closed by the last user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpukeeper.model.errors import UsageError
-from gpukeeper.platforms.kubernetes.errors import ClusterSilent
+from gpukeeper.platforms.kubernetes.errors import ClusterUnavailable
 
 if TYPE_CHECKING:
     import httpx2
@@ -31,7 +31,7 @@ class Connections:
         self.client: httpx2.AsyncClient | None = None
         self._users = 0
         self._old: httpx2.AsyncClient | None = None
-        # Watches have connections of their own: a pool looks at every one of its connections for each question.
+        # Watches have their own connections: a pool checks all of its connections for each request.
         self._watcher: _Watcher | None = None
         self._watcher_of: httpx2.AsyncClient | None = None  # made together with this one
         self._old_watchers: list[_Watcher] = []  # of earlier logins, while something is watched over them
@@ -60,7 +60,7 @@ class Connections:
                         await client.aclose()
 
     async def logged_in(self) -> int:
-        """With credentials that are not over, over connections that carry them. Says how often we logged in."""
+        """With credentials that are not over, over connections that carry them. Returns the number of logins."""
         async with self._logging_in:
             await self.login.ready()
             if self.client is None or self.login.certificate_changed:
@@ -79,7 +79,7 @@ class Connections:
             try:
                 made = _Watcher(self.login.client())
             except UsageError as error:
-                raise ClusterSilent(str(error)) from error  # files that are just being replaced
+                raise ClusterUnavailable(str(error)) from error  # files that are just being replaced
             old, self._watcher, self._watcher_of = self._watcher, made, self.client
             if old is not None:
                 self._old_watchers.append(old)
@@ -105,8 +105,8 @@ class Connections:
             client = self.login.client()
         except UsageError as error:
             if self.client is not None:
-                return  # files that are just being replaced; they are looked at again before the next question
-            raise ClusterSilent(str(error)) from error
+                return  # files that are being replaced; they are read again before the next request
+            raise ClusterUnavailable(str(error)) from error
         if self._old is not None:
             await self._old.aclose()
         self._old, self.client = self.client, client

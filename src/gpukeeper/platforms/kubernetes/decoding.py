@@ -1,4 +1,4 @@
-"""Lists and watch events, from bytes to values. One item that cannot be read does not cost the page it is on."""
+"""Lists and watch events, from bytes to values. An item that cannot be read does not invalidate its page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from gpukeeper.model import reading
-from gpukeeper.platforms.kubernetes.errors import ClusterSilent, TooLarge, refusal
+from gpukeeper.platforms.kubernetes.errors import ClusterUnavailable, ResponseTooLarge, refusal
 from gpukeeper.platforms.kubernetes.wire import ListMeta, Meta, Wire
 
 T = TypeVar("T")
@@ -30,8 +30,8 @@ class WatchEvent(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     version: str  # a later watch goes on from here
 
 
-class Changed(Wire, frozen=True, gc=True):
-    """What a watch that only wakes us needs of an object."""
+class ChangedObject(Wire, frozen=True, gc=True):
+    """What a watch that only triggers reads needs of an object."""
 
     kind: str = ""
     metadata: Meta = Meta()
@@ -91,7 +91,7 @@ class Decoders:
             with collector_off():
                 return cast(T, self.of(type_).decode(body))
         except msgspec.DecodeError as error:
-            raise ClusterSilent(f"the cluster's response to {path} cannot be read: {error}") from error
+            raise ClusterUnavailable(f"the cluster's response to {path} cannot be read: {error}") from error
 
     def page(self, body: bytearray, type_: type[T], path: str) -> tuple[_Typed[T], tuple[str, ...]]:
         """All items at once; one by one only where one of them cannot be read."""
@@ -103,10 +103,10 @@ class Decoders:
                 except msgspec.ValidationError:
                     page, problems = self._one_by_one(body, type_)
         except msgspec.DecodeError as error:
-            raise ClusterSilent(f"the cluster's list {path} cannot be read: {error}") from error
-        # What is no list has no items either, and that would look like an empty cluster.
+            raise ClusterUnavailable(f"the cluster's list {path} cannot be read: {error}") from error
+        # Without this check, a response that is not a list would look like an empty cluster.
         if not page.kind.endswith("List") or not page.metadata.resource_version:
-            raise ClusterSilent(f"the cluster's response to {path} is not a list")
+            raise ClusterUnavailable(f"the cluster's response to {path} is not a list")
         return page, problems
 
     def _one_by_one(self, body: bytearray, type_: type[T]) -> tuple[_Typed[T], tuple[str, ...]]:
@@ -121,7 +121,7 @@ class Decoders:
 
 
 class collector_off:  # noqa: N801  a context, used like a function
-    """Decoding makes many objects and no garbage; looking for some between them is most of the cost."""
+    """Decoding creates many objects and no garbage; garbage collection would be most of the cost."""
 
     def __enter__(self) -> None:
         self._was_on = gc.isenabled()
@@ -148,7 +148,7 @@ async def lines(chunks: AsyncIterator[bytes], seconds: float) -> AsyncGenerator[
                 if line.strip():
                     yield bytes(line)
         if len(rest) > LONGEST_EVENT:
-            raise TooLarge(f"an event of a watch is longer than {LONGEST_EVENT} bytes; it was not read")
+            raise ResponseTooLarge(f"an event of a watch is longer than {LONGEST_EVENT} bytes; it was not read")
     if rest.strip():
         yield bytes(rest)
 

@@ -15,8 +15,8 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.causes import causes
 from gpukeeper.platforms.kubernetes.controllers import Controllers
+from gpukeeper.platforms.kubernetes.diagnosis_facts import DiagnosisFacts, NoRuntime, RuntimeTtl
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.facts import Facts, NoRuntime, RuntimeTtl
 from gpukeeper.platforms.kubernetes.finalizers import controllers_of
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
@@ -25,14 +25,14 @@ from gpukeeper.platforms.kubernetes.outline import outline
 from gpukeeper.platforms.kubernetes.owners import Served, climb, descendants
 from gpukeeper.platforms.kubernetes.phrases import ago, cut
 from gpukeeper.platforms.kubernetes.schema import has_ttl
-from gpukeeper.platforms.kubernetes.tree import Node
+from gpukeeper.platforms.kubernetes.tree import TreeNode
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Wire, when
 
 if TYPE_CHECKING:
     from gpukeeper.platforms.kubernetes.connect import Cluster
 
 EVENTS = 5
-NAMES = 30  # looked for in logs
+NAMES = 30  # searched in logs
 
 
 class _JobSetTemplate(Wire, frozen=True):
@@ -64,7 +64,7 @@ class _Event(Wire, frozen=True):
 async def diagnose(
     cluster: Cluster, served: Served, ref: Ref, now: datetime, controllers: Controllers | None = None
 ) -> Diagnosis | Unknown:
-    """`now` is the server's. `controllers` should live as long as the platform: its second look proves more."""
+    """`now` is the server's. `controllers` should live as long as the platform: its second check proves more."""
     kind = BY_NAME.get(ref.kind)
     if kind is None:
         return Unknown(f"gpukeeper does not support the kind {ref.kind}")
@@ -76,7 +76,7 @@ async def diagnose(
     try:
         seen = await _read(cluster, kind, version, ref)
     except ApiError as error:
-        if error.says_gone:
+        if error.is_not_found:
             return Diagnosis((), (Cause(f"{ref.kind}/{ref.name} no longer exists"),))
         return Unknown(f"{ref.kind}/{ref.name} could not be read: {error}")
     except PlatformError as error:
@@ -86,7 +86,7 @@ async def diagnose(
             f"it no longer exists; another {kind.kind} with its name was created at {seen.metadata.creation_timestamp}"
         )
         return Diagnosis((), (Cause(words, f"Inspect that one: its uid is {seen.metadata.uid}"),))
-    facts = await gather(cluster, served, Node(kind, seen), now, controllers or Controllers(cluster))
+    facts = await gather(cluster, served, TreeNode(kind, seen), now, controllers or Controllers(cluster))
     return Diagnosis(tuple(outline(facts)), tuple(causes(facts)))
 
 
@@ -95,7 +95,9 @@ async def _read(cluster: Cluster, kind: Kind, version: str, ref: Ref) -> Root | 
     return await cluster.get(path, kind.type_)
 
 
-async def gather(cluster: Cluster, served: Served, node: Node, now: datetime, controllers: Controllers) -> Facts:
+async def gather(
+    cluster: Cluster, served: Served, node: TreeNode, now: datetime, controllers: Controllers
+) -> DiagnosisFacts:
     """Everything that a diagnosis needs."""
     climbed = await climb(cluster, served, node.meta)
     top = climbed.above[-1] if climbed.above else node
@@ -104,7 +106,7 @@ async def gather(cluster: Cluster, served: Served, node: Node, now: datetime, co
     wanted = dict.fromkeys([one.kind.controller for one in chain] + [c for n in chain for c in controllers_of(n.meta)])
     reports = {one.name: await controllers.report(one, now) for one in wanted}
     names = list(dict.fromkeys(one.meta.name for one in chain))[:NAMES]
-    return Facts(
+    return DiagnosisFacts(
         node=node,
         top=top,
         climb=climbed,
@@ -122,8 +124,8 @@ async def gather(cluster: Cluster, served: Served, node: Node, now: datetime, co
     )
 
 
-async def _ttl_field(cluster: Cluster, served: Served, chain: Iterable[Node]) -> bool | Unknown:
-    """Asked where one of them is of a kind whose releases differ in that."""
+async def _ttl_field(cluster: Cluster, served: Served, chain: Iterable[TreeNode]) -> bool | Unknown:
+    """Read only if one of them is of a kind whose releases differ."""
     kind = next((one.kind for one in chain if one.kind.ttl_in_crd), None)
     version = None if kind is None else await served(kind)
     if kind is None or version is None:
@@ -133,7 +135,7 @@ async def _ttl_field(cluster: Cluster, served: Served, chain: Iterable[Node]) ->
     return await has_ttl(cluster, kind, version)
 
 
-async def _runtime_ttl(cluster: Cluster, served: Served, top: Node) -> RuntimeTtl | NoRuntime | Unknown | None:
+async def _runtime_ttl(cluster: Cluster, served: Served, top: TreeNode) -> RuntimeTtl | NoRuntime | Unknown | None:
     named = top.kind.runtime(top.seen) if isinstance(top.seen, Root) else None
     if named is None:
         return None
@@ -157,7 +159,7 @@ async def _read_runtime(cluster: Cluster, path: str) -> _Runtime | None:
     try:
         return await cluster.get(path, _Runtime)
     except ApiError as error:
-        if error.says_gone:
+        if error.is_not_found:
             return None
         raise
 

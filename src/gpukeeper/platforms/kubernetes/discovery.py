@@ -18,8 +18,8 @@ from gpukeeper.platforms.kubernetes.schema import has_ttl
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire
 
 T = TypeVar("T")
-REMEMBERED = timedelta(minutes=10)
-SURE = timedelta(minutes=1)  # so long a kind that was there must be missing to be believed gone
+CACHE_TIME = timedelta(minutes=10)
+SURE = timedelta(minutes=1)  # a kind that was served must be missing this long to count as uninstalled
 
 
 class _Version(Wire, frozen=True):
@@ -50,7 +50,7 @@ class _Resources(Wire, frozen=True, gc=True):
 
 
 class Resource(Wire, frozen=True):
-    """Where any kind is served, whether or not it is one of ours."""
+    """Where any kind is served, whether or not gpukeeper knows it."""
 
     root: str  # /api/v1 or /apis/GROUP/VERSION
     plural: str
@@ -67,8 +67,8 @@ class Resource(Wire, frozen=True):
         return f"{self.root}{where}/{self.plural}" + (f"/{name}" if name else "")
 
 
-class Discovery:
-    """Answers are remembered for a while; errors are not, they pass."""
+class ApiDiscovery:
+    """Responses are cached; errors are not."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._clock = cluster, clock
@@ -78,14 +78,14 @@ class Discovery:
         self._with_ttl: dict[str, float] = {}  # kinds whose served version has a TTL field: when that was read
 
     async def served(self, kind: Kind) -> str | Unknown | None:
-        """The version to read it in. None: it is not installed. Unknown: nobody could say."""
+        """The version to read it in. None: it is not installed. Unknown: it could not be read."""
         try:
             versions = await self._versions(kind.group)
             if versions is None:
                 return self._absent(kind)
             found = [one for one in versions if await self._lists(kind, one)]
         except PlatformError as error:
-            self._known.clear()  # what contradicts itself is asked anew, all of it
+            self._known.clear()  # a contradiction: read everything again
             return Unknown(f"whether the cluster has {kind.plural} is unknown: {error}")
         if best := next((one for one in kind.versions if one in found), None):
             self._seen.add(kind.name)
@@ -116,7 +116,7 @@ class Discovery:
         if not kind.ttl_in_crd or next(named, None) is None:
             return NOT_ASKED
         read = self._with_ttl.get(kind.name)
-        if read is not None and self._clock() - read < REMEMBERED.total_seconds():
+        if read is not None and self._clock() - read < CACHE_TIME.total_seconds():
             return True
         version = await self.served(kind)
         if not isinstance(version, str):
@@ -169,6 +169,6 @@ class Discovery:
 
     async def _read(self, path: str, type_: type[T]) -> T:
         known = self._known.get(path)
-        if known is None or self._clock() - known[0] >= REMEMBERED.total_seconds():
+        if known is None or self._clock() - known[0] >= CACHE_TIME.total_seconds():
             known = self._known[path] = (self._clock(), await self._cluster.get(path, type_))
         return cast(T, known[1])

@@ -8,14 +8,14 @@ from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError
 
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID, TOO_MANY = 401, 403, 404, 409, 410, 422, 429
-# What the server says when a JSON Patch does not fit the object any more: the same words for a failed `test` and for a
-# path that is not there. A refused value has causes and the object's name instead.
+# The message of the server when a JSON Patch no longer fits the object: the same for a failed `test` and for a missing
+# path. An invalid value has causes and the name of the object instead.
 _OF_ALL = "at the cluster scope"
 _PATCH_DOES_NOT_FIT = "the server rejected our request due to an error in our request"
 
 
 class ApiError(PlatformError):
-    """The API server (or something before it) answered, and the answer is no."""
+    """The API server, or a proxy before it, answered with an error."""
 
     def __init__(
         self,
@@ -34,38 +34,38 @@ class ApiError(PlatformError):
         self.name, self.causes = name, causes  # of the object the answer is about; why, one by one
 
     @property
-    def says_gone(self) -> bool:
-        """The object it names is not there. A 404 of a proxy, or of a kind that is not installed, proves nothing."""
+    def is_not_found(self) -> bool:
+        """The named object does not exist. A 404 of a proxy, or of a kind that is not installed, proves nothing."""
         return self.status == NOT_FOUND and self.reason == "NotFound" and bool(self.name)
 
     @property
-    def says_changed(self) -> bool:
-        """It is not what we saw: a precondition or the `test` of a JSON Patch failed."""
+    def is_conflict(self) -> bool:
+        """The object changed: a precondition or the `test` of a JSON Patch failed."""
         if self.status == CONFLICT:
             return self.reason == "Conflict"
         return self.status == INVALID and not self.causes and _PATCH_DOES_NOT_FIT in self.words
 
     @property
-    def says_refused(self) -> bool:
+    def is_denied(self) -> bool:
         return self.status in {UNAUTHORIZED, FORBIDDEN}
 
     @property
-    def says_budget(self) -> bool:
-        """A PodDisruptionBudget refused an eviction: an answer about that pod, not about our pace."""
+    def is_disruption_budget(self) -> bool:
+        """A PodDisruptionBudget refused an eviction: this concerns the pod, not the request rate."""
         return self.status == TOO_MANY and "DisruptionBudget" in self.causes
 
     @property
     def expired(self) -> bool:
-        """The list or version we go on from is too old."""
+        """The list or version to continue from is too old."""
         return self.status == EXPIRED
 
 
-class ClusterSilent(PlatformError):
-    """The cluster did not answer, or not in time. What was asked of it may have happened."""
+class ClusterUnavailable(PlatformError):
+    """The cluster did not answer, or not in time. The request may have been executed."""
 
 
-class TooLarge(ClusterSilent):
-    """An answer without end must not fill the memory."""
+class ResponseTooLarge(ClusterUnavailable):
+    """An endless response must not fill the memory."""
 
 
 class _Cause(msgspec.Struct):
@@ -83,7 +83,7 @@ class _StatusMeta(msgspec.Struct):
 
 
 class StatusObject(msgspec.Struct):
-    """How the API says no, and also what it answers to some deletes."""
+    """The Status object of the API: an error, or the response to some deletes."""
 
     kind: str = ""
     reason: str = ""
@@ -94,7 +94,7 @@ class StatusObject(msgspec.Struct):
 
 
 def refusal(status: int, body: bytes | msgspec.Raw, retry_after: float | None = None) -> ApiError:
-    """What an answer of 300 or more says. What is no Status is told as it is and has no reason."""
+    """The error of a response of 300 or more. A body that is not a Status is quoted and has no reason."""
     try:
         said = reading.decode(body, type=StatusObject)
     except msgspec.DecodeError:
@@ -110,7 +110,7 @@ def refusal(status: int, body: bytes | msgspec.Raw, retry_after: float | None = 
     return ApiError(status, said.reason, words, retry_after, meta.continue_, name=details.name, causes=causes)
 
 
-def cannot_connect(place: str, address: str, why: str) -> ClusterSilent:
+def cannot_connect(place: str, address: str, why: str) -> ClusterUnavailable:
     hint = ""
     said = why.lower()
     if "certificate" in said:
@@ -119,7 +119,7 @@ def cannot_connect(place: str, address: str, why: str) -> ClusterSilent:
         hint = "; check that it runs and is reachable from here: `kubectl version`"
     elif "name" in said and ("known" in said or "resolution" in said):
         hint = "; its host name cannot be resolved"
-    return ClusterSilent(f"the cluster {place} at {address} cannot be reached: {why}{hint}")
+    return ClusterUnavailable(f"the cluster {place} at {address} cannot be reached: {why}{hint}")
 
 
 def _hint(status: int, reason: str, words: str) -> str:

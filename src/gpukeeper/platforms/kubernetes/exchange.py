@@ -1,4 +1,4 @@
-"""One HTTP exchange: what is asked, how much of the answer is read, and what a failure means."""
+"""One HTTP exchange: path and query, the size limit of the response, and the meaning of failures."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.platforms.kubernetes.errors import ClusterSilent, TooLarge
+from gpukeeper.platforms.kubernetes.errors import ClusterUnavailable, ResponseTooLarge
 
 if TYPE_CHECKING:
     import httpx2
 
 
-class Broken(ClusterSilent):
-    """The connection failed or ended too early: a read may be asked again."""
+class ConnectionFailed(ClusterUnavailable):
+    """The connection failed or ended too early: a read may be retried."""
 
 
 def checked(path: str) -> str:
-    """Names come from people and from ledgers; one must not lead to another object."""
+    """Names come from users and ledgers; they must not lead to another object."""
     if not path.startswith("/") or re.search(r"[?#%\s\\]|//|/\.{1,2}(/|$)", path):
         raise PlatformError(f"{path!r} is not a valid API path; no request was sent")
     return path
@@ -37,13 +37,13 @@ def as_text(query: Mapping[str, object]) -> dict[str, str]:
 
 
 async def read(answer: httpx2.Response, most: int, cut: bool, what: str) -> bytearray:
-    """At most this much: an answer without end must not fill the memory."""
+    """At most this much: an endless response must not fill the memory."""
     taken = bytearray()
     async for chunk in answer.aiter_bytes():
         taken += chunk
         if len(taken) > most:
             if not cut:
-                raise TooLarge(f"the cluster's response to {what} is longer than {most} bytes; it was not read")
+                raise ResponseTooLarge(f"the cluster's response to {what} is longer than {most} bytes; it was not read")
             del taken[most:]
             break
     return taken
@@ -62,7 +62,7 @@ def retry_after(answer: httpx2.Response, skew: timedelta | None) -> float | None
 
 
 def words_of(error: BaseException) -> str:
-    """The kernel's words where there are any: libraries put "All connection attempts failed" before them."""
+    """The error of the kernel if there is one: libraries hide it behind "All connection attempts failed"."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, BaseExceptionGroup):

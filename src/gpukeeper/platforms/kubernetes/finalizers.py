@@ -12,12 +12,12 @@ from datetime import datetime, timedelta
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.controller_state import ControllerState, Down
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, START, Controller, Finalizer
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
-from gpukeeper.platforms.kubernetes.standing import Gone, Standing
-from gpukeeper.platforms.kubernetes.tree import Descendants, Node
+from gpukeeper.platforms.kubernetes.tree import Descendants, TreeNode
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, when
 
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
@@ -77,7 +77,7 @@ def blocked(
     meta: Meta,
     kind: Kind,
     children: Descendants | Unknown,
-    controllers: Mapping[str, Standing],
+    controllers: Mapping[str, ControllerState],
     now: datetime,
     *,
     pod: Pod | None = None,
@@ -106,7 +106,7 @@ def _judged(
     meta: Meta,
     kind: Kind,
     children: Descendants | Unknown,
-    controllers: Mapping[str, Standing],
+    controllers: Mapping[str, ControllerState],
     now: datetime,
     pod: Pod | None,
     owner_gone: bool | Unknown,
@@ -120,13 +120,16 @@ def _judged(
         return _foreground(meta, kind, children, now)
     if name == JOB_TRACKING:
         return _tracked(pod, owner_gone)
-    standing = controllers.get(known.controller.name, Unknown(f"{known.controller.name} was not checked"))
+    controller_state = controllers.get(known.controller.name, Unknown(f"{known.controller.name} was not checked"))
     words = f"it belongs to {known.whose}"
-    if isinstance(standing, Unknown):
-        return (standing if known.without else False), f"{words}; usually blocked when {known.stuck}"
-    if isinstance(standing, Gone):
-        return known.without, f"{words}, and {known.controller.name} does not run ({standing.words})"
-    return False, f"{words}, and {known.controller.name} runs ({standing.words}); usually blocked when {known.stuck}"
+    if isinstance(controller_state, Unknown):
+        return (controller_state if known.without else False), f"{words}; usually blocked when {known.stuck}"
+    if isinstance(controller_state, Down):
+        return known.without, f"{words}, and {known.controller.name} does not run ({controller_state.words})"
+    return (
+        False,
+        f"{words}, and {known.controller.name} runs ({controller_state.words}); usually blocked when {known.stuck}",
+    )
 
 
 def _foreground(meta: Meta, kind: Kind, children: Descendants | Unknown, now: datetime) -> tuple[bool | Unknown, str]:
@@ -156,7 +159,7 @@ def _foreground(meta: Meta, kind: Kind, children: Descendants | Unknown, now: da
     return False, f"nothing is left below it; the garbage collector has {in_words(NOTHING_LEFT)} to notice that"
 
 
-def made_again(meta: Meta, kind: Kind, children: Descendants, now: datetime) -> Node | None:
+def made_again(meta: Meta, kind: Kind, children: Descendants, now: datetime) -> TreeNode | None:
     """A child that was created long after the removal of the root was requested, and that is not stuck itself.
 
     Each recreation is a race that the collector may win (within seconds, or never), so a single one proves nothing."""
@@ -171,12 +174,12 @@ def made_again(meta: Meta, kind: Kind, children: Descendants, now: datetime) -> 
     return None
 
 
-def _later(child: Node, meta: Meta) -> str:
+def _later(child: TreeNode, meta: Meta) -> str:
     made, asked = when(child.meta.creation_timestamp), when(meta.deletion_timestamp)
     return in_words(made - asked) if isinstance(made, datetime) and isinstance(asked, datetime) else "long"
 
 
-def _why_left(child: Node) -> str:
+def _why_left(child: TreeNode) -> str:
     if child.meta.finalizers:
         return f"finalizer {', '.join(child.meta.finalizers)}"
     return "being removed" if child.meta.deletion_timestamp else "its removal was not requested"

@@ -1,7 +1,7 @@
-"""Which GPUs a pod asks for. Pure.
+"""Which GPUs a pod requests. Pure.
 
-The scheduler gives a pod what it asks for, whole numbers only, so a placed pod holds exactly that. Which device of the
-node it got, the API does not say. A claim (dynamic resource allocation) does not even say how many.
+The scheduler gives a pod what it requests, whole numbers only, so a scheduled pod holds exactly that. The API does not
+show which device of the node it got; of a claim (dynamic resource allocation) not even how many.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from gpukeeper.platforms.kubernetes.wire import Container, PodSpec
 WHOLE = frozenset({"nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"})
 SLICES = frozenset({"nvidia.com/gpu.shared"})
 SLICE_PREFIX = "nvidia.com/mig-"
-MOST_GPUS = 256  # of one pod; anybody may write any number, and no node has more
+MOST_GPUS = 256  # of one pod; a manifest may contain any number, and no node has more
 _QUANTITY = re.compile(r"(\d{1,18})([kMGT]?)")  # the API itself writes 1000 as 1k
 _SCALES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-class Asked(msgspec.Struct, frozen=True):
+class PodGpuRequest(msgspec.Struct, frozen=True):
     whole: int = 0
     slices: int = 0
     unclear: str | None = None  # why that may not be all
-    written: int = 0  # what is asked for, where that is more than is counted
+    written: int = 0  # what is requested, if that is more than is counted
 
     def __bool__(self) -> bool:
-        """It surely asks for a GPU, or may."""
+        """It requests a GPU, or may do so."""
         return self.whole > 0 or self.slices > 0 or self.unclear is not None
 
 
-def asked(spec: PodSpec) -> Asked:
+def requested(spec: PodSpec) -> PodGpuRequest:
     """What the scheduler counts: containers together, or the largest step of the start if that needs more."""
     unclear = _claims(spec)
     together, largest = {"whole": 0, "slices": 0}, {"whole": 0, "slices": 0}
     beside = {"whole": 0, "slices": 0}  # init containers that stay, as far as they are started
     for container in spec.init_containers or ():
-        wants, odd = _wanted(container)
+        wants, odd = _requested(container)
         unclear = unclear or odd
         for part, count in wants.items():
             if container.restart_policy == "Always":
@@ -48,30 +48,30 @@ def asked(spec: PodSpec) -> Asked:
             else:
                 largest[part] = max(largest[part], beside[part] + count)
     for container in spec.containers:
-        wants, odd = _wanted(container)
+        wants, odd = _requested(container)
         unclear = unclear or odd
         for part, count in wants.items():
             together[part] += count
     counts = {part: max(together[part] + beside[part], largest[part]) for part in together}
     written = sum(counts.values())
     if written <= MOST_GPUS:
-        return Asked(counts["whole"], counts["slices"], unclear)
+        return PodGpuRequest(counts["whole"], counts["slices"], unclear)
     unclear = f"it requests {written} GPUs, more than any node has; counted as {MOST_GPUS}"
     counts = {part: min(count, MOST_GPUS) for part, count in counts.items()}
-    return Asked(counts["whole"], counts["slices"], unclear, written)
+    return PodGpuRequest(counts["whole"], counts["slices"], unclear, written)
 
 
-def any_asked(specs: Iterable[PodSpec]) -> bool:
-    """One of these asks for a GPU, or for something that may be one."""
-    return any(asked(one) for one in specs)
+def any_requested(specs: Iterable[PodSpec]) -> bool:
+    """One of these requests a GPU, or something that may be one."""
+    return any(requested(one) for one in specs)
 
 
 def image_of(specs: Iterable[PodSpec]) -> str | None:
-    """Of the first container that asks for a GPU, else of the first one."""
+    """Of the first container that requests a GPU, else of the first one."""
     containers = [container for spec in specs for container in spec.containers]
-    if len(containers) == 1:  # most; no need to look at what it asks for
+    if len(containers) == 1:  # most; its requests need not be read
         return containers[0].image or None
-    with_gpu = [one for one in containers if any(_wanted(one)[0].values())]
+    with_gpu = [one for one in containers if any(_requested(one)[0].values())]
     return next((one.image for one in (*with_gpu, *containers) if one.image), None)
 
 
@@ -82,7 +82,7 @@ def _claims(spec: PodSpec) -> str | None:
     return f"it has a resource claim ({names}), which may be a GPU"
 
 
-def _wanted(container: Container) -> tuple[dict[str, int], str | None]:
+def _requested(container: Container) -> tuple[dict[str, int], str | None]:
     """A request that is not written is as large as the limit; for GPUs both are always the same."""
     wants = {"whole": 0, "slices": 0}
     resources = container.resources

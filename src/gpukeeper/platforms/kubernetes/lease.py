@@ -1,7 +1,7 @@
-"""Who of several leads: a Lease of coordination.k8s.io, held by renewing it.
+"""Leader election: a Lease of coordination.k8s.io, held by renewing it.
 
-This is no fence. A leader that sleeps may wake after another took over, and what it sends then arrives. Therefore
-`why_not` is asked before each step, and every act carries conditions that the API server itself checks.
+This is no fence. A suspended leader may wake after another took over, and its requests arrive. Therefore `why_not` is
+called before each step, and every act carries preconditions that the API server checks.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Leases(Protocol):
 
 
 def steady_time() -> float:
-    """Seconds that also pass while the machine sleeps: a leader that was suspended must not believe that it leads."""
+    """Seconds that also pass while the machine sleeps: a leader that was suspended must notice the expired lease."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Leadership:
-    """`identity` must be new with every start: who comes back after a crash is not who held the lease before."""
+    """`identity` must be new with every start: an instance that restarts after a crash does not hold the lease."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Leadership:
         self.lost.set()
 
     def why_not(self) -> str | None:
-        """A sentence when we may not act, asked before each step."""
+        """Why this instance may not act, checked before each step; None: it may."""
         trouble = f" ({self._problem})" if self._problem else ""
         if self._ours is None:
             others = f"{self._holder} holds it" if self._holder else "its holder is unknown"
@@ -83,7 +83,7 @@ class Leadership:
 
     async def campaign(self, stop: asyncio.Event) -> None:
         """Take the lease, renew it, take it again after a loss; until `stop`. Then it is given back, so that the next
-        one need not wait. Whoever sets `stop` has no step under way any more."""
+        one need not wait. The caller sets `stop` only when no step is in progress."""
         while not stop.is_set():
             await self.attempt()
             # Not all at the same moment, unless it is ours to keep.
@@ -112,7 +112,7 @@ class Leadership:
         if found is None:
             await self._create()
         elif found["spec"].get("holderIdentity") == self.identity:
-            await self._put(found)  # ours after all: an answer was lost, or somebody else edited it
+            await self._put(found)  # held by this instance: a response was lost, or it was edited
         elif self._is_free(found):
             await self._put(found)
 
@@ -120,7 +120,7 @@ class Leadership:
         try:
             return _checked(await self._cluster.get(self._path, dict))
         except ApiError as problem:
-            if not problem.says_gone:
+            if not problem.is_not_found:
                 raise
             return None
 
@@ -146,7 +146,7 @@ class Leadership:
         try:
             self._holds(await self._cluster.post(self._collection, whole), began)
         except ApiError as problem:
-            if problem.status != 409:  # somebody was faster
+            if problem.status != 409:  # another instance was faster
                 raise
 
     async def _put(self, found: dict[str, Any]) -> bool:
@@ -155,7 +155,7 @@ class Leadership:
         try:
             self._holds(await self._cluster.put(self._path, {**found, "spec": self._spec(found["spec"])}), began)
         except ApiError as problem:
-            if problem.status != 409 and not problem.says_gone:
+            if problem.status != 409 and not problem.is_not_found:
                 raise
             self._ours = None
         return self._ours is not None
@@ -182,7 +182,7 @@ class Leadership:
         self._tell()
         if ours is None:
             return
-        # One second: who looks at the duration and not at the holder need not wait, either.
+        # One second: instances that read the duration and not the holder need not wait, either.
         spec = {**ours["spec"], "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _micro(self._clock.now())}
         with suppress(TimeoutError, PlatformError):
             async with asyncio.timeout((self._renew_deadline / 2).total_seconds()):
@@ -213,6 +213,6 @@ def _micro(at: datetime) -> str:
 
 
 def _advised(problem: PlatformError) -> str:
-    if isinstance(problem, ApiError) and problem.says_refused:
+    if isinstance(problem, ApiError) and problem.is_denied:
         return f"{problem}. gpukeeper needs get, create and update on leases in that namespace"
     return str(problem)

@@ -1,4 +1,4 @@
-"""What the init containers of a TrainJob will be, from its manifest and that of its runtime alone: no cluster is asked.
+"""What the init containers of a TrainJob will be, from its manifest and that of its runtime only, without a cluster.
 
 The Trainer lays what the TrainJob says over the runtime: in v2.0 `podSpecOverrides`, in v2.1 `podTemplateOverrides`,
 since v2.2 `runtimePatches`. Lists are merged as Kubernetes merges them (strategic merge): containers and variables by
@@ -18,35 +18,35 @@ RUNTIME, OWN = "runtime", "TrainJob"
 T = TypeVar("T")
 
 
-class Variable(msgspec.Struct, frozen=True):
-    """One variable. `value` is in words where it comes from a secret, a field or the like."""
+class EnvironmentVariable(msgspec.Struct, frozen=True):
+    """One variable. `value` is a placeholder if it comes from a secret, a field or the like."""
 
     name: str
     value: str
     origin: str = RUNTIME
 
 
-class Mount(msgspec.Struct, frozen=True):
+class VolumeMount(msgspec.Struct, frozen=True):
     path: str
     volume: str
     origin: str = RUNTIME
 
 
-class Init(msgspec.Struct, frozen=True):
+class InitContainer(msgspec.Struct, frozen=True):
     """One init container as it will run."""
 
     name: str
     image: str
-    variables: tuple[Variable, ...] = ()
-    mounts: tuple[Mount, ...] = ()
+    variables: tuple[EnvironmentVariable, ...] = ()
+    mounts: tuple[VolumeMount, ...] = ()
 
 
 class MergedJob(msgspec.Struct, frozen=True):
     name: str
-    init: tuple[Init, ...]
+    init: tuple[InitContainer, ...]
 
 
-class Merged(msgspec.Struct, frozen=True):
+class MergedTrainJob(msgspec.Struct, frozen=True):
     """`problems`: what the Trainer would refuse or not find."""
 
     workload: str
@@ -65,7 +65,7 @@ class Merged(msgspec.Struct, frozen=True):
         yield from (f"problem: {one}" for one in self.problems)
 
 
-def merge(documents: Sequence[dict[str, Any]], name: str) -> Merged:
+def merge(documents: Sequence[dict[str, Any]], name: str) -> MergedTrainJob:
     """Of the TrainJob of that name among these objects."""
     named = name.rpartition("/")[2]
     train = next((one for one in documents if _is(one, "TrainJob") and _name(one) == named), None)
@@ -78,11 +78,11 @@ def merge(documents: Sequence[dict[str, Any]], name: str) -> Merged:
     runtime = next((one for one in documents if _is(one, kind) and _name(one) == wanted), None)
     if runtime is None:
         words = f"{kind} {wanted} not found in these files; add the output of `kubectl get {kind} {wanted} -o yaml`"
-        return Merged(named, f"{kind} {wanted}", (), (words,))
+        return MergedTrainJob(named, f"{kind} {wanted}", (), (words,))
     templates = _list(_at(runtime, "spec", "template", "spec").get("replicatedJobs"))
     patches = list(_patches(spec))
     jobs = tuple(_job(one, [inits for job, inits in patches if job == _name_of(one)]) for one in templates)
-    return Merged(named, f"{kind} {wanted}", jobs, tuple(_problems(spec, templates, patches)))
+    return MergedTrainJob(named, f"{kind} {wanted}", jobs, tuple(_problems(spec, templates, patches)))
 
 
 def _job(template: dict[str, Any], patches: Sequence[list[dict[str, Any]]]) -> MergedJob:
@@ -94,7 +94,7 @@ def _job(template: dict[str, Any], patches: Sequence[list[dict[str, Any]]]) -> M
     return MergedJob(_name_of(template), tuple(init))
 
 
-def _over(below: Init, above: Init) -> Init:
+def _over(below: InitContainer, above: InitContainer) -> InitContainer:
     """A patch can add variables and mounts, or replace them; it cannot name another image."""
     return msgspec.structs.replace(
         below,
@@ -145,13 +145,15 @@ def _problems(
                 yield f"init container {_name_of(init)} is not in job {job} of the runtime; the Trainer rejects this"
 
 
-def _init(said: dict[str, Any], origin: str) -> Init:
+def _init(said: dict[str, Any], origin: str) -> InitContainer:
     variables = tuple(
-        Variable(_name_of(one), _word(one.get("value")) if "valueFrom" not in one else "(valueFrom)", origin)
+        EnvironmentVariable(_name_of(one), _word(one.get("value")) if "valueFrom" not in one else "(valueFrom)", origin)
         for one in _list(said.get("env"))
     )
-    mounts = tuple(Mount(_word(one.get("mountPath")), _name_of(one), origin) for one in _list(said.get("volumeMounts")))
-    return Init(_name_of(said), _word(said.get("image")), variables, mounts)
+    mounts = tuple(
+        VolumeMount(_word(one.get("mountPath")), _name_of(one), origin) for one in _list(said.get("volumeMounts"))
+    )
+    return InitContainer(_name_of(said), _word(said.get("image")), variables, mounts)
 
 
 def _inits(job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -170,7 +172,7 @@ def _list(value: object) -> list[dict[str, Any]]:
 
 
 def _word(value: object) -> str:
-    """A number or a truth value in words, as the API server would; nothing else."""
+    """A string, number or boolean as text, as the API server would print it; anything else: empty."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, str | int | float) else ""

@@ -1,7 +1,7 @@
-"""What an object says about its own life, in our words and in those of other tools. Pure.
+"""Labels and annotations of an object about its lifetime, of gpukeeper and of other tools. Pure.
 
-Claims all of them. Ours come first; TTLs of other tools count where the policy names them, their holds always hold
-running work. A value that cannot be read is said aloud and keeps: silence would make it immortal or kill it.
+All of them are claims. Those of gpukeeper come first; TTLs of other tools count if the policy names them, their holds
+always hold running work. A value that cannot be read is reported and keeps the object.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Expiry(msgspec.Struct, frozen=True):
 NEVER = Expiry()
 
 
-class Warnings(msgspec.Struct, frozen=True):
+class AnnouncedWarnings(msgspec.Struct, frozen=True):
     """`uid`: of the object they are about. A copy of its manifest takes the annotation along, and was not warned."""
 
     uid: str
@@ -80,7 +80,7 @@ def read(
     gitops: bool = False,
     ttl_field: bool | Unknown = NOT_ASKED,
 ) -> tuple[Marks, tuple[str, ...]]:
-    """The marks, and what somebody should mend. `gitops`: what a GitOps tool put there counts as ours, too.
+    """The marks, and problems to fix. `gitops`: objects of a GitOps tool are acted on, too.
     `ttl_field`: whether the served TrainJob has one."""
     notes: list[str] = []
     field = None if spec is None else kind.ttl(spec, ttl_field)
@@ -118,7 +118,7 @@ def pod_hold(meta: Meta) -> str | None:
 
 
 def excluded(given: Mapping[str, str], now: datetime) -> str | None:
-    """Words of a downscaler's mark on a namespace; one that cannot be read holds."""
+    """The mark of a downscaler on a namespace; one that cannot be read holds."""
     until = _exclusion(given)
     if until is None or (isinstance(until, datetime) and until <= now):
         return None
@@ -128,7 +128,7 @@ def excluded(given: Mapping[str, str], now: datetime) -> str | None:
 
 
 def managed_elsewhere(kind: Kind, meta: Meta, spec: Spec | None, *, gitops: bool = False) -> str | None:
-    """Whoever else owns its life: it would come back, or be dispatched anew, if we took it away."""
+    """Another manager of the object: it would recreate or dispatch it again after a removal."""
     by = None if spec is None else kind.managed_by(spec)
     if by is not None and by != kind.manager:
         return f"{by[:SHOWN]} (managedBy)"
@@ -145,7 +145,7 @@ def managed_elsewhere(kind: Kind, meta: Meta, spec: Spec | None, *, gitops: bool
 
 
 def _dropped(kind: Kind, meta: Meta, spec: Spec) -> Iterator[str]:
-    """A TTL that was applied where the kind has no such field: the API server dropped it without a word."""
+    """A TTL that was applied where the kind has no such field: the API server dropped it silently."""
     given = meta.annotations or {}
     if TTL in given or spec.ttl_seconds_after_finished is not None:
         return
@@ -190,7 +190,7 @@ def moment(marker: str, text: str) -> datetime | Unknown:
 def _ttl(
     field: timedelta | Unknown | None, meta: Meta, ending: Ending, foreign: Sequence[str], notes: list[str]
 ) -> tuple[timedelta | Unknown | None, bool, bool]:
-    """Its TTL after the finish, whether the platform itself acts on it, and whether it asks to stay for ever."""
+    """Its TTL after the finish, whether the platform itself acts on it, and whether it requests to be kept for ever."""
     others = _foreign_ttl(meta, foreign) if foreign else []
     notes += [one.why for one in others if isinstance(one, Unknown)]
     forever = NEVER in others
@@ -235,7 +235,7 @@ def _janitor(meta: Meta, text: str) -> Expiry | Unknown:
 
 
 def _twin(meta: Meta, text: str, refreshed: str | None) -> Expiry | Unknown:
-    """A lease: renewing it starts it anew."""
+    """A lease: renewing it restarts it."""
     after = span(TWIN_TTL, text)
     if refreshed is None or isinstance(after, Unknown):
         return _from_creation(meta, TWIN_TTL, after)
@@ -321,7 +321,7 @@ def _warned(meta: Meta, notes: list[str]) -> tuple[Warned, ...]:
     if text is None:
         return ()
     try:
-        found = reading.decode(text, type=Warnings)
+        found = reading.decode(text, type=AnnouncedWarnings)
     except msgspec.DecodeError:
         notes.append(f"{WARNED} cannot be read, so its warnings are ignored; remove the annotation")
         return ()

@@ -1,8 +1,8 @@
-"""Readings of what pods do, from a Prometheus that scrapes DCGM exporters and kubelets, or from the exporters.
+"""Measurements of pods, from a Prometheus that scrapes DCGM exporters and kubelets, or from the exporters.
 
-Each minute is said once, when it is over and scraped; only a busy one is said while it lasts, so that a last look
-before an act sees it. The first reading goes back in history. Which series belongs to which pod is told by labels
-that get lost, move and are reused: fewer series than GPUs leave some Unknown, more make all of them Unknown.
+Each minute is reported once, after its end, when it is scraped; only a busy one is reported early, so that the re-check
+before an act sees it. The first reading includes history. Series are assigned to pods by labels that get lost, move and
+are reused: with fewer series than GPUs some are Unknown, with more all are Unknown.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gpukeeper.platforms.kubernetes.minutes import (
     LOOK_BACK,
     NAMES,
     Device,
+    DeviceMinutes,
     Pod,
-    Said,
     Share,
     Trace,
     Value,
     begin_of,
-    judge,
     minute_of,
+    minutes_of_devices,
     pod_of,
     source_of,
     trace,
@@ -46,11 +46,11 @@ from gpukeeper.platforms.kubernetes.minutes import (
 PLATFORM = "kubernetes"
 SETTLED = timedelta(seconds=30)  # after its end a minute is scraped and stored
 SKEW_MAX = timedelta(seconds=90)  # between our clock and that of Prometheus
-FORGOTTEN = timedelta(minutes=30)  # what was not read for this long begins anew
+FORGOTTEN = timedelta(minutes=30)  # what was not read for this long starts again
 DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
 ASKED_AGAIN = timedelta(minutes=10)  # whether there are such metrics at all
 SCRAPE = timedelta(seconds=10)
-AT_ONCE, LETTERS_MAX = 64, 1500  # of names in one question: an address must not grow too long
+AT_ONCE, LETTERS_MAX = 64, 1500  # of names in one query: a URL must not grow too long
 
 COUNTERS: Mapping[Signal, tuple[str, tuple[str, ...]]] = {
     # The larger of the whole pod's and its containers': some runtimes count only one of them.
@@ -74,7 +74,7 @@ Fetch: TypeAlias = Callable[[str, timedelta], Awaitable[str | Unknown]]
 
 
 class History(Protocol):
-    """What is asked of a Prometheus; devices/prometheus.py is one."""
+    """What is needed of a Prometheus; implemented by devices/prometheus.py."""
 
     async def clock(self) -> datetime | Unknown: ...
     async def label_names(self, name: str, since: datetime, until: datetime) -> frozenset[str] | Unknown: ...
@@ -87,14 +87,14 @@ class History(Protocol):
     ) -> list[TimeSeries] | Unknown: ...
 
 
-class Running(msgspec.Struct, frozen=True, gc=False):
-    """A living pod. Its namesake of before had another uid and started earlier."""
+class RunningPod(msgspec.Struct, frozen=True, gc=False):
+    """A living pod. A former pod with its name had another uid and started earlier."""
 
     uid: str
     started: datetime | None = None
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class PendingMeasurement(msgspec.Struct, frozen=True):
     """What is to be read of one workload: its GPUs by pod, and from which minute on each pod's readings are its own."""
 
     subject: Subject
@@ -108,18 +108,18 @@ class Wanted(msgspec.Struct, frozen=True):
         return self.subject.ref.uid, self.subject.seen.incarnation
 
 
-class Told(msgspec.Struct):
-    """What was said of one run so far."""
+class RunProgress(msgspec.Struct):
+    """What was reported for one run so far."""
 
     read: datetime
     done: int | None = None  # the last minute that is settled
     shares: dict[Pod, dict[Share, tuple[str, int]]] = {}  # which device each series is, and when it was last seen
-    early: dict[tuple[str, int], float] = {}  # busy minutes that were said before they were over
+    early: dict[tuple[str, int], float] = {}  # busy minutes that were reported before their end
     counted: set[tuple[Pod, Signal]] = set()  # what was ever measured of each pod
 
 
 class ClusterMeter:
-    """`pods` tells the living pods of a workload by name; without it their uids are not compared.
+    """`pods` returns the living pods of a workload by name; without it their uids are not compared.
 
     `only`: labels that every series of this cluster has, where a Prometheus knows several clusters.
     """
@@ -130,7 +130,7 @@ class ClusterMeter:
         *,
         prometheus: History | None = None,
         exporters: Sequence[str] = (),
-        pods: Callable[[Subject], Mapping[str, Running]] | None = None,
+        pods: Callable[[Subject], Mapping[str, RunningPod]] | None = None,
         only: Mapping[str, str] | None = None,
         back: timedelta = timedelta(minutes=BACK_MAX),
         fetch: Fetch = dcgm.fetch_text,
@@ -138,7 +138,7 @@ class ClusterMeter:
         self._clock, self._prometheus, self._pods, self._back = clock, prometheus, pods, back // MINUTE
         self._only = tuple((only or {}).items())
         self._exporters = Exporters(exporters, fetch)
-        self._told: dict[Run, Told] = {}
+        self._progress: dict[Run, RunProgress] = {}
         self._counters: dict[str, tuple[frozenset[str], datetime]] = {}  # which labels each counter has
         self._one_at_a_time = asyncio.Lock()
 
@@ -159,14 +159,16 @@ class ClusterMeter:
                 else:
                     wanted.append(found)
             # Those that are new go far back; the others must not be dragged along.
-            new = [one for one in wanted if self._told[one.run].done is None]
-            known = [one for one in wanted if self._told[one.run].done is not None]
+            new = [one for one in wanted if self._progress[one.run].done is None]
+            known = [one for one in wanted if self._progress[one.run].done is not None]
             for group in filter(None, (new, known)):
                 samples += await self._read(group, scraped, now)
-            self._told = {run: told for run, told in self._told.items() if now - told.read < FORGOTTEN}
+            self._progress = {
+                run: progress for run, progress in self._progress.items() if now - progress.read < FORGOTTEN
+            }
             return samples
 
-    def _wanted(self, subject: Subject, now: datetime) -> Wanted | Unknown:
+    def _wanted(self, subject: Subject, now: datetime) -> PendingMeasurement | Unknown:
         if not isinstance(subject.started, datetime):
             return NOT_STARTED
         devices: dict[Pod, tuple[str, ...]] = {}
@@ -185,21 +187,21 @@ class ClusterMeter:
                 started[pod] = max(found.started or subject.started, subject.started)
             elif self._pods is not None:
                 return Unknown(f"pod {pod[1]} was not read, so measurements cannot be assigned to it")
-        told = self._told.setdefault((subject.ref.uid, subject.seen.incarnation), Told(now))
-        told.read = now
+        progress = self._progress.setdefault((subject.ref.uid, subject.seen.incarnation), RunProgress(now))
+        progress.read = now
         oldest = minute_of(now) - self._back
         begins = {pod: -(-int(at.timestamp()) // 60) for pod, at in started.items()}  # the first whole minute
-        first = oldest if told.done is None else max(told.done + 1, oldest)
-        return Wanted(subject, devices, begins, uids, max(first, min(begins.values())))
+        first = oldest if progress.done is None else max(progress.done + 1, oldest)
+        return PendingMeasurement(subject, devices, begins, uids, max(first, min(begins.values())))
 
-    async def _read(self, group: Sequence[Wanted], scraped: Sequence[Trace], now: datetime) -> list[Sample]:
+    async def _read(self, group: Sequence[PendingMeasurement], scraped: Sequence[Trace], now: datetime) -> list[Sample]:
         first, last = min(one.first for one in group), minute_of(now - SETTLED) - 1
         traces = await self._traces(group, begin_of(min(first, last) - LOOK_BACK), now)
         if isinstance(traces, Unknown) and not scraped:
             return [sample for one in group for sample in _unknown(one.subject, now, traces)]
         traces = [*(() if isinstance(traces, Unknown) else traces), *scraped]
         # Two hours of a thousand GPUs take seconds, and nothing may stop the loop.
-        said = await asyncio.to_thread(judge, traces, first, minute_of(now))
+        said = await asyncio.to_thread(minutes_of_devices, traces, first, minute_of(now))
         by_pod: dict[Pod, list[Trace]] = defaultdict(list)
         for found in traces:
             if found.pod is not None:
@@ -210,15 +212,17 @@ class ClusterMeter:
         if any(one.first <= last for one in group):
             samples += await self._count(group, last, now)
         for one in group:
-            told = self._told[one.run]
-            told.done = max(last, one.first - 1) if told.done is None else max(last, told.done)
-            told.early = {key: value for key, value in told.early.items() if key[1] > told.done}
+            progress = self._progress[one.run]
+            progress.done = max(last, one.first - 1) if progress.done is None else max(last, progress.done)
+            progress.early = {key: value for key, value in progress.early.items() if key[1] > progress.done}
         return samples
 
     # GPUs
 
-    async def _traces(self, group: Sequence[Wanted], since: datetime, now: datetime) -> list[Trace] | Unknown:
-        """Everything that was said of the devices these pods have, for whichever pod it was said."""
+    async def _traces(
+        self, group: Sequence[PendingMeasurement], since: datetime, now: datetime
+    ) -> list[Trace] | Unknown:
+        """All series of the devices of these pods, whichever pod they are labelled with."""
         if self._prometheus is None:
             return Unknown("no DCGM exporter answered")
         there = await self._prometheus.clock()
@@ -258,18 +262,18 @@ class ClusterMeter:
 
     def _gpu_samples(
         self,
-        wanted: Wanted,
+        wanted: PendingMeasurement,
         traces: Mapping[Pod, Sequence[Trace]],
-        said: Mapping[Device, Said],
+        said: Mapping[Device, DeviceMinutes],
         last: int,
         now: datetime,
     ) -> Iterator[Sample]:
-        told, subject = self._told[wanted.run], wanted.subject
+        progress, subject = self._progress[wanted.run], wanted.subject
         for pod, names in wanted.devices.items():
             begin = max(wanted.first, wanted.begins[pod])
             mine = _own(traces.get(pod, ()), wanted.uids.get(pod))
             present = _present(mine, wanted.begins[pod])
-            shares = self._assign(told, wanted, pod, present, minute_of(now))
+            shares = self._assign(progress, wanted, pod, present, minute_of(now))
             if isinstance(shares, Unknown) or any(one.mps for one in mine):
                 why = (
                     shares
@@ -285,34 +289,34 @@ class ClusterMeter:
                     why = Unknown(f"only {len(shares)} of {len(names)} GPUs of pod {pod[1]} are exported with its name")
                     yield from _unknown(subject, now, why, (name,))
                     continue
-                device = said.get(share[:2], Said({}, slice=False))
+                device = said.get(share[:2], DeviceMinutes({}, slice=False))
                 part = device.slice or name in subject.slices
                 values = {
                     minute: value
                     for minute, value in device.minutes.items()
                     if minute >= begin and minute in present.get(share, ())
                 }
-                yield from _samples(subject, name, part, values, told, last, now)
+                yield from _samples(subject, name, part, values, progress, last, now)
 
     def _assign(
-        self, told: Told, wanted: Wanted, pod: Pod, present: Mapping[Share, set[int]], now: int
+        self, progress: RunProgress, wanted: PendingMeasurement, pod: Pod, present: Mapping[Share, set[int]], now: int
     ) -> dict[Share, str] | Unknown:
         """Which device each series is, the same at each reading. A pod keeps its GPUs as long as it lives."""
         names = sorted(wanted.devices[pod], key=lambda name: (name in wanted.subject.slices, len(name), name))
-        known = {share: one for share, one in told.shares.get(pod, {}).items() if now - one[1] < self._back}
+        known = {share: one for share, one in progress.shares.get(pod, {}).items() if now - one[1] < self._back}
         for share in sorted(present, key=lambda one: (one[1] is not None, one[0], one[1] or 0, one[2])):
             taken = {name for name, _seen in known.values()}
             name = known[share][0] if share in known else ""
             name = name or next((one for one in names if one not in taken), "")
             known[share] = (name, max(present[share]))
-        told.shares = {**told.shares, pod: known}
+        progress.shares = {**progress.shares, pod: known}
         if len(known) > len(names):
             return Unknown(f"{len(known)} GPUs are exported with the name of pod {pod[1]}, which requests {len(names)}")
         return {share: name for share, (name, _seen) in known.items() if share in present}
 
     # Everything else
 
-    async def _count(self, group: Sequence[Wanted], last: int, now: datetime) -> list[Sample]:
+    async def _count(self, group: Sequence[PendingMeasurement], last: int, now: datetime) -> list[Sample]:
         first = min(one.first for one in group)
         pods = {pod for one in group for pod in one.devices}
         found = {signal: await self._rates(signal, pods, first, last, now) for signal in COUNTERS}
@@ -360,33 +364,33 @@ class ClusterMeter:
 
     def _counted(
         self,
-        wanted: Wanted,
+        wanted: PendingMeasurement,
         signal: Signal,
         found: Mapping[Signal, dict[Pod, dict[int, float]] | Unknown],
         last: int,
         now: datetime,
     ) -> Iterator[Sample]:
         """The busiest of its pods counts, and each must have been measured."""
-        key, told, rates, cpu = wanted.subject.ref.key, self._told[wanted.run], found[signal], found[Signal.CPU]
+        key, progress, rates, cpu = wanted.subject.ref.key, self._progress[wanted.run], found[signal], found[Signal.CPU]
         if isinstance(rates, Unknown):
             yield Sample(key, signal, "", now, rates)
             return
         silent = {pod for pod in wanted.devices if not rates.get(pod)}
         # A pod that is measured and has no such counter has none by design: it wrote nothing, or has no network.
         without = set() if isinstance(cpu, Unknown) else {pod for pod in silent if cpu.get(pod)}
-        without -= {pod for pod in without if (pod, signal) in told.counted}
+        without -= {pod for pod in without if (pod, signal) in progress.counted}
         if silent - without:
             without = set()
         if len(without) == len(wanted.devices):
             yield Sample(key, signal, "", now, Unknown("no such counters for its pods", by_design=True))
             return
         measured = [(pod, rates.get(pod, {})) for pod in wanted.devices if pod not in without]
-        told.counted |= {(pod, signal) for pod, mine in measured if mine}
+        progress.counted |= {(pod, signal) for pod, mine in measured if mine}
         said = False
         for minute in range(wanted.first, last + 1):
             values = [
                 mine[minute] for pod, mine in measured if minute in mine and minute > wanted.begins[pod]
-            ]  # the rate of a minute looks at the one before, too
+            ]  # the rate of a minute includes the one before
             if len(values) == len(measured):
                 said = True
                 since, at = whole(minute)
@@ -396,32 +400,32 @@ class ClusterMeter:
 
 
 class Exporters:
-    """DCGM exporters asked directly, each at every reading; remembers as much as a judgement needs."""
+    """DCGM exporters scraped directly, at every reading; keeps the points that an evaluation needs."""
 
     def __init__(self, urls: Sequence[str], fetch: Fetch) -> None:
         self._urls, self._fetch = tuple(urls), fetch
-        self._heard: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[tuple[float, float]]] = {}
+        self._points: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[tuple[float, float]]] = {}
 
     async def scrape(self, now: datetime) -> list[Trace]:
         answers = await asyncio.gather(*(self._fetch(url, SCRAPE) for url in self._urls))
         for url, text in zip(self._urls, answers, strict=True):
             if not isinstance(text, Unknown):
-                self._hear(url, text, now.timestamp())
+                self._store(url, text, now.timestamp())
         oldest = (now - (2 * LOOK_BACK) * MINUTE).timestamp()
-        kept = ((series, [one for one in points if one[0] >= oldest]) for series, points in self._heard.items())
-        self._heard = {series: points for series, points in kept if points}
-        found = (trace(dict(labels), name, points, url) for (url, name, labels), points in self._heard.items())
+        kept = ((series, [one for one in points if one[0] >= oldest]) for series, points in self._points.items())
+        self._points = {series: points for series, points in kept if points}
+        found = (trace(dict(labels), name, points, url) for (url, name, labels), points in self._points.items())
         return [one for one in found if one is not None]
 
-    def _hear(self, url: str, text: str, at: float) -> None:
+    def _store(self, url: str, text: str, at: float) -> None:
         try:
             metrics = list(dcgm.parse(text))
         except ValueError:
-            return  # half an answer looks like GPUs that are not there
+            return  # a truncated response looks like missing GPUs
         for one in metrics:
             if one.name in NAMES:
                 series = (url, one.name, tuple(sorted(one.labels.items())))
-                self._heard.setdefault(series, []).append((at, one.value))
+                self._points.setdefault(series, []).append((at, one.value))
 
 
 def _traces_of(lines: Sequence[TimeSeries]) -> list[Trace]:
@@ -430,7 +434,13 @@ def _traces_of(lines: Sequence[TimeSeries]) -> list[Trace]:
 
 
 def _samples(
-    subject: Subject, name: str, part: bool, values: Mapping[int, Value], told: Told, last: int, now: datetime
+    subject: Subject,
+    name: str,
+    part: bool,
+    values: Mapping[int, Value],
+    progress: RunProgress,
+    last: int,
+    now: datetime,
 ) -> Iterator[Sample]:
     said = False
     why: Unknown | None = None
@@ -438,11 +448,11 @@ def _samples(
         if isinstance(value, Unknown):
             why = value
             continue
-        before = told.early.get((name, minute))
+        before = progress.early.get((name, minute))
         if minute > last and (not is_busy(value, part) or before is not None):
             continue  # it is not over
         if minute > last:
-            told.early = {**told.early, (name, minute): value}
+            progress.early = {**progress.early, (name, minute): value}
         said = True
         if before is None or value > before:
             since, at = whole(minute)
@@ -459,7 +469,7 @@ def _unknown(subject: Subject, now: datetime, why: Unknown, names: Sequence[str]
 
 
 def _own(traces: Sequence[Trace], uid: str | None) -> list[Trace]:
-    """Without those of a namesake. Where nobody told the uid it is the newest one that was exported."""
+    """Without those of a namesake. If the uid is unknown, it is the newest one that was exported."""
     named = [(one.points[-1][0], one.uid) for one in traces if one.uid and one.points]
     own = uid or max(named, default=(0.0, ""))[1]
     return [one for one in traces if not one.uid or one.uid == own]

@@ -1,8 +1,8 @@
-"""How busy the GPUs of pods were, minute by minute, as DCGM exporters said. Pure; knows no policy.
+"""How busy the GPUs of pods were, minute by minute, from DCGM exporters. Pure; independent of the policy.
 
-A minute's value is its largest: one busy reading makes it busy. An idle minute must be believed: the energy counter,
-which grows even at rest, was seen to grow; both fields that exist agree; power and memory do not speak against it; not
-all GPUs of an exporter turned idle at once; no reading is missing. What is doubted is Unknown, and what is Unknown is
+The value of a minute is its largest reading: one busy reading makes it busy. An idle minute must be plausible: the
+energy counter, which grows even at rest, grew; both utilization fields agree if they exist; power and memory do not
+contradict it; not all GPUs of an exporter became idle at once; no reading is missing. Otherwise it is Unknown, which is
 never idle.
 """
 
@@ -30,14 +30,14 @@ Point: TypeAlias = tuple[float, Value]  # seconds since the epoch
 MINUTE = 60
 MOMENT = timedelta(microseconds=1)
 LOOK_BACK = 8  # minutes before the first one that is judged: for the energy counter and for doubts
-BACK_MAX = 120  # minutes of history that the first reading asks for
+BACK_MAX = 120  # minutes of history that the first reading requests
 PAIR_MAX = 5 * MINUTE  # seconds between two readings of a counter that are compared
 DOUBT_FOR = 5  # minutes
 NEVER_IDLE_WATTS = 250.0  # no GPU rests at that
-SURELY_BUSY = 50.0  # percent: no policy calls that idle, so it need not be believed
-APART = 1.5  # times the usual time between two readings: farther apart, one is missing, and nothing shows what it said
+SURELY_BUSY = 50.0  # percent: no policy calls that idle, so it need not be plausible
+APART = 1.5  # times the usual time between two readings: farther apart, one is missing
 APART_MIN, APART_MAX = 45.0, 90.0  # seconds
-STEADY_MIB = 64  # memory in use varies by no more when nobody works
+STEADY_MIB = 64  # memory in use varies by no more at rest
 SIGNALS = {"engine", "utilisation", "energy_mj", "power_watts", "memory_used_mib"}
 NAMES = tuple(sorted(name for name, (field, _read) in FIELDS.items() if field in SIGNALS))
 
@@ -49,13 +49,13 @@ ELSEWHERE = Unknown(
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """One field of one device, as one exporter said it for one pod."""
+    """One field of one device, as exported by one exporter for one pod."""
 
     field: str
     device: Device
     source: str  # which exporter
     pod: Pod | None
-    uid: str = ""  # of the pod, where the exporter says it
+    uid: str = ""  # of the pod, if the exporter has it
     replica: str = ""  # of a GPU that several share
     mps: bool = False
     points: tuple[Point, ...]
@@ -96,39 +96,39 @@ def source_of(labels: Mapping[str, str]) -> str:
 
 
 def _is_mps(labels: Mapping[str, str]) -> bool:
-    """Labels of the node that a scraper was told to copy."""
+    """By labels of the node that a scraper copies."""
     return any(
         (name.endswith("sharing_strategy") and value == "mps") or (name.endswith("mps_capable") and value == "true")
         for name, value in labels.items()
     )
 
 
-class Said(msgspec.Struct, frozen=True):
-    """What was found out of one device: its value in each minute in which something was said of it."""
+class DeviceMinutes(msgspec.Struct, frozen=True):
+    """The value of one device in each minute with readings."""
 
     minutes: Mapping[int, Value]
     slice: bool
 
 
-def judge(traces: Sequence[Trace], first: int, last: int) -> dict[Device, Said]:
+def minutes_of_devices(traces: Sequence[Trace], first: int, last: int) -> dict[Device, DeviceMinutes]:
     """The minutes `first` to `last`, numbered since the epoch. The traces should begin LOOK_BACK minutes earlier."""
     by_source: dict[str, dict[Device, list[Trace]]] = defaultdict(lambda: defaultdict(list))
     for one in traces:
         by_source[one.source][one.device].append(one)
     merged: dict[Device, dict[int, Value]] = defaultdict(dict)
     for devices in by_source.values():
-        said = {device: _said(device, devices, first - LOOK_BACK, last) for device in tuple(devices)}
+        said = {device: _minutes_of(device, devices, first - LOOK_BACK, last) for device in tuple(devices)}
         _doubt_all_at_once(said, first - LOOK_BACK, last)
         _doubt_shared(said, devices)
         for device, values in said.items():
             for minute, value in values.items():
                 if minute >= first:
                     merged[device][minute] = _busier(merged[device].get(minute), value)
-    return {device: Said(values, device[1] is not None) for device, values in merged.items()}
+    return {device: DeviceMinutes(values, device[1] is not None) for device, values in merged.items()}
 
 
-def _said(device: Device, traces: Mapping[Device, Sequence[Trace]], first: int, last: int) -> dict[int, Value]:
-    """Of one device by one exporter; whoever it is labelled with, the readings are the device's."""
+def _minutes_of(device: Device, traces: Mapping[Device, Sequence[Trace]], first: int, last: int) -> dict[int, Value]:
+    """Of one device by one exporter; the readings belong to the device, whichever pod they are labelled with."""
     fields: dict[str, list[Point]] = defaultdict(list)
     for one in traces[device]:
         fields[one.field] += one.points
@@ -137,7 +137,7 @@ def _said(device: Device, traces: Mapping[Device, Sequence[Trace]], first: int, 
         fields["energy_mj"] = [point for one in whole if one.field == "energy_mj" for point in one.points]
     engine, use = _by_minute(fields["engine"]), _by_minute(fields["utilisation"])
     exists = {name for name in ("engine", "utilisation") if fields[name]}
-    life = _Life(fields, whole=device[1] is None)
+    life = _Plausibility(fields, whole=device[1] is None)
     covered = _covered([at for name in exists for at, _value in fields[name]])
     found: dict[int, Value] = {}
     for minute in sorted({*engine, *use}):
@@ -146,14 +146,14 @@ def _said(device: Device, traces: Mapping[Device, Sequence[Trace]], first: int, 
             found[minute] = value
             if not isinstance(value, Unknown) and value < SURELY_BUSY:
                 busy = is_busy(value, device[1] is not None)
-                old, unrest = life.is_old(minute), None if busy else life.unrest(minute)
+                old, contradiction = life.staleness(minute), None if busy else life.contradiction(minute)
                 gap = None if busy or covered(minute) else GAP
-                found[minute] = next((one for one in (old, unrest, gap) if one is not None), value)
+                found[minute] = next((one for one in (old, contradiction, gap) if one is not None), value)
     return found
 
 
 def _covered(times: Iterable[float]) -> Callable[[int], bool]:
-    """Whether no reading is missing in a minute: readings say how it is now, not how it was since the last one."""
+    """Whether no reading is missing in a minute: a reading is a point in time, not an average."""
     order = sorted(set(times))
     steps = sorted(later - earlier for earlier, later in pairwise(order))
     apart = min(max(APART * steps[len(steps) // 2], APART_MIN), APART_MAX) if steps else APART_MIN
@@ -170,7 +170,7 @@ def _covered(times: Iterable[float]) -> Callable[[int], bool]:
 
 
 def _of_fields(engine: Sequence[Value], use: Sequence[Value], exists: set[str]) -> Value:
-    """The larger of the two. One alone is believed where the other never exists, or when it is surely busy."""
+    """The larger of the two. One alone is used if the other never exists, or if it is surely busy."""
     readings = [*engine, *use]
     largest = max((one for one in readings if not isinstance(one, Unknown)), default=None)
     if largest is not None and largest >= SURELY_BUSY:
@@ -184,8 +184,8 @@ def _of_fields(engine: Sequence[Value], use: Sequence[Value], exists: set[str]) 
     return _NOTHING if largest is None else largest
 
 
-class _Life:
-    """What else one exporter says of a device: whether its readings are fresh, and what speaks against its rest."""
+class _Plausibility:
+    """Other fields of one device: whether its readings are fresh, and what contradicts an idle reading."""
 
     def __init__(self, fields: Mapping[str, Sequence[Point]], *, whole: bool) -> None:
         self._counts, (self._grown, self._fallen) = bool(fields["energy_mj"]), _energy(fields["energy_mj"])
@@ -193,8 +193,8 @@ class _Life:
         self._power = _by_minute(fields["power_watts"]) if whole else {}
         self._memory = _by_minute(fields["memory_used_mib"])
 
-    def is_old(self, minute: int) -> Unknown | None:
-        """Why the readings of a minute may be old."""
+    def staleness(self, minute: int) -> Unknown | None:
+        """Why the readings of a minute may be stale."""
         if not self._counts:
             return Unknown("the exporter has no energy counter, so its values may be stale")
         if minute in self._fallen:
@@ -203,8 +203,8 @@ class _Life:
             return Unknown("its energy counter does not increase, so the exporter's values are stale")
         return None
 
-    def unrest(self, minute: int) -> Unknown | None:
-        """Why it cannot have rested."""
+    def contradiction(self, minute: int) -> Unknown | None:
+        """Why it cannot have been idle."""
         watts = max(_known(self._power.get(minute, ())), default=0.0)
         if watts >= NEVER_IDLE_WATTS:
             return Unknown(f"it is reported as idle but draws {watts:.0f} W; one of the two is wrong")
@@ -239,7 +239,7 @@ def _by_minute(points: Sequence[Point]) -> dict[int, list[Value]]:
 
 
 def _doubt_all_at_once(said: Mapping[Device, dict[int, Value]], first: int, last: int) -> None:
-    """All idle in one minute is how a dead source looks. A job on all of them that ends looks the same for a while."""
+    """A dead source shows all devices idle at once. So does, for a while, the end of a job on all of them."""
     state: dict[Device, bool] = {}  # busy when last known
     until = first
     for minute in range(first, last + 1):
@@ -284,7 +284,7 @@ def _shared(traces: Sequence[Trace]) -> set[int]:
 
 
 def _busier(one: Value | None, other: Value) -> Value:
-    """Two exporters of the same device: busy wins, and what one cannot say the other may."""
+    """Two exporters of the same device: busy wins, and one may have what the other lacks."""
     if one is None or isinstance(one, Unknown):
         return other
     return one if isinstance(other, Unknown) else max(one, other)

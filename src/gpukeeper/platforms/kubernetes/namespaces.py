@@ -1,4 +1,4 @@
-"""What a namespace says about everything in it: whose it is, which environment, and whether it is held. Pure."""
+"""What a namespace defines for everything in it: owner, environment, and whether it is held. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NamespaceFacts(msgspec.Struct, frozen=True):
     environment: str | Unknown | None = None
     owner: str | Unknown | None = None
     evidence: str = ""  # a sentence: why it is that owner's
-    held: str | None = None  # words of a mark that holds all running work in it
+    held: str | None = None  # a mark that holds all running work in it
 
 
 def facts_of(meta: Meta, environments: Mapping[str, str], now: datetime) -> NamespaceFacts:
@@ -29,7 +29,7 @@ def facts_of(meta: Meta, environments: Mapping[str, str], now: datetime) -> Name
     environment = labels.get(ENVIRONMENT) or next(
         (given for pattern, given in environments.items() if fnmatchcase(meta.name, pattern)), None
     )
-    # Profiles are made by their controller; whoever works in one cannot change the namespace itself.
+    # Profiles are created by their controller; their users cannot change the namespace itself.
     owner = annotations.get(PROFILE_OWNER, "").strip() if labels.get(PART_OF) == PROFILE else ""
     held = excluded(annotations, now)
     return NamespaceFacts(

@@ -1,5 +1,5 @@
 """Owners that do not control an object. They do not decide what its root is, but while one of them exists the object is
-kept: somebody tied its life to that owner, and the garbage collector would keep it for the same reason.
+kept, as the garbage collector would keep it.
 
 Only metadata is read, by apiVersion, kind and name, and compared by uid. An owner that could not be checked counts as
 existing until it can be. Generators such as CronJob do not keep their runs, with or without `controller: true`:
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.discovery import Discovery, Resource
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery, Resource
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import makes_runs
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Wire
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from gpukeeper.platforms.kubernetes.connect import Cluster
 
 FEW = 5  # owners of one kind in one namespace that are read one by one; more are listed
-MOST_CALLS = 200  # in one look at everything
+MOST_CALLS = 200  # in one pass
 PAGE = 500
-REMEMBERED = timedelta(minutes=10)
-MOST_REMEMBERED = 50_000
+CACHE_TIME = timedelta(minutes=10)
+CACHE_MAX = 50_000
 SHOWN = 80  # characters of a foreign name
 ONE, LIST = (
     f"application/json;as={kind};g=meta.k8s.io;v=v1,application/json"
@@ -37,7 +37,7 @@ ONE, LIST = (
 Exists: TypeAlias = bool | Unknown
 
 
-class Named(Wire, frozen=True, gc=True):
+class PartialMetadata(Wire, frozen=True, gc=True):
     """Metadata only, of any kind."""
 
     metadata: Meta = Meta()
@@ -52,17 +52,17 @@ def others(meta: Meta) -> tuple[Owner, ...]:
 
 
 class OtherOwners:
-    """Answers are remembered for a while for looks at everything, never for a look just before acting."""
+    """Results are cached for full passes, never for a re-check just before acting."""
 
-    def __init__(self, cluster: Cluster, discovery: Discovery, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cluster: Cluster, discovery: ApiDiscovery, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._discovery, self._clock = cluster, discovery, clock
         self._known: dict[str, tuple[float, Exists]] = {}  # by uid
         self._left = MOST_CALLS
 
     def begin(self) -> None:
-        """A new look at everything, with a new allowance of calls."""
+        """A new full pass, with a new limit of calls."""
         self._left = MOST_CALLS
-        if len(self._known) > MOST_REMEMBERED:
+        if len(self._known) > CACHE_MAX:
             self._known.clear()
 
     async def keeping(self, meta: Meta) -> str | Unknown | None:
@@ -85,7 +85,7 @@ class OtherOwners:
         open_: dict[tuple[str, str, str], list[Owner]] = {}
         for (namespace, uid), owner in owners.items():
             at, known = self._known.get(uid, (None, None))
-            if at is not None and known is not None and self._clock() - at < REMEMBERED.total_seconds():
+            if at is not None and known is not None and self._clock() - at < CACHE_TIME.total_seconds():
                 exists[uid] = known
             else:
                 open_.setdefault((owner.api_version, owner.kind, namespace), []).append(owner)
@@ -114,7 +114,7 @@ class OtherOwners:
             return resource
         uids: set[str] = set()
         try:
-            async for page in self._cluster.pages(resource.path(namespace), Named, limit=PAGE, accept=LIST):
+            async for page in self._cluster.pages(resource.path(namespace), PartialMetadata, limit=PAGE, accept=LIST):
                 if not self._allowed() or page.problems or page.inconsistent:
                     return Unknown(f"{resource.plural} could not be listed completely")
                 uids |= {one.metadata.uid for one in page.items}
@@ -127,11 +127,11 @@ class OtherOwners:
         if isinstance(resource, Unknown):
             return resource
         try:
-            seen = await self._cluster.get(resource.path(namespace, owner.name), Named, accept=ONE)
+            seen = await self._cluster.get(resource.path(namespace, owner.name), PartialMetadata, accept=ONE)
         except ApiError as error:
-            if error.says_gone:
+            if error.is_not_found:
                 return False
-            right = f"; gpukeeper needs `get` on {resource.words}" if error.says_refused else ""
+            right = f"; gpukeeper needs `get` on {resource.words}" if error.is_denied else ""
             return Unknown(f"{error}{right}")
         except PlatformError as error:
             return Unknown(str(error))
@@ -148,7 +148,7 @@ class OtherOwners:
 
 
 def _words(owners: Sequence[Owner], exists: Mapping[str, Exists]) -> str | Unknown | None:
-    """One that exists says more than one that may."""
+    """An owner that exists takes precedence over one that may exist."""
     there = next((one for one in owners if exists[one.uid] is True), None)
     if there is not None:
         return (
@@ -161,7 +161,7 @@ def _words(owners: Sequence[Owner], exists: Mapping[str, Exists]) -> str | Unkno
     return None
 
 
-def would_go_too(dependent: str) -> str:
+def kept_for_dependent(dependent: str) -> str:
     return (
         f"{dependent} has not ended and names it as an owner, so the garbage collector would delete it as well; kept"
         " until that has ended or its ownerReference is removed"

@@ -7,19 +7,19 @@ from datetime import datetime
 
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.facts import Facts
-from gpukeeper.platforms.kubernetes.gpus import MOST_GPUS, asked
+from gpukeeper.platforms.kubernetes.controller_state import Alive, ControllerReport, Down
+from gpukeeper.platforms.kubernetes.diagnosis_facts import DiagnosisFacts
+from gpukeeper.platforms.kubernetes.gpus import MOST_GPUS, requested
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
 from gpukeeper.platforms.kubernetes.phrases import ago, counted, lasting
-from gpukeeper.platforms.kubernetes.standing import Alive, Gone, Report
-from gpukeeper.platforms.kubernetes.tree import Node
+from gpukeeper.platforms.kubernetes.tree import TreeNode
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
 
 SIBLINGS = 12  # children shown below one owner
 
 
-def outline(facts: Facts) -> Iterator[str]:
+def outline(facts: DiagnosisFacts) -> Iterator[str]:
     """From the root down, then the controllers."""
     if facts.climb.made_by is not None:
         yield f"created by {facts.climb.made_by.kind} {facts.climb.made_by.name}"
@@ -28,13 +28,13 @@ def outline(facts: Facts) -> Iterator[str]:
     shown = {node.meta.uid for node in facts.climb.above} | {facts.node.meta.uid}
     yield from _branch(facts, facts.top, 0, shown)
     for report in facts.reports.values():
-        if report.controller is not BUILT_IN or isinstance(report.standing, Alive):
+        if report.controller is not BUILT_IN or isinstance(report.controller_state, Alive):
             yield _controller_line(report)
 
 
-def _branch(facts: Facts, node: Node, depth: int, wanted: set[str]) -> Iterator[str]:
+def _branch(facts: DiagnosisFacts, node: TreeNode, depth: int, wanted: set[str]) -> Iterator[str]:
     here = "  <- this one" if node.meta.uid == facts.node.meta.uid and not facts.is_top else ""
-    yield f"{'  ' * depth}{node.words}  {', '.join(_told(node, facts))}{here}"
+    yield f"{'  ' * depth}{node.words}  {', '.join(_details(node, facts))}{here}"
     children = sorted(facts.below.of(node.meta.uid), key=lambda one: (one.meta.uid not in wanted, one.meta.name))
     for child in children[:SIBLINGS]:
         yield from _branch(facts, child, depth + 1, wanted)
@@ -42,7 +42,7 @@ def _branch(facts: Facts, node: Node, depth: int, wanted: set[str]) -> Iterator[
         yield f"{'  ' * (depth + 1)}and {len(children) - SIBLINGS} more"
 
 
-def _told(node: Node, facts: Facts) -> Iterator[str]:
+def _details(node: TreeNode, facts: DiagnosisFacts) -> Iterator[str]:
     meta, now = node.meta, facts.now
     yield _state(node, now)
     made = when(meta.creation_timestamp)
@@ -57,9 +57,9 @@ def _told(node: Node, facts: Facts) -> Iterator[str]:
     yield f"uid {meta.uid}"
 
 
-def _state(node: Node, now: datetime) -> str:
+def _state(node: TreeNode, now: datetime) -> str:
     if isinstance(node.seen, Pod):
-        gpus = asked(node.seen.spec)
+        gpus = requested(node.seen.spec)
         count = gpus.whole + gpus.slices
         holds = f", {counted(count, 'GPU')}" if count else ""
         if gpus.written:
@@ -81,11 +81,11 @@ def _outcome(ending: Ending) -> str:
     return str(ending.outcome.value) if isinstance(ending.outcome, Outcome) else "ended"
 
 
-def _controller_line(report: Report) -> str:
-    standing = report.standing
-    state = standing.why if isinstance(standing, Unknown) else standing.words
+def _controller_line(report: ControllerReport) -> str:
+    controller_state = report.controller_state
+    state = controller_state.why if isinstance(controller_state, Unknown) else controller_state.words
     version = f" {report.version}" if report.version else ""
     image = f", image {report.image}" if report.image else ""
-    said = "" if not isinstance(standing, Gone) else "not running: "
+    said = "" if not isinstance(controller_state, Down) else "not running: "
     name = report.controller.name
     return f"controller {name}{version}: {said}{state.removeprefix(f'{name} ')}{image}"

@@ -1,7 +1,7 @@
-"""Who is part of what: up to the root by controller ownerReferences, with a look at every owner, and down by owner uid.
+"""Owners and children: up to the root by controller ownerReferences, reading every owner, and down by owner uid.
 
-Names are reused, so a name never proves anything here: an owner of another uid is gone, and a child is found by the uid
-it names. What could not be read is said (`Climb.unknown`, `Descendants.unseen`); it is never taken for absent.
+Names are reused, so a name proves nothing: an owner with another uid no longer exists, and children are found by uid.
+What could not be read is reported (`Climb.unknown`, `Descendants.unseen`), never treated as absent.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.tree import Climb, Descendants, Node
+from gpukeeper.platforms.kubernetes.tree import Climb, Descendants, TreeNode
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Root
 
 if TYPE_CHECKING:
     from gpukeeper.platforms.kubernetes.connect import Cluster
 
-Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `Discovery.served`
+Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `ApiDiscovery.served`
 
 HIGHEST = 8  # owners above one another; the longest chain that we know has four
 MOST_UIDS = 40  # in one label selector: it travels in the address
@@ -30,7 +30,7 @@ PAGE = 500
 
 async def climb(cluster: Cluster, served: Served, meta: Meta) -> Climb:
     """Up to the root, with one GET for each owner."""
-    above: list[Node] = []
+    above: list[TreeNode] = []
     climbed = {meta.uid}
     while (owner := meta.owner) is not None:
         if makes_runs(owner.api_version, owner.kind):
@@ -51,12 +51,12 @@ async def climb(cluster: Cluster, served: Served, meta: Meta) -> Climb:
     return Climb(tuple(above))
 
 
-async def root_of(cluster: Cluster, served: Served, meta: Meta) -> Node | Unknown | None:
-    """The topmost living owner. None: it is the root itself. Whether an owner is gone, only `climb` tells."""
+async def root_of(cluster: Cluster, served: Served, meta: Meta) -> TreeNode | Unknown | None:
+    """The topmost living owner. None: it is the root itself. Whether an owner is gone, only `climb` reports."""
     return (await climb(cluster, served, meta)).root
 
 
-async def _owner(cluster: Cluster, served: Served, owner: Owner, namespace: str) -> Node | Unknown | None:
+async def _owner(cluster: Cluster, served: Served, owner: Owner, namespace: str) -> TreeNode | Unknown | None:
     """None: proven gone."""
     called = f"{owner.kind} {owner.name}"
     kind = known_owner(owner.api_version, owner.kind)
@@ -71,16 +71,16 @@ async def _owner(cluster: Cluster, served: Served, owner: Owner, namespace: str)
         # Of a pod that owns something no more than of a root is needed.
         seen = await cluster.get(kind.path(version, namespace, owner.name), kind.root)
     except ApiError as error:
-        if error.says_gone:
+        if error.is_not_found:
             return None
-        if error.says_refused:
+        if error.is_denied:
             return Unknown(f"it belongs to {called}, which may not be read: {error}")
         return Unknown(f"it belongs to {called}, which could not be read: {error}")
     except PlatformError as error:
         return Unknown(f"it belongs to {called}, which could not be read: {error}")
     if not seen.metadata.uid:
         return Unknown(f"it belongs to {called}, but the response has no uid")
-    return Node(kind, seen) if seen.metadata.uid == owner.uid else None
+    return TreeNode(kind, seen) if seen.metadata.uid == owner.uid else None
 
 
 async def descendants(
@@ -99,8 +99,8 @@ async def descendants(
     thousand, not for proving that nothing is left. Either way only what names the owner's uid counts. `seen`: the whole
     object, where it was just read.
     """
-    below: dict[str, list[Node]] = {}
-    owners: dict[str, Node] = {meta.uid: Node(kind, seen or Root(metadata=meta))}
+    below: dict[str, list[TreeNode]] = {}
+    owners: dict[str, TreeNode] = {meta.uid: TreeNode(kind, seen or Root(metadata=meta))}
     unseen: list[str] = []
     wanted = kind.below
     for child in (one for one in reversed(KINDS) if one in wanted):  # makers first
@@ -116,8 +116,8 @@ async def descendants(
 
 
 async def _children(
-    cluster: Cluster, served: Served, child: Kind, makers: list[Node], namespace: str, narrow: bool, page: int
-) -> tuple[list[tuple[str, Node]], list[str]]:
+    cluster: Cluster, served: Served, child: Kind, makers: list[TreeNode], namespace: str, narrow: bool, page: int
+) -> tuple[list[tuple[str, TreeNode]], list[str]]:
     """Pairs of owner uid and what it owns, and what went wrong."""
     version = await served(child)
     if version is None:
@@ -125,7 +125,7 @@ async def _children(
     if isinstance(version, Unknown):
         return [], [f"{child.plural}: {version.why}"]
     uids = {node.meta.uid for node in makers}
-    found: dict[str, tuple[str, Node]] = {}
+    found: dict[str, tuple[str, TreeNode]] = {}
     problems: list[str] = []
     path = child.path(version, namespace)
     for query in _queries(makers) if narrow else [{}]:
@@ -140,29 +140,29 @@ async def _children(
 
 async def _listed(
     cluster: Cluster, child: Kind, path: str, page: int, query: Mapping[str, str]
-) -> AsyncIterator[tuple[list[Node], list[str]]]:
+) -> AsyncIterator[tuple[list[TreeNode], list[str]]]:
     labels, fields = query.get("labelSelector"), query.get("fieldSelector")
     async for one in cluster.pages(path, child.type_, limit=page, labelSelector=labels, fieldSelector=fields):
         said = [f"{child.plural}: {problem}" for problem in one.problems]
         if one.inconsistent:
             said.append(f"the list of {child.plural} expired and was continued at a later version")
-        yield [Node(child, seen) for seen in one.items], said
+        yield [TreeNode(child, seen) for seen in one.items], said
 
 
 def _owned_by(meta: Meta, uids: Iterable[str]) -> str | None:
     return next((one.uid for one in meta.owner_references or () if one.uid in uids), None)
 
 
-def _queries(makers: list[Node]) -> list[dict[str, str]]:
+def _queries(makers: list[TreeNode]) -> list[dict[str, str]]:
     """One query for each kind of maker, or a single one for everything where we know no label for one of them."""
-    by_kind: dict[str, list[Node]] = {}
+    by_kind: dict[str, list[TreeNode]] = {}
     for node in makers:
         by_kind.setdefault(node.kind.name, []).append(node)
     asked = [_query(nodes) for nodes in by_kind.values()]
     return [{}] if any(one is None for one in asked) else [one for one in asked if one is not None]
 
 
-def _query(nodes: list[Node]) -> dict[str, str] | None:
+def _query(nodes: list[TreeNode]) -> dict[str, str] | None:
     """Of one kind."""
     if len(nodes) > MOST_UIDS or any(len(node.meta.name) > LONGEST_LABEL for node in nodes):
         return None

@@ -19,7 +19,7 @@ def conditions_of(subject: Subject, *, uid_only: bool = False) -> dict[str, str]
 
 
 def delete_options(conditions: Mapping[str, str], policy: Propagation) -> dict[str, Any]:
-    """Without a grace: the object's own counts."""
+    """Without a grace period: that of the object applies."""
     return {
         "apiVersion": "v1",
         "kind": "DeleteOptions",
@@ -40,7 +40,7 @@ def eviction(name: str, namespace: str, conditions: Mapping[str, str]) -> dict[s
 def suspension(
     kind: Kind, conditions: Mapping[str, str], *, suspend: bool, note: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A merge patch that moves the lever and leaves (or takes off) the note of what it said before."""
+    """A merge patch that sets the lever and writes (or removes) the note with its former value."""
     written = msgspec.json.encode(note or {"suspend": False}).decode() if suspend else None
     return {
         "metadata": {**conditions, "annotations": {STOPPED: written}},

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from gpukeeper.model.durations import in_words
 
-LONGEST = 240  # characters of somebody else's words
+LONGEST = 240  # characters of quoted text
 
 
 def lasting(at: datetime, now: datetime) -> str:

@@ -1,4 +1,4 @@
-"""A program named by the kubeconfig that hands out credentials: run with a deadline, its answer checked and kept.
+"""Exec plugins: programs named by the kubeconfig that return credentials. Run with a timeout; the output is cached.
 
 lightkube's own knows neither v1 nor expiry, certificates or a deadline.
 """
@@ -18,7 +18,7 @@ import msgspec
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.errors import ClusterSilent
+from gpukeeper.platforms.kubernetes.errors import ClusterUnavailable
 from gpukeeper.platforms.kubernetes.wire import when
 
 DEADLINE = timedelta(seconds=30)
@@ -27,7 +27,7 @@ LONGEST_ANSWER = 1024 * 1024  # bytes
 
 
 class Plugin(httpx2.Auth):
-    """A program named by the kubeconfig that hands out credentials: `aws eks get-token` and its kind."""
+    """An exec plugin, such as `aws eks get-token`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Plugin(httpx2.Auth):
         self.runs += 1
 
     async def _run(self) -> bytes:
-        """Its answer goes into memory, not through a pipe: a child it leaves behind cannot keep us waiting."""
+        """Its output goes to memory, not through a pipe: a child that it leaves behind cannot block the read."""
         answer, complaint = os.memfd_create("answer"), os.memfd_create("complaint")
         try:
             status = await self._wait(answer, complaint)
@@ -112,9 +112,9 @@ class Plugin(httpx2.Auth):
             asked["cluster"] = self._cluster
         return {"apiVersion": self._spec.api_version, "kind": "ExecCredential", "spec": asked}
 
-    def _read(self, said: bytes) -> Given:
+    def _read(self, said: bytes) -> ExecCredentialStatus:
         try:
-            answer = reading.decode(said, type=Credential)
+            answer = reading.decode(said, type=ExecCredential)
         except msgspec.DecodeError as error:
             raise self._failed("its output is not an ExecCredential") from error
         if answer.kind != "ExecCredential" or answer.api_version != self._spec.api_version:
@@ -124,11 +124,11 @@ class Plugin(httpx2.Auth):
             raise self._failed("its output has no status")
         return answer.status
 
-    def _failed(self, why: str) -> ClusterSilent:
-        return ClusterSilent(f"the login plugin {self._spec.command} of the kubeconfig failed: {why}")
+    def _failed(self, why: str) -> ClusterUnavailable:
+        return ClusterUnavailable(f"the login plugin {self._spec.command} of the kubeconfig failed: {why}")
 
 
-class Variable(msgspec.Struct):
+class ExecVariable(msgspec.Struct):
     name: str
     value: str
 
@@ -137,26 +137,26 @@ class ExecSpec(msgspec.Struct, rename="camel"):
     api_version: str
     command: str
     args: list[str] | None = None
-    env: list[Variable] | None = None
+    env: list[ExecVariable] | None = None
     install_hint: str | None = None
     provide_cluster_info: bool | None = None
     interactive_mode: str | None = None
 
 
-class Given(msgspec.Struct, rename="camel"):
+class ExecCredentialStatus(msgspec.Struct, rename="camel"):
     token: str | None = None
     client_certificate_data: str | None = None
     client_key_data: str | None = None
     expiration_timestamp: str | None = None
 
 
-class Credential(msgspec.Struct, rename="camel"):
+class ExecCredential(msgspec.Struct, rename="camel"):
     api_version: str = ""
     kind: str = ""
-    status: Given | None = None
+    status: ExecCredentialStatus | None = None
 
 
 def _last_line(said: bytes) -> str:
-    """The last one with a word in it: what is printed as a structure ends with its brackets."""
+    """The last line with a word in it: printed structures end with brackets."""
     lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if re.search(r"\w", line)]
     return lines[-1][:200] if lines else ""

@@ -1,4 +1,4 @@
-"""Is it still what was decided on, and may it be stopped or removed? Pure."""
+"""Whether an object is unchanged since the decision, and may be stopped or removed. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.answers import Answer
+from gpukeeper.platforms.kubernetes.act_results import ActResult
 from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind, Lever
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root
 
@@ -17,11 +17,11 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 def another(fresh: Subject, meta: Meta) -> Changed | None:
-    """Is this root the one, and the wish, that was decided on?"""
+    """Whether this root is not the object that was decided on."""
     if meta.uid != fresh.ref.uid:
         return Changed("another object has its name now")
     if meta.deletion_timestamp:
-        return under_way()
+        return removal_in_progress()
     return None
 
 
@@ -42,8 +42,8 @@ def cannot_remove(kind: Kind, root: Root | Pod) -> Refused | None:
     return None if why is None else Refused(why)
 
 
-def unchanged(fresh: Subject, again: Subject | Gone | Changed | Unknown) -> Subject | Answer:
-    """The new look, when everything that was decided on is as it was."""
+def unchanged(fresh: Subject, again: Subject | Gone | Changed | Unknown) -> Subject | ActResult:
+    """The object as read again, if nothing relevant to the decision changed."""
     if isinstance(again, Unknown | Changed):
         return again
     if isinstance(again, Gone):
@@ -51,7 +51,7 @@ def unchanged(fresh: Subject, again: Subject | Gone | Changed | Unknown) -> Subj
     if again.ref.uid != fresh.ref.uid:
         return Changed("another object has its name now")
     if again.state is State.REMOVING:
-        return under_way()
+        return removal_in_progress()
     before, now = _facts(fresh), _facts(again)
     differ = [name for name in before.__struct_fields__ if getattr(before, name) != getattr(now, name)]
     return Changed(f"its {', '.join(differ)} changed since it was read") if differ else again
@@ -61,5 +61,5 @@ def _facts(subject: Subject) -> Subject:
     return msgspec.structs.replace(subject, seen=msgspec.structs.replace(subject.seen, version="", at=_NEVER))
 
 
-def under_way() -> Changed:
+def removal_in_progress() -> Changed:
     return Changed("its removal is already in progress")

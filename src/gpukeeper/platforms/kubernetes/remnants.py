@@ -21,8 +21,15 @@ from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
-from gpukeeper.platforms.kubernetes.translate import CLUSTER, ONLY_RUN, SHOWN, At, Reading, owner_of
-from gpukeeper.platforms.kubernetes.walk import Wanted
+from gpukeeper.platforms.kubernetes.translate import (
+    CLUSTER,
+    ONLY_RUN,
+    SHOWN,
+    Observation,
+    TranslationSettings,
+    owner_of,
+)
+from gpukeeper.platforms.kubernetes.walk import WalkSettings
 from gpukeeper.platforms.kubernetes.wire import Meta, Wire, when
 
 SERVICE = Kind(kind="Service", plural="services", versions=("v1",), runs=True)
@@ -45,8 +52,8 @@ class _Any(Wire, frozen=True):
     """That there is one is enough."""
 
 
-async def left_by_runs(cluster: Cluster, wanted: Wanted, now: datetime) -> AsyncIterator[Service]:
-    """Those whose run is over, and of which no pod is there any more."""
+async def left_by_runs(cluster: Cluster, wanted: WalkSettings, now: datetime) -> AsyncIterator[Service]:
+    """Those whose run has ended and that have no pods left."""
     for namespace in wanted.named or (None,):
         listed = cluster.pages(
             SERVICE.path("v1", namespace), Service, limit=wanted.page, deadline=QUICK, labelSelector=OF_RUNS
@@ -54,7 +61,7 @@ async def left_by_runs(cluster: Cluster, wanted: Wanted, now: datetime) -> Async
         try:
             async for page in listed:
                 for one in page.items:
-                    if wanted.wants(one.metadata.namespace) and await _is_left(cluster, one, now):
+                    if wanted.covers(one.metadata.namespace) and await _is_left(cluster, one, now):
                         yield one
         except PlatformError:
             continue  # nothing is decided by them: no right on Services is no reason to doubt the rest
@@ -67,7 +74,7 @@ async def look(cluster: Cluster, ref: Ref, now: datetime) -> Service | Gone | Un
             left = await _is_left(cluster, found, now)
             return found if left else Unknown("it is no longer a Service that an acceptance run left behind")
     except ApiError as error:
-        if not error.says_gone:
+        if not error.is_not_found:
             return Unknown(str(error))
     except PlatformError as error:
         return Unknown(str(error))
@@ -86,7 +93,7 @@ async def _is_left(cluster: Cluster, service: Service, now: datetime) -> bool:
         return not [one async for page in pods for one in page.items]
 
 
-def subject_of(service: Service, namespace: NamespaceFacts, at: At, settings: Reading) -> Subject:
+def subject_of(service: Service, namespace: NamespaceFacts, at: Observation, settings: TranslationSettings) -> Subject:
     meta = service.metadata
     owned = owner_of(meta, namespace, settings.owner_labels)
     created = when(meta.creation_timestamp)

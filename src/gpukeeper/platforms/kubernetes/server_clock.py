@@ -1,4 +1,4 @@
-"""The clock of a cluster against ours: its times are compared with its own clock, and handed on by ours."""
+"""The clock of a cluster: its times are compared with its own clock, and converted to the clock of this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpukeeper.model.subject import Subject
 from gpukeeper.platforms.kubernetes import translate
 from gpukeeper.platforms.kubernetes.connect import Cluster
 
-WRONG_CLOCK = timedelta(minutes=5)  # beyond this nothing that a time says can be believed
+WRONG_CLOCK = timedelta(minutes=5)  # beyond this, times cannot be trusted
 SLIGHT = timedelta(seconds=2)  # the server's clock is known to the second
 
 
@@ -25,9 +25,9 @@ class ServerClock:
         """By our clock."""
         return self._clock.now()
 
-    def at(self) -> translate.At:
+    def at(self) -> translate.Observation:
         """By the server's clock, which wrote the times that are compared with it."""
-        return translate.At(self._cluster.place, self._clock.now() + (self._cluster.skew or timedelta()))
+        return translate.Observation(self._cluster.place, self._clock.now() + (self._cluster.skew or timedelta()))
 
     def check(self) -> None:
         skew = self._cluster.skew

@@ -1,4 +1,4 @@
-"""What a policy says about clusters and only this platform reads. Config fills it in."""
+"""The part of the policy that only this platform reads. Filled by config."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpukeeper.model.policy import Policy, Value
 
 
 class KubernetesSettings(Value, frozen=True, kw_only=True):
-    """How clusters are looked at. `requests` and `burst` hold for one cluster, whoever asks."""
+    """How clusters are read. `requests` and `burst` apply to one cluster, for all callers."""
 
     context: str | None = None  # None: the current one
     requests: float = 20.0  # per second

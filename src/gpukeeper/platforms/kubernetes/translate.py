@@ -1,4 +1,4 @@
-"""From what the API says to subjects. Pure: no reading, no clock."""
+"""From objects of the API to subjects. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, Kind, Leve
 from gpukeeper.platforms.kubernetes.kinds.pod import POD, of_pod
 from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
+from gpukeeper.platforms.kubernetes.pod_totals import PodTotals, held, held_slices
 from gpukeeper.platforms.kubernetes.settings import settings_of
-from gpukeeper.platforms.kubernetes.tally import Tally, held, held_slices
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Status, Wire, when
 
 PLATFORM = "kubernetes"
@@ -28,16 +28,16 @@ CLUSTER = "cluster"
 SYSTEM = frozenset({"kube-system"})
 MIRROR = "kubernetes.io/config.mirror"
 OURS = (("app.kubernetes.io/name", "gpukeeper"), ("app.kubernetes.io/part-of", "gpukeeper"))
-ONLY_RUN = "1"  # the incarnation of what never starts anew under its uid
-STOPPED = "gpukeeper.io/stopped"  # annotation: what the lever said before we moved it, as JSON
+ONLY_RUN = "1"  # the incarnation of what never restarts under its uid
+STOPPED = "gpukeeper.io/stopped"  # annotation: the setting of the lever before the stop, as JSON
 IMAGE = "image"
 NOT_MEASURED = Unknown("not measured")
 NOT_COUNTED = Unknown("ended children are counted only if at_finish is All, or when their root is read")
-SHOWN = 80  # characters of somebody's words in a sentence of ours
+SHOWN = 80  # characters of quoted text in a message
 
 
-class At(msgspec.Struct, frozen=True):
-    """Where and when it was seen; `now` is the server's."""
+class Observation(msgspec.Struct, frozen=True):
+    """Where and when objects were read; `now` is the time of the server."""
 
     place: str
     now: datetime
@@ -46,20 +46,20 @@ class At(msgspec.Struct, frozen=True):
         return Ref(PLATFORM, self.place, kind.name, meta.name, meta.uid, meta.namespace)
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """How objects are read: what the policy says about it, and what the cluster offers."""
+class TranslationSettings(msgspec.Struct, frozen=True):
+    """How objects are translated: settings of the policy, and what the cluster supports."""
 
     owner_labels: tuple[str, ...] = ()
     foreign_ttl: tuple[str, ...] = ()
     gitops: bool = False
-    ttl_field: bool | Unknown = NOT_ASKED  # of a TrainJob: the cluster says it, not the policy
+    ttl_field: bool | Unknown = NOT_ASKED  # of a TrainJob: read from the cluster
 
     @classmethod
-    def of(cls, policy: Policy) -> Reading:
+    def of(cls, policy: Policy) -> TranslationSettings:
         return cls(policy.owner_labels, policy.foreign_ttl, settings_of(policy).gitops)
 
 
-class Owned(msgspec.Struct, frozen=True):
+class ObjectOwner(msgspec.Struct, frozen=True):
     owner: str | Unknown | None
     verified: bool
     evidence: tuple[str, ...] = ()
@@ -69,44 +69,44 @@ class Owned(msgspec.Struct, frozen=True):
 def root_subject(
     kind: Kind,
     root: Root,
-    tally: Tally,
+    totals: PodTotals,
     namespace: NamespaceFacts,
-    at: At,
-    settings: Reading,
+    at: Observation,
+    settings: TranslationSettings,
     part_of: str | Unknown | msgspec.UnsetType | None = msgspec.UNSET,
 ) -> Subject:
     """`part_of`: what was found above it. Without a word about that, an owner it names keeps it from being a root."""
     meta, spec = root.metadata, root.spec
     ending, said = ending_of(kind, root, at.now)
     over = ending.over is True
-    held_by = tally.holds or namespace.held
+    held_by = totals.holds or namespace.held
     found, notes = marks.read(
         kind, meta, spec, ending, at.now, settings.foreign_ttl, held_by, settings.gitops, settings.ttl_field
     )
     owned = owner_of(meta, namespace, settings.owner_labels)
-    unclear = None if tally.unclear is None else Unknown(tally.unclear)
+    unclear = None if totals.unclear is None else Unknown(totals.unclear)
     return Subject(
         seen=Seen(at.ref(kind, meta), incarnation_of(kind, root), meta.resource_version, at.now),
         root=_root(meta) if isinstance(part_of, msgspec.UnsetType) else part_of,
-        state=state_of(kind, root, tally, ending),
+        state=state_of(kind, root, totals, ending),
         owner=owned.owner,
         owner_verified=owned.verified,
-        class_=class_of(kind, meta, spec, tally),
+        class_=class_of(kind, meta, spec, totals),
         environment=namespace.environment,
         created=_created(meta),
-        started=_started(root, tally),
+        started=_started(root, totals),
         ended=_ended(kind, ending),
         ends_for_good=not kind.runs,
         outcome=ending.outcome if over else None,
         ended_with=ending.how if over else "",
-        devices=unclear if unclear is not None else tuple(tally.devices),
-        slices=tuple(tally.slices),
-        live_children=(unclear if unclear is not None else _alive(kind, tally)) if over else 0,
-        dead_children=_dead(tally, unclear) if over else 0,
+        devices=unclear if unclear is not None else tuple(totals.devices),
+        slices=tuple(totals.slices),
+        live_children=(unclear if unclear is not None else _alive(kind, totals)) if over else 0,
+        dead_children=_dead(totals, unclear) if over else 0,
         children_go_with_it=kind.ends_with_run,
         size=NOT_MEASURED,
-        evidence=(*owned.evidence, *_evidence(kind, root, tally, namespace, ending)),
-        findings=(*owned.findings, *said, *notes, *_findings(kind, ending, tally)),
+        evidence=(*owned.evidence, *_evidence(kind, root, totals, namespace, ending)),
+        findings=(*owned.findings, *said, *notes, *_findings(kind, ending, totals)),
         marks=found,
         labels=_labels(meta, gpus.image_of(kind.templates(spec))),
     )
@@ -115,13 +115,13 @@ def root_subject(
 def pod_subject(
     pod: Pod,
     namespace: NamespaceFacts,
-    at: At,
-    settings: Reading,
+    at: Observation,
+    settings: TranslationSettings,
     part_of: str | Unknown | msgspec.UnsetType | None = msgspec.UNSET,
 ) -> Subject:
-    """A pod that nobody controls. `part_of` as for `root_subject`."""
+    """A pod without a controller. `part_of` as for `root_subject`."""
     meta = pod.metadata
-    ending, asked = of_pod(pod, at.now), gpus.asked(pod.spec)
+    ending, asked = of_pod(pod, at.now), gpus.requested(pod.spec)
     over, placed = ending.over is True, bool(pod.spec.node_name)
     holds = placed and not over
     pods_hold = marks.pod_hold(meta) or namespace.held
@@ -136,7 +136,7 @@ def pod_subject(
         state=state_of_pod(pod, ending),
         owner=owned.owner,
         owner_verified=owned.verified,
-        class_=class_of(POD, meta, None, Tally()),
+        class_=class_of(POD, meta, None, PodTotals()),
         environment=namespace.environment,
         created=_created(meta),
         started=when(pod.status.start_time),
@@ -149,68 +149,68 @@ def pod_subject(
         size=NOT_MEASURED,
         goes_when_stopped=True,  # it is evicted
         evidence=(*owned.evidence, *_held_evidence(None if over else pods_hold)),
-        findings=(*owned.findings, *notes, *_findings(POD, ending, Tally())),
+        findings=(*owned.findings, *notes, *_findings(POD, ending, PodTotals())),
         marks=found,
         labels=_labels(meta, gpus.image_of((pod.spec,))),
     )
 
 
-class Stopped(Wire, frozen=True):
-    """Our note on what we stopped: the run that was stopped, and the generation our own change made of it."""
+class StopNote(Wire, frozen=True):
+    """The note on a stopped object: the run that was stopped, and the generation after the stop."""
 
     incarnation: str = ""
     generation: int = -1
 
 
 def incarnation_of(kind: Kind, root: Root) -> str:
-    """A resumed Job writes its start anew; most kinds have no such mark, and their states tell. What we stopped, and
-    nobody changed since, is still the run that we stopped."""
+    """A resumed Job gets a new start time; most kinds have none, and their state decides. An object that gpukeeper
+    stopped, unchanged since, is still the run that was stopped."""
     begun, generation = root.status.start_time or ONLY_RUN, root.metadata.generation
     ours = _our_stop(root.metadata)
     if ours is None or generation < ours.generation:  # a stop that left its note and came no further
         return begun
     if is_suspended(kind, root.spec):
-        # Of another generation: somebody resumed it, and it was suspended again; no longer the run that we stopped.
+        # Another generation: it was resumed and suspended again; no longer the run that gpukeeper stopped.
         return ours.incarnation if generation == ours.generation else f"{begun}@{generation}"
-    # Somebody resumed it. Where its kind writes no new start, only our note tells this run from the one before.
+    # It was resumed. If its kind has no new start time, only the note distinguishes this run from the one before.
     return f"{ours.incarnation}+" if ours.incarnation.rstrip("+") == begun else begun
 
 
-def _our_stop(meta: Meta) -> Stopped | None:
+def _our_stop(meta: Meta) -> StopNote | None:
     note = (meta.annotations or {}).get(STOPPED)
     try:
-        ours = None if note is None else reading.decode(note, type=Stopped)
+        ours = None if note is None else reading.decode(note, type=StopNote)
     except msgspec.DecodeError:
         return None
     return ours if ours is not None and ours.incarnation and ours.generation >= 0 else None
 
 
 def ending_of(kind: Kind, root: Root, now: datetime) -> tuple[Ending, tuple[str, ...]]:
-    """Of a root of any kind; with what somebody should know about it."""
+    """Of a root of any kind, and findings about it."""
     if acceptance.is_run(kind, root.metadata.labels) and kind.ends_with_run:
         return acceptance.ending_of(kind, root.metadata, now)
     return kind.ending(root, now), ()
 
 
-def state_of(kind: Kind, root: Root, tally: Tally, ending: Ending) -> State | Unknown:
+def state_of(kind: Kind, root: Root, totals: PodTotals, ending: Ending) -> State | Unknown:
     if root.metadata.deletion_timestamp is not None:
         return State.REMOVING
     if isinstance(ending.over, Unknown):
         return ending.over
     if ending.over:
         return State.ENDED
-    if tally.living > tally.pending:
+    if totals.living > totals.pending:
         return State.RUNNING
-    if tally.unclear is not None:  # pods may run that nobody could see
-        return Unknown(tally.unclear)
-    if is_suspended(kind, root.spec) and tally.living == 0:
+    if totals.unclear is not None:  # unlisted pods may run
+        return Unknown(totals.unclear)
+    if is_suspended(kind, root.spec) and totals.living == 0:
         return State.SUSPENDED
-    return State.RUNNING if _has_run(kind, root, tally) else State.CREATED
+    return State.RUNNING if _has_run(kind, root, totals) else State.CREATED
 
 
-def _has_run(kind: Kind, root: Root, tally: Tally) -> bool:
+def _has_run(kind: Kind, root: Root, totals: PodTotals) -> bool:
     """A set or a service whose pods wait for a node may have run for months; nothing in it says "never"."""
-    return kind.runs or when(root.status.start_time) is not None or tally.dead > 0 or tally.ran or ran(root.status)
+    return kind.runs or when(root.status.start_time) is not None or totals.dead > 0 or totals.ran or ran(root.status)
 
 
 def ran(status: Status) -> bool:
@@ -239,7 +239,7 @@ def is_suspended(kind: Kind, spec: Spec) -> bool:
     return kind.lever is not Lever.NONE and kind.is_off(spec)
 
 
-def class_of(kind: Kind, meta: Meta, spec: Spec | None, tally: Tally) -> str:
+def class_of(kind: Kind, meta: Meta, spec: Spec | None, totals: PodTotals) -> str:
     """By what it is; a policy's match list comes before this."""
     labels = meta.labels or {}
     if meta.namespace in SYSTEM or MIRROR in (meta.annotations or {}):
@@ -250,11 +250,13 @@ def class_of(kind: Kind, meta: Meta, spec: Spec | None, tally: Tally) -> str:
         return INFRASTRUCTURE
     if kind.class_:
         return kind.class_
-    asked = tally.devices or tally.unclear is not None or (spec is not None and gpus.any_asked(kind.templates(spec)))
+    asked = (
+        totals.devices or totals.unclear is not None or (spec is not None and gpus.any_requested(kind.templates(spec)))
+    )
     return WITHOUT_GPU if kind.runs and not asked else CLUSTER
 
 
-def owner_of(meta: Meta, namespace: NamespaceFacts, trusted: Sequence[str]) -> Owned:
+def owner_of(meta: Meta, namespace: NamespaceFacts, trusted: Sequence[str]) -> ObjectOwner:
     """A label that only the site's wrapper sets, the profile its namespace is, or a claim of its own."""
     labels = meta.labels or {}
     evidence: list[str] = [namespace.evidence] if namespace.evidence else []
@@ -267,15 +269,17 @@ def owner_of(meta: Meta, namespace: NamespaceFacts, trusted: Sequence[str]) -> O
         evidence.insert(0, f"label {key} names {who[:SHOWN]}")
         return _against(who, (namespace.owner,), evidence)
     if namespace.owner is None and claim is not None:
-        return Owned(claim, False, tuple(evidence))
-    return Owned(namespace.owner, isinstance(namespace.owner, str), tuple(evidence), _differs(namespace.owner, claim))
+        return ObjectOwner(claim, False, tuple(evidence))
+    return ObjectOwner(
+        namespace.owner, isinstance(namespace.owner, str), tuple(evidence), _differs(namespace.owner, claim)
+    )
 
 
-def _against(who: str, others: Sequence[str | Unknown | None], evidence: Sequence[str]) -> Owned:
-    """Two that are both trusted and name different people: no longer sure."""
+def _against(who: str, others: Sequence[str | Unknown | None], evidence: Sequence[str]) -> ObjectOwner:
+    """Two trusted sources that name different owners: not verified."""
     if any(isinstance(other, str) and other != who for other in others):
-        return Owned(who, False, tuple(evidence), (f"its owner is ambiguous: {', but '.join(evidence[:2])}",))
-    return Owned(who, True, tuple(evidence))
+        return ObjectOwner(who, False, tuple(evidence), (f"its owner is ambiguous: {', but '.join(evidence[:2])}",))
+    return ObjectOwner(who, True, tuple(evidence))
 
 
 def _differs(owner: str | Unknown | None, claim: str | None) -> tuple[str, ...]:
@@ -284,15 +288,15 @@ def _differs(owner: str | Unknown | None, claim: str | None) -> tuple[str, ...]:
     return (f"{marks.OWNER} claims {claim[:SHOWN]}, but its namespace belongs to {owner[:SHOWN]}",)
 
 
-def _alive(kind: Kind, tally: Tally) -> int:
-    """Those that hold GPUs. Of a set that only a label calls over, all: nobody but us says that its work is."""
-    return tally.living if kind.ends_with_run else tally.holding
+def _alive(kind: Kind, totals: PodTotals) -> int:
+    """Those that hold GPUs. Of a workload that ended with its acceptance run: all of them."""
+    return totals.living if kind.ends_with_run else totals.holding
 
 
-def _dead(tally: Tally, unclear: Unknown | None) -> int | Unknown:
+def _dead(totals: PodTotals, unclear: Unknown | None) -> int | Unknown:
     if unclear is not None:
         return unclear
-    return tally.dead if tally.dead_counted else NOT_COUNTED
+    return totals.dead if totals.dead_counted else NOT_COUNTED
 
 
 def _root(meta: Meta) -> Unknown | None:
@@ -308,10 +312,10 @@ def _created(meta: Meta) -> datetime | Unknown:
     return created if created is not None else Unknown("the cluster reports no creation time")
 
 
-def _started(root: Root, tally: Tally) -> datetime | Unknown | None:
-    """A resumed Job starts anew: its controller writes the start again."""
+def _started(root: Root, totals: PodTotals) -> datetime | Unknown | None:
+    """A resumed Job gets a new start time."""
     started = when(root.status.start_time)
-    return started if started is not None else when(tally.started)
+    return started if started is not None else when(totals.started)
 
 
 def _ended(kind: Kind, ending: Ending) -> datetime | Unknown | None:
@@ -321,14 +325,14 @@ def _ended(kind: Kind, ending: Ending) -> datetime | Unknown | None:
 
 
 def _labels(meta: Meta, image: str | None) -> Mapping[str, str]:
-    """Ours come last: nobody can pass for another image by a label of that name."""
+    """The image comes last, so that a label of that name cannot replace it."""
     labels = {key: value for key, value in (meta.labels or {}).items() if key != IMAGE}
     return labels if image is None else {**labels, IMAGE: image}
 
 
-def _evidence(kind: Kind, root: Root, tally: Tally, namespace: NamespaceFacts, ending: Ending) -> Iterator[str]:
+def _evidence(kind: Kind, root: Root, totals: PodTotals, namespace: NamespaceFacts, ending: Ending) -> Iterator[str]:
     if ending.over is not True:
-        yield from _held_evidence(tally.holds or namespace.held)
+        yield from _held_evidence(totals.holds or namespace.held)
     if acceptance.is_run(kind, root.metadata.labels):
         yield "its labels claim that it is part of an acceptance run"
     yield from kind.evidence(root.spec, ending)
@@ -338,7 +342,7 @@ def _held_evidence(words: str | None) -> tuple[str, ...]:
     return () if words is None else (f"held while it runs: {words}",)
 
 
-def _findings(kind: Kind, ending: Ending, tally: Tally) -> Iterator[str]:
+def _findings(kind: Kind, ending: Ending, totals: PodTotals) -> Iterator[str]:
     if isinstance(ending.over, Unknown):
         yield f"whether it has ended is unknown: {ending.over.why}"
     if ending.over is True and not isinstance(ending.at, datetime):
@@ -346,7 +350,7 @@ def _findings(kind: Kind, ending: Ending, tally: Tally) -> Iterator[str]:
         yield f"its end time is unknown: {why}; its retention counts from when it was first seen ended"
     if isinstance(ending.outcome, Unknown):
         yield f"its outcome is unknown: {ending.outcome.why}"
-    if tally.unclear is not None:
-        yield f"what it holds is unknown: {tally.unclear}"
-    if tally.lost is not None:
-        yield f"the node of its pod {tally.lost} does not respond; the pod may still run and hold its GPUs"
+    if totals.unclear is not None:
+        yield f"what it holds is unknown: {totals.unclear}"
+    if totals.lost is not None:
+        yield f"the node of its pod {totals.lost} does not respond; the pod may still run and hold its GPUs"

@@ -11,7 +11,7 @@ from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root
 
 
-class Node(msgspec.Struct, frozen=True):
+class TreeNode(msgspec.Struct, frozen=True):
     """One object of a tree, as it was just read."""
 
     kind: Kind
@@ -30,13 +30,13 @@ class Node(msgspec.Struct, frozen=True):
 class Climb(msgspec.Struct, frozen=True):
     """What is above one object."""
 
-    above: tuple[Node, ...] = ()  # the nearest first
+    above: tuple[TreeNode, ...] = ()  # the nearest first
     gone: Owner | None = None  # the topmost seen names this owner, and it is proven gone
     made_by: Owner | None = None  # a generator made the topmost: the run is the root, its generator never
     unknown: Unknown | None = None  # an owner that we do not know or could not read; who the root is, is unknown
 
     @property
-    def root(self) -> Node | Unknown | None:
+    def root(self) -> TreeNode | Unknown | None:
         """None: it is a root itself."""
         if self.unknown is not None:
             return self.unknown
@@ -53,19 +53,19 @@ class Climb(msgspec.Struct, frozen=True):
 class Descendants(msgspec.Struct, frozen=True):
     """Everything below one object, by the uid of its owner."""
 
-    below: Mapping[str, tuple[Node, ...]] = {}
+    below: Mapping[str, tuple[TreeNode, ...]] = {}
     unseen: tuple[str, ...] = ()  # sentences: what could not be listed
-    narrowed: bool = False  # asked for by labels, which anybody can change
+    narrowed: bool = False  # selected by labels, which users can change
 
     @property
     def complete(self) -> bool:
         """What is not in it is not there."""
         return not self.unseen and not self.narrowed
 
-    def of(self, uid: str) -> tuple[Node, ...]:
+    def of(self, uid: str) -> tuple[TreeNode, ...]:
         return self.below.get(uid, ())
 
-    def every(self) -> Iterator[Node]:
+    def every(self) -> Iterator[TreeNode]:
         for nodes in self.below.values():
             yield from nodes
 

@@ -1,6 +1,6 @@
-"""One look at a whole cluster: every kind page by page, children before the kinds that make them.
+"""Lists a whole cluster: every kind page by page, children before the kinds that create them.
 
-What lives below a root is added up on the way, so that memory follows the page and the work that lives, never what
+What runs below a root is added up on the way, so that memory is bounded by the page and the running work, not by what
 ended. What could not be listed is unseen, and makes every count that needs it unclear.
 """
 
@@ -18,14 +18,21 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import acceptance, gpus
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.decoding import ListPage
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Matters
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, POD
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
-from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, others, would_go_too
-from gpukeeper.platforms.kubernetes.tally import Tally
-from gpukeeper.platforms.kubernetes.translate import At, Reading, ending_of, pod_subject, ran, root_subject
+from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, kept_for_dependent, others
+from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.translate import (
+    Observation,
+    TranslationSettings,
+    ending_of,
+    pod_subject,
+    ran,
+    root_subject,
+)
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root, Wire
 
 
@@ -33,37 +40,42 @@ class Namespace(Wire, frozen=True, gc=True):
     metadata: Meta = Meta()
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """What a look needs to know of the policy."""
+class WalkSettings(msgspec.Struct, frozen=True):
+    """The part of the policy that a walk needs."""
 
     namespaces: tuple[str, ...]  # patterns
     environments: Mapping[str, str]
-    reading: Reading
+    reading: TranslationSettings
     page: int = 500
     count_dead: bool = False  # pods that ended are counted below their roots, too
 
     @property
     def named(self) -> tuple[str, ...] | None:
-        """Just these namespaces, each asked for by itself. None: all of the cluster, of which some may be wanted."""
+        """Only these namespaces, each listed separately. None: the whole cluster, filtered by pattern."""
         if any(set(pattern) & set("*?[") for pattern in self.namespaces):
             return None
         return self.namespaces
 
-    def wants(self, namespace: str) -> bool:
+    def covers(self, namespace: str) -> bool:
         return any(fnmatchcase(namespace, pattern) for pattern in self.namespaces)
 
 
-class Below(msgspec.Struct):
-    """What was found below an owner that has not come by yet."""
+class Subtree(msgspec.Struct):
+    """What was found below an owner that is not listed yet."""
 
-    tally: Tally
+    totals: PodTotals
     owner: Owner
     sample: Pod | None = None  # one of the pods that hold GPUs
 
 
-class Walk:
+class ClusterWalk:
     def __init__(
-        self, cluster: Cluster, discovery: Discovery, wanted: Wanted, at: At, owners: OtherOwners | None = None
+        self,
+        cluster: Cluster,
+        discovery: ApiDiscovery,
+        wanted: WalkSettings,
+        at: Observation,
+        owners: OtherOwners | None = None,
     ) -> None:
         self._cluster, self._discovery, self._wanted, self._at = cluster, discovery, wanted, at
         self._owners = owners or OtherOwners(cluster, discovery)
@@ -73,9 +85,9 @@ class Walk:
         self.holders: dict[str, list[tuple[str, str, str | None]]] = {}  # by uid of a root: its pods that hold GPUs
         self.dependents: dict[str, str] = {}  # by uid of an owner that does not control it: something that lives
         self._facts: dict[str, NamespaceFacts] = {}
-        self._below: dict[str, Below] = {}  # by uid of the owner
-        self._ran: set[str] = set()  # uids of owners, of which a child says that some of it ran
-        self._blind: dict[str, str] = {}  # by kind: why not all of it was listed
+        self._below: dict[str, Subtree] = {}  # by uid of the owner
+        self._ran: set[str] = set()  # uids of owners with a child that has run
+        self._unlisted: dict[str, str] = {}  # by kind: why not all of it was listed
 
     async def pages(self) -> AsyncIterator[tuple[list[Subject], list[Root | Pod]]]:
         """Subjects, with the objects they were made of."""
@@ -102,7 +114,7 @@ class Walk:
         needed = dict(await self._owners.keeping_each(one.metadata for one in sources))
         for one in subjects:
             if (dependent := self.dependents.get(one.ref.uid)) is not None:
-                needed.setdefault(one.ref.uid, would_go_too(dependent))
+                needed.setdefault(one.ref.uid, kept_for_dependent(dependent))
         return [
             msgspec.structs.replace(one, needed=needed[one.ref.uid]) if one.ref.uid in needed else one
             for one in subjects
@@ -130,14 +142,14 @@ class Walk:
             try:
                 async for page in pages:
                     self._problems(kind, what, page)
-                    yield [one for one in page.items if self._wanted.wants(one.metadata.namespace)]
+                    yield [one for one in page.items if self._wanted.covers(one.metadata.namespace)]
             except PlatformError as problem:
                 self._not_seen(kind, what, str(problem))
 
     @property
     def saw_pods(self) -> bool:
         """All of them: only then can none of something be left."""
-        return POD.name not in self._blind
+        return POD.name not in self._unlisted
 
     def _problems(self, kind: Kind, what: str, page: ListPage[Root | Pod]) -> None:
         for problem in page.problems:
@@ -146,7 +158,7 @@ class Walk:
             self._not_seen(kind, what, "the list expired before its end; the rest is of a later version")
 
     def _not_seen(self, kind: Kind, what: str, why: str) -> None:
-        self._blind.setdefault(kind.name, f"{what} could not all be listed: {why}")
+        self._unlisted.setdefault(kind.name, f"{what} could not be listed completely: {why}")
         if all(one.what != what for one in self.unseen):
             self.unseen.append(Unseen(what, why))
 
@@ -185,23 +197,23 @@ class Walk:
         if owner is None or makes_runs(owner.api_version, owner.kind):
             return pod_subject(pod, self._of(pod.metadata.namespace), self._at, self._wanted.reading, None)
         if known_owner(owner.api_version, owner.kind) is None:
-            return self._stranger(pod, owner)
+            return self._of_unknown_kind(pod, owner)
         over = pod.status.phase in OVER_PHASES
         if not over or self._wanted.count_dead:
-            asked = gpus.asked(pod.spec)
-            below = self._below.setdefault(owner.uid, Below(Tally(), owner))
-            below.tally.add_pod(pod, asked)
+            asked = gpus.requested(pod.spec)
+            below = self._below.setdefault(owner.uid, Subtree(PodTotals(), owner))
+            below.totals.add_pod(pod, asked)
             if asked and not over and pod.spec.node_name:
                 below.sample = below.sample or pod
         if over and pod.metadata.deletion_timestamp and pod.metadata.finalizers:
-            # Over, asked to go, and held: perhaps by an owner that is gone. A closer look tells.
+            # Ended, deleted, and blocked, perhaps by an owner that is gone: reading it alone decides.
             part = Unknown(f"it is owned by {owner.kind} {owner.name}")
             return pod_subject(pod, self._of(pod.metadata.namespace), self._at, self._wanted.reading, part)
         return None
 
-    def _stranger(self, pod: Pod, owner: Owner) -> Subject | None:
+    def _of_unknown_kind(self, pod: Pod, owner: Owner) -> Subject | None:
         """Part of a kind we do not know: shown where it has GPUs, and kept."""
-        if pod.status.phase in OVER_PHASES or not gpus.asked(pod.spec):
+        if pod.status.phase in OVER_PHASES or not gpus.requested(pod.spec):
             return None
         return pod_subject(pod, self._of(pod.metadata.namespace), self._at, self._wanted.reading, _unknown_owner(owner))
 
@@ -210,62 +222,62 @@ class Walk:
         if meta.owner_references and ending_of(kind, root, self._at.now)[0].over is not True:
             self._note_dependent(kind, meta)
         below = self._below.pop(meta.uid, None)
-        tally = below.tally if below is not None else Tally()
-        tally.ran = meta.uid in self._ran
+        totals = below.totals if below is not None else PodTotals()
+        totals.ran = meta.uid in self._ran
         owner = meta.owner
         part_of: Unknown | None = None
         if owner is not None and not makes_runs(owner.api_version, owner.kind):
             if known_owner(owner.api_version, owner.kind) is not None:
-                self._hand_up(root, owner, below)
+                self._add_to_owner(root, owner, below)
                 return None
             part_of = _unknown_owner(owner)
-        if not self._matters(kind, root, tally):
+        if not self._matters(kind, root, totals):
             return None
-        tally.unclear = tally.unclear or self._blindness(kind)
-        tally.dead_counted = self._wanted.count_dead
-        if tally.pods:
-            self.holders[meta.uid] = tally.pods
-        return root_subject(kind, root, tally, self._of(meta.namespace), self._at, self._reading, part_of)
+        totals.unclear = totals.unclear or self._why_unlisted(kind)
+        totals.dead_counted = self._wanted.count_dead
+        if totals.pods:
+            self.holders[meta.uid] = totals.pods
+        return root_subject(kind, root, totals, self._of(meta.namespace), self._at, self._reading, part_of)
 
-    def _hand_up(self, part: Root, owner: Owner, below: Below | None) -> None:
+    def _add_to_owner(self, part: Root, owner: Owner, below: Subtree | None) -> None:
         self.parts[part.metadata.uid] = owner
         if part.metadata.uid in self.dependents:
             self.dependents.setdefault(owner.uid, self.dependents[part.metadata.uid])
         if part.metadata.uid in self._ran or ran(part.status):
             self._ran.add(owner.uid)
         if below is not None:
-            above = self._below.setdefault(owner.uid, Below(Tally(), owner))
-            above.tally.add(below.tally)
+            above = self._below.setdefault(owner.uid, Subtree(PodTotals(), owner))
+            above.totals.add(below.totals)
             above.sample = above.sample or below.sample
 
-    def _matters(self, kind: Kind, root: Root, tally: Tally) -> bool:
+    def _matters(self, kind: Kind, root: Root, totals: PodTotals) -> bool:
         """To rules. An acceptance run does, whatever it is made of."""
         if acceptance.is_run(kind, root.metadata.labels):
             return True
         if kind.matters is Matters.WITH_GPU:
-            return bool(tally.devices) or gpus.any_asked(kind.templates(root.spec))
+            return bool(totals.devices) or gpus.any_requested(kind.templates(root.spec))
         return kind.matters is Matters.ALWAYS
 
-    def _blindness(self, kind: Kind) -> str | None:
+    def _why_unlisted(self, kind: Kind) -> str | None:
         """Why what is below this kind may be more than was seen."""
-        return next((self._blind[child.name] for child in kind.below if child.name in self._blind), None)
+        return next((self._unlisted[child.name] for child in kind.below if child.name in self._unlisted), None)
 
     def _left_behind(self) -> list[Subject]:
-        """Pods that hold GPUs and whose owner did not come by. Its collector removes them; if it does not, that is
-        somebody's to see. A list that was cut short proves nothing."""
-        if self._blind:
+        """Pods that hold GPUs and whose owner was not listed. The garbage collector removes them; if not, they are
+        shown. An incomplete list proves nothing."""
+        if self._unlisted:
             return []
-        left = [one for one in self._below.values() if one.sample is not None and one.tally.holding]
+        left = [one for one in self._below.values() if one.sample is not None and one.totals.holding]
         return [self._orphan(one) for one in left if (kind := _owner(one)) and kind.matters is not Matters.NEVER]
 
-    def _orphan(self, one: Below) -> Subject:
+    def _orphan(self, one: Subtree) -> Subject:
         assert one.sample is not None
         gone = Unknown(f"its owner {one.owner.kind} {one.owner.name} was not found; the cluster should remove it")
         namespace = self._of(one.sample.metadata.namespace)
         return pod_subject(one.sample, namespace, self._at, self._wanted.reading, gone)
 
 
-def _owner(below: Below) -> Kind | None:
+def _owner(below: Subtree) -> Kind | None:
     return known_owner(below.owner.api_version, below.owner.kind)
 
 

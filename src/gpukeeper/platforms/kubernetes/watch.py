@@ -1,6 +1,6 @@
-"""Hints that something changed: one watch for each kind, ended and begun again by whoever. Never facts.
+"""Hints that something changed: one watch for each kind, restarted whenever it ends. Never facts.
 
-A hint names a root. What changed below a root changes its status too, so pods matter only when nobody controls them.
+A hint names a root. A change below a root changes its status too, so pods matter only without a controller.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from contextlib import aclosing
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Watched
-from gpukeeper.platforms.kubernetes.other_owners import LIST, Named
-from gpukeeper.platforms.kubernetes.walk import Namespace, Wanted
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, WatchedObject
+from gpukeeper.platforms.kubernetes.other_owners import LIST, PartialMetadata
+from gpukeeper.platforms.kubernetes.walk import Namespace, WalkSettings
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner
 
 RECONNECT = (1.0, 5.0, 15.0, 60.0)  # seconds between tries
-AGAIN = 600.0  # seconds after which a kind that was not installed is looked for again
+AGAIN = 600.0  # seconds until a kind that was not installed is checked again
 SHORT = 5.0  # seconds; a watch that ends sooner was none, and the next one waits
 ENDS = frozenset(end for kind in KINDS for end in (*kind.succeeded, *kind.failed))
 
 
 class Watches:
-    """`on_gone` is told the uid of everything that was deleted: the API server's own word that it is."""
+    """`on_gone` gets the uid of everything that the API server reports as deleted."""
 
     def __init__(
         self,
         cluster: Cluster,
-        discovery: Discovery,
+        discovery: ApiDiscovery,
         place: str,
         on_gone: Callable[[str], None],
         *,
@@ -43,9 +43,9 @@ class Watches:
         self._pauses = pauses
         # By kind and namespace, then by uid: what of it may matter to a rule, as a number.
         self._known: dict[tuple[str, str | None], dict[str, int]] = {}
-        self.parts: Mapping[str, Owner] = {}  # by uid of a child: what owns it; as the last whole look found it
+        self.parts: Mapping[str, Owner] = {}  # by uid of a child: what owns it; as of the last full pass
 
-    async def hints(self, wanted: Wanted) -> AsyncIterator[Ref | None]:
+    async def hints(self, wanted: WalkSettings) -> AsyncIterator[Ref | None]:
         queue: asyncio.Queue[Ref | None] = asyncio.Queue(maxsize=10_000)
         tasks = [
             asyncio.create_task(self._follow(kind, namespace, wanted, queue))
@@ -68,10 +68,10 @@ class Watches:
             await asyncio.gather(*begun, return_exceptions=True)
 
     async def _follow(
-        self, kind: Kind, namespace: str | None, wanted: Wanted, queue: asyncio.Queue[Ref | None]
+        self, kind: Kind, namespace: str | None, wanted: WalkSettings, queue: asyncio.Queue[Ref | None]
     ) -> None:
-        """For ever. After every gap in what was heard everything is looked at. What could be watched for a while was
-        no failure: the next try comes soon."""
+        """For ever. After every gap, a full pass follows. A watch that lasted for a while was no failure: the next
+        retry comes soon."""
         tries, begun = 0, False
         while True:
             watched: float | None = None
@@ -88,9 +88,9 @@ class Watches:
                     if begun:
                         await queue.put(None)
                     begun, watched = True, time.monotonic()
-                    await self._hear(kind, path, at, wanted, queue, known)
+                    await self._watch(kind, path, at, wanted, queue, known)
             except PlatformError:
-                pass  # a whole look says what is wrong
+                pass  # a full pass reports the problem
             if watched is not None and time.monotonic() - watched >= SHORT:
                 tries = 0
             await self._pause(tries)
@@ -106,10 +106,10 @@ class Watches:
         return "0"
 
     async def _forget_missing(self, path: str, known: dict[str, int]) -> str:
-        """After a gap, in which deletions were not reported. The version of the list; the look at everything that
+        """After a gap, in which deletions were not reported. The version of the list; the full pass that
         follows finds what changed."""
         version, listed, whole = "0", set[str](), True
-        async for page in self._cluster.pages(path, Named, accept=LIST):
+        async for page in self._cluster.pages(path, PartialMetadata, accept=LIST):
             version = page.version
             listed.update(one.metadata.uid for one in page.items)
             whole = whole and not page.problems and not page.inconsistent
@@ -118,17 +118,17 @@ class Watches:
                 del known[uid]
         return version
 
-    async def _hear(
+    async def _watch(
         self,
         kind: Kind,
         path: str,
         version: str,
-        wanted: Wanted,
+        wanted: WalkSettings,
         queue: asyncio.Queue[Ref | None],
         known: dict[str, int],
     ) -> None:
         """Watches follow one another without a gap until the server has forgotten the version or a connection fails.
-        One that ends as soon as it began tells nothing; the next ones wait, so that nobody is asked without end."""
+        One that ends at once is useless; the next ones wait, so that the server is not flooded."""
         short = 0
         while True:
             began = time.monotonic()
@@ -136,7 +136,7 @@ class Watches:
                 async with aclosing(self._cluster.watch(path, version, kind.watched_as)) as events:
                     async for event in events:
                         version = event.version
-                        if event.type != "BOOKMARK" and wanted.wants(event.object.metadata.namespace):
+                        if event.type != "BOOKMARK" and wanted.covers(event.object.metadata.namespace):
                             ref = self._hint(kind, event.type, event.object, known)
                             if ref is not None:
                                 await queue.put(ref)
@@ -148,7 +148,7 @@ class Watches:
             if short:
                 await self._pause(short - 1)
 
-    def _hint(self, kind: Kind, what: str, seen: Watched, known: dict[str, int]) -> Ref | None:
+    def _hint(self, kind: Kind, what: str, seen: WatchedObject, known: dict[str, int]) -> Ref | None:
         meta = seen.metadata
         if what == "DELETED":
             known.pop(meta.uid, None)
@@ -161,7 +161,7 @@ class Watches:
         return self._root(owner, meta) if kind.children else None
 
     def _root(self, owner: Owner, meta: Meta) -> Ref | None:
-        """Up, as far as is known; a look finds out the rest."""
+        """Up, as far as is known; reading the object finds the rest."""
         for _ in range(8):
             above = self.parts.get(owner.uid)
             if above is None:
@@ -173,7 +173,7 @@ class Watches:
         return Ref("kubernetes", self._place, kind.name, owner.name, owner.uid, meta.namespace)
 
 
-def _matters(seen: Watched, known: dict[str, int]) -> bool:
+def _matters(seen: WatchedObject, known: dict[str, int]) -> bool:
     """Counts of pods and heartbeats come by the thousand; ends, marks and removals are what rules go by."""
     meta, status = seen.metadata, seen.status
     ends = tuple(c.type for c in status.conditions or () if c.type in ENDS and c.status == "True")

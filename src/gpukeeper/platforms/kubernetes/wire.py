@@ -1,6 +1,6 @@
-"""What we read of the API's objects, and nothing else: a field that is not named here is skipped while decoding.
+"""The fields that are read of API objects; all other fields are skipped while decoding.
 
-Times stay text: a server may send year 1 or nothing, and one bad time must not cost the page it is on.
+Times stay text: a server may send year 1 or nothing, and one bad time must not invalidate its page.
 """
 
 from __future__ import annotations

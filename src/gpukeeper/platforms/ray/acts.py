@@ -25,7 +25,7 @@ from gpukeeper.platforms.ray.survey import SurveyOptions, logs_to_go
 from gpukeeper.platforms.ray.visit import Visit, expected, seen_from_here
 
 Scan = Callable[[], OpenFiles]
-Answer = Accepted | Changed | Refused | Unknown
+ActionResult = Accepted | Changed | Refused | Unknown
 NOT_THEIRS = Refused(
     "the owners of its files could not be determined, so only an admin may request it; nothing was done"
 )
@@ -39,7 +39,7 @@ class NodeRemoval:
         """`works`: what runs on that node according to the titles of its processes, now."""
         self._visit, self._scan, self._everyone, self._works = visit, scan, everyone, works
 
-    def remove(self, spot: Location, fresh: Subject, wants: SurveyOptions, uid: int | None = None) -> Answer:
+    def remove(self, spot: Location, fresh: Subject, wants: SurveyOptions, uid: int | None = None) -> ActionResult:
         if uid is not None and fresh.uids is None:
             return NOT_THEIRS
         trash.sweep(spot.folder.fd)
@@ -64,7 +64,7 @@ class NodeRemoval:
     def _seen_from(self, spot: Location) -> Scan:
         return lambda: seen_from_here(spot.folder, self._scan())
 
-    def _finish(self, spot: Location, fresh: Subject) -> Answer:
+    def _finish(self, spot: Location, fresh: Subject) -> ActionResult:
         if spot.taken is None:
             return Changed("it is not in the trash any more")
         if fresh.category is not Category.UNFINISHED:
@@ -75,11 +75,11 @@ class NodeRemoval:
                 spot.taken,
                 scan=self._seen_from(spot),
                 until=self._visit.until,
-                still_free=self._door_is_open,
+                still_free=self._is_reachable,
             )
         )
 
-    def _remove_tree(self, spot: Location, exactly: ExpectedTree) -> Answer:
+    def _remove_tree(self, spot: Location, exactly: ExpectedTree) -> ActionResult:
         return answered(
             remove.remove(
                 spot.folder.fd,
@@ -87,11 +87,11 @@ class NodeRemoval:
                 exactly,
                 scan=self._seen_from(spot),
                 until=self._visit.until,
-                still_free=self._nobody_works,
+                still_free=self._check_no_work,
             )
         )
 
-    def _remove_session(self, spot: Location, fresh: Subject, exactly: ExpectedTree) -> Answer:
+    def _remove_session(self, spot: Location, fresh: Subject, exactly: ExpectedTree) -> ActionResult:
         session = spot.session
         if session is None:
             return Changed("it is not a session any more")
@@ -104,7 +104,7 @@ class NodeRemoval:
 
         def still_dead(tree: int) -> str | Unknown | None:
             named = sessions.refers(session, self._everyone(), own, self._visit.around.proc)
-            return self._door_is_open(tree) or named or sockets.listener(tree) or sessions.peoples(tree)
+            return self._is_reachable(tree) or named or sockets.listener(tree) or sessions.user_files(tree)
 
         return answered(
             remove.remove(
@@ -118,7 +118,7 @@ class NodeRemoval:
             )
         )
 
-    def _remove_logs(self, spot: Location, fresh: Subject, wants: SurveyOptions) -> Answer:
+    def _remove_logs(self, spot: Location, fresh: Subject, wants: SurveyOptions) -> ActionResult:
         files = logs_to_go(spot.logs, spot.folder, self._visit, wants)
         inode = (translate.identity_in(fresh.ref.uid) or (0, 0))[1]
         if translate.logs_incarnation(inode, files) != fresh.seen.incarnation:
@@ -141,16 +141,16 @@ class NodeRemoval:
             return Changed(f"none of the {len(files):,} files were removed: {kept[0]}")
         return Accepted(back)
 
-    def _door_is_open(self, tree: int) -> str | None:
+    def _is_reachable(self, tree: int) -> str | None:
         """A container that stops in the meantime takes its files along; after a restart it has other ones."""
         return None if self._visit.node.door.is_open(self._visit.around.proc) else reach.GONE
 
-    def _nobody_works(self, tree: int) -> str | None:
+    def _check_no_work(self, tree: int) -> str | None:
         work = self._works(self._visit.node)
-        return self._door_is_open(tree) or (None if work is None else f"work began beside it: {work}")
+        return self._is_reachable(tree) or (None if work is None else f"work began beside it: {work}")
 
 
-def answered(answer: TreeRemoval | Changed | Refused | Unknown) -> Answer:
+def answered(answer: TreeRemoval | Changed | Refused | Unknown) -> ActionResult:
     if isinstance(answer, Unknown):
         # Nothing was done, and the reason is known: another read would not add anything.
         return Refused(f"it was not removed: {answer.why}")

@@ -44,7 +44,7 @@ from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import errors, reach, translate
 from gpukeeper.platforms.ray.connect import Containers, Timeouts, no_containers
-from gpukeeper.platforms.ray.dashboards import Asking
+from gpukeeper.platforms.ray.dashboards import DashboardQueries
 from gpukeeper.platforms.ray.discovery import DiscoveredNodes, Discovery
 from gpukeeper.platforms.ray.idleness import Idleness, Load
 from gpukeeper.platforms.ray.nodes import Node, is_found_by_raylet
@@ -94,13 +94,13 @@ class RayPlatform:
             place, policy, containers, environ, proc=proc, everyone=read, timeouts=self._timeouts, folders=folders
         )
         self._idleness = Idleness(environ, read, proc, self._timeouts)
-        works = Shared(self._ask_what_works)
+        works = Shared(self._query_work)
         self._looks = NodeReader(
             self._at, files, read, lambda node: works(node.name, node.uid, node.door), proc, limits
         )
         self._around: SharedQuestion[DiscoveredNodes] = SharedQuestion(self._discovery.look)
-        self._load_of: SharedQuestion[Load] = SharedQuestion(self._ask_load)
-        self._speaking: SharedQuestion[dict[str, str]] = SharedQuestion(self._ask_who_speaks)
+        self._load_of: SharedQuestion[Load] = SharedQuestion(self._query_load)
+        self._speaking: SharedQuestion[dict[str, str]] = SharedQuestion(self._query_dashboards)
         self._together: dict[str, int | Unknown] = {}  # by node, of the last observe
         self._under_way: set[str] = set()  # uids; a thread that hangs may still continue later
 
@@ -124,7 +124,7 @@ class RayPlatform:
         if not _is_one_of(root, settings_of(self._policy).roots):
             return None
         try:
-            here = await self._look_around()
+            here = await self._discover()
             machine = next((one for one in here.found.nodes if one.is_machine), None)
             if machine is None or not machine.raylets:
                 return None
@@ -137,12 +137,12 @@ class RayPlatform:
         if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
             return
         settings = settings_of(self._policy)
-        here = await self._look_around()
+        here = await self._discover()
         yield self._page((), here.found.unseen)
         self._idleness.begin(here.everyone, settings.window)
-        asking = self._idleness.asking(settings)
-        spoken_for = await self._spoken_for(here, asking)
-        surveyed = [(node, await self._survey(node, here, spoken_for)) for node in here.found.nodes]
+        queries = self._idleness.queries(settings)
+        running_sessions = await self._running_sessions(here, queries)
+        surveyed = [(node, await self._survey(node, here, running_sessions)) for node in here.found.nodes]
         if surveyed:
             await self._idleness.measure(settings.window)
         known: set[str] = set()
@@ -151,8 +151,8 @@ class RayPlatform:
                 yield self._page((), (found,))
                 continue
             # Read again: measuring took a while, and work may have begun.
-            load = await self._idleness.of(node, self._idleness.asking(settings), settings)
-            for page in self._pages(node, found, load, asking, known):
+            load = await self._idleness.of(node, self._idleness.queries(settings), settings)
+            for page in self._pages(node, found, load, queries, known):
                 yield page
 
     async def wake(self) -> AsyncIterator[Ref | None]:
@@ -168,16 +168,16 @@ class RayPlatform:
             return Unknown(str(problem))
 
     async def _look(self, ref: Ref) -> Subject | Gone | Unknown:
-        here = await self._look_around()
+        here = await self._discover()
         if ref.kind == translate.NODE:
-            return await self._look_at_node(ref, here)
+            return await self._read_node(ref, here)
         if ref.kind == translate.DISK:
-            return await self._look_at_disk(ref, here)
+            return await self._read_disk(ref, here)
         node = here.node(ref.namespace)
         if node is None:
-            return await self._look_elsewhere(ref, here)
-        spoken_for = await self._speaking() if ref.kind == translate.SESSION else {}
-        found = await self._one(ref, node, here, spoken_for)
+            return await self._find_on_other_nodes(ref, here)
+        running_sessions = await self._speaking() if ref.kind == translate.SESSION else {}
+        found = await self._one(ref, node, here, running_sessions)
         if found is None:
             return Gone(ref, self._clock.now())
         if isinstance(found, Unknown) or found.category is not Category.TEMPORARY:
@@ -195,7 +195,7 @@ class RayPlatform:
             return NO_LOGS
         if LOGS not in what:
             return NothingToCapture("the policy does not capture logs")
-        here = await self._look_around()
+        here = await self._discover()
         node = here.node(subject.ref.namespace)
         if node is None:
             return Unknown(f"{subject.ref.namespace} is not available now")
@@ -209,7 +209,7 @@ class RayPlatform:
             return errors.NODES_ARE_SHOWN
         if step.decision.action is not Action.REMOVE:
             return Refused(f"a {fresh.ref.kind} can only be removed")
-        here = await self._look_around()
+        here = await self._discover()
         node = here.node(fresh.ref.namespace)
         if node is None:
             return Changed(f"{fresh.ref.namespace} does not exist any more")
@@ -260,7 +260,7 @@ class RayPlatform:
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         return errors.NOT_BROUGHT_BACK
 
-    def _ask_what_works(self, name: str, uid: str, door: NodeAccess) -> str | None:
+    def _query_work(self, name: str, uid: str, door: NodeAccess) -> str | None:
         now = self._discovery.again(name, uid, door)
         return None if now is None else self._idleness.works(now)
 
@@ -271,7 +271,7 @@ class RayPlatform:
     def _policy(self) -> Policy:
         return self._discovery.policy
 
-    async def _look_around(self) -> DiscoveredNodes:
+    async def _discover(self) -> DiscoveredNodes:
         try:
             return await self._around()
         except TimeoutError:
@@ -279,34 +279,34 @@ class RayPlatform:
         except OSError as error:
             raise PlatformError(f"the processes of {self._place} could not be listed: {error.strerror}") from error
 
-    async def _spoken_for(self, here: DiscoveredNodes, asking: Asking) -> dict[str, str]:
+    async def _running_sessions(self, here: DiscoveredNodes, queries: DashboardQueries) -> dict[str, str]:
         """Sessions that a dashboard reports as running, each with a sentence."""
-        await asking.find(raylet for node in here.found.nodes for raylet in node.raylets)
-        return {session: f"Ray at {one.api.address} runs it" for session, one in asking.heard().items()}
+        await queries.find(raylet for node in here.found.nodes for raylet in node.raylets)
+        return {session: f"Ray at {one.api.address} runs it" for session, one in queries.answered().items()}
 
     async def _survey(
-        self, node: Node, here: DiscoveredNodes, spoken_for: Mapping[str, str]
+        self, node: Node, here: DiscoveredNodes, running_sessions: Mapping[str, str]
     ) -> tuple[NodeSurvey, int | Unknown, OpenFiles] | Unseen:
-        wants, timeouts = self._discovery.wants(node, spoken_for), self._timeouts.node
+        wants, timeouts = self._discovery.wants(node, running_sessions), self._timeouts.node
         found = await self._in_thread(
             lambda: self._looks.everything(node, here.everyone, wants, timeouts), timeouts, node.name
         )
         return Unseen(node.name, found.why) if isinstance(found, Unknown) else found
 
     async def _one(
-        self, ref: Ref, node: Node, here: DiscoveredNodes, spoken_for: Mapping[str, str]
+        self, ref: Ref, node: Node, here: DiscoveredNodes, running_sessions: Mapping[str, str]
     ) -> Subject | Unknown | None:
-        wants, timeouts = self._discovery.wants(node, spoken_for), self._timeouts.tree
+        wants, timeouts = self._discovery.wants(node, running_sessions), self._timeouts.tree
         return await self._in_thread(
             lambda: self._looks.one(ref, node, here.everyone, wants, timeouts), timeouts, ref.name
         )
 
-    async def _ask_who_speaks(self) -> dict[str, str]:
-        return await self._spoken_for(await self._look_around(), self._idleness.asking(settings_of(self._policy)))
+    async def _query_dashboards(self) -> dict[str, str]:
+        return await self._running_sessions(await self._discover(), self._idleness.queries(settings_of(self._policy)))
 
-    async def _ask_load(self, name: str, uid: str) -> Load:
+    async def _query_load(self, name: str, uid: str) -> Load:
         """What Ray and the processes of that node report now; CPU time as of this pass."""
-        here = await self._look_around()
+        here = await self._discover()
         node = here.node(name)
         if node is None or node.uid != uid:
             gone = Unknown(f"{name} does not exist any more")
@@ -314,20 +314,20 @@ class RayPlatform:
         settings = settings_of(self._policy)
         self._idleness.begin(here.everyone, settings.window)
         await self._idleness.measure(settings.window)
-        return await self._idleness.of(node, self._idleness.asking(settings), settings)
+        return await self._idleness.of(node, self._idleness.queries(settings), settings)
 
-    async def _look_at_node(self, ref: Ref, here: DiscoveredNodes) -> Subject | Gone | Unknown:
+    async def _read_node(self, ref: Ref, here: DiscoveredNodes) -> Subject | Gone | Unknown:
         node = next((one for one in here.found.nodes if one.uid == ref.uid), None)
         if node is None:
             listed = here.listed and ref.name not in here.found.asleep
             return Gone(ref, self._clock.now()) if listed else Unknown(f"{ref.name} is not running now")
-        asking = self._idleness.asking(settings_of(self._policy))
-        found = await self._survey(node, here, await self._spoken_for(here, asking))
+        queries = self._idleness.queries(settings_of(self._policy))
+        found = await self._survey(node, here, await self._running_sessions(here, queries))
         if isinstance(found, Unseen):
             return Unknown(found.why)
-        return self._node(node, found, await self._load_of(node.name, node.uid), asking)
+        return self._node(node, found, await self._load_of(node.name, node.uid), queries)
 
-    async def _look_at_disk(self, ref: Ref, here: DiscoveredNodes) -> Subject | Gone | Unknown:
+    async def _read_disk(self, ref: Ref, here: DiscoveredNodes) -> Subject | Gone | Unknown:
         node = here.node(ref.namespace)
         if node is None:
             return Unknown(f"{ref.namespace} is not available now")
@@ -338,7 +338,7 @@ class RayPlatform:
             (one for one in self._disks(node, found[0]) if one.ref.uid == ref.uid), Gone(ref, self._clock.now())
         )
 
-    async def _look_elsewhere(self, ref: Ref, here: DiscoveredNodes) -> Gone | Unknown:
+    async def _find_on_other_nodes(self, ref: Ref, here: DiscoveredNodes) -> Gone | Unknown:
         """Its node does not exist under that name. Gone only if every node was read, and it is on none; a node that was
         found by its raylet may exist without one.
         """
@@ -355,7 +355,7 @@ class RayPlatform:
         node: Node,
         found: tuple[NodeSurvey, int | Unknown, OpenFiles],
         load: Load,
-        asking: Asking,
+        queries: DashboardQueries,
         known: set[str],
     ) -> Iterator[Snapshot]:
         """`known`: a directory that two nodes share is shown once."""
@@ -365,7 +365,7 @@ class RayPlatform:
         named = translate.together(one for one in mine if one.category is Category.TEMPORARY)
         self._together[node.name] = found[1] if settings_of(self._policy).above_counts is Counted.ALL else named
         subjects = [self._beside(one, node, load) for one in mine]
-        yield self._page([self._node(node, found, load, asking), *self._disks(node, surveyed)], surveyed.unseen)
+        yield self._page([self._node(node, found, load, queries), *self._disks(node, surveyed)], surveyed.unseen)
         for start in range(0, len(subjects), PAGE):
             yield self._page(subjects[start : start + PAGE])
 
@@ -384,12 +384,12 @@ class RayPlatform:
         return msgspec.structs.replace(subject, busy=load.busy, together=together)
 
     def _node(
-        self, node: Node, found: tuple[NodeSurvey, int | Unknown, OpenFiles], load: Load, asking: Asking
+        self, node: Node, found: tuple[NodeSurvey, int | Unknown, OpenFiles], load: Load, queries: DashboardQueries
     ) -> Subject:
         surveyed, size, used = found
         folder = surveyed.folder
-        heard = {one.session_name: asking.heard().get(one.session_name) for one in node.raylets}
-        boards = [one for one in heard.values() if one is not None]
+        answered = {one.session_name: queries.answered().get(one.session_name) for one in node.raylets}
+        boards = [one for one in answered.values() if one is not None]
         facts = translate.NodeFacts(
             name=node.name,
             uid=node.uid,
@@ -404,7 +404,7 @@ class RayPlatform:
             cpu=load.cpu,
             versions=tuple(sorted({one.version for one in boards})),
             addresses=tuple(sorted({one.api.address for one in boards})),
-            sessions=tuple(sorted(heard)),
+            sessions=tuple(sorted(answered)),
             findings=(*surveyed.findings, *self._complaints(node, load, folder is not None and folder.disk.full, used)),
         )
         return translate.node_subject(facts, self._at())

@@ -34,7 +34,7 @@ class Timeouts(msgspec.Struct, frozen=True):
     tree: timedelta = timedelta(minutes=5)
     node: timedelta = timedelta(minutes=15)  # of one node in one pass; the rest is listed and not measured
     removal: timedelta = timedelta(minutes=30)
-    asking: timedelta = timedelta(seconds=10)  # Ray itself
+    queries: timedelta = timedelta(seconds=10)  # Ray itself
 
 
 async def no_containers(patterns: Sequence[str]) -> Sequence[NodeContainer]:

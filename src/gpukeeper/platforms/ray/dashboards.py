@@ -34,7 +34,7 @@ class Dashboard(msgspec.Struct, frozen=True):
     api: StateApi
 
 
-class Asking:
+class DashboardQueries:
     """One round of queries: each session is queried once, however many of its raylets are here."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Asking:
             self._known[key] = await self._find(raylet, network)
         return self._known[key]
 
-    def heard(self) -> dict[str, Dashboard]:
+    def answered(self) -> dict[str, Dashboard]:
         """By session, those that answered so far."""
         return {session: one for (session, _), one in self._known.items() if isinstance(one, Dashboard)}
 

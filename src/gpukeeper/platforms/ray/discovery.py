@@ -74,14 +74,14 @@ class Discovery:
             return DiscoveredNodes(here.everyone, msgspec.structs.replace(here.found, unseen=unseen), False)
         return here
 
-    def wants(self, node: Node, spoken_for: Mapping[str, str] | None = None) -> SurveyOptions:
+    def wants(self, node: Node, running_sessions: Mapping[str, str] | None = None) -> SurveyOptions:
         settings = settings_of(self.policy)
         return SurveyOptions(
             ray_roots=self._ray_roots(node),
             temporary=self._temporary(),
             logs=settings.logs,
             too_full=self.policy.disk.high,
-            spoken_for=spoken_for or {},
+            running_sessions=running_sessions or {},
             needed=self._needed(),
         )
 
@@ -111,7 +111,7 @@ class Discovery:
         folders = temporary_folders(self._environ) if node.is_machine else (DEFAULT_TMP,)
         usual = [str(Path(folder, RAY)) for folder in dict.fromkeys((*folders, *settings_of(self.policy).roots))]
         told = self._told.setdefault(node.uid, {})
-        for path, uids in nodes.told_roots(node).items():
+        for path, uids in nodes.reported_roots(node).items():
             told[path] = told.get(path, frozenset()) | uids
         by_word = tuple(RayRoot(path, uids) for path, uids in told.items() if path not in usual)
         known = {*usual, *told}

@@ -19,7 +19,7 @@ from gpukeeper.platforms.ray import translate
 from gpukeeper.platforms.ray.busy import foreign, quiet
 from gpukeeper.platforms.ray.connect import Timeouts
 from gpukeeper.platforms.ray.cpu import Cpu
-from gpukeeper.platforms.ray.dashboards import OWN_JOB, Asking
+from gpukeeper.platforms.ray.dashboards import OWN_JOB, DashboardQueries
 from gpukeeper.platforms.ray.nodes import Node, is_rays_own
 from gpukeeper.platforms.ray.processes import Everyone, Process, ancestors, descendants
 from gpukeeper.platforms.ray.settings import RaySettings
@@ -41,8 +41,8 @@ class Idleness:
         self._environ, self._everyone, self._proc, self._timeouts = environ, everyone, proc, timeouts
         self._cpu = Cpu()
 
-    def asking(self, settings: RaySettings) -> Asking:
-        return Asking(settings.dashboard, self._environ, self._timeouts.asking, self._proc)
+    def queries(self, settings: RaySettings) -> DashboardQueries:
+        return DashboardQueries(settings.dashboard, self._environ, self._timeouts.queries, self._proc)
 
     def begin(self, everyone: Iterable[Process], window: timedelta) -> None:
         self._cpu.begin(everyone, window)
@@ -52,18 +52,18 @@ class Idleness:
         if not self._cpu.fresh:
             await self._cpu.end(self._everyone, window)
 
-    async def of(self, node: Node, asking: Asking, settings: RaySettings) -> Load:
-        ray = await asking.busy(node.raylets) if node.raylets else None
-        node = self._but_us(node)
+    async def of(self, node: Node, queries: DashboardQueries, settings: RaySettings) -> Load:
+        ray = await queries.busy(node.raylets) if node.raylets else None
+        node = self._without_us(node)
         rays = of_ray(node)
         gpu = await self._gpu(rays)
         cpu = self._cpu.percent(one for one in rays if not is_rays_own(one))
         return Load(translate.busy_by(ray, works(node), cpu, settings.cpu, gpu), cpu)
 
     def works(self, node: Node) -> str | None:
-        return works(self._but_us(node))
+        return works(self._without_us(node))
 
-    def _but_us(self, node: Node) -> Node:
+    def _without_us(self, node: Node) -> Node:
         """Without ourselves and what we started; and without our parent if that is a task made for it."""
         ours = {os.getpid(), *(one.pid for one in descendants((os.getpid(),), node.processes))}
         if OWN_JOB in self._environ:

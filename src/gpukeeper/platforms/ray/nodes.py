@@ -69,7 +69,7 @@ def find(
         door = NodeAccess(main.pid, main.starttime)
         uid, members = main.container or str(main.mounts), members_of(main, everyone, ours)
         nodes.append(_node(name, uid, door, members, _whose(main, others)))
-    return NodeListing(_told_apart(nodes), tuple(unseen), tuple(one.name for one in containers if not one.pid))
+    return NodeListing(_with_unique_names(nodes), tuple(unseen), tuple(one.name for one in containers if not one.pid))
 
 
 def is_found_by_raylet(name: str) -> bool:
@@ -120,7 +120,7 @@ class RayRoot(msgspec.Struct, frozen=True):
         return self.uids is None or owner in self.uids or 0 in self.uids
 
 
-def told_roots(node: Node) -> dict[str, frozenset[int]]:
+def reported_roots(node: Node) -> dict[str, frozenset[int]]:
     """Where its processes report sessions, and whose processes these are."""
     told: dict[str, frozenset[int]] = {}
     for one in node.processes:
@@ -137,7 +137,7 @@ def is_rays_own(process: Process) -> bool:
     return foreign((process.title,)) is None
 
 
-def _told_apart(found: Sequence[Node]) -> tuple[Node, ...]:
+def _with_unique_names(found: Sequence[Node]) -> tuple[Node, ...]:
     """A container may have the name of its machine; then its id is added to the name."""
     known: set[str] = set()
     apart = []

@@ -122,7 +122,7 @@ class NodeReader:
             return trees.subject_of(spot.folder, spot.name, visit, visit.below(spot.folder))
         if spot.kind == translate.LOGS:
             return survey.logs_of(spot.session, spot.folder, visit, wants)[0]
-        state = sessions.standing(spot.session, spot.folder, visit, wants.spoken_for)
+        state = sessions.standing(spot.session, spot.folder, visit, wants.running_sessions)
         return sessions.subject_of(spot.session, state, spot.folder, visit)
 
     def _ends(self, spot: Location, visit: Visit, wants: SurveyOptions) -> dict[str, bytes]:

@@ -79,15 +79,17 @@ def is_temp_dir(folder: int) -> bool:
         return False
 
 
-def standing(session: Session, folder: NodeDirectory, visit: Visit, spoken_for: Mapping[str, str]) -> SessionState:
-    """`spoken_for`: names of sessions that a dashboard reports as running, each with a sentence."""
+def standing(
+    session: Session, folder: NodeDirectory, visit: Visit, running_sessions: Mapping[str, str]
+) -> SessionState:
+    """`running_sessions`: names of sessions that a dashboard reports as running, each with a sentence."""
     try:
         fd = kernel.open_inside(folder.fd, session.name)
     except OSError as error:
         return SessionState(Unknown(f"it could not be opened: {error.strerror}"))
     try:
         # Cheapest first, and none of these needs a walk over what may be millions of files.
-        answers = [named_by(session, visit), sockets.listener(fd), spoken_for.get(session.name)]
+        answers = [named_by(session, visit), sockets.listener(fd), running_sessions.get(session.name)]
         alive = next((one for one in answers if isinstance(one, str)), None)
         if alive is not None:
             return SessionState(True, alive)
@@ -98,7 +100,7 @@ def standing(session: Session, folder: NodeDirectory, visit: Visit, spoken_for: 
         user = open_files.user_of(session.name, found, visit.below(folder))
         if user is not None:
             return SessionState(True, visit.about(user), found)
-        asked = peoples(fd)
+        asked = user_files(fd)
         unknown = [one for one in (*answers, _unseen(session, folder, visit, found), asked) if isinstance(one, Unknown)]
         findings = (asked.why,) if asked is not None else ()
         return SessionState(unknown[0] if unknown else False, None, found, findings)
@@ -146,7 +148,7 @@ def refers(session: Session, everyone: Iterable[Process], own: set[int], proc: s
         words = [word for word in process.argv if session.name in word]
         if not words or process.pid == os.getpid():
             continue
-        ways = set(islice((one for word in words for one in ways_in(word, session.name)), WAYS))
+        ways = set(islice((one for word in words for one in paths_in(word, session.name)), WAYS))
         # Without a path it can only mean a session of its own node. No honest process has that many.
         lead = len(ways) == WAYS or any(_leads_to(session, process, one, proc) for one in ways)
         named = lead if ways else process.pid in own
@@ -155,7 +157,7 @@ def refers(session: Session, everyone: Iterable[Process], own: set[int], proc: s
     return None
 
 
-def ways_in(word: str, name: str) -> Iterator[str]:
+def paths_in(word: str, name: str) -> Iterator[str]:
     """Absolute paths in an argument that end with that name. In linear time: any user's argument may have 2 MB."""
     for part in _BETWEEN.split(word):
         begin, at = part.find("/"), part.find(name)
@@ -166,7 +168,7 @@ def ways_in(word: str, name: str) -> Iterator[str]:
             at = part.find(name, end)
 
 
-def peoples(session: int) -> Unknown | None:
+def user_files(session: int) -> Unknown | None:
     """Why only a person may decide that it can be removed."""
     for path in PEOPLES:
         if _has_entries(session, path):

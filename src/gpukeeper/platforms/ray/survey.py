@@ -37,7 +37,7 @@ class SurveyOptions(msgspec.Struct, frozen=True, kw_only=True):
     temporary: tuple[Temporary, ...]
     logs: timedelta | None  # minimum age of logs of ended processes; None: they are kept
     too_full: float  # share of a disk above which such logs may be removed sooner
-    spoken_for: Mapping[str, str] = {}
+    running_sessions: Mapping[str, str] = {}
     needed: ProtectedPaths = ProtectedPaths()
 
 
@@ -238,7 +238,7 @@ def _others(folder: NodeDirectory, named: Mapping[str, None], visit: Visit, want
 def _add_sessions(folder: NodeDirectory, root: RayRoot, visit: Visit, wants: SurveyOptions, found: NodeSurvey) -> None:
     for session in sessions.listed(folder, root):
         found.sessions.append(session.path)
-        state = sessions.standing(session, folder, visit, wants.spoken_for)
+        state = sessions.standing(session, folder, visit, wants.running_sessions)
         subject = sessions.subject_of(session, state, folder, visit)
         if isinstance(subject, Unknown):
             found.unseen.append(Unseen(f"{visit.node.name}:{measure.printable(session.path)}", subject.why))

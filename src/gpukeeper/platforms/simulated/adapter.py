@@ -117,11 +117,11 @@ class SimulatedPlatform:
             self._trip()
             if len(world.log) > seen:
                 fresh, seen = world.log[seen:], len(world.log)
-                stirred = [entry for entry in fresh if entry.kind == "person" and entry.place == self.place]
-                if stirred and not self.precise:
+                changed = [entry for entry in fresh if entry.kind == "person" and entry.place == self.place]
+                if changed and not self.precise:
                     yield None
-                elif stirred:
-                    for ref in {self._ref(entry.uid) for entry in stirred}:
+                elif changed:
+                    for ref in {self._ref(entry.uid) for entry in changed}:
                         yield ref
 
     def _ref(self, uid: str) -> Ref | None:
@@ -168,7 +168,7 @@ class SimulatedPlatform:
         world, faults, action = self._world, self._world.faults, step.decision.action
         thing = world.find(fresh.ref)
         if thing is not None and faults.snatch and world.rng.random() < faults.snatch:
-            world.rng.choice(world.stirrers)(thing)
+            world.rng.choice(world.changes)(thing)
             thing = world.find(fresh.ref)
         if thing is None:
             world.note("act", uid=fresh.ref.uid, step=step.id, action=action.value, gone=True, effect="changed")
@@ -323,11 +323,12 @@ class SimulatedMeter:
                 continue
             failed = bool(world.faults.unmeasured) and world.rng.random() < world.faults.unmeasured
             since = self._before.pop(thing.ref.uid, None)
-            samples += _readings(thing, thing.use(true_now), now, failed, self._signals, since)
+            use = thing.use(true_now)
+            samples += _readings(thing, use, now, failed, self._signals, since)
             if not failed:
                 self._before[thing.ref.uid] = now
                 given = world.samples.setdefault(thing.ref.uid, [])
-                given += ((true_now, device, thing.use(true_now)) for device in thing.devices)
+                given += [(true_now, device, use) for device in thing.devices]
         return samples
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    stir: float = 0.0  # something changes just before a call
+    change: float = 0.0  # something changes just before a call
     snatch: float = 0.0  # the object itself changes between our last read and our act
     silent: float = 0.0  # a listing is not answered at all
     partial: float = 0.0  # a listing is incomplete and reports that
@@ -27,7 +27,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 
 CALM = Faults()
 ROUGH = Faults(
-    stir=0.02,
+    change=0.02,
     snatch=0.05,
     silent=0.01,
     partial=0.02,

@@ -25,7 +25,7 @@ class SimulatedFiles:
     # What a user does to an existing tree; also used to change the world between two calls.
 
     @property
-    def stirrers(self) -> list[Callable[[Thing], None]]:
+    def changes(self) -> list[Callable[[Thing], None]]:
         return [self.touch, self.open, self.read, self.move, self.work_beside, self.revive]
 
     def touch(self, thing: Thing) -> None:
@@ -76,7 +76,7 @@ class SimulatedFiles:
         if tree.in_use:
             self._world.after(self._span(60, 300), lambda: self._close(tree))
         elif self._world.rng.random() < 0.5:
-            tree.changed = self._now() - OLD  # an old folder, moved here
+            tree.changed = self._now() - OLD  # an old directory, moved here
             self.move(tree)
         else:
             self._world.after(self._span(5, 25), lambda: self.read(tree))

@@ -115,7 +115,7 @@ UNKNOWABLE = (
 )
 
 
-def told_last_use(thing: Thing) -> datetime | None:
+def recorded_last_use(thing: Thing) -> datetime | None:
     """Until when a tree may have been used, according to its disk (relatime)."""
     if thing.changed is None or thing.category is not Category.TEMPORARY:
         return thing.last_used
@@ -140,7 +140,7 @@ def tell(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
         "needed": thing.needed,
         "live_children": thing.children,
         "size": thing.size,
-        "last_used": told_last_use(thing),
+        "last_used": recorded_last_use(thing),
         "in_use": thing.in_use,
         "busy": thing.busy,
         "proof": thing.proof,

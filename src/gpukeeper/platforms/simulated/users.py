@@ -29,7 +29,7 @@ class SimulatedUsers:
         self._pace = pace
         self._minute = MINUTE / hurry
         self._files = SimulatedFiles(world, self._minute)
-        world.stirrers = [self.restart, self.use_again, self.remove, self.replace, self.end, *self._files.stirrers]
+        world.changes = [self.restart, self.use_again, self.remove, self.replace, self.end, *self._files.changes]
 
     def settle_in(self) -> None:
         for place in self._world.places:

@@ -81,7 +81,7 @@ class World:
     nodes: dict[tuple[str, str], list[Node]] = field(default_factory=dict)
     samples: dict[str, list[tuple[datetime, str, float]]] = field(default_factory=dict)  # GPU readings handed out
     on_warning: Callable[[str, str], None] = lambda owner, message: None
-    stirrers: list[Callable[[Thing], None]] = field(default_factory=list)
+    changes: list[Callable[[Thing], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -105,8 +105,8 @@ class World:
         faults = self.faults
         if faults is CALM:
             return
-        if faults.stir and self.rng.random() < faults.stir:
-            self.stir()
+        if faults.change and self.rng.random() < faults.change:
+            self.change_something()
         if faults.jump and self.rng.random() < faults.jump:
             self.jump_clock()
         if may_crash and faults.crash and self.rng.random() < faults.crash:
@@ -116,20 +116,20 @@ class World:
     def next_event(self) -> datetime | None:
         return self._agenda[0][0] if self._agenda else None
 
-    def stir(self) -> None:
+    def change_something(self) -> None:
         """A user does something to something, right now."""
         present = [t for things in self.things.values() for t in things.values() if t.shape is not Shape.DEVICE]
-        if present and self.stirrers:
-            thing, do = self.rng.choice(present), self.rng.choice(self.stirrers)
+        if present and self.changes:
+            thing, do = self.rng.choice(present), self.rng.choice(self.changes)
             do(thing)
 
     def jump_clock(self) -> None:
         """The clock is hours off for some minutes."""
         self.clock.skew = timedelta(hours=self.rng.choice((-5, 3, 30)))
         self.note("person", effect="clock jumps")
-        self.after(timedelta(minutes=self.rng.randint(1, 10)), self._mend_clock)
+        self.after(timedelta(minutes=self.rng.randint(1, 10)), self._fix_clock)
 
-    def _mend_clock(self) -> None:
+    def _fix_clock(self) -> None:
         self.clock.skew = timedelta()
 
     # Things.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.acceptance.bench import foreign
-from gpukeeper.acceptance.bench.foreign import Neighbours, scan
+from gpukeeper.acceptance.bench.foreign import OtherProcesses, scan
 from gpukeeper.devices import holders
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
@@ -23,8 +23,8 @@ def holder(pid: int, minor: int = 0, **values: object) -> Holder:
     return Holder(pid=pid, **given)  # type: ignore[arg-type]
 
 
-def neighbours(*computing: Holder, proc: str = "/nowhere", **values: object) -> Neighbours:
-    return Neighbours(computing, frozenset({10, 11}), {}, proc=proc, **values)  # type: ignore[arg-type]
+def neighbours(*computing: Holder, proc: str = "/nowhere", **values: object) -> OtherProcesses:
+    return OtherProcesses(computing, frozenset({10, 11}), {}, proc=proc, **values)  # type: ignore[arg-type]
 
 
 def test_others_are_named_and_our_own_are_not() -> None:
@@ -88,7 +88,7 @@ def test_our_own_worker_does_not_hide_who_else_is_behind_the_wall(
 def test_a_neighbour_on_another_slice_is_not_on_ours() -> None:
     parts = tuple(SliceFacts(uuid=f"MIG-{n}", index=n, gpu_instance=n, compute_instance=0) for n in (1, 2))
     cut = GpuFacts(index=0, uuid="GPU-0", minor=0, sliced=True, slices=parts)
-    found = Neighbours((holder(99, capabilities=(30,)),), frozenset(), {30: (0, 1, 0)})
+    found = OtherProcesses((holder(99, capabilities=(30,)),), frozenset(), {30: (0, 1, 0)})
     assert found.on(cut, "MIG-1", (), 4) == (99,)
     assert found.on(cut, "MIG-2", (), 4) == ()
 

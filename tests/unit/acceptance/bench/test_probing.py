@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from gpukeeper.acceptance.bench import probing
-from gpukeeper.acceptance.bench.probing import Bench, RanksEnd, Workers, answer_of, run_ranks
-from gpukeeper.acceptance.record import Answer, Broken, Done, Job
+from gpukeeper.acceptance.bench.probing import ProbeLauncher, ProbeWorkers, RanksOutput, answer_of, run_ranks
+from gpukeeper.acceptance.record import ProbeFailure, ProbeReply, ProbeRequest, ProbeResult
 
 PROGRAM = str(Path(__file__).with_name("probe_program.py"))
-BENCH = Bench(sys.executable, "cuda", PROGRAM, to_start_s=60.0, ranks_to_start_s=60.0)
+BENCH = ProbeLauncher(sys.executable, "cuda", PROGRAM, to_start_s=60.0, ranks_to_start_s=60.0)
 # Like torchrun: a session for each rank; when one fails, the others are ended; a summary names the first one.
 TORCHRUN = """
 import os, signal, subprocess, sys, time
@@ -53,9 +53,9 @@ if first is not None:
 """
 
 
-def with_workers(use: Callable[[Workers], Awaitable[Any]], bench: Bench = BENCH) -> Any:
+def with_workers(use: Callable[[ProbeWorkers], Awaitable[Any]], bench: ProbeLauncher = BENCH) -> Any:
     async def run() -> Any:
-        workers = Workers(bench)
+        workers = ProbeWorkers(bench)
         try:
             return await use(workers)
         finally:
@@ -64,22 +64,22 @@ def with_workers(use: Callable[[Workers], Awaitable[Any]], bench: Bench = BENCH)
     return asyncio.run(run())
 
 
-def one(probe: str, bench: Bench = BENCH, deadline_s: float = 60.0, **params: Any) -> Answer:
-    job = Job(probe=probe, params=params, deadline_s=deadline_s)
-    answer: Answer = with_workers(lambda workers: workers.each({"GPU-a": job}), bench)["GPU-a"]
+def one(probe: str, bench: ProbeLauncher = BENCH, deadline_s: float = 60.0, **params: Any) -> ProbeReply:
+    job = ProbeRequest(probe=probe, params=params, deadline_s=deadline_s)
+    answer: ProbeReply = with_workers(lambda workers: workers.each({"GPU-a": job}), bench)["GPU-a"]
     return answer
 
 
 def test_every_gpu_has_a_worker_that_sees_only_it_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")  # of a job around us: none of its business
 
-    async def twice(workers: Workers) -> Any:
-        jobs = {uuid: Job(probe="echo", params={"n": 8}) for uuid in ("GPU-a", "GPU-b")}
+    async def twice(workers: ProbeWorkers) -> Any:
+        jobs = {uuid: ProbeRequest(probe="echo", params={"n": 8}) for uuid in ("GPU-a", "GPU-b")}
         return await workers.each(jobs), await workers.each(jobs)
 
     first, again = with_workers(twice)
     for uuid in ("GPU-a", "GPU-b"):
-        assert isinstance(first[uuid], Done)
+        assert isinstance(first[uuid], ProbeResult)
         assert first[uuid].result["params"] == {"n": 8}
         assert first[uuid].result["env"] == {
             "CUDA_VISIBLE_DEVICES": uuid,
@@ -95,15 +95,15 @@ def test_every_gpu_has_a_worker_that_sees_only_it_and_stays(monkeypatch: pytest.
 
 def test_on_the_cpu_no_gpu_is_shown() -> None:
     answer = one("echo", replace(BENCH, kind="cpu"))
-    assert isinstance(answer, Done)
+    assert isinstance(answer, ProbeResult)
     assert answer.result["env"]["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_a_probe_that_hangs_is_ended_with_its_family_and_the_next_gets_a_new_process(tmp_path: Path) -> None:
-    async def use(workers: Workers) -> Any:
+    async def use(workers: ProbeWorkers) -> Any:
         file = tmp_path / "pids"
         os.mkfifo(file)
-        job = Job(probe="family", params={"file": str(file)}, deadline_s=600.0)
+        job = ProbeRequest(probe="family", params={"file": str(file)}, deadline_s=600.0)
         hanging = asyncio.ensure_future(workers.each({"GPU-a": job}))
         said = await asyncio.to_thread(file.read_text)  # waits until it is written
         fds = [os.pidfd_open(int(pid)) for pid in said.split()]
@@ -113,51 +113,53 @@ def test_a_probe_that_hangs_is_ended_with_its_family_and_the_next_gets_a_new_pro
         ended = [bool(select.select([fd], [], [], 10)[0]) for fd in fds]
         for fd in fds:
             os.close(fd)
-        late = await workers.each({"GPU-a": Job(probe="sleep", deadline_s=0.5)})
-        after = await workers.each({"GPU-a": Job(probe="echo")})
+        late = await workers.each({"GPU-a": ProbeRequest(probe="sleep", deadline_s=0.5)})
+        after = await workers.each({"GPU-a": ProbeRequest(probe="echo")})
         return ended, late["GPU-a"], after["GPU-a"], workers.words
 
     ended, late, after, words = with_workers(use)
     assert ended == [True, True]
-    assert isinstance(late, Broken)
+    assert isinstance(late, ProbeFailure)
     assert late.kind == "timeout"
     assert "about to sleep" in late.words
     assert "no result within 0.5 s" in late.words
-    assert isinstance(after, Done)
+    assert isinstance(after, ProbeResult)
     assert "about to sleep" in words["GPU-a"]
 
 
 def test_a_probe_that_hangs_does_not_keep_the_others() -> None:
-    async def use(workers: Workers) -> Any:
-        return await workers.each({"GPU-a": Job(probe="sleep", deadline_s=0.5), "GPU-b": Job(probe="echo")})
+    async def use(workers: ProbeWorkers) -> Any:
+        return await workers.each(
+            {"GPU-a": ProbeRequest(probe="sleep", deadline_s=0.5), "GPU-b": ProbeRequest(probe="echo")}
+        )
 
     answers = with_workers(use)
-    assert isinstance(answers["GPU-a"], Broken)
-    assert isinstance(answers["GPU-b"], Done)
+    assert isinstance(answers["GPU-a"], ProbeFailure)
+    assert isinstance(answers["GPU-b"], ProbeResult)
 
 
 def test_a_probe_that_dies_is_quoted() -> None:
     answer = one("die")
-    assert isinstance(answer, Broken)
+    assert isinstance(answer, ProbeFailure)
     assert answer.kind == "crashed"
     assert "by signal 6" in answer.words
     assert "terminate called" in answer.words
 
 
 def test_what_a_probe_says_itself_names_the_kind_and_the_next_process_is_new() -> None:
-    async def use(workers: Workers) -> Any:
+    async def use(workers: ProbeWorkers) -> Any:
         words = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20 GiB"
-        failed = await workers.each({"GPU-a": Job(probe="fail", params={"words": words})})
-        return failed["GPU-a"], (await workers.each({"GPU-a": Job(probe="echo")}))["GPU-a"]
+        failed = await workers.each({"GPU-a": ProbeRequest(probe="fail", params={"words": words})})
+        return failed["GPU-a"], (await workers.each({"GPU-a": ProbeRequest(probe="echo")}))["GPU-a"]
 
     failed, after = with_workers(use)
     assert (failed.kind, failed.words[:16]) == ("out_of_memory", "OutOfMemoryError")
-    assert isinstance(after, Done)
+    assert isinstance(after, ProbeResult)
 
 
 def test_what_is_no_record_is_no_measurement() -> None:
     answer = one("mumble")
-    assert isinstance(answer, Broken)
+    assert isinstance(answer, ProbeFailure)
     assert answer.kind == "failed"
     assert "invalid output" in answer.words
 
@@ -173,14 +175,14 @@ def test_what_is_no_record_is_no_measurement() -> None:
 def test_a_worker_that_cannot_begin_says_why(hello: str, kind: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELLO", hello)
     answer = one("echo", replace(BENCH, to_start_s=0.5 if hello == "silent" else 60.0))
-    assert isinstance(answer, Broken)
+    assert isinstance(answer, ProbeFailure)
     assert answer.kind == kind
     assert said in answer.words
 
 
 def test_an_interpreter_that_is_not_there_is_an_answer_too() -> None:
     answer = one("echo", replace(BENCH, python="/nowhere/python"))
-    assert isinstance(answer, Broken)
+    assert isinstance(answer, ProbeFailure)
     assert "/nowhere/python could not be started" in answer.words
 
 
@@ -188,7 +190,7 @@ def test_an_interpreter_that_is_not_there_is_an_answer_too() -> None:
 
 
 @pytest.fixture
-def torchrun(tmp_path: Path) -> Bench:
+def torchrun(tmp_path: Path) -> ProbeLauncher:
     """An interpreter whose torch.distributed.run is the program above."""
     package = tmp_path / "torch" / "distributed"
     package.mkdir(parents=True)
@@ -202,24 +204,24 @@ def torchrun(tmp_path: Path) -> Bench:
 
 
 def ranks(
-    bench: Bench, count: int = 2, deadline_s: float = 60.0, **params: Any
-) -> tuple[dict[str, Answer], dict[str, str]]:
+    bench: ProbeLauncher, count: int = 2, deadline_s: float = 60.0, **params: Any
+) -> tuple[dict[str, ProbeReply], dict[str, str]]:
     uuids = [f"GPU-{number}" for number in range(count)]
-    return asyncio.run(run_ranks(bench, uuids, Job(probe="ddp", params=params, deadline_s=deadline_s)))
+    return asyncio.run(run_ranks(bench, uuids, ProbeRequest(probe="ddp", params=params, deadline_s=deadline_s)))
 
 
-def test_every_rank_answers_and_nccls_words_are_kept(torchrun: Bench) -> None:
+def test_every_rank_answers_and_nccls_words_are_kept(torchrun: ProbeLauncher) -> None:
     """C1.2, C1.9"""
     answers, logs = ranks(torchrun)
     assert list(answers) == ["0", "1"]
     for number, answer in answers.items():
-        assert isinstance(answer, Done), answer
+        assert isinstance(answer, ProbeResult), answer
         assert answer.result == {"rank": int(number), "shown": "GPU-0,GPU-1"}
     assert logs["nccl-host-0.log"] == "NCCL INFO ring"
 
 
 def test_what_lies_in_the_folder_we_are_in_does_not_run(
-    torchrun: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    torchrun: ProbeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interpreter before 3.11 knows no safe path, so that `-m` looks there first."""
     python = Path(torchrun.python)
@@ -229,18 +231,18 @@ def test_what_lies_in_the_folder_we_are_in_does_not_run(
     (evil / "torch/__init__.py").write_text("raise SystemExit('this is not PyTorch')")
     monkeypatch.chdir(evil)
     answers, _ = ranks(torchrun)
-    assert {type(answer) for answer in answers.values()} == {Done}, answers
+    assert {type(answer) for answer in answers.values()} == {ProbeResult}, answers
 
 
 def test_a_folder_is_meant_as_seen_from_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     answer = one("echo", data_dir="images", data=None, no_dir=None)
-    assert isinstance(answer, Done)
+    assert isinstance(answer, ProbeResult)
     assert answer.result["params"] == {"data_dir": str(tmp_path / "images"), "data": None, "no_dir": None}
 
 
 def test_the_folder_of_ranks_is_gone_afterwards(
-    torchrun: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    torchrun: ProbeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
     (tmp_path / "t").mkdir()
@@ -248,50 +250,50 @@ def test_the_folder_of_ranks_is_gone_afterwards(
     assert list((tmp_path / "t").iterdir()) == []
 
 
-def test_the_rank_that_failed_is_blamed_and_the_others_were_stopped(torchrun: Bench) -> None:
+def test_the_rank_that_failed_is_blamed_and_the_others_were_stopped(torchrun: ProbeLauncher) -> None:
     answers, _ = ranks(torchrun, refuse=[1], wait=True)
     stopped, failed = answers["0"], answers["1"]
-    assert isinstance(failed, Broken)
+    assert isinstance(failed, ProbeFailure)
     assert failed.kind == "out_of_memory"
-    assert isinstance(stopped, Broken)
+    assert isinstance(stopped, ProbeFailure)
     assert stopped.kind == "failed"  # nothing is known of its GPU
     assert "stopped because rank 1 failed" in stopped.words
 
 
-def test_a_rank_that_is_killed_is_a_crash(torchrun: Bench) -> None:
+def test_a_rank_that_is_killed_is_a_crash(torchrun: ProbeLauncher) -> None:
     answers, _ = ranks(torchrun, die=[0], wait=True)
     failed = answers["0"]
-    assert isinstance(failed, Broken)
+    assert isinstance(failed, ProbeFailure)
     assert (failed.kind, "by signal 9" in failed.words) == ("crashed", True)
 
 
-def test_who_hangs_and_who_waits_for_it_are_told_apart(torchrun: Bench) -> None:
+def test_who_hangs_and_who_waits_for_it_are_told_apart(torchrun: ProbeLauncher) -> None:
     answers, _ = ranks(replace(torchrun, ranks_to_start_s=2.0), deadline_s=0.0, hang=[1], wait=True)
-    assert isinstance(answers["0"], Broken)
-    assert isinstance(answers["1"], Broken)
+    assert isinstance(answers["0"], ProbeFailure)
+    assert isinstance(answers["1"], ProbeFailure)
     assert (answers["0"].kind, answers["1"].kind) == ("rendezvous", "timeout")
     assert "last stage: 'ddp'" in answers["1"].words
 
 
 def test_without_torch_no_rank_starts() -> None:
     answers, _ = ranks(BENCH)
-    assert {type(answer) for answer in answers.values()} == {Broken}
-    assert {answer.kind for answer in answers.values() if isinstance(answer, Broken)} == {"no_torch"}
+    assert {type(answer) for answer in answers.values()} == {ProbeFailure}
+    assert {answer.kind for answer in answers.values() if isinstance(answer, ProbeFailure)} == {"no_torch"}
 
 
 def test_a_rank_without_a_record_is_never_done() -> None:
     """Pure: torchrun says that all went well, and one record is not there."""
-    left = RanksEnd({0: {"done": {"rank": 0}}}, {}, {0: "end", 1: ""}, "", 0, 60.0, 5.0)
-    assert isinstance(answer_of(0, left), Done)
+    left = RanksOutput({0: {"done": {"rank": 0}}}, {}, {0: "end", 1: ""}, "", 0, 60.0, 5.0)
+    assert isinstance(answer_of(0, left), ProbeResult)
     broken = answer_of(1, left)
-    assert isinstance(broken, Broken)
+    assert isinstance(broken, ProbeFailure)
     assert "exited without a record" in broken.words
 
 
 def test_a_record_that_was_cut_off_is_no_measurement(tmp_path: Path) -> None:
     (tmp_path / "rank-0.json").write_text('{"done": {"rank"')
     left = probing.gather(tmp_path, 1, "", 0, 60.0, 5.0)
-    assert isinstance(answer_of(0, left), Broken)
+    assert isinstance(answer_of(0, left), ProbeFailure)
 
 
 def test_the_probes_are_found_without_importing_them() -> None:

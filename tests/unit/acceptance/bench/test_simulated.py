@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.acceptance.bench.simulated import COUNTERS, SimulatedWorkbench
-from gpukeeper.acceptance.record import Answer, Broken, Done, Job
+from gpukeeper.acceptance.record import ProbeFailure, ProbeReply, ProbeRequest, ProbeResult
 from gpukeeper.model.gpu import Health, Reading
 
 ONE = ("gemm", "memory_bandwidth", "copies", "memory_pattern", "exact", "training", "stress")
@@ -22,17 +22,17 @@ def uuids(bench: SimulatedWorkbench) -> list[str]:
     return [gpu.uuid for gpu in machine.gpus]
 
 
-def each(bench: SimulatedWorkbench, probe: str, **params: Any) -> list[Answer]:
-    job = Job(probe=probe, params=params)
+def each(bench: SimulatedWorkbench, probe: str, **params: Any) -> list[ProbeReply]:
+    job = ProbeRequest(probe=probe, params=params)
     return list(asyncio.run(bench.each(dict.fromkeys(uuids(bench), job))).values())
 
 
-def together(bench: SimulatedWorkbench, probe: str, **params: Any) -> list[Answer]:
-    return list(asyncio.run(bench.together(uuids(bench), Job(probe=probe, params=params))).values())
+def together(bench: SimulatedWorkbench, probe: str, **params: Any) -> list[ProbeReply]:
+    return list(asyncio.run(bench.together(uuids(bench), ProbeRequest(probe=probe, params=params))).values())
 
 
-def results(answers: list[Answer]) -> list[Any]:
-    return [one.result for one in answers if isinstance(one, Done)]
+def results(answers: list[ProbeReply]) -> list[Any]:
+    return [one.result for one in answers if isinstance(one, ProbeResult)]
 
 
 def bf16(bench: SimulatedWorkbench) -> list[float]:
@@ -71,7 +71,7 @@ def test_every_probe_of_several_answers_for_each_rank(probe: str) -> None:
 
 def test_a_probe_that_does_not_exist_is_broken() -> None:
     bench = SimulatedWorkbench(1)
-    assert [one.kind for one in (*each(bench, "no"), *together(bench, "no")) if isinstance(one, Broken)] == [
+    assert [one.kind for one in (*each(bench, "no"), *together(bench, "no")) if isinstance(one, ProbeFailure)] == [
         "bad_setting"
     ] * 2
 
@@ -177,13 +177,15 @@ def test_a_probe_that_hangs_costs_its_deadline() -> None:
     bench = SimulatedWorkbench(8, hang=(4,))
     before = bench.clock.now()
     answers = each(bench, "gemm")
-    assert [one.kind for one in answers if isinstance(one, Broken)] == ["timeout"]
-    assert isinstance(answers[4], Broken)
+    assert [one.kind for one in answers if isinstance(one, ProbeFailure)] == ["timeout"]
+    assert isinstance(answers[4], ProbeFailure)
     assert (bench.clock.now() - before).total_seconds() == 120.0
 
 
 def test_a_rank_that_hangs_lets_the_others_wait() -> None:
-    kinds = [one.kind for one in together(SimulatedWorkbench(3, hang={1: "ddp"}), "ddp") if isinstance(one, Broken)]
+    kinds = [
+        one.kind for one in together(SimulatedWorkbench(3, hang={1: "ddp"}), "ddp") if isinstance(one, ProbeFailure)
+    ]
     assert kinds == ["rendezvous", "timeout", "rendezvous"]
 
 
@@ -201,8 +203,8 @@ def test_a_neighbour_is_named_and_a_broken_gpu_quoted() -> None:
     bench = SimulatedWorkbench(2, foreign={0: (4711,)}, broken={1: "CUDA error: out of memory"})
     assert [one.foreign for one in health(bench)] == [(4711,), ()]
     answers = each(bench, "gemm")
-    assert isinstance(answers[0], Done)
-    assert isinstance(answers[1], Broken)
+    assert isinstance(answers[0], ProbeResult)
+    assert isinstance(answers[1], ProbeFailure)
     assert answers[1].words == "CUDA error: out of memory"
 
 

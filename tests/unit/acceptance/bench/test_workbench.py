@@ -14,10 +14,10 @@ import pytest
 
 from gpukeeper.acceptance.bench import foreign
 from gpukeeper.acceptance.bench import workbench as workbench_module
-from gpukeeper.acceptance.bench.foreign import Neighbours
-from gpukeeper.acceptance.bench.probing import Bench
+from gpukeeper.acceptance.bench.foreign import OtherProcesses
+from gpukeeper.acceptance.bench.probing import ProbeLauncher
 from gpukeeper.acceptance.bench.workbench import LocalWorkbench
-from gpukeeper.acceptance.record import Broken, Done, Job
+from gpukeeper.acceptance.record import ProbeFailure, ProbeRequest, ProbeResult
 from gpukeeper.devices.health import HealthMonitor
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.unknown import Unknown
@@ -86,7 +86,7 @@ def on_bench(
     count: int = 1,
 ) -> Any:
     async def run() -> Any:
-        bench = Bench(sys.executable, device, PROGRAM, to_start_s=60.0, ranks_to_start_s=60.0)
+        bench = ProbeLauncher(sys.executable, device, PROGRAM, to_start_s=60.0, ranks_to_start_s=60.0)
         async with LocalWorkbench(python, device, count=count, driver=driver(answers), bench=bench) as workbench:
             return await use(workbench)
 
@@ -143,7 +143,7 @@ def test_who_was_there_before_our_first_worker_is_not_hidden_by_it(
 ) -> None:
     """In a container memory alone tells of others, and from our first worker on it is also ours."""
     ours = Holder(pid=os.getpid(), starttime=1, uid=0, comm="python", stopped=False, minors=(200,))
-    walled = Neighbours((ours,), frozenset({os.getpid()}), {}, walled=True)
+    walled = OtherProcesses((ours,), frozenset({os.getpid()}), {}, walled=True)
     monkeypatch.setattr(foreign, "scan", lambda **_: walled)
     python, started = tmp_path / "python", tmp_path / "started"
     python.write_text(f'#!/bin/sh\n: > "{started}"\nexec "{sys.executable}" "$@"\n')
@@ -159,7 +159,7 @@ for question in asked():
 
     async def run() -> Any:
         asked = HealthMonitor(program(used), timedelta(minutes=1))
-        bench = Bench(str(python), "cuda", PROGRAM, to_start_s=60.0)
+        bench = ProbeLauncher(str(python), "cuda", PROGRAM, to_start_s=60.0)
         async with LocalWorkbench(str(python), driver=asked, bench=bench) as workbench:
             await workbench.machine()
             await workbench.machine()  # a second question changes nothing
@@ -175,14 +175,14 @@ def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_look
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there = Holder(pid=1, starttime=1, uid=0, comm="python", stopped=False, minors=(200,))
-    nobody, somebody = (Neighbours(found, frozenset(), {}) for found in ((), (there,)))
+    nobody, somebody = (OtherProcesses(found, frozenset(), {}) for found in ((), (there,)))
     monkeypatch.setattr(workbench_module, "WATCH_S", 0.0)
 
     async def run(bench: LocalWorkbench) -> Any:
         await bench.machine()
         loop, gone, scans = asyncio.get_running_loop(), asyncio.Event(), []
 
-        def scan(**_: object) -> Neighbours:
+        def scan(**_: object) -> OtherProcesses:
             scans.append(None)
             if len(scans) > 1:
                 loop.call_soon_threadsafe(gone.set)  # what the scan before this one saw is remembered
@@ -222,14 +222,14 @@ def test_without_pytorch_there_is_an_answer_for_everything_and_none_is_a_measure
     why = Unknown("No module named 'torch' in any of /usr/bin/python3.")
 
     async def use(bench: LocalWorkbench) -> Any:
-        job = Job(probe="echo")
+        job = ProbeRequest(probe="echo")
         return await bench.machine(), await bench.each({"GPU-0": job}), await bench.together(["GPU-0", "GPU-1"], job)
 
     machine, each, together = on_bench(use, python=why)
     assert machine.environment["torch"] == why
     assert machine.environment["torch_why"] == why.why
     assert len(machine.gpus) == 2
-    assert each == {"GPU-0": Broken(kind="no_torch", words=why.why)}
+    assert each == {"GPU-0": ProbeFailure(kind="no_torch", words=why.why)}
     assert set(together) == {"0", "1"}
 
 
@@ -248,20 +248,20 @@ def test_the_first_worker_stays_for_the_first_probe() -> None:
     async def use(bench: LocalWorkbench) -> Any:
         await bench.machine()
         pid = bench._workers._workers["GPU-0"]._hello["pid"]
-        answers = await bench.each({"GPU-0": Job(probe="echo"), "GPU-1": Job(probe="echo")})
+        answers = await bench.each({"GPU-0": ProbeRequest(probe="echo"), "GPU-1": ProbeRequest(probe="echo")})
         return pid, answers
 
     pid, answers = on_bench(use)
     assert answers["GPU-0"].result["pid"] == pid
-    assert isinstance(answers["GPU-1"], Done)
+    assert isinstance(answers["GPU-1"], ProbeResult)
 
 
 def test_before_ranks_start_the_workers_are_gone_and_what_was_said_is_kept() -> None:
     async def use(bench: LocalWorkbench) -> Any:
-        await bench.each({"GPU-0": Job(probe="fail", params={"words": "x"})})
-        await bench.each({"GPU-0": Job(probe="echo")})
+        await bench.each({"GPU-0": ProbeRequest(probe="fail", params={"words": "x"})})
+        await bench.each({"GPU-0": ProbeRequest(probe="echo")})
         assert bench._workers._workers["GPU-0"].pid is not None
-        answers = await bench.together(["GPU-0"], Job(probe="ddp"))
+        answers = await bench.together(["GPU-0"], ProbeRequest(probe="ddp"))
         return bench._workers._workers["GPU-0"].pid, answers, bench.logs
 
     pid, answers, logs = on_bench(use)
@@ -276,7 +276,7 @@ def test_on_the_cpu_there_is_nothing_to_look_at() -> None:
             await bench.machine(),
             await bench.health(),
             await bench.readings(),
-            await bench.each({"cpu-1": Job(probe="echo")}),
+            await bench.each({"cpu-1": ProbeRequest(probe="echo")}),
         )
 
     machine, health, readings, answers = on_bench(use, "cpu", count=2)

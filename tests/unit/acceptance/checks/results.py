@@ -5,34 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpukeeper.acceptance.check import Serving, Setting, Trial, Wish
-from gpukeeper.acceptance.record import Answer, Broken, Done
+from gpukeeper.acceptance.check import CheckContext, CheckRun, CheckSize, RunRequest
+from gpukeeper.acceptance.record import ProbeFailure, ProbeReply, ProbeResult
 from tests.unit.acceptance import machines
 
-SERVING = Serving(depth=0, seconds=1, worth=1, what="")
+SERVING = CheckSize(depth=0, seconds=1, worth=1, what="")
 
 
-def node(count: int = 8, name: str = machines.H200, **more: Any) -> Setting:
-    return machines.setting(machines.gpus(count, name), **more)
+def node(count: int = 8, name: str = machines.H200, **more: Any) -> CheckContext:
+    return machines.context(machines.gpus(count, name), **more)
 
 
-def cpu(count: int = 2, **wish: Any) -> Setting:
-    return machines.setting(machines.gpus(count, "CPU"), wish=Wish(device="cpu", **wish))
+def cpu(count: int = 2, **wish: Any) -> CheckContext:
+    return machines.context(machines.gpus(count, "CPU"), wish=RunRequest(device="cpu", **wish))
 
 
-def trial(results: Sequence[dict[str, Any]] | dict[int, Answer]) -> Trial:
+def trial(results: Sequence[dict[str, Any]] | dict[int, ProbeReply]) -> CheckRun:
     if isinstance(results, dict):
-        return Trial(SERVING, {str(rank): answer for rank, answer in results.items()})
+        return CheckRun(SERVING, {str(rank): answer for rank, answer in results.items()})
     who = {"world": len(results), "backend": "nccl", "local_rank": 0, "host": "node-1"}
-    return Trial(SERVING, {str(rank): Done(result={"rank": rank, **who, **one}) for rank, one in enumerate(results)})
+    return CheckRun(
+        SERVING, {str(rank): ProbeResult(result={"rank": rank, **who, **one}) for rank, one in enumerate(results)}
+    )
 
 
-def done(**result: Any) -> Done:
-    return Done(result=result)
+def done(**result: Any) -> ProbeResult:
+    return ProbeResult(result=result)
 
 
-def broken(kind: str, words: str = "") -> Broken:
-    return Broken(kind=kind, words=words or kind)
+def broken(kind: str, words: str = "") -> ProbeFailure:
+    return ProbeFailure(kind=kind, words=words or kind)
 
 
 def collectives(count: int = 8, *, busbw: float = 478.0, latency_us: float = 22.0, **more: Any) -> list[dict[str, Any]]:

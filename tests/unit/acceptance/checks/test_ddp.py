@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpukeeper.acceptance.catalog import CHECKS
-from gpukeeper.acceptance.check import How, Wish
+from gpukeeper.acceptance.check import RunMode, RunRequest
 from gpukeeper.acceptance.checks import ddp
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.grade import Grade
@@ -15,21 +15,21 @@ from tests.unit.acceptance.checks.results import trial
 
 def test_no_rank_runs_on_a_slice() -> None:
     """NCCL takes two slices of one GPU for the same GPU twice."""
-    together = {one.name: one.slices for one in CHECKS if one.how is How.TOGETHER}
+    together = {one.name: one.slices for one in CHECKS if one.how is RunMode.TOGETHER}
     assert {"ddp", "throughput", "collectives", "links"} <= together.keys()
     assert not any(together.values()), together
 
 
 def test_equal_parameters_and_a_falling_loss_pass() -> None:
     """C1.2, C1.4."""
-    same, loss = ddp.read(trial(results.ddp()), results.node())
+    same, loss = ddp.interpret(trial(results.ddp()), results.node())
     assert (same.verdict, same.code) == (Grade.PASS, "ddp-parameters-ok")
     assert (loss.verdict, loss.value, loss.floor) == (Grade.PASS, 0.857, 0.2)
 
 
 def test_the_rank_that_differs_is_named_by_majority() -> None:
     more = {"hashes_equal": False, "differing": [5], "first_step": 12}
-    odd, _ = ddp.read(trial(results.ddp(**more)), results.node())
+    odd, _ = ddp.interpret(trial(results.ddp(**more)), results.node())
     assert (odd.verdict, odd.gpu, odd.code, odd.confirm) == (Grade.FAIL, "GPU-5", "ddp-rank-differs", False)
     assert "From step 12 on, rank 5 (GPU 5) had different parameters from the 7 ranks that agree" in odd.message
 
@@ -37,19 +37,19 @@ def test_the_rank_that_differs_is_named_by_majority() -> None:
 def test_one_rank_that_saw_a_difference_is_enough() -> None:
     said = results.ddp(3)
     said[2] |= {"hashes_equal": False, "differing": [2], "first_step": 1}
-    assert ddp.read(trial(said), results.node(3))[0].gpu == "GPU-2"
+    assert ddp.interpret(trial(said), results.node(3))[0].gpu == "GPU-2"
 
 
 def test_of_two_that_differ_nobody_is_blamed_and_nothing_passes() -> None:
     more = {"hashes_equal": False, "differing": [0, 1], "first_step": 3, "majority": False}
-    odd, _ = ddp.read(trial(results.ddp(2, **more)), results.node(2))
+    odd, _ = ddp.interpret(trial(results.ddp(2, **more)), results.node(2))
     assert (odd.verdict, odd.gpu, odd.code) == (Grade.FAIL, None, "ddp-ranks-differ")
     assert "rank 0 (GPU 0) and rank 1 (GPU 1) had different parameters" in odd.message
 
 
 @pytest.mark.parametrize("fall", [0.1, -1.0, "nan"])
 def test_a_loss_that_does_not_fall_by_a_fifth_fails(fall: float | str) -> None:
-    found = ddp.read(trial(results.ddp(fall=fall)), results.node())[1]
+    found = ddp.interpret(trial(results.ddp(fall=fall)), results.node())[1]
     assert (found.verdict, found.code, found.confirm) == (Grade.FAIL, "ddp-loss-did-not-fall", True)
 
 
@@ -66,12 +66,12 @@ def test_a_loss_that_does_not_fall_by_a_fifth_fails(fall: float | str) -> None:
 def test_settings_that_can_never_pass_are_refused_before_anything_runs(params: dict[str, float], words: str) -> None:
     """C1.4: a usage error, exit 2."""
     with pytest.raises(UsageError) as error:
-        ddp.ask(ddp.CHECK.servings[0], results.node(wish=Wish(params={"ddp": params})))
+        ddp.request(ddp.CHECK.servings[0], results.node(wish=RunRequest(params={"ddp": params})))
     assert words in str(error.value)
     assert str(error.value).endswith("Nothing was run.")
 
 
 def test_the_defaults_are_the_old_kits() -> None:
     """C1.4: 2 epochs, batch 256, loss down by 20 %."""
-    params = ddp.ask(ddp.CHECK.servings[0], results.node()).params
+    params = ddp.request(ddp.CHECK.servings[0], results.node()).params
     assert (params["epochs"], params["batch"], params["min_fall"]) == (2, 256, 0.20)

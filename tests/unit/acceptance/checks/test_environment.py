@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.check import Serving, Setting, Trial, Wish
+from gpukeeper.acceptance.check import CheckContext, CheckRun, CheckSize, RunRequest
 from gpukeeper.acceptance.checks import environment
 from gpukeeper.acceptance.record import Finding, Machine, Remedy
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
-from tests.unit.acceptance.machines import gpus, setting
+from tests.unit.acceptance.machines import context, gpus
 
 FINE: Mapping[str, Any] = {
     "torch": "2.11.0",
@@ -24,17 +24,21 @@ FINE: Mapping[str, Any] = {
     "memlock": "unlimited",
     "fabric_manager": True,
 }
-LOOK = Trial(serving=Serving(depth=0, seconds=0, worth=0, what=""))
+LOOK = CheckRun(serving=CheckSize(depth=0, seconds=0, worth=0, what=""))
 
 
-def look(here: Setting) -> dict[str, Finding]:
-    return {finding.code: finding for finding in environment.read(LOOK, here) if finding.verdict is not Grade.SKIPPED}
+def look(here: CheckContext) -> dict[str, Finding]:
+    return {
+        finding.code: finding for finding in environment.interpret(LOOK, here) if finding.verdict is not Grade.SKIPPED
+    }
 
 
 def of(
     n: int = 8, expected: int | None = 8, machine: Mapping[str, Any] | None = None, **facts: Any
 ) -> dict[str, Finding]:
-    return look(setting(gpus(n), environment={**FINE, **facts}, wish=Wish(expected=expected), machine=machine or {}))
+    return look(
+        context(gpus(n), environment={**FINE, **facts}, wish=RunRequest(expected=expected), machine=machine or {})
+    )
 
 
 def test_all_is_well() -> None:
@@ -51,8 +55,8 @@ def test_another_count_than_expected(n: int, code: str, verdict: str) -> None:
 
 
 def test_without_an_expectation_the_count_is_told_and_how_to_expect_it() -> None:
-    here = setting(gpus(8), environment=FINE, wish=Wish())
-    told = [finding for finding in environment.read(LOOK, here) if finding.verdict is Grade.SKIPPED]
+    here = context(gpus(8), environment=FINE, wish=RunRequest())
+    told = [finding for finding in environment.interpret(LOOK, here) if finding.verdict is Grade.SKIPPED]
     assert "--expect 8" in told[0].message
 
 
@@ -60,7 +64,7 @@ def test_slices_are_counted_by_their_gpu() -> None:
     parts = tuple(
         Gpu(uuid=f"MIG-{i}", index=0, name="NVIDIA H200", part_of="GPU-0", profile="1g.18gb") for i in range(7)
     )
-    assert list(look(setting(parts, environment=FINE, wish=Wish(expected=1)))) == ["environment-ok"]
+    assert list(look(context(parts, environment=FINE, wish=RunRequest(expected=1)))) == ["environment-ok"]
 
 
 def test_no_gpu_is_inconclusive_and_teaches() -> None:
@@ -77,7 +81,7 @@ def test_a_driver_that_does_not_answer_is_quoted() -> None:
     machine = Machine(
         node="n", gpus=Unknown("Failed to initialize NVML: Driver/library version mismatch"), environment=FINE
     )
-    here = Setting(wish=Wish(expected=8), machine=machine, gpus=(), limits=setting(gpus(1)).limits)
+    here = CheckContext(wish=RunRequest(expected=8), machine=machine, gpus=(), limits=context(gpus(1)).limits)
     found = look(here)["no-gpu"]
     assert found.verdict is Grade.INCONCLUSIVE
     assert found.action is Remedy.REBOOT
@@ -129,14 +133,14 @@ def test_versions_that_differ_warn() -> None:
         *gpus(7, facts={"vbios": "96.00.A5"}),
         Gpu(uuid="GPU-7", index=7, name="NVIDIA H200", facts={"vbios": "96.00.B1"}),
     )
-    found = look(setting(odd, environment=FINE))
+    found = look(context(odd, environment=FINE))
     assert found["environment-vbios-mixed"].verdict is Grade.WARN
     assert "7× 96.00.A5, 1× 96.00.B1" in found["environment-vbios-mixed"].message
 
 
 def test_several_models_warn() -> None:
     mixed = (*gpus(7), Gpu(uuid="GPU-7", index=7, name="NVIDIA L4"))
-    assert look(setting(mixed, environment=FINE))["environment-models-mixed"].verdict is Grade.WARN
+    assert look(context(mixed, environment=FINE))["environment-models-mixed"].verdict is Grade.WARN
 
 
 @pytest.mark.parametrize(
@@ -154,10 +158,10 @@ def test_limits_that_will_hurt_warn_with_the_fix(fact: str, value: int, code: st
 
 def test_a_switch_without_its_manager_warns() -> None:
     sxm = gpus(8, name="NVIDIA H100 80GB HBM3")
-    found = look(setting(sxm, environment={**FINE, "fabric_manager": False}))
+    found = look(context(sxm, environment={**FINE, "fabric_manager": False}))
     assert found["environment-fabric-manager"].verdict is Grade.WARN
 
 
 def test_on_a_cpu_only_torch_and_limits_are_asked() -> None:
-    here = setting(gpus(0), environment=FINE, wish=Wish(device="cpu", expected=8))
+    here = context(gpus(0), environment=FINE, wish=RunRequest(device="cpu", expected=8))
     assert list(look(here)) == ["environment-ok"]

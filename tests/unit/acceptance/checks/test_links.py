@@ -10,7 +10,7 @@ from tests.unit.acceptance.checks.results import trial
 
 
 def read(count: int = 8, **more: object) -> tuple[Finding, ...]:
-    return tuple(links.read(trial(results.links(count, **more)), results.node(count)))  # type: ignore[arg-type]
+    return tuple(links.interpret(trial(results.links(count, **more)), results.node(count)))  # type: ignore[arg-type]
 
 
 def of(found: tuple[Finding, ...], *, worse_than: Grade = Grade.PASS) -> list[tuple[str, str | None, Grade]]:
@@ -53,7 +53,7 @@ def test_a_wrong_word_fails_at_once_with_its_pair_and_place() -> None:
     said = results.links(4)
     pair = next(one for one in said[0]["pairs"] if (one["from"], one["to"]) == (1, 2))
     pair |= {"wrong": 1, "where": [{"index": 9, "got": 5, "want": 4}]}
-    found = next(one for one in links.read(trial(said), results.node(4)) if one.code == "links-wrong-data")
+    found = next(one for one in links.interpret(trial(said), results.node(4)) if one.code == "links-wrong-data")
     assert (found.verdict, found.gpu, found.confirm) == (Grade.FAIL, "GPU-2", False)
     assert "1 of the words that GPU 1 sent arrived wrong at GPU 2. Word 9 is 5, expected 4." in found.message
 
@@ -61,12 +61,12 @@ def test_a_wrong_word_fails_at_once_with_its_pair_and_place() -> None:
 def test_pairs_that_were_not_measured_are_missing() -> None:
     said = results.links(4)
     said[0]["pairs"] = said[0]["pairs"][:-1]
-    found = next(one for one in links.read(trial(said), results.node(4)) if one.metric == "pairs")
+    found = next(one for one in links.interpret(trial(said), results.node(4)) if one.metric == "pairs")
     assert (found.verdict, found.code) == (Grade.INCONCLUSIVE, "links-missing")
 
 
 def test_two_gpus_without_a_floor_are_noted() -> None:
-    found = links.read(trial(results.links(2)), results.node(2, "NVIDIA Unheard-of"))
+    found = links.interpret(trial(results.links(2)), results.node(2, "NVIDIA Unheard-of"))
     assert {one.code for one in found if one.metric == "p2p"} == {"links-noted"}
 
 
@@ -74,7 +74,7 @@ def test_pairs_through_the_memory_of_the_machine_are_held_against_each_other() -
     said = results.links(4, 20.0)
     for pair in said[0]["pairs"]:
         pair["p2p"] = False
-    found = links.read(trial(said), results.node(4))
+    found = links.interpret(trial(said), results.node(4))
     assert [one.metric for one in found if one.code == "links-pairs-ok"] == ["pairs host"]
 
 
@@ -87,11 +87,11 @@ def test_pairs_are_compared_with_those_that_are_connected_alike() -> None:
         for i, one in enumerate(uuids)
     }
     slow = {(i, j): 20.0 for i in range(4) for j in range(4) if (i, j) not in near}
-    setting = results.node(4, "NVIDIA L40S", machine={"topology": topology})
-    found = links.read(trial(results.links(4, 26.0, slow)), setting)
+    context = results.node(4, "NVIDIA L40S", machine={"topology": topology})
+    found = links.interpret(trial(results.links(4, 26.0, slow)), context)
     assert [one.code for one in found if one.metric.startswith("pair")] == ["links-pairs-ok"]
 
 
 def test_the_job_is_small_on_a_cpu() -> None:
-    assert links.ask(links.CHECK.servings[0], results.node()).params["bytes"] == 2**28
-    assert links.ask(links.CHECK.servings[0], results.cpu()).params["bytes"] == 2**20
+    assert links.request(links.CHECK.servings[0], results.node()).params["bytes"] == 2**28
+    assert links.request(links.CHECK.servings[0], results.cpu()).params["bytes"] == 2**20

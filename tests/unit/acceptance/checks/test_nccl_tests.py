@@ -19,7 +19,7 @@ def said(busbw: float = 480.0, wrong: int | None = 0, last: int = 2**33, **more:
 
 
 def read(answer: list[dict[str, Any]]) -> tuple[Finding, ...]:
-    return tuple(nccl_tests.read(trial(answer), results.node()))
+    return tuple(nccl_tests.interpret(trial(answer), results.node()))
 
 
 def test_a_missing_program_is_not_run_and_no_pass() -> None:
@@ -54,10 +54,10 @@ def test_small_sizes_alone_are_no_measurement() -> None:
 def test_the_job_names_the_program_that_the_machine_has() -> None:
     serving = nccl_tests.CHECK.servings[0]
     there = results.node(environment={"nccl_tests": "opt/all_reduce_perf"})
-    assert nccl_tests.ask(serving, there).params == {
+    assert nccl_tests.request(serving, there).params == {
         "program": "opt/all_reduce_perf",
         "gpus": 8,
         "first": "8K",
         "last": "8G",
     }
-    assert nccl_tests.ask(serving, results.node(environment={"nccl_tests": None})).params["program"] is None
+    assert nccl_tests.request(serving, results.node(environment={"nccl_tests": None})).params["program"] is None

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from gpukeeper.acceptance.check import Check, How, Wish
+from gpukeeper.acceptance.check import Check, RunMode, RunRequest
 from gpukeeper.acceptance.checks import copies, exact, gemm, memory_bandwidth, memory_pattern, stress, training
-from tests.unit.acceptance.machines import gpus, setting
+from tests.unit.acceptance.machines import context, gpus
 
 ALL = [one.CHECK for one in (gemm, memory_bandwidth, copies, exact, training, memory_pattern, stress)]
 QUICK_S = 45  # of the minute that a quick run has
@@ -16,11 +16,11 @@ QUICK_S = 45  # of the minute that a quick run has
 
 @pytest.mark.parametrize("check", ALL, ids=lambda check: check.name)
 def test_each_asks_its_own_probe_and_waits_longer_than_it_takes(check: Check) -> None:
-    assert check.how is How.EACH
-    assert check.ask is not None
+    assert check.how is RunMode.EACH
+    assert check.request is not None
     for serving in check.servings:
         for device in ("cuda", "cpu", "simulated"):
-            job = check.ask(serving, setting(gpus(1), wish=Wish(device=device)))
+            job = check.request(serving, context(gpus(1), wish=RunRequest(device=device)))
             assert job.probe == check.name
             assert device == "cpu" or job.deadline_s > 1.4 * serving.seconds
             if device == "cpu":

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.check import Setting, Wish
+from gpukeeper.acceptance.check import CheckContext, RunRequest
 from gpukeeper.acceptance.checks.stress import CHECK
 from gpukeeper.acceptance.record import Finding
 from gpukeeper.model.gpu import Gpu, Reading
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, codes, read, the
-from tests.unit.acceptance.machines import NONE_HERE, gpus, health, setting
+from tests.unit.acceptance.machines import NONE_HERE, context, gpus, health
 
 
 def said(*speeds: float, **more: Any) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def said(*speeds: float, **more: Any) -> dict[str, Any]:
     return {"windows": windows, "mismatches": 0, "where": [], "verified": 900, "method": "stress/bf16"} | steps | more
 
 
-def sampled(temperature: float = 62, power: float = 690, use: float = 100, gpu: Gpu | None = None) -> Setting:
+def sampled(temperature: float = 62, power: float = 690, use: float = 100, gpu: Gpu | None = None) -> CheckContext:
     """Twice a second for a minute; cold and idle in the first seconds."""
     machine = (gpu,) if gpu else gpus(1)
     loaded = {"temperature_c": temperature, "power_w": power, "utilisation": use, "sm_mhz": 1700.0}
@@ -31,10 +31,10 @@ def sampled(temperature: float = 62, power: float = 690, use: float = 100, gpu: 
         Reading(uuid="GPU-0", at=100 + at / 2, check="stress", **(cold if at < 6 else loaded)) for at in range(120)
     )
     other = Reading(uuid="GPU-0", at=161, check="gemm", temperature_c=99.0, power_w=1.0, utilisation=0.0)
-    return setting(machine, readings=(other, *readings), before={"GPU-0": health()})
+    return context(machine, readings=(other, *readings), before={"GPU-0": health()})
 
 
-def finding(metric: str, given: Setting | None = None, *speeds: float, **more: Any) -> Finding:
+def finding(metric: str, given: CheckContext | None = None, *speeds: float, **more: Any) -> Finding:
     return the(read(CHECK, given or sampled(), said(*speeds, **more)), metric)
 
 
@@ -112,7 +112,7 @@ def test_it_stays_below_the_temperature_of_its_model(name: str, temperature: flo
 def test_hot_for_a_moment_warns() -> None:
     given = sampled()
     moment = Reading(uuid="GPU-0", at=120, check="stress", temperature_c=86.0)
-    brief = setting(gpus(1), readings=(*given.readings, moment), before=given.before)
+    brief = context(gpus(1), readings=(*given.readings, moment), before=given.before)
     assert finding("temperature", brief).verdict is Grade.WARN
 
 
@@ -140,14 +140,14 @@ def test_nobody_asks_how_busy_a_slice_was() -> None:
     """The driver never tells it: it is not missing."""
     part = Gpu(uuid="GPU-0", index=0, name="NVIDIA H200", part_of="GPU-9", profile="1g.18gb")
     warm = tuple(Reading(uuid="GPU-0", at=at / 2, check="stress", temperature_c=60.0) for at in range(40))
-    here = setting((part,), readings=warm, before={"GPU-0": health(utilisation=NONE_HERE)})
+    here = context((part,), readings=warm, before={"GPU-0": health(utilisation=NONE_HERE)})
     assert (finding("use", here).verdict, finding("use", here).code) == (Grade.SKIPPED, "stress-use-told")
-    silent = setting((part,), readings=warm, before={"GPU-0": health(utilisation=Unknown("the driver timed out"))})
+    silent = context((part,), readings=warm, before={"GPU-0": health(utilisation=Unknown("the driver timed out"))})
     assert finding("use", silent).verdict is Grade.INCONCLUSIVE
 
 
 def test_what_the_driver_did_not_say_does_not_pass() -> None:
-    findings = read(CHECK, setting(gpus(1)), said())
+    findings = read(CHECK, context(gpus(1)), said())
     for metric in ("use", "temperature", "power"):
         assert the(findings, metric).verdict is Grade.INCONCLUSIVE
 
@@ -155,7 +155,7 @@ def test_what_the_driver_did_not_say_does_not_pass() -> None:
 def test_limits_that_nobody_knows_are_told_not_judged() -> None:
     gpu = Gpu(uuid="GPU-0", index=0, name="NVIDIA L4")
     given = sampled(gpu=gpu)
-    bare = setting((gpu,), readings=given.readings)
+    bare = context((gpu,), readings=given.readings)
     assert [finding(metric, bare).verdict for metric in ("temperature", "power")] == [Grade.SKIPPED, Grade.SKIPPED]
 
 
@@ -168,13 +168,13 @@ def test_wrong_results_under_load_fail_without_a_second_chance() -> None:
 
 def test_speed_is_held_against_peers() -> None:
     machine = gpus(4)
-    given = setting(machine, wish=Wish(device="cpu"))
+    given = context(machine, wish=RunRequest(device="cpu"))
     findings = read(CHECK, given, said(), said(), said(), said(*(780.0,) * 9))
     assert [the(findings, "speed", gpu).verdict for gpu in (0, 3)] == [Grade.PASS, Grade.FAIL]
 
 
 def test_a_cpu_has_no_driver_to_ask() -> None:
-    findings = read(CHECK, setting(gpus(1), wish=Wish(device="cpu")), said())
+    findings = read(CHECK, context(gpus(1), wish=RunRequest(device="cpu")), said())
     assert {one.metric for one in findings} == {"results", "steadiness", "step_time", "speed"}
 
 
@@ -185,7 +185,7 @@ def test_no_answer_and_half_an_answer_never_pass() -> None:
 
 def test_a_day_gets_a_deadline_of_more_than_a_day() -> None:
     """C1.10, C2.4: optional 24 h."""
-    assert CHECK.ask is not None
-    job = CHECK.ask(CHECK.servings[0], setting(gpus(1), wish=Wish(params={"stress": {"seconds": 86400}})))
+    assert CHECK.request is not None
+    job = CHECK.request(CHECK.servings[0], context(gpus(1), wish=RunRequest(params={"stress": {"seconds": 86400}})))
     assert job.params["seconds"] == 86400
     assert job.deadline_s > 86400 * 1.2

@@ -6,14 +6,14 @@ from itertools import permutations
 
 import msgspec
 
-from gpukeeper.acceptance.check import Serving, Setting, Trial, Wish
+from gpukeeper.acceptance.check import CheckContext, CheckRun, CheckSize, RunRequest
 from gpukeeper.acceptance.checks import topology
 from gpukeeper.acceptance.record import Finding
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
-from tests.unit.acceptance.machines import gpus, setting
+from tests.unit.acceptance.machines import context, gpus
 
-LOOK = Trial(serving=Serving(depth=0, seconds=0, worth=0, what=""))
+LOOK = CheckRun(serving=CheckSize(depth=0, seconds=0, worth=0, what=""))
 
 
 def links(here: tuple[Gpu, ...], way: str, **odd: str) -> dict[str, dict[str, str]]:
@@ -26,7 +26,7 @@ def links(here: tuple[Gpu, ...], way: str, **odd: str) -> dict[str, dict[str, st
 
 
 def look(here: tuple[Gpu, ...], way: str = "nvlink", **odd: str) -> tuple[Finding, ...]:
-    return topology.read(LOOK, setting(here, machine={"topology": links(here, way, **odd)}))
+    return topology.interpret(LOOK, context(here, machine={"topology": links(here, way, **odd)}))
 
 
 def test_every_pair_over_nvlink() -> None:
@@ -60,7 +60,7 @@ def test_what_is_not_known_of_a_pair_accuses_nobody_and_passes_nobody() -> None:
     (found,) = look(gpus(8), "not known")
     assert (found.verdict, found.code, found.gpu) == (Grade.INCONCLUSIVE, "topology-not-known", None)
     assert "28 pairs (GPU 0 and 1, " in found.message
-    (found,) = topology.read(LOOK, setting(gpus(2)))
+    (found,) = topology.interpret(LOOK, context(gpus(2)))
     assert found.verdict is Grade.INCONCLUSIVE
 
 
@@ -96,6 +96,6 @@ def test_a_gpu_off_its_numa_node_warns() -> None:
 
 
 def test_without_a_gpu_it_is_skipped() -> None:
-    here: Setting = setting(gpus(1), wish=Wish(device="cpu"))
-    (found,) = topology.read(LOOK, here)
+    here: CheckContext = context(gpus(1), wish=RunRequest(device="cpu"))
+    (found,) = topology.interpret(LOOK, here)
     assert found.verdict is Grade.SKIPPED

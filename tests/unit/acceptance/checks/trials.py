@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpukeeper.acceptance.check import Check, Setting, Trial
-from gpukeeper.acceptance.record import Answer, Broken, Done, Finding
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun
+from gpukeeper.acceptance.record import Finding, ProbeFailure, ProbeReply, ProbeResult
 
-OUT_OF_MEMORY = Broken(kind="out_of_memory", words="OutOfMemoryError: CUDA out of memory.")
+OUT_OF_MEMORY = ProbeFailure(kind="out_of_memory", words="OutOfMemoryError: CUDA out of memory.")
 
 
-def trial(check: Check, *said: Mapping[str, Any] | Broken, depth: int = 0) -> Trial:
+def trial(check: Check, *said: Mapping[str, Any] | ProbeFailure, depth: int = 0) -> CheckRun:
     """`said`: of each GPU what its probe answered."""
-    answers: dict[str, Answer] = {
-        f"GPU-{i}": one if isinstance(one, Broken) else Done(result=one) for i, one in enumerate(said)
+    answers: dict[str, ProbeReply] = {
+        f"GPU-{i}": one if isinstance(one, ProbeFailure) else ProbeResult(result=one) for i, one in enumerate(said)
     }
     serving = next(one for one in check.servings if one.depth >= depth)
-    return Trial(serving=serving, answers=answers)
+    return CheckRun(serving=serving, answers=answers)
 
 
-def read(check: Check, setting: Setting, *said: Mapping[str, Any] | Broken, depth: int = 0) -> tuple[Finding, ...]:
-    return check.read(trial(check, *said, depth=depth), setting)
+def read(
+    check: Check, context: CheckContext, *said: Mapping[str, Any] | ProbeFailure, depth: int = 0
+) -> tuple[Finding, ...]:
+    return check.interpret(trial(check, *said, depth=depth), context)
 
 
 def codes(findings: Sequence[Finding], gpu: int | None = None) -> list[str]:

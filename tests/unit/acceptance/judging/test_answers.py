@@ -12,7 +12,7 @@ from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, read, trial
-from tests.unit.acceptance.machines import gpus, setting
+from tests.unit.acceptance.machines import context, gpus
 
 
 def test_what_was_measured_and_what_broke_are_told_apart() -> None:
@@ -26,7 +26,7 @@ def test_what_was_measured_and_what_broke_are_told_apart() -> None:
 @pytest.mark.parametrize("said", [{}, {"errors": "many"}, {"errors": 0, "tested_bytes": 1, "total_bytes": 0}])
 def test_an_answer_that_cannot_be_read_is_no_measurement(said: dict[str, object]) -> None:
     """Missing never passes, and never stops the run."""
-    (finding,) = read(memory_pattern.CHECK, setting(gpus(1)), said)
+    (finding,) = read(memory_pattern.CHECK, context(gpus(1)), said)
     assert (finding.verdict, finding.code) == (Grade.INCONCLUSIVE, "memory-pattern-missing")
 
 
@@ -51,15 +51,15 @@ def test_words_for_infinite_figures_become_figures_again() -> None:
 )
 def test_a_majority_of_three_or_more_says_which_one_is_odd(said: str, stands: str) -> None:
     values = {f"GPU-{i}": one for i, one in enumerate(said)}
-    found = answers.against_majority(values, setting(gpus(len(said))))
+    found = answers.against_majority(values, context(gpus(len(said))))
     assert [found[gpu][0] for gpu in values if gpu in found] == stands.split()
 
 
 def test_only_equals_vote() -> None:
     mixed = (*gpus(2), Gpu(uuid="GPU-2", index=2, name="NVIDIA A100-SXM4-80GB"))
-    assert answers.against_majority({"GPU-0": "a", "GPU-1": "a", "GPU-2": "b"}, setting(mixed)) == {
+    assert answers.against_majority({"GPU-0": "a", "GPU-1": "a", "GPU-2": "b"}, context(mixed)) == {
         "GPU-0": ("like", 2),
         "GPU-1": ("like", 2),
     }
     nameless = gpus(3, name=Unknown("not read from the driver"))
-    assert answers.against_majority({"GPU-0": "a", "GPU-1": "a", "GPU-2": "b"}, setting(nameless)) == {}
+    assert answers.against_majority({"GPU-0": "a", "GPU-1": "a", "GPU-2": "b"}, context(nameless)) == {}

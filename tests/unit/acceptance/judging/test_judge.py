@@ -7,21 +7,21 @@ import math
 import pytest
 
 from gpukeeper.acceptance.judging import judge
-from gpukeeper.acceptance.record import Finding, Limits, Measurement, Remedy
+from gpukeeper.acceptance.record import Finding, Measurement, Remedy, Thresholds
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
-from tests.unit.acceptance.machines import METHOD, gpus, health, measured, past, setting
+from tests.unit.acceptance.machines import METHOD, context, gpus, health, measured, past
 
-FLOOR = Limits(floor=690, warn=740, reference=780, ceiling=1009, method="gemm/*", source="measured here")
+FLOOR = Thresholds(floor=690, warn=740, reference=780, ceiling=1009, method="gemm/*", source="measured here")
 
 
 def verdicts(findings: tuple[Finding, ...]) -> list[tuple[str, str]]:
     return [(finding.verdict.value, finding.code) for finding in findings]
 
 
-def one(value: object, limits: Limits = FLOOR, **more: object) -> Finding:
-    return judge.judge(measured(value, **more), setting(gpus(1), limits=limits))[0]
+def one(value: object, limits: Thresholds = FLOOR, **more: object) -> Finding:
+    return judge.assess(measured(value, **more), context(gpus(1), limits=limits))[0]
 
 
 @pytest.mark.parametrize(
@@ -51,20 +51,20 @@ def test_the_sentence_names_figure_floor_and_distance() -> None:
 
 
 def test_all_three_layers_are_told_even_when_one_decides() -> None:
-    found = judge.judge(measured(780, 781, 650), setting(gpus(3), limits=FLOOR, history={"S2": (past(790),)}))[2]
+    found = judge.assess(measured(780, 781, 650), context(gpus(3), limits=FLOOR, history={"S2": (past(790),)}))[2]
     assert [layer.partition(":")[0] for layer in found.layers] == ["floor", "peers", "history"]
     assert found.code == "gemm-below-floor", "of equally bad layers the first names the reason"
 
 
 def test_an_estimate_only_warns() -> None:
-    guess = Limits(floor=690, ceiling=1009, method="gemm/*", may_fail=False)
+    guess = Thresholds(floor=690, ceiling=1009, method="gemm/*", may_fail=False)
     found = one(600, guess)
     assert (found.verdict, found.code) == (Grade.WARN, "gemm-below-floor")
     assert "estimate" in found.message
 
 
 def test_a_floor_of_another_method_is_no_floor() -> None:
-    found = one(600, Limits(floor=690, ceiling=1009, method="gemm/mm/n4096/*"))
+    found = one(600, Thresholds(floor=690, ceiling=1009, method="gemm/mm/n4096/*"))
     assert (found.verdict, found.code) == (Grade.INCONCLUSIVE, "gemm-no-yardstick")
     assert "gemm/mm/n4096/*" in found.layers[0]
     assert METHOD in found.layers[0]
@@ -72,24 +72,24 @@ def test_a_floor_of_another_method_is_no_floor() -> None:
 
 
 def test_nothing_to_hold_it_against_is_inconclusive_and_says_what_to_do() -> None:
-    found = one(780, Limits())
+    found = one(780, Thresholds())
     assert (found.verdict, found.code, found.action) == ("INCONCLUSIVE", "gemm-no-yardstick", Remedy.CHECK_CONFIG)
     assert "reference file" in found.message
 
 
 def test_peers_alone_may_pass_and_say_that_a_common_loss_is_not_seen() -> None:
-    found = judge.judge(measured(400, 401, 399), setting(gpus(3), limits=Limits()))
+    found = judge.assess(measured(400, 401, 399), context(gpus(3), limits=Thresholds()))
     assert {finding.verdict for finding in found} == {Grade.PASS}
     assert "common to all" in found[0].message
 
 
 def test_two_gpus_are_no_peers() -> None:
-    found = judge.judge(measured(400, 300), setting(gpus(2), limits=Limits()))
+    found = judge.assess(measured(400, 300), context(gpus(2), limits=Thresholds()))
     assert {finding.code for finding in found} == {"gemm-no-yardstick"}
 
 
 def test_a_gpu_slower_than_its_peers_fails_although_it_is_above_the_floor() -> None:
-    found = judge.judge(measured(800, 800, 800, 800, 800, 800, 800, 750), setting(gpus(8), limits=FLOOR))
+    found = judge.assess(measured(800, 800, 800, 800, 800, 800, 800, 750), context(gpus(8), limits=FLOOR))
     assert verdicts(found)[-1] == ("FAIL", "gemm-slower-than-peers")
     assert verdicts(found)[:-1] == [("PASS", "gemm-ok")] * 7
     assert found[-1].peer_n == 8
@@ -101,10 +101,10 @@ def test_a_gpu_slower_than_its_peers_fails_although_it_is_above_the_floor() -> N
 def test_only_equals_are_compared() -> None:
     """Another model, power limit, slice or method is another group; each here is too small to judge."""
     mixed = (*gpus(2), *(Gpu(uuid=f"GPU-{i}", index=i, name="NVIDIA L4") for i in (2, 3)))
-    found = judge.judge(measured(780, 780, 60, 60), setting(mixed, limits=Limits()))
+    found = judge.assess(measured(780, 780, 60, 60), context(mixed, limits=Thresholds()))
     assert {finding.code for finding in found} == {"gemm-no-yardstick"}
     before = {"GPU-3": health("GPU-3", power_limit_w=400.0), "GPU-0": health()}
-    limited = judge.judge(measured(780, 780, 780, 500), setting(gpus(4), limits=Limits(), before=before))
+    limited = judge.assess(measured(780, 780, 780, 500), context(gpus(4), limits=Thresholds(), before=before))
     assert limited[3].code == "gemm-no-yardstick", (
         "a GPU with a lower power limit is not as fast, and is not its peers'"
     )
@@ -112,12 +112,12 @@ def test_only_equals_are_compared() -> None:
 
 def test_a_gpu_without_a_known_model_has_no_peers() -> None:
     unknown = gpus(4, name=Unknown("the driver did not say"))
-    found = judge.judge(measured(780, 780, 780, 780), setting(unknown, limits=Limits()))
+    found = judge.assess(measured(780, 780, 780, 780), context(unknown, limits=Thresholds()))
     assert {finding.code for finding in found} == {"gemm-no-yardstick"}
 
 
 def test_a_figure_that_nobody_believes_is_no_peer() -> None:
-    found = judge.judge(measured(780, 780, 2000), setting(gpus(3), limits=FLOOR))
+    found = judge.assess(measured(780, 780, 2000), context(gpus(3), limits=FLOOR))
     assert found[2].code == "gemm-implausible"
     assert found[0].peer_n == 0
 
@@ -134,7 +134,7 @@ def test_a_figure_that_nobody_believes_is_no_peer() -> None:
 )
 def test_history_of_the_same_serial(earlier: list[float], value: float, verdict: str, code: str) -> None:
     pasts = tuple(past(figure, days=9 - i) for i, figure in enumerate(earlier))
-    found = judge.judge(measured(value), setting(gpus(1), limits=Limits(), history={"S0": pasts}))[0]
+    found = judge.assess(measured(value), context(gpus(1), limits=Thresholds(), history={"S0": pasts}))[0]
     assert (found.verdict, found.code) == (verdict, code), found.message
     assert found.baseline == 800
 
@@ -154,18 +154,18 @@ def test_noise_does_not_hide_what_every_sample_shows() -> None:
 def test_a_node_has_one_figure_held_against_its_model_and_its_own_past() -> None:
     asked = Measurement(check="collectives", metric="all_reduce", gpu=None, unit="GB/s",
                         method="busbw/nccl/n8/fp32/default/plateau", samples=(340, 341, 340))  # fmt: skip
-    found = judge.judge([asked], setting(gpus(8)))[0]
+    found = judge.assess([asked], context(gpus(8)))[0]
     assert (found.verdict, found.code, found.gpu) == ("FAIL", "collectives-below-floor", None)
     mixed = (*gpus(7), Gpu(uuid="GPU-7", index=7, name="NVIDIA L4"))
-    assert judge.judge([asked], setting(mixed))[0].code == "collectives-no-yardstick"
+    assert judge.assess([asked], context(mixed))[0].code == "collectives-no-yardstick"
     key = "collectives.all_reduce busbw/nccl/n8/fp32/default/plateau"
     pasts = tuple(past(480, days=i, key=key) for i in (1, 2, 3))
-    found = judge.judge([asked], setting(mixed, history={"node-1": pasts}))[0]
+    found = judge.assess([asked], context(mixed, history={"node-1": pasts}))[0]
     assert found.code == "collectives-slower-than-before"
 
 
 def test_less_is_better_turns_everything_around() -> None:
-    limits = Limits(floor=100, warn=30, reference=20, ceiling=1)
+    limits = Thresholds(floor=100, warn=30, reference=20, ceiling=1)
     about = {"check": "collectives", "metric": "latency", "unit": "us", "lower_is_better": True}
     codes = {us: one(us, limits, **about).code for us in (20, 31, 101, 0.5)}
     assert codes == {
@@ -175,7 +175,7 @@ def test_less_is_better_turns_everything_around() -> None:
         0.5: "collectives-implausible",
     }
     assert "above the floor" in one(101, limits, **about).message
-    slow = judge.judge(measured(20, 20, 20, 22, **about), setting(gpus(4), limits=Limits()))[3]
+    slow = judge.assess(measured(20, 20, 20, 22, **about), context(gpus(4), limits=Thresholds()))[3]
     assert (slow.verdict, slow.code, slow.peer_median) == ("FAIL", "collectives-slower-than-peers", pytest.approx(20))
 
 
@@ -187,7 +187,7 @@ def test_a_missing_measurement_never_passes(samples: tuple[float, ...]) -> None:
 
 
 def test_a_time_of_zero_is_no_measurement() -> None:
-    assert one(0, Limits(floor=100), check="collectives", metric="latency", lower_is_better=True).code.endswith(
+    assert one(0, Thresholds(floor=100), check="collectives", metric="latency", lower_is_better=True).code.endswith(
         "missing"
     )
 
@@ -204,8 +204,8 @@ def test_a_single_sample_has_no_repeatability_and_is_judged_all_the_same() -> No
 
 
 def test_without_confirm_nothing_asks_to_be_repeated() -> None:
-    assert judge.judge(measured(1), setting(gpus(1), limits=FLOOR), confirm=False)[0].confirm is False
+    assert judge.assess(measured(1), context(gpus(1), limits=FLOOR), confirm=False)[0].confirm is False
 
 
 def test_nothing_measured_nothing_said() -> None:
-    assert judge.judge([], setting(gpus(1))) == ()
+    assert judge.assess([], context(gpus(1))) == ()

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.judging.messages import TEACH, broken_finding, classify
-from gpukeeper.acceptance.record import Broken, Remedy
+from gpukeeper.acceptance.judging.messages import FAILURE_KINDS, broken_finding, classify
+from gpukeeper.acceptance.record import ProbeFailure, Remedy
 from gpukeeper.model.grade import Grade
 
 WORDS = Path(__file__).parents[3] / "cases" / "acceptance" / "words"
@@ -26,15 +26,15 @@ def test_real_words_are_told_apart(kind: str, case: dict[str, Any]) -> None:
     assert classify(case["words"], exit_code=1) == kind, case["why"]
 
 
-@pytest.mark.parametrize("kind", sorted(set(TEACH) - {"crashed"}))
+@pytest.mark.parametrize("kind", sorted(set(FAILURE_KINDS) - {"crashed"}))
 def test_every_kind_has_real_words(kind: str) -> None:
     assert (WORDS / f"{kind}.json").exists(), f"add words below {WORDS}"
 
 
-@pytest.mark.parametrize("kind", sorted(TEACH))
+@pytest.mark.parametrize("kind", sorted(FAILURE_KINDS))
 def test_every_kind_teaches(kind: str) -> None:
     """What is wrong, and what to do: sentences, and a remedy that is not nothing."""
-    lesson = TEACH[kind]
+    lesson = FAILURE_KINDS[kind]
     for words in (lesson.sentence, lesson.advice):
         assert re.fullmatch(r"[A-Z].*\S.*", words, re.DOTALL), words
         assert len(words) > 20
@@ -61,13 +61,13 @@ def test_every_kind_teaches(kind: str) -> None:
     ],
 )
 def test_the_message_names_what_helps(kind: str, hint: str) -> None:
-    found = broken_finding("gemm", "GPU-0", Broken(kind=kind, words="RuntimeError: as it came"))
+    found = broken_finding("gemm", "GPU-0", ProbeFailure(kind=kind, words="RuntimeError: as it came"))
     assert hint in found.message
     assert "RuntimeError: as it came" in found.message
 
 
 def test_a_probe_without_a_figure_is_inconclusive_and_keeps_its_words() -> None:
-    answer = Broken(kind="out_of_memory", words="a\nb\nCUDA out of memory", seconds=3.0)
+    answer = ProbeFailure(kind="out_of_memory", words="a\nb\nCUDA out of memory", seconds=3.0)
     found = broken_finding("memory_pattern", "GPU-0", answer, metric="errors")
     assert (found.verdict, found.code, found.metric, found.gpu) == ("INCONCLUSIVE", "out-of-memory", "errors", "GPU-0")
     assert found.evidence == {"words": "a\nb\nCUDA out of memory"}
@@ -76,12 +76,12 @@ def test_a_probe_without_a_figure_is_inconclusive_and_keeps_its_words() -> None:
 
 @pytest.mark.parametrize(("kind", "code"), [("ecc", "ecc"), ("lost_gpu", "lost-gpu")])
 def test_a_gpu_that_says_it_is_broken_fails(kind: str, code: str) -> None:
-    found = broken_finding("gemm", "GPU-0", Broken(kind=kind, words="x"))
+    found = broken_finding("gemm", "GPU-0", ProbeFailure(kind=kind, words="x"))
     assert (found.verdict, found.code) == (Grade.FAIL, code)
 
 
 def test_a_kind_that_nobody_knows_is_read_from_the_words() -> None:
-    assert broken_finding("gemm", None, Broken(kind="odd", words="CUDA out of memory")).code == "out-of-memory"
+    assert broken_finding("gemm", None, ProbeFailure(kind="odd", words="CUDA out of memory")).code == "out-of-memory"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpukeeper.acceptance.judging import reference
-from gpukeeper.acceptance.judging.reference import ROWS, Origin, Row, lint
+from gpukeeper.acceptance.judging.reference import ROWS, Origin, ReferenceRow, lint
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.unknown import Unknown
 
@@ -19,7 +19,7 @@ NAMES = (
     *("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090 D", "NVIDIA RTX A6000", "CPU", "Tesla V100-SXM2-16GB"),
     *("Tesla V100-SXM2-32GB", "Tesla V100-PCIE-32GB", "NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3090 Ti"),
 )
-GOOD = Row(
+GOOD = ReferenceRow(
     gpu="NVIDIA H200",
     check="gemm",
     metric="bf16",
@@ -39,7 +39,7 @@ def gpu(name: str, **more: object) -> Gpu:
     return Gpu(uuid="GPU-0", index=0, name=name, **more)
 
 
-def changed(**values: object) -> Row:
+def changed(**values: object) -> ReferenceRow:
     return msgspec.structs.replace(GOOD, **values)
 
 
@@ -76,7 +76,7 @@ def test_a_good_row_is_left_alone() -> None:
         (changed(unit="us", lower_is_better=True, floor=10, warn=30, reference=None, ceiling=None), "check units"),
     ],
 )  # fmt: skip
-def test_the_linter_finds(row: Row, complaint: str) -> None:
+def test_the_linter_finds(row: ReferenceRow, complaint: str) -> None:
     found = lint([row])
     assert len(found) == 1, found
     assert complaint in found[0]

@@ -15,9 +15,9 @@ import pytest
 
 from gpukeeper.acceptance.judging import judge, peers
 from gpukeeper.acceptance.judging.lines import Figure
-from gpukeeper.acceptance.record import Limits
+from gpukeeper.acceptance.record import Thresholds
 from gpukeeper.model.grade import Grade
-from tests.unit.acceptance.machines import fleet, gpus, measured, setting
+from tests.unit.acceptance.machines import context, fleet, gpus, measured
 
 USUAL, HIGH = 0.008, 0.015
 SEED = 2026
@@ -96,7 +96,7 @@ def test_the_judge_says_the_same(n: int) -> None:
     """What is counted above is what the judge says, from measurements to verdicts."""
     for seed in range(20):
         samples = fleet(n, SEED + seed, spread=HIGH, slow=2, by=0.06)
-        found = judge.judge(measured(*samples), setting(gpus(n), limits=Limits()))
+        found = judge.assess(measured(*samples), context(gpus(n), limits=Thresholds()))
         assert [one.verdict for one in found] == _grades(n, seed, HIGH, 2, 0.06)
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging import tally
 from gpukeeper.acceptance.record import Finding, Remedy
 from gpukeeper.model.gpu import Gpu
@@ -178,37 +178,37 @@ def test_the_worst_counts_in_this_order() -> None:
     assert worst([Grade.SKIPPED]) is Grade.INCONCLUSIVE
 
 
-def verdict(wish: Wish, findings: Sequence[Finding], **how: bool) -> tuple[Grade, str]:
+def verdict(wish: RunRequest, findings: Sequence[Finding], **how: bool) -> tuple[Grade, str]:
     return tally.of_run(wish, GPUS[:1], findings, **{"interrupted": False, **how})
 
 
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
 def test_a_run_without_gpus_never_accepts_one(device: str) -> None:
     for one in (GOOD, finding(Grade.WARN), SLOW):
-        grade, reason = verdict(Wish(device=device), [one])
+        grade, reason = verdict(RunRequest(device=device), [one])
         assert grade is Grade.INCONCLUSIVE
         assert "no GPU was tested" in reason
         assert one.verdict in reason
 
 
 def test_the_self_test_hears_what_the_checks_say_of_a_simulated_machine() -> None:
-    assert verdict(Wish(device="simulated"), [GOOD], self_test=True)[0] is Grade.PASS
-    assert verdict(Wish(device="cpu"), [GOOD], self_test=True)[0] is Grade.INCONCLUSIVE
+    assert verdict(RunRequest(device="simulated"), [GOOD], self_test=True)[0] is Grade.PASS
+    assert verdict(RunRequest(device="cpu"), [GOOD], self_test=True)[0] is Grade.INCONCLUSIVE
 
 
 def test_an_interrupted_run_never_accepts_but_a_fail_stays_one() -> None:
-    assert verdict(Wish(), [GOOD], interrupted=True)[0] is Grade.INCONCLUSIVE
-    assert verdict(Wish(), [SLOW], interrupted=True)[0] is Grade.FAIL
+    assert verdict(RunRequest(), [GOOD], interrupted=True)[0] is Grade.INCONCLUSIVE
+    assert verdict(RunRequest(), [SLOW], interrupted=True)[0] is Grade.FAIL
 
 
 def test_a_gpu_without_a_single_measurement_is_not_accepted() -> None:
     looked = Finding(check="health", gpu="GPU-a", verdict=Grade.PASS, code="healthy", message="It is healthy.")
-    grade, reason = verdict(Wish(), [looked])
+    grade, reason = verdict(RunRequest(), [looked])
     assert (grade, "Nothing was measured on GPU 0" in reason) == (Grade.INCONCLUSIVE, True)
 
 
 def test_what_ran_by_name_only_is_said() -> None:
-    grade, reason = verdict(Wish(only=("gemm", "health")), [GOOD])
+    grade, reason = verdict(RunRequest(only=("gemm", "health")), [GOOD])
     assert (grade, reason.startswith("Only gemm ran besides environment and health, as requested.")) == (
         Grade.PASS,
         True,
@@ -217,7 +217,7 @@ def test_what_ran_by_name_only_is_said() -> None:
 
 def test_what_only_looks_measures_no_gpu_also_when_asked_for_by_name() -> None:
     looked = Finding(check="topology", gpu="GPU-a", verdict=Grade.PASS, code="topology-ok", message="It is whole.")
-    grade, reason = verdict(Wish(only=("topology",)), [looked])
+    grade, reason = verdict(RunRequest(only=("topology",)), [looked])
     assert (grade, reason.startswith("None of the selected checks (--check) measured a GPU.")) == (
         Grade.INCONCLUSIVE,
         True,
@@ -225,7 +225,7 @@ def test_what_only_looks_measures_no_gpu_also_when_asked_for_by_name() -> None:
 
 
 def test_what_was_left_out_or_set_otherwise_is_said() -> None:
-    wish = Wish(skip=("stress", "exact"), params={"gemm": {"n": 512, "dtypes": ["bf16"]}})
+    wish = RunRequest(skip=("stress", "exact"), params={"gemm": {"n": 512, "dtypes": ["bf16"]}})
     grade, reason = verdict(wish, [GOOD])
     assert grade is Grade.PASS
     assert "Without stress, exact, as requested." in reason
@@ -233,12 +233,12 @@ def test_what_was_left_out_or_set_otherwise_is_said() -> None:
 
 
 def test_a_part_of_the_gpus_is_said() -> None:
-    grade, reason = verdict(Wish(gpus=("0",)), [GOOD])
+    grade, reason = verdict(RunRequest(gpus=("0",)), [GOOD])
     assert (grade, reason.startswith("Only GPU 0 of this machine, as requested.")) == (Grade.PASS, True)
 
 
 def test_the_reason_is_the_first_of_the_worst_and_how_many_more() -> None:
-    grade, reason = verdict(Wish(), [GOOD, SLOW, SLOW])
+    grade, reason = verdict(RunRequest(), [GOOD, SLOW, SLOW])
     assert (grade, reason) == (Grade.FAIL, "It says gemm-below-floor. (1 more like it)")
-    assert verdict(Wish(), [GOOD]) == (Grade.PASS, "All 1 findings passed.")
-    assert verdict(Wish(), []) == (Grade.INCONCLUSIVE, "Nothing was tested.")
+    assert verdict(RunRequest(), [GOOD]) == (Grade.PASS, "All 1 findings passed.")
+    assert verdict(RunRequest(), []) == (Grade.INCONCLUSIVE, "Nothing was tested.")

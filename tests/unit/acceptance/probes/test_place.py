@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.probes.group import GROUP_TIMEOUT_S, BadSetting, Place, read_place
+from gpukeeper.acceptance.probes.group import GROUP_TIMEOUT_S, BadSetting, RankInfo, read_place
 
 ELASTIC = {"TORCHELASTIC_RUN_ID": "none"}
 
 
 def test_without_any_variable_it_is_alone() -> None:
-    assert read_place({}, "cuda") == Place(0, 1, 0, "127.0.0.1", 29500, "nccl")
+    assert read_place({}, "cuda") == RankInfo(0, 1, 0, "127.0.0.1", 29500, "nccl")
     assert read_place({}, "cpu").backend == "gloo"
 
 
@@ -22,14 +22,14 @@ def test_torchruns_own_variables_count() -> None:
         "MASTER_ADDR": "node-1",
         "MASTER_PORT": "41000",
     }
-    assert read_place(told, "cuda") == Place(3, 8, 3, "node-1", 41000, "nccl")
+    assert read_place(told, "cuda") == RankInfo(3, 8, 3, "node-1", 41000, "nccl")
 
 
 def test_under_torchrun_what_the_launcher_was_told_does_not_count() -> None:
     """It describes the outer work; torchrun of one machine inside it has its own numbers."""
     told = ELASTIC | {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "40001"}
     outer = {"PET_NNODES": "4", "PET_NPROC_PER_NODE": "8", "K8S_MASTER_ADDR": "far-away", "PET_MASTER_PORT": "1"}
-    assert read_place(told | outer, "cpu") == Place(0, 2, 0, "localhost", 40001, "gloo")
+    assert read_place(told | outer, "cpu") == RankInfo(0, 2, 0, "localhost", 40001, "gloo")
 
 
 def test_the_port_is_29500_unless_said() -> None:
@@ -41,7 +41,7 @@ def test_the_port_is_29500_unless_said() -> None:
 def test_a_launchers_nodes_make_ranks() -> None:
     told = {"PET_NNODES": "4", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "2", "LOCAL_RANK": "5"}
     place = read_place(told | {"PET_MASTER_ADDR": "job-master-0", "PET_MASTER_PORT": "23456"}, "cuda")
-    assert place == Place(21, 32, 5, "job-master-0", 23456, "nccl")
+    assert place == RankInfo(21, 32, 5, "job-master-0", 23456, "nccl")
 
 
 def test_an_elastic_range_of_nodes_is_no_number_of_ranks() -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
 from gpukeeper.acceptance.catalog import CHECKS
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import Report
 from gpukeeper.acceptance.reports import document
 from gpukeeper.acceptance.reports.store import MANIFEST
-from gpukeeper.acceptance.run import Order, accept
+from gpukeeper.acceptance.run import RunConfig, accept
 
 Document = dict[str, Any]
 Change = Callable[[Document], object]
@@ -26,8 +26,10 @@ Change = Callable[[Document], object]
 def run(gpus: int = 8, within_s: float = 60.0, **faults: Any) -> Report:
     """A whole run on simulated GPUs that calls itself one on real GPUs, so that it can be accepted."""
     bench = SimulatedWorkbench(gpus=gpus, seed=7, **faults)
-    wish = Wish(device="cuda", within_s=within_s, expected=gpus)
-    order = Order(run="run-1", version="0", wish=wish, checks=CHECKS, limits=reference.limits, history=lambda gpus: {})
+    wish = RunRequest(device="cuda", within_s=within_s, expected=gpus)
+    order = RunConfig(
+        run="run-1", version="0", wish=wish, checks=CHECKS, limits=reference.limits, history=lambda gpus: {}
+    )
     return asyncio.run(accept(bench, order, bench.clock))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.record import Delta, Finding, Machine, NotTested, Power, Remedy, Report, Tally
+from gpukeeper.acceptance.record import Delta, Finding, GpuSummary, Machine, NotTested, Power, Remedy, Report
 from gpukeeper.model.gpu import Gpu, Reading
 from gpukeeper.model.grade import Grade, worst
 from gpukeeper.model.unknown import Unknown
@@ -351,9 +351,9 @@ def _health(one: Gpu) -> Finding:
     )
 
 
-def _tally(uuid: str, grade: Grade, findings: Sequence[Finding]) -> Tally:
+def _tally(uuid: str, grade: Grade, findings: Sequence[Finding]) -> GpuSummary:
     first = next((f.message for f in findings if f.gpu == uuid and f.verdict is grade), "Nothing was tested.")
-    return Tally(gpu=uuid, verdict=grade, reason=first, busy=0.83)
+    return GpuSummary(gpu=uuid, verdict=grade, reason=first, busy=0.83)
 
 
 def _links(gpus: Sequence[Gpu]) -> dict[str, dict[str, str]]:

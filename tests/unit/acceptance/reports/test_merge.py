@@ -143,7 +143,7 @@ def test_a_gpu_that_two_nodes_claim_is_named() -> None:
 
 def test_the_fleet_is_json_csv_and_a_page() -> None:
     fleet = merge.merge([node(1), examples.eight_gpus(), examples.hostile()], expected=["node-1", "gone"])
-    assert msgspec.json.decode(msgspec.json.encode(fleet), type=merge.Fleet) == fleet
+    assert msgspec.json.decode(msgspec.json.encode(fleet), type=merge.FleetReport) == fleet
     lines = list(csv.DictReader(io.StringIO(merge.csv(fleet))))
     assert {line["node"]: line["verdict"] for line in lines}["gone"] == "INCONCLUSIVE"
     written = fleet_page.page(fleet)

@@ -12,7 +12,7 @@ from gpukeeper.model.gpu import Reading
 from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.reports import examples
 
-GOOD = plots.Row("GPU 0", (10.0, 11.0, 12.0), 11.0, Grade.PASS)
+GOOD = plots.PlotRow("GPU 0", (10.0, 11.0, 12.0), 11.0, Grade.PASS)
 
 
 def bars(picture: str) -> list[float]:
@@ -20,7 +20,7 @@ def bars(picture: str) -> list[float]:
 
 
 def test_a_slower_gpu_is_drawn_further_left_and_below_its_floor() -> None:
-    slow = plots.Row("GPU 1", (7.0,), 7.0, Grade.FAIL)
+    slow = plots.PlotRow("GPU 1", (7.0,), 7.0, Grade.FAIL)
     picture = plots.strips("gemm", "TFLOP/s", [GOOD, slow], {"floor": 9.0})
     good, bad = bars(picture)
     floor = float(re.findall(r'x1="([\d.]+)"[^>]*class="mark floor"', picture)[0])
@@ -30,7 +30,7 @@ def test_a_slower_gpu_is_drawn_further_left_and_below_its_floor() -> None:
 @pytest.mark.parametrize(
     "picture",
     [
-        plots.strips("one figure", "", [plots.Row("x", (), 0.0, Grade.PASS)], {}),
+        plots.strips("one figure", "", [plots.PlotRow("x", (), 0.0, Grade.PASS)], {}),
         plots.strips("all equal", "GB/s", [GOOD, GOOD], {"floor": 11.0}),
         plots.strips("not a number", "GB/s", [GOOD], {"floor": float("nan"), "reference": float("inf")}),
         plots.matrix("none", [], [], {}, "GB/s"),

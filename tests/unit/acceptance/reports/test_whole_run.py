@@ -10,12 +10,12 @@ import pytest
 
 from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
 from gpukeeper.acceptance.catalog import CHECKS
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import Report
 from gpukeeper.acceptance.reports import legacy
 from gpukeeper.acceptance.reports.store import ReportFolder
-from gpukeeper.acceptance.run import Order, accept
+from gpukeeper.acceptance.run import RunConfig, accept
 from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.reports import test_html, test_junit, test_textfile
 
@@ -24,8 +24,8 @@ from tests.unit.acceptance.reports import test_html, test_junit, test_textfile
 def report() -> Report:
     """Half an hour on eight GPUs, one of them 10 % slow."""
     bench = SimulatedWorkbench(gpus=8, seed=7, slow={3: 0.1})
-    wish = Wish(device="simulated", within_s=1800.0, profile="30m", expected=8)
-    order = Order(
+    wish = RunRequest(device="simulated", within_s=1800.0, profile="30m", expected=8)
+    order = RunConfig(
         run="simulated-1", version="0", wish=wish, checks=CHECKS, limits=reference.limits, history=lambda gpus: {}
     )
     return asyncio.run(accept(bench, order, bench.clock))

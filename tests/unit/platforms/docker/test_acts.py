@@ -261,14 +261,14 @@ def manifest(**parts: Any) -> Evidence:
     return Evidence({"manifest.json": json.dumps(told(state=ended(), **parts)).encode()})
 
 
-def bring_back(fake: FakeEngine, evidence: Evidence | None) -> Any:
-    return act(fake, lambda acts: acts.bring_back(REF, evidence))
+def restore(fake: FakeEngine, evidence: Evidence | None) -> Any:
+    return act(fake, lambda acts: acts.restore(REF, evidence))
 
 
 def test_what_was_removed_is_made_again_and_not_started() -> None:
     fake = FakeEngine()
     fake.images["lab:1"] = {"Id": "sha256:" + "1" * 64}
-    assert bring_back(fake, manifest(host=ALWAYS)) == Accepted()
+    assert restore(fake, manifest(host=ALWAYS)) == Accepted()
     assert fake.acts() == ["POST /containers/create?name=eval"]
     assert fake.bodies[-1]["Image"] == "lab:1"
     assert fake.bodies[-1]["HostConfig"]["RestartPolicy"]["Name"] == "always"
@@ -277,7 +277,7 @@ def test_what_was_removed_is_made_again_and_not_started() -> None:
 def test_it_is_made_from_the_image_it_had_not_from_what_has_its_name_now() -> None:
     fake = FakeEngine()
     fake.images["lab:1"] = {"Id": "sha256:" + "2" * 64}
-    bring_back(fake, manifest())
+    restore(fake, manifest())
     assert fake.bodies[-1]["Image"] == "sha256:" + "1" * 64
 
 
@@ -286,7 +286,7 @@ def test_it_joins_its_networks_by_its_new_id() -> None:
     fake.answers["POST /networks/lab/connect"] = (200, "")
     evidence = json.loads(manifest().files["manifest.json"])
     evidence["NetworkSettings"] = {"Networks": {"lab": {"Aliases": ["x"]}}}
-    assert bring_back(fake, Evidence({"manifest.json": json.dumps(evidence).encode()})) == Accepted()
+    assert restore(fake, Evidence({"manifest.json": json.dumps(evidence).encode()})) == Accepted()
     assert fake.bodies[-1]["Container"] == "e" * 64
 
 
@@ -294,7 +294,7 @@ def test_what_was_stopped_is_started_with_the_policy_from_before_the_stop() -> N
     fake = FakeEngine(told(state=ended()))
     before = json.dumps(told(host=ALWAYS)).encode()
     after = json.dumps(told(state=ended())).encode()
-    assert bring_back(fake, Evidence({"stop/manifest.json": before, "manifest.json": after})) == Accepted()
+    assert restore(fake, Evidence({"stop/manifest.json": before, "manifest.json": after})) == Accepted()
     assert fake.acts() == [UPDATE, f"POST /containers/{ID}/start"]
     assert policy_of(fake) == "always"
 
@@ -302,7 +302,7 @@ def test_what_was_stopped_is_started_with_the_policy_from_before_the_stop() -> N
 @pytest.mark.parametrize("evidence", [None, Evidence({}), Evidence({"manifest.json": b"[]"})])
 def test_what_cannot_be_made_again_is_refused(evidence: Evidence | None) -> None:
     fake = FakeEngine()
-    assert isinstance(bring_back(fake, evidence), Refused)
+    assert isinstance(restore(fake, evidence), Refused)
     assert fake.acts() == []
 
 

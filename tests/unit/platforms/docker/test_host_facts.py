@@ -172,7 +172,7 @@ def test_a_path_that_no_folder_can_have_is_nobodys_not_unknown(path: str) -> Non
 
 def test_forgetting_in_the_middle_of_a_look_harms_it_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     directory = UserDirectory(StillClock())
-    forget: Callable[[], None] = directory._forget_in_time
+    forget: Callable[[], None] = directory._expire
 
     def and_another_look_forgets(_path: str) -> None:
         directory._since = None

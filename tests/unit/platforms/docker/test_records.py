@@ -30,8 +30,8 @@ def play(fake: FakeEngine, what: Callable[[Records], Awaitable[T]], *, hasty: bo
     return asyncio.run(run())
 
 
-def hear(records: Records, id_: str, action: str, **attributes: str) -> None:
-    records.hear(msgspec.convert(event(id_, action, **attributes), EngineEvent))
+def record_event(records: Records, id_: str, action: str, **attributes: str) -> None:
+    records.record_event(msgspec.convert(event(id_, action, **attributes), EngineEvent))
 
 
 def inspected(fake: FakeEngine) -> int:
@@ -58,7 +58,7 @@ def test_while_events_are_heard_only_what_changed_is_asked_about() -> None:
         await records.refresh()
         await records.refresh()
         counts.append(inspected(fake))
-        hear(records, ID, "restart")
+        record_event(records, ID, "restart")
         await records.refresh()
         counts.append(inspected(fake))
         return counts
@@ -99,7 +99,9 @@ def test_what_changes_while_it_is_asked_about_is_asked_about_again() -> None:
 
     async def looks(records: Records) -> None:
         records.hearing = True
-        fake.before = lambda call: hear(records, ID, "die") if call == INSPECT and inspected(fake) == 1 else None
+        fake.before = lambda call: (
+            record_event(records, ID, "die") if call == INSPECT and inspected(fake) == 1 else None
+        )
         await records.refresh()
         await records.refresh()
         await records.refresh()
@@ -193,13 +195,13 @@ def test_whose_removal_was_heard_of_was_removed(when: str) -> None:
     async def looks(records: Records) -> bool:
         await records.refresh()
         if when == "before":
-            hear(records, ID, "destroy")
+            record_event(records, ID, "destroy")
         elif when == "past":
             fake.past = [event(ID, "destroy")]
         fake.containers.clear()
         await records.refresh()
         if when == "after":
-            hear(records, ID, "destroy")
+            record_event(records, ID, "destroy")
         return ID in records.once_had
 
     assert play(fake, looks)
@@ -212,7 +214,7 @@ def test_stops_of_the_past_are_learned_once_and_a_start_ends_them() -> None:
     async def looks(records: Records) -> bool:
         await records.refresh()
         assert records.stopped_at(ID) is not None
-        hear(records, ID, "start")
+        record_event(records, ID, "start")
         return records.stopped_at(ID) is None
 
     assert play(fake, looks)
@@ -220,7 +222,7 @@ def test_stops_of_the_past_are_learned_once_and_a_start_ends_them() -> None:
 
 def test_a_signal_that_ends_nothing_is_no_stop() -> None:
     async def looks(records: Records) -> bool:
-        hear(records, ID, "kill", signal="1")
+        record_event(records, ID, "kill", signal="1")
         return records.stopped_at(ID) is None
 
     assert play(FakeEngine(), looks)
@@ -260,7 +262,7 @@ def test_a_404_without_the_engines_own_words_proves_nothing(words: str) -> None:
 def test_a_container_that_came_and_went_used_its_image(called: str) -> None:
     async def told_of(records: Records) -> tuple[object, object]:
         before = records.image_used_at(IMAGE, ["lab:1", "lab:latest"])
-        hear(records, ID, "die", image=called)
+        record_event(records, ID, "die", image=called)
         return before, records.image_used_at(IMAGE, ["lab:1", "lab:latest"])
 
     before, after = play(FakeEngine(), told_of)
@@ -279,8 +281,8 @@ def test_what_is_remembered_of_images_and_stops_follows_the_containers() -> None
         for image in (IMAGE, GONE):
             await records.image_labels(image)
         for number in range(REMEMBERED + 50):
-            hear(records, f"{number:064x}", "stop")
-        hear(records, ID, "kill", signal="15")
+            record_event(records, f"{number:064x}", "stop")
+        record_event(records, ID, "kill", signal="15")
         heard = len(records._stops)
         fake.containers.pop(OTHER_ID)
         await records.refresh()

@@ -115,7 +115,7 @@ def heard(name: str) -> datetime | None:
     """What is remembered of stops after the recorded events of one container."""
     records = Records(Engine("unix:///nowhere"))
     for told in recorded("docker_20_10_answers")["events"]:
-        records.hear(msgspec.convert(told, EngineEvent))
+        records.record_event(msgspec.convert(told, EngineEvent))
     return records.stopped_at(docker(name).id)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.platforms.kubernetes.gpus import asked
-from gpukeeper.platforms.kubernetes.tally import Tally
-from gpukeeper.platforms.kubernetes.translate import At
+from gpukeeper.platforms.kubernetes.gpus import requested
+from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.translate import Observation
 from gpukeeper.platforms.kubernetes.wire import Pod, Root
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
-AT = At("lab", NOW)
+AT = Observation("lab", NOW)
 UID = "8a0f1c7e-3c52-4a43-9a6e-5d0c6a5f9a11"
 
 
@@ -90,8 +90,8 @@ def terminated(finished: str | None, code: int = 0, name: str = "main") -> dict[
     return {"name": name, "state": {"terminated": {"exitCode": code, "finishedAt": finished, "reason": "Completed"}}}
 
 
-def tally(*pods: Pod) -> Tally:
-    added = Tally()
+def totals(*pods: Pod) -> PodTotals:
+    added = PodTotals()
     for one in pods:
-        added.add_pod(one, asked(one.spec))
+        added.add_pod(one, requested(one.spec))
     return added

@@ -14,7 +14,7 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.decoding import ListPage
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
+from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, known_owner
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 
@@ -90,8 +90,8 @@ def forbidden(what: str = "it") -> ApiError:
     return ApiError(403, "Forbidden", f'User "keeper" cannot get {what}')
 
 
-def silent() -> ClusterSilent:
-    return ClusterSilent("the cluster did not answer within 10s")
+def silent() -> ClusterUnavailable:
+    return ClusterUnavailable("the cluster did not answer within 10s")
 
 
 def _collection(one: Mapping[str, Any], *, everywhere: bool) -> str:

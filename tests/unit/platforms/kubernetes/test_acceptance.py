@@ -17,18 +17,20 @@ from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
-from gpukeeper.platforms.kubernetes.tally import Tally
-from gpukeeper.platforms.kubernetes.translate import Reading, root_subject
-from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, condition, pod, root, tally
+from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.translate import TranslationSettings, root_subject
+from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, condition, pod, root, totals
 
 APP = {"app": "gpu-accept-daemon"}
 ENDED = "gpukeeper.io/run-ended"
 FUTURE = (NOW + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def left(kind: Kind = DAEMONSET, pods: Tally | None = None, **parts: Any) -> Subject:
+def left(kind: Kind = DAEMONSET, pods: PodTotals | None = None, **parts: Any) -> Subject:
     parts = {"labels": APP, "creationTimestamp": ago(days=3), **parts}
-    return root_subject(kind, root(**parts), pods or tally(pod(name="n-1")), NamespaceFacts(), AT, Reading())
+    return root_subject(
+        kind, root(**parts), pods or totals(pod(name="n-1")), NamespaceFacts(), AT, TranslationSettings()
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_an_end_that_is_a_moment_ahead_has_not_come() -> None:
 
 def test_kinds_that_end_are_judged_by_their_own_end() -> None:
     assert left(JOB, status={"startTime": ago(days=3)}).state is State.RUNNING
-    failed = left(JOB, Tally(), status={"conditions": [condition("Failed", ago(hours=1))]})
+    failed = left(JOB, PodTotals(), status={"conditions": [condition("Failed", ago(hours=1))]})
     assert (failed.state, failed.outcome) == (State.ENDED, Outcome.FAILED)
 
 
@@ -128,5 +130,5 @@ def test_what_is_being_removed_is_left_to_that() -> None:
 
 
 def test_children_that_could_not_be_counted_are_unknown() -> None:
-    subject = left(STATEFULSET, Tally(unclear="pods: 403"))
+    subject = left(STATEFULSET, PodTotals(unclear="pods: 403"))
     assert (subject.state, subject.live_children) == (State.ENDED, Unknown("pods: 403"))

@@ -14,7 +14,7 @@ from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.acts import Acts, LookAgain
+from gpukeeper.platforms.kubernetes.acts import ClusterActions, ReadAgain
 from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, KINDS
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
@@ -37,8 +37,8 @@ async def first_version(kind: Kind) -> str | Unknown | None:
     return kind.versions[0]
 
 
-def act(api: StoredApi, what: Callable[[Acts], Awaitable[T]]) -> T:
-    return with_cluster(api, lambda cluster: what(Acts(cluster, first_version)))
+def act(api: StoredApi, what: Callable[[ClusterActions], Awaitable[T]]) -> T:
+    return with_cluster(api, lambda cluster: what(ClusterActions(cluster, first_version)))
 
 
 def seen(api: StoredApi, kind: Kind, path: str, state: State = State.ENDED, **facts: Any) -> Subject:
@@ -57,7 +57,7 @@ def pod_of(api: StoredApi, path: str) -> Pod:
     return msgspec.json.decode(json.dumps(api.objects[path]), type=Pod)
 
 
-def looks(api: StoredApi, kind: Kind, path: str, state: State = State.ENDED, **facts: Any) -> LookAgain:
+def looks(api: StoredApi, kind: Kind, path: str, state: State = State.ENDED, **facts: Any) -> ReadAgain:
     async def look() -> Subject | Gone | Unknown:
         return seen(api, kind, path, state, **facts)
 
@@ -72,7 +72,7 @@ def remove(
     api: StoredApi,
     kind: Kind,
     fresh: Subject,
-    again: LookAgain = never,
+    again: ReadAgain = never,
 ) -> Any:
     return act(api, lambda acts: acts.remove(kind, fresh, again))
 
@@ -241,7 +241,7 @@ def test_a_kind_that_is_not_served_is_not_asked_for(version: Unknown | None) -> 
     async def serves(_kind: Kind) -> str | Unknown | None:
         return version
 
-    answer = with_cluster(api, lambda cluster: Acts(cluster, serves).remove(JOB, fresh, never))
+    answer = with_cluster(api, lambda cluster: ClusterActions(cluster, serves).remove(JOB, fresh, never))
     assert isinstance(answer, Refused if version is None else Unknown)
     assert api.asked == []
 
@@ -305,7 +305,7 @@ def test_two_budgets_on_one_pod_are_told_to_an_admin() -> None:
 # Stopping.
 
 
-def stop(api: StoredApi, kind: Kind, path: str, again: LookAgain | None = None) -> Any:
+def stop(api: StoredApi, kind: Kind, path: str, again: ReadAgain | None = None) -> Any:
     fresh, root = seen(api, kind, path, State.RUNNING), decoded(api, path)
     return act(api, lambda acts: acts.stop(kind, fresh, root, again))
 

@@ -10,7 +10,14 @@ import pytest
 from gpukeeper.model.decision import Accepted, Evidence, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.archive import MANIFEST, RESTORED_FROM, WAS_OWNED, Archive, Recipe, recipe
+from gpukeeper.platforms.kubernetes.archive import (
+    MANIFEST,
+    RESTORED_FROM,
+    WAS_OWNED,
+    Archive,
+    ObjectCreation,
+    object_creation,
+)
 from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
@@ -60,12 +67,14 @@ def captured(kind: Kind, spec: Object, **meta: Any) -> Evidence:
 
 
 def restore(api: StoredApi, kind: Kind, evidence: Evidence | None, uid: str = "old") -> Any:
-    return with_cluster(api, lambda cluster: Archive(cluster, first_version).bring_back(kind, ref(kind, uid), evidence))
+    return with_cluster(
+        api, lambda cluster: Archive(cluster, first_version).restore_object(kind, ref(kind, uid), evidence)
+    )
 
 
 def body(kind: Kind, spec: Object, **meta: Any) -> Object:
-    made = recipe(kind, captured(kind, spec, **meta))
-    assert isinstance(made, Recipe), made
+    made = object_creation(kind, captured(kind, spec, **meta))
+    assert isinstance(made, ObjectCreation), made
     return made.body
 
 
@@ -168,7 +177,7 @@ def test_a_ray_job_is_made_so_that_kuberay_takes_it_suspended() -> None:
     ],
 )
 def test_what_cannot_stand_still_is_not_made(kind: Kind, spec: Object, labels: Object, words: str) -> None:
-    made = recipe(kind, captured(kind, spec, labels=labels))
+    made = object_creation(kind, captured(kind, spec, labels=labels))
     assert isinstance(made, Refused)
     assert words in made.why
     assert "manifest.json" in made.why

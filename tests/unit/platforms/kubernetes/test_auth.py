@@ -21,7 +21,7 @@ import pytest
 from gpukeeper.model.errors import UsageError
 from gpukeeper.platforms.kubernetes import auth
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
+from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.wire import Root
 from tests.unit.platforms.kubernetes.scripted_api import Reply, ScriptedApi, Time, ask, kubeconfig, listening, refused
 
@@ -258,7 +258,7 @@ def test_a_token_in_a_file_is_read_again_when_it_is_refused(method: str, tmp_pat
 
 
 def test_a_token_file_that_is_gone_is_silence(tmp_path: Path) -> None:
-    with pytest.raises(ClusterSilent, match=r"cannot log in to lab: Token file .* not found"):
+    with pytest.raises(ClusterUnavailable, match=r"cannot log in to lab: Token file .* not found"):
         ask(an_api(), get, tmp_path, user={"tokenFile": "none"})
 
 
@@ -267,7 +267,7 @@ def test_a_refused_token_says_what_to_do(tmp_path: Path) -> None:
     api.says("GET /x", NO)
     with pytest.raises(ApiError, match="log in again") as caught:
         ask(api, get, tmp_path, user={"token": "t0"})
-    assert caught.value.says_refused
+    assert caught.value.is_denied
     assert len(api.asked) == 1
 
 
@@ -406,7 +406,7 @@ def test_a_plugin_whose_tokens_are_always_refused_ends(tmp_path: Path) -> None:
 )
 def test_a_plugin_that_fails_says_how(program: str, words: str, tmp_path: Path) -> None:
     api = an_api()
-    with pytest.raises(ClusterSilent, match=f"login plugin .*/plugin of the kubeconfig failed: .*{words}"):
+    with pytest.raises(ClusterUnavailable, match=f"login plugin .*/plugin of the kubeconfig failed: .*{words}"):
         ask(api, get, tmp_path, user=plugin(tmp_path, program))
     assert api.asked == []
 
@@ -420,13 +420,13 @@ def test_a_plugin_that_fails_says_how(program: str, words: str, tmp_path: Path) 
     ],
 )
 def test_a_plugins_answer_that_makes_no_sense_is_told(status: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(ClusterSilent, match=words):
+    with pytest.raises(ClusterUnavailable, match=words):
         ask(an_api(), get, tmp_path, user=plugin(tmp_path, **status))
 
 
 def test_a_plugin_that_is_not_installed_shows_how_to_get_it(tmp_path: Path) -> None:
     user = {"exec": {"apiVersion": V1, "command": "no-such-plugin", "installHint": "Get it with: brew install it"}}
-    with pytest.raises(ClusterSilent, match=r"no-such-plugin .*No such file.*Get it with: brew install it"):
+    with pytest.raises(ClusterUnavailable, match=r"no-such-plugin .*No such file.*Get it with: brew install it"):
         ask(an_api(), get, tmp_path, user=user)
 
 
@@ -441,7 +441,7 @@ def test_a_plugin_that_never_answers_is_ended_with_what_it_started(tmp_path: Pat
     spec = auth.ExecSpec(V1, str(tmp_path / "plugin"))
     stuck = auth.Plugin(spec, {}, os.environ, auth.utc_now, deadline=timedelta(seconds=3))
     assert user["exec"]["command"] == "./plugin"
-    with pytest.raises(ClusterSilent, match="timeout: no output within 3s; run it once manually"):
+    with pytest.raises(ClusterUnavailable, match="timeout: no output within 3s; run it once manually"):
         asyncio.run(stuck.ready())
     own, child = map(int, (tmp_path / "pids").read_text().split())
     assert not is_running(own)
@@ -564,7 +564,7 @@ def test_a_server_that_nobody_vouches_for_is_not_talked_to(tmp_path: Path) -> No
     other = tmp_path / "other"
     other.mkdir()
     certificate(other, "authority")
-    with pytest.raises(ClusterSilent, match=r"certificate verify failed.*check the certificate-authority"):
+    with pytest.raises(ClusterUnavailable, match=r"certificate verify failed.*check the certificate-authority"):
         over_tls(tmp_path, get, lambda _: {"token": "t"}, lambda _: {"certificate-authority": "other/authority.crt"})
 
 
@@ -573,7 +573,7 @@ def test_a_server_with_another_name_is_not_talked_to_unless_that_name_is_expecte
         return lambda authority: {"certificate-authority": str(authority), "tls-server-name": name}
 
     assert over_tls(tmp_path, get, lambda _: {}, named("api.lab")).peers == [None]
-    with pytest.raises(ClusterSilent, match="cannot be reached"):
+    with pytest.raises(ClusterUnavailable, match="cannot be reached"):
         over_tls(tmp_path, get, lambda _: {}, named("api.prod"))
 
 

@@ -120,5 +120,5 @@ def test_what_was_read_is_believed_for_a_minute_and_until_it_is_acted_on(monkeyp
     found.forget("uid-0")
     assert found.get("uid-0") is None
     assert found.get("uid-1") is not None
-    monkeypatch.setattr(bulk, "HOLDS", 0.0)
+    monkeypatch.setattr(bulk, "CACHE_SECONDS", 0.0)
     assert found.get("uid-1") is None

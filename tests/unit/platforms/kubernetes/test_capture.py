@@ -13,7 +13,7 @@ from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import capture as module
-from gpukeeper.platforms.kubernetes.capture import ALL_BYTES, CUT, CUT_BELOW, LOG_BYTES, PODS, Captures
+from gpukeeper.platforms.kubernetes.capture import ALL_BYTES, CUT, CUT_BELOW, LOG_BYTES, PODS, EvidenceCapture
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
@@ -57,7 +57,7 @@ def take(
     meta = api.objects[path]["metadata"] if path in api.objects else {"name": "x", "uid": "uid-x"}
     ref = Ref("kubernetes", "test", kind.name, meta["name"], meta["uid"], NAMESPACE)
     below = [msgspec.json.decode(json.dumps(api.objects[one]), type=Pod) for one in pods]
-    return with_cluster(api, lambda cluster: Captures(cluster, first_version).capture(kind, ref, what, below))
+    return with_cluster(api, lambda cluster: EvidenceCapture(cluster, first_version).capture(kind, ref, what, below))
 
 
 def files(evidence: object) -> dict[str, bytes]:
@@ -135,7 +135,9 @@ def test_another_object_of_the_name_is_not_taken_for_it() -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x", "uid": "another"}})
     ref = Ref("kubernetes", "test", "job", "x", "uid-x", NAMESPACE)
-    answer = with_cluster(api, lambda cluster: Captures(cluster, first_version).capture(JOB, ref, EVERYTHING, ()))
+    answer = with_cluster(
+        api, lambda cluster: EvidenceCapture(cluster, first_version).capture(JOB, ref, EVERYTHING, ())
+    )
     assert isinstance(answer, NothingToCapture)
     assert api.asked == [f"GET {path}"]
 

@@ -1,4 +1,4 @@
-"""Is a controller alive? By Deployment and Lease, gone only by two looks; its release and its log."""
+"""Is a controller alive? By Deployment and Lease, gone only by two checks; its release and its log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.controller_state import Alive, ControllerState, Down, clashes_in, version_of
 from gpukeeper.platforms.kubernetes.controllers import Controllers
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, Controller
@@ -17,7 +18,6 @@ from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
 from gpukeeper.platforms.kubernetes.kinds.training_operator import CONTROLLER as TRAINING_OPERATOR
 from gpukeeper.platforms.kubernetes.kinds.trainjob import CONTROLLER as TRAINER
 from gpukeeper.platforms.kubernetes.kinds.trainjob import recreates_jobsets
-from gpukeeper.platforms.kubernetes.standing import Alive, Gone, Standing, clashes_in, version_of
 from tests.unit.platforms.kubernetes.examples import NOW, meta, pod_json
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent
 
@@ -59,15 +59,15 @@ def lease(
     return {"kind": "Lease", "metadata": said, "spec": spec}
 
 
-class Looks:
-    """One `Controllers`, asked again and again at times that we choose."""
+class Checks:
+    """One `Controllers`, queried at chosen times."""
 
     def __init__(self, cluster: StoredCluster, controller: Controller = TRAINER) -> None:
         self.cluster, self.controller = cluster, controller
         self.passed = 0.0
         self.controllers = Controllers(cluster.as_cluster, lambda: self.passed)
 
-    def ask(self, after: float = 0) -> Standing:
+    def ask(self, after: float = 0) -> ControllerState:
         self.passed += after
         now = NOW + timedelta(seconds=self.passed)
         return asyncio.run(self.controllers.ask(self.controller, now))
@@ -77,8 +77,8 @@ OLD = NOW - timedelta(days=3)
 
 
 def test_ready_replicas_and_a_renewed_lease_are_alive() -> None:
-    looks = Looks(StoredCluster(deployment(), lease(NOW - timedelta(seconds=3))))
-    said = looks.ask()
+    checks = Checks(StoredCluster(deployment(), lease(NOW - timedelta(seconds=3))))
+    said = checks.ask()
     assert isinstance(said, Alive)
     assert said.version == "v2.3.0"
     assert "kubeflow-system/kubeflow-trainer-controller-manager: 1 of 1 ready" in said.words
@@ -86,34 +86,34 @@ def test_ready_replicas_and_a_renewed_lease_are_alive() -> None:
 
 
 def test_ready_without_a_lease_is_alive() -> None:
-    assert isinstance(Looks(StoredCluster(deployment())).ask(), Alive)
+    assert isinstance(Checks(StoredCluster(deployment())).ask(), Alive)
 
 
 def test_scaled_to_0_with_an_old_lease_is_gone_at_the_second_look() -> None:
-    looks = Looks(StoredCluster(deployment(wanted=0, ready=0), lease(OLD)))
-    assert isinstance(looks.ask(), Unknown)
-    assert isinstance(looks.ask(after=10), Unknown), "not a whole duration of the Lease has passed"
-    said = looks.ask(after=10)
-    assert isinstance(said, Gone)
+    checks = Checks(StoredCluster(deployment(wanted=0, ready=0), lease(OLD)))
+    assert isinstance(checks.ask(), Unknown)
+    assert isinstance(checks.ask(after=10), Unknown), "not a whole duration of the Lease has passed"
+    said = checks.ask(after=10)
+    assert isinstance(said, Down)
     assert "scaled to 0" in said.words
     assert said.version == "v2.3.0"
 
 
 def test_absent_with_an_old_lease_is_gone_at_the_second_look() -> None:
-    looks = Looks(StoredCluster(lease(OLD)))
-    first = looks.ask()
+    checks = Checks(StoredCluster(lease(OLD)))
+    first = checks.ask()
     assert isinstance(first, Unknown)
     assert "a later check" in first.why
-    said = looks.ask(after=20)
-    assert isinstance(said, Gone)
+    said = checks.ask(after=20)
+    assert isinstance(said, Down)
     assert "no Deployment kubeflow-trainer-controller-manager in any namespace" in said.words
 
 
 def test_one_that_left_no_trace_may_run_outside_of_the_cluster() -> None:
     """As the add-ons of managed clusters do. However long nothing of it is seen, that proves nothing."""
-    looks = Looks(StoredCluster())
-    looks.ask()
-    said = looks.ask(after=3600)
+    checks = Checks(StoredCluster())
+    checks.ask()
+    said = checks.ask(after=3600)
     assert isinstance(said, Unknown)
     assert "outside" in said.why
 
@@ -121,58 +121,58 @@ def test_one_that_left_no_trace_may_run_outside_of_the_cluster() -> None:
 def test_a_lease_that_we_saw_change_is_alive_whatever_its_times_say() -> None:
     """The controller's clock is three days slow."""
     cluster = StoredCluster(lease(OLD, version="1"))
-    looks = Looks(cluster)
-    assert isinstance(looks.ask(), Unknown)
+    checks = Checks(cluster)
+    assert isinstance(checks.ask(), Unknown)
     cluster.objects[0] = lease(OLD + timedelta(seconds=20), version="2")
-    assert isinstance(looks.ask(after=20), Alive)
+    assert isinstance(checks.ask(after=20), Alive)
     cluster.objects[0] = lease(OLD + timedelta(seconds=40), version="3")
-    assert isinstance(looks.ask(after=20), Alive)
+    assert isinstance(checks.ask(after=20), Alive)
 
 
 def test_a_lease_that_never_changes_while_we_look_is_stale_whatever_its_times_say() -> None:
     """The clock of whoever held it last was an hour fast."""
-    looks = Looks(StoredCluster(lease(NOW + timedelta(hours=1))))
-    assert isinstance(looks.ask(), Unknown)
-    assert isinstance(looks.ask(after=100), Unknown), "less than ten durations"
-    assert isinstance(looks.ask(after=60), Gone)
+    checks = Checks(StoredCluster(lease(NOW + timedelta(hours=1))))
+    assert isinstance(checks.ask(), Unknown)
+    assert isinstance(checks.ask(after=100), Unknown), "less than ten durations"
+    assert isinstance(checks.ask(after=60), Down)
 
 
 def test_a_lease_whose_time_cannot_be_read_is_judged_by_our_own_looks_only() -> None:
-    looks = Looks(StoredCluster(lease("yesterday")))
-    assert isinstance(looks.ask(), Unknown)
-    assert isinstance(looks.ask(after=100), Unknown)
-    assert isinstance(looks.ask(after=60), Gone)
+    checks = Checks(StoredCluster(lease("yesterday")))
+    assert isinstance(checks.ask(), Unknown)
+    assert isinstance(checks.ask(after=100), Unknown)
+    assert isinstance(checks.ask(after=60), Down)
 
 
 def test_a_lease_that_expired_a_minute_ago_is_not_gone_yet() -> None:
-    looks = Looks(StoredCluster(lease(NOW - timedelta(seconds=60))))
-    assert isinstance(looks.ask(), Unknown)
-    assert isinstance(looks.ask(after=20), Unknown)
+    checks = Checks(StoredCluster(lease(NOW - timedelta(seconds=60))))
+    assert isinstance(checks.ask(), Unknown)
+    assert isinstance(checks.ask(after=20), Unknown)
 
 
 def test_a_return_between_two_looks_starts_the_count_anew() -> None:
     cluster = StoredCluster(deployment(wanted=0, ready=0), lease(OLD))
-    looks = Looks(cluster)
-    looks.ask()
+    checks = Checks(cluster)
+    checks.ask()
     cluster.objects[0] = deployment(wanted=1, ready=0)
-    assert isinstance(looks.ask(after=20), Unknown)
+    assert isinstance(checks.ask(after=20), Unknown)
     cluster.objects[0] = deployment(wanted=0, ready=0)
-    assert isinstance(looks.ask(after=20), Unknown)
-    assert isinstance(looks.ask(after=20), Gone)
+    assert isinstance(checks.ask(after=20), Unknown)
+    assert isinstance(checks.ask(after=20), Down)
 
 
 def test_wanted_and_not_ready_is_never_gone() -> None:
-    looks = Looks(StoredCluster(deployment(ready=0), lease(OLD)))
-    looks.ask()
-    said = looks.ask(after=3600)
+    checks = Checks(StoredCluster(deployment(ready=0), lease(OLD)))
+    checks.ask()
+    said = checks.ask(after=3600)
     assert isinstance(said, Unknown)
     assert "check its pods" in said.why
 
 
 def test_ready_with_a_lease_that_is_not_renewed_hangs() -> None:
-    looks = Looks(StoredCluster(deployment(), lease(OLD)))
-    looks.ask()
-    said = looks.ask(after=3600)
+    checks = Checks(StoredCluster(deployment(), lease(OLD)))
+    checks.ask()
+    said = checks.ask(after=3600)
     assert isinstance(said, Unknown)
     assert "may hang" in said.why
 
@@ -180,16 +180,16 @@ def test_ready_with_a_lease_that_is_not_renewed_hangs() -> None:
 def test_scaled_to_0_and_still_ending_is_not_gone() -> None:
     ending = deployment(wanted=0, ready=0)
     ending["status"]["replicas"] = 1
-    looks = Looks(StoredCluster(ending))
-    looks.ask()
-    assert isinstance(looks.ask(after=3600), Alive)
+    checks = Checks(StoredCluster(ending))
+    checks.ask()
+    assert isinstance(checks.ask(after=3600), Alive)
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
 def test_something_with_its_image_under_another_name_may_be_it(kind: str) -> None:
-    looks = Looks(StoredCluster(deployment("our-trainer", kind=kind)))
-    looks.ask()
-    said = looks.ask(after=3600)
+    checks = Checks(StoredCluster(deployment("our-trainer", kind=kind)))
+    checks.ask()
+    said = checks.ask(after=3600)
     assert isinstance(said, Unknown)
     assert "kubeflow-system/our-trainer may be Kubeflow Trainer under another name" in said.why
 
@@ -199,9 +199,9 @@ def test_something_with_its_image_under_another_name_may_be_it(kind: str) -> Non
 def test_what_may_not_be_listed_is_never_gone(path: str, error: Exception) -> None:
     cluster = StoredCluster()
     cluster.refused[path] = error  # type: ignore[assignment]
-    looks = Looks(cluster)
-    looks.ask()
-    said = looks.ask(after=3600)
+    checks = Checks(cluster)
+    checks.ask()
+    said = checks.ask(after=3600)
     assert isinstance(said, Unknown)
     assert "could not be listed" in said.why
 
@@ -209,37 +209,37 @@ def test_what_may_not_be_listed_is_never_gone(path: str, error: Exception) -> No
 def test_where_all_namespaces_are_refused_the_usual_ones_are_asked() -> None:
     cluster = StoredCluster(deployment(), lease(NOW))
     cluster.refused = {"/apis/apps/v1/deployments": forbidden(), "/v1/leases": forbidden()}
-    said = Looks(cluster).ask()
+    said = Checks(cluster).ask()
     assert isinstance(said, Alive)
     assert said.version == "v2.3.0"
     cluster.objects = [deployment(wanted=0, ready=0), lease(OLD)]
-    looks = Looks(cluster)
-    looks.ask()
-    assert isinstance(looks.ask(after=3600), Unknown), "there may be another one elsewhere"
+    checks = Checks(cluster)
+    checks.ask()
+    assert isinstance(checks.ask(after=3600), Unknown), "there may be another one elsewhere"
 
 
 def test_the_control_plane_is_known_by_its_lease_alone() -> None:
     held = lease(NOW, "kube-controller-manager", namespace="kube-system")
     cluster = StoredCluster(held)
-    assert isinstance(Looks(cluster, BUILT_IN).ask(), Alive)
+    assert isinstance(Checks(cluster, BUILT_IN).ask(), Alive)
     cluster.objects = [lease(OLD, "kube-controller-manager", namespace="kube-system")]
-    looks = Looks(cluster, BUILT_IN)
-    assert isinstance(looks.ask(), Unknown)
-    assert isinstance(looks.ask(after=20), Gone)
+    checks = Checks(cluster, BUILT_IN)
+    assert isinstance(checks.ask(), Unknown)
+    assert isinstance(checks.ask(after=20), Down)
     cluster.objects = []
-    looks = Looks(cluster, BUILT_IN)
-    looks.ask()
-    assert isinstance(looks.ask(after=3600), Unknown), "it need not have one"
+    checks = Checks(cluster, BUILT_IN)
+    checks.ask()
+    assert isinstance(checks.ask(after=3600), Unknown), "it need not have one"
 
 
 def test_an_answer_serves_everybody_for_a_moment() -> None:
     cluster = StoredCluster(deployment())
-    looks = Looks(cluster)
-    looks.ask()
+    checks = Checks(cluster)
+    checks.ask()
     asked = len(cluster.asked)
-    looks.ask(after=1)
+    checks.ask(after=1)
     assert len(cluster.asked) == asked
-    looks.ask(after=5)
+    checks.ask(after=5)
     assert len(cluster.asked) > asked
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
@@ -50,7 +50,7 @@ def a_cluster() -> ScriptedApi:
 
 def answers(api: ScriptedApi, folder: Path, *kinds: Kind) -> list[Answer]:
     async def all_(cluster: Cluster) -> list[Answer]:
-        discovery = Discovery(cluster)
+        discovery = ApiDiscovery(cluster)
         return [await discovery.served(one) for one in kinds]
 
     return ask(api, all_, folder)
@@ -113,7 +113,7 @@ def test_answers_are_remembered_for_ten_minutes(tmp_path: Path) -> None:
     api, time = a_cluster(), Time()
 
     async def over_time(cluster: Cluster) -> list[int]:
-        discovery = Discovery(cluster, time.clock)
+        discovery = ApiDiscovery(cluster, time.clock)
         seen = []
         for seconds in (0, 599, 1):
             time.now += seconds
@@ -152,7 +152,7 @@ def ttl_fields(api: ScriptedApi, folder: Path, kind: Kind, *roots: Root, apart: 
     time = Time()
 
     async def all_(cluster: Cluster) -> list[bool | Unknown]:
-        discovery, found = Discovery(cluster, time.clock), []
+        discovery, found = ApiDiscovery(cluster, time.clock), []
         for one in roots:
             found.append(await discovery.ttl_field(kind, (NAMES_NONE, one)))
             time.now += apart

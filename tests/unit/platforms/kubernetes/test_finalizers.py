@@ -9,6 +9,7 @@ import pytest
 
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.controller_state import Alive, ControllerState, Down
 from gpukeeper.platforms.kubernetes.finalizers import (
     FINALIZERS,
     FOREGROUND,
@@ -26,13 +27,12 @@ from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.standing import Alive, Gone, Standing
-from gpukeeper.platforms.kubernetes.tree import Descendants, Node
+from gpukeeper.platforms.kubernetes.tree import Descendants, TreeNode
 from tests.unit.platforms.kubernetes.examples import NOW, UID, ago, pod, root
 
 NONE = Descendants()
 RAY_FINALIZER = "ray.io/rayjob-finalizer"
-GONE = Gone("no Deployment kuberay-operator in any namespace")
+GONE = Down("no Deployment kuberay-operator in any namespace")
 
 
 def removed(*finalizers: str, since: str = ago(minutes=10), **parts: Any) -> Any:
@@ -40,12 +40,12 @@ def removed(*finalizers: str, since: str = ago(minutes=10), **parts: Any) -> Any
 
 
 def child(kind: str = "JobSet", *, made: str = ago(seconds=2), **parts: Any) -> Descendants:
-    node = Node(BY_NAME[kind.lower()], root(name="run-7", uid="child", creationTimestamp=made, **parts))
+    node = TreeNode(BY_NAME[kind.lower()], root(name="run-7", uid="child", creationTimestamp=made, **parts))
     return Descendants({UID: (node,)})
 
 
-def rayjob(standing: Standing | None, **parts: Any) -> Blocked | None:
-    known = {} if standing is None else {KUBERAY.name: standing}
+def rayjob(controller_state: ControllerState | None, **parts: Any) -> Blocked | None:
+    known = {} if controller_state is None else {KUBERAY.name: controller_state}
     return blocked(removed(RAY_FINALIZER, **parts), RAYJOB, NONE, known, NOW)
 
 
@@ -77,9 +77,9 @@ def test_a_controller_that_is_gone_proves_it() -> None:
     )
 
 
-@pytest.mark.parametrize("standing", [Unknown("may not list deployments"), None])
-def test_a_controller_that_cannot_be_looked_at_proves_nothing(standing: Standing | None) -> None:
-    found = rayjob(standing)
+@pytest.mark.parametrize("controller_state", [Unknown("may not list deployments"), None])
+def test_a_controller_that_cannot_be_looked_at_proves_nothing(controller_state: ControllerState | None) -> None:
+    found = rayjob(controller_state)
     assert found is not None
     assert isinstance(found.proven, Unknown)
 
@@ -101,7 +101,7 @@ def test_a_finalizer_that_nobody_knows_is_never_proven() -> None:
 @pytest.mark.parametrize("name", [ORPHAN, "kubernetes.io/pvc-protection", "trainer.kubeflow.org/resource-in-use"])
 def test_what_must_not_be_taken_off_is_not_proven_by_a_controller_that_is_gone(name: str) -> None:
     """Without its controller it would lose what it protects."""
-    found = blocked(removed(name), RAYJOB, NONE, {FINALIZERS[name].controller.name: Gone("gone")}, NOW)
+    found = blocked(removed(name), RAYJOB, NONE, {FINALIZERS[name].controller.name: Down("gone")}, NOW)
     assert found is not None
     assert found.proven is False
 
@@ -133,7 +133,7 @@ def test_any_other_child_is_waited_for(below: Descendants, why: str) -> None:
 
 
 def test_a_child_of_somebody_else_is_no_loop() -> None:
-    node = Node(JOBSET, root(uid="child", creationTimestamp=ago(seconds=1)))
+    node = TreeNode(JOBSET, root(uid="child", creationTimestamp=ago(seconds=1)))
     found = blocked(removed(FOREGROUND), TRAINJOB, Descendants({"another-uid": (node,)}), {}, NOW)
     assert found is not None
     assert "is left below it" in found.why
@@ -189,7 +189,7 @@ def test_a_pod_without_finalizers_waits_for_its_node() -> None:
 
 
 def test_of_several_the_proven_one_is_named_else_the_first() -> None:
-    known = {KUEUE.name: Gone("scaled to 0"), KUBERAY.name: Alive("ready")}
+    known = {KUEUE.name: Down("scaled to 0"), KUBERAY.name: Alive("ready")}
     both = removed(RAY_FINALIZER, "kueue.x-k8s.io/managed")
     found = blocked(both, RAYJOB, NONE, known, NOW)
     assert found is not None

@@ -10,7 +10,7 @@ import pytest
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT
-from gpukeeper.platforms.kubernetes.kinds.ending import GOES_ON, SKEW, Ending
+from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED, SKEW, Ending
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
@@ -100,7 +100,7 @@ def test_how_a_pod_failed_is_its_exit_code_and_whether_memory_ran_out(ended: lis
     ],
 )
 def test_what_goes_on(kind: Kind, status: dict[str, Any]) -> None:
-    assert kind.ending(root(status=status), NOW) == GOES_ON
+    assert kind.ending(root(status=status), NOW) == NOT_ENDED
 
 
 def test_success_after_retries_is_a_success() -> None:
@@ -220,4 +220,4 @@ def test_one_time_nobody_can_read_may_be_the_last() -> None:
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])
 def test_a_pod_that_is_not_ready_is_not_over(phase: str) -> None:
     status = {"conditions": [condition("Ready", END, "False")], "containerStatuses": [terminated(END, 1)]}
-    assert of_pod(pod(phase, status=status), NOW) == GOES_ON
+    assert of_pod(pod(phase, status=status), NOW) == NOT_ENDED

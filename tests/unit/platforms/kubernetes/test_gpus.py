@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.platforms.kubernetes.gpus import Asked, any_asked, asked, image_of
+from gpukeeper.platforms.kubernetes.gpus import PodGpuRequest, any_requested, image_of, requested
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from tests.unit.platforms.kubernetes.examples import ago, gpu_container, pod, root, tally
+from tests.unit.platforms.kubernetes.examples import ago, gpu_container, pod, root, totals
 
 CPU = {"name": "log", "image": "registry.example/log:1", "resources": {"requests": {"cpu": "1"}}}
 SIDECAR = {"restartPolicy": "Always", "name": "side"}
@@ -32,7 +32,7 @@ SIDECAR = {"restartPolicy": "Always", "name": "side"}
     ],
 )
 def test_requests(containers: list[dict[str, Any]], whole: int, slices: int) -> None:
-    assert asked(pod(containers=containers).spec) == Asked(whole, slices)
+    assert requested(pod(containers=containers).spec) == PodGpuRequest(whole, slices)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_requests(containers: list[dict[str, Any]], whole: int, slices: int) -> 
     ],
 )
 def test_containers_of_the_start(init: list[dict[str, Any]], whole: int) -> None:
-    assert asked(pod(containers=[gpu_container(4)], spec={"initContainers": init}).spec).whole == whole
+    assert requested(pod(containers=[gpu_container(4)], spec={"initContainers": init}).spec).whole == whole
 
 
 @pytest.mark.parametrize("quantity", ["-1", "0.5", "500m", "many", "1Ki", "", "9" * 40])
 def test_a_quantity_that_is_no_number_of_gpus_is_unclear(quantity: str) -> None:
-    found = asked(pod(containers=[gpu_container(quantity)]).spec)
+    found = requested(pod(containers=[gpu_container(quantity)]).spec)
     assert found.unclear is not None
     assert "nvidia.com/gpu" in found.unclear
     assert found  # it may hold one
@@ -60,15 +60,15 @@ def test_a_quantity_that_is_no_number_of_gpus_is_unclear(quantity: str) -> None:
 
 @pytest.mark.parametrize("quantity", ["1k", "257", "5M"])
 def test_more_than_any_node_has_is_unclear_and_makes_no_long_list(quantity: str) -> None:
-    found = asked(pod(containers=[gpu_container(quantity)]).spec)
+    found = requested(pod(containers=[gpu_container(quantity)]).spec)
     assert found.unclear is not None
     assert found.whole <= 256
 
 
 def test_a_resource_claim_is_unclear() -> None:
     claims = [{"name": "gpu", "resourceClaimTemplateName": "one-h200"}]
-    found = asked(pod(containers=[CPU], spec={"resourceClaims": claims}).spec)
-    assert found == Asked(unclear="it has a resource claim (gpu), which may be a GPU")
+    found = requested(pod(containers=[CPU], spec={"resourceClaims": claims}).spec)
+    assert found == PodGpuRequest(unclear="it has a resource claim (gpu), which may be a GPU")
     assert found
 
 
@@ -95,7 +95,7 @@ TEMPLATE = {"spec": {"containers": [CPU, gpu_container(1)]}}
 )
 def test_the_templates_of_every_kind_are_found(kind: str, spec: dict[str, Any]) -> None:
     found = list(BY_NAME[kind].templates(root(spec=spec).spec))
-    assert any_asked(found)
+    assert any_requested(found)
     assert image_of(found) == "registry.example/train:1"  # of the container with the GPU, not the first
 
 
@@ -104,14 +104,14 @@ def test_without_a_gpu_the_first_image_counts_and_without_a_template_none() -> N
     assert (
         image_of(BY_NAME["trainjob"].templates(root(spec={"runtimeRef": {"name": "torch-distributed"}}).spec)) is None
     )
-    assert not any_asked(BY_NAME["job"].templates(root(spec={"template": {"spec": {"containers": [CPU]}}}).spec))
+    assert not any_requested(BY_NAME["job"].templates(root(spec={"template": {"spec": {"containers": [CPU]}}}).spec))
 
 
 # Added up over the pods of a root
 
 
 def test_a_tally_counts_what_is_held_now() -> None:
-    added = tally(
+    added = totals(
         pod("Running", name="w-0", containers=[gpu_container(2)], status={"startTime": ago(hours=2)}),
         pod("Pending", name="w-1", status={"startTime": ago(hours=3)}),  # has a node: its GPUs are taken
         pod("Pending", name="w-2", node=""),
@@ -130,19 +130,19 @@ def test_a_tally_counts_what_is_held_now() -> None:
 
 def test_slices_are_named_after_whole_gpus() -> None:
     both = [gpu_container(1), gpu_container(2, "nvidia.com/mig-1g.10gb", name="small")]
-    added = tally(pod(name="w", containers=both))
+    added = totals(pod(name="w", containers=both))
     assert (added.devices, added.slices) == (["w/0", "w/1", "w/2"], ["w/1", "w/2"])
 
 
 def test_a_pod_on_a_silent_node_is_living_and_named() -> None:
-    added = tally(pod("Unknown", name="w-0"))
+    added = totals(pod("Unknown", name="w-0"))
     assert (added.living, added.holding, added.lost) == (1, 1, "w-0")
 
 
 def test_a_claim_is_unclear_only_once_it_was_granted() -> None:
     claims = {"resourceClaims": [{"name": "gpu"}]}
-    assert tally(pod("Pending", node="", spec=claims)).unclear is None
-    placed = tally(pod(name="w", containers=[CPU], spec=claims))
+    assert totals(pod("Pending", node="", spec=claims)).unclear is None
+    placed = totals(pod(name="w", containers=[CPU], spec=claims))
     assert placed.holding == 1
     assert placed.unclear == "pod w: it has a resource claim (gpu), which may be a GPU"
 
@@ -150,20 +150,20 @@ def test_a_claim_is_unclear_only_once_it_was_granted() -> None:
 @pytest.mark.parametrize("start", [None, "", "0001-01-01T00:00:00Z", "soon"])
 def test_a_start_nobody_can_read_is_left_out(start: str | None) -> None:
     odd, good = (pod(name=f"w-{i}", status={"startTime": at}) for i, at in enumerate((start, ago(hours=1))))
-    assert tally(odd, good).started == tally(good, odd).started == ago(hours=1)
+    assert totals(odd, good).started == totals(good, odd).started == ago(hours=1)
 
 
 def test_tallies_add_up() -> None:
-    first = tally(
+    first = totals(
         pod(name="a", status={"startTime": ago(hours=1)}),
         pod("Succeeded", name="b"),
         pod("Unknown", name="c", annotations={"karpenter.sh/do-not-disrupt": "true"}),
     )
-    second = tally(
+    second = totals(
         pod(name="d", containers=[gpu_container(1, "nvidia.com/gpu.shared")], status={"startTime": ago(hours=2)}),
         pod(name="e", node="", spec={"terminationGracePeriodSeconds": 90}),
     )
-    together = tally()
+    together = totals()
     together.add(first)
     together.add(second)
     assert (together.living, together.holding, together.pending, together.dead) == (4, 3, 1, 1)

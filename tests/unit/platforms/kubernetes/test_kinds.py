@@ -8,7 +8,7 @@ import pytest
 
 from gpukeeper.model.decision import Refused
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, KINDS, known_owner, makes_runs
-from gpukeeper.platforms.kubernetes.kinds.ending import GOES_ON
+from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.marks import read
 from gpukeeper.platforms.kubernetes.preconditions import cannot_remove, cannot_stop
@@ -32,10 +32,10 @@ def test_no_two_kinds_have_one_name_and_each_is_found_as_an_owner() -> None:
 
 def test_a_kind_that_says_nothing_is_offered_no_verb_that_needs_its_word() -> None:
     thing = root(status={"conditions": [condition("Complete", None)]})
-    assert BARE.ending(thing, NOW) == GOES_ON
+    assert BARE.ending(thing, NOW) == NOT_ENDED
     assert isinstance(cannot_stop(BARE, thing), Refused)
     assert isinstance(BARE.trim(thing, [pod()]), Refused)
-    assert isinstance(BARE.stand_still({}, {}), Refused)
+    assert isinstance(BARE.suspend_manifest({}, {}), Refused)
     assert BARE.clean_pods(thing.spec, everything=True) is None
     assert cannot_remove(BARE, thing) is None  # it can be removed; without an end it is never due
     assert BARE.ttl(root(spec={"ttlSecondsAfterFinished": 60}).spec, in_crd=True) is None
@@ -44,7 +44,7 @@ def test_a_kind_that_says_nothing_is_offered_no_verb_that_needs_its_word() -> No
 
 def test_a_kind_of_a_name_that_another_group_has_is_told_apart() -> None:
     assert BARE.name == "examplejob"
-    marks, _ = read(BARE, root().metadata, None, GOES_ON, NOW)
+    marks, _ = read(BARE, root().metadata, None, NOT_ENDED, NOW)
     assert "annotate --overwrite jobs.example.com " in marks.hold_with
 
 

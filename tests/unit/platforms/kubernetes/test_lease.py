@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
+from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.lease import Leadership
 from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop, run_virtually
 
@@ -69,14 +69,14 @@ class Line:
     def _hear(self, verb: str, right: bool) -> None:
         assert right
         if self.silent:
-            raise ClusterSilent("nobody answers")
+            raise ClusterUnavailable("nobody answers")
         if self.says is not None:
             raise self.says
         self.server.asked.append(verb)
 
     def _answer(self, written: dict[str, Any]) -> bytes:
         if self.loses_answers:
-            raise ClusterSilent("the answer was lost")
+            raise ClusterUnavailable("the answer was lost")
         return b"<html>" if self.garbled else msgspec.json.encode(written)
 
 
@@ -396,5 +396,5 @@ async def test_a_lease_that_cannot_be_given_back_runs_out(s: Scene) -> None:
 
 def test_a_silent_cluster_is_a_platforms_error() -> None:
     """What `attempt` relies on."""
-    assert issubclass(ClusterSilent, PlatformError)
+    assert issubclass(ClusterUnavailable, PlatformError)
     assert issubclass(ApiError, PlatformError)

@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from gpukeeper.model.errors import UsageError
-from gpukeeper.platforms.kubernetes.manifests import Merged, merge
+from gpukeeper.platforms.kubernetes.manifests import MergedTrainJob, merge
 
 FILE = Path(__file__).with_name("trainjob.yaml")
 
@@ -25,7 +25,7 @@ def with_spec(**changes: Any) -> list[dict[str, Any]]:
     return [runtime, {**train, "spec": spec}]
 
 
-def told(found: Merged, job: str = "node") -> dict[str, tuple[list[str], list[str]]]:
+def told(found: MergedTrainJob, job: str = "node") -> dict[str, tuple[list[str], list[str]]]:
     (one,) = [one for one in found.jobs if one.name == job]
     return {
         init.name: (

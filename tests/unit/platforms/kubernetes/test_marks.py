@@ -14,7 +14,7 @@ from gpukeeper.model.memory import Warned
 from gpukeeper.model.subject import Marks, Outcome
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT
-from gpukeeper.platforms.kubernetes.kinds.ending import GOES_ON, Ending
+from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED, Ending
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
@@ -25,7 +25,7 @@ from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
 from gpukeeper.platforms.kubernetes.marks import (
     FAR,
-    Warnings,
+    AnnouncedWarnings,
     excluded,
     managed_elsewhere,
     moment,
@@ -319,7 +319,7 @@ def test_forever_holds() -> None:
         ("2026-12-01", datetime(2026, 12, 1, tzinfo=UTC)),
     ],
 )
-@pytest.mark.parametrize("ending", [OVER, GOES_ON])
+@pytest.mark.parametrize("ending", [OVER, NOT_ENDED])
 def test_our_hold_holds_in_every_state(text: str, until: datetime, ending: Ending) -> None:
     assert marks(JOB, ending, annotations={"gpukeeper.io/hold-until": text})[0].hold_until == until
 
@@ -341,7 +341,7 @@ def test_a_hold_nobody_can_read_keeps_and_is_said() -> None:
     ],
 )
 def test_holds_of_other_tools_hold_running_work_only(metadata: dict[str, Any], until: datetime | None) -> None:
-    assert marks(DEPLOYMENT, GOES_ON, **metadata)[0].hold_until == until
+    assert marks(DEPLOYMENT, NOT_ENDED, **metadata)[0].hold_until == until
     assert marks(JOB, OVER, **metadata)[0].hold_until is None
 
 
@@ -349,7 +349,7 @@ def test_holds_of_other_tools_hold_running_work_only(metadata: dict[str, Any], u
     "annotations", [{"downscaler/exclude": "yes please"}, {"downscaler/exclude-until": "next week"}]
 )
 def test_a_garbled_hold_of_another_tool_holds_and_is_said(annotations: dict[str, str]) -> None:
-    found, findings = marks(DEPLOYMENT, GOES_ON, annotations=annotations)
+    found, findings = marks(DEPLOYMENT, NOT_ENDED, annotations=annotations)
     assert isinstance(found.hold_until, Unknown)
     assert findings == (found.hold_until.why,)
 
@@ -466,7 +466,7 @@ def test_kuberay_is_not_overtaken(spec: dict[str, Any], waits: timedelta | None)
     found, findings = marks(RAYJOB, OVER, spec=spec)
     assert found.hold_until == (None if waits is None else NOW - 2 * HOUR + waits + timedelta(seconds=60))
     assert findings == ()
-    assert marks(RAYJOB, GOES_ON, spec=spec)[0].hold_until is None
+    assert marks(RAYJOB, NOT_ENDED, spec=spec)[0].hold_until is None
 
 
 def test_the_other_outcome_has_its_own_rules() -> None:
@@ -552,7 +552,7 @@ def test_a_namespace_nobody_could_read_is_unknown() -> None:
 def test_a_hold_that_cannot_be_read_does_not_replace_one_that_can() -> None:
     later = NOW + timedelta(hours=5)
     both = {"gpukeeper.io/hold-until": "tomorrow", "downscaler/exclude-until": later.isoformat()}
-    running = GOES_ON
+    running = NOT_ENDED
     found, notes = read(JOB, root(annotations=both).metadata, None, running, NOW)
     assert found.hold_until == later
     assert any("tomorrow" in one for one in notes), "and it is still complained about"
@@ -570,7 +570,7 @@ SAID = Warned("idle", 1, NOW, False, "1", timedelta(minutes=30), NOW + timedelta
 
 
 def said(uid: str) -> str:
-    return msgspec.json.encode(Warnings(uid, (SAID,))).decode()
+    return msgspec.json.encode(AnnouncedWarnings(uid, (SAID,))).decode()
 
 
 def test_what_was_announced_on_the_object_is_read_by_another_instance() -> None:

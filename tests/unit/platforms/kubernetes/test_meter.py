@@ -12,13 +12,13 @@ import pytest
 from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries
 from gpukeeper.ledger.database import open_for_writing
 from gpukeeper.ledger.signals import open_signals
-from gpukeeper.lifecycle.activity import Judged, Use, judge
+from gpukeeper.lifecycle.activity import Use, UseAssessment, assess_use
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import Activity
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.meter import ClusterMeter, Running
+from gpukeeper.platforms.kubernetes.meter import ClusterMeter, RunningPod
 
 NOW = datetime(2026, 3, 2, 12, 0, 40, tzinfo=UTC)
 MINUTE, WINDOW = timedelta(minutes=1), timedelta(minutes=30)
@@ -148,17 +148,17 @@ def read(one: ClusterMeter, subject: Subject) -> list[Sample]:
     return list(asyncio.run(one.read([subject])))
 
 
-def judged(tmp_path: Path, samples: Sequence[Sample], subject: Subject, now: datetime = NOW) -> Judged:
+def judged(tmp_path: Path, samples: Sequence[Sample], subject: Subject, now: datetime = NOW) -> UseAssessment:
     """Through the ledger's buckets, as a pass does it."""
     path = tmp_path / "ledger.sqlite"
     open_for_writing(path, "NORMAL").close()
     signals = open_signals(path, write=True)
 
-    async def fold() -> Judged:
+    async def fold() -> UseAssessment:
         await signals.add(samples)
         found = await signals.series([subject.ref.key], now - 2 * WINDOW, now)
         assert not isinstance(subject.devices, Unknown)
-        return judge(found.get(subject.ref.key, ()), subject.devices, Activity(), WINDOW, now)
+        return assess_use(found.get(subject.ref.key, ()), subject.devices, Activity(), WINDOW, now)
 
     try:
         return asyncio.run(fold())
@@ -538,7 +538,7 @@ def test_a_pod_does_not_inherit_its_namesakes_readings() -> None:
     one = ClusterMeter(
         time,
         prometheus=Recorded(*old, *new, clock=time),
-        pods=lambda _subject: {"train-0": Running("new", started)},
+        pods=lambda _subject: {"train-0": RunningPod("new", started)},
     )
     said = [s for s in read(one, workload("train-0/0")) if s.signal is Signal.GPU]
     assert min(s.at for s in said) >= started

@@ -12,9 +12,9 @@ from gpukeeper.lifecycle.decide import decide, still_holds
 from gpukeeper.model.decision import Accepted, Action, Decision, Refused, Step, Verdict, View
 from gpukeeper.model.subject import Subject
 from gpukeeper.platforms.kubernetes import other_owners
-from gpukeeper.platforms.kubernetes.acts import Acts
+from gpukeeper.platforms.kubernetes.acts import ClusterActions
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
+from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
@@ -140,7 +140,7 @@ def test_an_owner_that_is_gone_keeps_nothing(again: bool) -> None:
         ApiError(500, "InternalError", "etcdserver: request timed out"),
     ],
 )
-def test_an_owner_that_could_not_be_checked_may_exist(error: ApiError | ClusterSilent) -> None:
+def test_an_owner_that_could_not_be_checked_may_exist(error: ApiError | ClusterUnavailable) -> None:
     one = finished("run-7", CONFIG)
     lab = Wider(one)
     lab.refused["/configmaps/settings"] = error
@@ -178,7 +178,7 @@ class _NotServed(Wider):
         if path in ("/apis/nobody.example/v1", "/apis/kubeflow.org/v7"):
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
         if ".." in path:
-            raise ClusterSilent(f"{path!r} is not a valid API path")
+            raise ClusterUnavailable(f"{path!r} is not a valid API path")
         return await super().get(path, type_, **query)
 
 
@@ -309,7 +309,7 @@ def test_a_jobset_that_only_names_a_finished_trainjob_is_not_suspended() -> None
     train, jobs = thing("TrainJob", "run-7"), thing("JobSet", "run-7")
     jobs["metadata"]["ownerReferences"] = [reference(train, controller=False)]
     lab = Wider(jobs)
-    acts = Acts(lab.as_cluster, lab.served)
+    acts = ClusterActions(lab.as_cluster, lab.served)
     answer = asyncio.run(acts._suspend_child(JOBSET, "run-7", AT.ref(TRAINJOB, read(train))))
     assert isinstance(answer, Refused)
     assert not lab.sent

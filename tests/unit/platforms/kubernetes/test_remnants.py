@@ -13,8 +13,8 @@ from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
 from gpukeeper.platforms.kubernetes.remnants import Service, left_by_runs, look, subject_of
-from gpukeeper.platforms.kubernetes.translate import Reading
-from gpukeeper.platforms.kubernetes.walk import Wanted
+from gpukeeper.platforms.kubernetes.translate import TranslationSettings
+from gpukeeper.platforms.kubernetes.walk import WalkSettings
 from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, meta
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden
 from tests.unit.platforms.kubernetes.test_owners import thing
@@ -37,7 +37,7 @@ def found(*objects: Told, namespaces: tuple[str, ...] = ("team-a",), refuse: str
         cluster.refused[refuse] = forbidden(refuse)
 
     async def all_() -> list[Service]:
-        wanted = Wanted(namespaces, {}, Reading())
+        wanted = WalkSettings(namespaces, {}, TranslationSettings())
         return [one async for one in left_by_runs(cluster.as_cluster, wanted, NOW)]
 
     return asyncio.run(all_())
@@ -46,7 +46,7 @@ def found(*objects: Told, namespaces: tuple[str, ...] = ("team-a",), refuse: str
 @pytest.mark.parametrize("app", ["gpu-accept-ddp", "gpu-acceptance-test"])
 def test_a_headless_service_without_its_pods_is_reported_with_the_command_to_delete_it(app: str) -> None:
     (left,) = found(service(labels={"app": app, "owner": "ann"}))
-    told = subject_of(left, NamespaceFacts(), AT, Reading(owner_labels=("owner",)))
+    told = subject_of(left, NamespaceFacts(), AT, TranslationSettings(owner_labels=("owner",)))
     assert (told.shape, told.owner, told.ref.path) == (Shape.REMNANT, "ann", "kubernetes/lab/team-a/service/ddp")
     assert told.findings == (
         f"a headless Service of an acceptance run (app={app}), created 3d ago, owner ann: no pod of the run is left."
@@ -56,7 +56,7 @@ def test_a_headless_service_without_its_pods_is_reported_with_the_command_to_del
 
 def test_nobody_known_owns_one_without_a_label() -> None:
     (left,) = found(service(), namespaces=("team-*",))
-    assert "owner unknown" in subject_of(left, NamespaceFacts(), AT, Reading()).findings[0]
+    assert "owner unknown" in subject_of(left, NamespaceFacts(), AT, TranslationSettings()).findings[0]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_without_the_rights_nothing_is_reported(refuse: str) -> None:
 
 
 def test_one_is_looked_at_by_its_uid() -> None:
-    ref = subject_of(found(service())[0], NamespaceFacts(), AT, Reading()).ref
+    ref = subject_of(found(service())[0], NamespaceFacts(), AT, TranslationSettings()).ref
 
     def again(*objects: Told) -> object:
         return asyncio.run(look(StoredCluster(*objects).as_cluster, ref, NOW))

@@ -20,8 +20,8 @@ from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.discovery import Discovery
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
+from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
@@ -31,11 +31,11 @@ from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, unreadable
 from gpukeeper.platforms.kubernetes.owners import descendants
-from gpukeeper.platforms.kubernetes.tally import Tally
-from gpukeeper.platforms.kubernetes.translate import STOPPED, Reading, incarnation_of, root_subject
-from gpukeeper.platforms.kubernetes.walk import Walk, Wanted
+from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.translate import STOPPED, TranslationSettings, incarnation_of, root_subject
+from gpukeeper.platforms.kubernetes.walk import ClusterWalk, WalkSettings
 from gpukeeper.platforms.kubernetes.wire import Meta, Root
-from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, gpu_container, pod, root, tally
+from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, gpu_container, pod, root, totals
 from tests.unit.platforms.kubernetes.scripted_api import Reply, Time, ask, refused
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster
 from tests.unit.platforms.kubernetes.test_discovery import PYTORCH, a_cluster, groups
@@ -47,8 +47,8 @@ BOOK = Rulebook(Policy(scope={"kubernetes": PlaceScope(namespaces=("*",))}, clas
 PENDING = pod("Pending", node="", name="run-7-0")
 
 
-def subject_of(kind: Kind, found: Root, below: Tally, namespace: NamespaceFacts | None = None) -> Subject:
-    return root_subject(kind, found, below, namespace or NamespaceFacts(), AT, Reading())
+def subject_of(kind: Kind, found: Root, below: PodTotals, namespace: NamespaceFacts | None = None) -> Subject:
+    return root_subject(kind, found, below, namespace or NamespaceFacts(), AT, TranslationSettings())
 
 
 def decided(subject: Subject, book: Rulebook = BOOK) -> Decision:
@@ -69,20 +69,25 @@ def decided(subject: Subject, book: Rulebook = BOOK) -> Decision:
 )
 def test_what_ran_and_waits_for_nodes_again_was_not_never_started(kind: Kind, status: dict[str, Any]) -> None:
     """A ledger that is new (another replica leads) knows of no start; the object itself does."""
-    found = subject_of(kind, root(status=status), tally(PENDING))
+    found = subject_of(kind, root(status=status), totals(PENDING))
     assert found.state is State.RUNNING
     assert decided(found).action is Action.KEEP
 
 
 def test_what_really_never_started_is_told_apart() -> None:
     waits = {"restarts": 0, "replicatedJobsStatus": [{"name": "node", "active": 1, "ready": 0}]}
-    found = subject_of(JOBSET, root(status=waits), tally(PENDING))
+    found = subject_of(JOBSET, root(status=waits), totals(PENDING))
     assert (found.state, decided(found).action) == (State.CREATED, Action.REMOVE)
 
 
 def walked(cluster: Lab) -> dict[str, Subject]:
     async def walk() -> dict[str, Subject]:
-        found = Walk(cluster.as_cluster, Discovery(cluster.as_cluster), Wanted(("team-a",), {}, Reading()), AT)
+        found = ClusterWalk(
+            cluster.as_cluster,
+            ApiDiscovery(cluster.as_cluster),
+            WalkSettings(("team-a",), {}, TranslationSettings()),
+            AT,
+        )
         return {one.ref.name: one async for subjects, _ in found.pages() for one in subjects}
 
     return asyncio.run(walk())
@@ -163,7 +168,7 @@ def test_a_running_set_without_gpus_is_not_removed_without_a_word(kind: Kind, at
     """Anybody may write `app: gpu-cluster-test` on a service of his."""
     serves = pod(name="api-1", containers=[{"name": "api"}])
     found = root(labels={"app": "gpu-cluster-test"}, creationTimestamp=ago(days=40))
-    subject = root_subject(kind, found, tally(serves), NamespaceFacts(), AT, Reading())
+    subject = root_subject(kind, found, totals(serves), NamespaceFacts(), AT, TranslationSettings())
     policy = msgspec.structs.replace(BOOK.policy, at_finish=at_finish)
     decision = decided(subject, Rulebook(policy))
     assert (decision.action, decision.then) == (Action.WARN, Action.REMOVE), decision.reason
@@ -174,11 +179,11 @@ def test_a_running_set_without_gpus_is_not_removed_without_a_word(kind: Kind, at
 
 def test_a_namespace_that_cannot_be_read_may_hold_what_runs_in_it() -> None:
     hidden = unreadable("team-a", "403")
-    running = subject_of(RAYCLUSTER, root(), tally(pod(name="head")), hidden)
+    running = subject_of(RAYCLUSTER, root(), totals(pod(name="head")), hidden)
     assert running.marks.hold_until is not None
     assert any("could not be read" in line for line in running.evidence)
     over = {"conditions": [{"type": "Completed", "status": "True", "lastTransitionTime": ago(hours=1)}]}
-    assert subject_of(JOBSET, root(status=over), tally(), hidden).marks.hold_until is None
+    assert subject_of(JOBSET, root(status=over), totals(), hidden).marks.hold_until is None
 
 
 # The adapter, on a small cluster that can change
@@ -315,7 +320,7 @@ def test_a_cluster_that_was_set_back_to_a_backup_has_it_again() -> None:
     async def story() -> Sequence[object]:
         platform = platform_of(Lab(made, head(made)))
         ref = AT.ref(RAYCLUSTER, meta_of(made))
-        platform._removals.heard_gone(ref.uid)
+        platform._removals.report_deleted(ref.uid)
         first = await platform.look(ref)
         platform._removals._gone[ref.uid] -= 600
         return first, await platform.look(ref)
@@ -397,7 +402,7 @@ def test_a_kind_that_was_there_is_not_gone_because_one_answer_lacks_it(tmp_path:
     api, time = a_cluster(), Time()
 
     async def story(cluster: Cluster) -> list[object]:
-        discovery = Discovery(cluster, time.clock)
+        discovery = ApiDiscovery(cluster, time.clock)
         said: list[object] = [await discovery.served(PYTORCH)]
         api.says("GET /apis", groups("apps", "batch"))
         api.says("GET /apis/kubeflow.org", Reply(refused(404, "NotFound"), 404))
@@ -440,7 +445,7 @@ def test_a_cluster_that_falls_silent_while_a_removal_is_followed_is_not_known_ab
         assert isinstance(fresh, Subject), fresh
         await platform.act(step(fresh, Action.REMOVE), fresh)
         lab.objects = [one for one in lab.objects if one["kind"] == "Pod"]
-        lab.refused["pods/run-7-head"] = ClusterSilent("no answer")
+        lab.refused["pods/run-7-head"] = ClusterUnavailable("no answer")
         return await platform.look(fresh.ref)
 
     assert asyncio.run(story()) == Unknown("no answer")

@@ -24,8 +24,8 @@ from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB, RAYSERV
 from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
-from gpukeeper.platforms.kubernetes.tally import Tally
-from gpukeeper.platforms.kubernetes.translate import Reading, pod_subject, root_subject
+from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.translate import TranslationSettings, pod_subject, root_subject
 from tests.unit.platforms.kubernetes.examples import (
     AT,
     NOW,
@@ -35,15 +35,15 @@ from tests.unit.platforms.kubernetes.examples import (
     gpu_container,
     pod,
     root,
-    tally,
     terminated,
+    totals,
 )
 
 PYTORCH = V1_KINDS[0]
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 NOWHERE = NamespaceFacts()
-NO_PODS = Tally()
-PLAIN = Reading()
+NO_PODS = PodTotals()
+PLAIN = TranslationSettings()
 GPU_TEMPLATE = {"template": {"spec": {"containers": [gpu_container(2)]}}}
 CPU = [{"name": "main", "image": "registry.example/tool:2", "resources": {"requests": {"cpu": "1"}}}]
 CPU_TEMPLATE = {"template": {"spec": {"containers": CPU}}}
@@ -51,9 +51,9 @@ CPU_TEMPLATE = {"template": {"spec": {"containers": CPU}}}
 
 def subject_of(
     kind: Kind = JOB,
-    pods: Tally = NO_PODS,
+    pods: PodTotals = NO_PODS,
     around: NamespaceFacts = NOWHERE,
-    settings: Reading = PLAIN,
+    settings: TranslationSettings = PLAIN,
     **parts: Any,
 ) -> Subject:
     return root_subject(kind, root(**parts), pods, around, AT, settings)
@@ -93,9 +93,9 @@ def test_one_name_in_two_namespaces_and_two_kinds_is_four_things() -> None:
 # State
 
 
-LIVING = tally(pod(name="w-0"))
-PENDING = tally(pod("Pending", name="w-0", node=""))
-DEAD = tally(pod("Failed", name="w-0"))
+LIVING = totals(pod(name="w-0"))
+PENDING = totals(pod("Pending", name="w-0", node=""))
+DEAD = totals(pod("Failed", name="w-0"))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ DEAD = tally(pod("Failed", name="w-0"))
         (DAEMONSET, LIVING, {}, State.RUNNING),
     ],
 )
-def test_states_of_roots(kind: Kind, pods: Tally, parts: dict[str, Any], state: State) -> None:
+def test_states_of_roots(kind: Kind, pods: PodTotals, parts: dict[str, Any], state: State) -> None:
     assert subject_of(kind, pods, **parts).state is state
 
 
@@ -161,7 +161,7 @@ def test_a_phase_nobody_knows_is_unknown(phase: str) -> None:
 @pytest.mark.parametrize("kind", [JOB, JOBSET, TRAINJOB, RAYCLUSTER, DEPLOYMENT])
 @pytest.mark.parametrize("spec", [{}, {"suspend": True, "replicas": 0}])
 def test_pods_that_could_not_be_listed_may_run(kind: Kind, spec: dict[str, Any]) -> None:
-    subject = subject_of(kind, Tally(unclear="pods: 403"), spec=spec)
+    subject = subject_of(kind, PodTotals(unclear="pods: 403"), spec=spec)
     assert subject.state == Unknown("pods: 403")
     assert subject.devices == Unknown("pods: 403")
     assert decided(subject).action is Action.KEEP
@@ -171,7 +171,7 @@ def test_pods_that_could_not_be_listed_may_run(kind: Kind, spec: dict[str, Any])
 
 
 def test_the_start_is_that_of_the_root_else_of_its_first_pod() -> None:
-    ran = tally(pod(name="a", status={"startTime": ago(hours=1)}), pod(name="b", status={"startTime": ago(hours=3)}))
+    ran = totals(pod(name="a", status={"startTime": ago(hours=1)}), pod(name="b", status={"startTime": ago(hours=3)}))
     assert subject_of(JOB, ran, status={"startTime": ago(hours=2)}).started == NOW - 2 * HOUR
     assert subject_of(TRAINJOB, ran).started == NOW - 3 * HOUR
     assert subject_of(TRAINJOB).started is None
@@ -228,7 +228,7 @@ def test_what_cannot_be_told_from_its_status_keeps_and_is_said() -> None:
 def test_success_does_not_hide_workers_that_run_on(kind: Kind) -> None:
     """The status' own counters look clean then."""
     over = kind.succeeded[0]
-    pods = tally(pod("Succeeded", name="m-0"), pod(name="w-0"), pod("Running", name="log", containers=CPU))
+    pods = totals(pod("Succeeded", name="m-0"), pod(name="w-0"), pod("Running", name="log", containers=CPU))
     status = done(over, replicaStatuses={"Worker": {"active": 0, "succeeded": 1}}, active=0)
     subject = subject_of(kind, pods, status=status)
     assert (subject.state, subject.live_children, subject.dead_children) == (State.ENDED, 1, 1)
@@ -250,13 +250,15 @@ def test_a_failed_rayjob_whose_job_runs_on_is_over() -> None:
 
 
 def test_a_count_that_is_not_to_be_trusted_keeps_what_ended() -> None:
-    subject = subject_of(JOB, Tally(unclear="pods: 500"), status=done(at=ago(days=40)), creationTimestamp=ago(days=41))
+    subject = subject_of(
+        JOB, PodTotals(unclear="pods: 500"), status=done(at=ago(days=40)), creationTimestamp=ago(days=41)
+    )
     assert subject.live_children == subject.dead_children == Unknown("pods: 500")
     assert decided(subject).action is Action.KEEP
 
 
 def test_while_it_runs_it_has_no_children_to_end() -> None:
-    subject = subject_of(JOB, tally(pod(name="a"), pod("Failed", name="b")), status={"startTime": ago(hours=1)})
+    subject = subject_of(JOB, totals(pod(name="a"), pod("Failed", name="b")), status={"startTime": ago(hours=1)})
     assert (subject.live_children, subject.dead_children, subject.ended, subject.outcome) == (0, 0, None, None)
     assert subject.devices == ("a/0",)
     assert subject_of(JOB, NO_PODS, status={"startTime": ago(hours=1)}).devices == ()
@@ -274,7 +276,7 @@ def test_the_devices_of_a_pod() -> None:
 
 
 def test_a_silent_node_is_a_finding() -> None:
-    subject = subject_of(JOB, tally(pod("Unknown", name="w-9")), status=done())
+    subject = subject_of(JOB, totals(pod("Unknown", name="w-9")), status=done())
     assert any("w-9" in one for one in subject.findings)
     assert subject.live_children == 1
 
@@ -342,9 +344,9 @@ def test_a_mark_copied_to_a_part_makes_it_no_target() -> None:
 def test_what_was_found_above_it_counts() -> None:
     owner = {"apiVersion": "kubeflow.org/v1", "kind": "Notebook", "name": "nb", "uid": "u", "controller": True}
     told = root(ownerReferences=[owner])
-    given = root_subject(STATEFULSET, told, LIVING, NOWHERE, AT, Reading(), part_of="kubernetes/lab/a/x/nb")
+    given = root_subject(STATEFULSET, told, LIVING, NOWHERE, AT, TranslationSettings(), part_of="kubernetes/lab/a/x/nb")
     assert given.root == "kubernetes/lab/a/x/nb"
-    assert root_subject(STATEFULSET, told, LIVING, NOWHERE, AT, Reading(), part_of=None).root is None
+    assert root_subject(STATEFULSET, told, LIVING, NOWHERE, AT, TranslationSettings(), part_of=None).root is None
 
 
 def test_a_run_of_a_cronjob_is_a_root() -> None:
@@ -356,7 +358,7 @@ def test_a_run_of_a_cronjob_is_a_root() -> None:
 
 
 def test_a_pod_that_must_not_be_moved_holds_its_running_root() -> None:
-    pods = tally(pod(name="w-0", annotations={"karpenter.sh/do-not-disrupt": "true"}))
+    pods = totals(pod(name="w-0", annotations={"karpenter.sh/do-not-disrupt": "true"}))
     running = subject_of(JOB, pods, status={"startTime": ago(hours=1)})
     assert running.marks.hold_until is not None
     assert any("karpenter.sh/do-not-disrupt" in one for one in running.evidence)
@@ -406,8 +408,8 @@ def test_a_borrowed_cluster_is_named() -> None:
         (DEPLOYMENT, NO_PODS, {"spec": GPU_TEMPLATE}, "cluster"),
         (DEPLOYMENT, NO_PODS, {"spec": CPU_TEMPLATE}, "without-gpu"),
         (DEPLOYMENT, LIVING, {"spec": CPU_TEMPLATE}, "cluster"),  # an old pod still has one
-        (DEPLOYMENT, Tally(unclear="pods: 403"), {"spec": CPU_TEMPLATE}, "cluster"),
-        (STATEFULSET, tally(pod(containers=CPU)), {"spec": CPU_TEMPLATE}, "without-gpu"),
+        (DEPLOYMENT, PodTotals(unclear="pods: 403"), {"spec": CPU_TEMPLATE}, "cluster"),
+        (STATEFULSET, totals(pod(containers=CPU)), {"spec": CPU_TEMPLATE}, "without-gpu"),
         (RAYCLUSTER, NO_PODS, {"spec": {"headGroupSpec": CPU_TEMPLATE}}, "without-gpu"),
         (
             RAYCLUSTER,
@@ -423,7 +425,7 @@ def test_a_borrowed_cluster_is_named() -> None:
         ),
     ],
 )
-def test_classes(kind: Kind, pods: Tally, parts: dict[str, Any], class_: str) -> None:
+def test_classes(kind: Kind, pods: PodTotals, parts: dict[str, Any], class_: str) -> None:
     assert subject_of(kind, pods, **parts).class_ == class_
 
 
@@ -438,7 +440,7 @@ def test_classes_of_pods() -> None:
 
 
 PROFILE = NamespaceFacts("research", "ann", "namespace team-a is the Kubeflow profile of ann")
-TRUSTED = Reading(owner_labels=("site/user",))
+TRUSTED = TranslationSettings(owner_labels=("site/user",))
 
 
 @pytest.mark.parametrize(
@@ -446,7 +448,7 @@ TRUSTED = Reading(owner_labels=("site/user",))
     [
         ({}, NOWHERE, TRUSTED, None, False, 0),
         ({"labels": {"site/user": "bob"}}, NOWHERE, TRUSTED, "bob", True, 0),
-        ({"labels": {"site/user": "bob"}}, NOWHERE, Reading(), None, False, 0),  # nobody trusts it
+        ({"labels": {"site/user": "bob"}}, NOWHERE, TranslationSettings(), None, False, 0),  # nobody trusts it
         ({}, PROFILE, TRUSTED, "ann", True, 0),
         ({"labels": {"site/user": "bob"}}, PROFILE, TRUSTED, "bob", False, 1),  # both are trusted
         ({"labels": {"site/user": "ann"}}, PROFILE, TRUSTED, "ann", True, 0),
@@ -460,7 +462,7 @@ TRUSTED = Reading(owner_labels=("site/user",))
 def test_whose_it_is(
     metadata: dict[str, Any],
     namespace: NamespaceFacts,
-    settings: Reading,
+    settings: TranslationSettings,
     owner: str | None,
     verified: bool,
     findings: int,
@@ -487,6 +489,6 @@ def test_labels_carry_the_image_and_nobody_passes_for_another() -> None:
 
 def test_what_the_policy_says_about_reading() -> None:
     policy = Policy(owner_labels=("site/user",), foreign_ttl=("janitor/ttl",))
-    assert Reading.of(policy) == Reading(("site/user",), ("janitor/ttl",), False)
-    aged = subject_of(JOB, settings=Reading.of(policy), status=done(), annotations={"janitor/ttl": "5h"})
+    assert TranslationSettings.of(policy) == TranslationSettings(("site/user",), ("janitor/ttl",), False)
+    aged = subject_of(JOB, settings=TranslationSettings.of(policy), status=done(), annotations={"janitor/ttl": "5h"})
     assert aged.marks.ttl == HOUR

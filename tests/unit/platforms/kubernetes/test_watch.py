@@ -10,15 +10,15 @@ import pytest
 
 from gpukeeper.model.identity import Ref
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.translate import Reading
-from gpukeeper.platforms.kubernetes.walk import Wanted
+from gpukeeper.platforms.kubernetes.translate import TranslationSettings
+from gpukeeper.platforms.kubernetes.walk import WalkSettings
 from gpukeeper.platforms.kubernetes.watch import Watches
 from tests.unit.platforms.kubernetes.scripted_api import PODS, Reply, ScriptedApi, ask, pods, refused, stream
 
-EVERYTHING = Wanted(("*",), {}, Reading())
+EVERYTHING = WalkSettings(("*",), {}, TranslationSettings())
 KNOWN = (POD.name, None)
 
 
@@ -61,7 +61,7 @@ def test_what_was_deleted_in_a_gap_is_forgotten(again: list[Reply], left: set[st
 
     async def story(cluster: Cluster) -> set[str]:
         queue: asyncio.Queue[Ref | None] = asyncio.Queue()
-        watches = Watches(cluster, cast(Discovery, Served()), "lab", lambda uid: None, pauses=(0.0,))
+        watches = Watches(cluster, cast(ApiDiscovery, Served()), "lab", lambda uid: None, pauses=(0.0,))
         following = asyncio.create_task(watches._follow(POD, None, EVERYTHING, queue))
         try:
             async with asyncio.timeout(60):

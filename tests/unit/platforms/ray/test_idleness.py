@@ -14,7 +14,7 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.connect import Timeouts
-from gpukeeper.platforms.ray.dashboards import OWN_JOB, Asking
+from gpukeeper.platforms.ray.dashboards import OWN_JOB, DashboardQueries
 from gpukeeper.platforms.ray.idleness import Idleness, of_ray, works
 from gpukeeper.platforms.ray.nodes import Node
 from gpukeeper.platforms.ray.processes import Process, raylet_of
@@ -91,7 +91,7 @@ def dashboard(session: str, actors: list[dict[str, object]]) -> Iterator[str]:
 
 def asked(address: str, setting: str | None = None) -> str | Unknown | None:
     one = as_raylet(raylet(2**22, "/tmp/ray", f"--python_worker_command=python --webui={address}"))
-    return asyncio.run(Asking(setting, {}).busy([one]))
+    return asyncio.run(DashboardQueries(setting, {}).busy([one]))
 
 
 def test_ray_is_asked_where_its_raylet_says() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from gpukeeper.platforms.ray.connect import NodeContainer
-from gpukeeper.platforms.ray.nodes import MACHINE, NodeListing, RayRoot, find, sees_our_files, told_roots
+from gpukeeper.platforms.ray.nodes import MACHINE, NodeListing, RayRoot, find, reported_roots, sees_our_files
 from gpukeeper.platforms.ray.processes import Process, read
 from tests.unit.platforms.ray.nodes_here import SESSION, process, raylet
 
@@ -95,7 +95,7 @@ def test_where_sessions_are_is_told_by_rays_own_programs() -> None:
         process(5, *stranger),
         process(6, *relative),
     )
-    assert told_roots(here.nodes[0]) == {"/tmp/ray": frozenset({7}), "/data/r": frozenset({8, 9})}
+    assert reported_roots(here.nodes[0]) == {"/tmp/ray": frozenset({7}), "/data/r": frozenset({8, 9})}
 
 
 def test_a_session_counts_only_if_it_belongs_to_whom_told_of_it() -> None:

@@ -18,7 +18,7 @@ from gpukeeper.model.subject import Category, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import sockets
 from gpukeeper.platforms.ray.adapter import RayPlatform
-from gpukeeper.platforms.ray.sessions import ways_in
+from gpukeeper.platforms.ray.sessions import paths_in
 from tests.unit.platforms.ray.nodes_here import (
     SESSION,
     child,
@@ -317,7 +317,7 @@ def test_without_sockets_nobody_listens(tmp_path: Path) -> None:
     ],
 )
 def test_ways_to_a_session_are_read_from_an_argument(word: str, ways: list[str]) -> None:
-    assert list(ways_in(word.replace("NAME", SESSION), SESSION)) == [one.replace("NAME", SESSION) for one in ways]
+    assert list(paths_in(word.replace("NAME", SESSION), SESSION)) == [one.replace("NAME", SESSION) for one in ways]
 
 
 @pytest.mark.parametrize("word", ["/" * 2_000_000 + SESSION, f"/{SESSION}" * 40_000, "/" * 2_000_000 + SESSION + "1"])

@@ -1,4 +1,4 @@
-"""Deployment, StatefulSet, DaemonSet, ReplicaSet: they run until somebody ends them."""
+"""Deployment, StatefulSet, DaemonSet, ReplicaSet: they run until they are stopped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpukeeper.platforms.kubernetes.wire import Root
 
 
 class _StatefulSet(Kind, frozen=True):
-    """A volume is never ours to delete, and the cluster would, together with its set or with the replicas of it."""
+    """gpukeeper never deletes volumes, but the cluster may do it when the set is deleted or scaled."""
 
     def why_not_stopped(self, root: Root) -> str | None:
         retention = root.spec.persistent_volume_claim_retention_policy

@@ -9,10 +9,10 @@ class Controller(msgspec.Struct, frozen=True):
     """Where one is usually found."""
 
     name: str
-    deployments: tuple[str, ...] = ()  # none: part of the control plane, which need not be in the cluster
+    deployments: tuple[str, ...] = ()  # none: part of the control plane, which may run outside the cluster
     lease: str = ""
-    namespaces: tuple[str, ...] = ()  # asked one by one where we may not ask for all
-    word: str = ""  # in the image of anything that may be it under another name
+    namespaces: tuple[str, ...] = ()  # read one by one if listing all is not permitted
+    word: str = ""  # part of the image name, to find it under another name
 
 
 class Finalizer(msgspec.Struct, frozen=True):
@@ -21,7 +21,7 @@ class Finalizer(msgspec.Struct, frozen=True):
     controller: Controller
     stuck: str  # when it usually is
     remedy: str
-    without: bool = False  # it may go once its controller is gone for good
+    without: bool = False  # it may be removed if its controller does not run
 
 
 # Pods, Jobs, Deployments and the like belong to the control plane itself.

@@ -1,8 +1,8 @@
-"""Is it over, how did it end, and when? Pure; `now` is the server's.
+"""Whether an object has ended, its outcome, and when. Pure; `now` is the time of the server.
 
-By the condition that its controller writes last, never by counts or age: a Job that succeeded after retries has failed
-pods, and announcements (SuccessCriteriaMet, FailureTarget) come before the end. A time that nothing can have happened
-at is Unknown; then the rules count from when it was first seen ended, which is later.
+Read from the condition that its controller writes last, never from counts or age: a Job that succeeded after retries
+has failed pods, and SuccessCriteriaMet and FailureTarget come before the end. An implausible time is Unknown; then the
+rules count from when it was first seen ended, which is later.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """`at` None: over, and nobody wrote when."""
+    """`at` None: ended, and no time is recorded."""
 
     over: bool | Unknown = False
     outcome: Outcome | Unknown | None = None
     at: datetime | Unknown | None = None
-    how: str = ""  # of what failed, in a few words
+    how: str = ""  # a short cause of a failure
 
 
-GOES_ON = Ending()
+NOT_ENDED = Ending()
 
 
 def by_conditions(root: Root, succeeded: Sequence[str], failed: Sequence[str], now: datetime) -> Ending:
-    """By the types of conditions that say so when their status is True."""
+    """By the condition types that mark the end if their status is True."""
     said = [one for one in root.status.conditions or () if one.type in failed or one.type in succeeded]
     over = [one for one in said if one.status == "True"]
     if not over:
         odd = next((one for one in said if one.status != "False"), None)
-        return GOES_ON if odd is None else Ending(Unknown(f"its condition {odd.type} is {odd.status[:20]!r}"))
+        return NOT_ENDED if odd is None else Ending(Unknown(f"its condition {odd.type} is {odd.status[:20]!r}"))
     written = latest(one.last_transition_time for one in over)
     return Ending(
         over=True,
@@ -51,13 +51,13 @@ def by_conditions(root: Root, succeeded: Sequence[str], failed: Sequence[str], n
 
 
 def _reason(condition: Condition) -> str:
-    """The word of a controller, such as BackoffLimitExceeded; not one that only says once more that it failed."""
+    """The reason that the controller gives, such as BackoffLimitExceeded; not one that only repeats the failure."""
     word = condition.reason
     return word if REASON.fullmatch(word) and not word.endswith("Failed") else ""
 
 
 def usable(at: datetime | Unknown | None, meta: Meta, now: datetime) -> datetime | Unknown | None:
-    """A time that it can have happened at: not in the future, and not before the thing was there."""
+    """A plausible time: not in the future, and not before the creation."""
     if not isinstance(at, datetime):
         return at
     if at < EPOCH:
@@ -71,7 +71,7 @@ def usable(at: datetime | Unknown | None, meta: Meta, now: datetime) -> datetime
 
 
 def latest(times: Iterable[str | None]) -> datetime | Unknown | None:
-    """One that cannot be read may be the latest."""
+    """Unknown if one of them cannot be read: it may be the latest."""
     found: datetime | None = None
     for text in times:
         at = when(text)
@@ -83,7 +83,7 @@ def latest(times: Iterable[str | None]) -> datetime | Unknown | None:
 
 
 def first_usable(times: Iterable[datetime | Unknown | None], meta: Meta, now: datetime) -> datetime | Unknown | None:
-    """Else why the first that was written is none."""
+    """Otherwise, why the first recorded time is not usable."""
     why: Unknown | None = None
     for time in times:
         at = usable(time, meta, now)

@@ -21,11 +21,11 @@ class _Job(Kind, frozen=True):
         return {"labelSelector": f"{UID_LABEL} in ({uids})"}
 
     def trim(self, root: Root, living: Sequence[Pod]) -> Sequence[End] | Refused:
-        """Nothing replaces a pod of a Job that is over."""
+        """The pods of a finished Job are not replaced."""
         return [EvictPod(pod) for pod in living]
 
-    def untie(self, spec: Json, labels: dict[str, str]) -> None:
-        """The cluster ties a Job to its pods by its uid, and refuses the uid of another."""
+    def detach(self, spec: Json, labels: dict[str, str]) -> None:
+        """The cluster binds a Job to its pods by its uid, and rejects the uid of another Job."""
         if spec.get("manualSelector"):
             return
         spec.pop("selector", None)
@@ -54,6 +54,6 @@ JOB = _Job(
 
 
 def _labels_its_pods(job: Root | Pod) -> bool:
-    """By its own selector. One that was made before 1.27 has an older label, and whoever sets `manualSelector` any."""
+    """By its selector. A Job created before 1.27 has an older label; with `manualSelector` it may be any."""
     selector = job.spec.selector if isinstance(job, Root) else None
     return selector is None or UID_LABEL in (selector.match_labels or {})

@@ -1,7 +1,7 @@
-"""What gpukeeper knows about a kind. Pure: from the object, as it was read, to an answer; the adapter asks and acts.
+"""What gpukeeper knows about a kind. Pure: from the object as it was read to a result; the adapter reads and acts.
 
 The file of a kind makes one of these. Where it differs from most kinds it sets a field, or overrides a method in its
-class. A verb that a kind says nothing about is not offered for it: it is reported, never done.
+class. An action that a kind does not define is not offered: it is reported, never performed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpukeeper.platforms.kubernetes.wire import (
 )
 
 if TYPE_CHECKING:
-    from gpukeeper.platforms.kubernetes.facts import Facts
+    from gpukeeper.platforms.kubernetes.diagnosis_facts import DiagnosisFacts
 
 INFRASTRUCTURE, SERVING = "infrastructure", "serving"
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -42,7 +42,7 @@ Json: TypeAlias = dict[str, Any]
 
 
 class Lever(StrEnum):
-    """How work of a kind is stopped so that it can be brought back."""
+    """How work of a kind is stopped so that it can be resumed."""
 
     NONE = "none"
     SUSPEND = "suspend"  # spec.suspend
@@ -59,7 +59,7 @@ class Propagation(StrEnum):
 
 
 class Matters(StrEnum):
-    """When one without an owner is a workload that rules decide about."""
+    """When an object without an owner is a workload for the rules."""
 
     ALWAYS = "always"
     WITH_GPU = "with a GPU"  # without one it is a service of others
@@ -106,8 +106,8 @@ class WatchedStatus(Wire, frozen=True):
         return ""
 
 
-class Watched(Wire, frozen=True, gc=True):
-    """What tells a watch whether a change may matter to a rule."""
+class WatchedObject(Wire, frozen=True, gc=True):
+    """The fields by which a watch detects changes that are relevant to a rule."""
 
     metadata: Meta = Meta()
     spec: _WatchedSpec = _WatchedSpec()
@@ -122,24 +122,24 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     versions: tuple[str, ...]  # that we can read, the best first
     called: str = ""  # how people write it, where another group has a kind of the same name
     root: type[Root] = Root  # what is read of one; a kind with fields of its own has a type of its own
-    watched_as: type[Watched] = Watched  # what a watch reads of one
+    watched_as: type[WatchedObject] = WatchedObject  # what a watch reads of one
 
     # What it is
     children: tuple[Kind, ...] = ()  # the kinds it makes
     part_label: str = ""  # the label of its children that has its name
-    uid_label: str = ""  # the label of its pods that has its uid, where its selector says so
+    uid_label: str = ""  # the label of its pods that has its uid, if its selector uses it
     controller: Controller = BUILT_IN
     finalizers: tuple[Finalizer, ...] = ()  # that its controller puts on it
-    manager: str = ""  # its controller's name in `managedBy`; any other value there: hands off
+    manager: str = ""  # its controller's name in `managedBy`; with any other value it is not acted on
     runs: bool = False  # never over by itself: a service, a set
     matters: Matters = Matters.ALWAYS
-    watched: bool = True  # False: it changes all the time, and the regular look finds it
+    watched: bool = True  # False: it changes often; the regular pass finds changes
     in_bulk: bool = False  # there may be thousands of them, so many are read by one list
     in_runs: bool = False  # acceptance runs are made of it
     class_: str = ""  # of each of them; else by what it holds
 
-    # How it ends and goes
-    succeeded: tuple[str, ...] = ()  # conditions that say it is over, when their status is True
+    # How it ends and is removed
+    succeeded: tuple[str, ...] = ()  # conditions that mark its end, if their status is True
     failed: tuple[str, ...] = ()
     lever: Lever = Lever.NONE
     evicted: bool = False  # while it runs: never deleted, and it does not come back
@@ -147,7 +147,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     in_run_policy: bool = False  # suspend, managedBy and the TTL are in spec.runPolicy, not in the spec itself
     propagation: Propagation = Propagation.BACKGROUND
     has_ttl: bool = False  # it has ttlSecondsAfterFinished
-    ttl_in_crd: bool = False  # only some releases have that field, so the cluster must be asked
+    ttl_in_crd: bool = False  # only some releases have that field, so the CRD must be read
     ttl_unless: str = ""  # what else may name one, as the end of a sentence
     removed_alone: str = "its log is lost and the root stays"  # what happens if one is, below a root that has ended
 
@@ -189,10 +189,10 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         where = "" if namespace is None else f"/namespaces/{namespace}"
         return root + where + f"/{self.plural}" + (f"/{name}" if name else "") + (f"/{sub}" if sub else "")
 
-    # What one of them says
+    # What is read from an object
 
     def ending(self, root: Root, now: datetime) -> Ending:
-        """Is it over, how did it end, and when? `now`: the server's."""
+        """Whether it has ended, its outcome, and when. `now`: the time of the server."""
         return by_conditions(root, self.succeeded, self.failed, now)
 
     def settings(self, spec: Spec) -> Spec | RunPolicy | None:
@@ -204,7 +204,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return settings is not None and bool(settings.suspend)
 
     def is_off(self, spec: Spec) -> bool:
-        """By its lever, whoever moved it. Replicas that are absent are one."""
+        """By its lever, no matter who changed it. Absent replicas count as one."""
         return spec.replicas == 0 if self.lever is Lever.SCALE else self.is_suspended(spec)
 
     def managed_by(self, spec: Spec) -> str | None:
@@ -212,11 +212,11 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return None if settings is None else settings.managed_by
 
     def templates(self, spec: Spec) -> Iterator[PodSpec]:
-        """What its pods will be, as far as it says so itself."""
+        """The pod specs that it contains."""
         yield from pod_specs(spec.template)
 
     def evidence(self, spec: Spec, ending: Ending) -> Iterator[str]:
-        """What somebody should know who reads a decision about it."""
+        """Facts that help to understand a decision about it."""
         yield from ()
 
     def parts_query(self, makers: Sequence[Root | Pod]) -> dict[str, str] | None:
@@ -243,17 +243,17 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return None
 
     def trim(self, root: Root, living: Sequence[Pod]) -> Sequence[End] | Refused:
-        """What ends these pods below one that is over, and keeps the root: by the gentlest means."""
+        """The gentlest way to end these pods below a finished root and keep the root."""
         return Refused(f"only the removal of a {self.kind} ends its running pods")
 
-    # How one that was removed is made again, from its description
+    # How a removed object is recreated from its manifest
 
-    def untie(self, spec: Json, labels: dict[str, str]) -> None:
-        """Take off what ties the description to the one that was removed."""
+    def detach(self, spec: Json, labels: dict[str, str]) -> None:
+        """Remove what ties the manifest to the removed object."""
 
-    def stand_still(self, spec: Json, labels: Mapping[str, str]) -> Json | Refused:
-        """Change the description so that it does not run by itself. Returns the note that brings the old setting back;
-        empty: it did not run before, either."""
+    def suspend_manifest(self, spec: Json, labels: Mapping[str, str]) -> Json | Refused:
+        """Change the manifest so that it does not start. Returns the note with the former setting; empty: it did not
+        run before, either."""
         match self.lever:
             case Lever.SCALE:
                 replicas, spec["replicas"] = spec.get("replicas", 1), 0
@@ -266,11 +266,11 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return {"suspend": False} if running else {}
 
     def resumed(self, note: Mapping[str, Any]) -> Json:
-        """What else of its spec the note gives back."""
+        """What else of its spec the note restores."""
         return {}
 
     def settings_of(self, spec: Json) -> Json:
-        """As `settings`, of a description."""
+        """As `settings`, of a manifest."""
         if not self.in_run_policy:
             return spec
         policy: Json = dict(spec.get("runPolicy") or {})
@@ -307,28 +307,28 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return None
 
     def busy_until(self, spec: Spec, ending: Ending) -> datetime | Unknown | None:
-        """Until when its own controller still cleans up after this end; it must not be overtaken."""
+        """Until when its own controller still cleans up after this end; gpukeeper waits for that."""
         return None
 
-    # Why one is still there
+    # Why one still exists
 
     def runtime(self, root: Root) -> Runtime | None:
         return None
 
     def no_end(self, root: Root) -> str:
-        """Of one that goes on: what it says of itself instead."""
+        """Of one that has not ended: its state."""
         true = [one.type for one in root.status.conditions or () if one.status == "True"]
         none = f"no condition {' or '.join((*self.succeeded, *self.failed))} is True"
         return f"{none}, only {', '.join(true)}" if true else none
 
-    def without(self, part: Kind, facts: Facts, ending: Ending) -> str:
+    def without(self, part: Kind, facts: DiagnosisFacts, ending: Ending) -> str:
         """What happens to it if this part of it is removed alone."""
         if ending.over is not True:
             return "its controller recreates it, or the work fails"
         return part.removed_alone
 
     def causes_elsewhere(self, root: Root) -> Iterator[Cause]:
-        """That lie with others."""
+        """Causes that other controllers are responsible for."""
         yield from ()
 
     def causes_of_ttl(
@@ -337,7 +337,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Of one that has ended, where its TTL is not as usual. `found`: the TTL that counts. None: it is as usual."""
         return None
 
-    def more_causes(self, facts: Facts, ending: Ending) -> Iterator[Cause]:
+    def more_causes(self, facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
         yield from ()
 
 

@@ -1,4 +1,4 @@
-"""A pod. What a pod says of its end, and how it is the one kind that nothing else is made of."""
+"""A pod: its end, and how a single pod is suspended and restored."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from datetime import datetime
 
 from gpukeeper.model.decision import Refused
 from gpukeeper.model.subject import Outcome
-from gpukeeper.platforms.kubernetes.kinds.ending import GOES_ON, Ending, first_usable, latest
-from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, Watched, WatchedStatus
+from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED, Ending, first_usable, latest
+from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, WatchedObject, WatchedStatus
 from gpukeeper.platforms.kubernetes.wire import Condition, Pod, Root, Terminated
 
 OVER_PHASES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
 DISRUPTED = "DisruptionTarget"
 OUT_OF_MEMORY = "OOMKilled"
 GATE = "gpukeeper.io/restored"
-OF_ITS_NODE = ("nodeName", "ephemeralContainers", "priority", "preemptionPolicy", "overhead")  # given anew, or refused
+# Of a former pod: the cluster sets them again, or rejects them.
+OF_ITS_NODE = ("nodeName", "ephemeralContainers", "priority", "preemptionPolicy", "overhead")
 
 
 class _Status(WatchedStatus, frozen=True):
@@ -26,7 +27,7 @@ class _Status(WatchedStatus, frozen=True):
         return self.phase
 
 
-class _WatchedPod(Watched, frozen=True, gc=True):
+class _WatchedPod(WatchedObject, frozen=True, gc=True):
     status: _Status = _Status()
 
 
@@ -35,7 +36,7 @@ class _Pod(Kind, frozen=True):
     def type_(self) -> type[Root] | type[Pod]:
         return Pod
 
-    def stand_still(self, spec: Json, labels: Mapping[str, str]) -> Json | Refused:
+    def suspend_manifest(self, spec: Json, labels: Mapping[str, str]) -> Json | Refused:
         """Behind a scheduling gate, which may be taken off at any time."""
         if QUEUE in labels:
             return Refused("Kueue controls when it starts, from its creation on")
@@ -57,11 +58,11 @@ POD = _Pod(
 
 
 def of_pod(pod: Pod, now: datetime) -> Ending:
-    """Its end is the latest of all its containers; Ready says nothing about it."""
+    """Its end is the latest of all its containers; Ready is not considered."""
     status = pod.status
     outcome = OVER_PHASES.get(status.phase)
     if outcome is None:
-        return GOES_ON
+        return NOT_ENDED
     ended = [
         one.state.terminated
         for one in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))

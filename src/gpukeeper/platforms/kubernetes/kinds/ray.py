@@ -12,7 +12,7 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.controller import START, Controller, Finalizer
-from gpukeeper.platforms.kubernetes.kinds.ending import GOES_ON, Ending, usable
+from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED, Ending, usable
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.kind import (
     SERVING,
@@ -21,7 +21,7 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     Kind,
     Lever,
     SuspendPart,
-    Watched,
+    WatchedObject,
     WatchedStatus,
     pod_specs,
 )
@@ -30,7 +30,7 @@ from gpukeeper.platforms.kubernetes.kinds.ttl import BY_RETENTION, FIELD_TTL, SH
 from gpukeeper.platforms.kubernetes.wire import Pod, PodSpec, RayGroup, Root, Spec, when
 
 # Of a RayJob, by jobDeploymentStatus; its jobStatus stays RUNNING past a deadline.
-UNDER_WAY = frozenset({"", "Initializing", "Running", "Suspending", "Suspended", "Retrying", "Waiting"})
+ACTIVE = frozenset({"", "Initializing", "Running", "Suspending", "Suspended", "Retrying", "Waiting"})
 OUTCOMES = {"SUCCEEDED": Outcome.SUCCEEDED, "FAILED": Outcome.FAILED, "STOPPED": Outcome.STOPPED}
 SHUTDOWN = "shutdownAfterJobFinishes"
 MARGIN = timedelta(seconds=60)
@@ -53,7 +53,7 @@ class _Status(WatchedStatus, frozen=True):
         return self.job_deployment_status
 
 
-class _WatchedRayJob(Watched, frozen=True, gc=True):
+class _WatchedRayJob(WatchedObject, frozen=True, gc=True):
     status: _Status = _Status()
 
 
@@ -66,8 +66,8 @@ class _RayJob(Kind, frozen=True):
     def ending(self, root: Root, now: datetime) -> Ending:
         status = root.status
         stands = status.job_deployment_status
-        if stands in UNDER_WAY:
-            return GOES_ON
+        if stands in ACTIVE:
+            return NOT_ENDED
         if stands == "ValidationFailed":
             return Ending(True, Outcome.FAILED, None)
         at = usable(when(status.end_time), root.metadata, now)
@@ -107,10 +107,10 @@ class _RayJob(Kind, frozen=True):
             return Refused("it has no cluster of its own that could be suspended")
         return (SuspendPart(RAYCLUSTER, name),)
 
-    def stand_still(self, spec: Json, labels: Mapping[str, str]) -> Json | Refused:
+    def suspend_manifest(self, spec: Json, labels: Mapping[str, str]) -> Json | Refused:
         if spec.get("clusterSelector"):
             return Refused("it would start at once on a shared RayCluster")
-        note = Kind.stand_still(self, spec, labels)
+        note = Kind.suspend_manifest(self, spec, labels)
         if isinstance(note, Refused) or spec.get(SHUTDOWN):
             return note
         # KubeRay takes no suspended RayJob without; the note gives the old value back.

@@ -32,12 +32,12 @@ class _V1(Kind, frozen=True, kw_only=True):
     def clean_pods(self, spec: Spec, *, everything: bool) -> Json | Refused | None:
         """Its operator then removes them, and never the root (facts §5)."""
         now = spec.run_policy.clean_pod_policy if spec.run_policy else None
-        wish = CLEAN_ALL if everything else CLEAN_RUNNING
-        if now in (wish, CLEAN_ALL):
+        policy = CLEAN_ALL if everything else CLEAN_RUNNING
+        if now in (policy, CLEAN_ALL):
             return Refused(
                 f"its cleanPodPolicy is already {now}, but its operator did not apply it; check that it runs"
             )
-        return {"runPolicy": {"cleanPodPolicy": wish}}
+        return {"runPolicy": {"cleanPodPolicy": policy}}
 
     def misplaced(self, spec: Spec, in_crd: bool | Unknown) -> Iterator[str]:
         if spec.ttl_seconds_after_finished is not None:

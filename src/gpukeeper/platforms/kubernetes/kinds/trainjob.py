@@ -11,7 +11,7 @@ from gpukeeper.model.diagnosis import Cause
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.facts import Facts, NoRuntime, RuntimeTtl
+from gpukeeper.platforms.kubernetes.diagnosis_facts import DiagnosisFacts, NoRuntime, RuntimeTtl
 from gpukeeper.platforms.kubernetes.kinds.controller import Controller, Finalizer
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
@@ -38,13 +38,13 @@ class _TrainJob(Kind, frozen=True):
         return {"fieldSelector": f"metadata.name={makers[0].metadata.name}"} if len(makers) == 1 else None
 
     def trim(self, root: Root, living: Sequence[Pod]) -> Sequence[End] | Refused:
-        """First the TrainJob, or v2.1 resumes the JobSet at once; then the JobSet, for v2.3 does not pass on what it is
-        told of a finished TrainJob. Both seen on real controllers."""
+        """First the TrainJob, or v2.1 resumes the JobSet at once; then the JobSet, because v2.3 does not propagate the
+        suspension of a finished TrainJob. Both verified with real controllers."""
         return SuspendItself(), SuspendPart(JOBSET, root.metadata.name)
 
     def ttl(self, spec: Spec, in_crd: bool | Unknown) -> timedelta | Unknown | None:
-        """Counts where the CRD has the field; where nobody could say, it is not left to the platform, and the TrainJob
-        stays."""
+        """Applies if the CRD has the field. If that is unknown, it is not left to the platform, and the TrainJob is
+        kept."""
         value = self.ttl_seconds(spec)
         if value is None or in_crd is False:
             return None
@@ -55,7 +55,10 @@ class _TrainJob(Kind, frozen=True):
 
     def misplaced(self, spec: Spec, in_crd: bool | Unknown) -> Iterator[str]:
         if self.ttl_seconds(spec) is not None and in_crd is False:
-            yield (f"{FIELD_TTL} has no effect on a TrainJob of this cluster, whose CRD has no such field; use {TTL}")
+            yield (
+                f"{FIELD_TTL} has no effect on a TrainJob of this cluster: its CRD has no such field;"
+                f" use the annotation {TTL}"
+            )
 
     def ttl_belongs(self, spec: Spec) -> str | None:
         return f"the annotation {TTL}"
@@ -66,7 +69,7 @@ class _TrainJob(Kind, frozen=True):
             return Runtime(named.kind, named.name, "trainingruntimes", namespaced=True)
         return Runtime(named.kind, named.name, "clustertrainingruntimes", namespaced=False)
 
-    def without(self, part: Kind, facts: Facts, ending: Ending) -> str:
+    def without(self, part: Kind, facts: DiagnosisFacts, ending: Ending) -> str:
         return _recreation(facts, ending) if part is JOBSET else Kind.without(self, part, facts, ending)
 
     def causes_of_ttl(
@@ -80,7 +83,7 @@ class _TrainJob(Kind, frozen=True):
         own = f" (its own {TTL} is {in_words(found)})" if isinstance(found, timedelta) else ""
         return (Cause(f"{none}: only gpukeeper or a user removes it{own}", BY_RETENTION),)
 
-    def more_causes(self, facts: Facts, ending: Ending) -> Iterator[Cause]:
+    def more_causes(self, facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
         top = facts.top
         if ending.over is True and top.meta.deletion_timestamp is None:
             yield from _wrong_level(facts, ending)
@@ -116,10 +119,10 @@ TRAINJOB = _TrainJob(
 
 
 def recreates_jobsets(version: str | None) -> str | Unknown | None:
-    """Does this release of Kubeflow Trainer make the JobSet of a finished TrainJob anew once that is deleted? When."""
+    """When this release of Kubeflow Trainer recreates a deleted JobSet of a finished TrainJob; None: never."""
     found = re.match(r"v?(\d+)\.(\d+)", version or "")
     if found is None:
-        return Unknown("the release of Kubeflow Trainer is unknown; v2.1 to v2.3 do")
+        return Unknown("the release of Kubeflow Trainer is unknown; v2.1 to v2.3 recreate it")
     match int(found[1]), int(found[2]):
         case (2, 1):
             return "always"
@@ -128,7 +131,7 @@ def recreates_jobsets(version: str | None) -> str | Unknown | None:
     return None
 
 
-def _recreation(facts: Facts, ending: Ending) -> str:
+def _recreation(facts: DiagnosisFacts, ending: Ending) -> str:
     """Of the JobSet of a TrainJob."""
     if ending.over is not True:
         return "the TrainJob recreates it and training starts over"
@@ -141,7 +144,7 @@ def _recreation(facts: Facts, ending: Ending) -> str:
     return f"{release} does not recreate it, and the TrainJob stays"
 
 
-def _wrong_level(facts: Facts, ending: Ending) -> Iterator[Cause]:
+def _wrong_level(facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
     """A TTL for the JobSet is none for the TrainJob."""
     jobsets = [one.seen for one in facts.below.of(facts.top.meta.uid) if one.kind is JOBSET]
     seconds = next(
@@ -159,15 +162,15 @@ def _wrong_level(facts: Facts, ending: Ending) -> Iterator[Cause]:
     yield Cause(words, _against_the_ttl(facts, ending, where, seconds))
 
 
-def _against_the_ttl(facts: Facts, ending: Ending, where: str, seconds: int) -> str:
-    """Where its controller makes it anew, that comes before any TTL of the TrainJob is over."""
+def _against_the_ttl(facts: DiagnosisFacts, ending: Ending, where: str, seconds: int) -> str:
+    """If its controller recreates it, that happens before a TTL of the TrainJob expires."""
     if ending.outcome is Outcome.SUCCEEDED and recreates_jobsets(_release(facts)) != "always":
         return f"Remove it from {where}, and set the annotation {TTL}: {seconds}s on the TrainJob"
     return f"{_remove_it(facts)}. A TTL on the TrainJob would take effect too late"
 
 
-def _remove_it(facts: Facts) -> str:
-    """What ends the loop. Trainer v2.3 makes the JobSet anew from its own copy of the runtime."""
+def _remove_it(facts: DiagnosisFacts) -> str:
+    """What ends the loop. Trainer v2.3 recreates the JobSet from its own copy of the runtime."""
     meta = facts.top.meta
     now = f"gpukeeper workload remove {meta.namespace}/{facts.top.words}"
     remedy = f"Remove the TrainJob: {now}, or kubectl -n {meta.namespace} delete trainjob {meta.name}"
@@ -177,7 +180,7 @@ def _remove_it(facts: Facts) -> str:
     return f"{remedy}, and remove ttlSecondsAfterFinished from its runtime"
 
 
-def _not_begun_or_not_taken_over(facts: Facts) -> Iterator[Cause]:
+def _not_begun_or_not_taken_over(facts: DiagnosisFacts) -> Iterator[Cause]:
     top = facts.top
     if isinstance(facts.runtime, NoRuntime):
         yield _no_runtime(facts.runtime, top.meta.namespace)
@@ -194,7 +197,7 @@ def _no_runtime(missing: NoRuntime, namespace: str) -> Cause:
     return Cause(words, f"Create a {missing.kind} named {missing.name}{where}, or remove the TrainJob")
 
 
-def _made_anew(facts: Facts, ending: Ending) -> Iterator[Cause]:
+def _made_anew(facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
     """A JobSet that is much younger than its TrainJob is not the first."""
     top = facts.top
     begun = when(top.meta.creation_timestamp)
@@ -218,6 +221,6 @@ def _made_anew(facts: Facts, ending: Ending) -> Iterator[Cause]:
             yield Cause(words, _remove_it(facts))
 
 
-def _release(facts: Facts) -> str | None:
+def _release(facts: DiagnosisFacts) -> str | None:
     report = facts.reports.get(CONTROLLER.name)
     return None if report is None else report.version

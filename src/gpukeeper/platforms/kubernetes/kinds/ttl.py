@@ -1,4 +1,4 @@
-"""The field by which a controller removes what has ended, where it stands, and how it is read."""
+"""The TTL field by which a controller removes finished objects: its place and its parsing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BY_RETENTION = (
     f"gpukeeper removes it after the policy's retention; for this object only: annotation {TTL}: 1h"  # a remedy
 )
 NOT_ASKED = Unknown(f"it was not checked whether the TrainJob of this cluster has {FIELD_TTL}")
-SHOWN = 40  # characters of somebody's words in a sentence of ours
+SHOWN = 40  # characters of quoted text in a message
 
 
 def seconds(field: str, value: int | None) -> timedelta | Unknown | None:

@@ -1,4 +1,4 @@
-"""One object as it is now: read with what is above and below it, and with what keeps its removal from ending."""
+"""Reads one object with what is above and below it, and what blocks its removal."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from gpukeeper.platforms.kubernetes import finalizers, gpus, translate
 from gpukeeper.platforms.kubernetes.bulk import Bulk
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.controllers import Controllers
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
-from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, would_go_too
+from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, kept_for_dependent
 from gpukeeper.platforms.kubernetes.owners import climb, descendants
-from gpukeeper.platforms.kubernetes.removals import Removals
+from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.removals import PendingRemovals
 from gpukeeper.platforms.kubernetes.server_clock import ServerClock
 from gpukeeper.platforms.kubernetes.settings import settings_of
-from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.tree import Climb, Descendants
 from gpukeeper.platforms.kubernetes.walk import Namespace
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
 
-REMEMBERED = 500
-A_WHILE = timedelta(minutes=5)  # for which a namespace's labels are believed
+CACHE_MAX = 500
+NAMESPACE_CACHE_TIME = timedelta(minutes=5)  # of labels of a namespace
 
 
-class Looked(msgspec.Struct):
-    """The last look at a root, for the verb that follows it."""
+class ReadObject(msgspec.Struct):
+    """A root as it was last read, for the action that follows."""
 
     subject: Subject
     source: Root | Pod
     pods: tuple[Pod, ...]
 
 
-class Looks:
-    """Of one cluster. Remembers the last look at each root, for the verb that follows it."""
+class ObjectReader:
+    """Of one cluster. Caches each root as it was last read, for the action that follows."""
 
     def __init__(
         self,
         cluster: Cluster,
         clock: ServerClock,
-        discovery: Discovery,
+        discovery: ApiDiscovery,
         owners: OtherOwners,
         controllers: Controllers,
         bulk: Bulk,
-        removals: Removals,
+        removals: PendingRemovals,
     ) -> None:
         self._cluster, self._clock, self._discovery, self._owners = cluster, clock, discovery, owners
         self._controllers, self._bulk, self._removals = controllers, bulk, removals
-        self.last: dict[str, Looked] = {}  # by uid
+        self.last: dict[str, ReadObject] = {}  # by uid
         self.holders: dict[str, list[tuple[str, str, str | None]]] = {}  # by uid: pods that hold GPUs, when last listed
         self.dependents: dict[str, str] = {}  # by uid of an owner, when everything was last listed
         self._namespaces: dict[str, tuple[float, Namespace | Unknown]] = {}
@@ -67,15 +67,15 @@ class Looks:
         self._policy = policy
 
     @property
-    def reading(self) -> translate.Reading:
-        return translate.Reading.of(self._policy)
+    def reading(self) -> translate.TranslationSettings:
+        return translate.TranslationSettings.of(self._policy)
 
     async def look(self, kind: Kind, ref: Ref) -> Subject | Gone | Unknown:
         version = await self._discovery.served(kind)
         if isinstance(version, Unknown):
             return version
         if version is None:
-            return Gone(ref, self._clock.now())  # its kind was uninstalled, and everything of it with that
+            return Gone(ref, self._clock.now())  # its kind was uninstalled with all its objects
         read = self._bulk.get(ref.uid)
         if read is not None:
             self._clock.check()
@@ -83,7 +83,7 @@ class Looks:
         try:
             source = await self._cluster.get(kind.path(version, ref.namespace, ref.name), kind.type_)
         except ApiError as error:
-            if error.says_gone:
+            if error.is_not_found:
                 return await self.after_removal(ref)
             raise
         self._clock.check()
@@ -99,7 +99,7 @@ class Looks:
         """`below`: where it was read already."""
         above = await climb(self._cluster, self._discovery.served, source.metadata)
         namespace = await self.namespace(ref.namespace)
-        tally = Tally()
+        totals = PodTotals()
         if isinstance(source, Pod):
             below = Descendants()
             subject = translate.pod_subject(source, namespace, self._clock.at(), self.reading, part_of(above, ref))
@@ -108,22 +108,22 @@ class Looks:
                 served = self._discovery.served
                 below = await descendants(self._cluster, served, kind, source.metadata, narrow=True, seen=source)
             for pod in below.pods():
-                tally.add_pod(pod, gpus.asked(pod.spec))
-            tally.ran = any(translate.ran(one.seen.status) for one in below.every() if isinstance(one.seen, Root))
+                totals.add_pod(pod, gpus.requested(pod.spec))
+            totals.ran = any(translate.ran(one.seen.status) for one in below.every() if isinstance(one.seen, Root))
             if below.unseen:
-                tally.unclear = below.unseen[0]
+                totals.unclear = below.unseen[0]
             ttl_field = await self._discovery.ttl_field(kind, (source,))
             reading = msgspec.structs.replace(self.reading, ttl_field=ttl_field)
             subject = translate.root_subject(
-                kind, source, tally, namespace, self._clock.at(), reading, part_of(above, ref)
+                kind, source, totals, namespace, self._clock.at(), reading, part_of(above, ref)
             )
         subject = msgspec.structs.replace(subject, needed=await self._needed(source, below))
         if self.is_stuck(source):
             subject = await self.with_block(subject, source, above)
         subject = self._clock.by_ours(subject)
-        if tally.pods:
-            self.holders[ref.uid] = tally.pods
-        self._remember(Looked(subject, source, tuple(below.pods())))
+        if totals.pods:
+            self.holders[ref.uid] = totals.pods
+        self._remember(ReadObject(subject, source, tuple(below.pods())))
         return subject
 
     async def after_removal(self, ref: Ref) -> Subject | Gone | Unknown:
@@ -135,38 +135,40 @@ class Looks:
         needed = await self._owners.keeping(source.metadata)
         tree = (source.metadata.uid, *(one.meta.uid for one in below.every()))
         dependent = next((self.dependents[uid] for uid in tree if uid in self.dependents), None)
-        return would_go_too(dependent) if needed is None and dependent is not None else needed
+        return kept_for_dependent(dependent) if needed is None and dependent is not None else needed
 
-    def _remember(self, looked: Looked) -> None:
-        if len(self.last) >= REMEMBERED:
+    def _remember(self, read_object: ReadObject) -> None:
+        if len(self.last) >= CACHE_MAX:
             self.last.pop(next(iter(self.last)))
-        self.last[looked.subject.ref.uid] = looked
+        self.last[read_object.subject.ref.uid] = read_object
 
     def is_stuck(self, source: Root | Pod) -> bool:
         asked = when(source.metadata.deletion_timestamp)
         return isinstance(asked, datetime) and self._clock.at().now - asked > finalizers.PATIENCE
 
     async def with_block(self, subject: Subject, source: Root | Pod, above: Climb | None) -> Subject:
-        """What keeps its removal from ending. Asked only when it takes long."""
+        """What blocks its removal. Read only if it takes long."""
         kind, meta, now = BY_NAME[subject.ref.kind], source.metadata, self._clock.at().now
         served = self._discovery.served
         try:
             below = await descendants(self._cluster, served, kind, meta)
-            standing = {one.name: await self._controllers.ask(one, now) for one in finalizers.controllers_of(meta)}
+            controller_state = {
+                one.name: await self._controllers.ask(one, now) for one in finalizers.controllers_of(meta)
+            }
             above = above or await climb(self._cluster, served, meta)
         except PlatformError:
             return subject  # it shows as being removed, and nothing is done about it
         pod = source if isinstance(source, Pod) else None
-        blocked = finalizers.blocked(meta, kind, below, standing, now, pod=pod, owner_gone=above.owner_gone)
+        blocked = finalizers.blocked(meta, kind, below, controller_state, now, pod=pod, owner_gone=above.owner_gone)
         if blocked is not None and blocked.proven is True and above.owner_gone is True:
-            # Nothing is left that it could be part of, and nobody else ends its removal.
+            # It is part of nothing that exists, and no controller completes its removal.
             subject = msgspec.structs.replace(subject, root=None)
         return msgspec.structs.replace(subject, blocked=blocked)
 
     async def namespace(self, name: str) -> NamespaceFacts:
         now = time.monotonic()
         read = self._namespaces.get(name)
-        if read is None or now - read[0] > A_WHILE.total_seconds():
+        if read is None or now - read[0] > NAMESPACE_CACHE_TIME.total_seconds():
             try:
                 found: Namespace | Unknown = await self._cluster.get(f"/api/v1/namespaces/{name}", Namespace)
             except PlatformError as problem:

@@ -1,4 +1,4 @@
-"""What lives below one owner, added up over its pods. A status counts otherwise: it hides workers that run on."""
+"""What runs below one owner, added up over its pods. The status of the owner may hide running pods."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.platforms.kubernetes.gpus import Asked
+from gpukeeper.platforms.kubernetes.gpus import PodGpuRequest
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
 from gpukeeper.platforms.kubernetes.marks import pod_hold
 from gpukeeper.platforms.kubernetes.wire import Pod, when
 
 
-class Tally(msgspec.Struct):
+class PodTotals(msgspec.Struct):
     living: int = 0  # pods that are neither Succeeded nor Failed; those that are being ended, too
-    holding: int = 0  # of them, pods that were given a node and asked for GPUs: they hold them
+    holding: int = 0  # of them, scheduled pods that request GPUs: they hold them
     pending: int = 0  # of the living: not given a node yet
     dead: int = 0  # pods that ended and are still there
-    ran: bool = False  # a child says that some of its pods ran; they may be gone
-    dead_counted: bool = True  # False: nobody counted them
+    ran: bool = False  # a child reports that some of its pods ran; they may be deleted
+    dead_counted: bool = True  # False: they were not counted
     devices: list[str] = msgspec.field(default_factory=list)  # one name per GPU or slice held: "<pod>/<index>"
     slices: list[str] = msgspec.field(default_factory=list)  # which of them are slices
     pods: list[tuple[str, str, str | None]] = msgspec.field(default_factory=list)  # that hold them: name, uid, start
     started: str | None = None  # earliest start of a living pod
     grace: int = 30  # longest termination grace of the living, seconds
     unclear: str | None = None  # why the count is not to be trusted
-    holds: str | None = None  # words of a hold marker on one of its pods
-    lost: str | None = None  # a pod whose node does not answer
+    holds: str | None = None  # a hold mark on one of its pods
+    lost: str | None = None  # a pod whose node does not respond
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: PodTotals) -> None:
         self.living += other.living
         self.holding += other.holding
         self.pending += other.pending
@@ -43,7 +43,7 @@ class Tally(msgspec.Struct):
         self.holds = self.holds or other.holds
         self.lost = self.lost or other.lost
 
-    def add_pod(self, pod: Pod, asked: Asked) -> None:
+    def add_pod(self, pod: Pod, asked: PodGpuRequest) -> None:
         name = pod.metadata.name
         if pod.status.phase in OVER_PHASES:
             self.dead += 1
@@ -66,12 +66,12 @@ class Tally(msgspec.Struct):
             self.unclear = self.unclear or f"pod {name}: {asked.unclear}"
 
 
-def held(name: str, asked: Asked) -> list[str]:
-    """A name for each GPU; the cluster does not say which of its node's they are. Slices come last."""
+def held(name: str, asked: PodGpuRequest) -> list[str]:
+    """A name for each GPU; the API does not show which devices of the node they are. Slices come last."""
     return [f"{name}/{index}" for index in range(asked.whole + asked.slices)]
 
 
-def held_slices(name: str, asked: Asked) -> list[str]:
+def held_slices(name: str, asked: PodGpuRequest) -> list[str]:
     return held(name, asked)[asked.whole :]
 
 

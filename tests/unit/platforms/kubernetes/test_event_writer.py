@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 from gpukeeper.model.identity import Ref
 from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.platforms.kubernetes.event_writer import LONGEST, EventWriter, shortened
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.notes import LONGEST, Notes, shortened
 from tests.unit.platforms.kubernetes.stored import NAMESPACE, StoredApi, refused, with_cluster
 
 EVENTS = f"/api/v1/namespaces/{NAMESPACE}/events"
@@ -32,7 +32,7 @@ def events(api: StoredApi) -> list[str]:
 def test_an_event_names_the_object_by_uid_and_says_who_speaks() -> None:
     api = StoredApi()
     assert with_cluster(
-        api, lambda cluster: Notes(cluster, Hands()).write(JOB, "v1", REF, "IdleGPU", "idle for 9h", warning=True)
+        api, lambda cluster: EventWriter(cluster, Hands()).write(JOB, "v1", REF, "IdleGPU", "idle for 9h", warning=True)
     )
     sent = api.body_of(f"POST {EVENTS}")
     assert sent["involvedObject"] == {
@@ -49,7 +49,7 @@ def test_an_event_names_the_object_by_uid_and_says_who_speaks() -> None:
 
 def test_a_core_object_is_named_without_a_group() -> None:
     api = StoredApi()
-    with_cluster(api, lambda cluster: Notes(cluster, Hands()).write(POD, "v1", REF, "Kept", "kept"))
+    with_cluster(api, lambda cluster: EventWriter(cluster, Hands()).write(POD, "v1", REF, "Kept", "kept"))
     sent = api.body_of(f"POST {EVENTS}")
     assert (sent["involvedObject"]["apiVersion"], sent["type"]) == ("v1", "Normal")
 
@@ -58,7 +58,7 @@ def test_the_same_words_are_not_repeated_for_ten_minutes() -> None:
     api, clock = StoredApi(), Hands()
 
     async def write(cluster: Cluster) -> list[bool]:
-        notes = Notes(cluster, clock)
+        notes = EventWriter(cluster, clock)
         said = [await notes.write(JOB, "v1", REF, "IdleGPU", "idle") for _ in range(2)]
         said.append(await notes.write(JOB, "v1", REF, "IdleGPU", "idle, still"))
         clock.time += timedelta(minutes=10)
@@ -73,7 +73,7 @@ def test_a_refusal_is_false_and_is_tried_again_the_next_time() -> None:
     api.answers[f"POST {EVENTS}"] = [refused(403, "Forbidden", "no")]
 
     async def write(cluster: Cluster) -> list[bool]:
-        notes = Notes(cluster, Hands())
+        notes = EventWriter(cluster, Hands())
         return [await notes.write(JOB, "v1", REF, "IdleGPU", "idle") for _ in range(2)]
 
     assert with_cluster(api, write) == [False, True]
@@ -82,7 +82,7 @@ def test_a_refusal_is_false_and_is_tried_again_the_next_time() -> None:
 def test_a_cluster_that_breaks_off_is_no_failure() -> None:
     api = StoredApi()
     api.answers[f"POST {EVENTS}"] = ["<html>bad gateway</html>"]
-    assert not with_cluster(api, lambda cluster: Notes(cluster, Hands()).write(JOB, "v1", REF, "IdleGPU", "idle"))
+    assert not with_cluster(api, lambda cluster: EventWriter(cluster, Hands()).write(JOB, "v1", REF, "IdleGPU", "idle"))
 
 
 def test_a_long_message_is_cut_at_a_whole_character() -> None:
@@ -96,5 +96,5 @@ def test_a_long_message_is_cut_at_a_whole_character() -> None:
 def test_a_name_of_full_length_leaves_room_for_the_suffix() -> None:
     api = StoredApi()
     long = Ref("kubernetes", "test", "job", "a" * 253, "uid", NAMESPACE)
-    assert with_cluster(api, lambda cluster: Notes(cluster, Hands()).write(JOB, "v1", long, "IdleGPU", "idle"))
+    assert with_cluster(api, lambda cluster: EventWriter(cluster, Hands()).write(JOB, "v1", long, "IdleGPU", "idle"))
     assert len(api.body_of(f"POST {EVENTS}")["metadata"]["generateName"]) < 240

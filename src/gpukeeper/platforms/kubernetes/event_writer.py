@@ -1,4 +1,4 @@
-"""Events on objects: what `kubectl describe` shows the owner. A courtesy; the record is the ledger."""
+"""Writes Events on objects, which `kubectl describe` shows. Best effort; the record is the ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_AGAIN = timedelta(minutes=10)
 NAME = 200  # of the object's name in the event's: a suffix must fit into 253
 
 
-class Notes:
+class EventWriter:
     def __init__(self, cluster: Cluster, clock: Clock, instance: str = US) -> None:
         self._cluster, self._clock, self._instance = cluster, clock, instance
         self._written: dict[tuple[str, str, str], datetime] = {}

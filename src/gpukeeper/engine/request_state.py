@@ -18,7 +18,7 @@ from gpukeeper.model.identity import Ref
 
 @dataclass(frozen=True)
 class Listing:
-    """What one look at a whole place listed."""
+    """What one full list of a place contained."""
 
     begun: float  # steady time
     refs: tuple[Ref, ...] = ()
@@ -39,7 +39,7 @@ class Outlook:
 
 
 @dataclass
-class Answering:
+class RequestState:
     enabled: bool = False
     listings: dict[PlaceKey, Listing] = field(default_factory=dict)  # the last whole list
     outlooks: dict[PlaceKey, Outlook] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""All that was learned of one object, for the causes why it is still there."""
+"""Everything that was read about one object, to explain why it still exists."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from datetime import datetime
 import msgspec
 
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.controller_state import ControllerReport
 from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
-from gpukeeper.platforms.kubernetes.standing import Report
-from gpukeeper.platforms.kubernetes.tree import Climb, Descendants, Node
+from gpukeeper.platforms.kubernetes.tree import Climb, Descendants, TreeNode
 
 
 class RuntimeTtl(msgspec.Struct, frozen=True):
@@ -28,12 +28,12 @@ class NoRuntime(msgspec.Struct, frozen=True):
     namespaced: bool
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    node: Node
-    top: Node  # the root, as far as it could be climbed to; may be the node itself
+class DiagnosisFacts(msgspec.Struct, frozen=True, kw_only=True):
+    node: TreeNode
+    top: TreeNode  # the root, as far as it could be climbed to; may be the node itself
     climb: Climb
     below: Descendants  # of the top
-    reports: Mapping[str, Report]  # of controllers, by their name
+    reports: Mapping[str, ControllerReport]  # of controllers, by their name
     now: datetime
     runtime: RuntimeTtl | NoRuntime | Unknown | None = None
     ttl_field: bool | Unknown = NOT_ASKED  # whether the served version of a kind has one, where releases differ

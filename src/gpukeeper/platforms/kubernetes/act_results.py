@@ -1,4 +1,4 @@
-"""What an answer of the API server to a write means. Pure."""
+"""The result of a write, from the response of the API server. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 
-Answer: TypeAlias = Accepted | Changed | Refused | Unknown
+ActResult: TypeAlias = Accepted | Changed | Refused | Unknown
 
 WORDS_OF_ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
 
 
-def answer_to(error: ApiError, right: str, namespace: str) -> Changed | Refused | Unknown:
-    """What a refusal of the API server means. `right`: verb and resource, as a role names them."""
-    if error.says_gone:
+def result_of_error(error: ApiError, right: str, namespace: str) -> Changed | Refused | Unknown:
+    """The meaning of an error of the API server. `right`: verb and resource, as in a role."""
+    if error.is_not_found:
         return Changed("it is already gone")
-    if error.says_changed:
+    if error.is_conflict:
         return Changed("it changed since it was read")
     if any(words in error.words for words in WORDS_OF_ADMISSION):
         return Refused(f"an admission policy of the cluster refuses it: {error.words}")
@@ -30,7 +30,7 @@ def answer_to(error: ApiError, right: str, namespace: str) -> Changed | Refused 
             return Refused(
                 f"gpukeeper may not {right} in namespace {namespace}; add this permission to its role ({error.words})"
             )
-        case 429 if error.says_budget:
+        case 429 if error.is_disruption_budget:
             return Refused(f"a PodDisruptionBudget does not allow the eviction now: {error.words}")
         case 429:
             return Refused(f"the API server is overloaded and did nothing; try again later ({error.words})")
@@ -50,8 +50,8 @@ def resource(kind: Kind, sub: str = "") -> str:
     return kind.plural + (f"/{sub}" if sub else "") + (f".{kind.group}" if kind.group else "")
 
 
-def together(answers: Sequence[Answer]) -> Answer:
-    """Of several: what went wrong first of all; then whether anything was asked for at all."""
+def combined(answers: Sequence[ActResult]) -> ActResult:
+    """Of several results: a refusal or an unknown result first, then an accepted one."""
     for kind_of in (Refused, Unknown, Accepted):
         for answer in answers:
             if isinstance(answer, kind_of):

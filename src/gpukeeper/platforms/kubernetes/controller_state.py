@@ -1,4 +1,4 @@
-"""How a controller stands, by its Deployment and its Lease: alive, gone or unknown; its release, its log. Pure."""
+"""Whether a controller runs, by its Deployment and its Lease: alive, down or unknown; its release, its log. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.controller import Controller
 from gpukeeper.platforms.kubernetes.wire import Meta, Template, Wire, when
 
-FEWEST = 15  # seconds; a Lease that was given back says 1
-TIMES = 10  # not renewed for so many of its durations: nobody holds it
+FEWEST = 15  # seconds; a released Lease has 1
+TIMES = 10  # not renewed for so many of its durations: it has no holder
 LONGEST_LINE, MOST_LINES = 300, 5
 CLASH = re.compile(r"\b409\b|conflict|object has been modified|\brace\b", re.IGNORECASE)
 
@@ -25,37 +25,37 @@ class Alive(msgspec.Struct, frozen=True):
     version: str | None = None
 
 
-class Gone(msgspec.Struct, frozen=True):
-    """By two looks."""
+class Down(msgspec.Struct, frozen=True):
+    """Confirmed by two checks."""
 
     words: str
     version: str | None = None
 
 
-Standing: TypeAlias = Alive | Gone | Unknown
+ControllerState: TypeAlias = Alive | Down | Unknown
 
 
 class _Selector(Wire, frozen=True):
     match_labels: Mapping[str, str] | None = None
 
 
-class _Wanted(Wire, frozen=True):
+class _DeploymentSpec(Wire, frozen=True):
     replicas: int | None = None
     selector: _Selector = _Selector()
     template: Template | None = None
 
 
-class _Have(Wire, frozen=True):
+class _DeploymentStatus(Wire, frozen=True):
     replicas: int | None = None
     ready_replicas: int | None = None
 
 
-class Installed(Wire, frozen=True):
-    """A Deployment (or StatefulSet), as far as it is looked at."""
+class ControllerDeployment(Wire, frozen=True):
+    """The fields that are read of a Deployment or StatefulSet."""
 
     metadata: Meta = Meta()
-    spec: _Wanted = _Wanted()
-    status: _Have = _Have()
+    spec: _DeploymentSpec = _DeploymentSpec()
+    status: _DeploymentStatus = _DeploymentStatus()
 
     @property
     def wanted(self) -> int:
@@ -63,7 +63,7 @@ class Installed(Wire, frozen=True):
 
     @property
     def there(self) -> int:
-        """Ready, or at least not gone yet."""
+        """Ready, or not terminated yet."""
         return max(self.status.ready_replicas or 0, self.status.replicas or 0 if not self.wanted else 0)
 
     @property
@@ -85,7 +85,7 @@ class _LeaseSpec(Wire, frozen=True):
     renew_time: str | None = None
 
 
-class Lease(Wire, frozen=True):
+class ControllerLease(Wire, frozen=True):
     metadata: Meta = Meta()
     spec: _LeaseSpec = _LeaseSpec()
 
@@ -98,15 +98,15 @@ class Lease(Wire, frozen=True):
         return f"Lease {self.metadata.namespace}/{self.metadata.name}"
 
 
-class Report(msgspec.Struct, frozen=True):
+class ControllerReport(msgspec.Struct, frozen=True):
     """What was found of one controller."""
 
     controller: Controller
-    installed: tuple[Installed, ...] = ()
-    leases: tuple[Lease, ...] = ()
+    installed: tuple[ControllerDeployment, ...] = ()
+    leases: tuple[ControllerLease, ...] = ()
     similar: tuple[str, ...] = ()  # others whose image may be it
     unseen: tuple[str, ...] = ()
-    standing: Standing = Unknown("not checked")
+    controller_state: ControllerState = Unknown("not checked")
 
     @property
     def image(self) -> str | None:
@@ -120,10 +120,10 @@ class Report(msgspec.Struct, frozen=True):
         return tagged or next((v for each in labels if (v := each.get("app.kubernetes.io/version"))), None)
 
 
-def judge(found: Report, now: datetime, still: timedelta, *, changed: bool) -> Standing:
-    """Pure. `still`: for how long it has been exactly so while we looked; `changed`: its Lease, since our last look."""
+def state_of(found: ControllerReport, now: datetime, still: timedelta, *, changed: bool) -> ControllerState:
+    """`still`: how long it has been unchanged over our checks; `changed`: its Lease changed since the last check."""
     controller, installed = found.controller, found.installed
-    fresh = next((one for one in found.leases if changed or _lately(one, now)), None)
+    fresh = next((one for one in found.leases if changed or _renewed_lately(one, now)), None)
     stale = found.leases and all(_stale(one, now, still) for one in found.leases)
     words = "; ".join((*(one.words for one in installed), *(_lease_words(one, now) for one in found.leases)))
     if not controller.deployments:
@@ -141,7 +141,7 @@ def judge(found: Report, now: datetime, still: timedelta, *, changed: bool) -> S
     if found.similar:
         return Unknown(f"{found.similar[0]} may be {controller.name} under another name")
     if not installed and not found.leases:
-        # Managed clusters run some of them where nobody sees it, and people run them on their own machines.
+        # Managed clusters run some of them outside the cluster, and so do developers on their machines.
         return Unknown(f"{controller.name} was not found in the cluster; it may run outside of it")
     if not installed:
         words = "; ".join(
@@ -151,40 +151,40 @@ def judge(found: Report, now: datetime, still: timedelta, *, changed: bool) -> S
         return Unknown(f"{controller.name} seems not to run ({words}); a later check must find its Lease unchanged")
     if still.total_seconds() < FEWEST:
         return Unknown(f"{controller.name} seems not to run ({words}); a second check must confirm it")
-    return Gone(words, found.version)
+    return Down(words, found.version)
 
 
-def _built_in(found: Report, words: str, *, alive: bool, stale: bool) -> Standing:
+def _built_in(found: ControllerReport, words: str, *, alive: bool, stale: bool) -> ControllerState:
     name = found.controller.name
     if alive:
         return Alive(words)
     if stale:
-        return Gone(words)
+        return Down(words)
     if found.leases:
         return Unknown(f"{name} does not seem to renew its Lease ({words}); a later check must confirm it")
     why = found.unseen[0] if found.unseen else "it has no Lease, which is optional"
     return Unknown(f"whether {name} runs is unknown: {why}")
 
 
-def _age(lease: Lease, now: datetime) -> timedelta | None:
+def _age(lease: ControllerLease, now: datetime) -> timedelta | None:
     renewed = when(lease.spec.renew_time)
     return now - renewed if isinstance(renewed, datetime) else None
 
 
-def _lately(lease: Lease, now: datetime) -> bool:
+def _renewed_lately(lease: ControllerLease, now: datetime) -> bool:
     age = _age(lease, now)
     return bool(lease.spec.holder_identity) and age is not None and abs(age) < 2 * lease.duration
 
 
-def _stale(lease: Lease, now: datetime, still: timedelta) -> bool:
-    """Whoever holds one renews it within its duration, whatever the clocks say."""
+def _stale(lease: ControllerLease, now: datetime, still: timedelta) -> bool:
+    """A holder renews it within its duration, no matter what the clocks show."""
     age = _age(lease, now)
     if still >= TIMES * lease.duration:
         return True
     return still >= lease.duration and age is not None and age >= TIMES * lease.duration
 
 
-def _lease_words(lease: Lease, now: datetime) -> str:
+def _lease_words(lease: ControllerLease, now: datetime) -> str:
     age = _age(lease, now)
     renewed = "never renewed" if age is None else f"renewed {in_words(max(age, timedelta()))} ago"
     return f"{lease.where} {renewed}" + (f" by {lease.spec.holder_identity}" if lease.spec.holder_identity else "")
@@ -197,7 +197,7 @@ def version_of(image: str) -> str | None:
 
 
 def clashes_in(lines: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """The newest of these lines that tell of a conflict over one of these names."""
+    """The newest of these lines that report a conflict over one of these names."""
     wanted = re.compile("|".join(rf"(?<![\w.-]){re.escape(name)}(?![\w-])" for name in names) or r"(?!)")
     found = [line[:LONGEST_LINE] for line in lines if CLASH.search(line) and wanted.search(line)]
     return tuple(found[-MOST_LINES:])
