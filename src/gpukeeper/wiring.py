@@ -100,7 +100,7 @@ class Session:
     usage: GpuUsage | None = None
     notes: list[str] = field(default_factory=list)
 
-    def looking_only(self) -> Rulebook:
+    def observe_only(self) -> Rulebook:
         """The last good policy, without the right to act."""
         return Rulebook(msgspec.structs.replace(self.loaded.policy, mode=Mode.PLAN))
 
@@ -155,7 +155,7 @@ def open_session(
         if not platforms:
             known = ", ".join(f"{r.platform}/{r.place}" for r in reaches if r.reachable)
             why = "".join(f" ({r.why})" for r in reaches if r.platform == only.partition("/")[0] and not r.reachable)
-            raise UsageError(f'"{only}" is not a platform that can be reached from here{why}. Reachable: {known}')
+            raise UsageError(f'"{only}" is not a reachable platform{why}. Reachable: {known}')
     path = ledger_path(environ)
     ledger, signals = open_ledger(path, write=write), open_signals(path, write=write)
     capture = loaded.policy.capture
@@ -285,7 +285,7 @@ async def _places(
     why = seen.gpus.why if isinstance(seen.gpus, Unknown) else seen.environment.get("torch_why")
     if why or isinstance(seen.gpus, Unknown) or not seen.gpus:
         # What a CPU finds says nothing about the detectors on GPUs that somebody believes to have.
-        none = Unknown(f"there is no GPU to run them on ({why or 'none is seen'}). On the CPU: --device cpu")
+        none = Unknown(f"there is no GPU to run them on ({why or 'none found'}). To run them on the CPU: --device cpu")
         return none, none
     return alone, alone if len(seen.gpus) > 1 else place("cpu", 2, "two ranks on this CPU")
 
@@ -327,7 +327,7 @@ def follow_policy(session: Session, loaded: Loaded) -> None:
 def _trust(loaded: Loaded) -> None:
     """Refuses to act by a policy that other users can change. Commands that only look print a warning instead."""
     if loaded.untrusted:
-        raise PolicyError([f"{one}. Nothing acts by a policy that others can change." for one in loaded.untrusted])
+        raise PolicyError([f"{one}. A policy that other users can change is not applied." for one in loaded.untrusted])
     if loaded.policy.capture.to:
         try:
             make_private(Path(loaded.policy.capture.to))
@@ -357,7 +357,7 @@ def discover(environ: Mapping[str, str] = os.environ) -> list[Reach]:
 _NOT_FOUND = {
     "docker": "no socket at /var/run/docker.sock and DOCKER_HOST is not set",
     "kubernetes": "no kubeconfig and not inside a cluster",
-    "ray": "no Ray session here, and no raylet runs",
+    "ray": "no Ray session and no raylet found",
 }
 
 
@@ -453,12 +453,12 @@ def _find(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], gpus: 
 def _fleet_of_files(fleet: str) -> _Found:
     kind, *folders = fleet.split(":")
     if kind != "folder" or not folders or not all(Path(one).is_dir() for one in folders):
-        raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH[:PATH…] with existing folders')
+        raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH[:PATH…] with existing directories')
     from gpukeeper.platforms.simulated.folder import FolderPlatform
 
     places = [FolderPlatform(Path(one)) for one in folders]
     reaches = [
-        Reach(one.name, one.place, True, f"a fleet of files below {where}")
+        Reach(one.name, one.place, True, f"a fleet from files below {where}")
         for one, where in zip(places, folders, strict=True)
     ]
     return _Found(reaches, list(places))
@@ -489,7 +489,7 @@ def _wants_ray(loaded: Loaded, reaches: list[Reach]) -> bool:
     at = next(number for number, one in enumerate(reaches) if one.platform == "ray")
     if reaches[at].reachable or "ray" not in loaded.policy.scope:
         return reaches[at].reachable
-    reaches[at] = Reach("ray", hostname(), True, "no node here by itself; containers that are nodes are looked for")
+    reaches[at] = Reach("ray", hostname(), True, "no node on the host itself; containers are searched for nodes")
     return True
 
 

@@ -109,20 +109,20 @@ def test_only_some_gpus(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--check", "gem"), 'there is no check "gem". Did you mean "gemm"?'),
-        (("--skip", "gem"), 'there is no check "gem"'),
+        (("--check", "gem"), 'unknown check "gem". Did you mean "gemm"?'),
+        (("--skip", "gem"), 'unknown check "gem"'),
         (("--set", "training.epochs=1"), "cannot show that the loss falls"),
         (("--set", "training.epoch=2"), 'Did you mean "epochs"?'),
         (("--within", "5"), '--within: "5" is not a duration'),
         (("--within", "1s"), "too short"),
-        (("--quick", "--full"), "contradict each other"),
-        (("--device", "tpu"), '--device "tpu" is not known'),
-        (("--device", "gpu"), '--device "gpu" is not known. Write cuda for GPUs, or cpu or simulated.'),
-        (("--ranks", "2"), "on GPUs there is one rank for each"),
+        (("--quick", "--full"), "cannot be combined"),
+        (("--device", "tpu"), '--device "tpu" is not a valid value'),
+        (("--device", "gpu"), '--device "gpu" is not a valid value. Use cuda for GPUs, or cpu or simulated.'),
+        (("--ranks", "2"), "on GPUs there is one rank per GPU"),
         (("--python", "/no/such/python"), "program not found"),
-        (("--reference", "/no/such/file"), "cannot be read"),
-        (("--report-dir", "/proc/nowhere"), "Name a folder: --report-dir DIR"),
-        (("--keep", "list"), "that belongs to a test run, not to list"),
+        (("--reference", "/no/such/file"), "could not be read"),
+        (("--report-dir", "/proc/nowhere"), "Use another directory: --report-dir DIR"),
+        (("--keep", "list"), "not an option of list"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(fleet: Fleet, words: tuple[str, ...], said: str) -> None:
@@ -158,7 +158,7 @@ def test_the_older_kits_files_are_where_they_were(fleet: Fleet, tmp_path: Path) 
     folder = tmp_path / "reports"
     first = fleet.run(*SMALL, REPORT_DIR=str(folder))
     assert first.code == 5, first.err
-    assert "understood: REPORT_DIR is --report-dir" in first.err
+    assert "from the environment: REPORT_DIR means --report-dir" in first.err
     assert json.loads((folder / "summary.json").read_text())["gpu_tests"]["returncode"] == 2, "a simulation"
     assert (folder / "gpu_accept_simulated-7.json").is_file()
     before = (folder / "summary.json").stat().st_ino

@@ -17,7 +17,7 @@ def test_the_list_has_every_check_in_order(fleet: Fleet) -> None:
 def test_a_check_says_what_it_proves_and_cannot_and_what_can_be_set(fleet: Fleet) -> None:
     ran = fleet.run("check", "show", "training")
     assert ran.code == 0
-    assert "proves  A classifier learns" in ran.out
+    assert "proves         A classifier learns" in ran.out
     assert "cannot  " in ran.out
     rows = {line.split()[0]: line.split()[1:3] for line in ran.out.splitlines() if line.startswith("training.")}
     assert rows["training.epochs"] == ["2", "3"]
@@ -29,4 +29,4 @@ def test_a_check_says_what_it_proves_and_cannot_and_what_can_be_set(fleet: Fleet
 def test_an_unknown_check_is_answered_with_the_nearest(fleet: Fleet) -> None:
     ran = fleet.run("check", "show", "trainings")
     assert (ran.code, ran.out) == (2, "")
-    assert 'there is no check "trainings". Did you mean "training"?' in ran.err
+    assert 'unknown check "trainings". Did you mean "training"?' in ran.err

@@ -40,9 +40,9 @@ def test_ended_by_a_signal_it_ends_its_step_and_says_what_was_done(fleet: Fleet,
     assert fleet.names() == {"old-2", "old-3"}
     told = [line.split()[:2] for line in ended.out.splitlines() if line.startswith("reclaimed")]
     assert told == [["reclaimed", f"docker/node-1/old-{n}"] for n in range(2)]
-    assert "Stopping after the steps under way" in ended.err
+    assert "Stopping after the steps in progress" in ended.err
     assert "2 of 4 due reclaimed" in ended.err
-    assert "Ended by a signal before everything was done" in ended.err
+    assert "Ended by a signal before all steps were done" in ended.err
     assert "gpukeeper resume" not in ended.err
     assert len(fleet.lines("intent")) == len(fleet.lines("outcome")) == 2
     as_json = fleet.run_halting(ACTED, "old-2", "apply", "--yes", "--json", **{SIGNAL: name})

@@ -52,7 +52,7 @@ def open_folder() -> Iterator[Path]:
 def test_who_is_not_root_is_told_what_cannot_be_seen(open_folder: Path) -> None:
     policy = open_folder / "policy.yaml"
     policy.write_text("mode: plan\nscope: {host: {}}\ntemporary: [{root: /tmp, names: ['tmp*']}]\n")
-    assert "what files others have open cannot be seen without root" in as_nobody(policy)
+    assert "open files of other users cannot be read without root" in as_nobody(policy)
     policy.write_text("mode: plan\nscope: {docker: {}}\n")
     assert "cannot be seen" not in as_nobody(policy)
 

@@ -94,7 +94,7 @@ def test_a_warning_that_nobody_heard_is_said(fleet: Fleet) -> None:
     fleet.add("eval", state=State.RUNNING, started=ago(hours=10), devices=("GPU-0",), owner="no-such-user")
     measured(fleet, key_of(fleet, "eval"), minutes=100)
     assert fleet.run("apply", "--yes").code == 0
-    assert "idle, stage 1, undelivered: nobody could be told" in fleet.run("explain", "eval").out
+    assert "idle, stage 1, not delivered" in fleet.run("explain", "eval").out
 
 
 def test_explain_goes_on_until_ctrl_c(fleet: Fleet) -> None:
@@ -131,14 +131,14 @@ def test_waste_is_listed_with_its_owner_and_nothing_follows(fleet: Fleet) -> Non
     head, *lines = ran.out.splitlines()
     assert head.split() == ["UNUSED", "FOR", "WORKLOAD", "OWNER", "CLASS", "GPUS"]
     assert [line.split()[1:] for line in lines] == [["docker/node-1/eval", "ann", "docker", "GPU-0"]]
-    assert "1 line at" in ran.err
+    assert "1 row at" in ran.err
     assert fleet.run("observe", "--waste", "--owner", "bob").out == ""
     (one,) = fleet.run("observe", "--waste", "--json").json()["waste"]
     assert (one["ref"]["name"], one["devices"], one["at_least"]) == ("eval", ["GPU-0"], False)
     assert {path: path.read_bytes() for path in fleet.folder.iterdir()} == before
     both = fleet.run("observe", "--waste", "--gpus")
     assert (both.code, both.out) == (2, "")
-    assert "Choose one" in both.err
+    assert "--gpus and --waste cannot be combined" in both.err
 
 
 def test_a_trainjob_is_explained_from_files_without_asking_a_cluster(fleet: Fleet, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_gpus_of_one_person(fleet: Fleet) -> None:
     ran = fleet.run("observe", "--gpus", "--owner", "bob")
     assert "docker/node-1/train" in ran.out
     assert "eval" not in ran.out
-    assert "1 line at" in ran.err
+    assert "1 row at" in ran.err
 
 
 def test_gpus_for_programs(fleet: Fleet) -> None:

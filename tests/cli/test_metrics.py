@@ -104,17 +104,17 @@ def test_a_port_that_is_taken_ends_serve_with_2(fleet: Fleet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ran = fleet.run("serve", "--metrics", str(taken.getsockname()[1]))
     assert ran.code == 2
-    assert "cannot be listened on" in ran.err
-    assert "Name another with --metrics." in ran.err
+    assert "cannot listen on" in ran.err
+    assert "Use another one with --metrics." in ran.err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("serve", "--metrics", "yes"), '--metrics "yes" is not PORT or ADDRESS:PORT'),
-        (("plan", "--textfile", "metrics.txt"), "reads only files that end in .prom"),
-        (("plan", "--textfile", "/nowhere/at/all/gpukeeper.prom"), "there is no folder /nowhere/at/all"),
-        (("apply", "--yes", "--kind", "tree", "--textfile", "gpukeeper.prom"), "leave out what narrows the look"),
+        (("plan", "--textfile", "metrics.txt"), "reads only files with the suffix .prom"),
+        (("plan", "--textfile", "/nowhere/at/all/gpukeeper.prom"), "the directory /nowhere/at/all does not exist"),
+        (("apply", "--yes", "--kind", "tree", "--textfile", "gpukeeper.prom"), "cannot be combined with filters"),
     ],
 )
 def test_wrong_usage_says_so_before_anything_is_done(fleet: Fleet, words: tuple[str, ...], said: str) -> None:

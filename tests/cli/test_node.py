@@ -55,7 +55,7 @@ def test_only_an_admin_quarantines_or_returns(tmp_path: Path) -> None:
 def test_what_is_no_gpu_of_this_machine_is_refused(fleet: Fleet, words: str) -> None:
     ran = fleet.run("node", "quarantine", words)
     assert ran.code == 2
-    assert "no GPU of this machine" in ran.err
+    assert "this machine has no GPU" in ran.err
     assert fleet.lines("quarantine") == []
 
 
@@ -64,7 +64,7 @@ def test_an_ambiguous_beginning_is_refused(fleet: Fleet) -> None:
     fleet.run("node", "quarantine", UUID[:-1] + "6")
     ran = fleet.run("node", "show", "GPU-1")
     assert ran.code == 2
-    assert "fits 2 GPUs" in ran.err
+    assert "matches 2 GPUs" in ran.err
 
 
 def test_show_tells_everything_recorded(fleet: Fleet) -> None:
@@ -81,5 +81,5 @@ def test_show_tells_everything_recorded(fleet: Fleet) -> None:
 def test_a_list_without_gpus_says_so(fleet: Fleet) -> None:
     ran = fleet.run("node", "list")
     assert (ran.code, ran.out) == (0, "")
-    assert "No GPUs are known here." in ran.err
+    assert "No GPUs found." in ran.err
     assert fleet.run("node", "list", "--json").json()["gpus"] == []

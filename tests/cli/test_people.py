@@ -58,7 +58,7 @@ def test_a_stop_that_nobody_can_confirm_is_not_done(fleet: Fleet) -> None:
     fleet.add("busy", state=State.RUNNING, started=ago(hours=1), devices=("GPU-0",))
     ran = fleet.run("workload", "stop", "busy", stdin="y\n")
     assert (ran.code, ran.out) == (2, "")
-    assert "nobody can answer here. Nothing was done" in ran.err
+    assert "stdin is not a terminal. Nothing was done" in ran.err
     assert fleet.lines("intent") == []
 
 
@@ -99,7 +99,7 @@ def test_pause_stops_all_acting_until_resume(fleet: Fleet) -> None:
     assert fleet.run("pause", "disk replacement").code == 0
     ran = fleet.run("apply", "--yes")
     assert ran.code == 3
-    assert "Everything is paused: disk replacement" in ran.err
+    assert "All actions are paused: disk replacement" in ran.err
     assert fleet.names() == {"old"}
     refused = fleet.run("workload", "remove", "old", "--yes")
     assert refused.code == 2
@@ -115,7 +115,7 @@ def test_the_ledger_is_searched_and_exported_with_tags(fleet: Fleet) -> None:
     fleet.run("apply", "--yes")
     found = fleet.run("ledger", "list", "--search", "Seen To Be Gone", "--json").json()["lines"]
     assert [line["type"] for line in found] == ["outcome"]
-    assert "No such lines." in fleet.run("ledger", "list", "--search", "nothing like this").err
+    assert "No lines found." in fleet.run("ledger", "list", "--search", "nothing like this").err
     (line,) = fleet.run("ledger", "export", "--format", "syslog", "--type", "outcome").out.splitlines()
     assert " node-1 ds01-cleanup: container.remove reclaimed docker/node-1/old user=ann: succeeded 2d ago" in line
     assert fleet.run("ledger", "export", "--search", "verified: gone").out.count("\n") == 1
@@ -127,7 +127,7 @@ def test_a_second_pause_a_resume_and_a_release_of_nothing_say_so(fleet: Fleet) -
     again = fleet.run("pause", "something else")
     assert again.code == 0, again.err
     assert "paused already: disk replacement, by " in again.out
-    assert "Everything is paused: disk replacement, by " in fleet.run("plan").err
+    assert "All actions are paused: disk replacement, by " in fleet.run("plan").err
     resumed = fleet.run("resume")
     assert resumed.code == 0
     assert "disk replacement, by " in resumed.out
@@ -265,9 +265,9 @@ def test_the_daemon_sees_who_asks_and_gives_only_their_rights(fleet: Fleet) -> N
             granted = _ask_as_nobody(path, b'{"verb": "hold", "workload": "theirs", "seconds": 60}')
             assert b'"done":true' in granted
             forged = _ask_as_nobody(path, b'{"verb": "hold", "workload": "anns", "seconds": 60, "by": "root"}')
-            assert b"not a request" in forged
+            assert b"invalid request" in forged
             assert b"only an admin may do that" in _ask_as_nobody(path, b'{"verb": "pause"}')
-            assert b"not a request" in _ask_as_nobody(path, b"hello")
+            assert b"invalid request" in _ask_as_nobody(path, b"hello")
     assert [line["hold"]["by"] for line in fleet.lines("hold")] == ["nobody"]
 
 

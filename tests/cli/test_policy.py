@@ -65,7 +65,7 @@ def test_warnings_are_talk_and_go_to_stderr(policy: Path) -> None:
     policy.write_text('mode: enforce\nscope: {kubernetes: {namespaces: ["*"]}}\n')
     result = run("check", policy)
     assert result.exit_code == 0
-    assert result.stderr.startswith("warning: scope.kubernetes covers every namespace")
+    assert result.stderr.startswith("warning: scope.kubernetes covers all namespaces")
     assert "warning:" not in result.stdout
 
 
@@ -77,7 +77,7 @@ def test_check_for_programs(policy: Path) -> None:
 
 def test_show_prints_plain_columns_when_nobody_watches(policy: Path) -> None:
     lines = run("show", "--policy", policy).stdout.splitlines()
-    assert lines[0].split() == ["SETTING", "VALUE", "FROM"]
+    assert lines[0].split() == ["SETTING", "VALUE", "ORIGIN"]
     assert ["mode", "plan", "built-in"] in [line.split() for line in lines]
     assert ["groups.researcher.members", "ann", f"{policy}:3"] in [line.split() for line in lines]
 
@@ -96,7 +96,7 @@ def test_show_one_owner(policy: Path) -> None:
     assert ["managed", "idle", "1h", "group", "researcher,", "preset", "shared-host"] in lines
     assert ["managed", "idle_in_demand", "30m", "built-in"] in lines
     assert ["infrastructure", "untouchable", "true", "built-in"] in lines
-    assert "No exemption is for ann." in out
+    assert "No exemption applies to ann." in out
     assert ["demand.above", "80%", "built-in"] in lines
     assert ["holds.total", "1d", "built-in"] in lines
 
@@ -129,7 +129,7 @@ def test_show_one_section_of_one_owner(policy: Path) -> None:
     assert "exemption" not in out
     answer = json.loads(run("show", "holds", "--policy", policy, "--owner", "ann", "--json").stdout)
     assert (answer["classes"], answer["demand"], len(answer["holds"])) == ({}, [], 3)
-    assert "No exemption is for ann.\n" in run("show", "exemptions", "--policy", policy, "--owner", "ann").stdout
+    assert "No exemption applies to ann.\n" in run("show", "exemptions", "--policy", policy, "--owner", "ann").stdout
 
 
 def test_a_section_without_values_and_an_unknown_one(fleet: Fleet) -> None:
@@ -181,28 +181,32 @@ def test_try_prints_the_class_the_timeline_and_what_it_assumes(policy: Path) -> 
     table = [" ".join(line.split()) for line in ran.stdout.splitlines()[head + 1 : head + 5]]
     assert table[0].startswith("in 28m warn 1 idle idle for 48m, allowed 1h; will be stopped in 12m.")
     assert table[2].startswith("in 40m stop idle idle for 1h, allowed 1h")
-    assert "Then it is gone." in ran.stdout
-    assert "  It stays idle from now on, by every signal." in ran.stdout
+    assert "The workload is then removed." in ran.stdout
+    assert "  The workload stays idle from now on, by every signal." in ran.stdout
     assert ran.stderr == f"Policy: {policy} (shared-host, mode plan).\n"
     answer = json.loads(run(*words, "--json").stdout)
     assert answer["schema"] == "gpukeeper/policy-try/v1"
     assert [one["action"] for one in answer["timeline"]] == ["warn", "warn", "stop", "remove"]
-    assert (answer["class"], answer["groups"], answer["end"]) == ("docker", ["researcher"], "Then it is gone.")
+    assert (answer["class"], answer["groups"], answer["end"]) == (
+        "docker",
+        ["researcher"],
+        "The workload is then removed.",
+    )
 
 
 def test_try_says_why_it_has_its_class(policy: Path) -> None:
     policy.write_text(GOOD + 'match: [{class: serving, image: "triton:*"}]\n')
     tried = ("try", "--policy", policy, "--owner", "ann")
     assert f"class     serving (by match[0], {policy}:4)" in run(*tried, "--image", "triton:24").stdout
-    assert "class     docker (recognised by docker; no entry of match fits)" in run(*tried).stdout
-    assert "class     managed (as --class says)" in run(*tried, "--class", "managed").stdout
+    assert "class     docker (recognised by docker; no entry of match applies)" in run(*tried).stdout
+    assert "class     managed (by --class)" in run(*tried, "--class", "managed").stdout
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--state", "paused"), '--state "paused" is none of: running, ended, created'),
-        (("--outcome", "won"), '--outcome "won" is none of: succeeded, failed, stopped'),
+        (("--state", "paused"), '--state "paused" is not one of: running, ended, created'),
+        (("--outcome", "won"), '--outcome "won" is not one of: succeeded, failed, stopped'),
         (("--idle-for", "soon"), "--idle-for: "),
         (("--label", "=x"), '--label "=x" has no key'),
         (("--platform", "slurm"), "workloads are on docker and kubernetes"),

@@ -33,7 +33,7 @@ def test_all_running_gpu_work_is_stopped_and_recorded(fleet: Fleet) -> None:
     fleet.ended("old", days=0.1)
     ran = fleet.run("stop-all", "--yes")
     assert ran.code == 0, ran.err
-    assert "2 of 2 stopped, 0 left" in ran.err
+    assert "2 of 2 stopped, 0 skipped" in ran.err
     assert still_running(fleet) == {"web"}
     outcomes = fleet.lines("outcome")
     assert {(one["ref"]["name"], one["rule"], one["result"]) for one in outcomes} == {
@@ -62,8 +62,8 @@ def test_what_is_never_touched_and_what_is_exempt_is_left_and_listed(fleet: Flee
     assert ran.code == 0, ran.err
     assert still_running(fleet) == {"exporter", "demo"}
     said = [" ".join(line.split()) for line in ran.out.splitlines()]
-    assert "kept docker/node-1/exporter - class infrastructure is never touched" in said
-    assert "kept docker/node-1/demo bob exempt: the fair" in said
+    assert "skip docker/node-1/exporter - class infrastructure is never touched" in said
+    assert "skip docker/node-1/demo bob exempt: the fair" in said
 
 
 def test_one_that_fails_does_not_keep_the_others_and_exits_with_3(fleet: Fleet) -> None:
@@ -110,7 +110,7 @@ def test_unattended_it_acts_only_in_mode_enforce(fleet: Fleet) -> None:
     running(fleet, "eval")
     unasked = fleet.run("stop-all")
     assert unasked.code == 2
-    assert "nobody can answer here" in unasked.err
+    assert "stdin is not a terminal" in unasked.err
     fleet.write_policy(POLICY.replace("enforce", "plan"))
     planned = fleet.run("stop-all", "--yes")
     assert planned.code == 2
@@ -132,7 +132,7 @@ def test_on_a_terminal_it_asks_and_a_no_is_a_no(fleet: Fleet) -> None:
     """In mode plan too: a person confirms."""
     fleet.write_policy(POLICY.replace("enforce", "plan"))
     running(fleet, "eval")
-    assert "Stop 1 running workload of everybody now?" in _answered(fleet, "n")
+    assert "Stop 1 running workload of all owners now?" in _answered(fleet, "n")
     assert still_running(fleet) == {"eval"}
     assert "1 of 1 stopped" in _answered(fleet, "y")
     assert still_running(fleet) == set()

@@ -50,7 +50,10 @@ def test_what_ray_tidies_and_what_not_is_said_of_everything_it_writes() -> None:
     ("heading", "words"),
     [
         ("gpukeeperpassmissing", ["systemctl status gpukeeper", "gpukeeper doctor", "ledger list --errors"]),
-        ("rayworkerlargetmpdirectory", ["gpukeeper plan --platform ray --verbose", "in use", "mode plan"]),
+        (
+            "rayworkerlargetmpdirectory",
+            ["gpukeeper plan --platform ray --verbose", "in use", "the policy's mode is plan"],
+        ),
         ("no-alert-fires-although-it-should", ["Target", "Rules", "Metric", "Reload"]),
     ],
 )

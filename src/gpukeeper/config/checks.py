@@ -1,4 +1,4 @@
-"""What the schema cannot see: values that are each right and together impossible. Each is one sentence."""
+"""What the schema cannot check: values that are valid alone and contradict each other. One sentence for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpukeeper.lifecycle.warnings import valid_for
 from gpukeeper.model.policy import OnIdle, Policy, Schedule
 
 NO_SCOPE = (
-    "the policy says nothing of what it covers, so it would cover nothing."
+    "scope is not set, so the policy would cover nothing."
     " Write for example scope: {docker: {}} or scope: {kubernetes: {namespaces: [research]}}."
 )
 ANY_YEAR = datetime(2026, 1, 1, tzinfo=UTC)  # cron words repeat
@@ -50,13 +50,13 @@ def _scope(file: PolicyFile) -> Iterator[Problem]:
         for key in ("places", "namespaces"):
             if getattr(places, key, None) == []:
                 yield Problem(
-                    (("scope", name, key),), 'an empty list covers nothing. Name some, or write ["*"] for all.'
+                    (("scope", name, key),), 'an empty list covers nothing. List names, or write ["*"] for all.'
                 )
 
 
 def _preset(file: PolicyFile) -> Iterator[Problem]:
     if file.preset not in PRESETS:
-        yield Problem((("preset",),), f'there is no preset "{file.preset}". {did_you_mean(file.preset, list(PRESETS))}')
+        yield Problem((("preset",),), f'unknown preset "{file.preset}". {did_you_mean(file.preset, list(PRESETS))}')
 
 
 def _retention(file: PolicyFile) -> Iterator[Problem]:
@@ -70,17 +70,17 @@ def _kept(retention: Retention, at: Path) -> Iterator[Problem]:
     if failed is not None and (ok is None or ok > failed):
         yield Problem(
             ((*at, "succeeded"), (*at, "failed")),
-            f"succeeded work would be kept {'for ever' if ok is None else words(ok)}"
+            f"succeeded work would be kept {'forever' if ok is None else words(ok)}"
             f" and failed work only {words(failed)}."
-            " Failures are always kept longer: raise failed or lower succeeded.",
+            " Failed work must be kept at least as long: increase failed or decrease succeeded.",
         )
     for name in ("succeeded", "failed", "stopped"):
         kept = getattr(retention, name)
         if kept is not None and kept > retention.max:
             yield Problem(
                 ((*at, name), (*at, "max")),
-                f"{name} is {words(kept)}, more than max allows ({words(retention.max)})."
-                f" Write at most {words(retention.max)}, or raise {in_words((*at, 'max'))}.",
+                f"{name} is {words(kept)}, more than the maximum ({words(retention.max)})."
+                f" Write at most {words(retention.max)}, or increase {in_words((*at, 'max'))}.",
             )
 
 
@@ -119,7 +119,7 @@ def _idle_times(file: PolicyFile) -> Iterator[Problem]:
             yield Problem(
                 (path, ("activity", "settle")),
                 f"an idle time of {words(idle)} is shorter than activity.settle ({words(settle)}),"
-                f" so it could never pass. Write at least {words(settle)}.",
+                f" so it would never be reached. Write at least {words(settle)}.",
                 once="settle",
             )
 
@@ -172,13 +172,13 @@ def _expiring(schedule: Schedule, limit: str, stages: int, valid: str) -> str:
 
 def _stages(stages: list[float], at: Path) -> Iterator[Problem]:
     if not stages:
-        yield Problem((at,), "nobody would be warned. Write at least one share, like [80%].")
+        yield Problem((at,), "an empty list means no warnings. Write at least one share, like [80%].")
     if any(stage >= 1 for stage in stages):
-        yield Problem((at,), "a warning at 100% comes with the stop. Write shares below 100%, like [80%, 95%].")
+        yield Problem((at,), "a warning at 100% would be sent at the stop. Write shares below 100%, like [80%, 95%].")
     elif any(b <= a for a, b in pairwise(stages)):
         given = ", ".join(share_in_words(stage) for stage in stages)
         ordered = ", ".join(share_in_words(stage) for stage in sorted(set(stages)))
-        yield Problem((at,), f"[{given}] does not rise. Write [{ordered}].")
+        yield Problem((at,), f"[{given}] is not in ascending order. Write [{ordered}].")
 
 
 def _stops(file: PolicyFile) -> list[tuple[Path, timedelta]]:
@@ -201,14 +201,15 @@ def _thresholds(file: PolicyFile) -> Iterator[Problem]:
         yield Problem(
             (("demand", "below"), ("demand", "above")),
             f"below is {share_in_words(demand.below)} and above is {share_in_words(demand.above)},"
-            " so demand would be high and not high at once. Write below smaller than above, like 70% and 80%.",
+            " but below must be smaller than above. Write them like 70% and 80%.",
         )
     for name in ("gpu", "gpu_slice"):
         if not 0 < getattr(file.activity, name) <= 100:
-            yield Problem((("activity", name),), "GPU use is above 0% and at most 100%. Write it like 5%.")
+            yield Problem((("activity", name),), "GPU utilization must be above 0% and at most 100%. Write it like 5%.")
     if not file.capture.quota:
         yield Problem(
-            (("capture", "quota"),), "without room for evidence nothing could ever be removed. Write it like 20GiB."
+            (("capture", "quota"),),
+            "with a quota of 0 nothing could be removed, because evidence is saved first. Write it like 20GiB.",
         )
 
 
@@ -217,14 +218,14 @@ def _holds(file: PolicyFile) -> Iterator[Problem]:
     if total > within:
         yield Problem(
             (("holds", "total"), ("holds", "within")),
-            f"nobody can hold {words(total)} within {words(within)}. Write a total that is not longer than within.",
+            f"a total of {words(total)} within {words(within)} is not possible. total must not be longer than within.",
         )
     for name, one in file.classes.items():
         if one.hold > total:
             yield Problem(
                 (("classes", name, "hold"), ("holds", "total")),
-                f"a hold of {words(one.hold)} is more than holds.total allows ({words(total)})."
-                f" Write at most {words(total)}, or raise holds.total.",
+                f"a hold of {words(one.hold)} is longer than holds.total ({words(total)})."
+                f" Write at most {words(total)}, or increase holds.total.",
             )
 
 
@@ -247,17 +248,19 @@ def _matches(file: PolicyFile) -> Iterator[Problem]:
 def _match_fits(match: Match, at: Path) -> Iterator[Problem]:
     patterns = match.model_dump(exclude={"class_"}, exclude_none=True)
     if not patterns:
-        yield Problem((at,), 'no pattern is given, so it would fit everything. Write one, like name: "triton-*".')
+        yield Problem(
+            (at,), 'no pattern is given, so the entry would match everything. Write one, like name: "triton-*".'
+        )
     platform = match.platform
     if platform is not None and platform not in PLATFORMS and not set(platform) & set("*?["):
-        yield Problem(((*at, "platform"),), f'there is no platform "{platform}". {did_you_mean(platform, PLATFORMS)}')
+        yield Problem(((*at, "platform"),), f'unknown platform "{platform}". {did_you_mean(platform, PLATFORMS)}')
     if match.label is not None and not match.label.partition("=")[0].strip():
         yield Problem(((*at, "label"),), f'"{match.label}" has no key. Write it like app=triton, or app alone.')
 
 
 def _class_exists(name: str | None, at: Path, file: PolicyFile) -> Iterator[Problem]:
     if name is not None and name not in file.classes:
-        yield Problem((at,), f'there is no class "{name}". {did_you_mean(name, list(file.classes))}')
+        yield Problem((at,), f'unknown class "{name}". {did_you_mean(name, list(file.classes))}')
 
 
 def _exemptions(file: PolicyFile) -> Iterator[Problem]:
@@ -268,10 +271,13 @@ def _exemptions(file: PolicyFile) -> Iterator[Problem]:
 def check_exemption(one: Exemption, at: Path, classes: Iterable[str]) -> Iterator[Problem]:
     """Of one exemption, wherever it is written."""
     if one.owner is one.workload is one.class_ is None:
-        yield Problem((at,), "it names nobody. Write owner, workload or class.")
+        yield Problem((at,), "owner, workload and class are missing. Write at least one of them.")
     known = list(classes)
     if one.class_ is not None and one.class_ not in known:
-        yield Problem(((*at, "class"),), f'there is no class "{one.class_}". {did_you_mean(one.class_, known)}')
+        yield Problem(((*at, "class"),), f'unknown class "{one.class_}". {did_you_mean(one.class_, known)}')
     for rule in one.rules:
         if rule not in RULE_NAMES:
-            yield Problem(((*at, "rules"),), f'there is no rule "{rule}" to suspend. {did_you_mean(rule, RULE_NAMES)}')
+            yield Problem(
+                ((*at, "rules"),),
+                f'unknown rule "{rule}", or one that cannot be suspended. {did_you_mean(rule, RULE_NAMES)}',
+            )

@@ -34,7 +34,7 @@ class Document:
 def read(text: str) -> Document:
     document, yaml = Document(), _yaml()
     if len(text) > LARGEST:
-        document.problems.append(_not_yaml(f"it is larger than {LARGEST // 1024} KiB", 1))
+        document.problems.append(_not_yaml(f"the file is larger than {LARGEST // 1024} KiB", 1))
         return document
     try:
         depth = 0
@@ -55,7 +55,7 @@ def read(text: str) -> Document:
     except (YAMLError, ValueError) as error:
         document.problems.append(_not_yaml(str(error).splitlines()[0], 1))
     except RecursionError:
-        document.problems.append(_not_yaml("it is nested too deeply or contains itself", 1))
+        document.problems.append(_not_yaml("it is nested too deeply", 1))
     return document
 
 
@@ -74,14 +74,14 @@ def _yaml() -> YAML:
     return yaml
 
 
-_ALIAS = "Aliases are not supported in a policy: write the value out where it is used"
-_TAB = "YAML is indented with spaces only: replace the tab by spaces"
-_DOCUMENT = "A policy is one document: take out the line ---, or put the rest into a file of its own"
+_ALIAS = "Aliases are not supported: repeat the value where it is used"
+_TAB = "YAML indentation must not contain tabs: replace the tab with spaces"
+_DOCUMENT = "The file must contain one document: remove the line ---, or move the rest to another file"
 
 
 def _in_our_words(problem: str, line: int) -> Problem:
     if "'\\t'" in problem:
-        return _unusable("there is a tab", _TAB, line)
+        return _unusable("a tab was found", _TAB, line)
     if "another document" in problem:
         return _unusable("a second document begins", _DOCUMENT, line)
     return _not_yaml(problem, line)
@@ -92,7 +92,7 @@ def _unusable(what: str, advice: str, line: int) -> Problem:
 
 
 def _not_yaml(why: str, line: int) -> Problem:
-    return Problem(((),), f"this is not YAML: {why}. Mend it first, then check again.", line=line)
+    return Problem(((),), f"this is not valid YAML: {why}. Fix this first, then check again.", line=line)
 
 
 @dataclass
@@ -117,7 +117,7 @@ class _Reader:
                 continue
             if key in mapping:
                 first = self.document.lines[*path, key]
-                self._complain((*path, key), f"given twice, first in line {first}. Keep one of them.", line)
+                self._complain((*path, key), f"set twice, first in line {first}. Remove one of them.", line)
                 continue
             self.document.lines[*path, key] = line
             value = self.value(value_node, (*path, key))
@@ -135,9 +135,9 @@ class _Reader:
                 return node.value
         if node.tag == _TAG + "null" and path:
             # Absent is not zero: an empty value must not fall back to a default that nobody sees.
-            self._complain(path, "has no value. Write one, or take the line out.", None)
+            self._complain(path, "has no value. Write one, or remove the line.", None)
         elif path:
-            self._complain(path, f"the tag {node.tag} is not known here. Write a plain value.", None)
+            self._complain(path, f"the tag {node.tag} is not supported. Write a plain value.", None)
         return None
 
     def _complain(self, path: Path, sentence: str, line: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Exemptions that other tools write. A mistake there keeps and complains; it never stops protecting people."""
+"""Exemptions that other tools write. An invalid entry keeps the work and is reported; it never ends a protection."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def read_exemptions(path: Path, classes: Iterable[str]) -> FromFile:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
-        return _everything_kept(f"{path} cannot be read: {why}")
+        return _everything_kept(f"{path} could not be read: {why}")
     read = document.read(text)
     broken = next((problem for problem in read.problems if not problem.paths[0]), None)
     if broken:
-        return _everything_kept(broken.told(str(path), read.lines))
+        return _everything_kept(broken.message(str(path), read.lines))
     if not isinstance(read.tree, list):
-        return _everything_kept(f"{path}: it is not a list of exemptions (an empty one is written [])")
+        return _everything_kept(f"{path}: not a list of exemptions (an empty list is written [])")
     return _entries(read, str(path), list(classes))
 
 
 def _everything_kept(why: str) -> FromFile:
-    return FromFile(Unknown(why), complaints=(f"{why}. Everything is kept until it is mended.",))
+    return FromFile(Unknown(why), complaints=(f"{why}. Everything is kept until it is fixed.",))
 
 
 def _entries(read: document.Document, name: str, classes: list[str]) -> FromFile:
@@ -53,8 +53,8 @@ def _entries(read: document.Document, name: str, classes: list[str]) -> FromFile
             why = f"{name}:{problems[0].line or line}: {problems[0].sentence}"
             understood = _as_far_as_understood(entry, why, classes)
             if understood is None:
-                return _everything_kept(f"{why} Whom it is for is not known")
-            complaints.append(f"{why} Kept until it is mended.")
+                return _everything_kept(f"{why} The exempted owner, workload or class is unknown")
+            complaints.append(f"{why} Kept until it is fixed.")
             exemptions.append(understood)
         else:
             exemptions.append(build_exemption(sections.Exemption.model_validate(entry)))
@@ -68,7 +68,7 @@ def _problems(entry: Any, classes: list[str]) -> list[Problem]:
 
 
 def _as_far_as_understood(entry: Any, why: str, classes: list[str]) -> Exemption | None:
-    """None: nobody can say whom it would protect. Rules that are not all understood become every rule."""
+    """None: it is unknown what it would protect. If not all rules are valid, all rules are suspended."""
     said = entry if isinstance(entry, dict) else {}
     owner, workload, class_ = (_text(said.get(key)) for key in ("owner", "workload", "class"))
     class_ = class_ if class_ in classes else None
@@ -87,5 +87,5 @@ def _as_far_as_understood(entry: Any, why: str, classes: list[str]) -> Exemption
 
 
 def _text(value: Any) -> str | None:
-    """A number is a name that somebody forgot to quote."""
+    """A number is a name without quotes."""
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) and value != "" else None

@@ -47,7 +47,7 @@ def _read_as_class(value: object) -> timedelta | float | None:
         return None
     if isinstance(value, str) and units.is_factor(value):
         return units.read_factor(value)
-    return units.read_span(value, ", as a factor of the class's value like 2x, or as class for what the class says")
+    return units.read_span(value, ", as a factor of the class's value like 2x, or as class for the class's value")
 
 
 def _write_as_class(value: timedelta | float | None) -> str:
@@ -66,7 +66,7 @@ _AS_CLASS_SCHEMA = {
 def _longer_than_nothing(value: object) -> timedelta:
     span = units.read_span(value)
     if not span:
-        raise ValueError(f"{units.shown(value)} is no time at all. Write it like 30s, 5m or 1h.")
+        raise ValueError(f"{units.shown(value)} must be longer than 0. Write it like 30s, 5m or 1h.")
     return span
 
 
@@ -81,7 +81,7 @@ _PERCENT_SCHEMA = {"type": "string", "pattern": r"^\d+(\.\d+)? ?%$", "x-kind": "
 Span = Annotated[timedelta, *_kind(units.read_span, units.span_in_words, _SPAN_SCHEMA)]
 Interval = Annotated[timedelta, *_kind(_longer_than_nothing, units.span_in_words, _SPAN_SCHEMA)]
 Limit = Annotated[timedelta | None, *_span_or("none", "never", meaning="for no limit")]
-Kept = Annotated[timedelta | None, *_span_or("manual", meaning="to keep it until somebody removes it")]
+Kept = Annotated[timedelta | None, *_span_or("manual", meaning="to keep it until a person removes it")]
 AsClass = Annotated[timedelta | float | None, *_kind(_read_as_class, _write_as_class, _AS_CLASS_SCHEMA)]
 Size = Annotated[int, *_kind(units.read_size, units.size_in_words, _SIZE_SCHEMA)]
 Percent = Annotated[float, *_kind(units.read_percent, units.percent_in_words, _PERCENT_SCHEMA)]
@@ -91,8 +91,8 @@ Share = Annotated[float, *_kind(units.read_share, units.share_in_words, _PERCENT
 def one_of(value: object, known: list[str]) -> str:
     if isinstance(value, str) and value in known:
         return value
-    hint = did_you_mean(value, known) if isinstance(value, str) else f"Known here: {', '.join(known)}."
-    raise ValueError(f"{units.shown(value)} is not a word for this. {hint}")
+    hint = did_you_mean(value, known) if isinstance(value, str) else f"Valid values: {', '.join(known)}."
+    raise ValueError(f"{units.shown(value)} is not a valid value. {hint}")
 
 
 def _words(kind: type[StrEnum]) -> tuple[Any, ...]:
@@ -142,9 +142,7 @@ def _read_amount(value: object) -> Amount:
         return Amount(count=count, share=units.read_share(value["share"]) if "share" in value else None)
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
-            raise ValueError(
-                f"{value} would let nothing happen at all. Write 1 or more; to look only, write mode: plan."
-            )
+            raise ValueError(f"{value} would allow no steps. Write 1 or more; for a dry run, write mode: plan.")
         return Amount(count=value)
     if isinstance(value, str) and value.endswith("%"):
         return Amount(share=units.read_share(value))
@@ -206,18 +204,18 @@ def _read_cron(value: object) -> str:
         CronSim(value, datetime(2026, 1, 1, tzinfo=UTC))
     except CronSimError as error:
         raise ValueError(
-            f"{units.shown(value)} is not a cron line ({str(error).lower()})."
+            f"{units.shown(value)} is not a cron expression ({str(error).lower()})."
             ' Write it like "0 2 * * *" (daily at 02:00).'
         ) from None
     return value
 
 
-Cron = Annotated[str | None, *_kind(_read_cron, lambda words: words, {"type": "string", "x-kind": "cron line"})]
+Cron = Annotated[str | None, *_kind(_read_cron, lambda words: words, {"type": "string", "x-kind": "cron expression"})]
 
 
 def _read_folder(value: object) -> str:
     if not isinstance(value, str) or not PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts:
-        raise ValueError(f"{units.shown(value)} is not an absolute path. Write it from / on, without ..")
+        raise ValueError(f"{units.shown(value)} is not an absolute path. Start it with /, without ..")
     return value
 
 
@@ -238,7 +236,7 @@ def _read_root(value: object) -> str:
     folder = str(PurePosixPath("/", *PurePosixPath(_read_folder(value)).parts[1:]))  # //tmp/ is /tmp
     if folder in _NEVER_TEMPORARY:
         raise ValueError(
-            f"{units.shown(value)} is too much to be temporary. Name a folder such as /tmp or /scratch/tmp."
+            f"{units.shown(value)} is not allowed as a temporary directory. Use one such as /tmp or /scratch/tmp."
         )
     return folder
 
@@ -250,7 +248,7 @@ def _read_pattern(value: object) -> str:
     if not isinstance(value, str) or not value.strip() or value in {".", ".."}:
         raise ValueError(f"{units.shown(value)} is not a pattern for a name. Write it like tmp* or pip-*.")
     if "/" in value:
-        raise ValueError(f"{units.shown(value)} contains /. Write the name alone; the folder belongs in root.")
+        raise ValueError(f"{units.shown(value)} contains /. Write only the name; the directory belongs in root.")
     return value
 
 
@@ -263,7 +261,7 @@ def _read_address(value: object) -> str | None:
     parts = urlsplit(value) if isinstance(value, str) else None
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
         advice = "Write it like http://localhost:9400/metrics, or none."
-        raise ValueError(f"{units.shown(value)} is not the address of an exporter. {advice}")
+        raise ValueError(f"{units.shown(value)} is not a valid URL. {advice}")
     return str(value)
 
 
@@ -274,12 +272,12 @@ def _read_admin_channel(value: object) -> AdminChannel:
     """One kind of channel and its words: {command: [/usr/bin/mail, root]}."""
     example = next(f"{{{name}: {kind.example}}}" for name, kind in ADMIN_KINDS.items())
     if not isinstance(value, dict) or len(value) != 1:
-        raise ValueError(f"this is not one channel. Write it like {example}.")
+        raise ValueError(f"this is not a channel. Write it like {example}.")
     name, words = next(iter(value.items()))
     kind = ADMIN_KINDS[one_of(name, list(ADMIN_KINDS))]
     words = [words] if isinstance(words, str) else words
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise ValueError(f"{name}: this is neither a text nor a list of texts. Write it like {example}.")
+        raise ValueError(f"{name}: this is neither a string nor a list of strings. Write it like {example}.")
     problem = kind.problem(words)
     if problem is not None:
         raise ValueError(f"{name}: {problem}")

@@ -1,4 +1,4 @@
-"""What somebody meant who wrote a setting in the wrong place, or a value of another tool."""
+"""Hints for a setting in the wrong place, or a value of another tool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANY = 3  # homes of a word; with more of them it says nothing about what was me
 _OTHER_WORDS = {"stop_grace": "grace", "idle_after": "idle", "idle_timeout": "idle", "namespace": "namespaces"}
 
 # Settings that a policy may still have, and why they are gone.
-_REMOVED = {"gpu_shares": "It was read and had no effect, so it was removed. Delete the line."}
+_REMOVED = {"gpu_shares": "The setting had no effect and was removed. Delete the line."}
 
 
 def for_unknown(path: Path, value: Any, known: list[str]) -> str:
@@ -28,25 +28,25 @@ def for_unknown(path: Path, value: Any, known: list[str]) -> str:
     if other in known:
         return f'Did you mean "{other}"?'
     if len(path) == 1 and word in PLATFORMS:
-        return f"What is covered is written under scope: {_covered(word)}."
+        return f"Platforms belong under scope: {_covered(word)}."
     if len(path) == 1 and _is_class(word, value):
-        return f"A class is written under classes: {{{word}: {{idle: 30m}}}}."
+        return f"Classes belong under classes: {{{word}: {{idle: 30m}}}}."
     homes = [in_words for in_words, section in _sections(PolicyFile, "") if word in _names(section)]
     if homes and len(homes) <= MANY:
-        return f"It is written under {' or '.join(homes)}."
+        return f"It belongs under {' or '.join(homes)}."
     return did_you_mean(word, known)
 
 
 def with_modes(path: Path, sentence: str) -> str:
     """Where a mode of another tool was written, such as dry-run."""
     foreign = path == ("mode",) and "Did you mean" not in sentence
-    return f"{sentence} plan only looks, as a dry run does; enforce acts unattended." if foreign else sentence
+    return f"{sentence} plan is a dry run; enforce acts unattended." if foreign else sentence
 
 
 def for_no_mapping(path: Path) -> str:
     """For a value where settings should be."""
     if path == ("scope",):
-        return "Write what it covers, like scope: {docker: {}}."
+        return "Write it like scope: {docker: {}}."
     if len(path) == 2 and path[0] == "scope":
         return f"To cover it, write {_covered(str(path[1]))}."
     return "Write its settings as {name: value}."

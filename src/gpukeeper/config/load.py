@@ -50,7 +50,7 @@ class Loaded:
             return ()
         return tuple(
             f"{origin}: the exemption of {one.owner or one.workload or one.class_} ({one.reason}) ended "
-            f"{one.until:%Y-%m-%d %H:%M} UTC and protects nothing any more. Take it out, or give it a later date."
+            f"{one.until:%Y-%m-%d %H:%M} UTC and has no effect any more. Remove it, or set a later date."
             for one, origin in zip(exemptions, self.exemption_origins, strict=True)
             if isinstance(one.until, datetime) and one.until <= now
         )
@@ -124,12 +124,12 @@ def load_file(path: Path) -> Loaded:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise PolicyError([f"{path}: cannot be read: {error.strerror}. Name another with --policy."]) from error
+        raise PolicyError([f"{path}: could not be read: {error.strerror}. Use another file with --policy."]) from error
     except UnicodeDecodeError as error:
         raise PolicyError([f"{path}: is not UTF-8 text. Save it as UTF-8."]) from error
     loaded = load_text(text, str(path), path.parent)
     untrusted = _untrusted(loaded, path)
-    warnings = tuple(f"{one}. Until then nothing acts by it: apply, serve and requests refuse it." for one in untrusted)
+    warnings = tuple(f"{one}. Until then apply, serve and requests refuse to use it." for one in untrusted)
     return replace(loaded, warnings=(*loaded.warnings, *warnings), untrusted=untrusted)
 
 
@@ -137,19 +137,19 @@ def load_text(text: str, name: str = "policy.yaml", folder: Path = Path()) -> Lo
     """`folder`: where `exemptions_from` is looked for. Raises PolicyError with every problem."""
     read = document.read(text)
     if not isinstance(read.tree, dict):
-        raise PolicyError(problems.told_in_order(read.problems or [_no_settings(read)], name, read.lines))
+        raise PolicyError(problems.messages_in_order(read.problems or [_no_settings(read)], name, read.lines))
     file, layers, found = validated(read.tree, read.lines, name)
     found = read.problems + found
     found += _apart_from(found, check(file))
     if found:
-        raise PolicyError(problems.told_in_order(found, name, read.lines))
+        raise PolicyError(problems.messages_in_order(found, name, read.lines))
     return _loaded(file, layers, name, folder)
 
 
 def _no_settings(read: document.Document) -> Problem:
     if read.tree is None:
         return Problem(((),), f"the file is empty: {NO_SCOPE}", line=1)
-    return Problem(((),), "this is not a mapping of settings. Write one setting a line, like mode: plan.", line=1)
+    return Problem(((),), "this is not a mapping of settings. Write one setting per line, like mode: plan.", line=1)
 
 
 def _apart_from(found: list[Problem], more: Iterable[Problem]) -> list[Problem]:
@@ -185,13 +185,13 @@ def _warnings(policy: Policy) -> Iterator[str]:
     """What is allowed and yet worth a second look."""
     scope = policy.scope.get("kubernetes")
     if policy.mode is Mode.ENFORCE and scope is not None and "*" in scope.namespaces:
-        yield "scope.kubernetes covers every namespace and the mode is enforce: it acts in all of them, unattended."
+        yield "scope.kubernetes covers all namespaces and the mode is enforce: it acts in all of them, unattended."
     for entry in policy.temporary:
         if any(not pattern.strip("*") for pattern in entry.names):
-            yield f"temporary: every tree below {entry.root} may be deleted, whatever its name."
+            yield f"temporary: every tree below {entry.root} may be deleted, regardless of its name."
     for name, group in policy.groups.items():
         if group.unix_group is not None and not group.members:
-            yield f"groups.{name}: the Unix group {group.unix_group} has no members that this machine can list."
+            yield f"groups.{name}: the Unix group {group.unix_group} has no members on this machine."
 
 
 def load_builtin(platforms: Iterable[str]) -> Loaded:

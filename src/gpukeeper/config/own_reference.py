@@ -24,11 +24,13 @@ def read_rows(path: Path) -> tuple[ReferenceRow, ...]:
     """Raises UsageError with every problem."""
     read = document.read(_text(path))
     if read.problems:
-        raise UsageError("\n".join([*(one.told(str(path), read.lines) for one in read.problems), "Nothing was run."]))
+        raise UsageError(
+            "\n".join([*(one.message(str(path), read.lines) for one in read.problems), "Nothing was run."])
+        )
     try:
         rows = reference.read(read.tree or [])
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {error}. Nothing was run. It is a list of rows like {EXAMPLE}") from error
+        raise UsageError(f"{path}: {error}. Nothing was run. Write a list of rows like {EXAMPLE}") from error
     problems = [f"{path}: {one}" for one in reference.lint(rows)]
     if problems or not rows:
         raise UsageError(
@@ -41,5 +43,5 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UsageError(f"--reference {path} cannot be read: {words}. Nothing was run.") from error
+        words = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"--reference {path} could not be read: {words}. Nothing was run.") from error

@@ -1,4 +1,4 @@
-"""One mistake in a policy file, where it is, and the line that says so."""
+"""One problem of a policy file, its position, and its message."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Path: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """`paths`: every setting that takes part in it. It is told at the first of them that the file itself gives."""
+    """`paths`: every setting that takes part in it. It is reported at the first of them that the file itself sets."""
 
     paths: tuple[Path, ...]
     sentence: str
     name_setting: bool = True  # False where the sentence names the setting itself
     line: int | None = None  # where the reader knows it better than the path does
-    once: str = ""  # of several with this word at one setting only the first is told: mending it mends all
+    once: str = ""  # of several with this word at one setting only the first is reported: fixing it fixes all
 
     def where(self, lines: Mapping[Path, int]) -> Path:
         return next((path for path in self.paths if path in lines), self.paths[0])
@@ -26,7 +26,7 @@ class Problem:
     def at(self, lines: Mapping[Path, int]) -> int:
         return self.line or line_of(self.where(lines), lines)
 
-    def told(self, name: str, lines: Mapping[Path, int]) -> str:
+    def message(self, name: str, lines: Mapping[Path, int]) -> str:
         setting = f"{in_words(self.where(lines))}: " if self.name_setting and self.where(lines) else ""
         return f"{name}:{self.at(lines)}: {setting}{self.sentence}"
 
@@ -46,12 +46,12 @@ def in_words(path: Path) -> str:
     return words
 
 
-def told_in_order(problems: Iterable[Problem], name: str, lines: Mapping[Path, int]) -> list[str]:
+def messages_in_order(problems: Iterable[Problem], name: str, lines: Mapping[Path, int]) -> list[str]:
     """By line, each once."""
     chosen: dict[object, Problem] = {}
     for problem in problems:
         chosen.setdefault((problem.where(lines), problem.once or problem.sentence, problem.line), problem)
-    return [problem.told(name, lines) for problem in sorted(chosen.values(), key=lambda one: one.at(lines))]
+    return [problem.message(name, lines) for problem in sorted(chosen.values(), key=lambda one: one.at(lines))]
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:
@@ -61,4 +61,4 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """The nearest word, or all of them when none is near."""
     near = nearest(word, known)
-    return f'Did you mean "{near}"?' if near else f"Known here: {', '.join(known)}."
+    return f'Did you mean "{near}"?' if near else f"Valid values: {', '.join(known)}."

@@ -13,10 +13,10 @@ from gpukeeper.config.schema import json_schema
 _OPENING = """\
 # The policy file
 
-Every setting, its default and what it means. This page is written from the schema (`gpukeeper policy schema` prints
+Every setting, its default and what it means. This page is generated from the schema (`gpukeeper policy schema` prints
 it for editors); [Write a policy](../how-to/write-a-policy.md) shows how to use it.
 
-A policy is YAML 1.2. A value comes from the file, else from the preset that the file names, else it is built in;
+A policy is YAML 1.2. A value comes from the file, else from the preset in the file, else from the built-in defaults;
 `gpukeeper policy show` prints each value and where it came from. A mapping is merged key by key, a list replaces a
 list. An unknown setting, a setting given twice and a setting without a value are errors.
 
@@ -28,14 +28,13 @@ list. An unknown setting, a setting given twice and a setting without a value ar
 | date | `2026-09-01` (to the end of that day, UTC) or `2026-09-01T18:00Z` |
 | pattern | as in a shell: `team-*`, `node-[0-9]` |
 
-`none` (also `never`) is no limit, `manual` keeps until somebody removes it, `as class` leaves it to the class.
+`none` (also `never`) means no limit, `manual` keeps until a person removes it, `as class` uses the class's value.
 
-Where the file is looked for: `--policy`, then `$GPUKEEPER_POLICY`, then for everybody but root
-`$XDG_CONFIG_HOME/gpukeeper/policy.yaml` (`~/.config` without it), then `/etc/gpukeeper/policy.yaml`. Without a file
-the built-in policy holds:
-preset `shared-host`, mode `plan`, everything that is found in scope.
+The file is searched for in this order: `--policy`, `$GPUKEEPER_POLICY`, for all users except root
+`$XDG_CONFIG_HOME/gpukeeper/policy.yaml` (default `~/.config`), `/etc/gpukeeper/policy.yaml`. Without a file the
+built-in policy applies: preset `shared-host`, mode `plan`, all platforms that are found.
 """
-_SAME_AS_RETENTION = "The settings of each are those of [retention](#retention): `ci: {succeeded: 0, failed: 1d}`.\n"
+_SAME_AS_RETENTION = "Each has the settings of [retention](#retention): `ci: {succeeded: 0, failed: 1d}`.\n"
 _TABLE = "| setting | value | default | meaning |\n|---|---|---|---|"
 
 
@@ -121,7 +120,7 @@ def _presets() -> Iterator[str]:
         kept = preset["retention"]
         extra = f", `at_finish: {preset['at_finish']}`" if "at_finish" in preset else ""
         yield f"- `{name}`: succeeded {kept['succeeded']}, failed {kept['failed']}{extra}" + (
-            ", and these groups (who belongs to them is for the site to say):\n" if "groups" in preset else ""
+            ", and these groups (the site defines their members):\n" if "groups" in preset else ""
         )
     yield "| group | idle | max runtime | hold after stop |\n|---|---|---|---|"
     for name, one in PRESETS["shared-host"]["groups"].items():

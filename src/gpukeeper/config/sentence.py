@@ -27,22 +27,22 @@ RAY = "ray"
 def sentence(policy: Policy) -> str:
     clauses = [
         f"{_mode(policy)}: on {_all(_scope(name, scope) for name, scope in policy.scope.items())}",
-        f"finished work goes {_retention(policy.retention)}",
+        f"finished work is removed {_retention(policy.retention)}",
         *(f"in environment {name} {_retention(one)}" for name, one in policy.environments.items()),
         *_children(policy),
         *_classes(policy),
         *_trees(policy),
         *_images(policy),
         *_exemptions(policy),
-        f"at most {_amount(policy.budget.per_pass)} steps a pass and {_amount(policy.budget.per_hour)} an hour",
+        f"at most {_amount(policy.budget.per_pass)} steps per pass and {_amount(policy.budget.per_hour)} per hour",
         *_most_trees(policy),
-        f"nothing at all when more than {share_in_words(policy.breaker.running)} of the running work is due at once",
+        f"no step if more than {share_in_words(policy.breaker.running)} of the running work is due at once",
     ]
     return "; ".join(clauses) + "."
 
 
 def _mode(policy: Policy) -> str:
-    return "Acts unattended (mode enforce)" if policy.mode is Mode.ENFORCE else "Looks only (mode plan)"
+    return "Acts unattended (mode enforce)" if policy.mode is Mode.ENFORCE else "Dry run (mode plan)"
 
 
 def _scope(name: str, scope: PlaceScope) -> str:
@@ -56,14 +56,14 @@ def _scope(name: str, scope: PlaceScope) -> str:
 
 def _retention(kept: Retention) -> str:
     if kept.succeeded is kept.failed is kept.stopped is None:
-        return "only when somebody removes it"
+        return "only by a person"
     parts = (("succeeded", kept.succeeded), ("failed", kept.failed), ("was stopped", kept.stopped))
     return _all(_after(word, span) for word, span in parts)
 
 
 def _after(word: str, span: timedelta | None) -> str:
     if span is None:
-        return f"never by itself if it {word}"
+        return f"never if it {word}"
     if not span:
         return f"as soon as its evidence is captured if it {word}"
     return f"{span_in_words(span)} after it {word}"
@@ -71,8 +71,8 @@ def _after(word: str, span: timedelta | None) -> str:
 
 def _children(policy: Policy) -> Iterator[str]:
     if policy.at_finish is not AtFinish.NONE:
-        which = "parts that still run" if policy.at_finish is AtFinish.RUNNING else "all parts"
-        yield f"{which} are ended when the whole finishes"
+        which = "running children" if policy.at_finish is AtFinish.RUNNING else "all children"
+        yield f"{which} are ended when their root finishes"
 
 
 def _classes(policy: Policy) -> Iterator[str]:
@@ -98,7 +98,7 @@ def _classes(policy: Policy) -> Iterator[str]:
     if untouchable := [name for name, one in policy.classes.items() if one.untouchable]:
         yield f"{_all(untouchable)} {'are' if len(untouchable) > 1 else 'is'} never touched"
     if changing := [name for name, group in policy.groups.items() if group.members]:
-        yield f"members of {_all(changing)} have limits of their own"
+        yield f"members of {_all(changing)} have their own limits"
 
 
 def _afterwards(classes: Mapping[str, ClassSettings], stopped: Iterable[str]) -> str:
@@ -106,16 +106,16 @@ def _afterwards(classes: Mapping[str, ClassSettings], stopped: Iterable[str]) ->
     names = list(stopped)
     kept = [name for name in names if classes[name].after_idle is AfterIdle.KEEP]
     if len(kept) == len(names):
-        return ", and then kept like what was stopped"
-    return ", and then removed" + (f", but for {_all(kept)}" if kept else "")
+        return ", and then kept like other stopped work"
+    return ", and then removed" + (f", except {_all(kept)}" if kept else "")
 
 
 def _demand(policy: Policy) -> Iterator[str]:
     demand = policy.demand
     if demand.idle_factor < 1:
         yield (
-            f"while more than {share_in_words(demand.above)} of the GPUs are taken, idle times are"
-            f" {share_in_words(demand.idle_factor)} of these"
+            f"while more than {share_in_words(demand.above)} of the GPUs are in use, idle times are"
+            f" {share_in_words(demand.idle_factor)} of this"
         )
 
 
@@ -130,10 +130,10 @@ def _by_span(limits: dict[str, timedelta]) -> str:
 
 def _trees(policy: Policy) -> Iterator[str]:
     for entry in policy.temporary:
-        spared = f", but not {_all(entry.keep)}," if entry.keep else ""
+        spared = f", except {_all(entry.keep)}," if entry.keep else ""
         yield (
-            f"temporary trees {_all(entry.names)}{spared} below {entry.root}{_of_whom(entry)} go when unused for"
-            f" {span_in_words(entry.older_than)} and together above {size_in_words(entry.above)}"
+            f"temporary trees {_all(entry.names)}{spared} below {entry.root}{_of_whom(entry)} are deleted"
+            f" after {span_in_words(entry.older_than)} without use if their total is above {size_in_words(entry.above)}"
         )
     if RAY in policy.scope:
         yield f"dead Ray sessions {_go(settings_of(policy).sessions)}"
@@ -141,7 +141,7 @@ def _trees(policy: Policy) -> Iterator[str]:
     yield from _reports(policy)
     if policy.temporary or RAY in policy.scope:
         high, low = share_in_words(policy.disk.high), share_in_words(policy.disk.low)
-        yield f"from {high} of a disk on ages shrink until it is below {low}, conditions never do"
+        yield f"shorter ages apply to a disk above {high} until it is below {low}"
 
 
 def _of_whom(entry: Temporary) -> str:
@@ -149,7 +149,7 @@ def _of_whom(entry: Temporary) -> str:
 
 
 def _go(span: timedelta | None) -> str:
-    return "are only reported" if span is None else f"go when unused for {span_in_words(span)}"
+    return "are only reported" if span is None else f"are deleted after {span_in_words(span)} without use"
 
 
 def _reports(policy: Policy) -> Iterator[str]:
@@ -160,37 +160,37 @@ def _reports(policy: Policy) -> Iterator[str]:
         yield f"reports below {_all(reports.roots)} are only reported"
         return
     spared = [f"the newest {reports.keep_last}"] if reports.keep_last else []
-    but = f", but not {_all([*spared, *reports.keep])}" if spared or reports.keep else ""
+    but = f", except {_all([*spared, *reports.keep])}" if spared or reports.keep else ""
     saved = ", saved first" if reports.archive else ""
     yield f"reports below {_all(reports.roots)} {_go(reports.older_than)}{saved}{but}"
 
 
 def _most_trees(policy: Policy) -> Iterator[str]:
     if policy.temporary or policy.reports.roots or RAY in policy.scope:
-        yield f"at most {policy.budget.trees} trees an hour besides"
+        yield f"in addition at most {policy.budget.trees} trees per hour"
 
 
 def _images(policy: Policy) -> Iterator[str]:
     if policy.images.unused is not None:
-        spared = f", but not {_all(policy.images.keep)}" if policy.images.keep else ""
-        yield f"images go when unused for {span_in_words(policy.images.unused)}{spared}"
+        spared = f", except {_all(policy.images.keep)}" if policy.images.keep else ""
+        yield f"images are removed after {span_in_words(policy.images.unused)} without use{spared}"
     if policy.build_cache.unused is not None:
-        yield f"build cache goes when unused for {span_in_words(policy.build_cache.unused)}"
+        yield f"build cache is removed after {span_in_words(policy.build_cache.unused)} without use"
 
 
 def _exemptions(policy: Policy) -> Iterator[str]:
     if isinstance(policy.exemptions, Unknown):
-        yield "everything is kept for now, because the exemptions could not be read"
+        yield "everything is kept, because the exemptions could not be read"
     elif policy.exemptions:
         count = len(policy.exemptions)
-        yield f"{count} exemption{'s' if count > 1 else ''} set{'s' if count == 1 else ''} rules aside"
+        yield f"{count} exemption{'s' if count > 1 else ''} suspend{'s' if count == 1 else ''} rules"
 
 
 def _amount(amount: Amount) -> str:
     if amount.share is None:
         return str(amount.count)
     share = share_in_words(amount.share)
-    return share if amount.count is None else f"{amount.count} or {share}, whichever is less,"
+    return share if amount.count is None else f"{amount.count} or {share}, whichever is smaller,"
 
 
 def _all(words: Iterable[str], last: str = "and") -> str:

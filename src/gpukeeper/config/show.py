@@ -86,7 +86,7 @@ def _check_known(section: str, known: list[str], listed: Iterable[str]) -> None:
         return
     near = nearest(section, known)
     hint = f' Did you mean "{near}"?' if near else ""
-    raise UsageError(f'the policy has no section "{section}".{hint}\nSections: {", ".join(listed)}')
+    raise UsageError(f'unknown section "{section}".{hint}\nSections: {", ".join(listed)}')
 
 
 def _values(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:

@@ -29,18 +29,18 @@ def check_trees(file: PolicyFile) -> Iterator[Problem]:
 
 def _names(entry: Temporary | Ray, at: Path) -> Iterator[Problem]:
     if not entry.names:
-        yield Problem(((*at, "names"),), 'no name is given, so nothing would ever go. Write some, like ["tmp*"].')
+        yield Problem(((*at, "names"),), 'no name is given, so nothing would be deleted. Write names, like ["tmp*"].')
     elif set(entry.names) <= set(entry.keep) or "*" in entry.keep:
         yield Problem(
             ((*at, "keep"), (*at, "names")),
-            "every name that may go is also to be kept, so nothing would ever go. Name fewer under keep.",
+            "every name is also listed under keep, so nothing would be deleted. Remove names from keep.",
         )
     # The built-in value may well be more than a short age; the shorter of the two holds.
     if entry.under_pressure > entry.older_than and entry.under_pressure != _PRESSED:
         yield Problem(
             ((*at, "under_pressure"), (*at, "older_than")),
-            f"under_pressure is {words(entry.under_pressure)} and older_than only {words(entry.older_than)}:"
-            f" a full disk never makes ages longer. Write at most {words(entry.older_than)}.",
+            f"under_pressure ({words(entry.under_pressure)}) must not be longer than older_than"
+            f" ({words(entry.older_than)}). Write at most {words(entry.older_than)}.",
         )
 
 
@@ -48,8 +48,8 @@ def _sessions(file: PolicyFile) -> Iterator[Problem]:
     if file.ray.sessions is not None and file.ray.sessions < HOUR:
         yield Problem(
             (("ray", "sessions"),),
-            f"{words(file.ray.sessions)} is too short: a session that is just starting has folders and no processes"
-            " yet. Write at least 1h, or none to only report dead ones.",
+            f"{words(file.ray.sessions)} is too short: a session that is just starting has directories but no"
+            " processes yet. Write at least 1h, or none to only report dead sessions.",
         )
 
 
@@ -57,7 +57,7 @@ def _logs(file: PolicyFile) -> Iterator[Problem]:
     if file.ray.logs is not None and file.ray.logs < HOUR:
         yield Problem(
             (("ray", "logs"),),
-            f"{words(file.ray.logs)} is too short: which logs are old enough is told by the full hour."
+            f"{words(file.ray.logs)} is too short: the age of logs has a resolution of one hour."
             " Write at least 1h, or none to only report them.",
         )
 
@@ -67,8 +67,8 @@ def _marks(file: PolicyFile) -> Iterator[Problem]:
     if low >= high:
         yield Problem(
             (("disk", "low"), ("disk", "high")),
-            f"low is {share_in_words(low)} and high is {share_in_words(high)}, so a disk would be too full and not too"
-            " full at once. Write low smaller than high, like 70% and 80%.",
+            f"low is {share_in_words(low)} and high is {share_in_words(high)}, but low must be smaller"
+            " than high. Write them like 70% and 80%.",
         )
 
 
@@ -80,8 +80,8 @@ def _apart(file: PolicyFile, root: str, at: Path) -> Iterator[Problem]:
         if taken:
             yield Problem(
                 (at, path),
-                f"{root} and {called} {other} overlap, so reports would go as temporary trees, or the"
-                " other way round. Keep reports in a folder of their own.",
+                f"{root} and {called} {other} overlap, so reports would be deleted as temporary trees, or"
+                " the reverse. Use a separate directory for reports.",
             )
 
 

@@ -102,7 +102,7 @@ def read_size(value: object) -> int:
         raise ValueError(f"{shown(value)} {what}. {advice}")
     size = int(Decimal(found[1]) * _SIZE_UNITS[found[2]])
     if size > LARGEST:
-        raise ValueError(f"{shown(value)} is more than any disk holds. {advice}")
+        raise ValueError(f"{shown(value)} is too large. {advice}")
     return size
 
 

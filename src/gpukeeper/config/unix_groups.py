@@ -44,8 +44,8 @@ class _Users:
             raise UsersNotListed(
                 [
                     f"The users of this machine could not be listed within {WITHIN:g} s, and a group of the policy "
-                    "names a Unix group. Does the directory service answer (getent passwd)? Members can be listed "
-                    "under members instead."
+                    "names a Unix group. Check the directory service (getent passwd), or list the users "
+                    "under members."
                 ]
             )
         return self.found

@@ -189,11 +189,11 @@ def fleet_notes(fleet: FleetReport) -> Iterator[str]:
 
 
 def coverage_lines(coverage: Iterable[NotTested], *, verbose: bool) -> list[str]:
-    """What was left out: those for the same reason together."""
+    """What was skipped, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for one in coverage:
         if not verbose and (one.within or one.why == NOT_ASKED_FOR):
-            continue  # told by the next steps, or known to who asked
+            continue  # listed in the next steps, or deselected by the user
         name = f"{one.check} ({one.what})" if one.what else one.check
         by_reason.setdefault(one.why, []).append(name)
     return [f"not tested: {', '.join(dict.fromkeys(names))}: {why}" for why, names in by_reason.items()]

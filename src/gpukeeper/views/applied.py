@@ -15,7 +15,8 @@ from gpukeeper.views.nodes import Change, NodeChange, node_change
 
 
 class PlaceApplied(msgspec.Struct, frozen=True, kw_only=True):
-    """`leased`: what was at work there, so that nothing was touched. `settled`: steps left open by an interruption."""
+    """`leased`: which other pass was running there, so that nothing was done.
+    `settled`: steps left open by an interruption."""
 
     pass_id: int = msgspec.field(name="pass")
     platform: str
@@ -76,4 +77,4 @@ def applied_summary(reports: Sequence[PassReport]) -> str:
     reclaimed = sum(len(r.reclaimed) for r in reports)
     due = sum(len(r.plan.steps) + len(r.plan.deferred) for r in reports)
     warned = sum(len(r.warnings) for r in reports)
-    return f"{reclaimed} of {due} due reclaimed, {warned} warned. The record: gpukeeper ledger list"
+    return f"{reclaimed} of {due} due reclaimed, {warned} warned. To see the record: gpukeeper ledger list"

@@ -66,24 +66,24 @@ def facts(found: Explanation) -> list[tuple[str, object]]:
         ("state", subject.state),
         ("part of", subject.root),
         ("class", _class(found)),
-        ("owner", subject.owner if subject.owner is not None else "nobody known"),
-        ("owner because", subject.evidence or None),
+        ("owner", subject.owner if subject.owner is not None else "unknown"),
+        ("owner evidence", subject.evidence or None),
         ("environment", subject.environment),
         ("created", subject.created),
         ("started", subject.started),
         ("ended", subject.ended),
         ("outcome", subject.outcome),
         ("GPUs", subject.devices or None if isinstance(subject.devices, tuple) else subject.devices),
-        ("living children", subject.live_children if subject.live_children != 0 else None),
+        ("running children", subject.live_children if subject.live_children != 0 else None),
         ("own TTL", subject.marks.ttl),
         ("last used", subject.last_used),
         ("in use", subject.in_use if subject.last_used is not None else None),
         ("size", subject.size),
         *_of_a_tree(subject),
         ("keep-alive file", subject.marks.keep_alive),
-        ("asks for exemption", subject.marks.asks_exemption),
+        ("requests exemption", subject.marks.asks_exemption),
         *_labels(subject),
-        ("removal destroys", subject.loses or None if isinstance(subject.loses, tuple) else subject.loses),
+        ("removal deletes", subject.loses or None if isinstance(subject.loses, tuple) else subject.loses),
         ("first start", memory.first_start),
         ("ran before", memory.ran if memory.ran else None),
         ("times ended", memory.ends_seen or None),
@@ -111,7 +111,7 @@ def _labels(subject: Subject) -> list[tuple[str, object]]:
         return []
     written = [f"{key}={value}" for key, value in sorted(subject.labels.items())]
     cut = [one if len(one) <= LABEL_MAX else f"{one[:LABEL_MAX]}…" for one in written]
-    more = [f"and {len(cut) - LABELS_MAX} more (all of them: --json)"] if len(cut) > LABELS_MAX else []
+    more = [f"and {len(cut) - LABELS_MAX} more (to see all: --json)"] if len(cut) > LABELS_MAX else []
     return [("label", one) for one in [*cut[:LABELS_MAX], *more]]
 
 
@@ -124,15 +124,15 @@ def _of_a_tree(subject: Subject) -> list[tuple[str, object]]:
     return [
         ("category", subject.category.value),
         ("used by", subject.labels.get("held_by") or subject.labels.get("kept_by")),
-        ("with its like", subject.together),
-        ("kept because", subject.kept),
-        ("work beside it", subject.busy if subject.busy is not None else "none"),
+        ("total of similar trees", subject.together),
+        ("kept by", subject.kept),
+        ("active work nearby", subject.busy if subject.busy is not None else "none"),
         ("disk", None if disk is None else f"{disk.name}, {disk.used:.0%} used{inodes}"),
     ]
 
 
 def _delivery(warned: Warned) -> str:
-    return "delivered" if warned.delivered else "undelivered: nobody could be told"
+    return "delivered" if warned.delivered else "not delivered"
 
 
 def verdicts(answers: tuple[Answer, ...]) -> Iterator[tuple[str, Answer]]:

@@ -1,4 +1,4 @@
-"""Everything that is there, what does not fit together, and what could not be listed. Behind `observe`."""
+"""All objects, contradictions, and what could not be listed. For `observe`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
+
+EVERYTHING = "everything"  # what a place that could not be listed at all reports as unseen
 
 
 class FindingView(msgspec.Struct, frozen=True):
@@ -99,7 +101,7 @@ def subject_row(subject: Subject) -> SubjectRow:
     )
 
 
-class Missed(Protocol):
+class UnseenItem(Protocol):
     """What could not be listed, with or without its place."""
 
     @property
@@ -118,27 +120,27 @@ def unseen_everywhere(unseen: Sequence[UnseenAt]) -> list[str]:
     ]
 
 
-def unseen_lines(platform: str, place: str, unseen: Iterable[Missed]) -> list[str]:
+def unseen_lines(platform: str, place: str, unseen: Iterable[UnseenItem]) -> list[str]:
     """One sentence for each reason: a missing right concerns a dozen kinds, in the same words but for their names."""
     where = f"{platform}/{place}"
-    alike: dict[str, list[Missed]] = {}
+    alike: dict[str, list[UnseenItem]] = {}
     for one in unseen:
         alike.setdefault(_gist(one), []).append(one)
     lines = []
     for first, *others in alike.values():
-        what = "everything" if first.what == where else first.what
-        lines.append(f"{where}: not seen: {what} ({first.why})")
+        what = where if first.what in (where, EVERYTHING) else f"{where}: {first.what}"
+        lines.append(f"{what} could not be read ({first.why})")
         if others:
-            lines.append(f"{where}: not seen, for the same reason: {', '.join(one.what for one in others)}")
+            lines.append(f"{where}: could not be read for the same reason: {', '.join(one.what for one in others)}")
     return lines
 
 
 def untouched(lines: Iterable[str]) -> list[str]:
     """The same where something would be acted on."""
-    return [f"{line}. What is there is unknown, so none of it is touched." for line in lines]
+    return [f"{line}. Its state is unknown, so it is not changed." for line in lines]
 
 
-def _gist(one: Missed) -> str:
+def _gist(one: UnseenItem) -> str:
     """Its reason without names: those in quotes, and its own."""
     kind = re.escape(one.what.partition(" ")[0])
     return re.sub(rf'"[^"]*"|\b{kind}[\w.-]*', "…", one.why)

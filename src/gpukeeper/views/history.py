@@ -85,7 +85,7 @@ def _words(line: Event) -> str:
         case Paused() | Resumed() | Released():
             return f"by {line.by}" + (f": {line.reason}" if isinstance(line, Paused) and line.reason else "")
         case WarningSent():
-            return ("delivered: " if line.delivered else "undelivered: ") + line.message
+            return ("delivered: " if line.delivered else "not delivered: ") + line.message
         case Passed():
             counts = f"{line.seen} seen, {line.due} due, {line.reclaimed} reclaimed, {line.deferred} deferred"
             return "; ".join([counts, *([line.breaker] if line.breaker else []), *line.unseen])
@@ -94,11 +94,11 @@ def _words(line: Event) -> str:
 
 
 def totals_rows(found: Totals) -> Iterator[TotalsRow]:
-    """All, then each owner, rule and platform by name. An owner without a name: nobody known."""
+    """All, then each owner, rule and platform by name. An owner without a name: unknown."""
     yield _totals("all", "", found.whole)
     for by, group in (("owner", found.owners), ("rule", found.rules), ("platform", found.platforms)):
         for name, sums in sorted(group.items()):
-            yield _totals(by, name or "nobody known", sums)
+            yield _totals(by, name or "unknown", sums)
 
 
 def _totals(by: str, name: str, sums: Reclaimed) -> TotalsRow:

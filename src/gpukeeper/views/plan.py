@@ -22,7 +22,7 @@ from gpukeeper.views.fleet import unseen_lines, untouched
 WHY_KEPT = {
     Verdict.WAIT: "waiting",
     Verdict.PROTECT: "protected",
-    Verdict.UNKNOWN: "not known",
+    Verdict.UNKNOWN: "unknown",
     Verdict.REPORT: "reported only",
     Verdict.SILENT: "no rule applies",
 }
@@ -114,7 +114,7 @@ def _added(parts: Iterable[TreeTotals]) -> tuple[TreeTotals, ...]:
     return tuple(sums[name] for name in names if name in sums and sums[name].total.number)
 
 
-def told_view(found: Outlooks) -> PlanView:
+def daemon_plan_view(found: Outlooks) -> PlanView:
     """The same from a daemon; what only a whole look has is empty."""
     return PlanView(
         found.policy,
@@ -143,17 +143,17 @@ def summary(view: PlanView, again: str) -> str:
     """How much is due, how much is kept, and by which policy. `again`: the command that does it."""
     count = f"{len(view.due)} due" if view.due else "Nothing is due"
     if any(place.unseen or place.stopped for place in view.places):
-        count += " of what could be seen"
+        count += " of what could be read"
     elif not view.due and not view.kept and any(place.seen for place in view.places):
-        count = "Nothing fits what you narrowed it to (parts of a workload are never listed)"
+        count = "No objects match the filters (parts of a workload are never listed)"
     acts = ""
     if view.due:
-        acts = " Nobody acts on it in mode plan." if view.policy.mode is Mode.PLAN else ""
-        acts += f" Do it: {again}"
+        acts = " Not applied: the policy's mode is plan." if view.policy.mode is Mode.PLAN else ""
+        acts += f" To apply: {again}"
     return f"{count}; {kept_summary(view.kept)}.{acts}\n{_policy(view.policy)}"
 
 
-def told_summary(view: PlanView) -> str:
+def daemon_plan_summary(view: PlanView) -> str:
     count = f"{len(view.due)} due" if view.due else "Nothing is due"
     return f"{count}; {kept_summary(view.kept)}.\n{_policy(view.policy)}"
 
@@ -163,7 +163,7 @@ def _policy(policy: PolicyHead) -> str:
 
 
 def kept_summary(kept: Iterable[Decision]) -> str:
-    """ "14 kept: 9 waiting, 3 protected, 2 not known"."""
+    """ "14 kept: 9 waiting, 3 protected, 2 unknown"."""
     counts = Counter(WHY_KEPT[one.verdict] for one in kept)
     parts = ", ".join(f"{count} {word}" for word, count in counts.most_common())
     return f"{counts.total()} kept" + (f": {parts}" if parts else "")
@@ -175,7 +175,7 @@ def notes(reports: Sequence[PassReport], policy: Policy) -> Iterator[str]:
         yield from filter(None, (report.stopped, report.leased))
         yield from unseen_notes(report)
         if report.plan.breaker:
-            yield f"{report.plan.breaker} Allow it once: gpukeeper apply --budget {len(report.survey.due)}"
+            yield f"{report.plan.breaker} To allow it once: gpukeeper apply --budget {len(report.survey.due)}"
         if report.plan.deferred:
             yield backlog_sentence(report.plan.deferred, policy, report.survey.counts.seen)
         yield from duplicate_sentences(report.plan)
@@ -184,9 +184,9 @@ def notes(reports: Sequence[PassReport], policy: Policy) -> Iterator[str]:
             yield f"needs an admin: {path}: {complaint}"
     for reason in sorted({report.paused for report in reports if report.paused}):  # once, not for each place
         if reason == STOPPING:
-            yield "Ended by a signal before everything was done; the next pass goes on."
+            yield "Ended by a signal before all steps were done; the next pass continues."
         else:
-            yield f"Everything is paused: {reason}. Go on with: gpukeeper resume"
+            yield f"All actions are paused: {reason}. Resume with: gpukeeper resume"
 
 
 def unseen_notes(report: PassReport) -> list[str]:
@@ -194,16 +194,16 @@ def unseen_notes(report: PassReport) -> list[str]:
     return untouched(unseen_lines(place.name, place.place, report.survey.unseen))
 
 
-def told_notes(found: Outlooks) -> Iterator[str]:
+def daemon_plan_notes(found: Outlooks) -> Iterator[str]:
     for place in found.places:
         where = f"{place.platform}/{place.place}"
         yield from untouched(unseen_lines(place.platform, place.place, place.unseen))
         if place.breaker:
             yield place.breaker
         if place.left_out:
-            yield f"{where}: {place.left_out} more things are not listed."
-        yield f"{where}: as of the daemon's look {when_in_words(place.at, found.now)}."
+            yield f"{where}: {place.left_out} more objects are not listed."
+        yield f"{where}: from the daemon's pass {when_in_words(place.at, found.now)}."
     if found.paused is not None:
-        yield f"Everything is paused: {found.paused}."
+        yield f"All actions are paused: {found.paused}."
     if not found.admin:
-        yield f"Why, only of work that belongs to {found.who}: gpukeeper explain WORKLOAD"
+        yield f"To see the reasons, for work of {found.who} only: gpukeeper explain WORKLOAD"

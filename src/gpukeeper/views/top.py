@@ -28,7 +28,7 @@ OLD = timedelta(minutes=2)  # a measurement older than this is marked
 _UNUSED = (ClaimState.KEPT, ClaimState.FREE, ClaimState.UNSURE, ClaimState.QUARANTINE)  # nothing runs that could use it
 
 
-class Step(msgspec.Struct, frozen=True):
+class NextStep(msgspec.Struct, frozen=True):
     """`action`: empty where only the rule is known. `at`: None: at the next pass."""
 
     action: str
@@ -54,7 +54,7 @@ class GpuLine(msgspec.Struct, frozen=True, kw_only=True):
     use_is_old: bool = False
     memory_used_mib: int | Unknown = NOT_MEASURED
     memory_total_mib: int | Unknown = NOT_MEASURED
-    steps: tuple[Step, ...] = ()
+    steps: tuple[NextStep, ...] = ()
     reason: str = ""
 
 
@@ -81,40 +81,41 @@ def top_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime
     claims = claims_of(found, book, narrow, now)
     holders = {one.holder.key for one in claims if one.holder is not None}
     devices = {(one.ref.place, one.ref.uid): one for view in found.views if (one := view.subject).shape is Shape.DEVICE}
-    comes = {
-        ref.key: _coming(view, book, now, found.offers.get((ref.platform, ref.place), ()))
+    upcoming = {
+        ref.key: _next_actions(view, book, now, found.offers.get((ref.platform, ref.place), ()))
         for view in found.views
         if (ref := view.subject.ref).key in holders
     }
     return TopView(
         at=now,
         mode=book.policy.mode,
-        gpus=tuple(_line(one, devices.get((one.place, one.device)), comes, now) for one in claims),
+        gpus=tuple(_line(one, devices.get((one.place, one.device)), upcoming, now) for one in claims),
         paused=paused,
         notes=(*unseen_everywhere(found.unseen), *(one.words for one in findings_view(found, book, narrow, now))),
     )
 
 
-class Coming(msgspec.Struct, frozen=True):
+class NextActions(msgspec.Struct, frozen=True):
     """`reason`: what the rule that acts says now; empty where none will."""
 
     class_: str | Unknown
-    steps: tuple[Step, ...]
+    steps: tuple[NextStep, ...]
     reason: str = ""
 
 
-def _coming(view: View, book: Rulebook, now: datetime, offered: Collection[Action]) -> Coming:
+def _next_actions(view: View, book: Rulebook, now: datetime, offered: Collection[Action]) -> NextActions:
     steps = tuple(
-        Step(one.action.value, one.at if one.at > now else None, one.rule) for one in ahead(view, book, now, offered)
+        NextStep(one.action.value, one.at if one.at > now else None, one.rule)
+        for one in ahead(view, book, now, offered)
     )
     class_ = decide(view, book, now).class_ or view.subject.class_
     reasons = {one.rule: one.reason for one in answers(view, book, now)}
-    return Coming(class_, steps, reasons.get(steps[-1].rule, "") if steps else "")
+    return NextActions(class_, steps, reasons.get(steps[-1].rule, "") if steps else "")
 
 
-def _line(claim: Claim, device: Subject | None, comes: Mapping[str, Coming], now: datetime) -> GpuLine:
+def _line(claim: Claim, device: Subject | None, upcoming: Mapping[str, NextActions], now: datetime) -> GpuLine:
     key = "" if claim.holder is None else claim.holder.key
-    coming = comes.get(key, Coming("", ()))
+    coming = upcoming.get(key, NextActions("", ()))
     return GpuLine(
         key=key,
         name=claim.name,
@@ -152,16 +153,16 @@ def with_notes(view: TopView, notes: Sequence[str]) -> TopView:
     return msgspec.structs.replace(view, notes=(*view.notes, *notes))
 
 
-def with_told(view: TopView, told: Outlooks) -> TopView:
+def with_daemon_plan(view: TopView, plan: Outlooks) -> TopView:
     """With the decisions of a daemon, which knows holds and warnings that are not known here; and with the workloads
     that only the daemon sees."""
-    decisions = {d.seen.ref.key: d for place in told.places for d in place.decisions}
+    decisions = {d.seen.ref.key: d for place in plan.places for d in place.decisions}
     gpus = [_replaced(one, decisions[one.key], view.at) if one.key in decisions else one for one in view.gpus]
     seen = {one.key for one in gpus}
-    gpus += (_told(d, view.at) for key, d in decisions.items() if key not in seen and d.running and d.gpus != 0)
-    notes = [line for one in told.places for line in unseen_lines(one.platform, one.place, one.unseen)]
+    gpus += (_daemon_line(d, view.at) for key, d in decisions.items() if key not in seen and d.running and d.gpus != 0)
+    notes = [line for one in plan.places for line in unseen_lines(one.platform, one.place, one.unseen)]
     return msgspec.structs.replace(
-        view, gpus=tuple(gpus), mode=told.policy.mode, paused=told.paused, notes=(*view.notes, *notes)
+        view, gpus=tuple(gpus), mode=plan.policy.mode, paused=plan.paused, notes=(*view.notes, *notes)
     )
 
 
@@ -171,7 +172,7 @@ def _replaced(line: GpuLine, decision: Decision, now: datetime) -> GpuLine:
     return msgspec.structs.replace(line, class_=decision.class_, steps=steps, reason=reason)
 
 
-def _told(decision: Decision, now: datetime) -> GpuLine:
+def _daemon_line(decision: Decision, now: datetime) -> GpuLine:
     count, ref = decision.gpus, decision.seen.ref
     line = GpuLine(
         key=ref.key,
@@ -186,15 +187,15 @@ def _told(decision: Decision, now: datetime) -> GpuLine:
     return _replaced(line, decision, now)
 
 
-def _steps(decision: Decision, now: datetime) -> tuple[Step, ...]:
+def _steps(decision: Decision, now: datetime) -> tuple[NextStep, ...]:
     """As far as a decision alone tells: what it does, and what a warning announces."""
     if decision.action is Action.WARN:
-        then = Step(decision.then.value, decision.announced, decision.rule)
-        return (Step(decision.action.value, None, decision.rule), then)
+        then = NextStep(decision.then.value, decision.announced, decision.rule)
+        return (NextStep(decision.action.value, None, decision.rule), then)
     if decision.action is not Action.KEEP:
-        return (Step(decision.action.value, None, decision.rule),)
+        return (NextStep(decision.action.value, None, decision.rule),)
     if decision.verdict is Verdict.WAIT and decision.due is not None and decision.due > now:
-        return (Step("", decision.due, decision.rule),)
+        return (NextStep("", decision.due, decision.rule),)
     return ()
 
 

@@ -32,7 +32,7 @@ MARGIN = timedelta(hours=2)
 _SIGNALS = tuple(signal for signal in Signal if signal is not Signal.GPU)
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True):
+class TrialInput(msgspec.Struct, frozen=True, kw_only=True):
     """The workload, and what is assumed of it. `after_stop`: the state in which its platform leaves what it stops."""
 
     subject: Subject
@@ -58,7 +58,7 @@ class TrialView(msgspec.Struct, frozen=True, kw_only=True):
     assumes: tuple[str, ...]
 
 
-def trial(policy: Policy, given: Given, now: datetime) -> TrialView:
+def trial(policy: Policy, given: TrialInput, now: datetime) -> TrialView:
     """Raises UsageError for a hold that would not be granted."""
     book, subject = Rulebook(policy), given.subject
 
@@ -99,7 +99,7 @@ def trial(policy: Policy, given: Given, now: datetime) -> TrialView:
     )
 
 
-def _view(given: Given, book: Rulebook, now: datetime) -> View:
+def _view(given: TrialInput, book: Rulebook, now: datetime) -> View:
     subject = given.subject
     started = subject.started if isinstance(subject.started, datetime) else None
     memory = Memory(first_start=started, started=started, state=str(subject.state), incarnation=INCARNATION)
@@ -110,14 +110,14 @@ def _view(given: Given, book: Rulebook, now: datetime) -> View:
     view = View(subject, (), memory, given.demand)
     if given.hold is None:
         return view
-    assert isinstance(subject.owner, str), "whoever holds it is its owner"
+    assert isinstance(subject.owner, str), "the holder is the owner"
     granted = may_hold(view, book, subject.owner, given.hold, now)
     if isinstance(granted, NotAllowed):
         raise UsageError(f"--hold: {granted.why}")
     return msgspec.structs.replace(view, memory=msgspec.structs.replace(memory, holds=(granted,)))
 
 
-def _measured(view: View, given: Given, book: Rulebook, now: datetime, at: datetime) -> View:
+def _measured(view: View, given: TrialInput, book: Rulebook, now: datetime, at: datetime) -> View:
     """As a daemon would have measured it by then: in use until it became idle, and not since."""
     subject = view.subject
     if subject.state is not State.RUNNING or not isinstance(subject.started, datetime):
@@ -139,37 +139,41 @@ def _measured(view: View, given: Given, book: Rulebook, now: datetime, at: datet
 def _end(found: tuple[UpcomingAction, ...], subject: Subject, decision: Decision) -> str:
     last = found[-1] if found else None
     if last is None:
-        return f"Nothing happens to it: {decision.reason}."
+        return f"No action: {decision.reason}."
     if last.action is Action.REMOVE:
-        return "Then it is gone."
+        return "The workload is then removed."
     if last.action is Action.STOP and subject.goes_when_stopped:
-        return "A stop removes it: then it is gone."
+        return "Stopping removes the workload."
     if last.action is Action.STOP:
-        return "Then it stays stopped."
-    return "Nothing more happens to it."
+        return "The workload then stays stopped."
+    return "No further actions."
 
 
-def _assumed(policy: Policy, given: Given, found: tuple[UpcomingAction, ...]) -> Iterator[str]:
+def _assumed(policy: Policy, given: TrialInput, found: tuple[UpcomingAction, ...]) -> Iterator[str]:
     if given.subject.state is State.RUNNING and given.subject.devices:
-        yield "It uses its GPUs all the time." if given.busy else "It stays idle from now on, by every signal."
-    yield "It is not held, stopped or restarted meanwhile."
+        yield (
+            "The GPUs are in use all the time."
+            if given.busy
+            else "The workload stays idle from now on, by every signal."
+        )
+    yield "The workload is not held, stopped or restarted."
     if given.demand:
-        yield "GPUs stay scarce, so that idle times are shorter (demand)."
+        yield "GPUs stay scarce, so idle times are shorter (demand)."
     if all(step.action is Action.KEEP for step in found):
         return
     if any(step.action is Action.WARN for step in found):
-        yield "Every warning is delivered; otherwise there is more time (warnings.undelivered)."
+        yield "Every warning is delivered; otherwise the stop comes later (warnings.undelivered)."
     if any(step.action in ACTING for step in found):
         count = f"{_amount(policy.budget.per_pass.count, policy.budget.per_pass.share)} a pass"
         hourly = f"{_amount(policy.budget.per_hour.count, policy.budget.per_hour.share)} an hour"
-        yield f"The budget ({count}, {hourly}) leaves room for it, and the breaker is closed."
+        yield f"The budget ({count}, {hourly}) is not used up, and the breaker is closed."
     every = in_words(policy.schedule.every)
     if policy.schedule.at is None:
-        yield f"A pass runs every {every}; each line comes with the first pass after its time."
+        yield f"A pass runs every {every}; an action is taken in the first pass after its time."
     else:
-        yield f"Passes act only at {policy.schedule.at} (schedule.at, local time); the timeline has these times."
+        yield f"Passes act only at {policy.schedule.at} (schedule.at, local time); the timeline shows these times."
     if policy.mode is Mode.PLAN:
-        yield "The mode is plan: nothing of this is done unattended. It shows what mode enforce would do."
+        yield "The mode is plan: no action is taken unattended. The timeline shows what mode enforce would do."
 
 
 def _amount(count: int | None, share: float | None) -> str:

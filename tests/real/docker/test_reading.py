@@ -87,7 +87,7 @@ def test_a_user_is_told_of_their_own_work_in_full_and_of_others_what_observe_sho
         lines = told(path, "ledger", "list")["lines"]
         assert {line["owner"] for line in lines} == {SOMEBODY}
         refused = as_user(path, "ledger", "list", "--owner", SOMEBODY_ELSE)
-        assert (refused.code, "their own work only" in refused.err) == (2, True), refused
+        assert (refused.code, "only lines about their own work" in refused.err) == (2, True), refused
 
 
 def test_who_is_only_claimed_to_be_the_owner_is_told_what_a_warning_says(docker: DockerBed) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.interfaces.daemon.crowd import Limits
+from gpukeeper.interfaces.daemon.limiter import Limits
 from tests.engines import require
 from tests.real.host.machine import AS_NOBODY, NOBODY, Host, can_be_nobody, sees_everybody, until
 
@@ -104,7 +104,7 @@ def test_a_confirmation_cannot_be_claimed(attacked: Attacked) -> None:
     with attacked.serving():
         answer = attacked.ask(verb="remove", workload=str(path), attended=True)
         assert (answer["done"], path.exists()) == (False, True), answer
-        assert "not a request" in answer["words"]
+        assert "invalid request" in answer["words"]
         for forged in ("x" * 32, "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"):
             answer = attacked.ask(verb="remove", workload=str(path), token=forged)
             assert (answer["done"], path.exists()) == (False, True), answer
@@ -234,5 +234,8 @@ def test_after_a_flood_the_same_user_is_served_again(attacked: Attacked) -> None
     path = attacked.mine("tmp-mine")
     with attacked.serving():
         with flooding(attacked, 50, ""):
-            assert "too many requests of uid" in attacked.ask(verb="hold", workload=str(path), seconds=60)["words"]
+            assert (
+                "too many concurrent requests of uid"
+                in attacked.ask(verb="hold", workload=str(path), seconds=60)["words"]
+            )
         until(lambda: bool(attacked.ask(verb="hold", workload=str(path), seconds=60)["done"]), "served again")

@@ -66,7 +66,7 @@ def test_a_daemon_stops_acting_when_its_policy_becomes_writable(host: Host) -> N
         daemon.send_signal(signal.SIGTERM)
         _, said = daemon.communicate(timeout=60)
     assert path.exists()
-    assert "the policy cannot be used any more, so nothing is acted on" in said
+    assert "the policy is not valid any more, so no action is taken" in said
     assert said.count("chmod go-w") == 1
 
 

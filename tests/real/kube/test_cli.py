@@ -26,7 +26,7 @@ from tests.real.kube.runs import CHAIN, FAILS, SUCCEEDS, left, marked
 from tests.real.kube.test_rights import ALL
 
 PROGRAM = Path(sys.executable).with_name("gpukeeper")
-NOT_SEEN = "is unknown, so none of it is touched"
+NOT_SEEN = "is unknown, so it is not changed"
 DONE, FAILED, USAGE, PARTLY, FOUND, INVALID = 0, 1, 2, 3, 4, 10
 
 
@@ -148,7 +148,7 @@ def test_explain_says_why_a_whole_stays_and_finds_its_parts(shell: Shell, api: A
     assert whole.code == DONE
     assert "Decision: keep by retention" in whole.out
     assert "a TrainJob has no TTL in this cluster (its CRD has no spec.ttlSecondsAfterFinished)" in whole.out
-    tree = whole.out.partition("What it is part of and made of:\n")[2]
+    tree = whole.out.partition("Owner tree:\n")[2]
     lines = [line.split()[0] for line in tree.splitlines()[:4]]
     assert lines[:2] == ["trainjob/run-7", "jobset/run-7"]
     assert lines[2].startswith("job/run-7-")
@@ -197,7 +197,7 @@ def test_mode_plan_acts_for_nobody(shell: Shell, api: Api, namespace: str) -> No
     ended(api, namespace, objects.job("eval", annotations=SUCCEEDS))
     asks = shell.run("apply")
     assert (asks.code, asks.out) == (USAGE, "")
-    assert "nobody can answer here" in asks.err
+    assert "stdin is not a terminal" in asks.err
     refused = shell.policy(mode="plan").run("apply", "--yes")
     assert refused.code == USAGE
     assert "mode: enforce" in refused.err
@@ -224,7 +224,7 @@ def test_a_pause_stops_all_acting(shell: Shell, api: Api, namespace: str) -> Non
     assert shell.run("pause", "maintenance").code == DONE
     paused = shell.run("apply", "--yes")
     assert paused.code == PARTLY
-    assert "Everything is paused: maintenance" in paused.err
+    assert "All actions are paused: maintenance" in paused.err
     assert api.names("jobs", namespace) == {"eval"}
     assert shell.run("resume").code == DONE
     assert "paused" not in shell.run("plan").err
@@ -310,7 +310,7 @@ def test_without_rights_it_says_what_is_missing_and_nothing_vanishes(
     assert NOT_SEEN in said[0]
     assert f"for the same reason: jobs in {namespace}" in said[1]
     assert len(said) <= 5, "a dozen kinds with one reason are no dozen lines"
-    assert "Nothing is due of what could be seen" in planned.err
+    assert "Nothing is due of what could be read" in planned.err
 
     applied = shell.run("apply", "--yes", kubeconfig=nobody)
     assert (applied.code, applied.out) == (PARTLY, "")
@@ -346,7 +346,7 @@ def test_an_api_server_that_is_down_is_said_and_nothing_vanishes(
     try:
         planned = shell.run("plan", "--exit-code")
         assert (planned.code, planned.out) == (FAILED, "")
-        assert "kubernetes/bed: not seen: everything" in planned.err
+        assert "kubernetes/bed could not be read" in planned.err
         assert "Connection refused" in planned.err
         applied = shell.run("apply", "--yes")
         assert applied.code == PARTLY

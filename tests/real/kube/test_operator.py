@@ -229,7 +229,7 @@ def test_a_changed_policy_is_picked_up_and_a_broken_one_stops_acting(make: Make,
     api.wait_gone("jobs", namespace, "first")
     one.set_policy("mode: enforced\n")
     until(lambda: one.ask("/readyz")[0] == 503, "it is not ready", 20)
-    assert "the policy cannot be used" in one.ask("/readyz")[1]
+    assert "the policy is not valid" in one.ask("/readyz")[1]
     finished(api, namespace, "second")
     until(lambda: one.metric("gpukeeper_overdue") == 1, "it sees what is due", 20)
     assert api.get("jobs", namespace, "second") is not None

@@ -284,8 +284,8 @@ def test_what_could_not_be_seen_is_said_by_words_and_exit(plane: ControlPlane, n
     ended_pod(plane.api, namespace, "run")
     user = plane.new_user([*without(SEE, "pods"), NAMESPACE], namespace=namespace)
     said = run_command(plane, user, tmp_path, policy([namespace]), "plan")
-    assert f"not seen: pods in {namespace}" in said.stderr
+    assert f"pods in {namespace} could not be read" in said.stderr
     said = run_command(plane, user, tmp_path, policy([namespace]), "apply", "--yes")
     assert said.returncode == 3, said.stdout + said.stderr
-    assert f"not seen: pods in {namespace}" in said.stderr
+    assert f"pods in {namespace} could not be read" in said.stderr
     assert plane.api.names("pods", namespace) == {"run"}

@@ -82,7 +82,7 @@ def test_an_interruption_leaves_a_partial_report_and_nothing_that_runs(fleet: Fl
         finally:
             running.kill()
     assert running.returncode == 130, rest + errors
-    assert "Interrupted: ending what runs" in errors
+    assert "Interrupted: stopping the checks" in errors
     assert "INCONCLUSIVE" in rest
     line = fleet.lines("acceptance")[0]
     report = json.loads(Path(line["report"], "report.json").read_text())

@@ -52,10 +52,10 @@ def test_an_empty_list_exempts_nobody(tmp_path: Path) -> None:
         ("{owner: ann, until: soon, reason: x}", '"soon" is not a date.'),
         ("{owner: ann, untl: 2026-09-01, reason: x}", 'unknown setting "untl". Did you mean "until"?'),
         ("{owner: ann}", '"reason" is missing.'),
-        ("{owner: ann, until: 2026-09-01, until: 2027-09-01, reason: x}", "given twice, first in line 1."),
+        ("{owner: ann, until: 2026-09-01, until: 2027-09-01, reason: x}", "set twice, first in line 1."),
         ("{owner: ann, until: , reason: x}", "has no value."),
-        ("{owner: ann, rules: [idl], reason: x}", 'there is no rule "idl" to suspend.'),
-        ("{owner: ann, class: srving, reason: x}", 'there is no class "srving".'),
+        ("{owner: ann, rules: [idl], reason: x}", 'unknown rule "idl", or one that cannot be suspended.'),
+        ("{owner: ann, class: srving, reason: x}", 'unknown class "srving".'),
         ("{owner: ann, rules: idle, reason: x}", '"idle" is not a list.'),
     ],
 )
@@ -69,7 +69,7 @@ def test_an_entry_that_cannot_be_read_keeps_for_its_owner_and_complains(tmp_path
     assert one.rules == ()
     (warning,) = loaded.warnings
     assert why in warning
-    assert warning.endswith("Kept until it is mended.")
+    assert warning.endswith("Kept until it is fixed.")
 
 
 def test_what_is_understood_of_a_broken_entry_is_used(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_when_nobody_can_say_who_is_exempt_everything_is_kept(tmp_path: Path, co
     assert isinstance(loaded.policy.exemptions, Unknown)
     assert "exempt.yaml" in loaded.policy.exemptions.why
     (warning,) = loaded.warnings
-    assert warning.endswith("Everything is kept until it is mended.")
+    assert warning.endswith("Everything is kept until it is fixed.")
 
 
 def test_a_folder_in_its_place_keeps_everything(tmp_path: Path) -> None:

@@ -33,5 +33,5 @@ def test_an_exporter_is_named_by_its_address(written: str, read: str) -> None:
 
 @pytest.mark.parametrize("written", ["localhost:9400", "file:///etc/passwd", "http://", "9400", "http://ann:x@node-3"])
 def test_what_is_no_address_is_a_problem(written: str) -> None:
-    with pytest.raises(PolicyError, match="is not the address of an exporter"):
+    with pytest.raises(PolicyError, match="is not a valid URL"):
         settings(f"gpu: {{dcgm: {written!r}}}")

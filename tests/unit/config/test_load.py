@@ -209,15 +209,14 @@ def test_covering_every_namespace_and_enforcing_is_allowed_with_a_warning() -> N
     text = 'mode: enforce\nscope: {kubernetes: {namespaces: ["*"]}}\n'
     (warning,) = load_text(text).warnings
     assert (
-        warning
-        == "scope.kubernetes covers every namespace and the mode is enforce: it acts in all of them, unattended."
+        warning == "scope.kubernetes covers all namespaces and the mode is enforce: it acts in all of them, unattended."
     )
     assert load_text(text.replace("enforce", "plan")).warnings == ()
 
 
 def test_deleting_every_name_below_a_root_is_allowed_with_a_warning() -> None:
     loaded = load('temporary: [{root: /scratch/tmp, names: ["*"]}]\n')
-    assert loaded.warnings == ("temporary: every tree below /scratch/tmp may be deleted, whatever its name.",)
+    assert loaded.warnings == ("temporary: every tree below /scratch/tmp may be deleted, regardless of its name.",)
 
 
 NIGHT = 'preset: shared-host\nscope: {docker: {}}\nschedule: {at: "0 3 * * *"}\n'
@@ -298,7 +297,7 @@ def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PolicyError) as caught:
         load_policy(None, environ={"GPUKEEPER_POLICY": str(missing)})
     assert caught.value.problems == (
-        f"{missing}: cannot be read: No such file or directory. Name another with --policy.",
+        f"{missing}: could not be read: No such file or directory. Use another file with --policy.",
     )
 
 
@@ -338,5 +337,5 @@ exemptions:
     first = loaded.expired(datetime(2026, 9, 2, 0, 0, 1, tzinfo=UTC))
     assert len(first) == 1
     assert first[0].startswith("policy.yaml:3: the exemption of ann (paper) ended ")
-    assert "protects nothing any more. Take it out, or give it a later date." in first[0]
+    assert "has no effect any more. Remove it, or set a later date." in first[0]
     assert len(loaded.expired(datetime(2026, 9, 3, 12, tzinfo=UTC))) == 2

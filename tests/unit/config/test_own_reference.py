@@ -33,7 +33,7 @@ def test_the_example_in_the_message_is_a_table(tmp_path: Path) -> None:
         (EXAMPLE.replace("TFLOP/s", "parsecs"), "unit 'parsecs' is unknown"),
         (EXAMPLE.replace("NVIDIA H200", "NVIDIA ("), "is not a valid regular expression"),
         ("[{gpu: X, gpu: Y}]", "gpu"),
-        ("[{", "this is not YAML"),
+        ("[{", "this is not valid YAML"),
     ],
 )
 def test_a_table_that_cannot_be_right_is_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -44,5 +44,5 @@ def test_a_table_that_cannot_be_right_is_refused(tmp_path: Path, text: str, said
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
+    with pytest.raises(UsageError, match="could not be read: No such file"):
         read_rows(tmp_path / "nothing.yaml")

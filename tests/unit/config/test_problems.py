@@ -18,10 +18,10 @@ def problems(text: str) -> list[str]:
 
 
 SPAN = "Write it like 30m, 2h or 7d"
-AS_CLASS = "as a factor of the class's value like 2x, or as class for what the class says"
+AS_CLASS = "as a factor of the class's value like 2x, or as class for the class's value"
 NO_SCOPE = (
-    "the policy says nothing of what it covers, so it would cover nothing."
-    " Write for example scope: {docker: {}} or scope: {kubernetes: {namespaces: [research]}}."
+    "scope is not set, so the policy would cover nothing. Write for example scope: {docker: {}} or scope: "
+    "{kubernetes: {namespaces: [research]}}."
 )
 
 MISTAKES = {
@@ -34,11 +34,11 @@ MISTAKES = {
     "overflow": (
         "retention: {failed: 99999999999d}",
         'retention.failed: "99999999999d" is longer than 100 years.'
-        f" {SPAN}, or manual to keep it until somebody removes it.",
+        f" {SPAN}, or manual to keep it until a person removes it.",
     ),
     "never is no retention": (
         "retention: {failed: never}",
-        f'retention.failed: "never" is not a duration. {SPAN}, or manual to keep it until somebody removes it.',
+        f'retention.failed: "never" is not a duration. {SPAN}, or manual to keep it until a person removes it.',
     ),
     "a group has no none": (
         "groups: {student: {idle: none}}",
@@ -55,7 +55,7 @@ MISTAKES = {
     ),
     "a pass without pause": (
         "schedule: {every: 0}",
-        "schedule.every: 0 is no time at all. Write it like 30s, 5m or 1h.",
+        "schedule.every: 0 must be longer than 0. Write it like 30s, 5m or 1h.",
     ),
     "unknown setting": ("mod: plan", 'unknown setting "mod". Did you mean "mode"?'),
     "unknown setting in a class": (
@@ -72,11 +72,11 @@ MISTAKES = {
     ),
     "unknown setting, nothing near": (
         "holds: {colour: red}",
-        'unknown setting "colour". Known here: total, within, keep_alive.',
+        'unknown setting "colour". Valid values: total, within, keep_alive.',
     ),
     "a platform that is not one": ("scope.x: 1", 'unknown setting "scope.x". Did you mean "scope"?'),
-    "wrong word": ("mode: enfroce", 'mode: "enfroce" is not a word for this. Did you mean "enforce"?'),
-    "wrong preset": ("preset: developmnt", 'preset: there is no preset "developmnt". Did you mean "development"?'),
+    "wrong word": ("mode: enfroce", 'mode: "enfroce" is not a valid value. Did you mean "enforce"?'),
+    "wrong preset": ("preset: developmnt", 'preset: unknown preset "developmnt". Did you mean "development"?'),
     "text without quotes": ("admins: [1000]", 'admins[0]: 1000 is not text. Put it in quotes: "1000".'),
     "not a list": ("admins: root", 'admins: "root" is not a list. Write it in brackets, like [a, b].'),
     "not a mapping": (
@@ -84,15 +84,15 @@ MISTAKES = {
         'retention: "7d" is not a mapping. Write its settings as {name: value}.',
     ),
     "YAML 1.1 truth": ("orphans: yes", 'orphans: "yes" is neither true nor false. Write true or false.'),
-    "no value": ("holds:", "holds: has no value. Write one, or take the line out."),
-    "no value in a list": ("admins: [root, ~]", "admins[1]: has no value. Write one, or take the line out."),
+    "no value": ("holds:", "holds: has no value. Write one, or remove the line."),
+    "no value in a list": ("admins: [root, ~]", "admins[1]: has no value. Write one, or remove the line."),
     "a name that is a number": (
         "classes: {1: {idle: 1h}}",
         'classes.1: a setting\'s name must be text. Put it in quotes: "1".',
     ),
     "a tag": (
         "preset: !secret x",
-        "preset: the tag !secret is not known here. Write a plain value.",
+        "preset: the tag !secret is not supported. Write a plain value.",
     ),
     "idle below two ticks": (
         "classes: {managed: {idle: 50s}}\nwarnings: {lead: 30s}",
@@ -101,13 +101,13 @@ MISTAKES = {
     ),
     "idle below settle": (
         "classes: {managed: {idle: 4m}}\nwarnings: {lead: 1m}",
-        "classes.managed.idle: an idle time of 4m is shorter than activity.settle (5m), so it could never pass."
+        "classes.managed.idle: an idle time of 4m is shorter than activity.settle (5m), so it would never be reached."
         " Write at least 5m.",
     ),
     "idle when large below settle": (
         "classes: {devcontainer: {idle_when_large: 4m}}\nwarnings: {lead: 1m}",
         "classes.devcontainer.idle_when_large: an idle time of 4m is shorter than activity.settle (5m),"
-        " so it could never pass. Write at least 5m.",
+        " so it would never be reached. Write at least 5m.",
     ),
     "idle when large shorter than the lead": (
         "classes: {devcontainer: {idle_when_large: 9m}}",
@@ -121,15 +121,15 @@ MISTAKES = {
     ),
     "a warning at the stop": (
         "warnings: {idle: [80%, 100%]}",
-        "warnings.idle: a warning at 100% comes with the stop. Write shares below 100%, like [80%, 95%].",
+        "warnings.idle: a warning at 100% would be sent at the stop. Write shares below 100%, like [80%, 95%].",
     ),
     "warnings that fall": (
         "warnings: {runtime: [90%, 75%]}",
-        "warnings.runtime: [90%, 75%] does not rise. Write [75%, 90%].",
+        "warnings.runtime: [90%, 75%] is not in ascending order. Write [75%, 90%].",
     ),
     "no warning": (
         "warnings: {idle: []}",
-        "warnings.idle: nobody would be warned. Write at least one share, like [80%].",
+        "warnings.idle: an empty list means no warnings. Write at least one share, like [80%].",
     ),
     "a lead longer than a limit": (
         "warnings: {lead: 45m}",
@@ -144,30 +144,30 @@ MISTAKES = {
     "failures kept shorter": (
         "retention: {succeeded: 10d}",
         "retention.succeeded: succeeded work would be kept 10d and failed work only 7d."
-        " Failures are always kept longer: raise failed or lower succeeded.",
+        " Failed work must be kept at least as long: increase failed or decrease succeeded.",
     ),
     "successes kept for ever": (
         "retention: {succeeded: manual}",
-        "retention.succeeded: succeeded work would be kept for ever and failed work only 7d."
-        " Failures are always kept longer: raise failed or lower succeeded.",
+        "retention.succeeded: succeeded work would be kept forever and failed work only 7d."
+        " Failed work must be kept at least as long: increase failed or decrease succeeded.",
     ),
     "an environment with failures kept shorter": (
         "environments: {ci: {failed: 1h}}",
         "environments.ci.failed: succeeded work would be kept 1d and failed work only 1h."
-        " Failures are always kept longer: raise failed or lower succeeded.",
+        " Failed work must be kept at least as long: increase failed or decrease succeeded.",
     ),
     "more than max": (
         "retention: {failed: 60d}",
-        "retention.failed: failed is 60d, more than max allows (30d). Write at most 30d, or raise retention.max.",
+        "retention.failed: failed is 60d, more than the maximum (30d). Write at most 30d, or increase retention.max.",
     ),
     "demand that never ends": (
         "demand: {below: 80%}",
-        "demand.below: below is 80% and above is 80%, so demand would be high and not high at once."
-        " Write below smaller than above, like 70% and 80%.",
+        "demand.below: below is 80% and above is 80%, but below must be smaller than above. Write them like 70% and "
+        "80%.",
     ),
     "a budget of nothing": (
         "budget: {per_pass: 0}",
-        "budget.per_pass: 0 would let nothing happen at all. Write 1 or more; to look only, write mode: plan.",
+        "budget.per_pass: 0 would allow no steps. Write 1 or more; for a dry run, write mode: plan.",
     ),
     "a budget above everything": (
         "budget: {per_hour: 120%}",
@@ -187,23 +187,23 @@ MISTAKES = {
     ),
     "a relative root": (
         "temporary: [{root: tmp, names: [a]}]",
-        'temporary[0].root: "tmp" is not an absolute path. Write it from / on, without ..',
+        'temporary[0].root: "tmp" is not an absolute path. Start it with /, without ..',
     ),
     "a root that climbs": (
         "temporary: [{root: /tmp/.., names: [a]}]",
-        'temporary[0].root: "/tmp/.." is not an absolute path. Write it from / on, without ..',
+        'temporary[0].root: "/tmp/.." is not an absolute path. Start it with /, without ..',
     ),
     "the whole disk": (
         "temporary: [{root: /, names: [a]}]",
-        'temporary[0].root: "/" is too much to be temporary. Name a folder such as /tmp or /scratch/tmp.',
+        'temporary[0].root: "/" is not allowed as a temporary directory. Use one such as /tmp or /scratch/tmp.',
     ),
     "the whole disk, disguised": (
         "temporary: [{root: //, names: [a]}]",
-        'temporary[0].root: "//" is too much to be temporary. Name a folder such as /tmp or /scratch/tmp.',
+        'temporary[0].root: "//" is not allowed as a temporary directory. Use one such as /tmp or /scratch/tmp.',
     ),
     "a pattern with a folder": (
         "temporary: [{root: /tmp, names: [a/b]}]",
-        'temporary[0].names[0]: "a/b" contains /. Write the name alone; the folder belongs in root.',
+        'temporary[0].names[0]: "a/b" contains /. Write only the name; the directory belongs in root.',
     ),
     "an empty pattern": (
         'temporary: [{root: /tmp, names: [""]}]',
@@ -211,85 +211,85 @@ MISTAKES = {
     ),
     "no pattern": (
         "temporary: [{root: /tmp, names: []}]",
-        'temporary[0].names: no name is given, so nothing would ever go. Write some, like ["tmp*"].',
+        'temporary[0].names: no name is given, so nothing would be deleted. Write names, like ["tmp*"].',
     ),
     "no names": (
         "temporary: [{root: /tmp}]",
-        'temporary[0]: "names" is missing. Only trees of these names, directly below the root.',
+        'temporary[0]: "names" is missing. Names of trees directly below the root. Shell patterns.',
     ),
     "everything to be kept": (
         "temporary: [{root: /tmp, names: [tmp*], keep: [tmp*, x]}]",
-        "temporary[0].keep: every name that may go is also to be kept, so nothing would ever go."
-        " Name fewer under keep.",
+        "temporary[0].keep: every name is also listed under keep, so nothing would be deleted. Remove names from keep.",
     ),
     "a keep pattern with a folder": (
         "temporary: [{root: /tmp, names: [tmp*], keep: [/tmp/a]}]",
-        'temporary[0].keep[0]: "/tmp/a" contains /. Write the name alone; the folder belongs in root.',
+        'temporary[0].keep[0]: "/tmp/a" contains /. Write only the name; the directory belongs in root.',
     ),
     "pressure that makes ages longer": (
         "temporary: [{root: /tmp, names: [tmp*], older_than: 30m, under_pressure: 40m}]",
-        "temporary[0].under_pressure: under_pressure is 40m and older_than only 30m:"
-        " a full disk never makes ages longer. Write at most 30m.",
+        "temporary[0].under_pressure: under_pressure (40m) must not be longer than older_than (30m). Write at most "
+        "30m.",
     ),
     "no name on Ray nodes": (
         "ray: {names: []}",
-        'ray.names: no name is given, so nothing would ever go. Write some, like ["tmp*"].',
+        'ray.names: no name is given, so nothing would be deleted. Write names, like ["tmp*"].',
     ),
     "everything to be kept on Ray nodes": (
         'ray: {keep: ["*"]}',
-        "ray.keep: every name that may go is also to be kept, so nothing would ever go. Name fewer under keep.",
+        "ray.keep: every name is also listed under keep, so nothing would be deleted. Remove names from keep.",
     ),
     "sessions that may be starting": (
         "ray: {sessions: 30m}",
-        "ray.sessions: 30m is too short: a session that is just starting has folders and no processes yet."
-        " Write at least 1h, or none to only report dead ones.",
+        "ray.sessions: 30m is too short: a session that is just starting has directories but no processes yet. "
+        "Write at least 1h, or none to only report dead sessions.",
     ),
     "logs that are younger than they are told apart": (
         "ray: {logs: 1m}",
-        "ray.logs: 1m is too short: which logs are old enough is told by the full hour."
+        "ray.logs: 1m is too short: the age of logs has a resolution of one hour."
         " Write at least 1h, or none to only report them.",
     ),
     "a disk that is never empty enough": (
         "disk: {low: 80%}",
-        "disk.low: low is 80% and high is 80%, so a disk would be too full and not too full at once."
-        " Write low smaller than high, like 70% and 80%.",
+        "disk.low: low is 80% and high is 80%, but low must be smaller than high. Write them like 70% and 80%.",
     ),
     "reports that are temporary, too": (
         "reports: {roots: [/scratch/tmp]}\ntemporary: [{root: /scratch/tmp, names: [tmp*]}]",
-        "reports.roots[0]: /scratch/tmp and temporary[0].root /scratch/tmp overlap, so reports would go as temporary"
-        " trees, or the other way round. Keep reports in a folder of their own.",
+        "reports.roots[0]: /scratch/tmp and temporary[0].root /scratch/tmp overlap, so reports would be deleted as "
+        "temporary trees, or the reverse. Use a separate directory for reports.",
     ),
     "reports inside a temporary tree": (
         "reports: {roots: [/scratch/tmp-7/reports]}\ntemporary: [{root: /scratch, names: [tmp*]}]",
-        "reports.roots[0]: /scratch/tmp-7/reports and temporary[0].root /scratch overlap, so reports would go as"
-        " temporary trees, or the other way round. Keep reports in a folder of their own.",
+        "reports.roots[0]: /scratch/tmp-7/reports and temporary[0].root /scratch overlap, so reports would be "
+        "deleted as temporary trees, or the reverse. Use a separate directory for reports.",
     ),
     "temporary trees inside a report": (
         "reports: {roots: [/data]}\ntemporary: [{root: /data/scratch, names: [tmp*]}]",
-        "reports.roots[0]: /data and temporary[0].root /data/scratch overlap, so reports would go as temporary"
-        " trees, or the other way round. Keep reports in a folder of their own.",
+        "reports.roots[0]: /data and temporary[0].root /data/scratch overlap, so reports would be deleted as "
+        "temporary trees, or the reverse. Use a separate directory for reports.",
     ),
     "a negative number of reports": (
         "reports: {keep_last: -1}",
         "reports.keep_last: -1 is less than 0. Write 0 or more.",
     ),
-    "not a cron line": (
+    "not a cron expression": (
         "schedule: {at: 02:00}",
-        'schedule.at: "02:00" is not a cron line (wrong number of fields). Write it like "0 2 * * *" (daily at 02:00).',
+        'schedule.at: "02:00" is not a cron expression (wrong number of fields). Write it like "0 2 * * *" (daily '
+        "at 02:00).",
     ),
     "not a whole number": ("loops: 1.5", "loops: 1.5 is not a whole number. Write it like 20."),
     "too small a number": ("loops: 0", "loops: 0 is less than 1. Write 1 or more."),
     "not a signal": (
         "activity: {signals: [cpu, netwrk]}",
-        'activity.signals[1]: "netwrk" is not a word for this. Did you mean "network"?',
+        'activity.signals[1]: "netwrk" is not a valid value. Did you mean "network"?',
     ),
     "GPU use beyond everything": (
         "activity: {gpu: 120%}",
-        "activity.gpu: GPU use is above 0% and at most 100%. Write it like 5%.",
+        "activity.gpu: GPU utilization must be above 0% and at most 100%. Write it like 5%.",
     ),
     "no room for evidence": (
         "capture: {quota: 0}",
-        "capture.quota: without room for evidence nothing could ever be removed. Write it like 20GiB.",
+        "capture.quota: with a quota of 0 nothing could be removed, because evidence is saved first. Write it like "
+        "20GiB.",
     ),
     "runtime of nothing": (
         "classes: {managed: {max_runtime: 0}}",
@@ -298,16 +298,16 @@ MISTAKES = {
     ),
     "holds beyond their time": (
         "holds: {within: 12h}",
-        "holds.within: nobody can hold 1d within 12h. Write a total that is not longer than within.",
+        "holds.within: a total of 1d within 12h is not possible. total must not be longer than within.",
     ),
     "a hold that is never granted": (
         "classes: {managed: {hold: 2d}}",
-        "classes.managed.hold: a hold of 2d is more than holds.total allows (1d)."
-        " Write at most 1d, or raise holds.total.",
+        "classes.managed.hold: a hold of 2d is longer than holds.total (1d)."
+        " Write at most 1d, or increase holds.total.",
     ),
     "a setting that had no effect": (
         "groups: {student: {gpu_shares: 2}}",
-        'unknown setting "gpu_shares". It was read and had no effect, so it was removed. Delete the line.',
+        'unknown setting "gpu_shares". The setting had no effect and was removed. Delete the line.',
     ),
     "no such Unix group": (
         "groups: {student: {unix_group: no-such-group}}",
@@ -316,16 +316,16 @@ MISTAKES = {
     ),
     "no such class": (
         "match: [{class: srving, name: a}]",
-        'match[0].class: there is no class "srving". Did you mean "serving"?',
+        'match[0].class: unknown class "srving". Did you mean "serving"?',
     ),
     "a match for everything": (
         "match: [{class: serving}]",
-        'match[0]: no pattern is given, so it would fit everything. Write one, like name: "triton-*".',
+        'match[0]: no pattern is given, so the entry would match everything. Write one, like name: "triton-*".',
     ),
     "a match without class": ("match: [{name: a}]", 'match[0]: "class" is missing. The class to assign.'),
     "no such platform": (
         "match: [{class: serving, platform: kubrnetes}]",
-        'match[0].platform: there is no platform "kubrnetes". Did you mean "kubernetes"?',
+        'match[0].platform: unknown platform "kubrnetes". Did you mean "kubernetes"?',
     ),
     "a label without key": (
         "match: [{class: serving, label: =x}]",
@@ -333,15 +333,15 @@ MISTAKES = {
     ),
     "an exemption for nobody": (
         "exemptions: [{reason: x}]",
-        "exemptions[0]: it names nobody. Write owner, workload or class.",
+        "exemptions[0]: owner, workload and class are missing. Write at least one of them.",
     ),
     "an exemption without reason": (
         "exemptions: [{owner: ann}]",
-        'exemptions[0]: "reason" is missing. Why, in words for the next admin.',
+        'exemptions[0]: "reason" is missing. Reason, for other admins.',
     ),
     "an exemption from no rule": (
         "exemptions: [{owner: ann, reason: x, rules: [idl]}]",
-        'exemptions[0].rules: there is no rule "idl" to suspend. Did you mean "idle"?',
+        'exemptions[0].rules: unknown rule "idl", or one that cannot be suspended. Did you mean "idle"?',
     ),
     "not a date": (
         "exemptions: [{owner: ann, reason: x, until: soon}]",
@@ -375,14 +375,13 @@ def test_a_policy_that_covers_nothing_is_refused(text: str) -> None:
 def test_all_namespaces_must_be_written() -> None:
     """C6.1"""
     assert problems("scope:\n  kubernetes: {}\n") == [
-        'policy.yaml:2: scope.kubernetes: "namespaces" is missing.'
-        ' Which namespaces: [research, "team-*"], or ["*"] for every one.'
+        'policy.yaml:2: scope.kubernetes: "namespaces" is missing. Namespaces: [research, "team-*"], or ["*"] for all.'
     ]
 
 
 def test_an_empty_list_of_namespaces_is_refused() -> None:
     assert problems("scope:\n  kubernetes: {namespaces: []}\n") == [
-        'policy.yaml:2: scope.kubernetes.namespaces: an empty list covers nothing. Name some, or write ["*"] for all.'
+        'policy.yaml:2: scope.kubernetes.namespaces: an empty list covers nothing. List names, or write ["*"] for all.'
     ]
 
 
@@ -394,14 +393,14 @@ def test_an_unknown_platform_is_refused() -> None:
 
 def test_a_setting_given_twice_is_refused_and_its_first_line_named() -> None:
     assert problems("mode: plan\nscope: {docker: {}}\nmode: enforce\n") == [
-        "policy.yaml:3: mode: given twice, first in line 1. Keep one of them."
+        "policy.yaml:3: mode: set twice, first in line 1. Remove one of them."
     ]
 
 
 def test_what_is_not_yaml_is_told_with_its_line() -> None:
     (told,) = problems("mode: plan\nscope: {docker: {}\n")
-    assert told.startswith("policy.yaml:3: this is not YAML: ")
-    assert told.endswith(". Mend it first, then check again.")
+    assert told.startswith("policy.yaml:3: this is not valid YAML: ")
+    assert told.endswith(". Fix this first, then check again.")
 
 
 @pytest.mark.parametrize("text", ["- a\n", "just words\n"])
@@ -413,15 +412,18 @@ def test_what_is_not_a_mapping_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("classes:\n\tmanaged: {idle: 30m}", "3: there is a tab. YAML is indented with spaces only: replace the tab"),
-        ("---\nmode: plan", "2: a second document begins. A policy is one document: take out the line ---"),
-        ("groups: &a [*a]", "2: this is an alias (*name) of an anchor (&name). Aliases are not supported in a policy"),
-        ("mode: dry-run", "plan only looks, as a dry run does; enforce acts unattended."),
-        ("managed: {idle: 30m}", 'unknown setting "managed". A class is written under classes: {managed: '),
-        ("mylab: {idle: 30m}", 'unknown setting "mylab". A class is written under classes: {mylab: '),
-        ("docker: true", 'unknown setting "docker". What is covered is written under scope: scope: {docker: {}}.'),
-        ("succeeded: 2d", 'unknown setting "succeeded". It is written under retention or environments.NAME.'),
-        ("kubernetes: {namespaces: [a]}", 'unknown setting "namespaces". It is written under scope.kubernetes.'),
+        (
+            "classes:\n\tmanaged: {idle: 30m}",
+            "3: a tab was found. YAML indentation must not contain tabs: replace the tab",
+        ),
+        ("---\nmode: plan", "2: a second document begins. The file must contain one document: remove the line ---"),
+        ("groups: &a [*a]", "2: this is an alias (*name) of an anchor (&name). Aliases are not supported"),
+        ("mode: dry-run", "plan is a dry run; enforce acts unattended."),
+        ("managed: {idle: 30m}", 'unknown setting "managed". Classes belong under classes: {managed: '),
+        ("mylab: {idle: 30m}", 'unknown setting "mylab". Classes belong under classes: {mylab: '),
+        ("docker: true", 'unknown setting "docker". Platforms belong under scope: scope: {docker: {}}.'),
+        ("succeeded: 2d", 'unknown setting "succeeded". It belongs under retention or environments.NAME.'),
+        ("kubernetes: {namespaces: [a]}", 'unknown setting "namespaces". It belongs under scope.kubernetes.'),
     ],
 )
 def test_usual_mistakes_are_answered_with_what_was_meant(text: str, told: str) -> None:
@@ -433,7 +435,7 @@ def test_usual_mistakes_are_answered_with_what_was_meant(text: str, told: str) -
     ("text", "told"),
     [
         ("scope: {docker: true}", "scope.docker: true is not a mapping. To cover it, write scope: {docker: {}}."),
-        ("scope: [docker]", "scope: a list is not a mapping. Write what it covers, like scope: {docker: {}}."),
+        ("scope: [docker]", "scope: a list is not a mapping. Write it like scope: {docker: {}}."),
         (
             "scope: {kubernetes: true}",
             "scope.kubernetes: true is not a mapping."

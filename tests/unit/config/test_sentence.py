@@ -13,15 +13,15 @@ EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "policies").glob("*.
 def test_a_small_lab() -> None:
     policy = load_text('scope:\n  docker: {}\n  kubernetes: {namespaces: [research, "team-*"]}\n').policy
     assert sentence(policy) == (
-        "Looks only (mode plan): on docker everywhere and kubernetes in namespaces research and team-*;"
-        " finished work goes 1d after it succeeded, 7d after it failed and 1d after it was stopped;"
+        "Dry run (mode plan): on docker everywhere and kubernetes in namespaces research and team-*;"
+        " finished work is removed 1d after it succeeded, 7d after it failed and 1d after it was stopped;"
         " idle work is stopped after 30m (managed, compose, docker) or 15m (unknown), and then removed;"
         " idle work is only reported after 30m (serving, bare, cluster, ray);"
-        " while more than 80% of the GPUs are taken, idle times are 50% of these;"
+        " while more than 80% of the GPUs are in use, idle times are 50% of this;"
         " running work is stopped after 7d (devcontainer), 3d (compose), 2d (docker) or 1d (managed, api, unknown);"
         " infrastructure and without-gpu are never touched;"
-        " at most 50 steps a pass and 600 an hour;"
-        " nothing at all when more than 20% of the running work is due at once."
+        " at most 50 steps per pass and 600 per hour;"
+        " no step if more than 20% of the running work is due at once."
     )
 
 
@@ -29,34 +29,36 @@ def test_a_small_lab() -> None:
     ("text", "said"),
     [
         ("mode: enforce", "Acts unattended (mode enforce): "),
-        ("retention: manual", "finished work goes only when somebody removes it;"),
-        ("retention: {failed: manual}", "1d after it succeeded, never by itself if it failed and"),
-        ("preset: ci", "goes as soon as its evidence is captured if it succeeded, 1d after it failed"),
-        ("preset: ci", "; parts that still run are ended when the whole finishes;"),
+        ("retention: manual", "finished work is removed only by a person;"),
+        ("retention: {failed: manual}", "1d after it succeeded, never if it failed and"),
+        ("preset: ci", "is removed as soon as its evidence is captured if it succeeded, 1d after it failed"),
+        ("preset: ci", "; running children are ended when their root finishes;"),
         (
             "environments: {ci: {succeeded: 0}}",
             "; in environment ci as soon as its evidence is captured if it succeeded,",
         ),
-        ("groups: {student: {members: [ben]}}", "; members of student have limits of their own;"),
+        ("groups: {student: {members: [ben]}}", "; members of student have their own limits;"),
         (
             "temporary: [{root: /tmp, names: [a*, b*]}]",
-            "; temporary trees a* and b* below /tmp go when unused for 1h and together above 5GB;"
-            " from 80% of a disk on ages shrink until it is below 70%, conditions never do;",
+            "; temporary trees a* and b* below /tmp are deleted after 1h without use if"
+            " their total is above 5GB;"
+            " shorter ages apply to a disk above 80% until it is below 70%;",
         ),
         (
             "temporary: [{root: /tmp, names: [a*], keep: [a-keep*, a1]}]\ndisk: {high: 90%, low: 60%}",
-            "; temporary trees a*, but not a-keep* and a1, below /tmp go when unused for 1h and together above 5GB;"
-            " from 90% of a disk on ages shrink until it is below 60%, conditions never do;",
+            "; temporary trees a*, except a-keep* and a1, below /tmp are deleted after 1h without use if"
+            " their total is above 5GB;"
+            " shorter ages apply to a disk above 90% until it is below 60%;",
         ),
-        ("temporary: [{root: /tmp, names: [a*]}]", " an hour; at most 1000 trees an hour besides; nothing at all"),
+        ("temporary: [{root: /tmp, names: [a*]}]", " per hour; in addition at most 1000 trees per hour; no step if"),
         (
             "reports: {roots: [/data/reports]}\nbudget: {trees: 50}",
-            "; reports below /data/reports go when unused for 7d, saved first, but not the newest 3;"
-            " at most 50 steps a pass and 600 an hour; at most 50 trees an hour besides;",
+            "; reports below /data/reports are deleted after 7d without use, saved first, except the newest 3;"
+            " at most 50 steps per pass and 600 per hour; in addition at most 50 trees per hour;",
         ),
         (
             "reports: {roots: [/data/a, /data/b], keep_last: 0, keep: [base*], archive: false, older_than: 2d}",
-            "; reports below /data/a and /data/b go when unused for 2d, but not base*;",
+            "; reports below /data/a and /data/b are deleted after 2d without use, except base*;",
         ),
         (
             "reports: {roots: [/data/a], older_than: none}",
@@ -68,21 +70,22 @@ def test_a_small_lab() -> None:
         ),
         (
             "classes: {unknown: {after_idle: keep}}\ndemand: {above: 90%, idle_factor: 25%}",
-            "or 15m (unknown), and then removed, but for unknown;",
+            "or 15m (unknown), and then removed, except unknown;",
         ),
         (
             "demand: {above: 90%, idle_factor: 25%}",
-            "; while more than 90% of the GPUs are taken, idle times are 25% of these;",
+            "; while more than 90% of the GPUs are in use, idle times are 25% of this;",
         ),
-        ("images: {unused: 1d}", "; images go when unused for 1d;"),
+        ("images: {unused: 1d}", "; images are removed after 1d without use;"),
         (
             "images: {unused: 1d, keep: [base/*, cuda*]}\nbuild_cache: {unused: 7d}",
-            "; images go when unused for 1d, but not base/* and cuda*; build cache goes when unused for 7d;",
+            "; images are removed after 1d without use, except base/* and cuda*; build cache is removed after 7d "
+            "without use;",
         ),
-        ("exemptions: [{owner: ann, reason: x}]", "; 1 exemption sets rules aside;"),
-        ("exemptions_from: missing.yaml", "; everything is kept for now, because the exemptions could not be read;"),
-        ("budget: {per_pass: 10%}", "; at most 10% steps a pass and"),
-        ("budget: {per_pass: {count: 5, share: 10%}}", "; at most 5 or 10%, whichever is less, steps a pass"),
+        ("exemptions: [{owner: ann, reason: x}]", "; 1 exemption suspends rules;"),
+        ("exemptions_from: missing.yaml", "; everything is kept, because the exemptions could not be read;"),
+        ("budget: {per_pass: 10%}", "; at most 10% steps per pass and"),
+        ("budget: {per_pass: {count: 5, share: 10%}}", "; at most 5 or 10%, whichever is smaller, steps per pass"),
     ],
 )
 def test_what_a_setting_adds(text: str, said: str) -> None:
@@ -93,10 +96,11 @@ def test_ray_nodes_are_told_of_only_where_ray_is_covered() -> None:
     given = "ray: {names: [tmp*], above: 1GB, sessions: 2d, logs: none}\n"
     assert "Ray" not in sentence(load_text("scope: {docker: {}}\n" + given).policy)
     assert (
-        "; temporary trees tmp* below /tmp of each idle Ray node go when unused for 1h and together above 1GB;"
-        " dead Ray sessions go when unused for 2d;"
+        "; temporary trees tmp* below /tmp of each idle Ray node are deleted after 1h without use if"
+        " their total is above 1GB;"
+        " dead Ray sessions are deleted after 2d without use;"
         " logs of ended processes of live Ray sessions are only reported;"
-        " from 80% of a disk on ages shrink until it is below 70%, conditions never do;"
+        " shorter ages apply to a disk above 80% until it is below 70%;"
     ) in sentence(load_text("scope: {ray: {}}\n" + given).policy)
 
 

@@ -163,7 +163,7 @@ def test_every_section_of_a_policy_can_be_shown() -> None:
 def test_an_unknown_section_is_answered_with_the_nearest_and_with_all(wrong: str, near: str) -> None:
     with pytest.raises(UsageError) as caught:
         part_of(rows(loaded()), wrong)
-    assert str(caught.value).startswith(f'the policy has no section "{wrong}". Did you mean "{near}"?')
+    assert str(caught.value).startswith(f'unknown section "{wrong}". Did you mean "{near}"?')
     assert "Sections: preset, mode, scope, retention," in str(caught.value)
 
 

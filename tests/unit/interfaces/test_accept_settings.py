@@ -8,13 +8,13 @@ import pytest
 
 from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
-from gpukeeper.interfaces.cli.accept_settings import Flags, wish_of
-from gpukeeper.interfaces.cli.accept_variables import Told
+from gpukeeper.interfaces.cli.accept_settings import Flags, run_request
+from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings
 from gpukeeper.model.errors import UsageError
 
 
 def wish(**flags: Any) -> RunRequest:
-    return wish_of(Flags(**flags), Told(), CHECKS)
+    return run_request(Flags(**flags), EnvironmentSettings(), CHECKS)
 
 
 def refused(**flags: Any) -> str:
@@ -29,16 +29,18 @@ def test_without_flags_it_is_quick_and_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told", "length"),
+    ("flags", "environment", "length"),
     [
-        ({"quick": True}, Told(within="5m"), ("quick", 60.0)),
-        ({}, Told(within="5m"), ("5m", 300.0)),
-        ({"full": True}, Told(), ("30m", 1800.0)),
-        ({"within": "4h"}, Told(within="5m"), ("4h", 14400.0)),
+        ({"quick": True}, EnvironmentSettings(within="5m"), ("quick", 60.0)),
+        ({}, EnvironmentSettings(within="5m"), ("5m", 300.0)),
+        ({"full": True}, EnvironmentSettings(), ("30m", 1800.0)),
+        ({"within": "4h"}, EnvironmentSettings(within="5m"), ("4h", 14400.0)),
     ],
 )
-def test_how_long_it_takes_is_said_by_flags_first(flags: dict[str, Any], told: Told, length: tuple[str, float]) -> None:
-    found = wish_of(Flags(**flags), told, CHECKS)
+def test_how_long_it_takes_is_said_by_flags_first(
+    flags: dict[str, Any], environment: EnvironmentSettings, length: tuple[str, float]
+) -> None:
+    found = run_request(Flags(**flags), environment, CHECKS)
     assert (found.profile, found.within_s) == length
 
 
@@ -48,10 +50,10 @@ def test_lists_may_be_repeated_or_have_commas() -> None:
 
 
 def test_flags_win_over_variables() -> None:
-    told = Told(expect=8, settings=["training.epochs=3"])
-    found = wish_of(Flags(expect=4, set_=["training.epochs=5"]), told, CHECKS)
+    environment = EnvironmentSettings(expect=8, settings=["training.epochs=3"])
+    found = run_request(Flags(expect=4, set_=["training.epochs=5"]), environment, CHECKS)
     assert (found.expected, found.params) == (4, {"training": {"epochs": 5}})
-    assert wish_of(Flags(), told, CHECKS).expected == 8
+    assert run_request(Flags(), environment, CHECKS).expected == 8
 
 
 @pytest.mark.parametrize(
@@ -70,32 +72,32 @@ def test_a_setting_is_read_as_its_default_is(words: str, param: str, value: obje
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("training.epochs", "write it like training.epochs=3"),
         ("epochs=3", "write it like training.epochs=3"),
         ("trainings.epochs=3", 'Did you mean "training"?'),
         ("training.epoch=3", 'Did you mean "epochs"?'),
-        ("training.epochs=many", '"many" is no number'),
-        ("training.epochs=-1", "negative"),
-        ("training.epochs=nan", "no number that can be used"),
+        ("training.epochs=many", '"many" is not a number'),
+        ("training.epochs=-1", "is not a finite number of 0 or more"),
+        ("training.epochs=nan", "is not a finite number of 0 or more"),
         ("training.twice=2", "neither true nor false"),
-        ("environment.x=1", "It has nothing to set"),
+        ("environment.x=1", "It has no parameters"),
     ],
 )
-def test_a_setting_that_does_not_exist_or_fit_is_refused(words: str, said: str) -> None:
-    assert said in refused(set_=[words])
+def test_a_setting_that_does_not_exist_or_fit_is_refused(words: str, message: str) -> None:
+    assert message in refused(set_=[words])
 
 
 @pytest.mark.parametrize("check", ["training", "ddp"])
 def test_one_epoch_can_never_show_a_falling_loss_and_is_refused(check: str) -> None:
-    told = refused(set_=[f"{check}.epochs=1"])
-    assert told.count("Nothing was run.") == 1
-    assert f"--set {check}: epochs 1" in told
+    message = refused(set_=[f"{check}.epochs=1"])
+    assert message.count("Nothing was run.") == 1
+    assert f"--set {check}: epochs 1" in message
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("exact.dtypes=", "--set exact: dtypes is empty, so nothing would be tested"),
         ("exact.dtypes=bf61", 'dtypes: unknown value "bf61"; valid values: fp32, tf32, bf16'),
@@ -115,47 +117,51 @@ def test_one_epoch_can_never_show_a_falling_loss_and_is_refused(check: str) -> N
         ("collectives.rounds=0", "rounds 0 is too small to prove anything"),
     ],
 )
-def test_what_would_prove_nothing_is_refused(words: str, said: str) -> None:
-    assert said in refused(set_=[words])
+def test_what_would_prove_nothing_is_refused(words: str, message: str) -> None:
+    assert message in refused(set_=[words])
 
 
 def test_all_that_would_prove_nothing_is_told_at_once() -> None:
-    told = refused(set_=["exact.dtypes=", "exact.n=1", "training.samples=1"])
-    assert [words in told for words in ("dtypes is empty", "n 1 is too small", "samples 1 is too small")] == [True] * 3
+    message = refused(set_=["exact.dtypes=", "exact.n=1", "training.samples=1"])
+    assert [words in message for words in ("dtypes is empty", "n 1 is too small", "samples 1 is too small")] == [
+        True
+    ] * 3
 
 
 @pytest.mark.parametrize("name", ["environment", "health"])
 def test_what_always_runs_cannot_be_left_out(name: str) -> None:
-    assert f"--skip {name}: it always runs" in refused(skip=[name, "stress"])
+    assert f"--skip {name}: always runs" in refused(skip=[name, "stress"])
 
 
 def test_a_number_of_gpus_that_no_machine_has_is_refused() -> None:
     """It was built in memory, to ask the checks what they would run."""
-    assert "--expect 1025 is no number of GPUs" in refused(expect=1025, set_=["training.epochs=3"])
+    assert "--expect 1025 is not a valid number of GPUs" in refused(expect=1025, set_=["training.epochs=3"])
     assert wish(expect=1024, set_=["training.epochs=3"]).expected == 1024
 
 
 def test_every_problem_is_told_at_once() -> None:
-    told = refused(check=["gem"], skip=["exct"], within="soon", device="cuad", ranks=99, quick=True, set_=["gemm.x=1"])
+    message = refused(
+        check=["gem"], skip=["exct"], within="soon", device="cuad", ranks=99, quick=True, set_=["gemm.x=1"]
+    )
     for words in (
         '"gemm"',
         '"exact"',
         '"soon" is not a duration',
-        "Write cuda for GPUs",
+        "Use cuda for GPUs",
         "--ranks 99",
-        "contradict",
-        'no "x"',
+        "cannot be combined",
+        'no parameter "x"',
     ):
-        assert words in told
-    assert len(told.splitlines()) == 8
+        assert words in message
+    assert len(message.splitlines()) == 8
 
 
 def test_what_is_asked_for_and_left_out_at_once_is_refused() -> None:
-    assert "both asked for" in refused(check=["gemm"], skip=["gemm"])
+    assert "both selected" in refused(check=["gemm"], skip=["gemm"])
 
 
 def test_ranks_are_for_stand_ins_only() -> None:
-    assert "one rank for each" in refused(ranks=2)
+    assert "one rank per GPU" in refused(ranks=2)
     assert wish(ranks=2, device="cpu").device == "cpu"
 
 

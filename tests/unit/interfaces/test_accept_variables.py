@@ -4,42 +4,42 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.interfaces.cli.accept_variables import LONGER, Told, read_variables
+from gpukeeper.interfaces.cli.accept_variables import LONGER, EnvironmentSettings, read_variables
 from gpukeeper.model.errors import UsageError
 
 
 def test_nothing_set_asks_for_nothing() -> None:
-    assert read_variables({"PATH": "/bin", "POD_NAMESPACE": "lab", "QUICK": "", "EPOCHS": ""}) == Told()
+    assert read_variables({"PATH": "/bin", "POD_NAMESPACE": "lab", "QUICK": "", "EPOCHS": ""}) == EnvironmentSettings()
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "environment"),
     [
-        ({"QUICK": "1"}, Told(said=["QUICK=1 is the default here"])),
-        ({"QUICK": "0"}, Told(within=LONGER, said=["QUICK=0 is --within 5m"])),
-        ({"VERBOSE": "yes"}, Told(verbose=True, said=["VERBOSE=1 is --verbose"])),
-        ({"VERBOSE": "0"}, Told()),
-        ({"REPORT_DIR": "/r"}, Told(report_dir="/r", said=["REPORT_DIR is --report-dir /r"])),
-        ({"GPUS_PER_NODE": "8"}, Told(expect=8, said=["GPUS_PER_NODE=8 is --expect 8"])),
+        ({"QUICK": "1"}, EnvironmentSettings(notes=["QUICK=1 is the default"])),
+        ({"QUICK": "0"}, EnvironmentSettings(within=LONGER, notes=["QUICK=0 means --within 5m"])),
+        ({"VERBOSE": "yes"}, EnvironmentSettings(verbose=True, notes=["VERBOSE=1 means --verbose"])),
+        ({"VERBOSE": "0"}, EnvironmentSettings()),
+        ({"REPORT_DIR": "/r"}, EnvironmentSettings(report_dir="/r", notes=["REPORT_DIR means --report-dir /r"])),
+        ({"GPUS_PER_NODE": "8"}, EnvironmentSettings(expect=8, notes=["GPUS_PER_NODE=8 means --expect 8"])),
         (
             {"GPUKEEPER_EXPECT": "4", "GPUS_PER_NODE": "8"},
-            Told(expect=4, said=["GPUKEEPER_EXPECT=4 is --expect 4"]),
+            EnvironmentSettings(expect=4, notes=["GPUKEEPER_EXPECT=4 means --expect 4"]),
         ),
-        ({"GPUKEEPER_PYTHON": "/p"}, Told(python="/p")),
+        ({"GPUKEEPER_PYTHON": "/p"}, EnvironmentSettings(python="/p")),
     ],
 )
-def test_each_of_the_older_kits_variables_is_a_flag(environ: dict[str, str], told: Told) -> None:
-    assert read_variables(environ) == told
+def test_each_of_the_older_kits_variables_is_a_flag(environ: dict[str, str], environment: EnvironmentSettings) -> None:
+    assert read_variables(environ) == environment
 
 
 def test_epochs_and_steps_are_settings_of_checks() -> None:
-    told = read_variables({"EPOCHS": "3", "TRAIN_SMOKE": "1", "STEPS": "10"})
-    assert told.settings == ["training.epochs=3", "ddp.epochs=3", "throughput.steps=10"]
-    assert told.within == LONGER
-    assert len(told.said) == 3
+    environment = read_variables({"EPOCHS": "3", "TRAIN_SMOKE": "1", "STEPS": "10"})
+    assert environment.settings == ["training.epochs=3", "ddp.epochs=3", "throughput.steps=10"]
+    assert environment.within == LONGER
+    assert len(environment.notes) == 3
     alone = read_variables({"STEPS": "10"})
     assert alone.settings == []
-    assert alone.said == ["STEPS=10 counts only with TRAIN_SMOKE=1, as it did before"]
+    assert alone.notes == ["STEPS=10 is ignored without TRAIN_SMOKE=1"]
 
 
 def test_one_epoch_is_refused() -> None:
@@ -79,6 +79,8 @@ def test_ranks_that_are_all_here_are_started_by_us() -> None:
 
 
 def test_a_job_of_one_rank_changes_nothing_and_is_said() -> None:
-    told = read_variables({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "BACKEND": "nccl"})
-    assert told.said[0] == "RANK, WORLD_SIZE, MASTER_ADDR: a job of one node; its ranks are started here"
-    assert "nccl is used on GPUs" in told.said[1]
+    environment = read_variables({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "BACKEND": "nccl"})
+    assert (
+        environment.notes[0] == "RANK, WORLD_SIZE, MASTER_ADDR: a job with one node; gpukeeper starts the ranks itself"
+    )
+    assert "GPUs use nccl" in environment.notes[1]

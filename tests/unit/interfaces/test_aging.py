@@ -31,10 +31,10 @@ def test_a_machine_without_a_cleaner_ages_nothing(machine: Path) -> None:
 def test_systemds_own_settings_age_a_living_root(machine: Path) -> None:
     write(machine, "usr/lib/tmpfiles.d/tmp.conf", SYSTEMD)
     (words,) = aged_by(RAY, machine)
-    assert "nobody touched for 10d below /tmp (/usr/lib/tmpfiles.d/tmp.conf)" in words
+    assert "files below /tmp that were unused for 10d (/usr/lib/tmpfiles.d/tmp.conf)" in words
     assert "x /tmp/ray*" in words
     (words,) = aged_by("/var/tmp/ray", machine)
-    assert "30d below /var/tmp" in words
+    assert "files below /var/tmp that were unused for 30d" in words
     assert aged_by("/data/ray", machine) == []
 
 
@@ -82,7 +82,7 @@ def test_tmpreaper_ages_what_its_settings_do_not_protect(machine: Path) -> None:
     assert aged_by(RAY, machine) == [], "its daily program is not there"
     write(machine, "etc/cron.daily/tmpreaper", "#!/bin/sh\n")
     (words,) = aged_by(RAY, machine)
-    assert "tmpreaper removes what nobody read for 3d below /tmp" in words
+    assert "tmpreaper deletes files below /tmp that were not read for 3d" in words
     assert "TMPREAPER_PROTECT_EXTRA='/tmp/ray*'" in words
     assert aged_by("/data/ray", machine) == []
 

@@ -15,11 +15,11 @@ def test_the_tree_and_every_cause_with_its_remedy(capsys: pytest.CaptureFixture[
     _print_diagnosis(Diagnosis(tree, causes))
     assert capsys.readouterr().out.splitlines() == [
         "",
-        "What it is part of and made of:",
+        "Owner tree:",
         "  trainjob/run-7  succeeded 2h ago",
         "    jobset/run-7  not finished",
         "",
-        "Why it is still there:",
+        "Why it still exists:",
         "  - a TrainJob has no TTL",
         "    Give it one",
         "  - Event, 1m ago: \N{REPLACEMENT CHARACTER}[2Jcleared",
@@ -33,4 +33,4 @@ def test_nothing_to_say_prints_nothing(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_what_could_not_be_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     _print_diagnosis(Unknown("the cluster did not answer"))
-    assert "could not be looked into: the cluster did not answer" in capsys.readouterr().out
+    assert "could not be determined: the cluster did not answer" in capsys.readouterr().out

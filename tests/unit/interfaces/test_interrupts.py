@@ -69,7 +69,7 @@ def test_the_second_signal_ends_it_at_once_and_says_what_was_done(
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(story(acting=True))
     assert keeper.permission.stopping, "no step begins after the first one"
-    assert "Ended after 1 of 5 steps (1 reclaimed). The record: gpukeeper ledger list" in capsys.readouterr().err
+    assert "Ended after 1 of 5 steps (1 reclaimed). To see the record: gpukeeper ledger list" in capsys.readouterr().err
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(story(acting=False))
     assert capsys.readouterr().err == "", "nothing was changed yet"

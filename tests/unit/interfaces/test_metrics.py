@@ -386,7 +386,7 @@ def test_a_pass_that_takes_long_is_told_while_it_runs_and_counted_once(clock: Ti
     seen: list[tuple[float | None, float | None]] = []
 
     def under_way(report: PassReport) -> None:
-        metrics.under_way(report)
+        metrics.in_progress(report)
         now = told(metrics)
         seen.append((now.get('gpukeeper_trees{category="dead-session"}'), now.get(counted)))
 

@@ -39,7 +39,7 @@ def test_a_node_says_its_bytes_its_disk_its_sessions_and_whether_it_works() -> N
 
 def test_what_is_not_known_of_a_node_says_so() -> None:
     one = node("worker-1", Unknown("du was silent"), busy=Unknown("Ray was silent"), disk=None, labels={})
-    assert nodes.row(one) == ("node", "ray/lab/worker-1", "?", "?", "?", "-", "not known: Ray was silent")
+    assert nodes.row(one) == ("node", "ray/lab/worker-1", "?", "?", "?", "-", "unknown: Ray was silent")
 
 
 def test_a_disk_says_how_full_it_is_and_nothing_of_work() -> None:
@@ -54,9 +54,9 @@ def test_observe_shows_nodes_in_a_table_of_their_own(capsys: pytest.CaptureFixtu
     things, below = printed.out.split("\n\n")
     assert cells(things.splitlines()[1])[0] == "tree"
     assert "?" in cells(things.splitlines()[1]), "a size that is not known is no dash"
-    assert cells(below.splitlines()[0])[:3] == ["NODE", "WHAT", "TEMPORARY"]
+    assert cells(below.splitlines()[0])[:3] == ["KIND", "NAME", "TEMPORARY"]
     assert cells(below.splitlines()[1])[:3] == ["node", "ray/lab/worker-1", "1.0 GiB"]
-    assert "2 things" in printed.err
+    assert "2 objects" in printed.err
 
 
 def test_a_plan_ends_with_what_lies_around_by_category(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +118,7 @@ def test_a_plan_without_trees_says_nothing_of_them(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == ""
 
 
-def applied(one: Any) -> list[apply.Done]:
+def applied(one: Any) -> list[apply.AppliedPass]:
     run = Progress(one.keeper, quiet=True)
     return asyncio.run(apply._apply(one, Narrow(), None, run, ask=False, again=False))
 
@@ -136,9 +136,9 @@ def test_apply_ends_with_before_and_after_of_each_node(capsys: pytest.CaptureFix
     done = applied(one)
     apply._print(one, done, json=False, quiet=True)
     assert capsys.readouterr().out.splitlines()[-3:] == [
-        "ray/lab/worker-1: 35.0 GiB -> 8.0 GiB temporary; disk /: 81% -> 54%; 27.0 GiB came back",
+        "ray/lab/worker-1: 35.0 GiB -> 8.0 GiB temporary; disk /: 81% -> 54%; 27.0 GiB freed",
         "ray/lab/worker-2: 4.0 GiB -> 4.0 GiB temporary; disk /: 30% -> 30%",
-        "ray/lab: 27.0 GiB came back",
+        "ray/lab: 27.0 GiB freed",
     ]
     apply._print(one, done, json=True, quiet=True)
     (place,) = msgspec.json.decode(capsys.readouterr().out)["places"]
@@ -174,18 +174,18 @@ def test_a_node_that_cannot_be_looked_at_afterwards_is_not_empty(capsys: pytest.
     )
     done = applied(one)
     assert [str(change.after) for change in done[0].nodes] == [
-        "not known: it is not there any more",
+        "not known: it no longer exists",
         "not known: lab did not answer",
     ]
     apply._print(one, done, json=False, quiet=True)
     out = capsys.readouterr().out
-    assert "ray/lab/worker-1: 2.0 GiB -> ? temporary; disk /: 50% -> ?; 1.0 GiB came back" in out
+    assert "ray/lab/worker-1: 2.0 GiB -> ? temporary; disk /: 50% -> ?; 1.0 GiB freed" in out
 
 
 def test_bytes_that_were_not_measured_are_not_in_the_sum(capsys: pytest.CaptureFixture[str]) -> None:
     one = session(Workers(node("worker-1"), tree("/tmp/ray/session_1", "worker-1", Unknown("too many files"))))
     apply._print(one, applied(one), json=False, quiet=True)
-    assert "ray/lab: 0 B came back; of 1 it was not measured" in capsys.readouterr().out
+    assert "ray/lab: 0 B freed; size of 1 not measured" in capsys.readouterr().out
 
 
 def test_a_disk_is_told_with_its_place() -> None:

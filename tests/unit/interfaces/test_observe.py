@@ -108,11 +108,11 @@ def test_findings_join_platforms_and_doubt_what_was_not_seen(capsys: pytest.Capt
     assert "finding: docker/node-3/eval: it claims GPU-7, and node-3 has no such GPU" in said
     _, said = shown(session(host(unseen="slices of GPU 2"), workloads), capsys)
     assert "finding" not in said
-    assert "host/node-3: not seen: slices of GPU 2 (the driver is silent)" in said
+    assert "host/node-3: slices of GPU 2 could not be read (the driver is silent)" in said
 
 
 def test_a_place_that_does_not_answer_hides_nothing_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     rows, said = shown(session(Silent("host"), docker(named("eval", "GPU-0").subject)), capsys)
     assert [row[:3] for row in rows] == [["running", "GPU-0", "docker/node-3/eval"]]
-    assert "host/node-3: not seen: everything (host did not answer)" in said
-    assert "and some were not seen" in said
+    assert "host/node-3 could not be read (host did not answer)" in said
+    assert "incomplete: some could not be read" in said

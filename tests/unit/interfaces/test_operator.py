@@ -145,7 +145,7 @@ async def test_after_a_crash_the_other_goes_on(b: Bench) -> None:
     b.ended("old")
     await asyncio.sleep(25)
     assert removed(second) == ["old"]
-    assert two.said[-1] == "leads: two holds the lease keeper/gpukeeper"
+    assert two.said[-1] == "leader: two holds the lease keeper/gpukeeper"
     await two.stop()
 
 
@@ -313,12 +313,12 @@ async def test_it_is_not_ready_while_the_cluster_cannot_be_reached(b: Bench) -> 
 async def test_it_is_not_ready_while_the_policy_is_broken_or_about_something_else(b: Bench) -> None:
     one = One(b, None).start()
     one.book.problem = "line 3: mode: enforced"
-    assert await text(one.operator.readyz) == (503, "the policy cannot be used: line 3: mode: enforced\n")
+    assert await text(one.operator.readyz) == (503, "the policy is not valid: line 3: mode: enforced\n")
     one.book.problem = None
     b.set_policy(scope={})
     await asyncio.sleep(6)
     status, said = await text(one.operator.readyz)
-    assert (status, said) == (503, "the policy's scope does not name docker, so nothing is looked at\n")
+    assert (status, said) == (503, "the policy's scope does not include docker, so nothing is read\n")
     await one.stop()
 
 

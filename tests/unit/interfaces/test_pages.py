@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gpukeeper.interfaces.telemetry import pages
-from gpukeeper.interfaces.telemetry.pages import Answer, Where, listening, read_where, words
+from gpukeeper.interfaces.telemetry.pages import Endpoint, Response, listening, read_endpoint, words
 from gpukeeper.model.errors import UsageError
 
 
@@ -19,15 +19,15 @@ def a_port() -> int:
 
 
 def served(story: Callable[[int], Awaitable[None]], patience: float = pages.PATIENCE) -> None:
-    async def fine() -> Answer:
+    async def fine() -> Response:
         return words(None)
 
-    async def bad() -> Answer:
+    async def bad() -> Response:
         return words("no pass finished for 40m")
 
     async def tell() -> None:
         port = a_port()
-        async with listening(Where(port), {"/healthz": fine, "/readyz": bad}, patience):
+        async with listening(Endpoint(port), {"/healthz": fine, "/readyz": bad}, patience):
             await story(port)
 
     asyncio.run(tell())
@@ -63,7 +63,7 @@ def test_what_is_not_here_is_said_and_nothing_can_be_changed() -> None:
     async def story(port: int) -> None:
         head, body = await ask(port, b"GET /secrets HTTP/1.1\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 404 ")
-        assert body == b"there are /healthz, /readyz\n"
+        assert body == b"not found; available: /healthz, /readyz\n"
         head, _ = await ask(port, b"POST /healthz HTTP/1.1\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 405 ")
         head, body = await ask(port, b"HEAD /healthz HTTP/1.1\r\n\r\n")
@@ -118,30 +118,30 @@ def test_it_listens_on_all_addresses() -> None:
 def test_a_port_that_is_taken_is_the_users_to_mend() -> None:
     async def twice() -> None:
         port = a_port()
-        async with listening(Where(port), {}):
-            with pytest.raises(UsageError, match=f"port {port} cannot be listened on.*--health"):
-                async with listening(Where(port), {}):
+        async with listening(Endpoint(port), {}):
+            with pytest.raises(UsageError, match=f"cannot listen on port {port}: .*--health"):
+                async with listening(Endpoint(port), {}):
                     pass
 
     asyncio.run(twice())
 
 
 def test_a_daemon_listens_on_loopback_unless_told_otherwise() -> None:
-    assert read_where("9101", "--metrics", "127.0.0.1") == Where(9101, "127.0.0.1", "--metrics")
-    assert read_where("10.0.0.7:9101", "--metrics", "127.0.0.1") == Where(9101, "10.0.0.7", "--metrics")
-    assert read_where("[::1]:0", "--metrics", "127.0.0.1") == Where(0, "::1", "--metrics")
-    assert read_where("node-3:9101", "--metrics", "127.0.0.1").address == "node-3"
+    assert read_endpoint("9101", "--metrics", "127.0.0.1") == Endpoint(9101, "127.0.0.1", "--metrics")
+    assert read_endpoint("10.0.0.7:9101", "--metrics", "127.0.0.1") == Endpoint(9101, "10.0.0.7", "--metrics")
+    assert read_endpoint("[::1]:0", "--metrics", "127.0.0.1") == Endpoint(0, "::1", "--metrics")
+    assert read_endpoint("node-3:9101", "--metrics", "127.0.0.1").address == "node-3"
 
 
 @pytest.mark.parametrize("words", ["", "yes", ":9101", "node-3:", "65536", "-1", "9101/metrics", "١"])
 def test_what_is_no_address_is_the_users_to_mend(words: str) -> None:
     with pytest.raises(UsageError, match=r"--metrics .* is not PORT or ADDRESS:PORT"):
-        read_where(words, "--metrics", "127.0.0.1")
+        read_endpoint(words, "--metrics", "127.0.0.1")
 
 
 def test_it_listens_only_on_the_address_it_was_given() -> None:
     async def story() -> None:
-        async with listening(Where(0, "127.0.0.1"), {}) as port:
+        async with listening(Endpoint(0, "127.0.0.1"), {}) as port:
             assert (await ask(port, b"GET / HTTP/1.1\r\n\r\n"))[0].startswith(b"HTTP/1.1 404")
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection("127.0.0.2", port)
@@ -151,8 +151,8 @@ def test_it_listens_only_on_the_address_it_was_given() -> None:
 
 def test_an_address_that_is_not_ours_is_the_users_to_mend() -> None:
     async def story() -> None:
-        with pytest.raises(UsageError, match=r"port 9101 of 192\.0\.2\.1 cannot be listened on.*--metrics"):
-            async with listening(Where(9101, "192.0.2.1", "--metrics"), {}):
+        with pytest.raises(UsageError, match=r"cannot listen on port 9101 of 192\.0\.2\.1: .*--metrics"):
+            async with listening(Endpoint(9101, "192.0.2.1", "--metrics"), {}):
                 pass
 
     asyncio.run(story())

@@ -119,14 +119,14 @@ def test_a_folder_that_cannot_be_written_is_said_and_leaves_the_old_file(tmp_pat
     """A folder in the file's place, so that it holds for root, too."""
     path = tmp_path / "gpukeeper.prom"
     path.mkdir()
-    with pytest.raises(UsageError, match=r"could not be written: .*The pass itself was done"):
+    with pytest.raises(UsageError, match=r"could not be written: .*The pass itself was completed"):
         written(path)
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_what_nobody_would_read_is_refused_before_anything_is_done(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"only files that end in \.prom\. Nothing was done"):
+    with pytest.raises(UsageError, match=r"only files with the suffix \.prom\. Nothing was done"):
         textfile.check(tmp_path / "gpukeeper.txt")
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match=r"the directory .* does not exist"):
         textfile.check(tmp_path / "nowhere" / "gpukeeper.prom")
     textfile.check(tmp_path / "gpukeeper.prom")

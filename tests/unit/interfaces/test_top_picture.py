@@ -11,7 +11,7 @@ from gpukeeper.interfaces.terminal.top_picture import Age, Display, picture, scr
 from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.top import GpuLine, Step, TopView
+from gpukeeper.views.top import GpuLine, NextStep, TopView
 from tests.unit.lifecycle.examples import HOUR, MINUTE, NOW
 
 AS_LISTED = Display()
@@ -29,7 +29,7 @@ TRAIN = GpuLine(
     use=83.4,
     memory_used_mib=72_704,
     memory_total_mib=81_920,
-    steps=(Step("warn", NOW + 10 * MINUTE, "idle"), Step("stop", NOW + 30 * MINUTE, "idle")),
+    steps=(NextStep("warn", NOW + 10 * MINUTE, "idle"), NextStep("stop", NOW + 30 * MINUTE, "idle")),
     reason="idle for 20m, allowed 30m",
 )
 UNMEASURED = GpuLine(
@@ -89,23 +89,25 @@ def test_a_wide_terminal_has_one_line_for_each_gpu() -> None:
 
 def test_the_header_says_how_old_the_data_is_and_that_gathering_hangs() -> None:
     late = Age(timedelta(minutes=3), timedelta(seconds=95), late=True)
-    assert lines(age=late)[0].startswith("gpukeeper top  3m old, gathering for 1m35s")
+    assert lines(age=late)[0].startswith("gpukeeper top  3m old, refreshing for 1m35s")
     assert (
-        lines(None, age=Age(None, timedelta(seconds=12), late=True))[0] == "gpukeeper top  no data, gathering for 12s"
+        lines(None, age=Age(None, timedelta(seconds=12), late=True))[0] == "gpukeeper top  no data, refreshing for 12s"
     )
-    assert lines(None, age=Age())[1] == "Gathering: nothing is known yet."
+    assert lines(None, age=Age())[1] == "Reading data …"
 
 
 def test_plan_mode_and_a_pause_are_in_the_header() -> None:
     view = TopView(at=NOW, mode=Mode.PLAN, gpus=(), paused="ann")
     found = lines(view)
     assert found[0] == "gpukeeper top  2s old  mode plan  paused"
-    assert "No GPU is known here." in found
+    assert "No GPUs found." in found
 
 
 def test_a_note_and_how_many_more_there_are() -> None:
-    view = TopView(at=NOW, mode=Mode.ENFORCE, gpus=(FREE,), notes=("host/n: not seen: GPUs (silent)", "another"))
-    assert lines(view)[-2] == "host/n: not seen: GPUs (silent) (+1: gpukeeper observe)"
+    view = TopView(
+        at=NOW, mode=Mode.ENFORCE, gpus=(FREE,), notes=("host/n: GPUs could not be read (silent)", "another")
+    )
+    assert lines(view)[-2] == "host/n: GPUs could not be read (silent) (+1: gpukeeper observe)"
     assert lines(view, age=FRESH._replace(problem="the ledger is locked"))[-2].startswith("the ledger is locked (+2")
 
 
@@ -133,7 +135,7 @@ def test_an_old_measurement_is_marked_and_several_places_are_named() -> None:
 
 
 def test_a_due_act_comes_at_the_next_pass() -> None:
-    due = _replaced(TRAIN, steps=(Step("stop", None, "max_runtime"),), reason="ran for 2d, allowed 1d")
+    due = _replaced(TRAIN, steps=(NextStep("stop", None, "max_runtime"),), reason="ran for 2d, allowed 1d")
     assert lines(TopView(at=NOW, mode=Mode.ENFORCE, gpus=(due,)))[3] == (
         "  train-7b: stop at the next pass (max_runtime): ran for 2d, allowed 1d"
     )

@@ -19,7 +19,7 @@ from gpukeeper.config import load, unix_groups
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import watching
-from gpukeeper.interfaces.terminal.watching import Lines, PolicyNow
+from gpukeeper.interfaces.terminal.watching import PassPrinter, PolicyReloader
 from gpukeeper.model.decision import Action, Plan, Result, Unseen
 from gpukeeper.model.errors import PolicyError
 from gpukeeper.model.event import Closed
@@ -49,7 +49,7 @@ def session(tmp_path: Path, file: Path) -> Iterator[Session]:
 
 def test_a_changed_policy_counts_from_the_next_reading_on(session: Session, file: Path) -> None:
     said: list[str] = []
-    book = PolicyNow(session, file, said.append)
+    book = PolicyReloader(session, file, said.append)
     assert now(book) is Mode.ENFORCE
     file.write_text("scope: {docker: {}}\nmode: plan\n")
     assert now(book) is Mode.PLAN
@@ -59,7 +59,7 @@ def test_a_changed_policy_counts_from_the_next_reading_on(session: Session, file
 
 def test_a_broken_policy_looks_only_and_is_said_once(session: Session, file: Path) -> None:
     said: list[str] = []
-    book = PolicyNow(session, file, said.append)
+    book = PolicyReloader(session, file, said.append)
     file.write_text("mode: enforced\n")
     assert [now(book) for _ in range(3)] == [Mode.PLAN] * 3
     assert book.last.policy.mode is Mode.ENFORCE
@@ -68,13 +68,13 @@ def test_a_broken_policy_looks_only_and_is_said_once(session: Session, file: Pat
     assert len(said) == 1
     file.unlink()
     assert now(book) is Mode.PLAN
-    assert "cannot be read" in said[1]
+    assert "could not be read" in said[1]
     file.write_text("scope: {docker: {}}\nmode: enforce\n")
     assert now(book) is Mode.ENFORCE
-    assert (said[2], book.problem) == ("the policy can be used again: mode enforce", None)
+    assert (said[2], book.problem) == ("the policy is valid again: mode enforce", None)
 
 
-def now(book: PolicyNow) -> Mode:
+def now(book: PolicyReloader) -> Mode:
     """As a pass would use it now."""
     asyncio.run(book.refresh())
     return book().policy.mode
@@ -113,7 +113,7 @@ def test_a_file_that_others_may_change_is_noticed_although_it_did_not_change(fil
     first = read_policy(file)
     file.parent.chmod(0o777)
     try:
-        with pytest.raises(PolicyError, match="others can change"):
+        with pytest.raises(PolicyError, match="other users can change"):
             read_policy(file, first)
     finally:
         file.parent.chmod(0o700)
@@ -132,7 +132,7 @@ def test_a_directory_service_that_hangs_stops_neither_the_loop_nor_acting(
     group = grp.getgrgid(0).gr_name
     file.write_text(f"scope: {{docker: {{}}}}\nmode: enforce\ngroups: {{staff: {{unix_group: {group}}}}}\n")
     said: list[str] = []
-    book = PolicyNow(session, file, said.append)
+    book = PolicyReloader(session, file, said.append)
     assert now(book) is Mode.ENFORCE
     answers = threading.Event()
 
@@ -161,12 +161,12 @@ def report(*unseen: Unseen, whole: bool = True, **more: Any) -> PassReport:
 
 def test_what_is_unseen_is_said_when_it_begins_and_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
-    tell = Lines(said.append, json=False, quiet=False).tell
+    finished = PassPrinter(said.append, json=False, quiet=False).finished
     for one in (report(), report(Unseen("jobs", "403")), report(Unseen("jobs", "403")), report(whole=False), report()):
-        tell(one)
+        finished(one)
     assert len(said) == 2
     assert "jobs" in said[0]
-    assert said[1] == "kubernetes/lab: everything is seen again"
+    assert said[1] == "kubernetes/lab: everything can be read again"
     assert capsys.readouterr().out == ""
 
 
@@ -176,18 +176,18 @@ def test_outcomes_are_lines_on_stdout_and_quiet_leaves_the_talk_out(capsys: pyte
     closed = Closed(
         at=NOW, ref=ref, step="1.1", action=Action.REMOVE, rule="retention", result=Result.RECLAIMED, reason="over"
     )
-    Lines(said.append, json=True, quiet=True).tell(report(Unseen("jobs", "403"), outcomes=[closed]))
+    PassPrinter(said.append, json=True, quiet=True).finished(report(Unseen("jobs", "403"), outcomes=[closed]))
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["ref"]["name"] == "run-7"
     assert said == []
-    Lines(said.append, json=False, quiet=True).tell(report(outcomes=[closed]))
+    PassPrinter(said.append, json=False, quiet=True).finished(report(outcomes=[closed]))
     assert "kubernetes/lab/team-a/job/run-7" in capsys.readouterr().out
 
 
 def test_an_exemption_that_ends_while_it_serves_is_said_once(session: Session, file: Path) -> None:
     until = (session.keeper.clock.now() - timedelta(days=2)).date()
     said: list[str] = []
-    book = PolicyNow(session, file, said.append)
+    book = PolicyReloader(session, file, said.append)
     asyncio.run(book.refresh())
     assert said == []
     file.write_text(f"scope: {{docker: {{}}}}\nexemptions: [{{owner: ann, reason: paper, until: {until}}}]\n")
@@ -199,17 +199,17 @@ def test_an_exemption_that_ends_while_it_serves_is_said_once(session: Session, f
 
 def test_outcomes_are_told_while_a_pass_runs_and_once(capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
-    lines = Lines(said.append, json=True, quiet=False)
+    lines = PassPrinter(said.append, json=True, quiet=False)
     told = report(beside_work=Counter({("ray/lab/worker-1/tmp", "work runs beside it"): 2}))
     for number in range(3):
         ref = Ref("kubernetes", "lab", "job", f"run-{number}", f"u{number}", "team-a")
         told.outcomes.append(
             Closed(at=NOW, ref=ref, step="1.1", action=Action.REMOVE, rule="x", result=Result.RECLAIMED, reason="over")
         )
-        lines.under_way(told)
+        lines.in_progress(told)
         (line,) = capsys.readouterr().out.splitlines()
         assert json.loads(line)["ref"]["name"] == f"run-{number}"
-    lines.tell(told)
+    lines.finished(told)
     assert capsys.readouterr().out == ""
     assert said == [
         "ray/lab/worker-1/tmp: work runs beside it. 2 more trees there were skipped; the next pass decides again."

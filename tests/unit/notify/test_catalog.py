@@ -64,9 +64,9 @@ def test_what_cannot_be_used_is_refused_without_being_repeated(kind: str, words:
     ("words", "said"),
     [
         ("[{kommand: [/bin/x]}]", 'Did you mean "command"?'),
-        ("[{}]", "this is not one channel"),
-        ("[/bin/mail]", "this is not one channel"),
-        ("[{command: [/bin/x], log: [y]}]", "this is not one channel"),
+        ("[{}]", "this is not a channel"),
+        ("[/bin/mail]", "this is not a channel"),
+        ("[{command: [/bin/x], log: [y]}]", "this is not a channel"),
     ],
 )
 def test_an_entry_is_one_known_channel(words: str, said: str) -> None:

@@ -23,7 +23,7 @@ def explained(view: View, **more: Any) -> Explanation:
 def test_facts_that_do_not_exist_are_left_out_and_unknown_ones_stay_unknown() -> None:
     unknown = Unknown("the driver is silent")
     found = dict(facts(explained(View(subject(owner=None, devices=unknown, size=unknown)))))
-    assert found["owner"] == "nobody known"
+    assert found["owner"] == "unknown"
     assert (found["GPUs"], found["size"]) == (unknown, unknown)
     assert "ended" not in found
 
@@ -33,7 +33,7 @@ def test_many_and_long_labels_are_cut_with_how_many_are_left_out() -> None:
     shown = [value for name, value in facts(explained(View(subject(labels=labels)))) if name == "label"]
     assert len(shown) == LABELS_MAX + 1
     assert len(str(shown[0])) == LABEL_MAX + 1
-    assert shown[-1] == "and 3 more (all of them: --json)"
+    assert shown[-1] == "and 3 more (to see all: --json)"
 
 
 def test_a_hold_that_is_over_is_no_fact() -> None:

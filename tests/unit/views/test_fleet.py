@@ -64,13 +64,13 @@ def test_one_reason_for_many_kinds_is_one_sentence() -> None:
     missed = [Unseen(f"{kind} (all)", f'may not list "{kind}"') for kind in ("jobs", "pods")]
     lines = unseen_lines("kubernetes", "prod", [*missed, Unseen("nodes", "the server is silent")])
     assert lines == [
-        'kubernetes/prod: not seen: jobs (all) (may not list "jobs")',
-        "kubernetes/prod: not seen, for the same reason: pods (all)",
-        "kubernetes/prod: not seen: nodes (the server is silent)",
+        'kubernetes/prod: jobs (all) could not be read (may not list "jobs")',
+        "kubernetes/prod: could not be read for the same reason: pods (all)",
+        "kubernetes/prod: nodes could not be read (the server is silent)",
     ]
-    assert untouched(lines)[2].endswith("What is there is unknown, so none of it is touched.")
+    assert untouched(lines)[2].endswith("Its state is unknown, so it is not changed.")
 
 
 def test_each_place_has_its_own_sentences() -> None:
     unseen = [UnseenAt("host", "a", "GPUs", "silent"), UnseenAt("host", "b", "host/b", "silent")]
-    assert unseen_everywhere(unseen) == ["host/a: not seen: GPUs (silent)", "host/b: not seen: everything (silent)"]
+    assert unseen_everywhere(unseen) == ["host/a: GPUs could not be read (silent)", "host/b could not be read (silent)"]

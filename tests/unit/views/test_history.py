@@ -23,7 +23,7 @@ def test_a_line_in_a_row_says_by_whom_and_why() -> None:
     assert line_row(1, Paused(at=NOW, by="bob", reason="upgrade")).words == "by bob: upgrade"
     facts = {"incarnation": "run-1", "limit": HOUR, "channel": "terminal", "message": "stop soon"}
     warned = WarningSent(at=NOW, ref=EVAL, rule="idle", stage=1, delivered=False, **facts)
-    assert line_row(1, warned).words == "undelivered: stop soon"
+    assert line_row(1, warned).words == "not delivered: stop soon"
     assert line_row(1, Complaint(at=NOW, ref=EVAL, what="two owners")).words == "two owners"
 
 
@@ -37,7 +37,7 @@ def test_totals_add_up_what_was_not_measured_apart() -> None:
     rows = list(totals_rows(Totals(whole=sums, owners={"bob": sums, "": sums}, rules={}, platforms={"docker": sums})))
     assert [(row.by, row.name) for row in rows] == [
         ("all", ""),
-        ("owner", "nobody known"),
+        ("owner", "unknown"),
         ("owner", "bob"),
         ("platform", "docker"),
     ]

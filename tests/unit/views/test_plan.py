@@ -15,7 +15,15 @@ from gpukeeper.model.decision import Action, Decision, Plan, Step, Unseen, Verdi
 from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.applied import applied_summary, applied_view
-from gpukeeper.views.plan import kept_summary, notes, plan_view, summary, told_notes, told_summary, told_view
+from gpukeeper.views.plan import (
+    daemon_plan_notes,
+    daemon_plan_summary,
+    daemon_plan_view,
+    kept_summary,
+    notes,
+    plan_view,
+    summary,
+)
 from gpukeeper.views.workload import workload_row, workloads_view
 from tests.unit.lifecycle.examples import HOUR, NOW, decision
 
@@ -59,16 +67,16 @@ def test_trees_are_added_up_over_places_by_category_with_what_was_not_measured()
 def test_the_summary_says_how_much_is_due_kept_and_by_which_policy() -> None:
     view = plan_view([report(decision(1), kept(2), kept(3), kept(4, Verdict.PROTECT))], HEAD)
     assert summary(view, "gpukeeper apply") == (
-        "1 due; 3 kept: 2 waiting, 1 protected. Do it: gpukeeper apply\n"
+        "1 due; 3 kept: 2 waiting, 1 protected. To apply: gpukeeper apply\n"
         "Policy: policy.yaml (development, mode enforce)."
     )
     planning = msgspec.structs.replace(view, policy=msgspec.structs.replace(HEAD, mode=Mode.PLAN))
-    assert "in mode plan. Do it: gpukeeper apply" in summary(planning, "gpukeeper apply")
+    assert "the policy's mode is plan. To apply: gpukeeper apply" in summary(planning, "gpukeeper apply")
     unseen = plan_view([report(kept(1), survey={"unseen": [Unseen("pods", "silent")]})], HEAD)
-    assert summary(unseen, "").startswith("Nothing is due of what could be seen; 1 kept")
+    assert summary(unseen, "").startswith("Nothing is due of what could be read; 1 kept")
     nothing = report()
     nothing.survey.counts.seen = 5
-    assert "Nothing fits what you narrowed it to" in summary(plan_view([nothing], HEAD), "")
+    assert "No objects match the filters" in summary(plan_view([nothing], HEAD), "")
     assert kept_summary([]) == "0 kept"
 
 
@@ -81,8 +89,8 @@ def test_the_notes_say_a_pause_once_for_all_places() -> None:
     assert list(notes(reports, Policy())) == [
         "needs an admin: docker/node-3/job-1: two owners",
         "Another pass is at work.",
-        "The breaker is open. Allow it once: gpukeeper apply --budget 1",
-        "Everything is paused: ann. Go on with: gpukeeper resume",
+        "The breaker is open. To allow it once: gpukeeper apply --budget 1",
+        "All actions are paused: ann. Resume with: gpukeeper resume",
     ]
 
 
@@ -99,14 +107,14 @@ def test_what_a_daemon_tells_is_the_same_view() -> None:
         left_out=3,
     )
     found = Outlooks(now=NOW, policy=HEAD, paused="ann", places=(place,), who="bob", admin=False)
-    view = told_view(found)
+    view = daemon_plan_view(found)
     assert (view.places[0].steps, view.places[0].trees, view.places[0].paused) == ((decision(1),), (), "ann")
-    assert told_summary(view).startswith("1 due; 1 kept: 1 waiting.\nPolicy: policy.yaml")
-    assert list(told_notes(found)) == [
-        "docker/node-3: 3 more things are not listed.",
-        "docker/node-3: as of the daemon's look 1h ago.",
-        "Everything is paused: ann.",
-        "Why, only of work that belongs to bob: gpukeeper explain WORKLOAD",
+    assert daemon_plan_summary(view).startswith("1 due; 1 kept: 1 waiting.\nPolicy: policy.yaml")
+    assert list(daemon_plan_notes(found)) == [
+        "docker/node-3: 3 more objects are not listed.",
+        "docker/node-3: from the daemon's pass 1h ago.",
+        "All actions are paused: ann.",
+        "To see the reasons, for work of bob only: gpukeeper explain WORKLOAD",
     ]
 
 

@@ -15,7 +15,7 @@ from gpukeeper.model.memory import Memory
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.series import Series, Signal
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.top import GpuLine, Step, TopView, ordered, top_view, with_notes, with_told
+from gpukeeper.views.top import GpuLine, NextStep, TopView, ordered, top_view, with_daemon_plan, with_notes
 from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, decision, idle_view, quiet, subject, warned
 from tests.unit.lifecycle.test_claims import device, named, opened
 
@@ -37,14 +37,14 @@ def test_a_gpu_has_its_memory_its_holder_and_what_comes_by_which_rule() -> None:
         "managed",
     )
     assert line.since == NOW - 3 * HOUR
-    assert line.steps == (Step("stop", None, "idle"),), "due, so at the next pass"
+    assert line.steps == (NextStep("stop", None, "idle"),), "due, so at the next pass"
     assert line.reason.startswith("idle for")
 
 
 def test_what_comes_later_has_its_warnings_first_and_the_act_last() -> None:
     (line,) = shown(View(subject(class_="api"))).gpus
     assert [one.action for one in line.steps] == ["warn", "warn", "stop"]
-    assert line.steps[-1] == Step("stop", NOW + 21 * HOUR, "max_runtime")
+    assert line.steps[-1] == NextStep("stop", NOW + 21 * HOUR, "max_runtime")
     assert line.reason.startswith("ran for 3h, allowed 1d")
 
 
@@ -86,7 +86,7 @@ def test_one_persons_gpus_and_what_was_not_seen() -> None:
     views = (device(0), named("eval", "GPU-0"), named("train", "GPU-1", owner="bob"))
     view = shown(*views, narrow=Narrow(owner="bob"), unseen=[UnseenAt("host", "node-3", "GPUs", "silent")])
     assert [one.holder for one in view.gpus] == ["docker/node-3/train"]
-    assert view.notes[0] == "host/node-3: not seen: GPUs (silent)"
+    assert view.notes[0] == "host/node-3: GPUs could not be read (silent)"
 
 
 def test_a_gpu_with_two_holders_counts_once() -> None:
@@ -116,7 +116,7 @@ def test_the_daemons_decisions_replace_those_made_without_its_ledger() -> None:
     assert view.gpus[0].steps[-1].rule == "idle"
     held = decision(1, Action.KEEP, verdict=Verdict.PROTECT, rule="hold", reason="held by ann for 1h more")
     held = msgspec.structs.replace(held, seen=subject().seen, class_="managed")
-    joined = with_told(view, told(held))
+    joined = with_daemon_plan(view, told(held))
     assert (joined.gpus[0].steps, joined.gpus[0].reason) == ((), "kept: held by ann for 1h more")
     assert joined.paused == "ann: upgrade"
 
@@ -125,12 +125,12 @@ def test_a_workload_that_only_the_daemon_sees_is_shown_without_its_devices() -> 
     runs = decision(1, Action.WARN, rule="idle", then=Action.STOP, announced=NOW + HOUR, running=True, gpus=2)
     waits = decision(2, Action.KEEP, verdict=Verdict.WAIT, rule="idle", due=NOW + DAY, running=True, gpus=1)
     ended = decision(3, running=False, gpus=1)
-    view = with_told(shown(), told(runs, waits, ended))
+    view = with_daemon_plan(shown(), told(runs, waits, ended))
     first, second = view.gpus
     assert view.counts == {ClaimState.RUNNING: 3}
     assert (first.name, first.holder, isinstance(first.use, Unknown)) == ("2 GPUs", "docker/node-3/job-1", True)
-    assert first.steps == (Step("warn", None, "idle"), Step("stop", NOW + HOUR, "idle"))
-    assert second.steps == (Step("", NOW + DAY, "idle"),), "which action, its rule does not say yet"
+    assert first.steps == (NextStep("warn", None, "idle"), NextStep("stop", NOW + HOUR, "idle"))
+    assert second.steps == (NextStep("", NOW + DAY, "idle"),), "which action, its rule does not say yet"
 
 
 def test_the_order_puts_what_is_not_known_last() -> None:
@@ -139,8 +139,8 @@ def test_the_order_puts_what_is_not_known_last() -> None:
 
     lines = [
         line("a", use=Unknown("?"), memory_used_mib=5, owner=None),
-        line("b", use=3.0, owner="eve", steps=(Step("stop", NOW, "idle"),)),
-        line("c", use=90.0, memory_used_mib=9, owner="ann", steps=(Step("stop", None, "idle"),)),
+        line("b", use=3.0, owner="eve", steps=(NextStep("stop", NOW, "idle"),)),
+        line("c", use=90.0, memory_used_mib=9, owner="ann", steps=(NextStep("stop", None, "idle"),)),
     ]
     orders = {by: "".join(one.name for one in ordered(lines, by)) for by in ("gpu", "use", "memory", "owner", "next")}
     assert orders == {"gpu": "abc", "use": "cba", "memory": "cab", "owner": "cba", "next": "cba"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.config.load import load_text
-from gpukeeper.interfaces.cli.hypothetical import Described, given
+from gpukeeper.interfaces.cli.hypothetical import WorkloadDescription, hypothetical_workload
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.views.trial import TrialView, trial
@@ -32,7 +32,7 @@ match:
 
 
 def tried(more: str = "", **facts: Any) -> TrialView:
-    assumed, policy = given(Described(**facts), load_text(POLICY + more).policy, NOW)
+    assumed, policy = hypothetical_workload(WorkloadDescription(**facts), load_text(POLICY + more).policy, NOW)
     return trial(policy, assumed, NOW)
 
 
@@ -52,7 +52,7 @@ def test_idle_work_is_warned_twice_stopped_and_removed() -> None:
         (90 * MINUTE, "stop", "idle"),
         (90 * MINUTE, "remove", "idle"),
     ]
-    assert (found.class_, found.groups, found.end) == ("docker", ("researcher",), "Then it is gone.")
+    assert (found.class_, found.groups, found.end) == ("docker", ("researcher",), "The workload is then removed.")
     assert found.match is None
 
 
@@ -72,7 +72,7 @@ def test_what_stays_in_use_ends_at_its_maximum_runtime_and_is_kept_as_stopped_wo
         (6 * DAY, "remove", "retention"),
     ]
     assert (found.class_, found.match) == ("batch", 1)
-    assert "It uses its GPUs all the time." in found.assumes
+    assert "The GPUs are in use all the time." in found.assumes
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_a_class_that_is_named_comes_before_every_match() -> None:
 def test_what_is_never_touched_says_so() -> None:
     found = tried(owner="bob", image="exporter:4")
     assert (found.timeline, found.class_, found.match) == ((), "infrastructure", 0)
-    assert found.end == "Nothing happens to it: class infrastructure is never touched."
-    assert tried(owner="bob", gpus=0).end == "Nothing happens to it: it uses no GPU; its class is never touched."
+    assert found.end == "No action: class infrastructure is never touched."
+    assert tried(owner="bob", gpus=0).end == "No action: it uses no GPU; its class is never touched."
 
 
 def test_outside_the_scope_nothing_happens() -> None:
     assert tried(owner="bob").subject.ref.place == "node-1"
-    assert tried(owner="bob", place="other").end == "Nothing happens to it: outside the policy's scope."
+    assert tried(owner="bob", place="other").end == "No action: outside the policy's scope."
 
 
 def test_the_platform_itself_gives_the_class() -> None:
@@ -147,13 +147,13 @@ def test_on_a_cluster_a_stop_suspends_and_retention_counts_from_then() -> None:
 def test_a_pod_of_its_own_is_gone_when_it_is_stopped() -> None:
     found = tried(platform="kubernetes", kind="pod", class_="jobs", owner="bob", running_for=5 * HOUR)
     assert timeline(found)[-1][1:] == ("stop", "idle")
-    assert found.end == "A stop removes it: then it is gone."
+    assert found.end == "Stopping removes the workload."
 
 
 def test_what_is_only_reported_is_in_the_timeline() -> None:
     found = tried(platform="kubernetes", kind="job", owner="bob", running_for=5 * HOUR)
     assert timeline(found) == [(30 * MINUTE, "keep", "idle")]
-    assert found.end == "Nothing more happens to it."
+    assert found.end == "No further actions."
 
 
 def test_windows_move_every_step_to_the_times_at_which_passes_act() -> None:
@@ -177,7 +177,9 @@ def test_what_it_assumes_is_said() -> None:
     for words in ("stays idle", "warning is delivered", "budget (50 a pass, 600 an hour)", "pass runs every 5m"):
         assert words in said
     assert "mode is plan" not in said
-    assumed, policy = given(Described(owner="bob"), load_text(POLICY.replace("enforce", "plan")).policy, NOW)
+    assumed, policy = hypothetical_workload(
+        WorkloadDescription(owner="bob"), load_text(POLICY.replace("enforce", "plan")).policy, NOW
+    )
     planned = trial(policy, assumed, NOW)
     assert any("The mode is plan" in words for words in planned.assumes)
 
@@ -185,7 +187,7 @@ def test_what_it_assumes_is_said() -> None:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"platform": "ray"}, "workloads are on docker and kubernetes"),
+        ({"platform": "ray"}, "only docker and kubernetes have workloads"),
         ({"class_": "bacth"}, 'no class "bacth". Did you mean "batch"?'),
         ({"group": "researchr", "owner": "bob"}, 'Did you mean "researcher"?'),
         ({"environment": "prod", "owner": "bob"}, 'no environment "prod"'),

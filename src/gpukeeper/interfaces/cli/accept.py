@@ -1,6 +1,6 @@
 """`gpukeeper accept`: test the GPUs of this machine, judge them, write a report; reports of earlier runs.
 
-A group that is also a verb: without a word after it, it runs.
+A group that is also a command: without a subcommand it runs the tests.
 """
 
 from __future__ import annotations
@@ -28,76 +28,80 @@ app.command("merge")(accept_reports.merge)
 @app.callback()
 def accept(
     context: typer.Context,
-    quick: Annotated[bool, typer.Option("--quick", help="About a minute. The default.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="The same as --within 30m.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run for about a minute (default).")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Same as --within 30m.")] = False,
     within: Annotated[
-        str | None, typer.Option("--within", metavar="SPAN", help="As much as fits into 5m, 30m, 4h, 24h, …")
+        str | None,
+        typer.Option("--within", metavar="SPAN", help="Time limit: run as many checks as fit into 5m, 30m, 4h, 24h, …"),
     ] = None,
     gpus: Annotated[
         list[str] | None,
-        typer.Option("--gpus", metavar="GPU,…", help="Only these: index, uuid or serial number. Default: all."),
+        typer.Option("--gpus", metavar="GPU,…", help="Only these GPUs: index, UUID or serial number. Default: all."),
     ] = None,
     expect: Annotated[
-        int | None, typer.Option("--expect", min=1, metavar="N", help="How many GPUs must be here; fewer is a FAIL.")
+        int | None, typer.Option("--expect", min=1, metavar="N", help="Expected number of GPUs; fewer is a FAIL.")
     ] = None,
     device: Annotated[
-        str, typer.Option("--device", help="cuda; cpu and simulated try everything out and accept no GPU.")
+        str, typer.Option("--device", help="cuda, or cpu or simulated for a trial run that accepts no GPU.")
     ] = "cuda",
     ranks: Annotated[
-        int | None, typer.Option("--ranks", metavar="N", help="With cpu or simulated: how many stand in for GPUs.")
+        int | None,
+        typer.Option("--ranks", metavar="N", help="With cpu or simulated: number of devices to use instead of GPUs."),
     ] = None,
     check: Annotated[
         list[str] | None,
         typer.Option(
             "--check",
             metavar="CHECK,…",
-            help="Only these checks: gpukeeper check list.",
+            help="Only these checks; see gpukeeper check list.",
             autocompletion=completion.checks,
         ),
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option("--skip", metavar="CHECK,…", help="Without these checks.", autocompletion=completion.checks),
+        typer.Option("--skip", metavar="CHECK,…", help="Skip these checks.", autocompletion=completion.checks),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="CHECK.PARAM=VALUE", help="Another figure for a check: gpukeeper check show."),
+        typer.Option(
+            "--set", metavar="CHECK.PARAM=VALUE", help="Override a check parameter; see gpukeeper check show."
+        ),
     ] = None,
     reference: Annotated[
-        Path | None, typer.Option("--reference", metavar="FILE", help="Your own floors and ceilings: YAML or JSON.")
+        Path | None,
+        typer.Option("--reference", metavar="FILE", help="File with your own floors and ceilings, YAML or JSON."),
     ] = None,
     python: Annotated[
-        str | None, typer.Option("--python", metavar="EXE", help="The Python that has PyTorch. Default: one is found.")
+        str | None,
+        typer.Option("--python", metavar="EXE", help="Python interpreter with PyTorch. Default: found automatically."),
     ] = None,
     report_dir: Annotated[
         Path | None,
-        typer.Option("--report-dir", metavar="DIR", help="Where the report goes. Default: see accept list."),
+        typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: see accept list."),
     ] = None,
     report_name: Annotated[
-        str, typer.Option("--report-name", metavar="NAME", help="With --legacy: the name of its summary.")
+        str, typer.Option("--report-name", metavar="NAME", help="With --legacy: file name of the summary.")
     ] = "summary.json",
-    keep: Annotated[bool, typer.Option("--keep", help="The report is never removed by age.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Never delete the report because of its age.")] = False,
     legacy: Annotated[
-        bool, typer.Option("--legacy", help="Also the files of the older kits, directly in --report-dir.")
+        bool, typer.Option("--legacy", help="Also write the files of the older test kits, directly in --report-dir.")
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="A WARN is exit code 4, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 on WARN, too.")] = False,
     self_test: Annotated[
-        bool, typer.Option("--self-test", help="Plant faults and see that each is found. Tests no GPU.")
+        bool, typer.Option("--self-test", help="Inject faults and verify that each is detected. Tests no GPU.")
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Every single finding, and what is left out.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all findings and skipped checks.")] = False,
     json: o.Json = False,
 ) -> None:
-    """Test every GPU of this machine and judge it. Exit code 0 accepted, 4 failed, 5 could not be told."""
-    from gpukeeper.interfaces.cli.accept_run import Asked, run
+    """Test all GPUs of this machine. Exit code 0: accepted, 4: failed, 5: inconclusive."""
+    from gpukeeper.interfaces.cli.accept_run import AcceptOptions, run
     from gpukeeper.interfaces.cli.accept_run import self_test as run_self_test
     from gpukeeper.interfaces.cli.accept_settings import Flags
 
     if context.invoked_subcommand is not None:
         _refuse_options(context)
         return
-    asked = Asked(
+    options = AcceptOptions(
         flags=Flags(quick, full, within, gpus or (), expect, device, ranks, check or (), skip or (), set_ or ()),
         reference=reference,
         python=python,
@@ -109,7 +113,7 @@ def accept(
         verbose=verbose,
         json=json,
     )
-    raise typer.Exit(run_self_test(asked) if self_test else run(asked))
+    raise typer.Exit(run_self_test(options) if self_test else run(options))
 
 
 def _refuse_options(context: typer.Context) -> None:
@@ -124,6 +128,6 @@ def _refuse_options(context: typer.Context) -> None:
     if given:
         verb = context.invoked_subcommand
         raise UsageError(
-            f"{', '.join(given)}: that belongs to a test run, not to {verb}. Its own options come after it: "
+            f"{', '.join(given)}: not an option of {verb}, only of a test run. Options of {verb} follow its name: "
             f"gpukeeper accept {verb} --help"
         )

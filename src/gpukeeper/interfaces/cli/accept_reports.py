@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 WORSE = 4
 From: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--report-dir", metavar="DIR", help="Where the reports are. Default: those of this ledger."),
+    typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: the one of this ledger."),
 ]
 Run: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run of `accept list`, a unique beginning of it, or a path.",
+        help="Run from `accept list`, a unique prefix of it, or a path.",
         autocompletion=completion.runs,
     ),
 ]
 
 
 def list_(report_dir: From = None, json: o.Json = False) -> None:
-    """The runs whose reports are here, newest first."""
+    """List the runs in the report directory, newest first."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.views.acceptance import RunsView
 
     folder = _folder(report_dir)
@@ -43,23 +43,23 @@ def list_(report_dir: From = None, json: o.Json = False) -> None:
     if json:
         show.as_json("accept-list", RunsView(str(folder.path), tuple(found)))
         return
-    show.table([_row(one) for one in found], head=("verdict", "run", "node", "when", "profile", "kept", "because"))
+    show.table([_row(one) for one in found], head=("verdict", "run", "node", "when", "profile", "kept", "reason"))
     if not found:
-        say(f"No reports in {folder.path}. Make one: gpukeeper accept")
+        print_message(f"No reports in {folder.path}. To create one: gpukeeper accept")
     else:
-        say(f"in {folder.path}")
+        print_message(f"in {folder.path}")
 
 
 def show(
     run: Run,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the page for a browser there instead.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page to this file instead.")
     ] = None,
     report_dir: From = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every single finding.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all findings.")] = False,
     json: o.Json = False,
 ) -> None:
-    """The report of one run: findings, GPUs, what was not tested, the verdict."""
+    """Show the report of one run: findings, GPUs, what was not tested, the verdict."""
     from gpukeeper.acceptance.reports.html import page
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.interfaces.terminal import show as shown
@@ -73,7 +73,7 @@ def show(
     if json:
         shown.as_json("acceptance", acceptance_document(report, str(folder.find(run))))
         return
-    once = words.Once()
+    once = words.AdviceFilter()
     for line in finding_lines(report.findings, report, verbose=verbose):
         words.to_stdout(once(line))
     words.ending(report, str(folder.find(run)), words.to_stdout, verbose=verbose, once=once)
@@ -81,17 +81,22 @@ def show(
 
 def compare(
     before: Annotated[
-        str, typer.Argument(metavar="BEFORE", help="A run, or a path to its report.", autocompletion=completion.runs)
+        str, typer.Argument(metavar="BEFORE", help="Run, or path of its report.", autocompletion=completion.runs)
     ],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.", autocompletion=completion.runs)],
+    after: Annotated[
+        str, typer.Argument(metavar="AFTER", help="Run to compare with it.", autocompletion=completion.runs)
+    ],
     exit_code: Annotated[
         bool,
-        typer.Option("--exit-code", help="4 when a figure is worse beyond the noise, a verdict is, or a GPU is gone."),
+        typer.Option(
+            "--exit-code",
+            help="Exit with 4 if a value got worse by more than the noise, a verdict got worse, or a GPU is missing.",
+        ),
     ] = False,
     report_dir: From = None,
     json: o.Json = False,
 ) -> None:
-    """What changed from one run to another, and whether that is more than noise."""
+    """Show what changed between two runs, and whether it is more than noise."""
     from gpukeeper.acceptance.reports.compare import compare as compared
     from gpukeeper.acceptance.reports.compare import is_worse, text
     from gpukeeper.interfaces.terminal import show as shown
@@ -111,17 +116,21 @@ def compare(
 
 def merge(
     reports: Annotated[
-        list[str], typer.Argument(metavar="REPORT…", help="report.json files, folders of runs, or folders of those.")
+        list[str], typer.Argument(metavar="REPORT…", help="report.json files, run directories, or directories of runs.")
     ],
     expect_nodes: Annotated[
         list[str] | None,
-        typer.Option("--expect-nodes", metavar="NODE,…", help="Nodes that must have a report; missing is no pass."),
+        typer.Option(
+            "--expect-nodes", metavar="NODE,…", help="Nodes that must have a report; a missing one is not a PASS."
+        ),
     ] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also a page for a browser.")] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also a line for each node.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Also write a CSV file with one line per node.")
+    ] = None,
     json: o.Json = False,
 ) -> None:
-    """Many nodes' reports as one: the worst verdict counts, and GPUs that stand out among all are named."""
+    """Merge the reports of many nodes: the worst verdict counts, and outliers among all GPUs are listed."""
     from gpukeeper.acceptance.reports import fleet_page
     from gpukeeper.acceptance.reports import merge as merging
     from gpukeeper.interfaces.terminal import show as shown
@@ -150,7 +159,7 @@ def _print_fleet(fleet: FleetReport) -> None:
         (one.verdict.value, one.node, "?" if one.gpus is None else str(one.gpus), one.run or "-", one.reason)
         for one in node_verdicts(fleet)
     ]
-    shown.table(rows, head=("verdict", "node", "gpus", "run", "because"))
+    shown.table(rows, head=("verdict", "node", "gpus", "run", "reason"))
     for words in fleet_notes(fleet):
         _echo(words)
     typer.echo("")
@@ -192,11 +201,11 @@ def _reports_at(words: str) -> Iterator[Report]:
         entries = ReportFolder(path).list()
         broken = [f"{one.path}: {one.problem}" for one in entries if one.problem]
         if broken or not entries:
-            raise UsageError("\n".join(broken) or f"There is no report in {path}.")
+            raise UsageError("\n".join(broken) or f"No reports in {path}.")
         for one in entries:
             yield ReportFolder(path).load(one.path, samples=False)
     else:
-        raise UsageError(f"{path} is neither a report.json nor a folder of reports.")
+        raise UsageError(f"{path} is neither a report.json file nor a directory of reports.")
 
 
 def _folder(report_dir: Path | None) -> ReportFolder:
@@ -216,14 +225,14 @@ def _row(entry: StoredRun) -> tuple[str, ...]:
 
 
 def _write(path: Path, text: str) -> None:
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.model.errors import UsageError
 
     try:
         path.write_text(text)
     except OSError as error:
         raise UsageError(f"{path} could not be written: {error.strerror}.") from error
-    say(f"wrote {path}")
+    print_message(f"wrote {path}")
 
 
 def _code(verdict: Grade) -> int:

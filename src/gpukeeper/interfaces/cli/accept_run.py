@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpukeeper.acceptance.record import Report
-from gpukeeper.interfaces.cli.accept_settings import Flags, wish_of
-from gpukeeper.interfaces.cli.accept_variables import Told, read_variables
-from gpukeeper.interfaces.terminal.session import say
+from gpukeeper.interfaces.cli.accept_settings import Flags, run_request
+from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings, read_variables
+from gpukeeper.interfaces.terminal.session import print_message
 from gpukeeper.ledger.paths import ledger_path, reports_folder
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import KeeperError, UsageError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpukeeper.acceptance.judging.reference import ReferenceRow
     from gpukeeper.acceptance.record import Thresholds
     from gpukeeper.acceptance.run import RunConfig
-    from gpukeeper.interfaces.terminal.acceptance import Narrator
+    from gpukeeper.interfaces.terminal.acceptance import ProgressPrinter
     from gpukeeper.ledger.journal import SqliteLedger
     from gpukeeper.model.gpu import Gpu
     from gpukeeper.model.grade import Past
@@ -39,7 +39,7 @@ LEASE = "acceptance"
 
 
 @dataclass
-class Asked:
+class AcceptOptions:
     """What was typed. Variables of the environment come in when it is understood."""
 
     flags: Flags
@@ -55,53 +55,54 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Understood:
+class PreparedRun:
     wish: RunRequest
     rows: tuple[ReferenceRow, ...]
-    told: Told
+    environment: EnvironmentSettings
 
 
-def run(asked: Asked) -> int:
+def run(options: AcceptOptions) -> int:
     """The exit code. Everything that can be refused is refused before anything runs."""
     from gpukeeper.acceptance.reports.document import encodable
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.ledger.journal import open_ledger
 
-    understood = understand(asked, os.environ)
-    for one in understood.told.said:
-        say(f"understood: {one}")
-    echo = words.to_stderr if asked.json else words.to_stdout
-    narrator = words.Narrator(understood.wish, echo, verbose=asked.verbose)
+    prepared = prepare(options, os.environ)
+    for one in prepared.environment.notes:
+        print_message(f"from the environment: {one}")
+    echo = words.to_stderr if options.json else words.to_stdout
+    printer = words.ProgressPrinter(prepared.wish, echo, verbose=options.verbose)
     ledger = open_ledger(ledger_path(), write=True)
     try:
-        _must_be_writable(folder_of(asked))
-        report, logs = asyncio.run(_leased_run(asked, understood, ledger, narrator))
+        _must_be_writable(folder_of(options))
+        report, logs = asyncio.run(_leased_run(options, prepared, ledger, printer))
         report = encodable(report)
-        folder, problems = _written(asked, report, logs)
+        folder, problems = _written(options, report, logs)
         problems += _recorded(ledger, report, folder)
     finally:
         ledger.close()
     with words.reader_may_leave():
-        _tell(asked, report, folder, narrator)
-    problems += _pruned(asked, report) if folder else []
+        _print_result(options, report, folder, printer)
+    problems += _pruned(options, report) if folder else []
     for problem in problems:
-        say(problem)
-    return exit_code(report, strict=asked.strict) or (PARTLY if problems else 0)
+        print_message(problem)
+    return exit_code(report, strict=options.strict) or (PARTLY if problems else 0)
 
 
-def understand(asked: Asked, environ: Mapping[str, str]) -> Understood:
+def prepare(options: AcceptOptions, environ: Mapping[str, str]) -> PreparedRun:
     from gpukeeper.acceptance.catalog import CHECKS
     from gpukeeper.acceptance.reports.store import refuse_summary
     from gpukeeper.config.own_reference import read_rows
 
-    refuse_summary(asked.summary)
-    told = read_variables(environ)
-    asked.verbose = asked.verbose or told.verbose
-    asked.python = asked.python or told.python
-    if asked.folder is None and told.report_dir:
-        asked.folder, asked.legacy = Path(told.report_dir), True  # whoever sets it reads the files of the older kits
-    rows = read_rows(asked.reference) if asked.reference is not None else ()
-    return Understood(wish_of(asked.flags, told, CHECKS), rows, told)
+    refuse_summary(options.summary)
+    environment = read_variables(environ)
+    options.verbose = options.verbose or environment.verbose
+    options.python = options.python or environment.python
+    if options.folder is None and environment.report_dir:
+        # Who sets REPORT_DIR reads the files of the older kits.
+        options.folder, options.legacy = Path(environment.report_dir), True
+    rows = read_rows(options.reference) if options.reference is not None else ()
+    return PreparedRun(run_request(options.flags, environment, CHECKS), rows, environment)
 
 
 def exit_code(report: Report, *, strict: bool) -> int:
@@ -112,7 +113,7 @@ def exit_code(report: Report, *, strict: bool) -> int:
 
 
 async def _leased_run(
-    asked: Asked, understood: Understood, ledger: SqliteLedger, narrator: Narrator
+    options: AcceptOptions, prepared: PreparedRun, ledger: SqliteLedger, printer: ProgressPrinter
 ) -> tuple[Report, Mapping[str, str]]:
     """The report, and what the programs said on their way. One run at a time: two would slow each other."""
     from gpukeeper.acceptance.run import accept
@@ -121,16 +122,16 @@ async def _leased_run(
     node = node_name()
     async with ledger.lease(LEASE, node):
         history = await _history(ledger, node)
-        bench = open_bench(understood.wish, python=asked.python, count=asked.flags.ranks)
+        bench = open_bench(prepared.wish, python=options.python, count=options.flags.ranks)
         stop = asyncio.Event()
-        drawing = asyncio.create_task(narrator.moving())
+        drawing = asyncio.create_task(printer.moving())
         with _until_stopped(stop):
             try:
-                order = _order(understood, bench.clock.now(), history, narrator)
+                order = _order(prepared, bench.clock.now(), history, printer)
                 return await accept(bench.workbench, order, bench.clock, stop), bench.logs()
             finally:
                 await bench.workbench.close()
-                narrator.flush()
+                printer.flush()
                 drawing.cancel()
                 with suppress(asyncio.CancelledError):
                     await drawing
@@ -145,7 +146,7 @@ async def _history(ledger: SqliteLedger, node: str) -> Mapping[str, tuple[Past, 
 
 
 def _order(
-    understood: Understood, now: datetime, history: Mapping[str, tuple[Past, ...]], narrator: Narrator
+    prepared: PreparedRun, now: datetime, history: Mapping[str, tuple[Past, ...]], printer: ProgressPrinter
 ) -> RunConfig:
     from gpukeeper import __version__
     from gpukeeper.acceptance.catalog import CHECKS
@@ -153,16 +154,16 @@ def _order(
     from gpukeeper.acceptance.run import RunConfig
 
     def limits(gpu: Gpu, check: str, metric: str, method: str) -> Thresholds:
-        return reference.limits(gpu, check, metric, method, own=understood.rows)
+        return reference.limits(gpu, check, metric, method, own=prepared.rows)
 
     return RunConfig(
         run=run_name(now),
         version=__version__,
-        wish=understood.wish,
+        wish=prepared.wish,
         checks=CHECKS,
         limits=limits,
         history=lambda gpus: history,
-        progress=narrator,
+        progress=printer,
     )
 
 
@@ -178,7 +179,7 @@ def _until_stopped(stop: asyncio.Event) -> Iterator[None]:
 
     def ask() -> None:
         stop.set()
-        say("Interrupted: ending what runs, then the report of what was seen. Again: end at once.")
+        print_message("Interrupted: stopping the checks, then writing the report. Press Ctrl-C again to exit at once.")
         loop.remove_signal_handler(signal.SIGINT)
         loop.remove_signal_handler(signal.SIGTERM)
 
@@ -191,9 +192,9 @@ def _until_stopped(stop: asyncio.Event) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def folder_of(asked: Asked) -> Path:
+def folder_of(options: AcceptOptions) -> Path:
     """Absolute: the ledger remembers it, and is read from other folders."""
-    return (asked.folder or reports_folder(ledger_path())).expanduser().absolute()
+    return (options.folder or reports_folder(ledger_path())).expanduser().absolute()
 
 
 def _must_be_writable(folder: Path) -> None:
@@ -202,56 +203,59 @@ def _must_be_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"Reports cannot be written to {folder}: {error.strerror}. Nothing was run. Name a folder: --report-dir DIR"
+            f"Reports cannot be written to {folder}: {error.strerror}. Nothing was run. "
+            "Use another directory: --report-dir DIR"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
-            f"Reports cannot be written to {folder}: it may not be changed by you. Nothing was run. "
-            "Name a folder: --report-dir DIR"
+            f"Reports cannot be written to {folder}: permission denied. Nothing was run. "
+            "Use another directory: --report-dir DIR"
         )
 
 
-def _written(asked: Asked, report: Report, logs: Mapping[str, str]) -> tuple[str, list[str]]:
+def _written(options: AcceptOptions, report: Report, logs: Mapping[str, str]) -> tuple[str, list[str]]:
     """Where it is; and what did not go well, which takes nothing from the verdict."""
     from gpukeeper.acceptance.reports.store import ReportFolder
 
-    store = ReportFolder(folder_of(asked))
+    store = ReportFolder(folder_of(options))
     extra = {f"log-{name.replace('/', '-')}": words.encode("utf-8", "replace") for name, words in logs.items()}
     try:
-        folder = store.write(report, keep=asked.keep, with_legacy=asked.legacy, summary=asked.summary, extra=extra)
+        folder = store.write(
+            report, keep=options.keep, with_legacy=options.legacy, summary=options.summary, extra=extra
+        )
     except KeeperError as problem:
         return "", [str(problem)]
-    return str(folder), _written_beside(asked, folder)
+    return str(folder), _written_beside(options, folder)
 
 
-def _written_beside(asked: Asked, folder: Path) -> list[str]:
+def _written_beside(options: AcceptOptions, folder: Path) -> list[str]:
     """The older kits wrote into the folder itself, anew each time: whoever reads those files looks there."""
     from gpukeeper.acceptance.reports import legacy
 
-    if not asked.legacy or asked.folder is None:
+    if not options.legacy or options.folder is None:
         return []
-    names = {asked.summary, *legacy.LEGACY_FIELDS, *legacy.SKIPPED.values()}
+    names = {options.summary, *legacy.LEGACY_FIELDS, *legacy.SKIPPED.values()}
     strange = []
     try:
         for path in sorted(folder.iterdir()):
             if path.name in names or path.name.startswith("gpu_accept_"):
-                if _cleared(asked.folder / path.name):
-                    made = asked.folder / f".{path.name}.{secrets.token_hex(4)}"
+                if _cleared(options.folder / path.name):
+                    made = options.folder / f".{path.name}.{secrets.token_hex(4)}"
                     made.write_bytes(path.read_bytes())
-                    made.replace(asked.folder / path.name)
+                    made.replace(options.folder / path.name)
                 else:
                     strange.append(path.name)
         for result, skipped in legacy.SKIPPED.items():
             # An earlier run's: a result beside the word that nothing ran would be taken for this run's.
             old = result if (folder / skipped).exists() else skipped
-            if not _cleared(asked.folder / old):
+            if not _cleared(options.folder / old):
                 strange.append(old)
     except OSError as error:
-        return [f"The files of the older kits could not be written to {asked.folder}: {error.strerror}."]
-    said = (
-        f"In {asked.folder} these are no files of an acceptance run, and were left as they are: {', '.join(strange)}."
+        return [f"The files of the older test kits could not be written to {options.folder}: {error.strerror}."]
+    problem = (
+        f"Not written, because existing files in {options.folder} are not from an acceptance run: {', '.join(strange)}."
     )
-    return [said] if strange else []
+    return [problem] if strange else []
 
 
 def _cleared(path: Path) -> bool:
@@ -277,24 +281,26 @@ def _cleared(path: Path) -> bool:
     return ours
 
 
-def _pruned(asked: Asked, report: Report) -> list[str]:
+def _pruned(options: AcceptOptions, report: Report) -> list[str]:
     """Last of all: whatever is wrong with old reports, this one is written, recorded and told. Only in our own folder:
     in one that somebody named nothing is deleted."""
     from gpukeeper.acceptance.reports.store import ReportFolder
 
-    if asked.folder is not None:
+    if options.folder is not None:
         return []
     try:
-        folder = ReportFolder(folder_of(asked))
+        folder = ReportFolder(folder_of(options))
         old = folder.prune(report.ended, older_than=OLDEST, keep_last=LEAST_KEPT)
         large = folder.prune(report.ended, older_than=timedelta.max, quota=MOST_BYTES)
     except (KeeperError, OSError) as problem:
-        return [f"Old reports were not removed: {problem}"]
+        return [f"Old reports could not be deleted: {problem}"]
     if old.removed:
-        say(f"Removed {len(old.removed)} reports that were older than 90 days; --keep keeps one.")
+        print_message(f"Deleted {len(old.removed)} reports older than 90 days; use --keep to keep a report.")
     if large.removed:
-        many = f"Removed the {len(large.removed)} oldest reports"
-        say(f"{many}: together they were above {size_in_words(MOST_BYTES)}; --keep keeps one.")
+        many = f"Deleted the {len(large.removed)} oldest reports"
+        print_message(
+            f"{many}: together they were larger than {size_in_words(MOST_BYTES)}; use --keep to keep a report."
+        )
     return []
 
 
@@ -307,32 +313,32 @@ def _recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
     try:
         asyncio.run(ledger.append([line_of(report, folder)]))
     except KeeperError as problem:
-        return [f"The run is not in the ledger, so later ones cannot be compared with it: {problem}"]
+        return [f"The run could not be recorded in the ledger, so later runs cannot be compared with it: {problem}"]
     return []
 
 
-def _tell(asked: Asked, report: Report, folder: str, narrator: Narrator) -> None:
+def _print_result(options: AcceptOptions, report: Report, folder: str, printer: ProgressPrinter) -> None:
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.views.acceptance import acceptance_document
 
-    if asked.json:
+    if options.json:
         show.as_json("acceptance", acceptance_document(report, folder))
     else:
-        words.ending(report, folder, words.to_stdout, verbose=asked.verbose, once=narrator.once)
+        words.ending(report, folder, words.to_stdout, verbose=options.verbose, once=printer.once)
 
 
-def self_test(asked: Asked) -> int:
+def self_test(options: AcceptOptions) -> int:
     """0 every planted fault was found and nothing else; 4 not so; 5 nothing could be planted on this machine itself."""
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.wiring import try_detectors
 
-    understand(asked, os.environ)
-    told = words.told_attempt(asked.json)
-    found = asyncio.run(try_detectors(python=asked.python, device=asked.flags.device, tell=told))
+    prepare(options, os.environ)
+    printed = words.attempt_printer(options.json)
+    found = asyncio.run(try_detectors(python=options.python, device=options.flags.device, tell=printed))
     with words.reader_may_leave():
-        if asked.json:
+        if options.json:
             show.as_json("self-test", {"verdict": found.verdict, "reason": found.reason, "attempts": found.attempts})
         else:
             show.table([words.attempt_row(one) for one in found.attempts], head=words.ATTEMPT_HEAD)

@@ -1,4 +1,4 @@
-"""From flags and variables to what is wished: every problem is told before anything runs."""
+"""From flags and variables to the requested run: every problem is reported before anything runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpukeeper.model.errors import UsageError
 
 if TYPE_CHECKING:
     from gpukeeper.acceptance.check import Check, RunRequest
-    from gpukeeper.interfaces.cli.accept_variables import Told
+    from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings
 
 DEVICES = ("cuda", "cpu", "simulated")
 QUICK_S = 60.0
@@ -37,20 +37,20 @@ class Flags:
     set_: Sequence[str] = field(default_factory=tuple)
 
 
-def wish_of(flags: Flags, told: Told, checks: Sequence[Check]) -> RunRequest:
+def run_request(flags: Flags, environment: EnvironmentSettings, checks: Sequence[Check]) -> RunRequest:
     """Raises UsageError with every problem, a line each."""
     from gpukeeper.acceptance.check import RunRequest
 
     problems: list[str] = []
-    profile, within_s = _length(flags, told, problems)
+    profile, within_s = _length(flags, environment, problems)
     names = [one.name for one in checks]
     only, skip = _words(flags.check), _words(flags.skip)
     _unknown_checks(only, skip, names, problems)
     _device(flags, problems)
-    expected = told.expect if flags.expect is None else flags.expect
+    expected = environment.expect if flags.expect is None else flags.expect
     if expected is not None and not 1 <= expected <= MOST_GPUS:
-        problems.append(f"--expect {expected} is no number of GPUs in one machine (1 to {MOST_GPUS}).")
-    params = _params([*told.settings, *flags.set_], checks, problems)
+        problems.append(f"--expect {expected} is not a valid number of GPUs (1 to {MOST_GPUS}).")
+    params = _params([*environment.settings, *flags.set_], checks, problems)
     if problems:
         raise UsageError("\n".join([*problems, NOTHING]))
     wish = RunRequest(
@@ -68,7 +68,7 @@ def wish_of(flags: Flags, told: Told, checks: Sequence[Check]) -> RunRequest:
 
 
 def refuse_impossible(wish: RunRequest, checks: Sequence[Check]) -> None:
-    """A check knows which of its figures can never pass: it is asked what it would run on a machine that is made up."""
+    """A check knows which of its parameters can never pass: it is asked what it would run on an example machine."""
     from gpukeeper.acceptance.check import CheckContext
     from gpukeeper.acceptance.record import Machine, Thresholds
     from gpukeeper.model.gpu import Gpu
@@ -90,14 +90,14 @@ def refuse_impossible(wish: RunRequest, checks: Sequence[Check]) -> None:
         raise UsageError("\n".join([*problems, NOTHING]))
 
 
-def _length(flags: Flags, told: Told, problems: list[str]) -> tuple[str, float]:
+def _length(flags: Flags, environment: EnvironmentSettings, problems: list[str]) -> tuple[str, float]:
     from gpukeeper.config.units import read_span
 
-    asked = [word for word, given in (("--quick", flags.quick), ("--full", flags.full)) if given]
-    asked += ["--within"] if flags.within is not None else []
-    if len(asked) > 1:
-        problems.append(f"{' and '.join(asked)} contradict each other: give one of them.")
-    words = flags.within or (FULL if flags.full else None) or (None if flags.quick else told.within)
+    lengths = [word for word, given in (("--quick", flags.quick), ("--full", flags.full)) if given]
+    lengths += ["--within"] if flags.within is not None else []
+    if len(lengths) > 1:
+        problems.append(f"{' and '.join(lengths)} cannot be combined.")
+    words = flags.within or (FULL if flags.full else None) or (None if flags.quick else environment.within)
     if words is None:
         return "quick", QUICK_S
     try:
@@ -106,15 +106,15 @@ def _length(flags: Flags, told: Told, problems: list[str]) -> tuple[str, float]:
         problems.append(f"--within: {problem}")
         return words, QUICK_S
     if seconds < SHORTEST_S:
-        problems.append(f"--within {words} is too short for any check. Give it {SHORTEST_S:.0f}s or more.")
+        problems.append(f"--within {words} is too short for any check. Use {SHORTEST_S:.0f}s or more.")
     return words, seconds
 
 
 def _device(flags: Flags, problems: list[str]) -> None:
     if flags.device not in DEVICES:
-        problems.append(f'--device "{flags.device}" is not known. Write cuda for GPUs, or cpu or simulated.')
+        problems.append(f'--device "{flags.device}" is not a valid value. Use cuda for GPUs, or cpu or simulated.')
     if flags.ranks is not None and flags.device == "cuda":
-        problems.append("--ranks is for --device cpu and simulated: on GPUs there is one rank for each.")
+        problems.append("--ranks needs --device cpu or simulated: on GPUs there is one rank per GPU.")
     if flags.ranks is not None and not 1 <= flags.ranks <= LARGEST_CPUS:
         problems.append(f"--ranks {flags.ranks} is not between 1 and {LARGEST_CPUS}.")
 
@@ -125,18 +125,18 @@ def _unknown_checks(only: Sequence[str], skip: Sequence[str], names: Sequence[st
 
     if always := [one for one in skip if one in ALWAYS]:
         problems.append(
-            f"--skip {', '.join(always)}: it always runs. It takes no time, and without it nobody knows whether all"
-            " GPUs are here and stayed well."
+            f"--skip {', '.join(always)}: always runs. It takes no time, and checks that all GPUs are present and"
+            " healthy."
         )
     for flag, given in (("--check", only), ("--skip", skip)):
         problems += [
-            f'{flag}: there is no check "{one}". {did_you_mean(one, names)} All of them: gpukeeper check list'
+            f'{flag}: unknown check "{one}". {did_you_mean(one, names)} To list all: gpukeeper check list'
             for one in given
             if one not in names
         ]
     both = [one for one in only if one in skip]
     if both:
-        problems.append(f"{', '.join(both)}: both asked for (--check) and left out (--skip).")
+        problems.append(f"{', '.join(both)}: both selected (--check) and skipped (--skip).")
 
 
 def _params(words: Sequence[str], checks: Sequence[Check], problems: list[str]) -> dict[str, dict[str, Any]]:
@@ -161,11 +161,11 @@ def _setting(words: str, checks: Sequence[Check]) -> tuple[str, str, Any]:
         raise ValueError("write it like training.epochs=3.")
     check = next((one for one in checks if one.name == name), None)
     if check is None:
-        raise ValueError(f'there is no check "{name}". {did_you_mean(name, [one.name for one in checks])}')
+        raise ValueError(f'unknown check "{name}". {did_you_mean(name, [one.name for one in checks])}')
     known = defaults_of(check)
     if param not in known:
-        others = did_you_mean(param, sorted(known)) if known else "It has nothing to set."
-        raise ValueError(f'{name} has no "{param}". {others}')
+        others = did_you_mean(param, sorted(known)) if known else "It has no parameters."
+        raise ValueError(f'{name} has no parameter "{param}". {others}')
     return name, param, _value(text, known[param])
 
 
@@ -193,7 +193,7 @@ def _value(text: str, default: object) -> Any:
         case None:
             return _plain(text)
         case Mapping():
-            raise ValueError("it is not one value and cannot be set here.")
+            raise ValueError("this parameter is a mapping and cannot be set here.")
         case _:
             return text
 
@@ -202,9 +202,9 @@ def _number(text: str) -> int | float:
     try:
         value = float(text)
     except ValueError:
-        raise ValueError(f'"{text}" is no number.') from None
+        raise ValueError(f'"{text}" is not a number.') from None
     if not 0 <= value < float("inf"):
-        raise ValueError(f"{text} is negative or no number that can be used.")
+        raise ValueError(f"{text} is not a finite number of 0 or more.")
     return int(value) if value.is_integer() and "." not in text else value
 
 

@@ -1,6 +1,6 @@
 """Variables of the older acceptance kits and of training launchers, read into the flags of `gpukeeper accept`.
 
-Flags win over variables. What was understood is said; what cannot be done is refused, never guessed. Pure.
+Flags override variables. Every variable that is used is reported; an unsupported value is refused. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"
 
 
 @dataclass
-class Told:
+class EnvironmentSettings:
     """What the variables ask for. None: nothing."""
 
     within: str | None = None
@@ -29,35 +29,35 @@ class Told:
     expect: int | None = None
     python: str | None = None
     settings: list[str] = field(default_factory=list)  # as --set writes them
-    said: list[str] = field(default_factory=list)  # a sentence each: what was understood
+    notes: list[str] = field(default_factory=list)  # a sentence each: what was understood
 
 
-def read_variables(environ: Mapping[str, str]) -> Told:
+def read_variables(environ: Mapping[str, str]) -> EnvironmentSettings:
     _refuse_several_nodes(environ)
-    told = Told(python=environ.get("GPUKEEPER_PYTHON") or None)
-    _length(environ, told)
-    _training(environ, told)
-    _expected(environ, told)
+    environment = EnvironmentSettings(python=environ.get("GPUKEEPER_PYTHON") or None)
+    _length(environ, environment)
+    _training(environ, environment)
+    _expected(environ, environment)
     if _switch(environ, "VERBOSE"):
-        told.verbose = True
-        told.said.append("VERBOSE=1 is --verbose")
+        environment.verbose = True
+        environment.notes.append("VERBOSE=1 means --verbose")
     if folder := environ.get("REPORT_DIR"):
-        told.report_dir = folder
-        told.said.append(f"REPORT_DIR is --report-dir {folder}")
-    _launched(environ, told)
-    return told
+        environment.report_dir = folder
+        environment.notes.append(f"REPORT_DIR means --report-dir {folder}")
+    _launched(environ, environment)
+    return environment
 
 
-def _length(environ: Mapping[str, str], told: Told) -> None:
+def _length(environ: Mapping[str, str], environment: EnvironmentSettings) -> None:
     quick = _switch(environ, "QUICK")
     if quick:
-        told.said.append("QUICK=1 is the default here")
+        environment.notes.append("QUICK=1 is the default")
     elif quick is not None:
-        told.within = LONGER
-        told.said.append(f"QUICK=0 is --within {LONGER}")
+        environment.within = LONGER
+        environment.notes.append(f"QUICK=0 means --within {LONGER}")
 
 
-def _training(environ: Mapping[str, str], told: Told) -> None:
+def _training(environ: Mapping[str, str], environment: EnvironmentSettings) -> None:
     smoke = _switch(environ, "TRAIN_SMOKE")
     epochs, steps = _count(environ, "EPOCHS"), _count(environ, "STEPS")
     if epochs is not None:
@@ -66,25 +66,25 @@ def _training(environ: Mapping[str, str], told: Told) -> None:
                 "EPOCHS=1 compares a loss with itself, so a training check could never pass. Nothing was run. "
                 "Unset EPOCHS, or set it to 2 or more."
             )
-        told.settings += [f"training.epochs={epochs}", f"ddp.epochs={epochs}"]
-        told.said.append(f"EPOCHS={epochs} is --set training.epochs={epochs} --set ddp.epochs={epochs}")
+        environment.settings += [f"training.epochs={epochs}", f"ddp.epochs={epochs}"]
+        environment.notes.append(f"EPOCHS={epochs} means --set training.epochs={epochs} --set ddp.epochs={epochs}")
     if smoke:
-        told.within = LONGER
-        told.said.append(f"TRAIN_SMOKE=1 is --within {LONGER}, in which the check throughput runs")
+        environment.within = LONGER
+        environment.notes.append(f"TRAIN_SMOKE=1 means --within {LONGER}, which includes the check throughput")
     if steps is not None and smoke:
-        told.settings.append(f"throughput.steps={steps}")
-        told.said.append(f"STEPS={steps} is --set throughput.steps={steps}")
+        environment.settings.append(f"throughput.steps={steps}")
+        environment.notes.append(f"STEPS={steps} means --set throughput.steps={steps}")
     elif steps is not None:
-        told.said.append(f"STEPS={steps} counts only with TRAIN_SMOKE=1, as it did before")
+        environment.notes.append(f"STEPS={steps} is ignored without TRAIN_SMOKE=1")
 
 
-def _expected(environ: Mapping[str, str], told: Told) -> None:
+def _expected(environ: Mapping[str, str], environment: EnvironmentSettings) -> None:
     """Ours before the older kit's."""
     for name in ("GPUKEEPER_EXPECT", "GPUS_PER_NODE"):
         count = _count(environ, name)
         if count is not None:
-            told.expect = count
-            told.said.append(f"{name}={count} is --expect {count}")
+            environment.expect = count
+            environment.notes.append(f"{name}={count} means --expect {count}")
             return
 
 
@@ -98,25 +98,27 @@ def _refuse_several_nodes(environ: Mapping[str, str]) -> None:
     where = "; ".join(f"{name}={environ[name]}" for name in names)
     here = environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE") and nodes <= 1
     advice = (
-        "gpukeeper starts a rank for every GPU of this machine itself: start it once, without the launcher."
+        "gpukeeper starts one rank per GPU itself: start it once, without the launcher."
         if here
-        else "Runs over several nodes come in a later version. Test each node alone first:"
+        else "Runs over several nodes are not supported yet. Test each node alone:"
         f" env {' '.join(f'-u {name}' for name in names)} gpukeeper accept"
     )
     raise UsageError(f"This is one rank of a larger job ({where}). Nothing was run. {advice}")
 
 
-def _launched(environ: Mapping[str, str], told: Told) -> None:
+def _launched(environ: Mapping[str, str], environment: EnvironmentSettings) -> None:
     """A job of one rank: its variables are understood and change nothing."""
     names = [name for name in (*LAUNCHED, *ADDRESS) if environ.get(name)]
     names += sorted(name for name in environ if name.startswith("PET_") and name not in names)
     if names and environ.get("RANK", environ.get("PET_NNODES")) is not None:
-        told.said.append(f"{', '.join(names)}: a job of one node; its ranks are started here")
+        environment.notes.append(f"{', '.join(names)}: a job with one node; gpukeeper starts the ranks itself")
     backend = environ.get("BACKEND", "").lower()
     if backend and backend not in ("nccl", "gloo"):
-        raise UsageError(f"BACKEND={backend}: checks talk over nccl (GPUs) or gloo (--device cpu). Unset BACKEND.")
+        raise UsageError(
+            f"BACKEND={backend}: not supported. Checks use nccl (GPUs) or gloo (--device cpu). Unset BACKEND."
+        )
     if backend:
-        told.said.append(f"BACKEND={backend}: nccl is used on GPUs and gloo with --device cpu, whatever it says")
+        environment.notes.append(f"BACKEND={backend}: ignored; GPUs use nccl, --device cpu uses gloo")
 
 
 def _nodes(words: str) -> int:
@@ -125,7 +127,7 @@ def _nodes(words: str) -> int:
     if not words:
         return 1
     if not _DIGITS.fullmatch(last):
-        raise UsageError(f'PET_NNODES="{words}" is no number of nodes. Write it like 1 or 2:4, or unset it.')
+        raise UsageError(f'PET_NNODES="{words}" is not a number of nodes. Write it like 1 or 2:4, or unset it.')
     return int(last)
 
 
@@ -143,5 +145,7 @@ def _count(environ: Mapping[str, str], name: str, least: int = 1) -> int | None:
     if not words:
         return None
     if not _DIGITS.fullmatch(words) or int(words) < least:
-        raise UsageError(f'{name}="{words}" is no number from {least} on. Nothing was run. Set it right, or unset it.')
+        raise UsageError(
+            f'{name}="{words}" is not a number of {least} or more. Nothing was run. Correct it, or unset it.'
+        )
     return int(words)

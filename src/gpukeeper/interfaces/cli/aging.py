@@ -1,4 +1,4 @@
-"""Whether the machine's own cleaner would age out files of a folder that lives: systemd-tmpfiles, tmpreaper. Reads
+"""Whether the machine's own cleaner (systemd-tmpfiles, tmpreaper) would delete files of a directory in use. Reads
 their settings only.
 
 What is quiet is not dead: unpacked code and spilled objects of a running cluster are not touched for days, and their
@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 def aged_by(folder: str, root: Path = Path("/")) -> list[str]:
-    """Sentences: who would remove what is old below this folder, and how to keep it out. None: nobody does."""
+    """One sentence for each cleaner that would delete old files below this directory, and how to exclude it."""
     return [*_by_tmpfiles(folder, root), *_by_tmpreaper(folder, root)]
 
 
@@ -44,8 +44,8 @@ def _by_tmpfiles(folder: str, root: Path) -> Iterator[str]:
         first = aging[0]  # of two lines for one path the first counts
         if first.age not in NO_AGE:
             yield (
-                f"systemd-tmpfiles removes what nobody touched for {first.age} below {path} ({first.file}), and so "
-                f"files of {folder} while it is in use. Keep it out: `x {folder}*` in /etc/tmpfiles.d/gpukeeper.conf"
+                f"systemd-tmpfiles deletes files below {path} that were unused for {first.age} ({first.file}), also "
+                f"in {folder} while it is in use. To exclude it: `x {folder}*` in /etc/tmpfiles.d/gpukeeper.conf"
             )
         return
 
@@ -77,8 +77,8 @@ def _by_tmpreaper(folder: str, root: Path) -> Iterator[str]:
     protected = any(fnmatchcase(folder, f"{one.rstrip('/*')}*") for one in kept)
     if reached and not protected and told.get("SHOWWARNING") != "true":
         yield (
-            f"tmpreaper removes what nobody read for {told.get('TMPREAPER_TIME', '7d')} below {reached[0]} "
-            f"(/etc/tmpreaper.conf), and so files of {folder} while it is in use. Keep it out: "
+            f"tmpreaper deletes files below {reached[0]} that were not read for {told.get('TMPREAPER_TIME', '7d')} "
+            f"(/etc/tmpreaper.conf), also in {folder} while it is in use. To exclude it: "
             f"TMPREAPER_PROTECT_EXTRA='{folder}*'"
         )
 

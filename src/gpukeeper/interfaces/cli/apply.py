@@ -31,18 +31,20 @@ def apply(
     selection: o.SelectionByClass,
     budget: Annotated[
         int | None,
-        typer.Option("--budget", min=1, help="Allow this many once, past budget and breaker. Read the plan."),
+        typer.Option(
+            "--budget", min=1, help="Allow this many steps once, ignoring budget and breaker. Check the plan first."
+        ),
     ] = None,
     yes: o.Yes = False,
     textfile: o.Textfile = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred, failed, or another pass was at work at
-    some places; 11: at all of them; 12: the breaker refuses."""
+    """Reclaim what is due now. Asks for confirmation. Exit code 3: some steps were deferred or failed, or another pass
+    was running at some places; 11: at all places; 12: the breaker is open."""
     from gpukeeper.interfaces.cli.plan import check_textfile
     from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
-    from gpukeeper.interfaces.terminal.session import blind, opened, own_only
+    from gpukeeper.interfaces.terminal.session import opened, own_only, some_unreachable
 
     with opened(selection.policy, write=True, only=selection.platform, quiet=quiet or json) as session:
         _may_act(session, yes=yes, json=json)
@@ -56,11 +58,11 @@ def apply(
         if run.interrupted:
             raise typer.Exit(INTERRUPTED)
         _write_textfile(textfile, session, [one.after for one in done])
-        out_of_reach = selection.platform is None and blind(session)
+        out_of_reach = selection.platform is None and some_unreachable(session)
     raise typer.Exit(_exit_code(reports, out_of_reach=out_of_reach))
 
 
-class Done(NamedTuple):
+class AppliedPass(NamedTuple):
     """A pass at one place, and what became of its nodes and disks."""
 
     report: PassReport
@@ -75,24 +77,26 @@ def _may_act(session: Session, *, yes: bool, json: bool) -> None:
     if yes and session.book.policy.mode is Mode.PLAN:
         raise UsageError(
             f"{session.loaded.source}: mode is plan, and only mode: enforce acts unattended. Nothing was done.\n"
-            "Write mode: enforce into the policy, or run apply on a terminal without --yes and confirm."
+            "Set mode: enforce in the policy, or run apply on a terminal without --yes and confirm."
         )
     if not yes and (json or not sys.stdin.isatty()):
-        raise UsageError("apply asks before it acts, and nobody can answer here. Nothing was done. For scripts: --yes")
+        raise UsageError(
+            "apply needs a confirmation, and stdin is not a terminal. Nothing was done. For scripts: --yes"
+        )
 
 
 async def _not_paused(session: Session) -> None:
-    """Nobody is asked about a plan that would be refused after the answer. A pass of --yes looks and records."""
+    """Do not ask for confirmation of a plan that would be refused anyway. A pass with --yes observes and records."""
     from gpukeeper.model.errors import UsageError
 
     paused = await session.keeper.ledger.paused()
     if paused is not None:
-        raise UsageError(f"everything is paused: {paused}. Nothing was done. Go on with: gpukeeper resume")
+        raise UsageError(f"all actions are paused: {paused}. Nothing was done. Resume with: gpukeeper resume")
 
 
 def _whose(session: Session, owner: str | None) -> str | None:
-    """An admin reclaims for everybody, anybody else only what is their own."""
-    from gpukeeper.interfaces.terminal.session import say
+    """Admins may reclaim the work of all users, other users only their own."""
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.lifecycle.holds import is_admin
     from gpukeeper.model.errors import UsageError
 
@@ -100,15 +104,15 @@ def _whose(session: Session, owner: str | None) -> str | None:
     if is_admin(session.book, me):
         return owner
     if owner not in (None, me):
-        raise UsageError(f"{me} is not an admin of this policy and may not reclaim what belongs to {owner}")
-    say(f"{me} is not an admin of this policy: only what belongs to {me} is reclaimed.")
+        raise UsageError(f"{me} is not an admin of this policy and may not reclaim work of {owner}")
+    print_message(f"{me} is not an admin of this policy: only work of {me} is reclaimed.")
     return me
 
 
 async def _apply(
     session: Session, narrow: Narrow, allow: int | None, run: Progress, *, ask: bool, again: bool
-) -> list[Done]:
-    """`again`: everything is looked at once more afterwards."""
+) -> list[AppliedPass]:
+    """`again`: observe everything once more afterwards."""
     from gpukeeper.model.errors import LeaseHeld
 
     async def confirm(plan: Plan) -> bool:
@@ -124,7 +128,7 @@ async def _apply(
     # After the last of them: what went at one place may have freed a disk that another shows.
     acted = any(report.outcomes for report in reports)
     return [
-        Done(
+        AppliedPass(
             report,
             await _changes(report, look=acted),
             await _afterwards(session, report) if acted and again else report,
@@ -134,7 +138,7 @@ async def _apply(
 
 
 async def _afterwards(session: Session, report: PassReport) -> PassReport:
-    """The same pass with what is there now: a gauge that shows what went is an alert about nothing."""
+    """The same pass with the current state, so that gauges do not show what was just removed."""
     from gpukeeper.engine.reclaim import look_and_plan
 
     found = await look_and_plan(session.keeper, report.survey.platform, session.book)
@@ -172,7 +176,7 @@ async def _changes(report: PassReport, *, look: bool) -> list[Change]:
             return Unknown(str(problem))
         except Exception as bug:  # everything was done; a figure is missing
             return Unknown(bug_words(bug))
-        return found if isinstance(found, Subject | Unknown) else Unknown("it is not there any more")
+        return found if isinstance(found, Subject | Unknown) else Unknown("it no longer exists")
 
     return [Change(before, await again(before)) for before in report.survey.nodes]
 
@@ -182,9 +186,9 @@ async def _confirm(plan: Plan) -> bool:
 
     show.table([show.decision_row(step.decision) for step in plan.steps])
     if plan.deferred:
-        typer.echo(f"{len(plan.deferred)} more are deferred by the budget.", err=True)
+        typer.echo(f"{len(plan.deferred)} more steps are deferred by the budget.", err=True)
     # While the event loop runs, Ctrl-C would only cancel it after the answer; here it must end the question.
-    question = "Do this step?" if len(plan.steps) == 1 else f"Do these {len(plan.steps)} steps?"
+    question = "Apply this step?" if len(plan.steps) == 1 else f"Apply these {len(plan.steps)} steps?"
     # Nor may the loop hear of it afterwards: it would cancel what tidies up after the question.
     loop_hears = signal.set_wakeup_fd(-1)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -199,10 +203,10 @@ async def _confirm(plan: Plan) -> bool:
         signal.set_wakeup_fd(loop_hears)
 
 
-def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> None:
+def _print(session: Session, done: list[AppliedPass], *, json: bool, quiet: bool) -> None:
     from gpukeeper.interfaces.cli.plan import policy_head, print_notes
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.views.applied import applied_summary, applied_view
 
     if json:
@@ -217,11 +221,11 @@ def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> No
         _print_nodes(one.report, one.nodes)
     if not quiet:
         print_notes(session, reports)
-        say(applied_summary(reports))
+        print_message(applied_summary(reports))
 
 
 def _print_nodes(report: PassReport, nodes: list[Change]) -> None:
-    """Before and after, of each node and disk; and what came back in all."""
+    """Each node and disk before and after, and the total that was freed."""
     from gpukeeper.interfaces.terminal.nodes import change_in_words
     from gpukeeper.model.durations import size_in_words
     from gpukeeper.notify.terminals import plain
@@ -234,8 +238,8 @@ def _print_nodes(report: PassReport, nodes: list[Change]) -> None:
     back, unmeasured = bytes_back(report.outcomes)
     if back or (unmeasured and nodes):
         where = f"{report.survey.platform.name}/{report.survey.platform.place}"
-        unknown = f"; of {unmeasured} it was not measured" if unmeasured else ""
-        typer.echo(f"{where}: {size_in_words(back)} came back{unknown}")
+        unknown = f"; size of {unmeasured} not measured" if unmeasured else ""
+        typer.echo(f"{where}: {size_in_words(back)} freed{unknown}")
 
 
 def _check_row(line: GpuChecked) -> tuple[str, ...]:
@@ -246,10 +250,10 @@ def _check_row(line: GpuChecked) -> tuple[str, ...]:
 def _write_textfile(textfile: Path | None, session: Session, reports: list[PassReport]) -> None:
     """Not without a place: its gauges would be missing, as if nothing were there."""
     from gpukeeper.interfaces.cli.plan import write_textfile
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
 
     if textfile is not None and any(report.leased for report in reports):
-        say(f"--textfile {textfile} was not written: not every place was looked at.")
+        print_message(f"--textfile {textfile} was not written: not every place could be read.")
         return
     write_textfile(textfile, session, reports)
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 DEPTHS = ("quick", "minutes", "half an hour", "hours")
 PAGE = "docs/reference/checks.md"
-app = typer.Typer(no_args_is_help=True, help="The checks of `gpukeeper accept`: list and show.")
+app = typer.Typer(no_args_is_help=True, help="List and show the checks of `gpukeeper accept`.")
 
 
 @app.command("list")
 def list_(json: o.Json = False) -> None:
-    """Every check in the order of running: how it runs, and how long each size of it takes."""
+    """List the checks in the order in which they run, with the duration of each size."""
     from gpukeeper.acceptance.catalog import CHECKS
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.views.acceptance import ChecksView, check_facts
@@ -29,15 +29,18 @@ def list_(json: o.Json = False) -> None:
         show.as_json("check-list", ChecksView(tuple(check_facts(one) for one in CHECKS)))
         return
     rows = [(one.name, _how(one), *(_seconds(one, depth) for depth in range(len(DEPTHS))), one.title) for one in CHECKS]
-    show.table(rows, head=("check", "runs on", *DEPTHS, "what it is"))
+    show.table(rows, head=("check", "runs on", *DEPTHS, "description"))
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="CHECK", help="As in `check list`.", autocompletion=completion.checks)],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="CHECK", help="Name of a check; see `check list`.", autocompletion=completion.checks),
+    ],
     json: o.Json = False,
 ) -> None:
-    """What a check proves, what it cannot, its sizes, and every figure that --set can change."""
+    """Show what a check proves, what it cannot detect, its sizes, and the parameters that --set can override."""
     from gpukeeper.acceptance import catalog
     from gpukeeper.config.problems import did_you_mean
     from gpukeeper.interfaces.terminal import show as shown
@@ -47,29 +50,33 @@ def show(
     check = catalog.find(name)
     if check is None:
         names = [one.name for one in catalog.CHECKS]
-        raise UsageError(f'there is no check "{name}". {did_you_mean(name, names)} All of them: gpukeeper check list')
+        raise UsageError(f'unknown check "{name}". {did_you_mean(name, names)} To list all: gpukeeper check list')
     if json:
         shown.as_json("check-show", CheckView(check_facts(check)))
         return
     typer.echo(f"{check.name}: {check.title}\n")
-    shown.table([("proves", check.proves), ("cannot", check.cannot), ("runs", _how(check))])
+    shown.table([("proves", check.proves), ("cannot detect", check.cannot), ("runs on", _how(check))])
     typer.echo("")
     shown.table(
         [(DEPTHS[one.depth], _length(one.seconds), f"{one.worth:g}", one.what) for one in check.servings],
-        head=("size", "takes", "worth", "what"),
+        head=("size", "duration", "weight", "description"),
     )
     settings = _defaults(check)
     if settings:
         typer.echo("")
         shown.table([(f"{check.name}.{key}", *map(str, values)) for key, values in settings.items()], head=_SETTINGS)
-    shown.text(f"\nAlone: gpukeeper accept --check {check.name}    More: {PAGE}#{check.name}")
+    shown.text(f"\nTo run only this check: gpukeeper accept --check {check.name}    Details: {PAGE}#{check.name}")
 
 
 _SETTINGS = ("--set", *DEPTHS)
 
 
 def _how(check: Check) -> str:
-    words = {"look": "nothing: it looks", "each": "each GPU, all at once", "together": "all GPUs together"}[check.how]
+    words = {
+        "look": "no GPU: reads driver and kernel",
+        "each": "each GPU, in parallel",
+        "together": "all GPUs together",
+    }[check.how]
     return words + (f", {check.least_gpus} or more" if check.least_gpus > 1 else "")
 
 
@@ -84,7 +91,7 @@ def _length(seconds: float) -> str:
 
 
 def _defaults(check: Check) -> dict[str, tuple[object, ...]]:
-    """Every figure that can be set, with what it is at each depth; what only a CPU is given says so."""
+    """Every parameter with its value at each depth; values for CPU mode are marked."""
     from gpukeeper.interfaces.cli.accept_settings import defaults_of
 
     by_depth = {

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 NEWEST = 14
 REFRESH = 0.1  # seconds
-COLUMNS = {"when": 9, "result": 9, "what": 40, "how": 11, "owner": 5, "because": 0}  # widths; the last takes the rest
-NARROW = {"result": 9, "what": 24, "because": 0}  # below this many columns, the why comes first
+COLUMNS = {"time": 9, "result": 9, "name": 40, "action": 11, "owner": 5, "reason": 0}  # widths; the last takes the rest
+NARROW = {"result": 9, "name": 24, "reason": 0}  # below this many columns, the why comes first
 WIDE = 110
 
 
 def demo(
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Another seed, another week; the same seed, the same week.")
+        int, typer.Option("--seed", min=0, help="Seed of the simulation; the same seed gives the same result.")
     ] = 7,
-    days: Annotated[int, typer.Option("--days", min=1, max=31, help="How long.")] = 7,
-    once: Annotated[bool, typer.Option("--once", help="No live view: only the result.")] = False,
+    days: Annotated[int, typer.Option("--days", min=1, max=31, help="Number of days to simulate.")] = 7,
+    once: Annotated[bool, typer.Option("--once", help="Print only the result, without the live view.")] = False,
     json: o.Json = False,
 ) -> None:
-    """Play a compressed week on a simulated fleet, and show what was reclaimed and why. Touches nothing real."""
+    """Simulate a week on a fleet and show what was reclaimed and why. Changes nothing on this machine."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.wiring import play
 
@@ -99,18 +99,18 @@ def _print(week: Week) -> None:
     show.text(f"{head}: {week.passes} passes over {week.places} places.\n")
     show.table(
         [(rule, str(n), f"{hours:.0f}", size_in_words(size)) for rule, n, hours, size in week.by_rule],
-        head=("because of", "reclaimed", "GPU-hours", "bytes"),
+        head=("rule", "reclaimed", "GPU-hours", "bytes"),
     )
     typer.echo("")
     show.table(
         [(owner, str(n), f"{hours:.0f}", size_in_words(size)) for owner, n, hours, size in week.by_owner],
-        head=("from", "reclaimed", "GPU-hours", "bytes"),
+        head=("owner", "reclaimed", "GPU-hours", "bytes"),
     )
-    show.text("\nGPU-hours: GPUs times the hours they were held after they were idle, over their time or left behind.")
-    typer.echo("\nThe last of them:")
+    show.text("\nGPU-hours: GPUs multiplied by the hours they were held while idle, over the limit or left behind.")
+    typer.echo("\nThe last outcomes:")
     show.table([show.outcome_row(line) for line in week.last])
     show.text(
-        f"\n{week.reclaimed} reclaimed, {week.warned} warnings first, {week.kept_by_hold} kept by a hold, "
-        f"{week.changed} left alone because they changed at the last moment."
+        f"\n{week.reclaimed} reclaimed, {week.warned} warnings sent before, {week.kept_by_hold} kept by a hold, "
+        f"{week.changed} skipped because they changed at the last moment."
     )
-    typer.echo("Nothing real was touched. On this machine: gpukeeper plan")
+    typer.echo("Nothing was changed on this machine. To plan for it: gpukeeper plan")

@@ -1,4 +1,5 @@
-"""`gpukeeper doctor`: can gpukeeper do its work here? Policy, platforms, GPUs, files, ledger, daemon. Looks only."""
+"""`gpukeeper doctor`: can gpukeeper do its work here? Policy, platforms, GPUs, files, ledger, daemon.
+Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ PLATFORMS = ("docker", "kubernetes")
 
 
 def doctor(policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """Say what works here, what does not, and what to do about it."""
+    """Check this machine: what works, what does not, and how to fix it."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.model.errors import KeeperError
 
@@ -59,8 +60,7 @@ def _platforms(policy: Path | None) -> list[tuple[str, ...]]:
 
 
 async def _asked(policy: Path | None) -> tuple[dict[str, str], dict[str, str], Collection[str]]:
-    """Platforms that are named and do not answer, and why: an address alone proves nothing. Those that do, and what
-    there is to say of them. What the policy covers."""
+    """Configured platforms that are not reachable, and why; those that are, with a note; the platforms in scope."""
     from gpukeeper.config.load import load_policy
     from gpukeeper.model.errors import KeeperError, PolicyError
     from gpukeeper.platforms.docker import connect as docker
@@ -75,7 +75,7 @@ async def _asked(policy: Path | None) -> tuple[dict[str, str], dict[str, str], C
         loaded = load_policy(policy).policy
         context, covered = settings_of(loaded).context, tuple(loaded.scope)
     except PolicyError:
-        pass  # said above
+        pass  # reported above
     address = docker.find(os.environ)
     if address is not None:
         try:
@@ -88,7 +88,9 @@ async def _asked(policy: Path | None) -> tuple[dict[str, str], dict[str, str], C
             cluster = kubernetes.Cluster.from_environment(os.environ, context)
             async with cluster.opened():
                 version = await cluster.version()
-            answers["kubernetes"] = f"{cluster.place} at {cluster.address} answers ({version}; by {config})"
+            answers["kubernetes"] = (
+                f"{cluster.place} at {cluster.address} is reachable ({version}; configured by {config})"
+            )
         except KeeperError as problem:
             silent["kubernetes"] = str(problem)
     return silent, answers, covered
@@ -103,12 +105,12 @@ def _gpus(policy: Path | None) -> list[tuple[str, ...]]:
         return [("absent", "gpus", note)]
     found = inventory(timedelta(seconds=10))
     if isinstance(found, Unknown):
-        return [("problem", "gpus", f"{found.why}. Not measured is not idle: nothing is reclaimed as idle here.")]
+        return [("problem", "gpus", f"{found.why}. Without measurements nothing is reclaimed as idle.")]
     return [("ok", "gpus", f"{gpu.name} ({gpu.uuid})") for gpu in found]
 
 
 def _files(policy: Path | None) -> list[tuple[str, ...]]:
-    """What stands in the way of telling which files are in use, and who else removes them."""
+    """What prevents reading which files are in use, and which other cleaners remove them."""
     from gpukeeper.config.load import load_policy
     from gpukeeper.interfaces.cli.aging import aged_by
 
@@ -118,7 +120,7 @@ def _files(policy: Path | None) -> list[tuple[str, ...]]:
         rows.append(
             (
                 *("note", "files"),
-                "what files others have open cannot be seen without root, so their trees are unknown, and kept. "
+                "open files of other users cannot be read without root, so their trees are kept. "
                 "Run gpukeeper as root to reclaim them",
             )
         )
@@ -126,7 +128,7 @@ def _files(policy: Path | None) -> list[tuple[str, ...]]:
 
 
 def _ray(policy: Path | None) -> list[tuple[str, ...]]:
-    """Whether the clusters of the nodes here can be asked: where one cannot, its nodes count as busy."""
+    """Whether the dashboards of the Ray nodes here are reachable; nodes of other clusters count as busy."""
     from gpukeeper.config.load import load_policy
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.platforms.ray.dashboards import Dashboard, DashboardQueries
@@ -144,14 +146,14 @@ def _ray(policy: Path | None) -> list[tuple[str, ...]]:
 
     def _of_node(node: str, found: Dashboard | Unknown) -> tuple[str, ...]:
         if isinstance(found, Unknown):
-            return ("problem", "ray", f"node {node} cannot be asked whether it is idle, so it is kept: {found.why}")
-        return ("ok", "ray", f"node {node}: Ray {found.version} at {found.api.address} answers")
+            return ("problem", "ray", f"node {node}: whether it is idle could not be read, so it is kept: {found.why}")
+        return ("ok", "ray", f"node {node}: Ray {found.version} at {found.api.address} is reachable")
 
     return asyncio.run(asked()) if raylets else []
 
 
 def _session_folders() -> list[str]:
-    """Where clusters of this machine itself keep their sessions: as usual, and as those say that run."""
+    """Session directories of clusters on this machine: the defaults, and those of running raylets."""
     from gpukeeper.platforms.ray.connect import RAY, temporary_folders
     from gpukeeper.platforms.ray.processes import raylet_of, read_all
 
@@ -167,7 +169,7 @@ def _ledger(policy: Path | None) -> list[tuple[str, ...]]:
 
     path = ledger_path()
     if not path.exists():
-        return [("note", "ledger", f"{path} does not exist yet; the first apply or serve makes it")]
+        return [("note", "ledger", f"{path} does not exist yet; the first apply or serve creates it")]
     ledger = open_ledger(path, write=False)
     try:
         damage = asyncio.run(ledger.damage())
@@ -176,7 +178,7 @@ def _ledger(policy: Path | None) -> list[tuple[str, ...]]:
         ledger.close()
     rows: list[tuple[str, ...]] = [("problem", "ledger", f"{path}: {words}") for words in damage]
     if paused is not None:
-        rows.append(("note", "ledger", f"everything is paused: {paused}. Go on with: gpukeeper resume"))
+        rows.append(("note", "ledger", f"all actions are paused: {paused}. Resume with: gpukeeper resume"))
     return rows or [("ok", "ledger", str(path))]
 
 
@@ -185,9 +187,15 @@ def _daemon() -> list[tuple[str, ...]]:
 
     path = socket_path()
     if not path.exists():
-        return [("note", "daemon", f"none runs here (no {path}); idle needs one to measure. Start: gpukeeper serve")]
+        return [
+            (
+                "note",
+                "daemon",
+                f"not running (no {path}); the idle rule needs its measurements. Start it: gpukeeper serve",
+            )
+        ]
     usable = os.access(path, os.R_OK | os.W_OK)
-    return [("ok", "daemon", str(path)) if usable else ("problem", "daemon", f"{path} may not be used by you")]
+    return [("ok", "daemon", str(path)) if usable else ("problem", "daemon", f"{path}: permission denied")]
 
 
 _EXAMINED: dict[str, Callable[[Path | None], list[tuple[str, ...]]]] = {

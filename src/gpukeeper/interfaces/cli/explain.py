@@ -1,6 +1,6 @@
-"""`gpukeeper explain WORKLOAD`: every rule's answer, with the facts it used; why a thing is still there.
+"""`gpukeeper explain WORKLOAD`: every rule's answer, with the facts it used; why an object still exists.
 
-Every signal against its threshold, what comes when if nothing changes, and what would change it. With --watch, live.
+Every signal with its threshold, the next actions if nothing changes, and what would change them. With --watch, live.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 def explain(
     workload: o.Workload,
     policy: o.PolicyFile = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every few seconds until Ctrl-C.")] = False,
-    every: Annotated[str, typer.Option("--every", help="How often, with --watch.")] = "5s",
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every few seconds until Ctrl-C.")] = False,
+    every: Annotated[str, typer.Option("--every", help="Interval of --watch.")] = "5s",
     manifest: Annotated[
         list[Path] | None,
-        typer.Option("--manifest", help="Ask no cluster: a TrainJob's init containers, merged from these YAML files."),
+        typer.Option("--manifest", help="Offline: show a TrainJob's init containers, merged from these YAML files."),
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Say what every rule thinks of a workload, by which signals, what comes next, and what would change that."""
+    """Show each rule's verdict on a workload, its signals, the next action, and what would change it."""
     from gpukeeper.engine.explain import Explanation
-    from gpukeeper.interfaces.terminal.daemon import from_daemon
+    from gpukeeper.interfaces.terminal.daemon import query_daemon
     from gpukeeper.interfaces.terminal.session import opened, span
 
     if manifest:
@@ -50,7 +50,7 @@ def explain(
     pause = span(every, "--every")
     assert pause is not None
 
-    while (found := from_daemon(Explanation, "explain", policy, workload=workload)) is not None:
+    while (found := query_daemon(Explanation, "explain", policy, workload=workload)) is not None:
         _show(found, json=json, watch=watch)
         if not watch:
             return None
@@ -102,10 +102,10 @@ def _print(found: Explanation) -> None:
     show.text(plain(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})"))
     due = f", due {show.when(decision.due, now)}" if decision.due else ""
     show.text(f"\nDecision: {decision.action} by {decision.rule}{due}\n  {plain(decision.reason)}\n")
-    show.table([(name, _said(value, now)) for name, value in facts(found)], head=("fact", "as seen"))
+    show.table([(name, _said(value, now)) for name, value in facts(found)], head=("fact", "value"))
     typer.echo("")
     rows = [(word, answer.rule, _because(answer, now)) for word, answer in verdicts(found.answers)]
-    show.table(rows, head=("answer", "rule", "because"))
+    show.table(rows, head=("answer", "rule", "reason"))
     _section("Measured:", [_signal_row(one, now) for one in found.signals])
     _section("If nothing changes:", [_ahead_row(one, now) for one in found.ahead])
     _section("What would change it:", [(words,) for words in found.remedies])
@@ -121,16 +121,16 @@ def _print_diagnosis(said: Diagnosis | Unknown | None) -> None:
     from gpukeeper.notify.terminals import plain
 
     if isinstance(said, Unknown):
-        show.text(f"\nWhy it is still there could not be looked into: {plain(said.why)}")
+        show.text(f"\nWhy it still exists could not be determined: {plain(said.why)}")
         return
     if said is None:
-        return  # not for who asks
+        return  # not shown to this user
     if said.tree:
-        typer.echo("\nWhat it is part of and made of:")
+        typer.echo("\nOwner tree:")
         for line in said.tree:
             show.text(f"  {plain(line)}")
     if said.causes:
-        typer.echo("\nWhy it is still there:")
+        typer.echo("\nWhy it still exists:")
         for cause in said.causes:
             show.text("\n".join(_cause_lines(cause)))
 

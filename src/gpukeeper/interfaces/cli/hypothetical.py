@@ -20,15 +20,15 @@ from gpukeeper.platforms.kubernetes.kinds.kind import Lever
 from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
 from gpukeeper.platforms.kubernetes.translate import class_of as class_in_cluster
 from gpukeeper.platforms.kubernetes.wire import Meta
-from gpukeeper.views.trial import INCARNATION, Given
+from gpukeeper.views.trial import INCARNATION, TrialInput
 
 DOCKER, KUBERNETES = "docker", "kubernetes"
 WITH_WORKLOADS = (DOCKER, KUBERNETES)  # on the others there are trees and devices only
 STATES = (State.RUNNING, State.ENDED, State.CREATED)
 
 
-class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload as somebody describes it. None: not said."""
+class WorkloadDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """The workload as described on the command line. None: not given."""
 
     platform: str = DOCKER
     place: str | None = None
@@ -53,7 +53,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     demand: bool = False
 
 
-def given(one: Described, policy: Policy, now: datetime) -> tuple[Given, Policy]:
+def hypothetical_workload(one: WorkloadDescription, policy: Policy, now: datetime) -> tuple[TrialInput, Policy]:
     """The workload, and the policy as it applies to it: with its owner in the group that was named, and without `match`
     where the class was. Raises UsageError for what contradicts itself or does not exist."""
     _check(one, policy)
@@ -61,7 +61,7 @@ def given(one: Described, policy: Policy, now: datetime) -> tuple[Given, Policy]
     if one.class_ is not None:
         policy = msgspec.structs.replace(policy, match=())
     subject = _subject(one, policy, now)
-    return Given(
+    return TrialInput(
         subject=subject,
         idle_for=one.idle_for,
         busy=one.busy,
@@ -71,11 +71,11 @@ def given(one: Described, policy: Policy, now: datetime) -> tuple[Given, Policy]
     ), policy
 
 
-def _check(one: Described, policy: Policy) -> None:
+def _check(one: WorkloadDescription, policy: Policy) -> None:
     if one.platform not in WITH_WORKLOADS:
         raise UsageError(
-            f'--platform "{one.platform}": workloads are on {" and ".join(WITH_WORKLOADS)}. '
-            "On other platforms gpukeeper acts on trees of files only."
+            f'--platform "{one.platform}": only {" and ".join(WITH_WORKLOADS)} have workloads. '
+            "On other platforms gpukeeper acts on directory trees only."
         )
     if one.class_ is not None and one.class_ not in policy.classes:
         raise UsageError(f'the policy has no class "{one.class_}". {did_you_mean(one.class_, list(policy.classes))}')
@@ -95,8 +95,8 @@ def _check(one: Described, policy: Policy) -> None:
     _check_times(one)
 
 
-def _check_times(one: Described) -> None:
-    """What is said of a state must be said of that state."""
+def _check_times(one: WorkloadDescription) -> None:
+    """Options that describe a state must fit the state."""
     nothing = timedelta()
     if one.state is not State.RUNNING and (one.running_for or one.idle_for or one.busy):
         raise UsageError(f"--running-for, --idle-for and --busy describe running work; this one is {one.state}.")
@@ -104,17 +104,17 @@ def _check_times(one: Described) -> None:
         raise UsageError(f"--ended-since and --outcome describe ended work; this one is {one.state}.")
     if one.idle_for > one.running_for > nothing:
         raise UsageError(
-            f"it cannot be idle for {in_words(one.idle_for)} and run for {in_words(one.running_for)} only."
+            f"a workload cannot be idle for {in_words(one.idle_for)} and run for {in_words(one.running_for)} only."
         )
     if one.busy and one.idle_for:
-        raise UsageError("--busy and --idle-for contradict each other. Choose one.")
+        raise UsageError("--busy and --idle-for cannot be combined.")
     if one.hold is not None and one.owner is None:
-        raise UsageError("--hold needs --owner: the person who holds it.")
+        raise UsageError("--hold needs --owner: the user who holds it.")
     if one.group is not None and one.owner is None:
         raise UsageError("--group needs --owner: the member of that group.")
 
 
-def _with_member(policy: Policy, one: Described) -> Policy:
+def _with_member(policy: Policy, one: WorkloadDescription) -> Policy:
     if one.group is None or one.owner is None or one.owner in policy.groups[one.group].members:
         return policy
     group = policy.groups[one.group]
@@ -122,7 +122,7 @@ def _with_member(policy: Policy, one: Described) -> Policy:
     return msgspec.structs.replace(policy, groups={**policy.groups, one.group: joined})
 
 
-def _subject(one: Described, policy: Policy, now: datetime) -> Subject:
+def _subject(one: WorkloadDescription, policy: Policy, now: datetime) -> Subject:
     ref, ran = _ref(one, policy), max(one.running_for, one.idle_for)
     started = {State.RUNNING: now - ran, State.ENDED: now - one.ended_since, State.CREATED: None}[one.state]
     outcome = one.outcome or Outcome.SUCCEEDED
@@ -144,7 +144,7 @@ def _subject(one: Described, policy: Policy, now: datetime) -> Subject:
     )
 
 
-def _ref(one: Described, policy: Policy) -> Ref:
+def _ref(one: WorkloadDescription, policy: Policy) -> Ref:
     """Somewhere that the policy covers, where that was not said."""
     scope = policy.scope.get(one.platform)
     place = one.place or _covered(scope.places if scope is not None else ())
@@ -160,7 +160,7 @@ def _covered(patterns: tuple[str, ...]) -> str:
     return "example" if first == "*" else first.replace("*", "1").replace("?", "1")
 
 
-def _recognised(one: Described, ref: Ref) -> str:
+def _recognised(one: WorkloadDescription, ref: Ref) -> str:
     """The class that its platform gives it, by the platform's own function."""
     if ref.platform == KUBERNETES:
         meta = Meta(name=ref.name, namespace=ref.namespace, labels=dict(one.labels))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpukeeper.views.history import TotalsRow
 
 MOST_ASKED = 1000  # lines that a daemon gives at once
-app = typer.Typer(no_args_is_help=True, help="Read the record of everything gpukeeper saw, decided and did.")
+app = typer.Typer(no_args_is_help=True, help="Read the record of everything gpukeeper observed, decided and did.")
 
 Type = Annotated[
     list[str] | None,
@@ -29,21 +29,21 @@ Type = Annotated[
 About = Annotated[
     str | None,
     typer.Option(
-        "--workload", help="Only about this workload (an ending of its path).", autocompletion=completion.workloads
+        "--workload",
+        help="Only lines about this workload (an ending of its path).",
+        autocompletion=completion.workloads,
     ),
 ]
-Whose = Annotated[str | None, typer.Option("--owner", help="Only about this person's work.")]
-Search = Annotated[
-    str | None, typer.Option("--search", help="Only with this text in any of its words.", metavar="TEXT")
-]
-Since = Annotated[str | None, typer.Option("--since", help="Only the last 24h, 7d, …")]
+Whose = Annotated[str | None, typer.Option("--owner", help="Only lines about work of this owner.")]
+Search = Annotated[str | None, typer.Option("--search", help="Only lines that contain this text.", metavar="TEXT")]
+Since = Annotated[str | None, typer.Option("--since", help="Only lines of the last 24h, 7d, …")]
 
 
 @app.command("list")
 def list_(
-    last: Annotated[int, typer.Option("--last", min=1, help="How many lines.")] = 100,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
-    errors: Annotated[bool, typer.Option("--errors", help="Only what failed or needs an admin.")] = False,
+    last: Annotated[int, typer.Option("--last", min=1, help="Number of lines.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")] = False,
+    errors: Annotated[bool, typer.Option("--errors", help="Only failures and what needs an admin.")] = False,
     owner: Whose = None,
     workload: About = None,
     type_: Type = None,
@@ -51,7 +51,7 @@ def list_(
     search: Search = None,
     json: o.Json = False,
 ) -> None:
-    """The newest lines, oldest first."""
+    """List the newest lines, oldest first."""
     types = tuple(type_ or ())
     if not follow and _through_daemon(last, types, owner, workload, errors, since, search, json=json):
         return
@@ -73,9 +73,9 @@ def _through_daemon(
     *,
     json: bool,
 ) -> bool:
-    """Whether a daemon of somebody else answered: of its ledger one is told what concerns one's own work."""
-    from gpukeeper.interfaces.terminal.daemon import from_daemon
-    from gpukeeper.interfaces.terminal.session import say, span
+    """Whether another user's daemon answered. It returns only lines about the caller's own work."""
+    from gpukeeper.interfaces.terminal.daemon import query_daemon
+    from gpukeeper.interfaces.terminal.session import print_message, span
     from gpukeeper.ledger.lines import NumberedLine, says
 
     length = span(since, "--since")
@@ -87,10 +87,10 @@ def _through_daemon(
         "workload": workload or "",
         "errors": errors,
     }
-    found = from_daemon(NumberedLine, "ledger", None, seconds=seconds, **asked)
+    found = query_daemon(NumberedLine, "ledger", None, seconds=seconds, **asked)
     if found is None:
         return False
-    say("From the daemon's ledger: lines about your own work (all of them for an admin).")
+    print_message("From the daemon's ledger: lines about your own work (admins: all lines).")
     fitting = [one for one in found.lines if search is None or says(one[1], search)]
     _print_lines(fitting[-last:], json=json, follow=False)
     return True
@@ -98,21 +98,23 @@ def _through_daemon(
 
 def _print_lines(found: Sequence[tuple[int, Event]], *, json: bool, follow: bool) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.views.history import lines_view
 
     if json and not follow:
         show.as_json("ledger-list", lines_view(found))
         return
     if not found and not follow:
-        say("No such lines.")
+        print_message("No lines found.")
     for seq, line in found:
         _print(seq, line, json=json)
 
 
 @app.command()
-def show(seq: Annotated[int, typer.Argument(help="The number in front of a line.")], json: o.Json = False) -> None:
-    """One line, whole."""
+def show(
+    seq: Annotated[int, typer.Argument(help="Number of the line, as printed by `ledger list`.")], json: o.Json = False
+) -> None:
+    """Show one line with all its fields."""
     from gpukeeper.interfaces.terminal import show as shown
     from gpukeeper.model.errors import UsageError
     from gpukeeper.views.history import LineView, line_body, line_document
@@ -120,7 +122,7 @@ def show(seq: Annotated[int, typer.Argument(help="The number in front of a line.
     with opened_for_reading() as ledger:
         found = asyncio.run(_one(ledger, seq))
     if found is None:
-        raise UsageError(f"the ledger has no line {seq}. See: gpukeeper ledger list")
+        raise UsageError(f"the ledger has no line {seq}. To list the lines: gpukeeper ledger list")
     if json:
         shown.as_json("ledger-show", LineView(line_document(seq, found)))
         return
@@ -129,7 +131,7 @@ def show(seq: Annotated[int, typer.Argument(help="The number in front of a line.
 
 @app.command()
 def totals(since: Since = None, json: o.Json = False) -> None:
-    """GPU-hours, GPUs and bytes that came back, by owner, rule and platform."""
+    """Show GPU-hours, GPUs and bytes reclaimed, by owner, rule and platform."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.views.history import TotalsView, totals_rows
 
@@ -146,7 +148,7 @@ def totals(since: Since = None, json: o.Json = False) -> None:
 @app.command()
 def export(
     format_: Annotated[
-        str, typer.Option("--format", help="json (one object a line), csv, or syslog (one short line with a tag).")
+        str, typer.Option("--format", help="json (one object per line), csv, or syslog (one short line with a tag).")
     ] = "json",
     owner: Whose = None,
     workload: About = None,
@@ -154,13 +156,13 @@ def export(
     since: Since = None,
     search: Search = None,
 ) -> None:
-    """Every line for other programs: timestamp, event_type, user, source, details, schema_version."""
+    """Export all lines for other programs: timestamp, event_type, user, source, details, schema_version."""
     from gpukeeper.ledger.export import csv_lines, json_lines, syslog_lines
     from gpukeeper.model.errors import UsageError
 
     writers = {"json": json_lines, "csv": csv_lines, "syslog": syslog_lines}
     if format_ not in writers:
-        raise UsageError(f'--format "{format_}" is none of: {", ".join(writers)}')
+        raise UsageError(f'--format "{format_}" is not one of: {", ".join(writers)}')
     with opened_for_reading() as ledger:
         found = asyncio.run(_lines(ledger, None, tuple(type_ or ()), owner, workload, False, since, search))
         for row in writers[format_](found):
@@ -169,7 +171,7 @@ def export(
 
 @app.command()
 def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """Archive old lines, delete what is past its retention, as the policy says. `serve` does this daily."""
+    """Archive old lines and delete expired data, as configured in the policy. `serve` does this daily."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import opened
     from gpukeeper.ledger.archive import rotate as rotate_ledger
@@ -180,7 +182,7 @@ def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
         show.as_json("ledger-rotate", {"rotation": done})
     else:
         where = f" to {done.archive}" if done.archive else ""
-        gone = f"{len(done.archives_deleted)} archives and {done.signals_deleted} measurements were past their time"
+        gone = f"{len(done.archives_deleted)} archives and {done.signals_deleted} expired measurements deleted"
         typer.echo(f"{done.lines} lines archived{where}; {gone}.")
 
 
@@ -203,7 +205,7 @@ async def _lines(
 
     unknown = [name for name in types if name not in TYPES]
     if unknown:
-        raise UsageError(f'there are no lines of type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
+        raise UsageError(f'unknown line type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
     return await ledger.lines(
         last=last,
         types=types,

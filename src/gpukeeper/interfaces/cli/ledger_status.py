@@ -1,4 +1,4 @@
-"""`gpukeeper ledger status` and `verify`: how large the ledger is and what is in it, and whether all of it is whole."""
+"""`gpukeeper ledger status` and `verify`: size and content of the ledger, and whether it is undamaged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def status(json: o.Json = False) -> None:
-    """How large the ledger is, its files, first and last line, schema and archives."""
+    """Show the size of the ledger, its files, first and last line, schema and archives."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.ledger.inspection import files_of
 
@@ -32,9 +32,9 @@ def status(json: o.Json = False) -> None:
 
 
 def verify(json: o.Json = False) -> None:
-    """Read every line and every archive and compare checksums. Changes nothing. Exit 1: something is damaged."""
+    """Read every line and archive and verify the checksums. Changes nothing. Exit code 1: something is damaged."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.ledger.inspection import inspect
     from gpukeeper.model.errors import LedgerError
 
@@ -45,7 +45,7 @@ def verify(json: o.Json = False) -> None:
     else:
         typer.echo(_verified(str(path), found))
     for words in found.problems:
-        say(words)
+        print_message(words)
     if found.problems:
         raise typer.Exit(LedgerError.exit_code)
 
@@ -74,7 +74,7 @@ def _status_rows(path: str, schema: int, files: tuple[LedgerFile, ...], found: L
         ("last", ends[1]),
         ("archives", whole),
         *(("archive", _archive(one.name, one.header, one.damage)) for one in found.archives),
-        ("reserve", "there" if found.reserve else "not there: given up on a full disk, or not made yet"),
+        ("reserve", "present" if found.reserve else "absent: released on a full disk, or not created yet"),
         ("paused", found.paused or "no"),
     ]
 
@@ -83,7 +83,7 @@ def _archive(name: str, header: object, damage: str | None) -> str:
     from gpukeeper.ledger.archive_file import Header
 
     if damage is not None or not isinstance(header, Header):
-        return f"{name}: {damage or 'its header cannot be read'}"
+        return f"{name}: {damage or 'its header could not be read'}"
     return f"{name}: {header.lines} lines, {header.since:%Y-%m-%d} to {header.until:%Y-%m-%d}"
 
 
@@ -91,4 +91,4 @@ def _verified(path: str, found: InspectionResult) -> str:
     what = f"{found.lines} lines and {len(found.archives)} archives of {path} were read"
     if found.problems:
         return f"{what}; {len(found.problems)} problems"
-    return f"{what}: all whole"
+    return f"{what}: no damage found"

@@ -33,7 +33,7 @@ from gpukeeper.interfaces.cli import (
 
 app = typer.Typer(
     name="gpukeeper",
-    help="Takes GPUs into service and takes them back: safely, and with reasons.",
+    help="Test GPU nodes before use, and reclaim GPUs and disk space from finished, idle and stuck work.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -71,28 +71,28 @@ def root(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Takes GPUs into service and takes them back: safely, and with reasons."""
+    """Test GPU nodes before use, and reclaim GPUs and disk space from finished, idle and stuck work."""
 
 
 def run_app() -> int:
-    """The exit code. A user's or the world's error is a sentence; a bug says that it is one."""
-    from gpukeeper.interfaces.terminal.session import say
+    """Returns the exit code. Expected errors are printed as one sentence, bugs are reported as bugs."""
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.model.errors import KeeperError
 
     try:
         app(standalone_mode=True)
     except KeeperError as problem:
-        say(str(problem))
+        print_message(str(problem))
         return problem.exit_code
     except BaseExceptionGroup as several:
         # The tasks of the daemon end together; what one of them ended with is what people must know.
         first = _first(several)
         if not isinstance(first, KeeperError):
             raise
-        say(str(first))
+        print_message(str(first))
         return first.exit_code
     except AssertionError as bug:
-        say(f"This is a bug in gpukeeper, not in your setup: {bug}\nNothing after it was touched.")
+        print_message(f"This is a bug in gpukeeper, not in your setup: {bug}\nNothing was changed after it.")
         return 1
     except KeyboardInterrupt:
         return _interrupted()
@@ -109,15 +109,17 @@ def run_app() -> int:
             raise
         _discard_output()
         with suppress(OSError):
-            say(f"The output could not be written: {problem.strerror}. What was done: gpukeeper ledger list")
+            print_message(
+                f"The output could not be written: {problem.strerror}. To see what was done: gpukeeper ledger list"
+            )
         return 1
     return 0
 
 
 def _interrupted() -> int:
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
 
-    say("Interrupted. If a step was under way, the next pass looks at it first.")
+    print_message("Interrupted. The next pass inspects any open step first.")
     return 130
 
 

@@ -1,4 +1,4 @@
-"""`gpukeeper explain NAME --manifest FILE`: what a TrainJob will be, from files alone. No cluster is asked."""
+"""`gpukeeper explain NAME --manifest FILE`: the resulting TrainJob, from files alone. No cluster is contacted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _objects(path: Path) -> list[dict[str, Any]]:
     for part in _NEXT.split(text):
         document = read(part)
         if document.problems:
-            raise UsageError(f"{path} is no manifest: {document.problems[0]}. Nothing was explained.")
+            raise UsageError(f"{path} is not a valid manifest: {document.problems[0]}. Nothing was explained.")
         tree = document.tree
         items = tree.get("items", [tree]) if isinstance(tree, dict) else []
         found += [one for one in items if isinstance(one, dict)] if isinstance(items, list) else []

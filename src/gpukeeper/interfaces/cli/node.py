@@ -1,4 +1,4 @@
-"""`gpukeeper node`: the GPUs of this machine: how each was found after its last work, and which are quarantined."""
+"""`gpukeeper node`: the GPUs of this machine: the condition of each after its last work, and which are quarantined."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ if TYPE_CHECKING:
 
 PATIENCE = timedelta(seconds=10)
 HISTORY = 20  # lines
-app = typer.Typer(no_args_is_help=True, help="This machine's GPUs: list, show; for admins: quarantine and return.")
+app = typer.Typer(
+    no_args_is_help=True, help="List and show the GPUs of this machine. Admins: quarantine and return them."
+)
 Gpu: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="GPU",
-        help="Its uuid, a unique beginning of it, its index on this machine, or gpu-0 as observe prints it.",
+        help="UUID or a unique prefix, index on this machine, or gpu-0 as printed by observe.",
     ),
 ]
-Reason: TypeAlias = Annotated[str, typer.Option("--reason", help="Why; shown to everybody who asks.")]
+Reason: TypeAlias = Annotated[str, typer.Option("--reason", help="Reason, shown to all users.")]
 
 
 @app.command("list")
 def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """Each GPU with its condition as last recorded, and why and since when it is quarantined."""
+    """List the GPUs with their last recorded condition, and why and since when they are quarantined."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import opened, say
+    from gpukeeper.interfaces.terminal.session import opened, print_message
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.views.node import NodeView, gpu_condition
 
@@ -55,15 +57,17 @@ def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
             show.as_json("node-list", view)
             return
         if view.unseen is not None:
-            say(f"Which GPUs are here could not be learned ({view.unseen}); shown is what the ledger knows.")
-        show.table([_row(gpu) for gpu in view.gpus], head=("condition", "gpu", "uuid", "since", "because", "held by"))
+            print_message(
+                f"The GPUs of this machine could not be read ({view.unseen}). The list shows GPUs from the ledger."
+            )
+        show.table([_row(gpu) for gpu in view.gpus], head=("condition", "gpu", "uuid", "since", "reason", "held by"))
         if not view.gpus:
-            say("No GPUs are known here.")
+            print_message("No GPUs found.")
 
 
 @app.command()
 def show(gpu: Gpu, policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """Everything recorded about one GPU."""
+    """Show everything recorded about one GPU."""
     import msgspec
 
     from gpukeeper.interfaces.terminal import show as shown
@@ -86,23 +90,23 @@ def show(gpu: Gpu, policy: o.PolicyFile = None, json: o.Json = False) -> None:
 
 @app.command()
 def quarantine(gpu: Gpu, reason: Reason = "", policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """Mark a GPU as not to be used, until it is returned. Admins only; nothing on it is touched."""
+    """Mark a GPU as unusable until it is returned. Admins only. Does not stop work that runs on it."""
     _change("quarantine", gpu, reason, policy, json)
 
 
 @app.command("return")
 def return_(gpu: Gpu, reason: Reason = "", policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """End a quarantine. Admins only. What the GPU is like then counts as clean."""
+    """End the quarantine of a GPU. Admins only. Its current state then counts as clean."""
     _change("return", gpu, reason, policy, json)
 
 
 def _change(verb: str, gpu: str, reason: str, policy: Path | None, json: bool) -> None:
-    from gpukeeper.interfaces.cli.ask import ask
+    from gpukeeper.interfaces.cli.submit import submit
     from gpukeeper.interfaces.terminal.session import opened
 
     with opened(policy, write=False) as session:
         uuid, _ = _find(gpu, _inventory(), _remembered(session))
-    ask(verb, policy=policy, json=json, workload=uuid, reason=reason)
+    submit(verb, policy=policy, json=json, workload=uuid, reason=reason)
 
 
 def _inventory() -> tuple[GpuFacts, ...] | Unknown:
@@ -111,7 +115,7 @@ def _inventory() -> tuple[GpuFacts, ...] | Unknown:
     from gpukeeper.wiring import FLEET
 
     if os.environ.get(FLEET):
-        return Unknown("a fleet of files has no GPUs", by_design=True)
+        return Unknown("a fleet from files has no GPUs", by_design=True)
     return inventory(PATIENCE)
 
 
@@ -150,10 +154,10 @@ def _find(
     if len(fitting) == 1:
         return fitting[0]
     if not fitting and isinstance(inventory, Unknown) and GPU_UUID.fullmatch(words):
-        return words, None  # a driver that does not answer is no reason to let nobody quarantine its GPU
+        return words, None  # quarantine must work while the driver does not answer
     if fitting:
-        raise UsageError(f'"{words}" fits {len(fitting)} GPUs: {", ".join(uuid for uuid, _ in fitting)}')
-    raise UsageError(f'no GPU of this machine is called "{words}". See: gpukeeper node list')
+        raise UsageError(f'"{words}" matches {len(fitting)} GPUs: {", ".join(uuid for uuid, _ in fitting)}')
+    raise UsageError(f'this machine has no GPU "{words}". To list them: gpukeeper node list')
 
 
 def _observed_names(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
@@ -179,9 +183,9 @@ def _held(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
     try:
         found = occupancy.occupied(inventory, holders.scan(), _user)
     except OSError as error:
-        return {str(one.uuid): f"not known: {error.strerror}" for one in inventory}
+        return {str(one.uuid): f"unknown: {error.strerror}" for one in inventory}
     return {
-        uuid: f"not known: {by.why}" if isinstance(by, Unknown) else by for uuid, by in found.items() if by is not None
+        uuid: f"unknown: {by.why}" if isinstance(by, Unknown) else by for uuid, by in found.items() if by is not None
     }
 
 
@@ -199,7 +203,7 @@ def _row(gpu: GpuCondition) -> tuple[str, ...]:
     if gpu.quarantined is not None:
         why = f"{gpu.quarantine_reason} ({gpu.quarantined_by})"
         return ("quarantined", index, gpu.uuid, _when(gpu.quarantined), why, held_by)
-    because = gpu.reason or "no work ended on it yet"
+    because = gpu.reason or "no work has ended on it yet"
     return (gpu.condition or "not checked", index, gpu.uuid, _when(gpu.checked), because, held_by)
 
 

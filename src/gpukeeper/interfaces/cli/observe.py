@@ -1,7 +1,8 @@
-"""`gpukeeper observe`: look, change nothing; with --gpus, who has which; with --waste, who does not use what they have.
-With --watch, look again and again.
+"""`gpukeeper observe`: read everything, change nothing.
 
-What does not fit together is said as a finding. Nothing is repaired here: that is `apply`, or a person.
+--gpus: the holder of each GPU. --waste: unused GPUs. --watch: refresh.
+
+Contradictions are reported as findings. Nothing is repaired here; `apply` or a person does that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from gpukeeper.views.gpus import GpusView, WasteView
     from gpukeeper.wiring import Session
 
-HEAD = ("state", "what", "owner", "class", "gpus", "size", "since")
+HEAD = ("state", "name", "owner", "class", "gpus", "size", "since")
 WASTE_HEAD = ("unused for", "workload", "owner", "class", "gpus")
 GPUS_HEAD = ("state", "gpu", "held by", "owner", "since", "use", "next")
 
@@ -34,25 +35,27 @@ GPUS_HEAD = ("state", "gpu", "held by", "owner", "since", "use", "next")
 def observe(
     selection: o.Selection,
     gpus: Annotated[
-        bool, typer.Option("--gpus", help="Who has which GPU or slice, since when, and what happens next.")
+        bool, typer.Option("--gpus", help="Show each GPU and slice with its holder, since when, and the next action.")
     ] = False,
     waste: Annotated[
         bool,
-        typer.Option("--waste", help="Running workloads whose GPUs were below 5 % for 30m. Nothing follows from it."),
+        typer.Option(
+            "--waste", help="Show running workloads whose GPUs were below 5 % for 30m. A report only: causes no action."
+        ),
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every few seconds until Ctrl-C.")] = False,
-    every: Annotated[str, typer.Option("--every", help="How often, with --watch.")] = "5s",
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every few seconds until Ctrl-C.")] = False,
+    every: Annotated[str, typer.Option("--every", help="Interval of --watch.")] = "5s",
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Show what is there: workloads, leftovers and GPUs, what does not fit together, and what could not be seen."""
+    """Show workloads, leftovers and GPUs, contradictions, and what could not be read. Changes nothing."""
     from gpukeeper.engine.fleet import observe_fleet
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import opened, span
     from gpukeeper.model.errors import UsageError
 
     if gpus and waste:
-        raise UsageError("--gpus and --waste are two reports. Nothing was looked at. Choose one.")
+        raise UsageError("--gpus and --waste cannot be combined. Nothing was read.")
     narrow = selection.narrow
     pause = span(every, "--every")
     assert pause is not None
@@ -95,20 +98,20 @@ def print_json(view: View) -> None:
 
 
 def print_view(view: View, *, quiet: bool) -> None:
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.views.fleet import FleetView, unseen_everywhere
 
     number = _print_rows(view)
     if quiet:
         return
     for finding in view.findings:
-        say(f"finding: {finding.words}")
+        print_message(f"finding: {finding.words}")
     for words in unseen_everywhere(view.unseen):
-        say(words)
-    what = "thing" if isinstance(view, FleetView) else "line"
-    say(
+        print_message(words)
+    what = "object" if isinstance(view, FleetView) else "row"
+    print_message(
         f"{number} {what if number == 1 else f'{what}s'} at {view.at:%Y-%m-%d %H:%M:%S} UTC"
-        + (", and some were not seen" if view.unseen else "")
+        + (", incomplete: some could not be read" if view.unseen else "")
     )
 
 

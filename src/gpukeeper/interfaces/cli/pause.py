@@ -1,4 +1,4 @@
-"""`gpukeeper pause` and `resume`: stop all acting at once, and go on."""
+"""`gpukeeper pause` and `resume`: pause all actions, and allow them again."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gpukeeper.interfaces.terminal import options as o
 
 
 def pause(
-    reason: Annotated[str, typer.Argument(help="Why; everybody who asks is told.")] = "",
+    reason: Annotated[str, typer.Argument(help="Reason, shown to all users.")] = "",
     policy: o.PolicyFile = None,
     json: o.Json = False,
 ) -> None:
-    """Stop all acting at once, on every place of this machine's ledger. Looking goes on."""
-    from gpukeeper.interfaces.cli.ask import ask
+    """Pause all actions at every place of this machine's ledger. Observing continues."""
+    from gpukeeper.interfaces.cli.submit import submit
 
-    ask("pause", policy=policy, json=json, reason=reason)
+    submit("pause", policy=policy, json=json, reason=reason)
 
 
 def resume(policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """Go on after a pause."""
-    from gpukeeper.interfaces.cli.ask import ask
+    """Allow actions again after a pause."""
+    from gpukeeper.interfaces.cli.submit import submit
 
-    ask("resume", policy=policy, json=json)
+    submit("resume", policy=policy, json=json)

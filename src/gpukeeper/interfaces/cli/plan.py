@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def plan(
     selection: o.SelectionByClass,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with 4 when something is due, with 3 when not all was seen.")
+        bool,
+        typer.Option("--exit-code", help="Exit with 4 if something is due, with 3 if not everything could be read."),
     ] = False,
     textfile: o.Textfile = None,
     json: o.Json = False,
@@ -33,19 +34,19 @@ def plan(
     verbose: o.Verbose = False,
 ) -> None:
     """Show what would be done now, and why. Changes nothing."""
-    from gpukeeper.interfaces.cli import outlook
+    from gpukeeper.interfaces.cli import daemon_plan
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import blind, opened, say
+    from gpukeeper.interfaces.terminal.session import opened, print_message, some_unreachable
     from gpukeeper.views.plan import plan_view, summary
 
     policy, platform, narrow = selection.policy, selection.platform, selection.narrow
     check_textfile(textfile, narrow)
-    told = outlook.told(policy, platform, narrow) if textfile is None else None
-    if told is not None:
-        outlook.show_plan(told, json=json, verbose=verbose, quiet=quiet)
-        if exit_code and any(place.due for place in told.places):
+    by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow) if textfile is None else None
+    if by_daemon is not None:
+        daemon_plan.show_plan(by_daemon, json=json, verbose=verbose, quiet=quiet)
+        if exit_code and any(place.due for place in by_daemon.places):
             raise typer.Exit(4)
-        if exit_code and any(place.unseen for place in told.places):
+        if exit_code and any(place.unseen for place in by_daemon.places):
             raise typer.Exit(3)
         return
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
@@ -58,8 +59,8 @@ def plan(
             print_plan(view, verbose=verbose)
         if not json and not quiet:
             print_notes(session, reports)
-            say(summary(view, _again(policy, platform, narrow)))
-        unseen = any(report.survey.unseen for report in reports) or (platform is None and blind(session))
+            print_message(summary(view, _again(policy, platform, narrow)))
+        unseen = any(report.survey.unseen for report in reports) or (platform is None and some_unreachable(session))
     covered = [one for one in reports if one.survey.platform.name in session.book.policy.scope]
     if any(report.stopped for report in reports) or _nothing_answered(covered):
         raise typer.Exit(1)
@@ -72,12 +73,12 @@ def plan(
 
 
 def _saw_nothing(found: Survey) -> bool:
-    """Trees, nodes and disks are seen, too, though they are no workloads."""
+    """Trees, nodes and disks count, too, although they are not workloads."""
     return bool(found.unseen) and not (found.counts.seen or found.decisions or found.counts.trees or found.nodes)
 
 
 def _nothing_answered(reports: list[PassReport]) -> bool:
-    """No place at all could be looked at."""
+    """No place could be read."""
     places = [(f"{r.survey.platform.name}/{r.survey.platform.place}", r.survey.unseen) for r in reports]
     return bool(places) and all(any(one.what == place for one in unseen) for place, unseen in places)
 
@@ -89,7 +90,7 @@ async def plans(session: Session, narrow: Narrow) -> list[PassReport]:
 
 
 def check_textfile(textfile: Path | None, narrow: Narrow) -> None:
-    """Before anything is done. Half of what is there, told as if it were all, would be a lie in every graph."""
+    """Checked first. Metrics of a part of the objects would look like metrics of all."""
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.errors import UsageError
 
@@ -98,7 +99,7 @@ def check_textfile(textfile: Path | None, narrow: Narrow) -> None:
     from gpukeeper.interfaces.telemetry.textfile import check
 
     if narrow != Narrow():
-        raise UsageError("--textfile tells of everything: leave out what narrows the look. Nothing was done.")
+        raise UsageError("--textfile cannot be combined with filters. Nothing was done.")
     check(textfile)
 
 
@@ -110,7 +111,7 @@ def write_textfile(textfile: Path | None, session: Session, reports: list[PassRe
 
 
 def _again(policy: Path | None, platform: str | None, narrow: Narrow) -> str:
-    """How to do what this plan shows. Without its options, `apply` would do something else."""
+    """The command that applies this plan. Without the same options `apply` would make another plan."""
     from gpukeeper.lifecycle.narrow import Narrow
 
     plain = policy is None and platform is None and narrow == Narrow()
@@ -122,7 +123,7 @@ def print_plan(view: PlanView, *, verbose: bool) -> None:
 
     show.table([show.plan_row(d, verbose=verbose) for d in view.listed(kept=verbose)])
     rows = [(one.category, *map(_pile_in_words, (one.total, one.keep, one.remove))) for one in view.trees]
-    if rows:  # how much lies around, and how much of it would go
+    if rows:  # how much there is, and how much would be removed
         typer.echo("")
         show.table(rows, head=("trees", "total", "keep", "remove"))
 
@@ -132,17 +133,17 @@ def _pile_in_words(pile: TreeCount) -> str:
 
     if not pile.number:
         return "-"
-    told = [size_in_words(pile.bytes)] if pile.sized else []
-    told += [f"{pile.unsized} not measured"] if pile.unsized else []
-    return f"{pile.number} ({', '.join(told)})" if told else str(pile.number)
+    parts = [size_in_words(pile.bytes)] if pile.sized else []
+    parts += [f"{pile.unsized} not measured"] if pile.unsized else []
+    return f"{pile.number} ({', '.join(parts)})" if parts else str(pile.number)
 
 
 def print_notes(session: Session, reports: list[PassReport]) -> None:
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.views.plan import notes
 
     for words in notes(reports, session.book.policy):
-        say(words)
+        print_message(words)
 
 
 def policy_head(session: Session) -> PolicyHead:

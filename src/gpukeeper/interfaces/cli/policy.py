@@ -1,4 +1,4 @@
-"""`gpukeeper policy`: is the file right, what does it say, where does each value come from. Changes nothing."""
+"""`gpukeeper policy`: check the file, show its values and where each comes from. Changes nothing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ app = typer.Typer(no_args_is_help=True, help="Check and show the policy. Changes
 PolicyOption = Annotated[
     Path | None, typer.Option("--policy", metavar="PATH", help="The policy file.", show_default=False)
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
-GROUPS_REPLACE = " A group's value replaces the class's, shorter or longer; of several groups the most generous holds."
+GROUPS_REPLACE = (
+    " A group's value replaces the class's, shorter or longer; of several groups the most generous value applies."
+)
 
 
 @app.command()
@@ -31,7 +33,7 @@ def check(
     policy: PolicyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Every problem of a policy file at once, each with its line."""
+    """Report all problems of a policy file, each with its line."""
     from gpukeeper.config.load import load_policy
     from gpukeeper.config.sentence import sentence
     from gpukeeper.model.errors import PolicyError
@@ -56,16 +58,18 @@ def show(
         str | None,
         typer.Argument(
             metavar="SECTION",
-            help="Only this part: retention, classes.managed, match[0], …",
+            help="Only this section: retention, classes.managed, match[0], …",
             show_default=False,
             autocompletion=completion.sections,
         ),
     ] = None,
-    owner: Annotated[str | None, typer.Option(help="What applies to this user, after groups.")] = None,
+    owner: Annotated[
+        str | None, typer.Option(help="Show the values that apply to this user, including groups.")
+    ] = None,
     policy: PolicyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Every effective value, or those of one section, and where each came from."""
+    """Show all effective values, or one section, and the origin of each value."""
     from gpukeeper.config.load import load_policy
     from gpukeeper.config.show import for_owner, part_for_owner, part_of, rows
 
@@ -87,7 +91,7 @@ def show(
 
 @app.command()
 def schema() -> None:
-    """The JSON Schema of a policy file, for editors."""
+    """Print the JSON Schema of a policy file, for editors."""
     import json
 
     from gpukeeper.config.schema import json_schema
@@ -97,7 +101,7 @@ def schema() -> None:
 
 @app.command()
 def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
-    """The policy as one English sentence, for the runbook."""
+    """Print the policy as one English sentence."""
     from gpukeeper.config.load import load_policy
     from gpukeeper.config.sentence import sentence as in_words
 
@@ -124,11 +128,11 @@ def _show_owner(loaded: Loaded, view: OwnerView, section: str | None, as_json: b
     shown.text(f"{view.owner} is in {', '.join(view.groups) or 'no group'}.{GROUPS_REPLACE if view.groups else ''}\n")
     table = [(name, row.setting, row.text, row.origin) for name, found in view.classes.items() for row in found]
     if table:
-        shown.table(table, head=("class", "limit", "value", "from"))
+        shown.table(table, head=("class", "limit", "value", "origin"))
     if table and section is None:
         typer.echo()
     if not view.exemptions and section in (None, "exemptions"):
-        typer.echo(f"No exemption is for {view.owner}." + ("\n" if section is None else ""))
+        typer.echo(f"No exemption applies to {view.owner}." + ("\n" if section is None else ""))
     more = [*view.exemptions, *view.demand, *view.holds]
     if more:
         _print_rows(more)
@@ -137,7 +141,7 @@ def _show_owner(loaded: Loaded, view: OwnerView, section: str | None, as_json: b
 def _print_rows(rows: Sequence[Row]) -> None:
     from gpukeeper.interfaces.terminal import show as shown
 
-    shown.table([(row.setting, row.text, row.origin) for row in rows], head=("setting", "value", "from"))
+    shown.table([(row.setting, row.text, row.origin) for row in rows], head=("setting", "value", "origin"))
 
 
 def _head(loaded: Loaded) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`gpukeeper policy try`: a hypothetical workload against a policy, and what would happen to it when."""
+"""`gpukeeper policy try`: apply a policy to a hypothetical workload and show the timeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
     from gpukeeper.config.load import Loaded
-    from gpukeeper.interfaces.cli.hypothetical import Described
+    from gpukeeper.interfaces.cli.hypothetical import WorkloadDescription
     from gpukeeper.lifecycle.forecast import UpcomingAction
     from gpukeeper.model.subject import Outcome, State
     from gpukeeper.views.trial import TrialView
@@ -27,58 +27,61 @@ def try_(
         str,
         typer.Option(
             "--platform",
-            help="Its platform, or platform and place: docker, docker/node-3, kubernetes.",
+            help="Platform, or platform and place: docker, docker/node-3, kubernetes.",
             autocompletion=completion.platforms,
         ),
     ] = "docker",
     class_: Annotated[
-        str | None, typer.Option("--class", help="Its class. Default: by match, else as its platform recognises it.")
+        str | None, typer.Option("--class", help="Class. Default: by match, else as recognised by the platform.")
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="Its name.")] = "example",
-    label: Annotated[
-        list[str] | None, typer.Option("--label", help="A label of it, key=value; may be repeated.")
-    ] = None,
-    image: Annotated[str | None, typer.Option("--image", help="Its image.")] = None,
+    name: Annotated[str, typer.Option("--name", help="Name of the workload.")] = "example",
+    label: Annotated[list[str] | None, typer.Option("--label", help="Label, key=value; may be repeated.")] = None,
+    image: Annotated[str | None, typer.Option("--image", help="Container image.")] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", help="On Kubernetes: job, trainjob, pod, … Default: job.")
+        str | None, typer.Option("--kind", help="Kubernetes kind: job, trainjob, pod, … Default: job.")
     ] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", help="On Kubernetes: its namespace.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", help="Kubernetes namespace.")] = None,
     environment: Annotated[
-        str | None, typer.Option("--environment", help="Its environment, one of `environments`.")
+        str | None, typer.Option("--environment", help="Environment, one of `environments` in the policy.")
     ] = None,
-    owner: Annotated[str | None, typer.Option("--owner", help="Its owner. Default: none is known.")] = None,
-    group: Annotated[str | None, typer.Option("--group", help="The owner is in this group, too.")] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=0, max=1024, help="How many GPUs it holds.")] = 1,
+    owner: Annotated[str | None, typer.Option("--owner", help="Owner. Default: unknown.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Group of the owner, in addition to those in the policy.")
+    ] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=0, max=1024, help="Number of GPUs.")] = 1,
     state: Annotated[
-        str | None, typer.Option("--state", help="running, ended or created. Default: running, or as other flags say.")
+        str | None,
+        typer.Option("--state", help="running, ended or created. Default: running, or as implied by other options."),
     ] = None,
     outcome: Annotated[
         str | None,
         typer.Option(
             "--outcome",
-            help="How it ended: succeeded (the default), failed or stopped.",
+            help="Outcome of ended work: succeeded (default), failed or stopped.",
             autocompletion=completion.outcomes,
         ),
     ] = None,
-    running_for: Annotated[Span, typer.Option("--running-for", help="It has been running for 2h, 3d, …")] = None,
+    running_for: Annotated[Span, typer.Option("--running-for", help="Time since the start: 2h, 3d, …")] = None,
     idle_for: Annotated[
-        Span, typer.Option("--idle-for", help="It has been idle for 20m, … Default: from now on.")
+        Span, typer.Option("--idle-for", help="Idle time so far: 20m, … Default: idle from now on.")
     ] = None,
-    busy: Annotated[bool, typer.Option("--busy", help="It uses its GPUs all the time.")] = False,
-    ended_since: Annotated[Span, typer.Option("--ended-since", help="It ended 2h, 3d, … ago.")] = None,
-    ttl: Annotated[Span, typer.Option("--ttl", help="Its own time to live after its end.")] = None,
-    hold: Annotated[Span, typer.Option("--hold", help="Its owner holds it for this long, from now on.")] = None,
-    demand: Annotated[bool, typer.Option("--demand", help="GPUs are scarce: see `demand` in the policy.")] = False,
+    busy: Annotated[bool, typer.Option("--busy", help="The GPUs are in use all the time.")] = False,
+    ended_since: Annotated[Span, typer.Option("--ended-since", help="Time since the end: 2h, 3d, …")] = None,
+    ttl: Annotated[Span, typer.Option("--ttl", help="The workload's own TTL after its end.")] = None,
+    hold: Annotated[Span, typer.Option("--hold", help="The owner holds it for this time, from now on.")] = None,
+    demand: Annotated[
+        bool, typer.Option("--demand", help="Assume that GPUs are scarce; see `demand` in the policy.")
+    ] = False,
     json: o.Json = False,
 ) -> None:
-    """Try a policy on a hypothetical workload: its class, and when it would be warned, stopped and removed."""
+    """Apply a policy to a hypothetical workload: show its class, and when it would be warned, stopped and removed."""
     from gpukeeper.config.load import load_policy
-    from gpukeeper.interfaces.cli.hypothetical import Described, given
+    from gpukeeper.interfaces.cli.hypothetical import WorkloadDescription, hypothetical_workload
     from gpukeeper.interfaces.terminal.session import span
     from gpukeeper.views.trial import trial
 
     where, _, place = platform.partition("/")
-    described = Described(
+    described = WorkloadDescription(
         platform=where,
         place=place or None,
         namespace=namespace,
@@ -103,7 +106,7 @@ def try_(
     )
     loaded = load_policy(policy)
     now = datetime.now(UTC).replace(second=0, microsecond=0)
-    assumed, applied = given(described, loaded.policy, now)
+    assumed, applied = hypothetical_workload(described, loaded.policy, now)
     found = trial(applied, assumed, now)
     if json:
         _print_json(loaded, described, found)
@@ -128,7 +131,7 @@ def _state(written: str | None, *, ended: bool) -> State:
     if written is None:
         return State.ENDED if ended else State.RUNNING
     if written not in STATES:
-        raise UsageError(f'--state "{written}" is none of: {", ".join(STATES)}')
+        raise UsageError(f'--state "{written}" is not one of: {", ".join(STATES)}')
     return State(written)
 
 
@@ -137,11 +140,11 @@ def _outcome(written: str | None) -> Outcome | None:
     from gpukeeper.model.subject import Outcome
 
     if written is not None and written not in tuple(Outcome):
-        raise UsageError(f'--outcome "{written}" is none of: {", ".join(Outcome)}')
+        raise UsageError(f'--outcome "{written}" is not one of: {", ".join(Outcome)}')
     return None if written is None else Outcome(written)
 
 
-def _print_json(loaded: Loaded, described: Described, found: TrialView) -> None:
+def _print_json(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> None:
     from gpukeeper.interfaces.terminal import show
 
     head = {"source": loaded.source, "digest": loaded.policy.digest, "mode": loaded.policy.mode}
@@ -160,22 +163,22 @@ def _print_json(loaded: Loaded, described: Described, found: TrialView) -> None:
     show.as_json("policy-try", body)
 
 
-def _print(loaded: Loaded, described: Described, found: TrialView) -> None:
+def _print(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
 
     show.table(_facts(loaded, described, found))
     typer.echo("")
     rows = [(_when(one.at, found.at), _what(one), one.rule, one.reason) for one in found.timeline]
-    show.table(rows, head=("when", "what", "rule", "because"))
+    show.table(rows, head=("when", "action", "rule", "reason"))
     show.text(("\n" if rows else "") + found.end)
     show.text("\nAssumes:")
     for words in found.assumes:
         show.text(f"  {words}")
-    say(f"Policy: {loaded.source} ({loaded.policy.preset}, mode {loaded.policy.mode}).")
+    print_message(f"Policy: {loaded.source} ({loaded.policy.preset}, mode {loaded.policy.mode}).")
 
 
-def _facts(loaded: Loaded, described: Described, found: TrialView) -> list[tuple[str, str]]:
+def _facts(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> list[tuple[str, str]]:
     from gpukeeper.model.durations import in_words
 
     subject, now = found.subject, found.at
@@ -186,19 +189,19 @@ def _facts(loaded: Loaded, described: Described, found: TrialView) -> list[tuple
     return [
         ("workload", subject.ref.path),
         ("class", f"{found.class_} ({_because(loaded, described, found)})"),
-        ("owner", f"{described.owner or 'none known'}{groups}"),
+        ("owner", f"{described.owner or 'unknown'}{groups}"),
         ("state", f"{state}{idle}, {described.gpus} GPU{'' if described.gpus == 1 else 's'}"),
         ("now", f"{found.now.action}: {found.now.reason}"),
     ]
 
 
-def _because(loaded: Loaded, described: Described, found: TrialView) -> str:
+def _because(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> str:
     """Why it has its class."""
     if described.class_ is not None:
-        return "as --class says"
+        return "by --class"
     if found.match is not None:
         return f"by match[{found.match}], {loaded.origin(('match', found.match))}"
-    listed = "; no entry of match fits" if loaded.policy.match else ""
+    listed = "; no entry of match applies" if loaded.policy.match else ""
     return f"recognised by {described.platform}{listed}"
 
 

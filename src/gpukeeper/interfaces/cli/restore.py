@@ -1,4 +1,4 @@
-"""`gpukeeper restore`: bring back what gpukeeper stopped or removed."""
+"""`gpukeeper restore`: restore what gpukeeper stopped or removed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpukeeper.interfaces.terminal import options as o
 
 
 def restore(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """Bring back what gpukeeper stopped, or removed and captured. WORKLOAD: its path or uid, as the ledger has it."""
-    from gpukeeper.interfaces.cli.ask import ask
+    """Restore what gpukeeper stopped, or removed after capturing it. WORKLOAD: path or uid from the ledger."""
+    from gpukeeper.interfaces.cli.submit import submit
 
-    ask("restore", policy=policy, json=json, workload=workload)
+    submit("restore", policy=policy, json=json, workload=workload)

@@ -1,7 +1,7 @@
-"""`gpukeeper stop-all`: the emergency stop of one person's, or everybody's, running GPU work.
+"""`gpukeeper stop-all`: the emergency stop of running GPU work, of one owner or of all.
 
-Each stop is a request of its own with the rights, evidence, second look and record of `workload stop`; what is never
-touched, and what an admin exempted, is left and listed.
+Each stop is a request of its own with the rights, evidence, re-check and record of `workload stop`; protected work and
+what an admin exempted is skipped and listed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def stop_all(
     yes: o.Yes = False,
     json: o.Json = False,
 ) -> None:
-    """Stop every running GPU workload now, or one person's. Asks on a terminal. Exit 3: some were not stopped."""
-    from gpukeeper.interfaces.terminal.session import confirmed, opened, say
+    """Stop all running GPU workloads, or one owner's. Asks for confirmation. Exit code 3: some were not stopped."""
+    from gpukeeper.interfaces.terminal.session import confirmed, opened, print_message
 
     with opened(policy, write=False, only=platform, quiet=json) as session:
         _may_act(session, owner, yes=yes, json=json)
@@ -43,14 +43,16 @@ def stop_all(
     _print(found, replies, json=json)
     stopped = sum(reply.done for _, reply in replies)
     if not json:
-        say(f"{stopped} of {len(replies)} stopped, {len(found.left)} left. The record: gpukeeper ledger list")
+        print_message(
+            f"{stopped} of {len(replies)} stopped, {len(found.left)} skipped. To see the record: gpukeeper ledger list"
+        )
     if stopped < len(replies) or found.unseen:
         raise typer.Exit(3)
 
 
 @dataclass
-class Found:
-    """What runs and holds GPUs, what of it is left alone and why, and what could not be seen."""
+class Targets:
+    """What runs and holds GPUs, what of it is skipped and why, and what could not be read."""
 
     running: list[Subject] = field(default_factory=list)
     left: list[tuple[Subject, str]] = field(default_factory=list)
@@ -64,26 +66,28 @@ def _may_act(session: Session, owner: str | None, *, yes: bool, json: bool) -> N
 
     if not is_admin(session.book, session.user) and owner != session.user:
         raise UsageError(
-            f"{session.user} is not an admin of this policy and may stop only what is their own: "
+            f"{session.user} is not an admin of this policy and may stop only their own work: "
             f"gpukeeper stop-all --owner {session.user}"
         )
     if yes and session.book.policy.mode is Mode.PLAN:
         raise UsageError(
-            f"{session.loaded.source}: mode is plan, and only mode: enforce acts unattended. Nothing was done; "
-            "confirm on a terminal, without --yes"
+            f"{session.loaded.source}: mode is plan, and only mode: enforce acts unattended. Nothing was done. "
+            "Confirm on a terminal, without --yes"
         )
     if not yes and (json or not sys.stdin.isatty()):
-        raise UsageError("stop-all asks before it acts, and nobody can answer here. Nothing was done. Scripts: --yes")
+        raise UsageError(
+            "stop-all needs a confirmation, and stdin is not a terminal. Nothing was done. For scripts: --yes"
+        )
 
 
-async def _look(session: Session, owner: str | None) -> Found:
+async def _look(session: Session, owner: str | None) -> Targets:
     from gpukeeper.engine.fleet import observe_fleet
     from gpukeeper.interfaces.terminal.session import narrowed, own_only
     from gpukeeper.lifecycle.claims import left_alone, runs_on_gpus
 
     narrow, now = own_only(session, narrowed(owner=owner)), session.keeper.clock.now()
     looked = await observe_fleet(session.keeper, session.book)
-    found = Found(unseen=[f"{p.platform}/{p.place}: not seen: {p.what} ({p.why})" for p in looked.unseen])
+    found = Targets(unseen=[f"{p.platform}/{p.place}: {p.what} could not be read ({p.why})" for p in looked.unseen])
     for view in looked.views:
         subject = view.subject
         if not runs_on_gpus(subject) or not narrow.fits(subject, now):
@@ -96,27 +100,27 @@ async def _look(session: Session, owner: str | None) -> Found:
     return found
 
 
-def _announce(found: Found) -> None:
+def _announce(found: Targets) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
 
     rows = [("stop", s.ref.path, show.fact(s.owner), "") for s in found.running]
-    rows += [("kept", s.ref.path, show.fact(s.owner), why) for s, why in found.left]
+    rows += [("skip", s.ref.path, show.fact(s.owner), why) for s, why in found.left]
     show.table(rows)
     for words in found.unseen:
-        say(words)
+        print_message(words)
 
 
-def _question(found: Found, owner: str | None) -> str:
-    whose = f"of {owner}" if owner is not None else "of everybody"
+def _question(found: Targets, owner: str | None) -> str:
+    whose = f"of {owner}" if owner is not None else "of all owners"
     count = len(found.running)
     return f"Stop {count} running workload{'s' if count != 1 else ''} {whose} now?"
 
 
 def _stop(subject: Subject, policy: Path | None, *, attended: bool, quiet: bool) -> Reply:
-    """By uid: exactly what was shown, whatever carries its name by now. The whole list was confirmed, so each is."""
+    """By uid: exactly what was listed, even if the name was reused since. The confirmation covers the whole list."""
     from gpukeeper.engine.requests import Reply, Request
-    from gpukeeper.interfaces.cli.ask import requested
+    from gpukeeper.interfaces.cli.submit import reply_to
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.model.errors import KeeperError
 
@@ -124,12 +128,12 @@ def _stop(subject: Subject, policy: Path | None, *, attended: bool, quiet: bool)
         show.progress_line(f"stopping {subject.ref.path}")
     request = Request(verb="stop", workload=subject.ref.uid, confirm=attended)
     try:
-        return requested(request, policy, (lambda words: True) if attended else None)
+        return reply_to(request, policy, (lambda words: True) if attended else None)
     except KeeperError as problem:  # the others must be stopped all the same
         return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
 
 
-def _print(found: Found, replies: list[tuple[Subject, Reply]], *, json: bool) -> None:
+def _print(found: Targets, replies: list[tuple[Subject, Reply]], *, json: bool) -> None:
     from gpukeeper.interfaces.terminal import show
 
     if json:

@@ -1,4 +1,4 @@
-"""`gpukeeper tidy`: run a command with a temporary folder of its own, which goes when the command ended."""
+"""`gpukeeper tidy`: run a command with its own temporary directory, which is deleted when the command ends."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import typer
 
 
 def tidy(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run, with its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Command to run, with its arguments.")],
     root: Annotated[
         str | None,
-        typer.Option("--root", help="Make the folder here. Default: $TMPDIR, else /tmp.", metavar="FOLDER"),
+        typer.Option("--root", help="Parent of the directory. Default: $TMPDIR, else /tmp.", metavar="DIR"),
     ] = None,
     keep_on_failure: Annotated[
-        bool, typer.Option("--keep-on-failure", help="Keep the folder when the command fails, to look into it.")
+        bool, typer.Option("--keep-on-failure", help="Keep the directory if the command fails, for inspection.")
     ] = False,
 ) -> None:
-    """Run a command with a private TMPDIR, and remove that when the command ended. Ends with the command's exit code.
+    """Run a command with a private TMPDIR and delete it when the command ends. Exits with the command's exit code.
 
-    What a process that outlives the command still has open is kept, and said.
+    Files that a surviving process still has open are kept and reported.
     """
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.model.durations import size_in_words
     from gpukeeper.model.errors import UsageError
     from gpukeeper.platforms.host import tidy as host
@@ -32,20 +32,22 @@ def tidy(
         folder = host.make_folder(root, os.environ)
     except OSError as error:
         where = error.filename or root
-        raise UsageError(f"no temporary folder could be made at {where} ({error.strerror}); nothing was run") from error
+        raise UsageError(
+            f"no temporary directory could be created at {where} ({error.strerror}); nothing was run"
+        ) from error
     code, failure, since = 1, None, host.moment()
     try:
         code = host.run(command, host.environment(folder, os.environ))
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126
         failure = f"{command[0]} could not be started: {error.strerror}"
-        say(failure)
+        print_message(failure)
     if code != 0 and failure is None and keep_on_failure:
-        say(f"The command ended with {code}; its temporary files are in {folder / host.INSIDE}")
+        print_message(f"The command exited with {code}; its temporary files are in {folder / host.INSIDE}")
     else:
         left = host.remove_folder(folder, since)
         if isinstance(left, host.Remainder):
-            say(f"{left.path} was kept: {left.why}")
+            print_message(f"{left.path} was kept: {left.why}")
         elif left and sys.stderr.isatty():
-            say(f"{size_in_words(left)} of temporary files were removed.")
+            print_message(f"{size_in_words(left)} of temporary files deleted.")
     raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""`gpukeeper top`: GPUs, holders, use and what comes next, live on the whole screen. Changes nothing.
+"""`gpukeeper top`: GPUs, holders, utilization and next actions, live on the whole screen. Changes nothing.
 
 Data is gathered in a thread of its own, so that a driver or platform that hangs freezes neither keys nor screen.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpukeeper.views.top import TopView
 
 LEAST, REDRAW = 0.5, 1.0  # seconds
-LEAVE = 1.0  # seconds that a gathering under way gets to end; then the program ends without it
+LEAVE = 1.0  # seconds that a refresh in progress gets to end; then the program exits without it
 LATE = timedelta(seconds=10)
 Gather = Callable[[], "TopView"]
 
@@ -37,13 +37,13 @@ def top(
     policy: o.PolicyFile = None,
     platform: o.OnPlatform = None,
     owner: o.Owner = None,
-    every: Annotated[str, typer.Option("--every", help="How often data is gathered.")] = "2s",
-    sort: Annotated[str, typer.Option("--sort", help="First order: gpu, use, memory, owner or next.")] = "gpu",
+    every: Annotated[str, typer.Option("--every", help="Refresh interval.")] = "2s",
+    sort: Annotated[str, typer.Option("--sort", help="Initial sort order: gpu, use, memory, owner or next.")] = "gpu",
     demo: Annotated[
-        bool, typer.Option("--demo", help="A simulated fleet; ten minutes pass with each refresh.")
+        bool, typer.Option("--demo", help="Show a simulated fleet; each refresh advances it by ten minutes.")
     ] = False,
 ) -> None:
-    """Show every GPU live: use, memory, holder, owner, and what happens next by which rule. q quits."""
+    """Show all GPUs live: utilization, memory, holder, owner, and the next action with its rule. q quits."""
     from gpukeeper.interfaces.terminal.screen import Screen
     from gpukeeper.interfaces.terminal.session import narrowed, span
     from gpukeeper.interfaces.terminal.top_picture import Display
@@ -51,7 +51,7 @@ def top(
     from gpukeeper.views.top import SORTS
 
     if sort not in SORTS:
-        raise UsageError(f'--sort "{sort}" is none of: {", ".join(SORTS)}')
+        raise UsageError(f'--sort "{sort}" is not one of: {", ".join(SORTS)}')
     pause = span(every, "--every")
     assert pause is not None
     if not _is_terminal():
@@ -164,9 +164,9 @@ class Gathering:
 def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[Gather]:
     """What is seen from here, joined with what the daemon tells those who may not read its ledger."""
     from gpukeeper.engine.fleet import observe_fleet
-    from gpukeeper.interfaces.cli import outlook
+    from gpukeeper.interfaces.cli import daemon_plan
     from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.views.top import top_view, with_notes, with_told
+    from gpukeeper.views.top import top_view, with_daemon_plan, with_notes
 
     notes: list[str] = []
     with opened(policy, write=False, only=platform, quiet=False, tell=notes.append) as session:
@@ -177,8 +177,8 @@ def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[
             return top_view(found, session.book, narrow, session.keeper.clock.now(), paused)
 
         def gather() -> TopView:
-            view, told = asyncio.run(look()), outlook.told(policy, platform, narrow)
-            return with_notes(view, notes) if told is None else with_told(view, told)
+            view, by_daemon = asyncio.run(look()), daemon_plan.read_daemon_plan(policy, platform, narrow)
+            return with_notes(view, notes) if by_daemon is None else with_daemon_plan(view, by_daemon)
 
         yield gather
 

@@ -1,4 +1,4 @@
-"""`gpukeeper workload`: one's own workloads: list, show, hold, release, stop, remove."""
+"""`gpukeeper workload`: list, show, hold, release, stop and remove workloads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from gpukeeper.model.decision import Decision
     from gpukeeper.views.workload import WorkloadRow
 
-app = typer.Typer(no_args_is_help=True, help="List, hold, release, stop or remove workloads. Yours; an admin's: any.")
+app = typer.Typer(
+    no_args_is_help=True, help="List, hold, release, stop or remove your workloads. Admins: those of all users."
+)
 
 
 @app.command("list")
@@ -30,30 +32,30 @@ def list_(
     class_: o.Class = None,
     json: o.Json = False,
 ) -> None:
-    """Every workload with what will happen to it next."""
-    from gpukeeper.interfaces.cli import outlook
+    """List all workloads with their next action."""
+    from gpukeeper.interfaces.cli import daemon_plan
     from gpukeeper.interfaces.cli.plan import plans
-    from gpukeeper.interfaces.terminal.session import narrowed, opened, say, say_out_of_reach
+    from gpukeeper.interfaces.terminal.session import narrowed, opened, print_message, print_unreachable
     from gpukeeper.views.plan import unseen_notes
 
     narrow = narrowed(owner=owner, image=image, class_=class_)
-    told = outlook.told(policy, platform, narrow)
-    if told is not None:
-        _print_list([d for place in told.places for d in place.decisions], told.now, json=json)
-        outlook.say_the_rest(told, quiet=json)
+    by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow)
+    if by_daemon is not None:
+        _print_list([d for place in by_daemon.places for d in place.decisions], by_daemon.now, json=json)
+        daemon_plan.print_daemon_notes(by_daemon, quiet=json)
         return
     with opened(policy, write=False, only=platform) as session:
         reports = asyncio.run(plans(session, narrow))
         if not _print_list([d for r in reports for d in r.survey.decisions], session.keeper.clock.now(), json=json):
-            say_out_of_reach(session, platform)
+            print_unreachable(session, platform)
         for words in (words for report in reports for words in unseen_notes(report) if not json):
-            say(words)
+            print_message(words)
 
 
 def _print_list(decisions: Iterable[Decision], now: datetime, *, json: bool) -> bool:
     """Whether there was something to print."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.views.workload import workload_row, workloads_view
 
     view = workloads_view(decisions)
@@ -61,9 +63,9 @@ def _print_list(decisions: Iterable[Decision], now: datetime, *, json: bool) -> 
         show.as_json("workload-list", view)
         return True
     rows = [_row(workload_row(d), now) for d in view.decisions]
-    show.table(rows, head=("next", "workload", "owner", "class", "holds", "due", "because"))
+    show.table(rows, head=("next", "workload", "owner", "class", "holds", "due", "reason"))
     if not rows:
-        say("No workload is known here that the policy covers.")
+        print_message("No workloads found in the scope of the policy.")
     return bool(rows)
 
 
@@ -76,7 +78,7 @@ def _row(row: WorkloadRow, now: datetime) -> tuple[str, ...]:
 
 @app.command()
 def show(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """Everything known about one workload, and every rule's answer."""
+    """Show everything known about one workload, and each rule's verdict."""
     from gpukeeper.interfaces.cli.explain import explain
 
     explain(workload, policy, json=json)
@@ -85,24 +87,24 @@ def show(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False
 @app.command()
 def hold(
     workload: o.Workload,
-    for_: Annotated[str | None, typer.Option("--for", help="How long: 2h, 1d. Default: as long as allowed.")] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why; shown to everybody who asks.")] = "",
+    for_: Annotated[
+        str | None, typer.Option("--for", help="Duration: 2h, 1d. Default: the maximum that is allowed.")
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Reason, shown to all users.")] = "",
     suspends: Annotated[
         list[str] | None,
-        typer.Option(
-            "--suspends", help="Admins: the rules it suspends; may be repeated.", autocompletion=completion.rules
-        ),
+        typer.Option("--suspends", help="Admins: a rule to suspend; may be repeated.", autocompletion=completion.rules),
     ] = None,
     policy: o.PolicyFile = None,
     json: o.Json = False,
 ) -> None:
-    """Keep a workload for a while. Suspends idle and removal; never the maximum runtime."""
-    from gpukeeper.interfaces.cli.ask import ask
+    """Hold a workload for a limited time. Suspends the idle rule and removals, never the maximum runtime."""
+    from gpukeeper.interfaces.cli.submit import submit
     from gpukeeper.interfaces.terminal.session import span
 
     length = span(for_, "--for")
     seconds = length.total_seconds() if length is not None else None
-    ask(
+    submit(
         "hold",
         policy=policy,
         json=json,
@@ -116,37 +118,37 @@ def hold(
 @app.command()
 def release(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """End every hold on a workload."""
-    from gpukeeper.interfaces.cli.ask import ask
+    from gpukeeper.interfaces.cli.submit import submit
 
-    ask("release", policy=policy, json=json, workload=workload)
+    submit("release", policy=policy, json=json, workload=workload)
 
 
 @app.command()
 def stop(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False, json: o.Json = False) -> None:
-    """Stop one workload now, with the same care as a pass."""
+    """Stop one workload now, with the same checks as in a pass."""
     _act("stop", workload, policy, yes, json)
 
 
 @app.command()
 def remove(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False, json: o.Json = False) -> None:
-    """Remove one workload now: evidence first, verified afterwards."""
+    """Remove one workload now. Saves evidence first and verifies the result."""
     _act("remove", workload, policy, yes, json)
 
 
 def _act(verb: str, workload: str, policy: o.PolicyFile, yes: bool, json: bool) -> None:
-    from gpukeeper.interfaces.cli.ask import ask
+    from gpukeeper.interfaces.cli.submit import submit
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import confirmed, say
+    from gpukeeper.interfaces.terminal.session import confirmed, print_message
     from gpukeeper.model.errors import UsageError
 
     if not yes and not sys.stdin.isatty():
         raise UsageError(
-            f"{verb} asks before it acts, and nobody can answer here. Nothing was done. For scripts: --yes"
+            f"{verb} needs a confirmation, and stdin is not a terminal. Nothing was done. For scripts: --yes"
         )
 
-    def agreed(words: str) -> bool:
+    def confirm_action(words: str) -> bool:
         show.progress_line("")
-        say(f"Will {words}.")
+        print_message(f"Will {words}.")
         return confirmed(f"{verb.capitalize()} it now?")
 
-    ask(verb, policy=policy, json=json, agreed=None if yes else agreed, workload=workload)
+    submit(verb, policy=policy, json=json, confirm_action=None if yes else confirm_action, workload=workload)

@@ -1,1 +1,1 @@
-"""The daemon's ear: a unix socket on which people ask, each with the rights of the uid that the kernel names."""
+"""The daemon: passes, and a unix socket for requests, each with the rights of the peer's uid."""

@@ -17,21 +17,21 @@ def serve(
         str | None,
         typer.Option(
             "--metrics",
-            help="Tell Prometheus on /metrics there. Default: not at all; without an address on 127.0.0.1.",
+            help="Serve Prometheus metrics at /metrics on this port (default: off; default address: 127.0.0.1).",
             metavar="[ADDRESS:]PORT",
         ),
     ] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Run the daemon: watch, measure and, in mode enforce, reclaim. One line for every outcome and warning."""
-    from gpukeeper.interfaces.daemon.metrics import told
+    """Run the daemon: watch, measure and, in mode enforce, reclaim. Prints one line for every outcome and warning."""
+    from gpukeeper.interfaces.daemon.metrics import pass_hooks
     from gpukeeper.interfaces.daemon.serve import serve_until_stopped
     from gpukeeper.interfaces.terminal.log import log
     from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.interfaces.terminal.watching import Lines
+    from gpukeeper.interfaces.terminal.watching import PassPrinter
 
     with opened(policy, write=True, only=platform, quiet=quiet, tell=log) as session:
-        lines = Lines(log, json=json, quiet=quiet)
-        telling = told(metrics, session, lines, (lambda words: None) if quiet else log)
-        asyncio.run(serve_until_stopped(session, policy, telling, log, quiet=quiet))
+        printer = PassPrinter(log, json=json, quiet=quiet)
+        hooks = pass_hooks(metrics, session, printer, (lambda words: None) if quiet else log)
+        asyncio.run(serve_until_stopped(session, policy, hooks, log, quiet=quiet))

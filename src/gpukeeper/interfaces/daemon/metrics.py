@@ -1,4 +1,4 @@
-"""What Prometheus is told by the daemon, where it was asked to: the same series as the operator's, on one more port."""
+"""Prometheus metrics of the daemon, if enabled: the same series as the operator's, on a separate port."""
 
 from __future__ import annotations
 
@@ -8,55 +8,55 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.interfaces.terminal.watching import Lines
+from gpukeeper.interfaces.terminal.watching import PassPrinter
 from gpukeeper.wiring import Session
 
 if TYPE_CHECKING:
     from gpukeeper.interfaces.telemetry.metrics import Metrics
-    from gpukeeper.interfaces.telemetry.pages import Where
+    from gpukeeper.interfaces.telemetry.pages import Endpoint
 
 FLAG, LOOPBACK = "--metrics", "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Telling:
-    """Who hears of a pass, and what must be open meanwhile."""
+class PassHooks:
+    """Callbacks for passes, and what must be open while the daemon runs."""
 
     passed: Callable[[PassReport], None]
-    under_way: Callable[[PassReport], None]
+    in_progress: Callable[[PassReport], None]
     opened: AbstractAsyncContextManager[None]
 
 
-def told(words: str | None, session: Session, lines: Lines, say: Callable[[str], None]) -> Telling:
+def pass_hooks(words: str | None, session: Session, lines: PassPrinter, log: Callable[[str], None]) -> PassHooks:
     if words is None:
-        return Telling(lines.tell, lines.under_way, nullcontext())
+        return PassHooks(lines.finished, lines.in_progress, nullcontext())
     from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics
-    from gpukeeper.interfaces.telemetry.pages import read_where
+    from gpukeeper.interfaces.telemetry.pages import read_endpoint
 
-    where = read_where(words, FLAG, LOOPBACK)
+    where = read_endpoint(words, FLAG, LOOPBACK)
     metrics = Metrics(session.keeper.clock, session.keeper.platforms, elects=False)
     session.keeper = replace(session.keeper, evidence=CountedEvidence(session.evidence, metrics))
 
     def passed(report: PassReport) -> None:
         metrics.passed(report)
-        lines.tell(report)
+        lines.finished(report)
 
-    def under_way(report: PassReport) -> None:
-        metrics.under_way(report)
-        lines.under_way(report)
+    def in_progress(report: PassReport) -> None:
+        metrics.in_progress(report)
+        lines.in_progress(report)
 
-    return Telling(passed, under_way, _page(where, metrics, say))
+    return PassHooks(passed, in_progress, _page(where, metrics, log))
 
 
 @asynccontextmanager
-async def _page(where: Where, metrics: Metrics, say: Callable[[str], None]) -> AsyncIterator[None]:
+async def _page(where: Endpoint, metrics: Metrics, log: Callable[[str], None]) -> AsyncIterator[None]:
     from gpukeeper.interfaces.telemetry.metrics import CONTENT_TYPE
-    from gpukeeper.interfaces.telemetry.pages import Answer, listening
+    from gpukeeper.interfaces.telemetry.pages import Response, listening
 
-    async def page() -> Answer:
-        return Answer(200, metrics.text(), CONTENT_TYPE)
+    async def page() -> Response:
+        return Response(200, metrics.text(), CONTENT_TYPE)
 
     async with listening(where, {"/metrics": page}) as port:
         address = f"[{where.address}]" if ":" in where.address else where.address
-        say(f"metrics on http://{address}:{port}/metrics")
+        log(f"serving metrics on http://{address}:{port}/metrics")
         yield

@@ -1,4 +1,4 @@
-"""`serve` itself: the loop, the socket and the daily rotation, until somebody says stop."""
+"""`serve` itself: the loop, the socket and the daily rotation, until it is stopped."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.interfaces.daemon.metrics import Telling
+from gpukeeper.interfaces.daemon.metrics import PassHooks
 from gpukeeper.interfaces.daemon.server import listening, tell_systemd
-from gpukeeper.interfaces.terminal.watching import PolicyNow, rotate_daily
+from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
 from gpukeeper.ledger.paths import socket_path
 from gpukeeper.wiring import Session
@@ -20,35 +20,35 @@ from gpukeeper.wiring import Session
 async def serve_until_stopped(
     session: Session,
     policy: Path | None,
-    telling: Telling,
-    say: Callable[[str], None],
+    hooks: PassHooks,
+    log: Callable[[str], None],
     *,
     quiet: bool = False,
 ) -> None:
-    """One daemon a machine: the lease says so. SIGTERM and SIGINT end it after the step under way."""
+    """One daemon per machine, by its lease. SIGTERM and SIGINT end it after the step in progress."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
     def passed(report: PassReport) -> None:
-        telling.passed(report)
+        hooks.passed(report)
         session.passed(report)
 
     async with (
         session.keeper.ledger.lease(DAEMON, "serve"),
-        listening(socket_path(), session, say),
-        telling.opened,
-        session.admins_notified(say),
+        listening(socket_path(), session, log),
+        hooks.opened,
+        session.admins_notified(log),
     ):
         if not quiet:
             places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
-            say(f"gpukeeper serves {places}, mode {session.book.policy.mode}, policy {session.loaded.source}")
-            say(f"listening on {socket_path()}; Ctrl-C ends it")
+            log(f"gpukeeper serves {places}, mode {session.book.policy.mode}, policy {session.loaded.source}")
+            log(f"listening on {socket_path()}; press Ctrl-C to stop")
         tell_systemd("READY=1")
         async with asyncio.TaskGroup() as group:
-            book = PolicyNow(session, policy, say)
-            made = Watch(session.keeper, book, stop, passed, say, book.refresh, telling.under_way)
+            book = PolicyReloader(session, policy, log)
+            made = Watch(session.keeper, book, stop, passed, log, book.refresh, hooks.in_progress)
             group.create_task(watch(made))
-            group.create_task(rotate_daily(session, stop, say))
+            group.create_task(rotate_daily(session, stop, log))
         tell_systemd("STOPPING=1")

@@ -22,8 +22,8 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.engine.requests import Reply, Request, fulfil
-from gpukeeper.interfaces.daemon.answers import VERBS, Answers
-from gpukeeper.interfaces.daemon.crowd import Crowd, Limits
+from gpukeeper.interfaces.daemon.limiter import Limits, RequestLimiter
+from gpukeeper.interfaces.daemon.queries import VERBS, Queries
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH
 from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model import reading
@@ -39,21 +39,21 @@ AGAIN = 1.0  # seconds until the next try after accepting failed
 QUIET = 60.0  # seconds between two complaints about that
 NAMES = timedelta(seconds=5)
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @asynccontextmanager
-async def listening(path: Path, session: Session, say: Say = lambda words: None) -> AsyncIterator[None]:
-    """Listens while the block runs. Everybody may connect; rights are decided per request."""
+async def listening(path: Path, session: Session, log: Log = lambda words: None) -> AsyncIterator[None]:
+    """Listens while the block runs. All users may connect; permissions are checked per request."""
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise KeeperError(f"{path} is too long for a socket. Name a shorter one with GPUKEEPER_SOCKET.")
+        raise KeeperError(f"{path} is too long for a unix socket. Set GPUKEEPER_SOCKET to a shorter path.")
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     why = why_untrusted(path.parent, holds_entry=True)
     if why is not None:
-        raise KeeperError(f"Others could put a socket of their own in the place of {path}: {why}. Nothing was done.")
+        raise KeeperError(f"Other users could replace the socket {path}: {why}. The daemon was not started.")
     _forget(path)  # of a daemon that died; a living one holds the serve lease, which we have
     session.keeper.request_state.enabled = True
-    server = Server(session, Crowd(Limits().within(raise_descriptors())), say)
+    server = Server(session, RequestLimiter(Limits().within(raise_descriptors())), log)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
         listener.bind(str(path))
         _open_to_everyone(path)
@@ -69,9 +69,9 @@ async def listening(path: Path, session: Session, say: Say = lambda words: None)
 
 
 class Server:
-    def __init__(self, session: Session, crowd: Crowd, say: Say) -> None:
-        self._session, self._crowd, self._say = session, crowd, say
-        self._answers = Answers(session)
+    def __init__(self, session: Session, limiter: RequestLimiter, log: Log) -> None:
+        self._session, self._limiter, self._log = session, limiter, log
+        self._queries = Queries(session)
         self._tasks: set[asyncio.Task[None]] = set()
         self._admins: Sequence[str] = ()
         self._complained = float("-inf")
@@ -83,28 +83,28 @@ class Server:
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:
-                words = f"connections to the socket cannot be accepted ({error.strerror}); trying again"
+                words = f"cannot accept connections on the socket ({error.strerror}); retrying"
                 self._complain(words)
                 await asyncio.sleep(AGAIN)
                 continue
             connection.setblocking(False)
             uid = _peer_uid(connection)
-            why = self._crowd.why_not(uid)
+            why = self._limiter.why_not(uid)
             if why is not None:
                 _refuse(connection, why)
                 await asyncio.sleep(BREATH)
                 continue
-            self._crowd.enter(uid)
+            self._limiter.enter(uid)
             task = asyncio.create_task(self._serve(connection, uid))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """What is under way is interrupted: an open intent is looked at first by the next start."""
+        """Requests in progress are interrupted; the next start inspects open intents first."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._answers.close()
+        self._queries.close()
 
     async def _serve(self, connection: socket.socket, uid: int) -> None:
         loop = asyncio.get_running_loop()
@@ -114,31 +114,31 @@ class Server:
                 await asyncio.wait_for(loop.sock_sendall(connection, msgspec.json.encode(reply)), PATIENCE)
         finally:
             connection.close()
-            self._crowd.leave(uid)
+            self._limiter.leave(uid)
 
     async def _answer(self, connection: socket.socket, uid: int) -> Reply:
         try:
             line = await asyncio.wait_for(_line(connection), PATIENCE)
             request = reading.decode(line, type=Request)
         except (TimeoutError, ValueError, OSError) as problem:
-            why = str(problem) or f"nothing arrived within {PATIENCE:g} s"
-            return Reply(done=False, words=f"that is not a request: {why}", exit_code=2)
-        async with self._crowd.turn(uid):
-            await asyncio.sleep(self._crowd.wait(uid, asyncio.get_running_loop().time()))
+            why = str(problem) or f"no request received within {PATIENCE:g} s"
+            return Reply(done=False, words=f"invalid request: {why}", exit_code=2)
+        async with self._limiter.turn(uid):
+            await asyncio.sleep(self._limiter.wait(uid, asyncio.get_running_loop().time()))
             try:
                 who = await in_thread(lambda: user_name(uid), NAMES)
             except TimeoutError:
-                return Reply(done=False, words=f"uid {uid} could not be looked up in time; try again", exit_code=1)
+                return Reply(done=False, words=f"uid {uid} could not be resolved in time; try again", exit_code=1)
             try:
                 if request.verb in VERBS:
-                    return await self._answers.answer(who, request)
+                    return await self._queries.answer(who, request)
                 return await fulfil(self._session.keeper, self._session.book, who, request, uid=uid)
-            except Exception as bug:  # of one request: passes go on, and the same request again fills no log
+            except Exception as bug:  # of one request: passes continue, and a repeated request does not fill the log
                 self._complain(f"a request of {who} failed, which is a bug in gpukeeper: {bug!r}")
                 return Reply(done=False, words=f"this is a bug in gpukeeper: {bug!r}", exit_code=1)
 
     async def _know_admins(self) -> None:
-        """The uids behind the names in the policy; asked for when those change."""
+        """The uids of the admins in the policy; resolved again when the names change."""
         names = self._session.book.policy.admins
         if names == self._admins:
             return
@@ -146,14 +146,14 @@ class Server:
         found = {0, os.geteuid()}
         with contextlib.suppress(TimeoutError):  # then only root has the reserved share
             found |= await in_thread(lambda: _uids(names), NAMES)
-        self._crowd.admins = frozenset(found)
+        self._limiter.admins = frozenset(found)
 
     def _complain(self, words: str) -> None:
         """At most once a minute: the cause may occur a thousand times a second."""
         now = asyncio.get_running_loop().time()
         if now - self._complained >= QUIET:
             self._complained = now
-            self._say(words)
+            self._log(words)
 
 
 async def _line(connection: socket.socket) -> bytes:
@@ -162,7 +162,7 @@ async def _line(connection: socket.socket) -> bytes:
     while b"\n" not in words and (part := await loop.sock_recv(connection, LARGEST)):
         words += part
         if len(words) > LARGEST:
-            raise ValueError(f"it is longer than {LARGEST:,} bytes")
+            raise ValueError(f"longer than {LARGEST:,} bytes")
     return words.partition(b"\n")[0]
 
 
@@ -196,7 +196,7 @@ def _forget(path: Path) -> None:
 
 
 def _open_to_everyone(path: Path) -> None:
-    """Everybody may ask; what they get depends on who they are."""
+    """All users may connect; permissions depend on the peer's uid."""
     path.chmod(0o666)
 
 
@@ -206,7 +206,7 @@ def _peer_uid(connection: socket.socket) -> int:
 
 
 def tell_systemd(words: str) -> None:
-    """READY=1, STOPPING=1: only where systemd asked to be told."""
+    """READY=1, STOPPING=1: only if systemd set NOTIFY_SOCKET."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify, contextlib.suppress(OSError):

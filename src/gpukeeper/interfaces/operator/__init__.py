@@ -1,1 +1,1 @@
-"""`operator`: the loop of `serve` inside a cluster, where one of several leads and probes and Prometheus ask."""
+"""`operator`: the loop of `serve` inside a cluster, with leader election, health probes and metrics."""

@@ -1,4 +1,5 @@
-"""`gpukeeper operator`: the same as `serve`, inside Kubernetes. One of several leads; the others stand by."""
+"""`gpukeeper operator`: the same as `serve`, inside Kubernetes.
+One of several instances is the leader; the others are on standby."""
 
 from __future__ import annotations
 
@@ -16,13 +17,21 @@ HEALTH_PORT = 8080
 def operator(
     policy: o.PolicyFile = None,
     lease_namespace: Annotated[
-        str, typer.Option("--lease-namespace", help="Where the lease is. Default: our own namespace.", metavar="NAME")
+        str,
+        typer.Option(
+            "--lease-namespace", help="Namespace of the Lease. Default: the operator's own namespace.", metavar="NAME"
+        ),
     ] = "",
     lease_name: Annotated[
-        str, typer.Option("--lease-name", help="Whoever holds it leads. One for each operator.", metavar="NAME")
+        str,
+        typer.Option(
+            "--lease-name",
+            help="Name of the Lease. Its holder is the leader. Use one name per operator deployment.",
+            metavar="NAME",
+        ),
     ] = LEASE,
     no_leader_election: Annotated[
-        bool, typer.Option("--no-leader-election", help="Act without a lease: only where no second one can run.")
+        bool, typer.Option("--no-leader-election", help="Act without a Lease. Use only if no second instance can run.")
     ] = False,
     health: Annotated[
         int, typer.Option("--health", help="Port of /healthz, /readyz and /metrics, on all addresses.", metavar="PORT")
@@ -30,13 +39,13 @@ def operator(
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Run inside a cluster: watch it and, in mode enforce, reclaim while leading. Looks at Kubernetes only."""
+    """Run inside a cluster: watch it and, in mode enforce, reclaim while leader. Kubernetes only."""
     from gpukeeper.interfaces.operator.run import Election, operate_until_stopped
     from gpukeeper.interfaces.terminal.log import log
     from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.interfaces.terminal.watching import Lines
+    from gpukeeper.interfaces.terminal.watching import PassPrinter
 
     with opened(policy, write=True, only="kubernetes", quiet=quiet, tell=log) as session:
-        tell = Lines(log, json=json, quiet=quiet).tell
+        finished = PassPrinter(log, json=json, quiet=quiet).finished
         held = None if no_leader_election else Election(lease_namespace, lease_name)
-        asyncio.run(operate_until_stopped(session, policy, held, health, tell, log))
+        asyncio.run(operate_until_stopped(session, policy, held, health, finished, log))

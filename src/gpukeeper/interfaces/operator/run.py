@@ -1,6 +1,6 @@
-"""The operator itself: the loop of `serve` while it leads, quiet while another does, until somebody says stop.
+"""The operator itself: the loop of `serve` while it is the leader, standby while another is, until it is stopped.
 
-Who stands by lists nothing, so that two cost the API server no more than one. Each has a ledger of its own.
+A standby instance lists nothing, so that two cost the API server no more than one. Each has its own ledger.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import MISSED, Watch, watch
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.telemetry.metrics import CONTENT_TYPE, CountedEvidence, Metrics
-from gpukeeper.interfaces.telemetry.pages import Answer, Where, listening, words
-from gpukeeper.interfaces.terminal.watching import PolicyNow, rotate_daily
+from gpukeeper.interfaces.telemetry.pages import Endpoint, Response, listening, words
+from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.durations import in_words
@@ -31,7 +31,7 @@ from gpukeeper.platforms.kubernetes.lease import Leadership
 from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.wiring import Session
 
-# Its own few requests: a client that was told to wait must not cost the lease, nor one that lists much.
+# The lease has its own rate limit: a throttled client or a large list must not cost the lease.
 REQUESTS, BURST = 5.0, 10
 FRESH = 5.0  # seconds for which the answer of /readyz is kept, however many ask
 
@@ -41,7 +41,7 @@ class Election(NamedTuple):
     name: str
 
 
-class Book(Protocol):
+class CurrentPolicy(Protocol):
     """The policy of the moment."""
 
     problem: str | None
@@ -55,18 +55,18 @@ class Book(Protocol):
 @dataclass
 class Operator:
     keeper: Keeper
-    book: Book
+    book: CurrentPolicy
     metrics: Metrics
     leadership: Leadership | None
     reach: Callable[[], Awaitable[object]]  # asks the cluster something small; PlatformError: it cannot be reached
     tell: Callable[[PassReport], None]
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     turned: float | None = None  # steady time at which a pass was last finished; None: it stands by
-    _ready: tuple[float, Answer] | None = None
+    _ready: tuple[float, Response] | None = None
 
     async def run(self) -> None:
-        """Until `stop`. The lease is given back last, when no step is under way any more."""
+        """Until `stop`. The lease is released last, when no step is in progress."""
         if self.leadership is None:
             await self._watch(self.stop)
             return
@@ -83,7 +83,7 @@ class Operator:
             await _any_of(leadership.won, self.stop)
             if self.stop.is_set():
                 return
-            self.say(f"leads: {leadership.identity} holds the lease {leadership.lease}")
+            self.log(f"leader: {leadership.identity} holds the lease {leadership.lease}")
             over = asyncio.Event()
             ringing = asyncio.create_task(_ring(over, leadership.lost, self.stop))
             try:
@@ -91,14 +91,14 @@ class Operator:
             finally:
                 ringing.cancel()
             if not self.stop.is_set():
-                self.say(f"stands by: {leadership.why_not()}")
+                self.log(f"standby: {leadership.why_not()}")
 
     async def _watch(self, over: asyncio.Event) -> None:
         self.turned = asyncio.get_running_loop().time()
         self.metrics.lead(True)
         try:
             made = Watch(
-                self.keeper, self.book, over, self._passed, self.say, self.book.refresh, self.metrics.under_way
+                self.keeper, self.book, over, self._passed, self.log, self.book.refresh, self.metrics.in_progress
             )
             await watch(made)
         finally:
@@ -110,9 +110,9 @@ class Operator:
         self.metrics.passed(report)
         self.tell(report)
 
-    # What is asked over HTTP.
+    # HTTP pages.
 
-    async def healthz(self) -> Answer:
+    async def healthz(self) -> Response:
         """Restarting helps against a loop that is stuck, and against nothing else."""
         return words(await self._why_stuck())
 
@@ -126,12 +126,12 @@ class Operator:
         try:
             last = await self.keeper.ledger.last_line_at()
         except KeeperError as problem:
-            return f"no pass finished for {in_words(silent)}, and the ledger cannot be read: {problem}"
+            return f"no pass finished for {in_words(silent)}, and the ledger could not be read: {problem}"
         if last is not None and self.keeper.clock.now() - last <= limit:
             return None  # a long pass: it still takes steps and writes them down
         return f"no pass finished for {in_words(silent)}"
 
-    async def readyz(self) -> Answer:
+    async def readyz(self) -> Response:
         now = asyncio.get_running_loop().time()
         if self._ready is None or now - self._ready[0] > FRESH:
             self._ready = (now, words(await self._why_not_ready()))
@@ -139,20 +139,20 @@ class Operator:
 
     async def _why_not_ready(self) -> str | None:
         if self.turned is None:
-            await self.book.refresh()  # nobody else reads it while we stand by
+            await self.book.refresh()  # on standby no loop reads it
         if self.book.problem is not None:
-            return f"the policy cannot be used: {self.book.problem}"
+            return f"the policy is not valid: {self.book.problem}"
         missing = [p.name for p in self.keeper.platforms if p.name not in self.book.last.policy.scope]
         if missing:
-            return f"the policy's scope does not name {missing[0]}, so nothing is looked at"
+            return f"the policy's scope does not include {missing[0]}, so nothing is read"
         try:
             await self.reach()
         except PlatformError as problem:
             return str(problem)
         return None
 
-    async def metrics_page(self) -> Answer:
-        return Answer(200, self.metrics.text(), CONTENT_TYPE)
+    async def metrics_page(self) -> Response:
+        return Response(200, self.metrics.text(), CONTENT_TYPE)
 
 
 async def operate_until_stopped(
@@ -161,9 +161,9 @@ async def operate_until_stopped(
     election: Election | None,
     port: int,
     tell: Callable[[PassReport], None],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
-    """SIGTERM and SIGINT end it after the step under way; then the next one leads at once."""
+    """SIGTERM and SIGINT end it after the step in progress; then another instance becomes the leader at once."""
     settings = settings_of(session.book.policy)
     cluster = Cluster.from_environment(os.environ, settings.context, REQUESTS, BURST)
     metrics = Metrics(session.keeper.clock, session.keeper.platforms)
@@ -177,7 +177,7 @@ async def operate_until_stopped(
         tell(report)
         session.passed(report)
 
-    one = Operator(session.keeper, PolicyNow(session, policy, say), metrics, leadership, reach, passed, say)
+    one = Operator(session.keeper, PolicyReloader(session, policy, log), metrics, leadership, reach, passed, log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, one.stop.set)
@@ -185,12 +185,12 @@ async def operate_until_stopped(
     async with (
         session.keeper.ledger.lease(DAEMON, "serve"),
         cluster.opened(),
-        listening(Where(port), pages),
-        session.admins_notified(say),
+        listening(Endpoint(port), pages),
+        session.admins_notified(log),
     ):
-        _introduce(session, leadership, port, say)
+        _introduce(session, leadership, port, log)
         async with asyncio.TaskGroup() as group:
-            group.create_task(rotate_daily(session, one.stop, say))
+            group.create_task(rotate_daily(session, one.stop, log))
             await one.run()
 
 
@@ -203,14 +203,14 @@ def _leadership(session: Session, cluster: Cluster, election: Election | None) -
     return Leadership(cluster, namespace, election.name, identity, session.keeper.clock)
 
 
-def _introduce(session: Session, leadership: Leadership | None, port: int, say: Callable[[str], None]) -> None:
+def _introduce(session: Session, leadership: Leadership | None, port: int, log: Callable[[str], None]) -> None:
     places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
     mode, source = session.book.policy.mode, session.loaded.source
-    say(f"gpukeeper operates {places}, mode {mode}, policy {source}, health on port {port}")
+    log(f"gpukeeper operator for {places}, mode {mode}, policy {source}, health on port {port}")
     if leadership is None:
-        say("leads without a lease, as asked: a second one anywhere would act, too")
+        log("runs without leader election: a second instance would act, too")
     else:
-        say(f"stands by as {leadership.identity} until it holds the lease {leadership.lease}")
+        log(f"standby as {leadership.identity} until it holds the lease {leadership.lease}")
 
 
 async def _any_of(*events: asyncio.Event) -> None:

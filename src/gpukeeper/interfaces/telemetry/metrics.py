@@ -1,7 +1,7 @@
-"""What Prometheus is told: how much is there, how much is overdue, what was done, and whether passes happen at all.
+"""Prometheus metrics: what exists, what is overdue, what was done, and whether passes run.
 
-Series follow kinds, rules, nodes and disks, never single workloads. What only a leader knows is absent in those that
-stand by.
+Series follow kinds, rules, nodes and disks, never single workloads. Standby instances export no series
+that only a leader has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpukeeper.engine.ports import EvidenceStore, Platform
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.telemetry.nodes import of_nodes
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter, gauge
-from gpukeeper.interfaces.terminal.heard import Heard
+from gpukeeper.interfaces.terminal.unreported import UnreportedLines
 from gpukeeper.lifecycle.rules import idle
 from gpukeeper.model.decision import Action, Decision, Evidence, Result, Verdict
 from gpukeeper.model.event import Closed
@@ -34,7 +34,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 NO_FAILURE = (Result.RECLAIMED, Result.CHANGED, Result.DEFERRED)
 
 
-class Looked(NamedTuple):
+class LastPass(NamedTuple):
     """The last look at everything at one place."""
 
     report: PassReport
@@ -42,8 +42,8 @@ class Looked(NamedTuple):
 
 
 class Metrics(Collector):
-    """`places`: a pass is late until each of them had one. `elects`: one of several leads. `process`: with the
-    usual series of this process; a file has none, for whoever reads it has its own."""
+    """`places`: a pass is late until each of them had one. `elects`: with leader election. `process`: with the
+    usual series of this process, which a textfile does not have."""
 
     def __init__(
         self, clock: Clock, places: Iterable[Platform] = (), *, elects: bool = True, process: bool = True
@@ -51,12 +51,12 @@ class Metrics(Collector):
         self._clock, self._elects = clock, elects
         self._expected = {(one.name, one.place) for one in places}
         self.leads = False
-        self._last: dict[tuple[str, str], Looked] = {}
+        self._last: dict[tuple[str, str], LastPass] = {}
         self._overdue: dict[str, datetime] = {}  # by key: due since
         self._counted: dict[str, dict[tuple[str, ...], float]] = {
             name: {} if COUNTED_BY[name] else {(): 0.0} for name in COUNTERS
         }
-        self._heard = Heard()
+        self._unreported = UnreportedLines()
         self.registry = CollectorRegistry()
         if process:
             ProcessCollector(registry=self.registry)
@@ -66,21 +66,21 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
     def lead(self, leads: bool) -> None:
-        """What was seen while leading is not what is there later: who stands by says nothing of it."""
+        """What was observed as a leader is outdated later, so a standby instance does not export it."""
         self.leads = leads
         if not leads:
             self._last, self._overdue = {}, {}
 
-    def under_way(self, report: PassReport) -> None:
-        """After the look of a pass, which counts from here on, and after each of its steps."""
-        self._hear(report, over=False)
+    def in_progress(self, report: PassReport) -> None:
+        """After a pass has observed, and after each of its steps."""
+        self._count_new(report, over=False)
         found = report.survey
         place = found.platform.name, found.platform.place
         if found.whole and (place not in self._last or self._last[place].report is not report):
-            self._last[place] = Looked(report, self._clock.now())
+            self._last[place] = LastPass(report, self._clock.now())
 
     def passed(self, report: PassReport) -> None:
-        self._hear(report, over=True)
+        self._count_new(report, over=True)
         found = report.survey
         if report.stopped is not None:  # what it saw of the place is not the whole of it
             self.add("gpukeeper_passes_failed_total", found.platform.name, found.platform.place)
@@ -89,10 +89,10 @@ class Metrics(Collector):
         elsewhere = {key: due for key, due in self._overdue.items() if not key.startswith(here)}
         self._overdue = overdue(report, elsewhere if found.whole else self._overdue)
         if found.whole:
-            self._last[found.platform.name, found.platform.place] = Looked(report, self._clock.now())
+            self._last[found.platform.name, found.platform.place] = LastPass(report, self._clock.now())
 
-    def _hear(self, report: PassReport, *, over: bool) -> None:
-        outcomes, warnings = self._heard.new(report, over=over)
+    def _count_new(self, report: PassReport, *, over: bool) -> None:
+        outcomes, warnings = self._unreported.new(report, over=over)
         for line in outcomes:
             self._count(line)
         for warning in warnings:
@@ -145,16 +145,16 @@ class Metrics(Collector):
         yield gauge("gpukeeper_oldest_overdue_seconds", {(): max(longest, 0.0)})
 
     def _of_passes(self) -> Iterator[Metric]:
-        looks = self._last.values()
-        reports = [one.report for one in looks]
+        passes = self._last.values()
+        reports = [one.report for one in passes]
         yield gauge("gpukeeper_backlog", {(): sum(one.deferred for one in reports)})
         yield gauge("gpukeeper_unseen", {(): sum(len(one.survey.unseen) for one in reports)})
         yield gauge("gpukeeper_breaker_open", {(): any(one.plan.breaker is not None for one in reports)})
         yield gauge("gpukeeper_acting", {(): all(one.acted and one.paused is None for one in reports)})
         if self._expected <= self._last.keys():  # a place that never had a pass is late, whatever the others do
-            oldest = min(one.finished for one in looks)
+            oldest = min(one.finished for one in passes)
             yield gauge("gpukeeper_last_pass_timestamp_seconds", {(): oldest.timestamp()})
-        longest = max((one.finished - one.report.survey.at).total_seconds() for one in looks)
+        longest = max((one.finished - one.report.survey.at).total_seconds() for one in passes)
         yield gauge("gpukeeper_pass_seconds", {(): longest})
 
     def _count(self, line: Closed) -> None:

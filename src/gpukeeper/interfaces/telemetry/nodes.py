@@ -1,4 +1,4 @@
-"""Nodes and disks as series. A fact that could not be learned has no series; it is counted as not measured."""
+"""Nodes and disks as series. A value that could not be read has no series; it is counted as not measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small HTTP server that probes and Prometheus ask. Everybody may ask; nothing can be changed here.
+"""A small HTTP server for health probes and Prometheus. Without authentication; it is read-only.
 
 One request a connection, a short patience, few at once: whoever reaches the port cannot wear the program out.
 """
@@ -22,39 +22,39 @@ PORTS = 65536
 TEXT = "text/plain; charset=utf-8"
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     body: bytes
     type: str = TEXT
 
 
-Page = Callable[[], Awaitable[Answer]]
+Page = Callable[[], Awaitable[Response]]
 
 
-class Where(NamedTuple):
-    """Where to listen. An empty address is every one. `flag` is what a person would change."""
+class Endpoint(NamedTuple):
+    """Where to listen. An empty address means all. `flag`: the option to change in an error message."""
 
     port: int
     address: str = ""
     flag: str = "--health"
 
 
-def words(problem: str | None) -> Answer:
-    """What a probe gets: ok, or the sentence that says what is wrong."""
-    return Answer(200, b"ok\n") if problem is None else Answer(503, f"{problem}\n".encode())
+def words(problem: str | None) -> Response:
+    """The response to a probe: ok, or the problem."""
+    return Response(200, b"ok\n") if problem is None else Response(503, f"{problem}\n".encode())
 
 
-def read_where(words: str, flag: str, address: str) -> Where:
-    """[ADDRESS:]PORT. Without an address it is the one given here; `0.0.0.0` and `[::]` say every one."""
+def read_endpoint(words: str, flag: str, address: str) -> Endpoint:
+    """[ADDRESS:]PORT. `address` is the default; `0.0.0.0` and `[::]` mean all."""
     given, colon, port = words.rpartition(":")
     if not (port.isascii() and port.isdecimal() and int(port) < PORTS) or (colon and not given):
         raise UsageError(f'{flag} "{words}" is not PORT or ADDRESS:PORT. Write it like 9101 or 10.0.0.7:9101.')
-    return Where(int(port), given.removeprefix("[").removesuffix("]") or address, flag)
+    return Endpoint(int(port), given.removeprefix("[").removesuffix("]") or address, flag)
 
 
 @asynccontextmanager
-async def listening(where: Where, pages: Mapping[str, Page], patience: float = PATIENCE) -> AsyncIterator[int]:
-    """Answers while the block runs. Gives the port: of 0 the kernel makes a free one."""
+async def listening(where: Endpoint, pages: Mapping[str, Page], patience: float = PATIENCE) -> AsyncIterator[int]:
+    """Serves while the block runs. Yields the port: for 0 the kernel chooses a free one."""
     at_once = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,14 +86,16 @@ async def _serve(
     path = rest.partition(" ")[0].partition("?")[0]
     page = pages.get(path)
     if method not in {"GET", "HEAD"}:
-        answer = Answer(405, b"only GET\n")
+        answer = Response(405, b"only GET\n")
     else:
-        answer = await page() if page is not None else Answer(404, f"there are {', '.join(pages)}\n".encode())
+        answer = (
+            await page() if page is not None else Response(404, f"not found; available: {', '.join(pages)}\n".encode())
+        )
     writer.write(_head(answer) + (b"" if method == "HEAD" else answer.body))
     await writer.drain()
 
 
-def _head(answer: Answer) -> bytes:
+def _head(answer: Response) -> bytes:
     lines = [
         f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
         f"Content-Type: {answer.type}",
@@ -104,8 +106,8 @@ def _head(answer: Answer) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def _socket(where: Where) -> socket.socket:
-    """On the address asked for; on all of both families without one; where there is no IPv6, of one."""
+def _socket(where: Endpoint) -> socket.socket:
+    """On the given address; without one on all, IPv4 and IPv6, or IPv4 alone if there is no IPv6."""
     if not where.address:
         with contextlib.suppress(OSError):
             if socket.has_dualstack_ipv6():
@@ -115,4 +117,4 @@ def _socket(where: Where) -> socket.socket:
         return socket.create_server((where.address, where.port), family=family)
     except (OSError, OverflowError) as error:
         place = f"port {where.port}" + (f" of {where.address}" if where.address else "")
-        raise UsageError(f"{place} cannot be listened on: {error}. Name another with {where.flag}.") from error
+        raise UsageError(f"cannot listen on {place}: {error}. Use another one with {where.flag}.") from error

@@ -1,4 +1,4 @@
-"""Metrics as a file, for the textfile collector of a node_exporter: for who has no daemon, but cron.
+"""Metrics as a file, for the textfile collector of a node_exporter: for use with cron instead of the daemon.
 
 Readers see the file before or the file after, never a half of one. Counters go on from where the file stands.
 """
@@ -24,11 +24,13 @@ EVERYBODY_READS = 0o644
 
 
 def check(path: Path) -> None:
-    """Before anything is done: whoever waits for a file must not learn afterwards that there will be none."""
+    """Checked first, so that a wrong path does not fail only after the pass."""
     if path.suffix != SUFFIX:
-        raise UsageError(f"--textfile {path}: a node_exporter reads only files that end in {SUFFIX}. Nothing was done.")
+        raise UsageError(
+            f"--textfile {path}: node_exporter reads only files with the suffix {SUFFIX}. Nothing was done."
+        )
     if not path.parent.is_dir():
-        raise UsageError(f"--textfile {path}: there is no folder {path.parent}. Nothing was done.")
+        raise UsageError(f"--textfile {path}: the directory {path.parent} does not exist. Nothing was done.")
 
 
 def write(path: Path, session: Session, reports: Iterable[PassReport]) -> None:
@@ -39,11 +41,11 @@ def write(path: Path, session: Session, reports: Iterable[PassReport]) -> None:
     try:
         _replace(path, metrics.text())
     except OSError as error:
-        raise UsageError(f"--textfile {path} could not be written: {error}. The pass itself was done.") from error
+        raise UsageError(f"--textfile {path} could not be written: {error}. The pass itself was completed.") from error
 
 
 def _go_on_from(path: Path, metrics: Metrics) -> None:
-    """A file that cannot be read is a start at 0, as after a restart: Prometheus knows that of counters."""
+    """If the file cannot be read, counters start at 0, as after a restart."""
     with contextlib.suppress(OSError, ValueError):
         before = list(text_string_to_metric_families(path.read_text()))
         for sample in (one for family in before for one in family.samples):

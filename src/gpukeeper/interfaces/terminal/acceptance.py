@@ -1,5 +1,5 @@
-"""What an acceptance run says: a line for each result as it arrives, one line that is overwritten on a terminal, and
-at the end the GPUs, what was not tested, the verdict and what to do next."""
+"""The output of an acceptance run: a line for each result as it arrives, a progress line on a terminal, and at the end
+the GPUs, what was not tested, the verdict and what to do next."""
 
 from __future__ import annotations
 
@@ -40,35 +40,34 @@ if TYPE_CHECKING:
     from gpukeeper.acceptance.self_test import Attempt
 
 REFRESH = 1.0  # seconds
-ALIKE = 4  # as many reasons of a kind are told one by one
 
 
-class Once:
-    """Advice is printed once: where eleven checks have the same cause, ten of them only say what is wrong."""
+class AdviceFilter:
+    """Prints each advice once: if eleven checks fail for the same cause, ten of them only report the failure."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def __call__(self, words: str) -> str:
         for lesson in FAILURE_KINDS.values():
-            if lesson.advice in words and lesson.advice in self._said:
-                words = f"{words.partition(f' {lesson.advice}')[0]} See above."  # what a probe said as well
+            if lesson.advice in words and lesson.advice in self._printed:
+                words = f"{words.partition(f' {lesson.advice}')[0]} See above."  # also what a probe printed
             elif lesson.advice in words:
-                self._said.add(lesson.advice)
+                self._printed.add(lesson.advice)
         return words
 
 
-class Narrator:
+class ProgressPrinter:
     """Called by the engine with every step. Results go where `echo` puts them; the moving line is stderr's."""
 
     def __init__(self, wish: RunRequest, echo: Callable[[str], None], *, verbose: bool) -> None:
         self._wish, self._echo, self._verbose = wish, echo, verbose
         self._report: Report | None = None  # so far: whose GPU a finding is about
-        self._waiting: list[Finding] = []  # of one check, told together
+        self._waiting: list[Finding] = []  # of one check, printed together
         self._now: CheckStarted | None = None
         self._began = time.monotonic()
         self._moving = overwrites(sys.stderr)
-        self.once = Once()
+        self.once = AdviceFilter()
 
     def __call__(self, step: Step) -> None:
         if not isinstance(step, Finding):
@@ -76,17 +75,17 @@ class Narrator:
         match step:
             case Machine():
                 self._report = provisional(step, self._wish)
-                self._say(lines.line(lines.ENV, machine_words(step, self._wish)))
+                self._print(lines.line(lines.ENV, machine_words(step, self._wish)))
             case CheckStarted():
                 self._now, self._began = step, time.monotonic()
                 self._moving_or(lines.running(step.check, f"{step.what} ({_place(step)})"))
             case CheckRepeated():
                 who = ", ".join(gpu_words(self._report, one) if self._report else one for one in step.gpus)
-                self._say(lines.running(step.check, f"again, try {step.attempt}: {who or 'all of them'}"))
+                self._print(lines.running(step.check, f"retry {step.attempt}: {who or 'all GPUs'}"))
             case NotTested():
                 if self._verbose:
                     what = f" ({step.what})" if step.what else ""
-                    self._say(lines.line(lines.SUMMARY, f"{step.check}{what}: not tested: {step.why}"))
+                    self._print(lines.line(lines.SUMMARY, f"{step.check}{what}: not tested: {step.why}"))
             case Finding():
                 if self._waiting and self._waiting[0].check != step.check:
                     self.flush()
@@ -95,10 +94,10 @@ class Narrator:
     def flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         for words in finding_lines(waiting, self._report, verbose=self._verbose):
-            self._say(words)
+            self._print(words)
 
     async def moving(self) -> None:
-        """The line that tells how far it is, until it is cancelled."""
+        """Draws the progress line until it is cancelled."""
         try:
             while self._moving:
                 self._draw()
@@ -110,7 +109,7 @@ class Narrator:
         if self._moving:
             self._draw()
         else:
-            self._say(words)
+            self._print(words)
 
     def _draw(self) -> None:
         if self._moving and self._now is not None:
@@ -123,7 +122,7 @@ class Narrator:
         if self._moving:
             show.progress_line("")
 
-    def _say(self, words: str) -> None:
+    def _print(self, words: str) -> None:
         self._erase()
         self._echo(plain(self.once(words)))
         self._draw()
@@ -134,10 +133,10 @@ def _place(step: CheckStarted) -> str:
 
 
 def ending(
-    report: Report, folder: str, echo: Callable[[str], None], *, verbose: bool, once: Once | None = None
+    report: Report, folder: str, echo: Callable[[str], None], *, verbose: bool, once: AdviceFilter | None = None
 ) -> None:
     """The GPUs, what was not tested, the verdict, where the report is, what next. `once`: of the lines before it."""
-    once = once or Once()
+    once = once or AdviceFilter()
     for words in lines.closing(report, folder):
         echo(plain(words))
     echo("")
@@ -153,15 +152,15 @@ def ending(
         echo(plain(words))
 
 
-_HEAD = ("verdict", "gpu", "name", "serial", "busy", "because")
+_HEAD = ("verdict", "gpu", "name", "serial", "busy", "reason")
 
 
-def _gpu_row(one: GpuVerdict, once: Once) -> tuple[str, ...]:
+def _gpu_row(one: GpuVerdict, once: AdviceFilter) -> tuple[str, ...]:
     busy = "-" if one.busy is None else f"{one.busy:.0%}"
     return (one.verdict.value, one.gpu, one.name, one.serial, busy, once(one.reason))
 
 
-ATTEMPT_HEAD = ("caught", "on", "planted", "expected", "found")
+ATTEMPT_HEAD = ("detected", "on", "injected", "expected", "found")
 
 
 def attempt_row(attempt: Attempt) -> tuple[str, ...]:
@@ -169,14 +168,14 @@ def attempt_row(attempt: Attempt) -> tuple[str, ...]:
     return ("yes" if attempt.caught else "NO", attempt.where, attempt.injected, attempt.expected, found)
 
 
-def told_attempt(json: bool) -> Callable[[Attempt], None]:
-    """How far it is, for who waits; the table comes at the end."""
+def attempt_printer(json: bool) -> Callable[[Attempt], None]:
+    """Progress of the self-test; the table is printed at the end."""
     count = 0
 
     def tell(attempt: Attempt) -> None:
         nonlocal count
         count += 1
-        words = f"{count}: {attempt.injected} on {attempt.where}: {'as it must be' if attempt.caught else 'NOT FOUND'}"
+        words = f"{count}: {attempt.injected} on {attempt.where}: {'detected' if attempt.caught else 'NOT DETECTED'}"
         if overwrites(sys.stderr):
             show.progress_line(words)
         elif not json:
@@ -187,7 +186,7 @@ def told_attempt(json: bool) -> Callable[[Attempt], None]:
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """`| head` ends the talk, not the run: the report is still written, and the verdict is still the exit code."""
+    """`| head` ends the output, not the run: the report is still written, and the verdict is still the exit code."""
     try:
         yield
     except BrokenPipeError:

@@ -1,5 +1,5 @@
-"""The daemon's socket, as a client: one request, one answer. People who may not read its ledger look through it; they
-are told their own work in full, and of others' what `observe` shows."""
+"""The daemon's socket, as a client: one request, one answer. Users who may not read its ledger use it; they get
+their own work in full, and of the work of others what `observe` shows."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
 
 
-def from_daemon(kind: type[T], verb: str, policy: Path | None, **asked: Any) -> T | None:
+def query_daemon(kind: type[T], verb: str, policy: Path | None, **asked: Any) -> T | None:
     """What the daemon tells. None: none of somebody else's listens here, or another policy or fleet was asked for, so
     that one looks oneself."""
     if policy is not None or os.environ.get(FLEET) or not _is_anothers():
         return None
-    return _told(kind, Request(verb=verb, **asked))
+    return _query(kind, Request(verb=verb, **asked))
 
 
-def ask_standing(keeper: Keeper) -> None:
+def load_daemon_state(keeper: Keeper) -> None:
     """What only the daemon whose ledger this is knows: without it idle times would be forecast too long while GPUs are
     scarce, and warnings that do not count any more would."""
     from gpukeeper.engine.outlook import DaemonState
 
     try:
-        found = _told(DaemonState, Request(verb="standing"), SOON)
+        found = _query(DaemonState, Request(verb="standing"), SOON)
     except KeeperError:
         return
     if found is not None:
@@ -57,7 +57,7 @@ def _is_anothers() -> bool:
         return False
 
 
-def _told(kind: type[T], request: Request, seconds: float = SECONDS) -> T | None:
+def _query(kind: type[T], request: Request, seconds: float = SECONDS) -> T | None:
     answer = exchange(request, seconds)
     if answer is None:
         return None
@@ -67,13 +67,15 @@ def _told(kind: type[T], request: Request, seconds: float = SECONDS) -> T | None
     try:
         return reading.decode(bytes(told.body), type=kind)
     except msgspec.MsgspecError as error:
-        raise KeeperError(f"the daemon answers in a form that this gpukeeper does not know ({error})") from error
+        raise KeeperError(
+            f"the daemon's reply cannot be decoded; it may be another version of gpukeeper ({error})"
+        ) from error
 
 
 def exchange(request: Request, seconds: float = SECONDS) -> bytes | None:
     """The daemon's answer. None when no daemon listens."""
     if len(os.fsencode(socket_path())) > LONGEST_SOCKET_PATH:
-        return None  # nobody can listen there
+        return None  # no daemon can listen there
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             # Blocking until there is room in its queue; a socket with a timeout of Python's would be refused at once.
@@ -84,16 +86,20 @@ def exchange(request: Request, seconds: float = SECONDS) -> bytes | None:
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
         return None
     except PermissionError as error:
-        raise UsageError(f"the daemon's socket {socket_path()} may not be used by you ({error.strerror})") from error
+        raise UsageError(f"the daemon's socket {socket_path()} cannot be used ({error.strerror})") from error
     except OSError as error:
-        raise KeeperError(f"the daemon did not answer ({error}). Whether it was done: gpukeeper ledger list") from error
+        raise KeeperError(
+            f"the daemon did not answer ({error}). To see whether the request was executed: gpukeeper ledger list"
+        ) from error
 
 
 def read_reply(answer: bytes, kind: type[R]) -> R:
     try:
         return reading.decode(answer, type=kind)
     except msgspec.MsgspecError as error:
-        raise KeeperError("the daemon's answer cannot be read. Whether it was done: gpukeeper ledger list") from error
+        raise KeeperError(
+            "the daemon's reply cannot be decoded. To see whether the request was executed: gpukeeper ledger list"
+        ) from error
 
 
 def _exchanged(connection: socket.socket, words: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""How far `apply` has come: lines while it takes long, and what was done when somebody ends it."""
+"""Progress of `apply`: lines while it runs, and what was done when it is interrupted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.interfaces.terminal.session import say
+from gpukeeper.interfaces.terminal.session import print_message
 
 if TYPE_CHECKING:
     from gpukeeper.engine.keeper import Keeper
@@ -45,7 +45,7 @@ class Progress:
         now = asyncio.get_running_loop().time()
         if now - self._said >= EVERY:
             self._said = now
-            say(f"So far: {self.words}")
+            print_message(f"So far: {self.words}")
 
     @property
     def words(self) -> str:
@@ -54,14 +54,14 @@ class Progress:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """The first signal lets the steps under way end, the second does not. Before the first step one is enough."""
+        """The first signal ends it after the steps in progress, the second at once; before the first step, one does."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
         def end() -> None:
             if self._acting and not self.interrupted:
                 self.interrupted = self._keeper.permission.stopping = True
-                say("Stopping after the steps under way. Once more ends it at once.")
+                print_message("Stopping after the steps in progress. Press Ctrl-C again to exit at once.")
                 return
             self.interrupted = True
             task.cancel()
@@ -74,7 +74,7 @@ class Progress:
             if not self.interrupted:
                 raise
             if self._acting:
-                say(f"Ended after {self.words}. The record: gpukeeper ledger list")
+                print_message(f"Ended after {self.words}. To see the record: gpukeeper ledger list")
             raise KeyboardInterrupt from None
         finally:
             for one in SIGNALS:

@@ -1,4 +1,4 @@
-"""The lines of programs that stay: each begins with its time in UTC, unless the journal of systemd adds one itself."""
+"""Log lines of long-running commands: each begins with its time in UTC, unless the systemd journal adds one itself."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
-from gpukeeper.interfaces.terminal.session import say
+from gpukeeper.interfaces.terminal.session import print_message
 
 
 def log(words: str) -> None:
     """On stderr."""
     stamp = stamped(sys.stderr, datetime.now(UTC))
-    say("\n".join(stamp + line for line in words.split("\n")))
+    print_message("\n".join(stamp + line for line in words.split("\n")))
 
 
 def stamped(stream: TextIO, at: datetime, environ: Mapping[str, str] = os.environ) -> str:
-    """What a line of that time begins with there."""
+    """The prefix of a line of that time on that stream."""
     return "" if goes_to_journal(stream, environ) else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} "
 
 

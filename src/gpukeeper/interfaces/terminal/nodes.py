@@ -9,17 +9,17 @@ from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.nodes import DISK, Change, bytes_of
 
-HEAD = ("node", "what", "temporary", "disk", "inodes", "sessions", "busy")
+HEAD = ("kind", "name", "temporary", "disk", "inodes", "sessions", "busy")
 
 
-def change_in_words(change: Change, came_back: int) -> str:
-    """ "ray/lab/worker-1: 35.2 GiB -> 70.0 MiB temporary; disk /: 81% -> 64%; 35.1 GiB came back"."""
+def change_in_words(change: Change, freed: int) -> str:
+    """ "ray/lab/worker-1: 35.2 GiB -> 70.0 MiB temporary; disk /: 81% -> 64%; 35.1 GiB freed"."""
     before, after = change
     parts = [] if before.ref.kind == DISK else [f"{_then(before, after, _temporary)} temporary"]
     if before.disk is not None:
         parts.append(f"disk {before.disk.name}: {_then(before, after, _used)}")
-    if came_back:
-        parts.append(f"{size_in_words(came_back)} came back")
+    if freed:
+        parts.append(f"{size_in_words(freed)} freed")
     where = (before.ref.platform, before.ref.place, before.ref.namespace)
     name = "/".join(part for part in where if part) if before.ref.kind == DISK else before.ref.path
     return f"{name}: {'; '.join(parts)}"
@@ -53,7 +53,7 @@ def row(subject: Subject) -> tuple[str, ...]:
 
 def busy(subject: Subject) -> str:
     if isinstance(subject.busy, Unknown):
-        return f"not known: {subject.busy.why}"
+        return f"unknown: {subject.busy.why}"
     return "no" if subject.busy is None else subject.busy
 
 
@@ -74,6 +74,6 @@ def _size(size: int | Unknown) -> str:
 
 
 def _sessions(subject: Subject) -> str:
-    """ "1 live, 3 dead", where its platform tells."""
+    """ "1 live, 3 dead", if its platform reports them."""
     told = [(subject.labels.get(f"sessions_{word}"), word) for word in ("live", "dead")]
     return ", ".join(f"{number} {word}" for number, word in told if number) or "-"

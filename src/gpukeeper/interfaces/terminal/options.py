@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PolicyFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--policy", help="Policy file. Default: the site's, else the built-in one.", metavar="FILE"),
+    typer.Option("--policy", help="Policy file. Default: the site's file, else the built-in policy.", metavar="FILE"),
 ]
 OnPlatform: TypeAlias = Annotated[
     str | None,
@@ -28,42 +28,55 @@ OnPlatform: TypeAlias = Annotated[
         autocompletion=completion.platforms,
     ),
 ]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, with its schema's name.")]
-Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Only results, no talk.")]
-Verbose: TypeAlias = Annotated[bool, typer.Option("--verbose", "-v", help="Also what is kept, and why.")]
-Yes: TypeAlias = Annotated[bool, typer.Option("--yes", help="Do not ask. Acts only when the policy's mode is enforce.")]
+Json: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout, with the name of its schema.")
+]
+Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Suppress messages.")]
+Verbose: TypeAlias = Annotated[bool, typer.Option("--verbose", "-v", help="Also show what is kept, and why.")]
+Yes: TypeAlias = Annotated[
+    bool, typer.Option("--yes", help="Do not ask for confirmation. Acts only if the policy's mode is enforce.")
+]
 Namespace: TypeAlias = Annotated[str | None, typer.Option("--namespace", help="Only this namespace; patterns allowed.")]
-Label: TypeAlias = Annotated[str | None, typer.Option("--label", help="Only with this label: key or key=value.")]
+Label: TypeAlias = Annotated[
+    str | None, typer.Option("--label", help="Only objects with this label: key or key=value.")
+]
 Kind: TypeAlias = Annotated[str | None, typer.Option("--kind", help="Only this kind: container, trainjob, tree, …")]
 Owner: TypeAlias = Annotated[
-    str | None, typer.Option("--owner", help="Only this person's; nobody: what has no known owner.")
+    str | None,
+    typer.Option("--owner", help="Only workloads of this owner; `nobody` selects those without a known owner."),
 ]
 Class: TypeAlias = Annotated[
-    str | None, typer.Option("--class", help="Only this class, as the policy assigns it; patterns allowed.")
+    str | None, typer.Option("--class", help="Only this class, as assigned by the policy; patterns allowed.")
 ]
 OutcomeIs: TypeAlias = Annotated[
     str | None,
-    typer.Option("--outcome", help="Only succeeded, failed or stopped ones.", autocompletion=completion.outcomes),
+    typer.Option(
+        "--outcome",
+        help="Only ended work with this outcome: succeeded, failed or stopped.",
+        autocompletion=completion.outcomes,
+    ),
 ]
 OlderThan: TypeAlias = Annotated[
-    str | None, typer.Option("--older-than", help="Only what ended (or started) longer ago: 30m, 1h, 2d.")
+    str | None, typer.Option("--older-than", help="Only what ended (or started) longer ago than 30m, 1h, 2d, …")
 ]
 Name: TypeAlias = Annotated[str | None, typer.Option("--name", help="Only this name; patterns allowed.")]
 Image: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--image", help="Only work made from this image: name (any tag), name:tag, or the beginning of its id."
-    ),
+    typer.Option("--image", help="Only work with this image: name (any tag), name:tag, or a prefix of its id."),
 ]
 Textfile: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--textfile", help="Also write metrics, for a node_exporter: a file ending in .prom.", metavar="FILE"),
+    typer.Option(
+        "--textfile",
+        help="Also write metrics to this .prom file, for the textfile collector of node_exporter.",
+        metavar="FILE",
+    ),
 ]
 Workload: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="WORKLOAD",
-        help="platform/place/[namespace/kind/]name; any unique ending will do.",
+        help="platform/place/[namespace/kind/]name, or any unique ending of it.",
         autocompletion=completion.workloads,
     ),
 ]

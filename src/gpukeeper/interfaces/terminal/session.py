@@ -1,4 +1,4 @@
-"""From flags to an open session: policy, platforms, narrowing; and the words about what could not be reached."""
+"""From flags to an open session: policy, platforms, filters; and messages about what could not be reached."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def opened(
     quiet: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> Iterator[Session]:
-    """`tell`: how warnings are said, where it is not `say`."""
-    from gpukeeper.interfaces.terminal.daemon import ask_standing
+    """`tell`: how warnings are printed; default: `print_message`."""
+    from gpukeeper.interfaces.terminal.daemon import load_daemon_state
     from gpukeeper.wiring import open_session
 
     session = open_session(policy, write=write, only=only)
-    tell = tell or say
+    tell = tell or print_message
     try:
         for warning in (*session.loaded.warnings, *session.loaded.expired(session.keeper.clock.now())):
             tell(f"policy: {warning}")
         if not write and not _is_another_daemon():
-            ask_standing(session.keeper)
+            load_daemon_state(session.keeper)
         elif _is_another_daemon():
-            tell("A daemon runs here with a ledger of its own: holds and warnings that it knows are not shown.")
+            tell("A daemon with its own ledger is running here: its holds and warnings are not shown.")
         if not quiet:
-            say_out_of_reach(session, only, tell)
+            print_unreachable(session, only, tell)
         try:
             yield session
         except UsageError:
             if quiet and only is None:  # what was asked for may be there
-                say_out_of_reach(session)
+                print_unreachable(session)
             raise
     finally:
         session.close()
@@ -64,29 +64,29 @@ def _is_another_daemon() -> bool:
     return os.geteuid() != 0 and socket_path().exists() and socket_path().parent != state_folder()
 
 
-def say_out_of_reach(session: Session, only: str | None = None, tell: Callable[[str], None] | None = None) -> None:
-    """What the policy covers and cannot be looked at from here."""
+def print_unreachable(session: Session, only: str | None = None, tell: Callable[[str], None] | None = None) -> None:
+    """Platforms in the policy's scope that are not reachable from here."""
     asked = None if only is None else only.partition("/")[0]
     for reach in session.reaches:
         if not reach.reachable and reach.platform in session.book.policy.scope and asked in (None, reach.platform):
-            (tell or say)(f"{reach.platform}: {reach.why}")
+            (tell or print_message)(f"{reach.platform}: {reach.why}")
 
 
-def blind(session: Session) -> bool:
-    """Something that is here and in the policy's scope cannot be looked at, or nothing of that scope can."""
+def some_unreachable(session: Session) -> bool:
+    """Whether a platform in the policy's scope that exists here cannot be read, or none of them can."""
     covered = [reach for reach in session.reaches if reach.platform in session.book.policy.scope]
     broken = any(not reach.reachable and reach.place for reach in covered)
     return broken or not any(reach.reachable for reach in covered)
 
 
-def say(words: str) -> None:
-    """Talk goes to stderr; results go to stdout. Names in it may hold anything; only our own line breaks are kept."""
+def print_message(words: str) -> None:
+    """Prints a message to stderr; results go to stdout. Control characters in names are removed; line breaks stay."""
     lines = (line for part in words.split("\n") for line in wrapped(plain(part), width_of(sys.stderr)))
     typer.echo("\n".join(lines), err=True)
 
 
 def confirmed(question: str) -> bool:
-    """Asks on the terminal; Ctrl-C there interrupts as it does everywhere."""
+    """Asks for confirmation on the terminal; Ctrl-C interrupts."""
     try:
         return typer.confirm(question, err=True)
     except typer.Abort:
@@ -108,7 +108,7 @@ def narrowed(
     from gpukeeper.lifecycle.narrow import Narrow
 
     if outcome is not None and outcome not in OUTCOMES:
-        raise UsageError(f'--outcome "{outcome}" is none of: {", ".join(OUTCOMES)}')
+        raise UsageError(f'--outcome "{outcome}" is not one of: {", ".join(OUTCOMES)}')
     return Narrow(
         platform=platform,
         namespace=namespace,

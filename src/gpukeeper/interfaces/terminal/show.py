@@ -1,4 +1,4 @@
-"""What people read: aligned lines, a sentence each, in the width of the terminal; colours.py says when in colour."""
+"""Output for people: aligned tables and sentences in the width of the terminal; colours.py decides when in colour."""
 
 from __future__ import annotations
 

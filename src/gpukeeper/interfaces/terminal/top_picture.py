@@ -14,7 +14,7 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import plain
-from gpukeeper.views.top import GpuLine, Step, TopView, ordered
+from gpukeeper.views.top import GpuLine, NextStep, TopView, ordered
 
 WIDE = 150  # columns from which a GPU and its next step fit into one line
 SOON = timedelta(hours=1)
@@ -53,7 +53,7 @@ def picture(view: TopView | None, display: Display, age: Age, width: int, height
     """Exactly `height` lines or fewer, none wider than `width`."""
     head = [_title(view, age, width)]
     if view is None:
-        return _joined([*head, Text("Gathering: nothing is known yet.", style="dim"), _keys(display)], width)
+        return _joined([*head, Text("Reading data …", style="dim"), _keys(display)], width)
     now = view.at + (age.data or timedelta())
     head.append(_heading(width, display.sort))
     foot = [*_notes(view, age, width), _keys(display)]
@@ -62,7 +62,7 @@ def picture(view: TopView | None, display: Display, age: Age, width: int, height
     shown, number = _fitting([_block(one, view, now, width) for one in listed[:room]], room)
     left = len(listed) - number
     if not view.gpus:
-        shown = [Text("No GPU is known here.", style="dim")]
+        shown = [Text("No GPUs found.", style="dim")]
     shown += (Text() for _ in range(room - len(shown)))  # the keys stay at the bottom
     if left or display.first:
         foot[-1].append(f"  {display.first}↑ {left}↓")
@@ -89,7 +89,7 @@ def _title(view: TopView | None, age: Age, width: int) -> Text:
     if view is None:
         return title
     if view.mode is Mode.PLAN:
-        title.append("  mode plan" if width < WIDE else "  mode plan: nothing acts by itself", style="yellow")
+        title.append("  mode plan" if width < WIDE else "  mode plan: dry run", style="yellow")
     if view.paused is not None:
         title.append("  paused", style="yellow")
     counts = ", ".join(f"{number} {how.value}" for how, number in view.counts.most_common())
@@ -98,7 +98,7 @@ def _title(view: TopView | None, age: Age, width: int) -> Text:
 
 def _age(age: Age) -> str:
     data = "no data" if age.data is None else f"{in_words(age.data)} old"
-    return data + (f", gathering for {in_words(age.gathering)}" if age.late and age.gathering is not None else "")
+    return data + (f", refreshing for {in_words(age.gathering)}" if age.late and age.gathering is not None else "")
 
 
 def _heading(width: int, sort: str) -> Text:
@@ -118,7 +118,7 @@ def _keys(display: Display) -> Text:
 
 
 def _notes(view: TopView, age: Age, width: int) -> list[Text]:
-    """The newest problem, else the first thing that could not be seen or does not fit together."""
+    """The newest problem, else the first note about unreadable objects or contradictions."""
     notes = [*([age.problem] if age.problem else []), *view.notes]
     if not notes:
         return []
@@ -200,7 +200,7 @@ def _next(line: GpuLine, now: datetime) -> Text:
     return found.append(f": {plain(line.reason)}", style="default")
 
 
-def _step(step: Step, now: datetime) -> str:
+def _step(step: NextStep, now: datetime) -> str:
     when = "at the next pass" if step.at is None or step.at <= now else f"in {in_words(step.at - now)}"
     return f"{step.action or 'acts'} {when}"
 

@@ -1,5 +1,4 @@
-"""What the two programs that stay, `serve` and `operator`, share: the policy that is read again, the daily rotation of
-the ledger, and the lines they print."""
+"""What `serve` and `operator` share: reloading the policy, rotating the ledger daily, and the lines they print."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from gpukeeper.config.unix_groups import UsersNotListed
 from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.interfaces.terminal.heard import Heard
 from gpukeeper.interfaces.terminal.log import stamped
+from gpukeeper.interfaces.terminal.unreported import UnreportedLines
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
@@ -31,18 +30,18 @@ READ_WITHIN = timedelta(seconds=60)  # a policy; its folder may be on a mount th
 GROUPS_FRESH = 600.0  # seconds: who is in a Unix group may change while the file does not
 
 
-class PolicyNow:
-    """The policy file, read again in a thread when it changed. While it is broken, the last good one looks but does not
-    act."""
+class PolicyReloader:
+    """The policy file, read again in a thread when it changed. While it is invalid, the last valid one is used
+    to observe, not to act."""
 
-    def __init__(self, session: Session, policy: Path | None, say: Callable[[str], None]) -> None:
-        self._session, self._policy, self._say = session, policy, say
+    def __init__(self, session: Session, policy: Path | None, log: Callable[[str], None]) -> None:
+        self._session, self._policy, self._log = session, policy, log
         self._read: PolicyRead | None = None
         self._groups_at = 0.0  # steady time at which Unix groups were last read
         self._silent = False  # they could not be read the last time
         self._lock = asyncio.Lock()  # places ask at the same time
         self.problem: str | None = None
-        self._expired = self._expired_now()  # said when the session was opened
+        self._expired = self._expired_now()  # printed when the session was opened
 
     @property
     def last(self) -> Rulebook:
@@ -50,7 +49,7 @@ class PolicyNow:
         return self._session.book
 
     def __call__(self) -> Rulebook:
-        return self.last if self.problem is None else self._session.looking_only()
+        return self.last if self.problem is None else self._session.observe_only()
 
     async def refresh(self) -> None:
         """Before each pass."""
@@ -67,11 +66,11 @@ class PolicyNow:
                     f"The policy could not be read within {READ_WITHIN.total_seconds():g} s. Is its disk slow?"
                 )
             if self.problem not in (None, before):
-                self._say(f"the policy cannot be used any more, so nothing is acted on:\n{self.problem}")
+                self._log(f"the policy is not valid any more, so no action is taken:\n{self.problem}")
             elif self.problem is None and before is not None:
-                self._say(f"the policy can be used again: mode {self.last.policy.mode}")
+                self._log(f"the policy is valid again: mode {self.last.policy.mode}")
             if self.problem is None:
-                self._say_expired()
+                self._log_expired()
 
     async def _read_now(self) -> PolicyRead:
         last, steady = self._read, asyncio.get_running_loop().time()
@@ -86,7 +85,7 @@ class PolicyNow:
             if last is None:
                 raise
             if not self._silent:
-                self._say(f"the members of Unix groups are those of the last reading: {problem}")
+                self._log(f"members of Unix groups could not be read, the last known ones are used: {problem}")
             self._silent = True
             return await in_thread(lambda: read_policy(self._policy, last), READ_WITHIN)
         return found
@@ -94,15 +93,15 @@ class PolicyNow:
     def _expired_now(self) -> tuple[str, ...]:
         return self._session.loaded.expired(self._session.keeper.clock.now())
 
-    def _say_expired(self) -> None:
-        """Once, when it happens: whom it protected is due from now on."""
+    def _log_expired(self) -> None:
+        """Printed once, when it expires: what it protected may be due from now on."""
         before, self._expired = self._expired, self._expired_now()
         for words in self._expired:
             if words not in before:
-                self._say(f"policy: {words}")
+                self._log(f"policy: {words}")
 
 
-async def rotate_daily(session: Session, stop: asyncio.Event, say: Callable[[str], None]) -> None:
+async def rotate_daily(session: Session, stop: asyncio.Event, log: Callable[[str], None]) -> None:
     while not stop.is_set():
         policy, now = session.book.policy, session.keeper.clock.now()
         try:
@@ -110,36 +109,36 @@ async def rotate_daily(session: Session, stop: asyncio.Event, say: Callable[[str
             if done.believed is not None:
                 await session.evidence.prune(policy.capture.keep, done.believed)
         except (OSError, KeeperError) as problem:
-            say(f"the ledger could not be rotated: {problem}")
+            log(f"the ledger could not be rotated: {problem}")
         except Exception as bug:  # nothing that is watched depends on it
-            say(f"the ledger could not be rotated: {bug_words(bug)}")
+            log(f"the ledger could not be rotated: {bug_words(bug)}")
         waiting = asyncio.ensure_future(stop.wait())
         await asyncio.wait([waiting], timeout=DAY.total_seconds())
         waiting.cancel()
 
 
-class Lines:
-    """One line for every outcome and warning on stdout; on stderr what begins and ceases to be unseen."""
+class PassPrinter:
+    """One line for every outcome and warning on stdout; on stderr what becomes unreadable and readable again."""
 
-    def __init__(self, say: Callable[[str], None], *, json: bool, quiet: bool) -> None:
-        self._say, self._json, self._quiet = say, json, quiet
+    def __init__(self, log: Callable[[str], None], *, json: bool, quiet: bool) -> None:
+        self._log, self._json, self._quiet = log, json, quiet
         self._unseen: dict[str, list[str]] = {}
-        self._heard = Heard()
+        self._unreported = UnreportedLines()
 
-    def under_way(self, report: PassReport) -> None:
+    def in_progress(self, report: PassReport) -> None:
         self._print(report, over=False)
 
-    def tell(self, report: PassReport) -> None:
+    def finished(self, report: PassReport) -> None:
         self._print(report, over=True)
         if report.plan.breaker and not self._json:
             typer.echo(stamped(sys.stdout, report.survey.at) + plain(f"breaker: {report.plan.breaker}"))
         if not self._quiet:
             for words in report.relief:
-                self._say(words)
-            self._say_unseen(report)
+                self._log(words)
+            self._log_unseen(report)
 
     def _print(self, report: PassReport, *, over: bool) -> None:
-        outcomes, warnings = self._heard.new(report, over=over)
+        outcomes, warnings = self._unreported.new(report, over=over)
         if self._json:
             for line in (*outcomes, *warnings):
                 typer.echo(msgspec.json.encode(line))
@@ -147,12 +146,12 @@ class Lines:
         stamps = [stamped(sys.stdout, line.at) for line in (*outcomes, *warnings)]
         show.table([*map(show.outcome_row, outcomes), *map(show.warning_row, warnings)], stamps=stamps)
 
-    def _say_unseen(self, report: PassReport) -> None:
-        """When it begins and when it is over: whoever reads these lines must not take silence for rest."""
+    def _log_unseen(self, report: PassReport) -> None:
+        """Printed when it begins and when it ends: no output must not be mistaken for no problem."""
         if not report.survey.whole or report.stopped is not None:
-            return  # a look at what changed says nothing of the rest
+            return  # a narrow pass reads only what changed
         place = f"{report.survey.platform.name}/{report.survey.platform.place}"
         now = unseen_notes(report)
         if now != self._unseen.get(place, []):
-            self._say("\n".join(now) if now else f"{place}: everything is seen again")
+            self._log("\n".join(now) if now else f"{place}: everything can be read again")
         self._unseen[place] = now

@@ -17,19 +17,21 @@ from gpukeeper.interfaces.terminal.daemon import exchange, failed, read_reply
 from gpukeeper.ledger.paths import ledger_path
 from gpukeeper.model.errors import UsageError
 
-Agreed: TypeAlias = Callable[[str], bool]  # gets what would be done
-_GONE = Reply(done=False, words="the daemon ended before it was done; nothing was done. Ask again", exit_code=1)
+Confirm: TypeAlias = Callable[[str], bool]  # gets what would be done
+_GONE = Reply(
+    done=False, words="the daemon ended before it processed the request; nothing was done. Try again", exit_code=1
+)
 
 
-def ask(verb: str, *, policy: Path | None, json: bool, agreed: Agreed | None = None, **asked: Any) -> None:
+def submit(verb: str, *, policy: Path | None, json: bool, confirm_action: Confirm | None = None, **fields: Any) -> None:
     """`agreed`: asks the person whether that is to be done. None: do not ask."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.notify.terminals import plain
 
-    request = Request(verb=verb, confirm=agreed is not None, **asked)
+    request = Request(verb=verb, confirm=confirm_action is not None, **fields)
     show.progress_line(f"{verb} {request.workload} …".replace("  ", " "))  # a stop gives its programs time to save
     try:
-        reply = requested(request, policy, agreed)
+        reply = reply_to(request, policy, confirm_action)
     finally:
         show.progress_line("")
     if not reply.done:
@@ -40,23 +42,24 @@ def ask(verb: str, *, policy: Path | None, json: bool, agreed: Agreed | None = N
         typer.echo(plain(reply.words))
 
 
-def requested(request: Request, policy: Path | None, agreed: Agreed | None) -> Reply:
+def reply_to(request: Request, policy: Path | None, confirm_action: Confirm | None) -> Reply:
     """Asks for it. Where that is answered with what would be done, the person is shown that; with a yes it is asked for
     once more with the token of that answer."""
     reply = _through_daemon(request)
     if reply is None:
-        return _directly(request, policy, agreed)
+        return _directly(request, policy, confirm_action)
     if not reply.token:
         return reply
-    return _through_daemon(_answered(request, reply, agreed)) or _GONE
+    return _through_daemon(_confirmed(request, reply, confirm_action)) or _GONE
 
 
-def _answered(request: Request, reply: Reply, agreed: Agreed | None) -> Request:
-    if agreed is None:
+def _confirmed(request: Request, reply: Reply, confirm_action: Confirm | None) -> Request:
+    if confirm_action is None:
         raise UsageError(
-            "mode is plan, and only mode: enforce acts unattended. Nothing was done; confirm on a terminal"
+            "mode is plan, and only mode: enforce acts unattended. Nothing was done. "
+            "Confirm on a terminal, without --yes"
         )
-    if not agreed(reply.words):
+    if not confirm_action(reply.words):
         raise typer.Exit(1)
     return msgspec.structs.replace(request, token=reply.token)
 
@@ -67,20 +70,22 @@ def _through_daemon(request: Request) -> Reply | None:
     return None if answer is None else read_reply(answer, Reply)
 
 
-def _directly(request: Request, policy: Path | None, agreed: Agreed | None = None) -> Reply:
-    from gpukeeper.interfaces.terminal.session import opened, say, say_out_of_reach
+def _directly(request: Request, policy: Path | None, confirm_action: Confirm | None = None) -> Reply:
+    from gpukeeper.interfaces.terminal.session import opened, print_message, print_unreachable
 
     with opened(policy, write=True) as session:
         if os.geteuid() != 0:
             # Root's passes read root's ledger; nobody must believe that a hold in another one protects from them.
-            say(f"No daemon runs here, so this counts only for passes that use your own ledger, {ledger_path()}.")
+            print_message(
+                f"No daemon is running, so this affects only passes that use your own ledger, {ledger_path()}."
+            )
 
         async def story() -> Reply:
             one = partial(fulfil, session.keeper, session.book, session.user, uid=os.getuid())
             reply = await one(request)
-            return await one(_answered(request, reply, agreed)) if reply.token else reply
+            return await one(_confirmed(request, reply, confirm_action)) if reply.token else reply
 
         reply = asyncio.run(story())
         if not reply.done and reply.exit_code == UsageError.exit_code:  # what was asked for may be out of reach
-            say_out_of_reach(session)
+            print_unreachable(session)
         return reply

@@ -1,8 +1,8 @@
-"""What `serve` answers to people who only want to know: `plan`, `explain`, `ledger`, `standing`. Changes nothing.
+"""Read-only requests to `serve`: `plan`, `explain`, `ledger`, `standing`. Changes nothing.
 
-Own work in full; of others' what `observe` shows. The work for an answer is bounded: the plan is that of the last
-passes, one workload is looked at by its uid, and the ledger is read over a connection of its own, so that no long
-search keeps the passes from writing.
+The caller's own work in full; of the work of others what `observe` shows. The cost of a reply is bounded: the plan is
+that of the last passes, one workload is read by its uid, and the ledger is read over a separate connection, so that no
+long search keeps the passes from writing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_LINES = 1000
 READING = timedelta(seconds=20)
 
 
-class Answers:
+class Queries:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._reader: SqliteLedger | None = None
@@ -44,7 +44,7 @@ class Answers:
         try:
             return await self._answer(who, request)
         except OverflowError:
-            return Reply(done=False, words="that is longer ago than anything", exit_code=UsageError.exit_code)
+            return Reply(done=False, words="the time span is too long", exit_code=UsageError.exit_code)
         except TimeoutError:
             return Reply(done=False, words="the ledger could not be read in time; try again", exit_code=1)
         except KeeperError as problem:
@@ -54,13 +54,13 @@ class Answers:
         keeper, book = self._session.keeper, self._session.book
         match request.verb:
             case "plan":
-                return _told(await outlooks(keeper, book, who, self._session.loaded.source))
+                return _reply(await outlooks(keeper, book, who, self._session.loaded.source))
             case "standing":
-                return _told(daemon_state(keeper))
+                return _reply(daemon_state(keeper))
             case "explain":
                 return await self._explain(who, request.workload)
             case _:
-                return _told(await self._ledger(who, request))
+                return _reply(await self._ledger(who, request))
 
     async def _explain(self, who: str, words: str) -> DataReply:
         keeper, book = self._session.keeper, self._session.book
@@ -74,8 +74,8 @@ class Answers:
         history = await self._about(subject.ref.uid, HISTORY) if full else ()
         one = await explained(keeper, book, found, history)
         if full:
-            return _told(one)
-        return _told(as_others_see(one, one.decision.reason if subject.owner == who else NOT_TOLD))
+            return _reply(one)
+        return _reply(as_others_see(one, one.decision.reason if subject.owner == who else NOT_TOLD))
 
     async def _about(self, words: str, last: int = MOST_LINES) -> Sequence[Event]:
         async with asyncio.timeout(READING.total_seconds()):
@@ -85,10 +85,10 @@ class Answers:
         """Lines about one's own work; an admin's are all."""
         unknown = [name for name in request.types if name not in TYPES]
         if unknown:
-            raise UsageError(f'there are no lines of type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
+            raise UsageError(f'unknown line type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
         admin = is_admin(self._session.book, who)
         if not admin and request.owner not in (None, who):
-            raise UsageError(f"{who} may read lines about their own work only")
+            raise UsageError(f"{who} may read only lines about their own work")
         now = self._session.keeper.clock.now()
         async with asyncio.timeout(READING.total_seconds()):
             found = await self._lines().lines(
@@ -107,5 +107,5 @@ class Answers:
         return self._reader
 
 
-def _told(body: object) -> DataReply:
+def _reply(body: object) -> DataReply:
     return DataReply(done=True, words="", body=msgspec.Raw(msgspec.json.encode(body)))

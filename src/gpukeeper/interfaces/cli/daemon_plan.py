@@ -1,5 +1,5 @@
-"""The plan as a daemon of somebody else tells it, from its last passes: for `plan` and `workload list` of people who
-may not read its ledger."""
+"""The plan of another user's daemon, from its last passes: for `plan` and `workload list` of users who may not read its
+ledger."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 NOT_HERE = {"label": "--label", "outcome": "--outcome", "older_than": "--older-than", "image": "--image"}
 
 
-def told(policy: Path | None, platform: str | None, narrow: Narrow) -> Outlooks | None:
-    """None: no daemon of somebody else answers here."""
+def read_daemon_plan(policy: Path | None, platform: str | None, narrow: Narrow) -> Outlooks | None:
+    """None: no daemon of another user is running here."""
     from gpukeeper.engine.outlook import Outlooks
-    from gpukeeper.interfaces.terminal.daemon import from_daemon
+    from gpukeeper.interfaces.terminal.daemon import query_daemon
 
-    found = from_daemon(Outlooks, "plan", policy)
+    found = query_daemon(Outlooks, "plan", policy)
     if found is None:
         return None
     for name, flag in NOT_HERE.items():
         if getattr(narrow, name) is not None:
-            raise UsageError(f"the daemon here does not tell by {flag}; leave it out, or ask an admin")
+            raise UsageError(f"the daemon does not support {flag}; remove it, or ask an admin")
     places = [one for one in found.places if platform in (None, one.platform, f"{one.platform}/{one.place}")]
     return msgspec.structs.replace(found, places=tuple(_narrowed(one, narrow) for one in places))
 
@@ -40,22 +40,22 @@ def _narrowed(place: PlaceOutlook, narrow: Narrow) -> PlaceOutlook:
 
 def show_plan(found: Outlooks, *, json: bool, verbose: bool, quiet: bool) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
-    from gpukeeper.views.plan import told_summary, told_view
+    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.views.plan import daemon_plan_summary, daemon_plan_view
 
-    view = told_view(found)
+    view = daemon_plan_view(found)
     if json:
         show.as_json("plan", view)
         return
     show.table([show.plan_row(d, verbose=verbose) for d in view.listed(kept=verbose)])
-    say_the_rest(found, quiet=quiet)
+    print_daemon_notes(found, quiet=quiet)
     if not quiet:
-        say(told_summary(view))
+        print_message(daemon_plan_summary(view))
 
 
-def say_the_rest(found: Outlooks, *, quiet: bool) -> None:
-    from gpukeeper.interfaces.terminal.session import say
-    from gpukeeper.views.plan import told_notes
+def print_daemon_notes(found: Outlooks, *, quiet: bool) -> None:
+    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.views.plan import daemon_plan_notes
 
-    for words in () if quiet else told_notes(found):
-        say(words)
+    for words in () if quiet else daemon_plan_notes(found):
+        print_message(words)

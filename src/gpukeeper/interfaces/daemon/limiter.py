@@ -1,4 +1,4 @@
-"""Who may come in, and whose turn it is: limits of connections and of requests worked on at once, by uid.
+"""Rate limits of the daemon: connections and concurrent requests, by uid.
 
 One user cannot block others: each has a few connections and one request at work at a time, users take turns, and a
 share is reserved for admins, so that `pause` always gets through.
@@ -32,7 +32,7 @@ class Limits:
 
 
 @dataclass
-class Crowd:
+class RequestLimiter:
     limits: Limits = field(default_factory=Limits)
     admins: Collection[int] = frozenset({0})  # uids
     inside: Counter[int] = field(default_factory=Counter)  # by uid: open connections
@@ -41,14 +41,14 @@ class Crowd:
     waiting: dict[int, deque[asyncio.Future[None]]] = field(default_factory=dict)  # by uid, whose turn is first first
 
     def why_not(self, uid: int) -> str | None:
-        """Why one more connection of that user is not let in; None: it may."""
+        """Why one more connection of that user is refused; None: it is allowed."""
         if uid in self.admins:
             full = sum(self.inside[one] for one in self.inside if one in self.admins) >= self.limits.reserved
-            return "too many requests of admins at once" if full else None
+            return "too many concurrent requests of admins" if full else None
         if self.inside[uid] >= self.limits.each:
-            return f"too many requests of uid {uid} at once"
+            return f"too many concurrent requests of uid {uid}"
         others = sum(count for one, count in self.inside.items() if one not in self.admins)
-        return "too many requests at once" if others >= self.limits.connections else None
+        return "too many concurrent requests" if others >= self.limits.connections else None
 
     def enter(self, uid: int) -> None:
         self.inside[uid] += 1
