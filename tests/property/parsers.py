@@ -27,7 +27,7 @@ from gpukeeper.config import document, load, units
 from gpukeeper.config.exemptions import read_exemptions
 from gpukeeper.devices import condition, counters, dcgm, health, holders, inventory, kernel_log, naming
 from gpukeeper.devices import prometheus as prometheus_api
-from gpukeeper.devices.busy import Judge
+from gpukeeper.devices.busy import UsageJudge
 from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.devices.gpus import shares_of
 from gpukeeper.disk import mounts, open_files
@@ -281,7 +281,7 @@ _ROOTS = [
 
 def _ray(kind: type[Any], name: str) -> Callable[[bytes], object]:
     def read(data: bytes) -> None:
-        answer = reading.decode(data, type=ray_api._Answer[kind], strict=False)  # type: ignore[valid-type]
+        answer = reading.decode(data, type=ray_api._StateResponse[kind], strict=False)  # type: ignore[valid-type]
         rows = answer.data.result.result if answer.data.result is not None else ()
         nodes = (busy.RayNode("n", "10.0.0.1", "ALIVE", True),)
         said: dict[str, Any] = {"nodes": nodes, "workers": (), "actors": (), "tasks": (), "groups": (), "jobs": ()}
@@ -399,7 +399,7 @@ def _driver(data: bytes) -> None:
     found = inventory.gpus_in(reading.decode(data, type=DriverReply), driver_loaded=True)
     if isinstance(found, Unknown):
         return
-    Judge().judge(found, NOW, None)
+    UsageJudge().judge(found, NOW, None)
     shares_of(found)
     health.gpus_of(found)
     health.health_of(found, NOW, lambda *_: (), {})

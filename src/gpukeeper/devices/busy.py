@@ -47,7 +47,7 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     latched: bool = False  # reported as busy without a process: neither activity nor dirt
 
 
-class Judge:
+class UsageJudge:
     """Keeps what one reading must be compared with. `layout_changed`: when the slices of a GPU last changed."""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ def occupied(
             continue
         for part in (None, *(() if isinstance(gpu.slices, Unknown) else gpu.slices)):
             here = [one for one in others if holds(one, gpu, part, minors)]
-            told[gpu.uuid if part is None else part.uuid] = _told(
+            told[gpu.uuid if part is None else part.uuid] = _occupants(
                 here, (part or gpu).listed, services, blind, user_name, proc
             )
     return told
@@ -67,7 +67,7 @@ def _is_ours(pid: int, proc: str) -> bool:
     return any(a == b"-m" and b.startswith(OURS) for a, b in pairwise(words))
 
 
-def _told(
+def _occupants(
     here: Sequence[Holder],
     listed: tuple[int, ...] | Unknown,
     services: set[int],

@@ -146,7 +146,7 @@ class Prometheus:
         return answer.body
 
 
-class _Answer(msgspec.Struct, frozen=True, rename="camel"):
+class _ApiResponse(msgspec.Struct, frozen=True, rename="camel"):
     status: str
     data: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
@@ -169,7 +169,7 @@ class _Scalar(msgspec.Struct, frozen=True, rename="camel", tag_field="resultType
 def _data(body: bytes, kind: type[T]) -> T:
     """ValueError if it is no complete response."""
     try:
-        answer = reading.decode(body, type=_Answer)
+        answer = reading.decode(body, type=_ApiResponse)
         if answer.status != "success":
             raise ValueError(answer.error or f"its status is {answer.status!r}")
         partial = [one for one in answer.warnings or () if not one.startswith(_REMARKS)]
@@ -201,7 +201,7 @@ def _value(text: str) -> float:
 
 def _refusal(answer: http_client.Response) -> str:
     try:
-        said = reading.decode(answer.body, type=_Answer).error
+        said = reading.decode(answer.body, type=_ApiResponse).error
     except msgspec.MsgspecError:
         said = ""
     words = f"it answered {answer.status} {said or answer.reason}"

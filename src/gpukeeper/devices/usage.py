@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import dcgm
-from gpukeeper.devices.busy import Export, GpuUse, Judge
+from gpukeeper.devices.busy import Export, GpuUse, UsageJudge
 from gpukeeper.devices.driver.client import CHILD, TO_OPEN, DriverClient
 from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.devices.inventory import LOADED, gpus_in
@@ -43,7 +43,7 @@ class GpuUsage:
         self._clock, self._exporter, self._deadline, self._fetch = clock, exporter, deadline, fetch
         self._driver = Path(driver)
         self._client = DriverClient(child, deadline, to_open=TO_OPEN, pause=FIRST_PAUSE, ticks=ticks)
-        self._judge = Judge()
+        self._judge = UsageJudge()
 
     async def read(self) -> Mapping[str, GpuUse] | Unknown:
         """Since the previous reading, by uuid. A GPU or slice that is not included is unknown."""

@@ -39,7 +39,7 @@ def lasting_ids(mounts: Iterable[MountEntry] | None = None, by_uuid: str = BY_UU
         if covering(mount.point, known) is not mount:
             continue  # hidden by a later mount
         with suppress(OSError):
-            device, fsid = _asked(mount.point)
+            device, fsid = _status_of(mount.point)
             if mount.kind == "btrfs" or device == _number(mount.device):
                 done.add(which)
                 name = uuids.get(device) if mount.kind in FSID_IS_DEVICE else f"fsid-{fsid:016x}" if fsid else None
@@ -60,7 +60,7 @@ def lasting_uid(uid: str, ids: Mapping[int, str]) -> str | None:
     return None if name is None else f"{name}:{rest}"
 
 
-def _asked(point: str) -> tuple[int, int]:
+def _status_of(point: str) -> tuple[int, int]:
     fd = os.open(point, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return os.fstat(fd).st_dev, os.fstatvfs(fd).f_fsid & (2**64 - 1)

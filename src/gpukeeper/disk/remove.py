@@ -64,14 +64,14 @@ class FileRemoval(msgspec.Struct, frozen=True, kw_only=True):
     kept: dict[str, Changed | Refused | Unknown]
 
 
-Answer: TypeAlias = TreeRemoval | Changed | Refused | Unknown
+RemovalResult: TypeAlias = TreeRemoval | Changed | Refused | Unknown
 
 
-def nobody_asks(tree: int) -> None:
+def no_check(tree: int) -> None:
     return None
 
 
-def nobody_listens(entries: int) -> None:
+def no_progress(entries: int) -> None:
     return None
 
 
@@ -82,10 +82,10 @@ def remove(
     *,
     scan: Callable[[], OpenFiles],
     until: float,
-    still_free: StillFree = nobody_asks,
-    progress: Callable[[int], None] = nobody_listens,
+    still_free: StillFree = no_check,
+    progress: Callable[[int], None] = no_progress,
     sockets: bool = False,
-) -> Answer:
+) -> RemovalResult:
     """The entry `name` of the open directory. Removal if it was deleted, as far as possible; otherwise it is where it
     was, and the result says why, or where it is now.
 
@@ -119,9 +119,9 @@ def finish(
     *,
     scan: Callable[[], OpenFiles],
     until: float,
-    still_free: StillFree = nobody_asks,
-    progress: Callable[[int], None] = nobody_listens,
-) -> Answer:
+    still_free: StillFree = no_check,
+    progress: Callable[[int], None] = no_progress,
+) -> RemovalResult:
     """The rest of an interrupted run, as `trash.leftovers` returns it. Only moved: it is put back, and decided again.
     Half deleted: the rest is deleted, unless it is in use; it never gets its own name again.
     """
@@ -193,7 +193,7 @@ class _Act:
     def __init__(self, bin_: Trash, taken: TrashedTree, until: float, progress: Callable[[int], None]) -> None:
         self.bin, self.taken, self.until, self.progress = bin_, taken, until, progress
 
-    def run(self, checks: _Checks) -> Answer:
+    def run(self, checks: _Checks) -> RemovalResult:
         # Before we open anything of it ourselves, so that any process found is another one.
         open_files = checks.scan()
         why = _first(lambda: self._users(open_files), lambda: self._moved(checks))
@@ -209,7 +209,7 @@ class _Act:
             tally = WalkTotals(open_files.files)
             why = _first(
                 lambda: self._lock(tree),
-                lambda: _asked(checks.still_free(tree)),
+                lambda: _refused_by_check(checks.still_free(tree)),
                 lambda: self._walk(tree, checks, tally),
             )
             if why is not None:
@@ -258,7 +258,7 @@ class _Act:
             return Unknown(f"it {enough}")
         return _found(tally, checks)
 
-    def _run_file(self, checks: _Checks, open_files: OpenFiles) -> Answer:
+    def _run_file(self, checks: _Checks, open_files: OpenFiles) -> RemovalResult:
         found = os.stat(self.taken.name, dir_fd=self.bin.fd, follow_symlinks=False)
         tally = WalkTotals(open_files.files)
         tally.add([found])
@@ -365,7 +365,7 @@ def _first(*questions: Callable[[], Changed | Unknown | None]) -> Changed | Unkn
     return None
 
 
-def _asked(answer: str | Unknown | None) -> Changed | Unknown | None:
+def _refused_by_check(answer: str | Unknown | None) -> Changed | Unknown | None:
     return Changed(answer) if isinstance(answer, str) else answer
 
 

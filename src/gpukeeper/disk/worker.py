@@ -18,7 +18,7 @@ from gpukeeper.disk import kernel
 from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.disk.walk import Pending, TreeWalk, WalkStopped, WalkTotals
 
-Answer = dict[str, Any]
+WorkerResult = dict[str, Any]
 
 
 def main(work: str, top: str, settings: str) -> None:
@@ -36,7 +36,7 @@ def main(work: str, top: str, settings: str) -> None:
         sys.stdout.flush()
 
 
-def measure_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> Answer:
+def measure_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> WorkerResult:
     tally = WalkTotals({(device, inode): pid for device, inode, pid in given["open"]})
     walk = TreeWalk(tally, depth_max=given["depth_max"], locking=given["locking"])
     try:
@@ -44,10 +44,10 @@ def measure_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> Answe
     except WalkStopped as enough:
         tally.problem(str(enough))
         left = []
-    return {**tally.record(), "left_to_do": _told(left)}
+    return {**tally.record(), "left_to_do": _encoded(left)}
 
 
-def erase_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> Answer:
+def erase_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> WorkerResult:
     eraser, later = TreeDeleter(given["until"]), list[bytes]()
 
     def one(job: Pending) -> list[Pending]:
@@ -57,7 +57,7 @@ def erase_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> Answer:
         return left
 
     left = _in_turn(jobs, one, eraser, given["quantum"])
-    return {**eraser.record(), "left_to_do": _told(left), "later": [path.decode("latin-1") for path in later]}
+    return {**eraser.record(), "left_to_do": _encoded(left), "later": [path.decode("latin-1") for path in later]}
 
 
 def _in_turn(
@@ -71,7 +71,7 @@ def _in_turn(
     return left
 
 
-def _told(left: list[Pending]) -> list[tuple[str, int]]:
+def _encoded(left: list[Pending]) -> list[tuple[str, int]]:
     """Names are bytes, and JSON is text: each byte becomes the character of its number."""
     return [(path.decode("latin-1"), depth) for path, depth in left]
 

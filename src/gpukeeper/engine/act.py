@@ -1,4 +1,4 @@
-"""Act: one step, on exactly what was seen. Evidence first, intent durably, a fresh look that decides the same."""
+"""Act: one step, on exactly what was read. Evidence first, then a durable intent, then a re-check."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def take(
     problem = await _save_evidence(keeper, platform, step, book)
     if problem is not None:
         return await _close(keeper, step, *problem)
-    # Evidence may take minutes: a lease may be lost, or somebody has pulled the brake.
+    # Evidence may take minutes: a lease may be lost, or an admin has paused everything.
     paused = keeper.permission.why_not() or await keeper.ledger.paused()
     if paused is not None:
         return await _close(keeper, step, Result.DEFERRED, f"everything was paused meanwhile ({paused})")
@@ -71,7 +71,7 @@ async def take(
         case Refused():
             return await _close(keeper, step, Result.REFUSED, answer.why)
         case Accepted() | Unknown():
-            # Unknown: the command may have arrived. Only a second look can tell.
+            # Unknown: the command may have arrived. Only another read can show that.
             result, words = await verify(platform, step)
             # Not a stop: whose it was decides what comes next, and a person may be quicker than the platform.
             if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
@@ -84,7 +84,7 @@ async def take(
 
 
 async def _report_missed(keeper: Keeper, step: Step, missed: str) -> None:
-    """Something of its owner's is lost that nobody looked at. They and the admin must know."""
+    """Something of its owner's was lost unread. The owner and admins are notified."""
     decision = step.decision
     what = f"{decision.action} of {decision.seen.ref.path}: {missed}"
     line = Complaint(at=keeper.clock.now(), ref=decision.seen.ref, owner=decision.owner, what=what)
@@ -94,7 +94,7 @@ async def _report_missed(keeper: Keeper, step: Step, missed: str) -> None:
 
 
 async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> WarningSent | None:
-    """Tell the owner what will happen, when and how to prevent it. None: there is nothing to warn about any more."""
+    """Warn the owner: what will happen, when, and how to prevent it. None: nothing to warn about any more."""
     fresh = await look_again(keeper, platform, step, book)
     begun = keeper.clock.now()
     if not isinstance(fresh, View) or keeper.clock_watch.doubt(begun):
@@ -114,7 +114,7 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     )
     channels = await keeper.notifier.to_owner(told)
     if not channels and decision.unheard is not None:
-        # Nobody is known to have heard it, so there is more time; what is written says so, and that time is used.
+        # Not delivered, so there is more time; the line announces that time, and it is used.
         message, until = f"{decision.seen.ref.path}: {decision.unheard.words}{lost}", decision.unheard.at
     now = keeper.clock.now()
     line = WarningSent(
@@ -128,7 +128,7 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
         delivered=bool(channels),
         channel=", ".join(channels),
         message=message,
-        until=None if until is None else until + (now - begun),  # "in 10m" counts from when it was said
+        until=None if until is None else until + (now - begun),  # "in 10m" counts from when it was sent
         removes=decision.then is Action.REMOVE,
     )
     await keeper.ledger.append([line])

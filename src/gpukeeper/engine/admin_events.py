@@ -1,4 +1,4 @@
-"""What admins should know, from what a pass records and reports. Pure: decides what a message says, sends nothing."""
+"""Events for admins, from what a pass records and reports. Pure: composes messages, sends none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def breaker_closed(line: Event) -> str | None:
 
 
 def overdue(report: PassReport, mode: Mode) -> Message | None:
-    """In mode plan due work stays where it is, and somebody may believe that it is being handled."""
+    """In mode plan due work stays where it is, and an admin may believe that it is being handled."""
     found = report.survey
     number = sum(one.action is not Action.WARN for one in found.due)
     if mode is not Mode.PLAN or not found.whole or not number or report.stopped is not None:

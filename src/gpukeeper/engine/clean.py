@@ -1,6 +1,6 @@
-"""After the end: every GPU that ended work gave back is looked at until it is clean, or found not to be.
+"""After the end: every GPU that ended work released is checked until it is clean, or found dirty.
 
-Ends nobody: a remainder of ended work is a subject like any other, and the rule `orphan` decides about it.
+Ends no process: what ended work left is a subject like any other, and the rule `orphan` decides about it.
 A GPU that stays dirty is quarantined; with `gpu.reset` it may be reset, behind the gate of lifecycle/reset.
 """
 

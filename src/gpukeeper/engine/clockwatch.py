@@ -1,7 +1,7 @@
 """Can the clock be trusted? Every age is wrong after a jump, so nothing is acted on for a while.
 
 The wall clock is compared with the steady one of the event loop at every question: at the beginning of a pass, before
-each step, and once more just before acting. A jump that happened while nobody ran shows only as a long silence of the
+each step, and once more just before acting. A jump while gpukeeper did not run shows only as a long silence of the
 ledger, which is therefore distrusted at the start, too.
 """
 

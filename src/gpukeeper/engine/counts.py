@@ -1,4 +1,4 @@
-"""How much one look at a place found, for the breaker, the budget and the metrics."""
+"""How much one survey of a place found, for the breaker, the budget and the metrics."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Everything that is said of one workload, as one value: `explain` prints it, and a daemon sends it to those who may
-not read its ledger. Looks; changes nothing."""
+"""Everything about one workload, as one value: `explain` prints it, and a daemon sends it to users who may not read its
+ledger. Changes nothing."""
 
 from __future__ import annotations
 

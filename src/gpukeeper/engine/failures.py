@@ -1,4 +1,4 @@
-"""What a failed pass is called, and how often the same line is said."""
+"""How failures are described, and how often an identical line is logged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import KeeperError
 
-QUIET = timedelta(minutes=15)  # for this long an identical line is counted instead of said
+QUIET = timedelta(minutes=15)  # for this long an identical line is counted instead of logged
 LINES_KEPT = 200
 LONGEST = 300  # characters of a foreign exception
 
@@ -34,7 +34,7 @@ class LogThrottle:
         self._said: dict[str, tuple[float, int]] = {}  # by line: when it was last let through, and how often since
 
     def admit(self, line: str, steady: float) -> str | None:
-        """What to say now; None: nothing, it was said a moment ago."""
+        """The line to log now; None: it was logged a moment ago."""
         last, held_back = self._said.pop(line, (None, 0))
         quiet = QUIET.total_seconds()
         if last is not None and steady - last < quiet:

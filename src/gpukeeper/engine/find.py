@@ -24,7 +24,7 @@ from gpukeeper.model.errors import KeeperError, PlatformError, UsageError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Subject
 
-SAID = 2  # of what could not be seen
+SAID = 2  # of what could not be read
 FRESH = 5.0  # seconds; a list that is not older answers for the world as it is now
 PAUSE = 1.0  # seconds between two lists made for requests, at least; else twice as long as the last one took
 MOST_PATHS = 20  # in a sentence
@@ -50,7 +50,7 @@ async def find(keeper: Keeper, book: Rulebook, words: str, *, acting: bool = Fal
 
 
 async def look_at(keeper: Keeper, book: Rulebook, ref: Ref) -> FoundSubject | None:
-    """That very thing as it is now. None: it is not there, or cannot be looked at."""
+    """The same object as it is now. None: it does not exist, or cannot be read."""
     looked = await _looked_at(keeper, book, [ref])
     return looked[0] if looked else None
 

@@ -72,5 +72,5 @@ async def _observe_place(keeper: Keeper, book: Rulebook, platform: Platform, fou
         found.unseen += (UnseenAt(platform.name, platform.place, one.what, one.why) for one in page.unseen)
         found.recorded.update(await keeper.ledger.memories(keys))
         found.views += await build_views(keeper, platform, page.subjects, book, [], keeper.clock.now())
-    if complete:  # only a complete list can tell what is missing
+    if complete:  # only a complete list shows what is missing
         found.absent += [r for key, r in before.items() if key not in listed and in_scope(book.policy, r)]

@@ -28,9 +28,9 @@ from gpukeeper.model.ports import Meter
 from gpukeeper.model.subject import Subject
 
 GAP = timedelta(seconds=5)  # least time between two passes, however many hints come
-SHORT_GAP = timedelta(milliseconds=200)  # the same where only what changed is looked at
-BLIND = timedelta(seconds=15)  # what could not be looked at is looked for again after this
-MANY = 500  # hints; with more of them a look at everything is cheaper
+SHORT_GAP = timedelta(milliseconds=200)  # the same for narrow passes
+BLIND = timedelta(seconds=15)  # what could not be read is read again after this
+MANY = 500  # hints; with more of them a full pass is cheaper
 MISSING_FOR = timedelta(minutes=15)  # before a daemon believes that half of a place vanished
 STOOD_STILL = timedelta(minutes=1)  # a tick that comes so much too late was no tick
 MISSED = 3  # a pass is missed after this many intervals
@@ -51,7 +51,7 @@ class Watch:
     finished: dict[str, float] = field(default_factory=dict)  # steady time of the last finished pass
     wall: dict[str, datetime] = field(default_factory=dict)
     missed: set[str] = field(default_factory=set)
-    tick: timedelta = timedelta(seconds=30)  # as the policy of the last pass says
+    tick: timedelta = timedelta(seconds=30)  # as configured in the last pass
     every: timedelta = timedelta(minutes=5)  # the same
     throttle: LogThrottle = field(default_factory=LogThrottle)
     bells: list[asyncio.Event] = field(default_factory=list)  # rung when `stop` is set
@@ -84,10 +84,10 @@ async def watch(w: Watch) -> None:
 
 @dataclass
 class Agenda:
-    """What the next pass at a place looks at: everything, or just what changed or falls due."""
+    """What the next pass at a place reads: everything, or only what changed or becomes due."""
 
     everything: bool = True
-    whole_at: float = 0.0  # steady time of the next look at everything, whatever happens
+    whole_at: float = 0.0  # steady time of the next full pass, whatever happens
     hinted: dict[str, Ref] = field(default_factory=dict)  # by key
     due: dict[str, tuple[datetime, Ref]] = field(default_factory=dict)  # by key
 
@@ -98,7 +98,7 @@ class Agenda:
             self.hinted[ref.key] = ref
 
     def take(self, now: datetime, steady: float, *, precise: bool) -> list[Ref] | None:
-        """What to look at now; None: everything."""
+        """What to read now; None: everything."""
         ripe = {key: ref for key, (due, ref) in self.due.items() if due <= now}
         if not precise or self.everything or steady >= self.whole_at:
             self.everything, self.hinted, self.due = False, {}, {}
@@ -147,14 +147,14 @@ def _until_next(agenda: Agenda, now: datetime, steady: float) -> timedelta:
 
 
 async def _pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref] | None) -> timedelta:
-    """One pass; returns how long to wait for the next look at everything. Raises nothing but what ends the program."""
+    """One pass; returns how long to wait for the next full pass. Raises nothing but what ends the program."""
     place = _place(platform)
     try:
         return await _try_pass(w, platform, agenda, only)
     except LeaseHeld:
         w.keeper.request_state.turned_away.add(key_of(platform))
         agenda.retry(asyncio.get_running_loop().time(), GAP)
-        return GAP  # somebody acts there right now: a request, or `apply` by hand
+        return GAP  # another process acts there now: a request, or `apply` by hand
     except KeeperError as problem:
         await _complain(w, f"the pass on {place} was not run: {problem}")
     except Exception as bug:  # of the engine itself, or of a reader of its reports
@@ -179,7 +179,7 @@ async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence
         return every
     w.keeper.request_state.turned_away.discard(key_of(platform))
     if only is None:
-        w.wall[place] = now  # only a look at everything that happened uses up the moment of a schedule
+        w.wall[place] = now  # only a completed full pass uses up the moment of a schedule
     w.finished[place] = asyncio.get_running_loop().time()
     w.missed.discard(place)
     if only is None:
@@ -276,8 +276,7 @@ async def _look_for_missed_passes(w: Watch) -> None:
 
 
 async def _complain(w: Watch, what: str) -> None:
-    """Said and recorded, unless it was a moment ago. A ledger that cannot be written (a full disk) is no reason to stop
-    watching."""
+    """Log and record it, unless that was a moment ago. If the ledger cannot be written (a full disk), go on."""
     said = _say(w, what)
     if said is not None:
         with suppress(LedgerError):

@@ -50,7 +50,7 @@ def is_strange(subject: Subject) -> bool:
 
 
 def _ended_again(subject: Subject, memory: Memory) -> bool:
-    """It ran in between, and nobody looked then."""
+    """It ran in between, unobserved."""
     if not subject.ends_for_good or subject.state is not State.ENDED or memory.ended is None:
         return False
     return isinstance(subject.ended, datetime) and subject.ended - memory.ended > ANOTHER_END

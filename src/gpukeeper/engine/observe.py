@@ -47,7 +47,7 @@ class Survey:
 
     platform: Platform
     at: datetime
-    whole: bool = True  # False: only what changed or fell due was looked at
+    whole: bool = True  # False: only what changed or became due was read
     decisions: list[Decision] = field(default_factory=list)
     unseen: list[Unseen] = field(default_factory=list)
     missing: list[Ref] = field(default_factory=list)
@@ -75,9 +75,9 @@ async def survey(
     only: Sequence[Ref] | None = None,
     record: Record | None = None,
 ) -> Survey:
-    """Look at a place and decide about everything there. Narrowing drops decisions, not what was counted.
+    """Read a place and decide about everything there. Narrowing drops decisions, not what was counted.
 
-    `only`: just these are looked at; how much there is in all is taken from the last whole look. `record`: gets the
+    `only`: just these are read; the totals are taken from the last full pass. `record`: gets the
     lines of each page and the keys of the trees on it, and then what needs no step is not kept: memory follows the
     page.
     """
@@ -116,7 +116,7 @@ async def survey(
     keeper.last_passes.count(here, found.counts.seen, found.counts.running)
     keeper.request_state.keep_list(here, Listing(begun, tuple(refs), tuple(f"{u.what}: {u.why}" for u in found.unseen)))
     if not found.unseen:
-        # Only a complete list can tell what is missing. Images last: workloads must not wait behind them.
+        # Only a complete list shows what is missing. Images last: workloads must not wait behind them.
         found.missing = sorted(before.values(), key=_counts, reverse=True)
         if record is not None:
             found.gone = await confirmed(platform, found.missing)
@@ -145,7 +145,7 @@ class _Observation:
         """About one page of them. Adds to what was found on the way."""
         keeper, found, book, now = self.keeper, self.found, self.book, self.keeper.clock.now()
         await recall(keeper, subjects, book)
-        if found.platform.local:  # elsewhere nobody says which device it is
+        if found.platform.local:  # elsewhere the device is unknown
             note_tenants(subjects, book, self.tenants, keeper.tenants.at(key_of(found.platform)))
         made = []
         for view in await build_views(keeper, found.platform, subjects, book, found.to_write.lines, now):
@@ -230,7 +230,7 @@ async def _vanished(keeper: Keeper, platform: Platform, missing: Sequence[Ref]) 
 
 
 def _offered(decision: Decision, platform: Platform) -> Decision:
-    """What a platform has no verb for is reported, never done; nor is anybody warned of it."""
+    """What a platform has no verb for is reported, never done, and causes no warning."""
     wanted = decision.then if decision.action is Action.WARN else decision.action
     if wanted is Action.KEEP or wanted in platform.guards:
         return decision

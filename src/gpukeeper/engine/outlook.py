@@ -1,5 +1,5 @@
-"""What a daemon tells those who ask what will happen: the decisions of its passes, kept for that. Nothing is looked at
-when somebody asks, so that asking costs the passes nothing."""
+"""What a daemon replies to the question what will happen: the decisions of its last passes. A request reads nothing, so
+that it costs the passes nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gpukeeper.model.decision import Action, Decision, Plan, Result, Unseen
 from gpukeeper.model.event import Closed
 from gpukeeper.model.policy import Mode
 
-MOST = 5000  # decisions kept for a place, and told in one answer
-UNSEEN = 20  # entries told
+MOST = 5000  # decisions kept for a place, and sent in one reply
+UNSEEN = 20  # entries sent
 NOT_TOLD = "shown only to its owner and to admins"
 
 
@@ -59,7 +59,7 @@ class Outlooks(msgspec.Struct, frozen=True, kw_only=True):
     paused: str | None
     places: tuple[PlaceOutlook, ...]
     who: str
-    admin: bool  # told everything
+    admin: bool  # is sent everything
 
 
 class DaemonState(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ def add(outlook: Outlook, decisions: Iterable[Decision], trees: Collection[str])
 
 
 def show(keeper: Keeper, found: Survey, plan: Plan, outlook: Outlook) -> None:
-    """From now on this is what people are told. Nothing is kept where nobody can ask."""
+    """From now on users are sent this. Nothing is kept without a socket."""
     if not keeper.request_state.enabled:
         return
     for one in found.gone:

@@ -1,4 +1,4 @@
-"""What the ledger does not know yet after a look: new facts, leases that begin, decisions that changed."""
+"""What a survey adds to the ledger: new facts, leases that begin, decisions that changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpukeeper.engine.ports import Ports
 from gpukeeper.model.decision import Action, Decision, Verdict
 from gpukeeper.model.event import Complaint, Decided, Event
 
-TREE_LINES = 200  # of one pass: changed decisions about trees. Anybody may make trees by the thousand
+TREE_LINES = 200  # of one pass: changed decisions about trees. Any user can create thousands of trees
 
 
 @dataclass

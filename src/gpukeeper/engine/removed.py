@@ -1,4 +1,4 @@
-"""What to say to who asks for something that gpukeeper removed: that it did, why, and how it comes back. Pure."""
+"""The message about something that gpukeeper removed: when, why, and how to restore it. Pure."""
 
 from __future__ import annotations
 

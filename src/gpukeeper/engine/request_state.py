@@ -18,7 +18,7 @@ from gpukeeper.model.identity import Ref
 
 @dataclass(frozen=True)
 class Listing:
-    """What one look at a whole place listed."""
+    """What one full list of a place contained."""
 
     begun: float  # steady time
     refs: tuple[Ref, ...] = ()

@@ -39,7 +39,7 @@ GPU_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,99}")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing somebody asks for. Who asks is never part of it: the socket or the process says that."""
+    """One request. The user is never part of it: the socket or the process identifies them."""
 
     verb: str
     workload: str = ""
@@ -47,7 +47,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reason: str = ""
     suspends: tuple[str, ...] = ()
     confirm: bool = False  # ask before acting; mode plan always does
-    token: str = ""  # of the answer that asked: the person said yes
+    token: str = ""  # of the reply that asked for a confirmation: the user confirmed
     owner: str | None = None  # below here: of lines of the ledger that are asked for
     last: int = 100
     types: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ async def hold(
 
 
 def _not_prevented(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
-    """What ends it in spite of the hold, and when: nobody may believe to be safe from that."""
+    """What ends it in spite of the hold, and when: so that no user relies on the hold alone."""
     act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards)
     if act is None:
         return ""
@@ -156,7 +156,7 @@ def _not_prevented(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
 
 
 async def _hold_on_it(found: FoundSubject, until: datetime) -> None:
-    """Where a hold is kept on the thing itself: whoever acts there may have another ledger."""
+    """Where a hold is stored on the object itself: another instance there may have another ledger."""
     subject = found.view.subject
     answer = await found.platform.hold(subject, until)
     if isinstance(answer, Refused | Unknown):

@@ -1,7 +1,7 @@
-"""One look for all who ask at the same time. Whoever asks gets one that began after the question, never an older one.
+"""One read for all concurrent callers. A caller gets a read that began after its call, never an older one.
 
-So many steps may be under way at once for the price of one: while a look runs, those who ask wait for the next, and
-all of them share it. Nothing is remembered.
+Many steps may run at the same time for the price of one: while a read runs, later callers wait for the next one and
+share it. Nothing is cached.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class _Read(Generic[T]):
 
 
 class Shared(Generic[T]):
-    """A look that blocks, asked for by threads. What it gives is shared, so nobody may change it. Looks with other
-    arguments are other looks."""
+    """A blocking read, called by threads. Its result is shared and must not be changed. Reads with other arguments are
+    separate."""
 
     def __init__(self, look: Callable[..., T]) -> None:
         self._look = look
@@ -68,7 +68,7 @@ class Shared(Generic[T]):
 
 
 class SharedQuestion(Generic[T]):
-    """The same for questions that are awaited. Who stops waiting takes it from nobody else."""
+    """The same for awaited reads. A cancelled caller does not cancel the read for others."""
 
     def __init__(self, ask: Callable[..., Awaitable[T]]) -> None:
         self._ask = ask

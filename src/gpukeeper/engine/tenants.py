@@ -1,4 +1,4 @@
-"""Who got a GPU between the stop of its workload and its next start. A list gives the hint, a look by uid the proof."""
+"""Which workload got a GPU between the stop of another and its next start. A list gives a hint, a read by uid proof."""
 
 from __future__ import annotations
 

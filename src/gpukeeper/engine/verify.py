@@ -1,4 +1,4 @@
-"""Verify: look again until it is really so. The outcome comes from here, never from the command's answer."""
+"""Verify: read again until the result is confirmed. The outcome comes from here, never from the command's response."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ async def verify(platform: Platform, step: Step) -> tuple[Result, str]:
         if result is Result.RECLAIMED or anew:
             break  # nothing will change that any more
         if seconds >= FOLLOWED_AFTER and isinstance(found, Subject) and found.state is State.REMOVING:
-            break  # it takes its time; later passes follow it, and nobody waits behind it
+            break  # it takes its time; later passes follow it, and no step waits for it
         if seconds >= BLIND_AFTER and isinstance(found, Unknown) and decision.action in _ENDS_IT:
-            break  # the same, while nobody can look
+            break  # the same, while it cannot be read
     return result, words
 
 
 def as_found(
     action: Action, incarnation: str, found: Subject | Gone | Unknown, *, running: bool = True
 ) -> tuple[Result, str]:
-    """What a look afterwards says about an action on that incarnation. `running`: it, or its children, ran before."""
+    """The result of an action on that incarnation, by a read afterwards. `running`: it or its children ran before."""
     if isinstance(found, Unknown):
         return Result.UNKNOWN, f"it could not be read afterwards ({found.why})"
     if isinstance(found, Gone):
@@ -68,7 +68,7 @@ def as_found(
 
 
 async def settle(keeper: Keeper, platform: Platform) -> list[Closed]:
-    """After an interruption: look at every open intent first and close it as found. Nothing is replayed."""
+    """After an interruption: read the object of every open intent first and close it as found. Nothing is replayed."""
     settled = []
     intents = await keeper.ledger.open_intents(platform.name, platform.place)
     keeper.followed.keep_only(key_of(platform), {intent.step for intent in intents})
@@ -77,7 +77,7 @@ async def settle(keeper: Keeper, platform: Platform) -> list[Closed]:
         looked = await platform.look(intent.ref)
         result, words = as_found(intent.action, intent.incarnation, looked, running=intent.running)
         if result is Result.UNKNOWN:
-            continue  # stays open; nothing is done to it before somebody could look
+            continue  # stays open; nothing is done to it before it could be read
         if intent.action is Action.STOP and result is Result.STILL_THERE:
             await _take_back(keeper, platform, intent)
         line = _as_found_line(intent, result, f"{words} in a later pass", keeper)

@@ -98,7 +98,7 @@ async def status(ledger: SqliteLedger, *, check: bool = False) -> LedgerStatus:
 
 async def believed_now(ledger: SqliteLedger, now: datetime) -> datetime | None:
     """The time by which things are deleted for ever: two days further a run at most, whatever the clock says.
-    None: nobody has seen this clock before."""
+    None: this clock was not observed before."""
 
     def do(c: sqlite3.Connection) -> datetime | None:
         last = state.meta(c, "believed_now")
@@ -180,7 +180,7 @@ def _forget(c: sqlite3.Connection, header: Header, now: datetime) -> None:
 
 
 def _delete_old(folder: Path, before: datetime) -> tuple[str, ...]:
-    """By their newest line. A file whose header cannot be read stays: nobody knows what is in it."""
+    """By their newest line. A file whose header cannot be read stays: its content is unknown."""
     gone = []
     for path, header in headers(folder):
         if header.until < before:

@@ -1,4 +1,4 @@
-"""Evidence as folders of files: <day>/<name>-<step>/, with an index that says what each file is.
+"""Evidence as directories of files: <day>/<name>-<step>/, with an index of the files.
 
 Names come from platforms: they are data in the index and sanitised on disk; no link is ever followed.
 """
@@ -106,7 +106,7 @@ class DirectoryEvidence:
             )
 
     def _reserve(self, needed: int) -> bool:
-        """False: it does not fit. The folder is measured while nobody writes: half of a capture would count twice."""
+        """False: it does not fit. The directory is measured between writes: half of a capture would count twice."""
         deadline = time.monotonic() + ROOM_WITHIN
         with self._turn:
             while self._used is None or self._used + self._reserved + needed > self.quota:

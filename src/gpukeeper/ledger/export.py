@@ -84,7 +84,7 @@ def event_type(line: Event) -> str:
 
 
 def details(seq: int, line: Event) -> dict[str, Any]:
-    """Everything the line says beyond the other fields."""
+    """Everything in the line beyond the other fields."""
     found: dict[str, Any] = {"seq": seq}
     if line.ref is not None:
         found["gpu" if isinstance(line, GpuChecked) else "workload"] = line.ref.path

@@ -1,4 +1,4 @@
-"""A ledger that forgets at exit: for the demo, simulations and looking without a ledger. Same fold as the real one."""
+"""A ledger in memory: for the demo, simulations and reading without a ledger. Same fold as the real one."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from gpukeeper.ledger.journal import SqliteLedger
 from gpukeeper.ledger.lines import decode
 from gpukeeper.model.errors import LedgerError
 
-MOST = 20  # problems of one kind that are told; the rest is counted
+MOST = 20  # problems of one kind that are listed; the rest is counted
 
 
 class LedgerFile(msgspec.Struct, frozen=True):

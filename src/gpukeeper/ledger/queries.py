@@ -30,7 +30,7 @@ class LineFilter(msgspec.Struct, frozen=True):
 
 
 class Reclaimed(msgspec.Struct):
-    """What came back. The `unmeasured` counts say in how many steps a figure was unknown; it is in no sum."""
+    """What was returned. The `unmeasured` counts are the steps with an unknown value; it is in no sum."""
 
     steps: int = 0
     gpus: int = 0
@@ -50,7 +50,7 @@ class Reclaimed(msgspec.Struct):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Only what was seen to be reclaimed. Owner "" is: nobody known."""
+    """Only what was verified as reclaimed. Owner "" is: unknown."""
 
     whole: Reclaimed
     owners: Mapping[str, Reclaimed]

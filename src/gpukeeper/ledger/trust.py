@@ -1,4 +1,4 @@
-"""Whether others could change what gpukeeper obeys: its policy, its state, the folder of its socket. Looks only.
+"""Whether others could change what gpukeeper trusts: its policy, its state, the directory of its socket. Reads only.
 
 As ssh does with its files: each must belong to root or to us and be writable by no other user, and so must every folder
 and link on the way to it. A folder that everybody may write to is no danger where it is sticky, as /tmp is.

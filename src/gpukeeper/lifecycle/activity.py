@@ -21,7 +21,7 @@ from gpukeeper.model.series import BRIDGED_MAX, Series, Signal
 
 MINUTE = timedelta(minutes=1)
 NOTHING = timedelta()
-TAIL_MAX = 3 * MINUTE  # since the newest reading: a cluster's minute is said when it is over and was scraped
+TAIL_MAX = 3 * MINUTE  # since the newest reading: a cluster reports a minute after it is over and was scraped
 ALL = 10**9  # buckets
 BRIDGED = BRIDGED_MAX // MINUTE  # empty buckets between two readings that speak for all the time between them
 PAIR = 5  # two busy buckets of a secondary signal within this many count as activity; a lone one is a probe
@@ -36,7 +36,7 @@ class Use(StrEnum):
 
 class UseAssessment(msgspec.Struct, frozen=True):
     """`since`: beginning of the quiet time: the newest use or the end of the newest gap. `used`: newest activity; None
-    when there was none as far back as anybody looked. `skipped`: signals absent by design."""
+    when there was none within the horizon. `skipped`: signals absent by design."""
 
     use: Use
     reason: str

@@ -1,4 +1,4 @@
-"""How much in one pass. The budget defers, oldest first; the breaker refuses everything when the world looks broken."""
+"""How much in one pass. The budget defers, oldest first; the breaker refuses all steps if too much is due or lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BudgetFacts(msgspec.Struct, frozen=True):
     acts_last_hour: int
     clock: str | None = None  # why the clock is not to be trusted
     trees_last_hour: int = 0
-    broken: str | None = None  # what the last look at everything found, where this one looked at a part only
+    broken: str | None = None  # what the last full pass found, if this one is narrow
 
 
 def make_plan(

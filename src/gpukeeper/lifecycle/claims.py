@@ -1,4 +1,4 @@
-"""Who has which GPU, and what does not fit together. Pure; `observe` shows it and nothing here is repaired.
+"""Which workload has which GPU, and contradictions. Pure; `observe` shows them, and nothing is repaired.
 
 A device is a whole GPU or a slice of one, known from the inventory of its place. Only a place whose inventory is there
 can tell that a device is free or missing; elsewhere a claim is shown as the workload names it.
@@ -37,14 +37,14 @@ Offers = Mapping[tuple[str, str], Collection[Action]]
 
 @direct
 class ClaimState(StrEnum):
-    """How somebody has a device."""
+    """How a device is held."""
 
     RUNNING = "running"
     PAUSED = "paused"
     CHILDREN = "living children"  # its workload ended, and parts of it run on
     ORPHAN = "orphan"
     BARE = "outside"  # a person's, in no workload
-    INFRASTRUCTURE = "infrastructure"  # never touched, and in nobody's way
+    INFRASTRUCTURE = "infrastructure"  # never touched, and blocks no other use
     KEPT = "kept for its owner"  # after a stop by hand
     FREE = "free"
     HELD = "held"  # by a process that is no workload: root's, one that has just begun, one of another engine
@@ -53,17 +53,17 @@ class ClaimState(StrEnum):
 
 
 _CLAIMING = (ClaimState.RUNNING, ClaimState.PAUSED, ClaimState.CHILDREN)
-_SHARED = (ClaimState.INFRASTRUCTURE,)  # a device with only these is nobody's
+_SHARED = (ClaimState.INFRASTRUCTURE,)  # a device with only these is free
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """One device and one who has it. `device` is empty when nobody could learn which it is."""
+    """One device and one holder. `device` is empty if it is unknown which it is."""
 
     device: str
     name: str  # the path of the device, or what the workload calls it
     place: str
     how: ClaimState
-    holder: Ref | None = None  # None: nobody
+    holder: Ref | None = None  # None: no workload
     by: str = ""  # processes that hold it and are no workload
     owner: str | Unknown | None = None
     since: datetime | None = None
@@ -74,7 +74,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that somebody should look at."""
+    """A contradiction that a person should check."""
 
     kind: str
     about: tuple[Ref, ...]
@@ -89,7 +89,7 @@ def claims(
     recorded: Mapping[str, Memory] = {},
     offers: Offers | None = None,
 ) -> tuple[Claim, ...]:
-    """One entry for each device and each who has it, and one for each that nobody has.
+    """One entry for each device and holder, and one for each device without a holder.
 
     `recorded`: what the ledger remembers, of devices too.
     """
@@ -132,7 +132,7 @@ def findings(
 
 
 def next_event(decision: Decision, now: datetime, offers: Offers | None = None) -> str:
-    """What the decision says will happen, and when."""
+    """What will happen by this decision, and when."""
     ref, wanted = decision.seen.ref, decision.then if decision.action is Action.WARN else decision.action
     offered = None if offers is None else offers.get((ref.platform, ref.place))
     if wanted is not Action.KEEP and offered is not None and wanted not in offered:
@@ -251,7 +251,7 @@ def _claims_of(
 
 
 def newest_use(view: View, device: str, known: Subject | None = None) -> tuple[float | Unknown, datetime | None]:
-    """The newest minute that was measured; else what the driver said of the whole device just now."""
+    """The newest minute that was measured; else what the driver reported for the whole device just now."""
     for one in view.series:
         if one.signal is not Signal.GPU or one.device != device:
             continue

@@ -1,7 +1,7 @@
-"""Did a GPU come back clean? Pure: facts in, a judgement with a sentence out. Nobody is ended or reset from here.
+"""Is a GPU clean after its workload ended? Pure: returns an assessment with a reason; ends and resets nothing.
 
-Who has the device open is what its descriptors say. The driver's own list is never a list of holders: it may name a
-process that died, whose pid an innocent one has now.
+Holders of the device are found by their open descriptors. The driver's list is never used for that: it may name a
+process that has ended, whose pid now belongs to another.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Life(StrEnum):
 
     LIVE = "live"
     ENDED = "ended"  # it is there and does not run, or it was known and is gone
-    STRANGER = "stranger"  # gone, and nobody here ever knew it: another engine's, perhaps
+    STRANGER = "stranger"  # gone, and unknown here: perhaps of another engine
 
 
 @direct
@@ -43,7 +43,7 @@ class HolderKind(StrEnum):
     FOREIGN = "foreign"  # belongs to live work: never touched, the GPU is shared
     ORPHAN = "orphan"
     INFRASTRUCTURE = "infrastructure"
-    BARE = "bare"  # somebody's program on the bare host: reported only
+    BARE = "bare"  # a program on the bare host: reported only
     STRANGER = "stranger"
     UNKNOWN = "unknown"
 
@@ -60,11 +60,11 @@ class CleanStatus(StrEnum):
 class Cleanliness(msgspec.Struct, frozen=True):
     status: CleanStatus
     reason: str
-    residue: bool = False  # dirty although nobody holds it: only a reset could help
+    residue: bool = False  # dirty without a holder: only a reset could help
 
     @property
     def settled(self) -> bool:
-        """Looking again would not say more."""
+        """Reading again would not change it."""
         return self.status in (CleanStatus.CLEAN, CleanStatus.SHARED)
 
     @property
@@ -132,14 +132,14 @@ def is_infrastructure(holder: GpuHolder) -> bool:
 
 
 def unheld(condition: Condition, lives: Lives) -> bool:
-    """Provably nobody but infrastructure has it open."""
+    """Provably nothing but infrastructure has it open."""
     return not condition.unread and all(
         holder_kind(holder, lives) is HolderKind.INFRASTRUCTURE for holder in condition.holders
     )
 
 
 def new_baseline(condition: Condition, lives: Lives, known: int | None) -> int | None:
-    """The memory in use while nobody holds it, when that is less than ever seen; None: nothing new."""
+    """The memory in use without a holder, if that is less than ever measured; None: nothing new."""
     used = condition.memory_used_mib
     if isinstance(used, Unknown) or not unheld(condition, lives) or condition.listed != ():
         return None
@@ -181,7 +181,7 @@ def _doubt_about_holders(condition: Condition, standings: Mapping[GpuHolder, Hol
 
 
 def _sickness(condition: Condition) -> str | None:
-    """What the driver and the kernel say. What they cannot say on this model says nothing."""
+    """What the driver and the kernel report. What this model does not report is ignored."""
     if isinstance(condition.advice, Advice) and condition.advice is not Advice.NONE:
         return f"the driver advises: {condition.advice}"
     if condition.remap_failed is True:
@@ -196,7 +196,7 @@ def _sickness(condition: Condition) -> str | None:
 
 
 def _aside(condition: Condition) -> str:
-    """What was not looked at is named."""
+    """Names what could not be read."""
     facts = (("advice", condition.advice), ("row remapping", condition.remap_pending), ("Xids", condition.xids))
     missing = [name for name, fact in facts if isinstance(fact, Unknown)]
     return f"; unknown: {', '.join(missing)}" if missing else ""

@@ -66,7 +66,7 @@ NOT_HELD = not_holdable(RULES)  # a user's hold does not suspend these
 
 
 def _rules_for(shape: Shape, state: State | None) -> tuple[tuple[str, Ask], ...]:
-    """In their order. A rule that says IN which states it speaks is not asked in others; None asks every one."""
+    """In their order. A rule that declares its states (IN) is not asked in others; None asks every one."""
     return tuple(
         (rule.NAME, ASKS[rule.NAME])
         for rule in RULES
@@ -84,7 +84,7 @@ NO_GRACE = timedelta()
 REQUEST = "request"  # the rule of a step that a person asked for
 _RUNNING = (State.RUNNING, State.PAUSED)
 _RANKS = {category: rank for rank, category in enumerate(Category)}
-# When nothing is due, the decision names the answer that says most about why.
+# When nothing is due, the decision names the most informative answer.
 _WEIGHT = {Verdict.UNKNOWN: 4, Verdict.REPORT: 3, Verdict.PROTECT: 2, Verdict.WAIT: 1}
 
 
@@ -121,7 +121,7 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
 
 
 def answers(view: View, book: Rulebook, now: datetime) -> tuple[Answer, ...]:
-    """What every rule says, suspended or not; `explain` shows them."""
+    """The answers of all rules, suspended or not; `explain` shows them."""
     settings, shape = book.settings(view.subject), view.subject.shape
     said = {name: not_before_announced(view, ask(view, settings, now), now) for name, ask in _ASK[shape, None]}
     return tuple([said.get(name, silent) for name, silent in _NOT_FOR[shape]])
@@ -169,7 +169,7 @@ def _weightier(best: Answer, answer: Answer) -> Answer:
 
 
 def _with_due(best: Answer, answer: Answer) -> Answer:
-    """What is only reported may still be due by another rule, and is looked at again then."""
+    """What is only reported may still be due by another rule, and is decided again then."""
     if best.verdict is Verdict.REPORT and best.due is None and answer.verdict is Verdict.WAIT:
         return msgspec.structs.replace(best, due=answer.due)
     return best

@@ -1,4 +1,4 @@
-"""What `explain` says of one workload, as values: every signal, and what would change what comes. Pure."""
+"""What `explain` shows about one workload, as values: every signal, and what would change the decision. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MeasuredSignal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def signals(view: View, book: Rulebook, now: datetime) -> tuple[MeasuredSignal, ...]:
-    """Every series that the idle rule looks at. Nothing for what has no idle time."""
+    """Every series that the idle rule reads. None without an idle time."""
     window = idle_window(view, book)
     return () if window is None else tuple(_measured(one, book, window, now) for one in _looked_at(view))
 
@@ -137,7 +137,7 @@ def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime
         found.append(_use_it(view, book))
     if pending - NOT_HELD:
         found.append(f"hold it: gpukeeper workload hold {path}")
-    # For work that nobody owns the file does not count.
+    # For work without an owner the file does not count.
     counts = view.subject.marks.keep_alive is False and isinstance(view.subject.owner, str)
     if pending - NOT_HELD and counts and book.settings(view.subject).class_name != keep_alive.UNOWNED:
         found.append("touch the keep-alive file inside it")

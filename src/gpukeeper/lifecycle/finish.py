@@ -1,4 +1,4 @@
-"""When a workload ended (as its platform says, else when we first saw it ended, which is later), and how, in words."""
+"""When a workload ended (as reported by its platform, else when it was first observed as ended), and how, in words."""
 
 from __future__ import annotations
 

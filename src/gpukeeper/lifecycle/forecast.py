@@ -21,7 +21,7 @@ from gpukeeper.model.series import Series
 from gpukeeper.model.subject import Outcome, State
 
 MINUTE = timedelta(minutes=1)
-FAR = timedelta(days=60)  # nobody needs to know what comes later than this
+FAR = timedelta(days=60)  # later actions are not predicted
 STEPS = 100  # more than all rules together have stages, and people have holds
 
 
@@ -50,7 +50,7 @@ def at_any_time(at: datetime, acted: datetime | None) -> datetime:
 
 
 def ahead(view: View, book: Rulebook, now: datetime, offered: Collection[Action]) -> tuple[UpcomingAction, ...]:
-    """What comes if it is not used and nobody asks for anything, up to and with the first act."""
+    """What comes without use and without requests, up to and with the first act."""
     found: list[UpcomingAction] = []
     for one in course(view, book, now, offered):
         found.append(one)

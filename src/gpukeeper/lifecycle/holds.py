@@ -1,4 +1,4 @@
-"""Who may hold what, and for how long. Pure; the daemon and the command line both ask here."""
+"""Who may hold what, and for how long. Pure; shared by the daemon and the command line."""
 
 from __future__ import annotations
 

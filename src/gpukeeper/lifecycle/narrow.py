@@ -22,7 +22,7 @@ class Narrow(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None = None
     kind: str | None = None
     owner: str | None = None
-    nobodys: bool = False  # with an owner: also what was found to belong to nobody
+    nobodys: bool = False  # with an owner: also what has no owner
     class_: str | None = None
     outcome: str | None = None
     older_than: timedelta | None = None
@@ -41,7 +41,7 @@ class Narrow(msgspec.Struct, frozen=True, kw_only=True):
         return self.older_than is None or _age(subject, now) >= self.older_than
 
     def fits_ref(self, ref: Ref, owner: object) -> bool:
-        """As far as that can be told without its other facts."""
+        """As far as that is known without its other facts."""
         named = (
             (self.namespace, ref.namespace),
             (self.kind and self.kind.lower(), ref.kind.lower()),

@@ -22,7 +22,7 @@ class ResetFacts(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool
     root: bool
     condition: Condition | Unknown
-    residue_for: timedelta | None  # how long it was dirty while nobody held it; None: it was not
+    residue_for: timedelta | None  # how long it was dirty without a holder; None: it was not
     users: tuple[str, ...] | Unknown  # paths of workloads there that run, are paused or are on stop-hold
     last_reset: datetime | None
 

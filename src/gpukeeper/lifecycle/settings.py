@@ -69,7 +69,7 @@ def class_of(policy: Policy, subject: Subject) -> str | Unknown:
 
 
 def _may_fit(match: Match, subject: Subject) -> bool:
-    """It fits but for the owner, whom nobody could learn."""
+    """It fits except for the owner, who is unknown."""
     return match.owner is not None and fits(msgspec.structs.replace(match, owner=None), subject)
 
 
@@ -100,7 +100,7 @@ def of_group(limits: ClassSettings, group: Group, name: str) -> timedelta | None
 
 
 def idle_times(policy: Policy) -> Iterator[timedelta]:
-    """Every idle time that somebody's work may have."""
+    """Every idle time that any work may have."""
     for limits in policy.classes.values():
         found = [limits.idle, limits.idle_when_large]
         found += [of_group(limits, group, "idle") for group in policy.groups.values()]
@@ -119,7 +119,7 @@ def _settle(policy: Policy, class_: str | Unknown, subject: Subject) -> Settings
 
 
 def _untouchable(policy: Policy, class_: str | Unknown) -> bool | Unknown:
-    """Of the class alone, whoever owns it. A class nobody could learn may be the untouchable one."""
+    """Of the class alone, whoever owns it. An unknown class may be the untouchable one."""
     if isinstance(class_, Unknown):
         return class_ if any(one.untouchable for one in policy.classes.values()) else False
     return policy.classes.get(class_, NO_LIMITS).untouchable

@@ -103,7 +103,7 @@ def _notes(view: View, now: datetime) -> list[Warned]:
 
 
 def _last_announced(view: View, rule: str, oldest: datetime, now: datetime) -> list[datetime]:
-    """The time that its owner was told last, about whatever limit: limits change with demand, and back again."""
+    """The time that was announced to its owner last, for any limit: limits change with demand, and back again."""
     said = [w for w in view.memory.warnings if w.rule == rule and w.until is not None and oldest <= w.at <= now]
     last = max(said, key=lambda w: w.at, default=None)
     return [] if last is None or last.until is None else [last.until]
@@ -142,7 +142,7 @@ def _share(limit: timedelta, share: float) -> timedelta:
 
 
 def remove_with_children(rule: str, view: View, settings: Settings, now: datetime, answer: Answer) -> Answer:
-    """A finished root that is due while its children still run: they are somebody's running work, so warn first."""
+    """A finished root that is due while its children still run: they are running work, so warn first."""
     if answer.verdict is not Verdict.DUE or view.subject.live_children == 0:
         return answer
     warnings = settings.policy.warnings

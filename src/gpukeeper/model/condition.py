@@ -1,4 +1,4 @@
-"""How a GPU is after the work on it ended: who has it open, what the driver and the kernel say. Facts, no judgement."""
+"""The condition of a GPU after its work has ended: open handles, reports of driver and kernel. Facts, no assessment."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpukeeper.model.reading import Moment
 from gpukeeper.model.unknown import Unknown
 
 NOT_ASKED = Unknown("the driver was not asked")
-FIRST_BASELINE_MIB = 1024  # more than this in use by nobody is no baseline to begin with
-# Only of root: anybody can call a program nvidia-persistenced. A kernel name has at most 15 characters.
+FIRST_BASELINE_MIB = 1024  # a first baseline is never above this
+# Only of root: any user can name a program nvidia-persistenced. A kernel name has at most 15 characters.
 INFRASTRUCTURE = tuple(
     name[:15]
     for name in (
@@ -89,7 +89,7 @@ class CheckResult(StrEnum):
 class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger remembers of a GPU. Rebuilt by folding the journal."""
 
-    baseline_mib: int | None = None  # the least memory seen in use while nobody held it
+    baseline_mib: int | None = None  # the lowest memory use measured while nothing held it
     checked: Moment | None = None
     result: CheckResult | None = None
     reason: str = ""

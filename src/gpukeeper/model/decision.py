@@ -23,7 +23,7 @@ class Action(StrEnum):
     STOP = "stop"
     TRIM = "trim"  # end the live children of a finished root, keep the root
     REMOVE = "remove"
-    RELEASE = "release"  # take off what keeps a removal that is under way from ending
+    RELEASE = "release"  # remove what blocks a removal in progress
 
 
 ACTING = frozenset({Action.STOP, Action.TRIM, Action.REMOVE, Action.RELEASE})
@@ -31,7 +31,7 @@ ACTING = frozenset({Action.STOP, Action.TRIM, Action.REMOVE, Action.RELEASE})
 
 @direct
 class Guard(StrEnum):
-    """How a verb is tied to what was looked at."""
+    """How an action is tied to what was read."""
 
     ATOMIC = "atomic"  # the platform itself refuses if it changed; irreversible verbs must have this
     # The platform refuses while it runs. A run that begins and ends between the last look and the act is not refused;
@@ -42,26 +42,26 @@ class Guard(StrEnum):
 
 @direct
 class Verdict(StrEnum):
-    SILENT = "silent"  # the rule has nothing to say about such a thing
+    SILENT = "silent"  # the rule does not apply
     PROTECT = "protect"  # suspends other rules
     WAIT = "wait"  # it will be due, at `due`
     DUE = "due"
     UNKNOWN = "unknown"  # a fact is missing, so the rule keeps
-    REPORT = "report"  # it would be due, and the policy only wants to be told
+    REPORT = "report"  # it would be due, and the policy only reports it
 
 
 EVERY_RULE = frozenset({"*"})
 
 
 class Announcement(msgspec.Struct, frozen=True, gc=False):
-    """When something will happen, and the sentence that says so."""
+    """When something will happen, and the sentence that announces it."""
 
     at: datetime
     words: str
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What one rule says about one subject. `suspends` names the rules that must not act because of it, "*" all."""
+    """What one rule returns for one subject. `suspends` names the rules that must not act because of it, "*" all."""
 
     rule: str
     verdict: Verdict
@@ -74,7 +74,7 @@ class Answer(msgspec.Struct, frozen=True):
     then: Action = Action.KEEP  # what a warning announces
     suspends: frozenset[str] = frozenset()
     spares: frozenset[str] = frozenset()  # when it suspends every rule: but not these
-    complaint: str | None = None  # something an admin should mend
+    complaint: str | None = None  # a problem that an admin should fix
     begins: Hold | None = None  # a hold that begins with this answer; the engine writes it down
     pressed: bool = False  # due only because something is scarce
     announced: datetime | None = None  # of a warning: the time that it announces
@@ -122,7 +122,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """`verdict` says why nothing happens when the action is keep: waiting, protected, unknown, report."""
+    """`verdict` explains why nothing happens if the action is keep: waiting, protected, unknown, report."""
 
     seen: Seen
     action: Action
@@ -176,7 +176,7 @@ class Result(StrEnum):
     CHANGED = "changed"  # not what was decided on any more; left alone
     DEFERRED = "deferred"  # the hour's budget was used up meanwhile, by a pass on another place
     NOT_CAPTURED = "not captured"  # evidence could not be saved, so it was kept
-    REFUSED = "refused"  # the platform said no
+    REFUSED = "refused"  # by the platform
     UNKNOWN = "unknown"  # could not look afterwards; the next pass looks first
     DELIVERED = "delivered"  # a warning
     UNDELIVERED = "undelivered"
@@ -200,7 +200,7 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False):
-    """The platform said no, and trying again will not help: missing right, protected."""
+    """The platform refused, and a retry will not help: missing permission, protected."""
 
     why: str
 

@@ -1,4 +1,4 @@
-"""What can go wrong, by who can mend it. Each class knows its exit code.
+"""The errors of gpukeeper, by who can fix them. Each class knows its exit code.
 
     KeeperError              1
     ├── UsageError           2   the user's: unknown name, missing right

@@ -130,7 +130,7 @@ class Paused(Line, frozen=True, tag="pause"):
 
     @property
     def words(self) -> str:
-        """Why, by whom and since when: what everybody who meets the pause is told."""
+        """Why, by whom and since when: shown to every user who meets the pause."""
         since = f"by {self.by or 'an unknown user'} since {self.at:%Y-%m-%d %H:%M} UTC"
         return f"{self.reason}, {since}" if self.reason else since
 
@@ -140,7 +140,7 @@ class Resumed(Line, frozen=True, tag="resume"):
 
 
 class Complaint(Line, frozen=True, tag="complaint"):
-    """Something an admin should mend: a broken exemption, a garbled TTL, a pass that did not happen."""
+    """A problem that an admin should fix: an invalid exemption or TTL, a pass that was not run."""
 
     what: str
 
@@ -160,13 +160,13 @@ class GpuChecked(Line, frozen=True, tag="gpu_check"):
 
 
 class BaselineSeen(Line, frozen=True, tag="baseline"):
-    """A GPU that nobody held, with less memory in use than ever seen before."""
+    """A GPU without holders, with less memory in use than ever measured before."""
 
     memory_used_mib: int
 
 
 class Quarantined(Line, frozen=True, tag="quarantine"):
-    """A GPU that nobody should use until an admin returns it."""
+    """A GPU that must not be used until an admin returns it."""
 
     reason: str
 

@@ -43,7 +43,7 @@ _OVER = (State.SUSPENDED, State.ENDED)
 def remember(memory: Memory, line: Event) -> Memory | None:
     """The memory of a thing after one more line about it. None: nothing is left to remember.
 
-    What vanished is remembered: a platform that lost its list for a moment must not cost anybody a hold.
+    What vanished is remembered: a platform that lost its list for a moment must not end a hold.
     """
     match line:
         case Noticed():
@@ -151,7 +151,7 @@ def is_gone(line: Event) -> bool:
 
 
 def closes(line: Closed) -> bool:
-    """Whether an outcome closes its intent. What could not be verified stays open, and is looked at first."""
+    """Whether an outcome closes its intent. What could not be verified stays open, and is read first."""
     return line.result is not Result.UNKNOWN
 
 

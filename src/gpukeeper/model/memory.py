@@ -1,4 +1,4 @@
-"""What the ledger remembers of a workload that the platform does not say. Rebuilt by folding the journal."""
+"""What the ledger remembers of a workload and the platform does not report. Rebuilt by folding the journal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Warned(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hold(msgspec.Struct, frozen=True, gc=False):
-    """Somebody asked to leave it alone. `suspends` empty means: idle and every removal, never max runtime."""
+    """A request to leave it alone. `suspends` empty means: idle and every removal, never max runtime."""
 
     by: str
     at: Moment

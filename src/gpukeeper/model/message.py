@@ -1,4 +1,4 @@
-"""A message to people, and whether it was delivered. What it says, and to whom; channels know how it gets there."""
+"""A message to people, its audience, and whether it was delivered. Channels deliver it."""
 
 from __future__ import annotations
 

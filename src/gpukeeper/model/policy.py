@@ -1,6 +1,6 @@
 """The policy as a value: what `config` makes of the file, and the only thing the rules know of it.
 
-Spans are timedelta; None means "never" (idle, runtime) or "until somebody removes it" (retention), as each field says.
+Spans are timedelta; None means "never" (idle, runtime) or "until a person removes it" (retention), see each field.
 Every default here is the built-in one; presets and the file change them, and config keeps where each value came from.
 """
 
@@ -58,7 +58,7 @@ class PlaceScope(Value, frozen=True, kw_only=True):
 
 
 class Retention(Value, frozen=True, kw_only=True):
-    """How long what ended is kept, by how it ended. None: until somebody removes it."""
+    """How long what ended is kept, by how it ended. None: until a person removes it."""
 
     succeeded: timedelta | None = DAY
     failed: timedelta | None = 7 * DAY
@@ -69,7 +69,7 @@ class Retention(Value, frozen=True, kw_only=True):
 class ClassSettings(Value, frozen=True, kw_only=True):
     idle: timedelta | None = None  # None: no idle rule
     idle_when_large: timedelta | None = None  # without idle time, holding more than a slice. None: only reported
-    tell_when_large: bool = False  # without an idle time: its owner is told once a day that it idles
+    tell_when_large: bool = False  # without an idle time: its owner is notified once a day while it is idle
     on_idle: OnIdle = OnIdle.STOP
     after_idle: AfterIdle = AfterIdle.REMOVE
     max_runtime: timedelta | None = None  # None: no limit
@@ -82,7 +82,7 @@ class ClassSettings(Value, frozen=True, kw_only=True):
 
 
 class Group(Value, frozen=True, kw_only=True):
-    """People who have other limits. None: as the class says. A number is a factor of the class's value."""
+    """People who have other limits. None: as in the class. A number is a factor of the class's value."""
 
     members: tuple[str, ...] = ()
     unix_group: str | None = None  # its members were added to `members` when the policy was read
@@ -113,14 +113,14 @@ class Exemption(Value, frozen=True, kw_only=True):
     class_: str | None = None
     rules: tuple[str, ...] = ()  # empty: every rule
     until: datetime | Unknown | None = None  # None: until it is taken out of the policy
-    refused: bool = False  # an admin says no to a workload whose label asks to be left alone
+    refused: bool = False  # an admin refuses the exemption that a label of the workload requests
 
 
 class Warnings(Value, frozen=True, kw_only=True):
     idle: tuple[float, ...] = (0.80, 0.95)  # of the idle time
     runtime: tuple[float, ...] = (0.75, 0.90)  # of the maximum runtime
     lead: timedelta = 10 * MINUTE  # least time between the first warning and the stop
-    undelivered: timedelta = 10 * MINUTE  # more, when nobody could be told
+    undelivered: timedelta = 10 * MINUTE  # in addition, if the warning was not delivered
 
 
 class Activity(Value, frozen=True, kw_only=True):
@@ -185,7 +185,7 @@ class Temporary(Value, frozen=True, kw_only=True):
 
 
 class Kept(Value, frozen=True, kw_only=True):
-    """How long trees of one category are kept. None: until somebody removes them."""
+    """How long trees of one category are kept. None: until a person removes them."""
 
     older_than: timedelta | None
     under_pressure: timedelta | None = None  # the same while the disk is too full; None: no sooner
@@ -228,7 +228,7 @@ class Capture(Value, frozen=True, kw_only=True):
 class GpuSettings(Value, frozen=True, kw_only=True):
     """The GPUs of the machine gpukeeper runs on."""
 
-    reset: bool = False  # a dirty GPU that nobody holds may be reset
+    reset: bool = False  # a dirty GPU without holders may be reset
     settle: timedelta = 2 * MINUTE  # dirty this long after the end: quarantined
     dcgm: str | None = None  # address of an exporter
     stop_on_taken: bool = False  # what is started again onto a GPU that has a new tenant is stopped
@@ -247,7 +247,7 @@ class Notify(Value, frozen=True, kw_only=True):
 
 class Schedule(Value, frozen=True, kw_only=True):
     every: timedelta = 5 * MINUTE
-    at: str | None = None  # cron words; acts only then, looks at every pass
+    at: str | None = None  # cron expression; acts only then, observes in every pass
 
 
 class LedgerKeep(Value, frozen=True, kw_only=True):
@@ -257,7 +257,7 @@ class LedgerKeep(Value, frozen=True, kw_only=True):
 
 
 class Policy(Value, frozen=True, kw_only=True):
-    """Everything somebody decided about a fleet."""
+    """All settings for a fleet."""
 
     preset: str = "development"
     mode: Mode = Mode.PLAN
@@ -296,4 +296,4 @@ class Policy(Value, frozen=True, kw_only=True):
     notify: Notify = Notify()
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()
-    digest: str = ""  # of the effective values; says which policy decided
+    digest: str = ""  # of the effective values; identifies the policy that decided

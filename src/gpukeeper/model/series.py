@@ -27,7 +27,7 @@ class Signal(StrEnum):
     CPU = "cpu"  # percent of one core
     NETWORK = "network"  # bytes per second
     DISK = "disk"  # bytes per second
-    TERMINAL = "terminal"  # 1 in a minute in which somebody typed
+    TERMINAL = "terminal"  # 1 in a minute with keyboard input
 
 
 class Series(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What gpukeeper looks at: a workload, or something a workload left behind."""
+"""What gpukeeper decides about: a workload, or something a workload left behind."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Outcome(StrEnum):
 
 
 class Marks(msgspec.Struct, frozen=True, gc=False):
-    """What the workload says about itself. Claims, never permission to remove sooner than retention.max allows."""
+    """What the workload declares about itself. Claims, never permission to remove sooner than retention.max allows."""
 
     ttl: timedelta | Unknown | None = None  # its own time to live after the finish; Unknown: garbled
     ttl_elsewhere: bool = False  # the platform itself removes it when that is over
@@ -71,7 +71,7 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
 
 
 class Blocked(msgspec.Struct, frozen=True, gc=False):
-    """Why a removal that is under way does not end. `proven`: whoever should end it surely never will."""
+    """Why a removal in progress does not end. `proven`: its controller provably never ends it."""
 
     by: str  # the name of what blocks, as the policy's release list writes it
     since: datetime
@@ -80,7 +80,7 @@ class Blocked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Disk(msgspec.Struct, frozen=True, gc=False):
-    """How full the filesystem is that something lies on, as `df` tells it."""
+    """How full the filesystem of something is, like `df`."""
 
     name: str  # where it is mounted
     used: float  # share of its bytes
@@ -99,8 +99,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     root: str | Unknown | None = None  # path of what it is part of; None: it is a root, and only roots are acted on
     needed: str | Unknown | None = None  # why something else needs it, so that it stays; a clause; Unknown: it may
     state: State | Unknown
-    owner: str | Unknown | None = None  # None: looked for and nobody found
-    owner_verified: bool = True  # False: only a claim, such as a label that anybody can set
+    owner: str | Unknown | None = None  # None: it has none
+    owner_verified: bool = True  # False: only a claim, such as a label that any user can set
     class_: str | Unknown = "unknown"
     environment: str | Unknown | None = None
     created: datetime | Unknown
@@ -109,7 +109,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     previous_end: datetime | Unknown | None = None  # end of the incarnation before this one
     ends_for_good: bool = False  # of a kind that never runs again once it ended; if it does, it loops
     outcome: Outcome | Unknown | None = None
-    ended_with: str = ""  # of what failed, as its platform tells it: "exit code 137, out of memory"
+    ended_with: str = ""  # of what failed, as reported by its platform: "exit code 137, out of memory"
     devices: tuple[str, ...] | Unknown = ()
     slices: tuple[str, ...] = ()  # which of its devices are only a part of a GPU
     live_children: int | Unknown = 0  # descendants that run and hold GPUs
@@ -126,11 +126,11 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     # What runs beside a tree and may need it, or has a device open and is no service; in a few words. None: nothing.
     busy: str | Unknown | None = None
     kept: str | None = None  # why a tree stays however old it is, as a clause: "the link latest leads to it"
-    disk: Disk | None = None  # the filesystem it lies on; None: not looked at, so never too full
+    disk: Disk | None = None  # the filesystem it lies on; None: not read, so never too full
     lasting: str | None = None  # of a tree: its uid with an id of the filesystem that outlasts its device number
     proof: str | Unknown | None = None  # an orphan: what ties it to the workload that ended
     evidence: tuple[str, ...] = ()  # sentences: why it is believed to be this owner's
-    findings: tuple[str, ...] = ()  # sentences: what somebody should mend; nothing is repaired here
+    findings: tuple[str, ...] = ()  # sentences: what a person should fix; nothing is repaired here
     loses: tuple[str, ...] | Unknown = ()  # what its removal would destroy; filled in by a look, not when listed
     goes_when_stopped: bool = False  # a stop is its removal, so that evidence comes first
     marks: Marks = Marks()

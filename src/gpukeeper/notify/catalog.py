@@ -23,5 +23,5 @@ def owner_channels(places: Sequence[PlatformTerminals]) -> tuple[Channel, ...]:
 
 
 def admin_channels(settings: Notify, log: Callable[[str], None]) -> tuple[Channel, ...]:
-    """The log always; the others as the policy says."""
+    """The log always; the others as configured."""
     return (Log(log), *(ADMIN_KINDS[one.kind].make(one.words, log) for one in settings.admins))

@@ -1,4 +1,4 @@
-"""What a channel is. It sends; who gets a message, how often and what follows from it is decided elsewhere."""
+"""What a channel is. It sends; recipients, repetition and consequences are decided elsewhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Writes to the terminals of one user on this machine. No file is made anywhere.
 
 A terminal is the user's when its device belongs to the user's uid. Writing never blocks: a terminal that is stopped
-or full simply does not get the message, and that is said.
+or full does not get the message, and this is reported.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.devices.busy import Judge
+from gpukeeper.devices.busy import UsageJudge
 from tests.engines import has_docker, require
 from tests.real.docker import programs
 from tests.real.docker.bed import Bed, DockerBed, PodmanBed, docker_bed
@@ -189,7 +189,7 @@ def test_the_pretended_driver_answers_every_question(docker: DockerBed) -> None:
     assert conditions[1].listed == tuple(docker.holders(1))
     readings = answers["usage"].gpus
     assert [gpu.activity.gpm for gpu in readings] == [0.0, 80.0, 0.0, 0.0]
-    uses = Judge().judge(readings, datetime.now(UTC))
+    uses = UsageJudge().judge(readings, datetime.now(UTC))
     assert uses[docker.gpus[1].uuid].busy == 80.0
 
 

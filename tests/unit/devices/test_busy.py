@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.devices.busy import GpuUse, Judge, of_sources
+from gpukeeper.devices.busy import GpuUse, UsageJudge, of_sources
 from gpukeeper.devices.dcgm import ExportedGpu
 from gpukeeper.devices.driver.facts import Activity, GpuFacts, SliceFacts
 from gpukeeper.model.unknown import Unknown
@@ -65,7 +65,7 @@ def part(gpm: float | Unknown, uuid: str = "MIG-1", gi: int = 7) -> SliceFacts:
 
 
 def busy(gpu: GpuFacts, exported: Any = None, uuid: str = "GPU-1") -> float | Unknown:
-    return Judge().judge([gpu], START, exported)[uuid].busy
+    return UsageJudge().judge([gpu], START, exported)[uuid].busy
 
 
 def why(value: float | Unknown) -> str:
@@ -116,7 +116,7 @@ def test_a_short_window_is_covered_by_a_single_sample() -> None:
 
 
 def test_two_sources_need_no_energy_counter_where_there_is_none() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     reading = whole(energy_mj=NEVER, energy_before_mj=NEVER)
     for tick in range(20):
         assert judge.judge([reading], START + tick * TICK)["GPU-1"].busy == 0.006
@@ -124,7 +124,7 @@ def test_two_sources_need_no_energy_counter_where_there_is_none() -> None:
 
 @pytest.mark.parametrize("energy", [5, FAILED])
 def test_an_energy_counter_that_stands_still_makes_all_stale(energy: Any) -> None:
-    judge = Judge()
+    judge = UsageJudge()
     assert judge.judge([whole()], START)["GPU-1"].busy == 0.006
     frozen = whole(energy_mj=4_600_000 if energy == 5 else energy, energy_before_mj=4_600_000)
     assert judge.judge([frozen], START + 4 * TICK)["GPU-1"].busy == 0.006
@@ -135,7 +135,7 @@ def test_an_energy_counter_that_stands_still_makes_all_stale(energy: Any) -> Non
 
 
 def test_a_clock_set_back_does_not_keep_a_dead_source_alive() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     judge.judge([whole()], START)
     frozen = whole(energy_before_mj=4_600_000)
     hour_ago = START - timedelta(hours=1)
@@ -145,7 +145,7 @@ def test_a_clock_set_back_does_not_keep_a_dead_source_alive() -> None:
 
 def test_the_first_minute_after_a_driver_load_is_discarded() -> None:
     """Memory is scrubbed then. The counter begins anew, also for a child that knows no earlier value."""
-    judge = Judge()
+    judge = UsageJudge()
     judge.judge([whole()], START)
     loaded = whole(gpm=100.0, utilisation=100.0, energy_before_mj=100, energy_mj=9_000)
     assert "loaded" in why(judge.judge([loaded], START + TICK)["GPU-1"].busy)
@@ -164,14 +164,14 @@ def export(energy: int | Unknown, engine: float | Unknown = 0.0, gi: int | None 
 
 
 def test_the_exporter_is_a_second_source_once_its_own_energy_counter_grew() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     first = judge.judge([whole(gpm=NEVER, utilisation=1.0)], START, export(10, 7.0))["GPU-1"].busy
     assert "may be stale" in why(first)
     assert judge.judge([whole(gpm=NEVER, utilisation=1.0)], START + TICK, export(20, 7.0))["GPU-1"].busy == 7.0
 
 
 def test_an_exporter_that_repeats_itself_is_no_source() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     for tick, energy in enumerate([10, 20, 20, 20, 20, 20, 20]):
         reading = whole(gpm=NEVER, energy_before_mj=tick, energy_mj=tick + 1)
         last = judge.judge([reading], START + tick * TICK, export(energy))["GPU-1"].busy
@@ -184,7 +184,7 @@ def test_an_exporter_that_is_down_does_not_matter_where_two_others_answered() ->
 
 
 def test_utilisation_from_driver_and_exporter_is_one_source() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     reading = whole(gpm=FAILED, utilisation=0.0)
     for energy in (10, 20):
         seen = export(energy, engine=Unknown("blank"), utilisation=40.0)
@@ -204,7 +204,7 @@ def test_a_slice_needs_its_counters_and_the_life_of_the_whole() -> None:
 
 
 def test_an_older_slice_is_measured_by_the_exporter_by_its_gpu_instance() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     for energy in (10, 20):
         exported = export(energy, 50.0, gi=7) | export(energy, 0.0, gi=9)
         uses = judge.judge([cut((part(NEVER), part(NEVER, "MIG-2", 9)))], START, exported)
@@ -220,7 +220,7 @@ def test_a_gpu_that_is_cut_is_never_idle_itself() -> None:
 
 
 def test_cutting_anew_voids_one_reading_and_is_remembered() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     judge.judge([cut((part(0.0), part(0.0, "MIG-2", 9))), whole("GPU-2")], START)
     assert judge.layout_changed == {}
     anew = cut((part(0.0), part(0.0, "MIG-3", 9)), energy_mj=5_000_000)
@@ -235,7 +235,7 @@ def test_cutting_anew_voids_one_reading_and_is_remembered() -> None:
 
 
 def test_a_listing_that_failed_is_no_change() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     judge.judge([cut((part(0.0),))], START)
     judge.judge([cut(FAILED)], START + TICK)
     judge.judge([cut((part(0.0),))], START + 2 * TICK)
@@ -250,7 +250,7 @@ def latched(**facts: Any) -> GpuFacts:
 
 
 def test_full_use_with_nobody_there_is_latched() -> None:
-    use = Judge().judge([latched()], START)["GPU-1"]
+    use = UsageJudge().judge([latched()], START)["GPU-1"]
     assert use.latched
     assert "without a process" in why(use.busy)
 
@@ -260,20 +260,20 @@ def test_full_use_with_nobody_there_is_latched() -> None:
     [{"listed": (7,)}, {"memory_used_mib": 60_000}, {"listed": FAILED}, {"memory_used_mib": FAILED}, {"gpm": 9.0}],
 )
 def test_use_with_somebody_there_is_use(facts: dict[str, Any]) -> None:
-    use = Judge().judge([latched(utilisation=9.0, **facts)], START)["GPU-1"]
+    use = UsageJudge().judge([latched(utilisation=9.0, **facts)], START)["GPU-1"]
     assert not use.latched
     assert isinstance(use.busy, float)
 
 
 def test_who_left_during_the_window_was_there() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     judge.judge([whole(memory_used_mib=60_000)], START)
     assert judge.judge([latched()], START + TICK)["GPU-1"].busy == 100.0
     assert judge.judge([latched()], START + 2 * TICK)["GPU-1"].latched
 
 
 def test_a_gpu_whose_memory_stays_above_its_floor_is_not_empty() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     judge.judge([whole(listed=(), memory_used_mib=615)], START)
     assert judge.judge([latched(memory_used_mib=680)], START + TICK)["GPU-1"].busy == 100.0
     assert judge.judge([latched(memory_used_mib=679)], START + 2 * TICK)["GPU-1"].latched
@@ -288,7 +288,7 @@ def pair(one: float, other: float | Unknown, energy: int = 4_600_000) -> list[Gp
 
 
 def test_all_turning_idle_at_once_is_doubted_for_five_minutes() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     judge.judge(pair(90.0, 80.0), START)
     for tick in range(1, 11):
         uses = judge.judge(pair(0.0, 0.0, 4_600_000 + tick), START + tick * TICK)
@@ -299,7 +299,7 @@ def test_all_turning_idle_at_once_is_doubted_for_five_minutes() -> None:
 
 
 def test_a_failed_reading_between_does_not_hide_that_all_turned_idle() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     judge.judge(pair(90.0, 80.0), START)
     judge.judge([whole(uuid, gpm=FAILED, energy_mj=4_600_001) for uuid in ("GPU-1", "GPU-2")], START + TICK)
     uses = judge.judge(pair(0.0, 0.0, 4_600_002), START + 2 * TICK)
@@ -307,7 +307,7 @@ def test_a_failed_reading_between_does_not_hide_that_all_turned_idle() -> None:
 
 
 def test_doubt_ends_when_one_is_busy_again() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     judge.judge(pair(90.0, 80.0), START)
     judge.judge(pair(0.0, 0.0, 4_600_001), START + TICK)
     uses = judge.judge(pair(0.0, 60.0, 4_600_002), START + 2 * TICK)
@@ -315,14 +315,14 @@ def test_doubt_ends_when_one_is_busy_again() -> None:
 
 
 def test_one_of_two_turning_idle_is_believed() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     judge.judge(pair(90.0, 80.0), START)
     assert judge.judge(pair(0.0, 80.0, 4_600_001), START + TICK)["GPU-1"].busy == 0.0
     assert judge.judge(pair(0.0, 0.0, 4_600_002), START + 2 * TICK)["GPU-2"].busy == 0.0
 
 
 def test_what_a_gpu_did_before_it_was_cut_is_forgotten() -> None:
-    judge = Judge()
+    judge = UsageJudge()
     judge.judge(pair(90.0, 80.0), START)
     _one, idle = pair(0.0, 0.0, 4_600_001)
     uses = judge.judge([cut((part(0.0),), energy_mj=4_600_001), idle], START + TICK)
@@ -330,7 +330,7 @@ def test_what_a_gpu_did_before_it_was_cut_is_forgotten() -> None:
 
 
 def test_a_gpu_without_a_uuid_is_left_out() -> None:
-    assert Judge().judge([GpuFacts(index=3, uuid=Unknown("GPU is lost"))], START) == {}
+    assert UsageJudge().judge([GpuFacts(index=3, uuid=Unknown("GPU is lost"))], START) == {}
 
 
 def test_the_childs_record_is_read() -> None:
@@ -378,7 +378,7 @@ def test_the_answer_is_never_below_any_source(sources: dict[str, Any], alive: bo
 
 @given(st.lists(st.tuples(fact, fact, st.integers(0, 300)), max_size=12))
 def test_no_sequence_of_readings_breaks_it_or_gives_what_is_no_use(readings: list[tuple[Any, Any, int]]) -> None:
-    judge, now, energy = Judge(), START, 0
+    judge, now, energy = UsageJudge(), START, 0
     for one, other, seconds in readings:
         now, energy = now + timedelta(seconds=seconds), energy + seconds
         gpus = [whole(gpm=one, energy_mj=energy), cut((part(other),), uuid="GPU-2", energy_mj=energy)]

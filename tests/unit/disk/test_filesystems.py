@@ -22,7 +22,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
             raise PermissionError(point)
         return answers[point]
 
-    monkeypatch.setattr(filesystems, "_asked", answer)
+    monkeypatch.setattr(filesystems, "_status_of", answer)
     return answers
 
 
@@ -39,12 +39,12 @@ def test_the_id_is_the_same_under_another_number(asked: dict[str, tuple[int, int
 
 @pytest.mark.parametrize("kind", ["tmpfs", "overlay", "nfs4", "fuse.sshfs", "vfat", ""])
 def test_other_filesystems_are_not_even_asked(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystems, "_asked", lambda point: pytest.fail(f"{point} was asked"))
+    monkeypatch.setattr(filesystems, "_status_of", lambda point: pytest.fail(f"{point} was asked"))
     assert lasting_ids([mount("/data", kind)]) == {}
 
 
 def test_nothing_behind_a_filesystem_that_may_hang_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystems, "_asked", lambda point: pytest.fail(f"{point} was asked"))
+    monkeypatch.setattr(filesystems, "_status_of", lambda point: pytest.fail(f"{point} was asked"))
     assert lasting_ids([mount("/far", "nfs4", "0:50"), mount("/far/data", "ext4")]) == {}
 
 

@@ -14,7 +14,7 @@ import msgspec
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import TreeMeasurement, measure, open_directory
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import Answer, ExpectedTree, finish, remove
+from gpukeeper.disk.remove import ExpectedTree, RemovalResult, finish, remove
 from gpukeeper.disk.trash import TRASH, leftovers
 
 A_WHILE = 120.0
@@ -50,14 +50,14 @@ def expected(path: Path) -> ExpectedTree:
     return ExpectedTree((found.device, found.inode), found.ctime_ns)
 
 
-def removed(path: Path, wanted: ExpectedTree | None = None, **given: object) -> Answer:
+def removed(path: Path, wanted: ExpectedTree | None = None, **given: object) -> RemovalResult:
     wanted = expected(path) if wanted is None else wanted
     settings = {"scan": everything_seen, "until": time.monotonic() + A_WHILE} | given
     with open_directory(str(path.parent)) as parent:
         return remove(parent, path.name, wanted, **settings)  # type: ignore[arg-type]
 
 
-def finished(root: Path, **given: object) -> list[Answer]:
+def finished(root: Path, **given: object) -> list[RemovalResult]:
     settings = {"scan": everything_seen, "until": time.monotonic() + A_WHILE} | given
     with open_directory(str(root)) as parent:
         return [finish(parent, taken, **settings) for taken in leftovers(parent)]  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ ACTS = False
 
 RENEWED_BY = timedelta(minutes=30)  # of measured GPU use after the last lease
 WARNED_BEFORE = (timedelta(minutes=60), timedelta(minutes=10))
-UNOWNED = "unknown"  # the class of what nobody is known to own
+UNOWNED = "unknown"  # the class of what has no known owner
 Others = tuple[tuple[str, Ask], ...]
 _ENDED = (State.CREATED, State.ENDED)
 _NONE = Answer(NAME, Verdict.SILENT, "no keep-alive file")

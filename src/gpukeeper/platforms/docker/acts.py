@@ -25,7 +25,7 @@ from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import incarnation, state_of, version
 from gpukeeper.platforms.docker.wire import CreateResponse, ImageInspected, Inspected
 
-Answer = Accepted | Changed | Refused | Unknown
+ActionResult = Accepted | Changed | Refused | Unknown
 FIRST_PROCESS = timedelta(seconds=10)  # minimum time between the stop signal and the kill, as the engine itself allows
 ENGINE_SLACK = timedelta(seconds=30)  # the engine tries several ways to end it before it fails
 RESTARTED_WITHIN = (0.0, 0.5, 1.0)  # seconds between reads: a restart is a stop, followed by a start a moment later
@@ -39,7 +39,7 @@ class ContainerActions:
     ) -> None:
         self._engine, self._records, self._holders = engine, records, holders
 
-    async def stop(self, fresh: Subject, grace: timedelta) -> Answer:
+    async def stop(self, fresh: Subject, grace: timedelta) -> ActionResult:
         """Disables the restart policy, sends SIGTERM to the processes that use a GPU and waits, then stops it through
         the engine.
         """
@@ -66,7 +66,7 @@ class ContainerActions:
             if revives:
                 await self._restore_policy(container)
             return now
-        answer: Answer = Accepted()
+        answer: ActionResult = Accepted()
         if state_of(now) in (State.RUNNING, State.PAUSED):
             answer = await self._stop(container.id, max(FIRST_PROCESS, grace - waited))
             if isinstance(answer, Accepted) and await self._hit_another_run(container):
@@ -85,7 +85,7 @@ class ContainerActions:
         now = await self._records.inspect(before.id)
         return isinstance(now, Inspected) and state_of(now) is State.ENDED and incarnation(now) != incarnation(before)
 
-    async def remove(self, fresh: Subject) -> Answer:
+    async def remove(self, fresh: Subject) -> ActionResult:
         """Not forced, so that the engine refuses if it was started in the meantime; anonymous volumes stay.
 
         The engine cannot remove a container conditionally: a run that begins and ends after our read is removed with
@@ -197,7 +197,7 @@ class ContainerActions:
         if targets:
             await terminate(targets, grace)
 
-    async def _stop(self, id_: str, wait: timedelta) -> Answer:
+    async def _stop(self, id_: str, wait: timedelta) -> ActionResult:
         try:
             await self._engine.post(
                 f"/containers/{part(id_)}/stop", t=round(wait.total_seconds()), deadline=wait + ENGINE_SLACK
@@ -210,7 +210,7 @@ class ContainerActions:
             return Unknown(str(silent))
         return Accepted()
 
-    async def _undo_if_it_runs(self, before: Inspected, answer: Answer) -> None:
+    async def _undo_if_it_runs(self, before: Inspected, answer: ActionResult) -> None:
         """If a user restarted it during our stop, it keeps running and keeps its restart policy. So does a container
         that could not be stopped. While the engine is still stopping it, the policy does not restart it.
         """

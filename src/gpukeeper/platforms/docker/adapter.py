@@ -44,7 +44,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.inside import tell_inside
 from gpukeeper.platforms.docker import translate
 from gpukeeper.platforms.docker.acts import ContainerActions
-from gpukeeper.platforms.docker.capture import Captures
+from gpukeeper.platforms.docker.capture import ContainerCapture
 from gpukeeper.platforms.docker.connect import SLOW, Engine
 from gpukeeper.platforms.docker.host_facts import (
     SCAN,
@@ -95,7 +95,7 @@ class DockerPlatform:
             keep_alive=policy.keep_alive,
             proc=proc,
         )
-        self._captures = Captures(engine, clock)
+        self._captures = ContainerCapture(engine, clock)
         self._leftovers = Leftovers(self.records, engine, clock, self._at, cache=_wants_cache(policy))
         self._acts = ContainerActions(engine, self.records, self._holders)
         self._left_since: dict[str, datetime] = {}  # by container: when a leftover of it was first seen

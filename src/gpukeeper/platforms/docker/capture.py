@@ -34,7 +34,7 @@ class ContainerChanges(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...]
 
 
-class Captures:
+class ContainerCapture:
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
         self._inside: dict[str, tuple[datetime, ContainerChanges]] = {}

@@ -48,13 +48,13 @@ class UserDirectory:
             if path not in homes:
                 # By the tree it is in: if one directory of a hanging disk does not answer, the others will not.
                 tree = "/".join(path.split("/")[:3])
-                homes[path] = await self._asked(lambda p=path: _home_owner(p), path[:80], tree)  # type: ignore[misc]
+                homes[path] = await self._lookup(lambda p=path: _home_owner(p), path[:80], tree)  # type: ignore[misc]
         names, uids = candidates(container, trusted_labels)
         uids |= {owner for path in paths if isinstance(owner := homes[path], int)} | set(processes)
         for name in names - uids_of.keys():
-            uids_of[name] = await self._asked(lambda n=name: _uid_of(n), f"{name[:40]!r}")  # type: ignore[misc]
+            uids_of[name] = await self._lookup(lambda n=name: _uid_of(n), f"{name[:40]!r}")  # type: ignore[misc]
         for uid in uids - names_of.keys():
-            names_of[uid] = await self._asked(lambda u=uid: _name_of(u), f"uid {uid}")  # type: ignore[misc]
+            names_of[uid] = await self._lookup(lambda u=uid: _name_of(u), f"uid {uid}")  # type: ignore[misc]
         answers = [*(uids_of[name] for name in names), *(names_of[uid] for uid in uids)]
         return KnownUsers(
             by_uid={uid: known for uid in uids if isinstance(known := names_of[uid], str)},
@@ -65,7 +65,7 @@ class UserDirectory:
             processes=processes,
         )
 
-    async def _asked(self, work: Callable[[], T], what: str, of: str = "users") -> T | Unknown:
+    async def _lookup(self, work: Callable[[], T], what: str, of: str = "users") -> T | Unknown:
         if self._silent.get(of, 0) >= (MOST_SILENT if of == "users" else 1):
             return Unknown(f"{what} was not looked up: earlier lookups there timed out")
         try:

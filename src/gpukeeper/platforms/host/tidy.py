@@ -21,7 +21,7 @@ import msgspec
 
 from gpukeeper.disk import measure, open_files, procfs
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import Answer, ExpectedTree, TreeRemoval, remove
+from gpukeeper.disk.remove import ExpectedTree, RemovalResult, TreeRemoval, remove
 from gpukeeper.model.decision import Changed
 from gpukeeper.model.unknown import Unknown
 
@@ -101,10 +101,10 @@ def remove_folder(folder: Path, since: int, proc: str = "/proc") -> int | Remain
     return 0 if isinstance(answer.bytes_back, Unknown) else answer.bytes_back
 
 
-def _removed(parent: int, since: int, proc: str) -> Answer:
+def _removed(parent: int, since: int, proc: str) -> RemovalResult:
     """Retried a few times if it changes: the remaining processes of the command may be about to end."""
     until = time.monotonic() + PATIENCE
-    answer: Answer = TreeRemoval(entries=0, bytes_back=0)
+    answer: RemovalResult = TreeRemoval(entries=0, bytes_back=0)
     for _ in range(TRIES):
         found = measure.measure(INSIDE, parent)
         if found is None:

@@ -25,7 +25,7 @@ from gpukeeper.platforms.ray.survey import SurveyOptions, logs_to_go
 from gpukeeper.platforms.ray.visit import Visit, expected, seen_from_here
 
 Scan = Callable[[], OpenFiles]
-Answer = Accepted | Changed | Refused | Unknown
+ActionResult = Accepted | Changed | Refused | Unknown
 NOT_THEIRS = Refused(
     "the owners of its files could not be determined, so only an admin may request it; nothing was done"
 )
@@ -39,7 +39,7 @@ class NodeRemoval:
         """`works`: what runs on that node according to the titles of its processes, now."""
         self._visit, self._scan, self._everyone, self._works = visit, scan, everyone, works
 
-    def remove(self, spot: Location, fresh: Subject, wants: SurveyOptions, uid: int | None = None) -> Answer:
+    def remove(self, spot: Location, fresh: Subject, wants: SurveyOptions, uid: int | None = None) -> ActionResult:
         if uid is not None and fresh.uids is None:
             return NOT_THEIRS
         trash.sweep(spot.folder.fd)
@@ -64,7 +64,7 @@ class NodeRemoval:
     def _seen_from(self, spot: Location) -> Scan:
         return lambda: seen_from_here(spot.folder, self._scan())
 
-    def _finish(self, spot: Location, fresh: Subject) -> Answer:
+    def _finish(self, spot: Location, fresh: Subject) -> ActionResult:
         if spot.taken is None:
             return Changed("it is not in the trash any more")
         if fresh.category is not Category.UNFINISHED:
@@ -79,7 +79,7 @@ class NodeRemoval:
             )
         )
 
-    def _remove_tree(self, spot: Location, exactly: ExpectedTree) -> Answer:
+    def _remove_tree(self, spot: Location, exactly: ExpectedTree) -> ActionResult:
         return answered(
             remove.remove(
                 spot.folder.fd,
@@ -91,7 +91,7 @@ class NodeRemoval:
             )
         )
 
-    def _remove_session(self, spot: Location, fresh: Subject, exactly: ExpectedTree) -> Answer:
+    def _remove_session(self, spot: Location, fresh: Subject, exactly: ExpectedTree) -> ActionResult:
         session = spot.session
         if session is None:
             return Changed("it is not a session any more")
@@ -118,7 +118,7 @@ class NodeRemoval:
             )
         )
 
-    def _remove_logs(self, spot: Location, fresh: Subject, wants: SurveyOptions) -> Answer:
+    def _remove_logs(self, spot: Location, fresh: Subject, wants: SurveyOptions) -> ActionResult:
         files = logs_to_go(spot.logs, spot.folder, self._visit, wants)
         inode = (translate.identity_in(fresh.ref.uid) or (0, 0))[1]
         if translate.logs_incarnation(inode, files) != fresh.seen.incarnation:
@@ -150,7 +150,7 @@ class NodeRemoval:
         return self._is_reachable(tree) or (None if work is None else f"work began beside it: {work}")
 
 
-def answered(answer: TreeRemoval | Changed | Refused | Unknown) -> Answer:
+def answered(answer: TreeRemoval | Changed | Refused | Unknown) -> ActionResult:
     if isinstance(answer, Unknown):
         # Nothing was done, and the reason is known: another read would not add anything.
         return Refused(f"it was not removed: {answer.why}")

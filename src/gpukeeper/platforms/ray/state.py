@@ -145,7 +145,7 @@ class StateApi:
         asked.append(("timeout", max(1, int(self._deadline.total_seconds()))))
         for key, predicate, value in filters:
             asked += [("filter_keys", key), ("filter_predicates", predicate), ("filter_values", value)]
-        answer = await self._get(f"/api/v0/{kind}?{urlencode(asked)}", _Answer[row])  # type: ignore[valid-type]
+        answer = await self._get(f"/api/v0/{kind}?{urlencode(asked)}", _StateResponse[row])  # type: ignore[valid-type]
         if isinstance(answer, Unknown):
             return answer
         if not answer.result or answer.data.result is None:
@@ -296,7 +296,7 @@ class _Data(msgspec.Struct, Generic[T], frozen=True):
     result: _Page[T] | None
 
 
-class _Answer(msgspec.Struct, Generic[T], frozen=True):
+class _StateResponse(msgspec.Struct, Generic[T], frozen=True):
     result: bool
     msg: str
     data: _Data[T]

@@ -16,7 +16,7 @@ from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import capture
 from gpukeeper.platforms.docker.archive import CreateRequest, demultiplexed, recipe, restart_policy
-from gpukeeper.platforms.docker.capture import Captures
+from gpukeeper.platforms.docker.capture import ContainerCapture
 from gpukeeper.platforms.docker.losses import losses, packages
 from gpukeeper.platforms.docker.translate import container_subject
 from gpukeeper.platforms.docker.wire import Change
@@ -153,7 +153,7 @@ def test_unnamed_volumes_are_lost_only_with_what_goes_when_stopped() -> None:
 def take(fake: FakeEngine, what: tuple[str, ...]) -> Any:
     async def run() -> Any:
         async with served(fake) as engine:
-            return await Captures(engine, StillClock()).take(
+            return await ContainerCapture(engine, StillClock()).take(
                 container_subject(decoded(told(state=ended())), facts(), AT), what
             )
 
