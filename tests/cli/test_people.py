@@ -113,7 +113,7 @@ def test_the_ledger_is_searched_and_exported_with_tags(fleet: Fleet) -> None:
     """C15.6"""
     fleet.ended("old", days=2)
     fleet.run("apply", "--yes")
-    found = fleet.run("ledger", "list", "--search", "Seen To Be Gone", "--json").json()["lines"]
+    found = fleet.run("ledger", "list", "--search", "Verified: Gone", "--json").json()["lines"]
     assert [line["type"] for line in found] == ["outcome"]
     assert "No lines found." in fleet.run("ledger", "list", "--search", "nothing like this").err
     (line,) = fleet.run("ledger", "export", "--format", "syslog", "--type", "outcome").out.splitlines()
@@ -126,7 +126,7 @@ def test_a_second_pause_a_resume_and_a_release_of_nothing_say_so(fleet: Fleet) -
     assert fleet.run("pause", "disk replacement").code == 0
     again = fleet.run("pause", "something else")
     assert again.code == 0, again.err
-    assert "paused already: disk replacement, by " in again.out
+    assert "Already paused: disk replacement, by " in again.out
     assert "All actions are paused: disk replacement, by " in fleet.run("plan").err
     resumed = fleet.run("resume")
     assert resumed.code == 0

@@ -167,7 +167,7 @@ def test_explain_says_why_a_whole_stays_and_finds_its_parts(shell: Shell, api: A
 
     nothing = shell.run("explain", "trainjob/run-9")
     assert (nothing.code, nothing.out) == (USAGE, "")
-    assert 'is called "trainjob/run-9"' in nothing.err
+    assert 'is named "trainjob/run-9"' in nothing.err
 
 
 @pytest.mark.usefixtures("kwok_node")
