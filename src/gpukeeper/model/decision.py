@@ -171,7 +171,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 @direct
 class Result(StrEnum):
-    RECLAIMED = "reclaimed"  # seen to be gone (or stopped, or trimmed)
+    RECLAIMED = "reclaimed"  # verified: gone (or stopped, or trimmed)
     STILL_THERE = "still there"
     CHANGED = "changed"  # not what was decided on any more; left alone
     DEFERRED = "deferred"  # the hour's budget was used up meanwhile, by a pass on another place

@@ -65,9 +65,9 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
     unhold: str = ""  # how that mark is taken off the workload, in words
     hold_with: str = ""  # the command that holds it on the object itself; the time is appended
     warned: tuple[Warned, ...] = ()  # announcements that another instance of gpukeeper left on the object
-    asks_exemption: str | None = None  # the words of a label that asks to be left alone
+    asks_exemption: str | None = None  # the words of a label that requests an exemption
     managed_elsewhere: str | None = None  # by what else its life is managed
-    keep_alive: bool | Unknown | None = None  # a file inside asks to be left alone; None: it has no place for one
+    keep_alive: bool | Unknown | None = None  # a file inside requests a hold; None: it has no place for one
 
 
 class Blocked(msgspec.Struct, frozen=True, gc=False):
