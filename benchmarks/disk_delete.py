@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.disk_bed import DiskBed, disk_bed
+from benchmarks.disk_trees import DiskTrees, disk_trees
 from benchmarks.report import Figure, met, print_figure, print_table, timed
 from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.disk.measure import measure, open_directory
@@ -26,13 +26,13 @@ TARGET, LEAST = 1.0, 1 / 1.5  # times as fast as rm; in no case slower than that
 def run() -> None:
     ratios = {}
     for files, rounds in ROUNDS.items():
-        with disk_bed(files) as bed:
-            ratios[files] = _compare(bed, files, rounds)
+        with disk_trees(files) as disk:
+            ratios[files] = _compare(disk, files, rounds)
     ours, ratio = ratios[200_000]
     print_figure(Figure("disk-delete", round(ours, 3), "s", round(ratio, 2), "rm -rf"))
 
 
-def _compare(bed: DiskBed, files: int, rounds: int) -> tuple[float, float]:
+def _compare(disk: DiskTrees, files: int, rounds: int) -> tuple[float, float]:
     ways: dict[str, Callable[[Path], float]] = {
         "rm -rf": _rm,
         "remove, every check": _remove,
@@ -41,7 +41,7 @@ def _compare(bed: DiskBed, files: int, rounds: int) -> tuple[float, float]:
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(rounds):
         for name, way in ways.items():
-            best[name] = min(best[name], way(bed.tree("tree", files)))
+            best[name] = min(best[name], way(disk.tree("tree", files)))
     rm, ours, _ = best.values()
     rows = [
         (name, f"{took:.3f}", f"{rm / took:.2f}", _target(rm / took) if took == ours else "")

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.disk_bed import disk_bed
+from benchmarks.disk_trees import disk_trees
 from benchmarks.report import Figure, met, print_figure, print_table, timed
 from gpukeeper.disk.measure import measure, open_directory
 from gpukeeper.disk.open_files import scan
@@ -21,15 +21,15 @@ ONE_PROGRAM = 10**9
 
 
 def run() -> None:
-    with disk_bed(FILES) as bed:
-        path = bed.tree("tree", FILES)
+    with disk_trees(FILES) as disk:
+        path = disk.tree("tree", FILES)
         ways: dict[str, Callable[[], object]] = {
             "du -s": lambda: _du(path),
             "measure, two programs": lambda: _measure(path),
             "measure, one program": lambda: _measure(path, ONE_PROGRAM),
         }
         warm = _seconds(ways, RUNS_WARM, None)
-        cold = _seconds(ways, RUNS_COLD, bed.cool) if bed.cool is not None else None
+        cold = _seconds(ways, RUNS_COLD, disk.cool) if disk.cool is not None else None
     _table("warm", warm, WARM)
     if cold is None:
         print("cold: not measured, since no filesystem can be mounted here (it needs root)\n")

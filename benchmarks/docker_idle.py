@@ -15,7 +15,7 @@ import msgspec
 from benchmarks.report import Figure, met, print_figure, print_table
 from tests.engines import has_docker
 from tests.real.docker import programs
-from tests.real.docker.bed import DockerBed, docker_bed
+from tests.real.docker.private_engine import DockerEngine, docker_engine
 
 CONTAINERS, SETTLE, SECONDS = 100, 40, 120
 CPU, MEMORY = 0.5, 80.0  # targets: percent of a core; MiB
@@ -34,31 +34,31 @@ def run() -> None:
     if not has_docker():
         print("dockerd cannot be started here (it needs root, dockerd and busybox): nothing was measured.")
         return
-    with docker_bed() as bed:
+    with docker_engine() as engine:
         for number in range(CONTAINERS):
-            bed.run(f"runs-{number}", gpus=[number % 4], cmd=programs.shell(bed.gpus[number % 4].path), user="0")
-        serving = bed.popen("serve", policy=POLICY)
-        bed.until((bed.folder / "state" / "ledger.db").exists, "it serves", 60)
+            engine.run(f"runs-{number}", gpus=[number % 4], cmd=programs.shell(engine.gpus[number % 4].path), user="0")
+        serving = engine.popen("serve", policy=POLICY)
+        engine.until((engine.folder / "state" / "ledger.db").exists, "it serves", 60)
         time.sleep(SETTLE)
         assert serving.poll() is None, serving.communicate()
-        _report(bed, serving.pid)
+        _report(engine, serving.pid)
         assert serving.poll() is None, serving.communicate()
 
 
-def _report(bed: DockerBed, pid: int) -> None:
-    begun, before, engine = time.monotonic(), used(pid), used(bed.engine_pid)
+def _report(engine: DockerEngine, pid: int) -> None:
+    begun, before, earlier = time.monotonic(), used(pid), used(engine.engine_pid)
     time.sleep(SECONDS)
-    took, after, later = time.monotonic() - begun, used(pid), used(bed.engine_pid)
+    took, after, later = time.monotonic() - begun, used(pid), used(engine.engine_pid)
     own = (after.own - before.own) / took * 100
     open_, asked = ((end - begin) / took * 100 for begin, end in _children(before, after))
-    peer = (later.own - engine.own) / took * 100
+    peer = (later.own - earlier.own) / took * 100
     memory, theirs = resident(pid), sum(resident(one) for one in children_of(pid))
     rows = [
         ("serve", f"{own:.2f}", f"{memory:.0f}", ""),
         ("its program that reads the (pretended) driver", f"{open_:.2f}", f"{theirs:.0f}", ""),
         ("programs it started and that ended", f"{asked:.2f}", "", ""),
         ("together", f"{own + open_ + asked:.2f}", f"{memory + theirs:.0f}", ""),
-        ("dockerd", f"{peer:.2f}", f"{resident(bed.engine_pid):.0f}", ""),
+        ("dockerd", f"{peer:.2f}", f"{resident(engine.engine_pid):.0f}", ""),
     ]
     print_table((f"{CONTAINERS} running containers with GPUs", "% of a core", "MiB", ""), rows)
     print(

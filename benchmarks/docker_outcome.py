@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from benchmarks.report import Figure, print_figure, print_table
 from tests.engines import has_docker
-from tests.real.docker.bed import DockerBed, docker_bed
+from tests.real.docker.private_engine import DockerEngine, docker_engine
 
 ENDS = 12
 POLICY = "mode: plan\nscope: {docker: {}}\n"
@@ -30,11 +30,11 @@ def run() -> None:
         print("dockerd cannot be started here (it needs root, dockerd and busybox): nothing was measured.")
         return
     rng = random.Random(7)
-    with docker_bed() as bed:
-        serving = bed.popen("serve", policy=POLICY)
-        heard = _listen(bed)
-        quiet = [_one(bed, f"quiet-{number}", heard, 7.0) for number in range(ENDS)]
-        any_time = [_one(bed, f"any-{number}", heard, rng.uniform(0, 5)) for number in range(ENDS)]
+    with docker_engine() as engine:
+        serving = engine.popen("serve", policy=POLICY)
+        heard = _listen(engine)
+        quiet = [_one(engine, f"quiet-{number}", heard, 7.0) for number in range(ENDS)]
+        any_time = [_one(engine, f"any-{number}", heard, rng.uniform(0, 5)) for number in range(ENDS)]
         assert serving.poll() is None, serving.communicate()
     rows = [
         _row("after 7 s without a change", [ours for ours, _ in quiet]),
@@ -46,34 +46,34 @@ def run() -> None:
     print_figure(Figure("docker-outcome", round(value, 3), "s", round(value / peer, 1), "a bare listener to events"))
 
 
-def _one(bed: DockerBed, name: str, heard: dict[str, tuple[float, float]], pause: float) -> tuple[float, float]:
+def _one(engine: DockerEngine, name: str, heard: dict[str, tuple[float, float]], pause: float) -> tuple[float, float]:
     """Ends a container after a pause; seconds until the ledger's line, and until a listener heard of it."""
-    made = bed.run(name, gpus=[0], cmd=["sh", "-c", LEAVES])
-    bed.until(lambda: _noticed(bed, made, "running"), "it is noticed", 60)
+    made = engine.run(name, gpus=[0], cmd=["sh", "-c", LEAVES])
+    engine.until(lambda: _noticed(engine, made, "running"), "it is noticed", 60)
     time.sleep(pause)
-    bed.signal_container(name, "TERM")
-    ended = bed.until(lambda: _noticed(bed, made, "ended"), "its end is recorded", 60)
+    engine.signal_container(name, "TERM")
+    ended = engine.until(lambda: _noticed(engine, made, "ended"), "its end is recorded", 60)
     assert ended is not None
     died, arrived = heard[made]
     return datetime.fromisoformat(str(ended["at"])).timestamp() - died, arrived - died
 
 
-def _noticed(bed: DockerBed, uid: str, state: str) -> dict[str, object] | None:
-    ran = bed.gpukeeper("ledger", "list", "--json", "--type", "noticed", "--last", "100000")
+def _noticed(engine: DockerEngine, uid: str, state: str) -> dict[str, object] | None:
+    ran = engine.gpukeeper("ledger", "list", "--json", "--type", "noticed", "--last", "100000")
     lines = json.loads(ran.out)["lines"] if ran.code == 0 else []
     return next((one for one in lines if one["ref"]["uid"] == uid and one["state"] == state), None)
 
 
-def _listen(bed: DockerBed) -> dict[str, tuple[float, float]]:
+def _listen(engine: DockerEngine) -> dict[str, tuple[float, float]]:
     """By id: when it died, and when that was heard here."""
     heard: dict[str, tuple[float, float]] = {}
 
     def listen() -> None:
         filters = quote(json.dumps({"type": ["container"], "event": ["die"]}))
-        with socket.socket(socket.AF_UNIX) as engine:
-            engine.connect(str(bed.socket))
-            engine.sendall(f"GET /events?filters={filters} HTTP/1.0\r\n\r\n".encode())
-            for line in engine.makefile("rb"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(engine.socket))
+            connection.sendall(f"GET /events?filters={filters} HTTP/1.0\r\n\r\n".encode())
+            for line in connection.makefile("rb"):
                 if line.startswith(b"{"):
                     event = json.loads(line)
                     heard[event["Actor"]["ID"]] = (event["timeNano"] / 1e9, time.time())

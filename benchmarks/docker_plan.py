@@ -32,7 +32,7 @@ from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.wiring import SystemClock
 from tests.engines import has_docker
-from tests.real.docker.bed import DockerBed, docker_bed
+from tests.real.docker.private_engine import DockerEngine, docker_engine
 
 CONTAINERS, RUNNING, RUNS = 500, 10, 5
 KNOWING, COLD = 5.0, 3.0  # targets, times faster than the peer
@@ -56,10 +56,10 @@ def run() -> None:
     if isinstance(sdk, Unknown):
         print(f"The peer cannot be had: {sdk.why}. Nothing was measured.")
         return
-    with docker_bed() as bed:
-        fill(bed)
-        rounds = [(_sdk_lists(sdk, bed), *asyncio.run(_plans(bed))) for _ in range(RUNS)]
-        commands = [_commands(bed) for _ in range(RUNS)]
+    with docker_engine() as engine:
+        fill(engine)
+        rounds = [(_sdk_lists(sdk, engine), *asyncio.run(_plans(engine))) for _ in range(RUNS)]
+        commands = [_commands(engine) for _ in range(RUNS)]
     peer, cold, knowing = (min(times) for times in zip(*rounds, strict=True))
     rows = [
         (f"docker SDK {SDK.partition('==')[2]}, list(all=True)", f"{peer:.3f}", "1.0", ""),
@@ -79,12 +79,12 @@ def run() -> None:
     print_figure(Figure("docker-plan", round(knowing, 4), "s", round(knowing / peer, 3), "the docker SDK's list"))
 
 
-def _commands(bed: DockerBed) -> tuple[float, float, float, float]:
+def _commands(engine: DockerEngine) -> tuple[float, float, float, float]:
     """CPU seconds of a plan with and without compiled modules, of its imports, and of docker's own list with sizes."""
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder, "policy.yaml")
         policy.write_text("preset: shared-host\nscope: {docker: {}}\n")
-        environ = {**os.environ, "DOCKER_HOST": bed.host, "GPUKEEPER_STATE": f"{folder}/state"}
+        environ = {**os.environ, "DOCKER_HOST": engine.host, "GPUKEEPER_STATE": f"{folder}/state"}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         compiled = {**environ, "PYTHONPYCACHEPREFIX": f"{folder}/compiled"}
         plan = [sys.executable, "-m", "gpukeeper", "plan", "--policy", str(policy)]
@@ -95,7 +95,7 @@ def _commands(bed: DockerBed) -> tuple[float, float, float, float]:
         ]
         _cpu(plan, compiled)  # compiles
         not_compiled = {**environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": f"{folder}/nothing"}
-        docker = ["docker", "-H", bed.host, "ps", "-a", "--size"]
+        docker = ["docker", "-H", engine.host, "ps", "-a", "--size"]
         return _cpu(plan, compiled), _cpu(plan, not_compiled), _cpu(imports, compiled), _cpu(docker, environ)
 
 
@@ -106,11 +106,11 @@ def _cpu(command: list[str], environ: dict[str, str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def fill(bed: DockerBed) -> None:
+def fill(engine: DockerEngine) -> None:
     for number in range(CONTAINERS - RUNNING):
-        bed.create(f"made-{number}", gpus=[number % 4] if number % 2 else [], user="1000")
+        engine.create(f"made-{number}", gpus=[number % 4] if number % 2 else [], user="1000")
     for number in range(RUNNING):
-        bed.run(f"runs-{number}", gpus=[number % 4], user="1000")
+        engine.run(f"runs-{number}", gpus=[number % 4], user="1000")
 
 
 def sdk_interpreter() -> str | Unknown:
@@ -135,18 +135,18 @@ def _has_sdk(program: Path) -> bool:
     return subprocess.run([str(program), "-c", "import docker"], capture_output=True, check=False).returncode == 0
 
 
-def _sdk_lists(sdk: str, bed: DockerBed) -> float:
-    printed = subprocess.run([sdk, "-c", LISTS, bed.host], capture_output=True, text=True, check=True).stdout
+def _sdk_lists(sdk: str, engine: DockerEngine) -> float:
+    printed = subprocess.run([sdk, "-c", LISTS, engine.host], capture_output=True, text=True, check=True).stdout
     seconds, found = printed.split()
     assert int(found) == CONTAINERS
     return float(seconds)
 
 
-async def _plans(bed: DockerBed) -> tuple[float, float]:
+async def _plans(engine: DockerEngine) -> tuple[float, float]:
     """Cold, and once more after the first one while events are heard."""
-    await _timed(_keeper(bed))  # imports, as the peer has imported and connected before
-    cold = await _timed(_keeper(bed))
-    keeper = _keeper(bed)
+    await _timed(_keeper(engine))  # imports, as the peer has imported and connected before
+    cold = await _timed(_keeper(engine))
+    keeper = _keeper(engine)
     hints = keeper.platforms[0].wake()
     await anext(hints)
     hearing = asyncio.ensure_future(anext(hints))
@@ -166,13 +166,13 @@ async def _timed(keeper: Keeper) -> float:
     return seconds
 
 
-def _keeper(bed: DockerBed) -> Keeper:
-    inventory, clock = bed.inventory(), SystemClock()
+def _keeper(engine: DockerEngine) -> Keeper:
+    inventory, clock = engine.inventory(), SystemClock()
 
     async def gpus() -> tuple[GpuFacts, ...] | Unknown:
         return inventory
 
-    platform = DockerPlatform(Engine(bed.host, {}), "bench", clock, gpus)
+    platform = DockerPlatform(Engine(engine.host, {}), "bench", clock, gpus)
     return Keeper((platform,), InMemoryLedger(), InMemorySignals(), InMemoryEvidence(), Messages(()), clock)
 
 

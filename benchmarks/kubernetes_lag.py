@@ -31,7 +31,7 @@ from benchmarks.report import Figure, met, print_figure, print_table
 from tests.engines import has_kube
 from tests.real.kube import objects
 from tests.real.kube.api import condition
-from tests.real.kube.bed import ControlPlane, control_plane
+from tests.real.kube.control_plane import ControlPlane, control_plane
 from tests.real.kube.removals import Removals
 from tests.real.kube.runs import SUCCEEDS
 

@@ -32,7 +32,7 @@ from benchmarks.report import Figure, met, print_figure, print_table
 from gpukeeper.model.unknown import Unknown
 from tests.engines import has_kube
 from tests.real.kube import objects
-from tests.real.kube.bed import ControlPlane, control_plane
+from tests.real.kube.control_plane import ControlPlane, control_plane
 from tests.real.kube.endings import text
 
 JOBS, RATE = int(os.environ.get("JOBS", "300")), int(os.environ.get("RATE", "200"))

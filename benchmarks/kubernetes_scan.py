@@ -27,7 +27,7 @@ import msgspec
 from benchmarks.report import Figure, met, print_figure, print_table
 from gpukeeper.model.unknown import Unknown
 from tests.engines import has_kube
-from tests.real.kube.bed import ControlPlane, control_plane
+from tests.real.kube.control_plane import ControlPlane, control_plane
 from tests.real.kube.objects import pod
 
 PODS, MANY, RUNS = 20_000, 100_000, 3

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.report import Figure, met, print_figure, print_table, timed
 from gpukeeper.disk import open_files
 from tests.engines import has_ray
-from tests.real.ray.bed import NEWEST, ray_cluster
+from tests.real.ray.clusters import NEWEST, ray_cluster
 
 TREES, BYTES = 500, 8 * 1024
 GOAL = 20.0  # trees a second

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.real.kube import binaries
-from tests.real.ray import bed as ray_bed
-from tests.real.torch import bed as torch_bed
+from tests.real.ray import clusters as ray_clusters
+from tests.real.torch import installation as torch_installation
 
 HOW = {
     "docker": "needs root and a dockerd of its own: apt-get install docker.io iptables busybox-static, run as root",
@@ -73,14 +73,14 @@ def has_promtool() -> bool:
     return _has("promtool")
 
 
-def has_ray(version: str = ray_bed.NEWEST) -> bool:
+def has_ray(version: str = ray_clusters.NEWEST) -> bool:
     """That release, installed beside the repository; gpukeeper itself never imports it."""
-    return ray_bed.is_installed(version)
+    return ray_clusters.is_installed(version)
 
 
 def has_torch() -> bool:
     """That release, installed beside the repository; gpukeeper itself never imports it."""
-    return torch_bed.is_installed()
+    return torch_installation.is_installed()
 
 
 def _has(*programs: str) -> bool:

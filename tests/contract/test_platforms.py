@@ -51,9 +51,9 @@ from gpukeeper.platforms.simulated.folder import FolderPlatform, Workload
 from gpukeeper.platforms.simulated.thing import Thing
 from gpukeeper.platforms.simulated.world import SimulatedPlace, World
 from tests.engines import has_docker, has_kube, has_podman, require
-from tests.real.docker.bed import Bed, docker_bed, podman_bed
+from tests.real.docker.private_engine import PrivateEngine, docker_engine, podman_engine
 from tests.real.kube import objects
-from tests.real.kube.bed import ControlPlane, control_plane
+from tests.real.kube.control_plane import ControlPlane, control_plane
 
 
 @dataclass
@@ -170,32 +170,32 @@ def _on_host(platform: HostPlatform | RayPlatform, root: Path, names: tuple[str,
     return Made(platform, asyncio.run, replace, change, tuple(str(root / name) for name in names))
 
 
-def engine(bed: Bed) -> Made:
-    """Containers that ended, owned by somebody whom every machine knows. No GPUs: their holders are not of this bed."""
+def containers(engine: PrivateEngine) -> Made:
+    """Containers that ended, owned by somebody whom every machine knows. No GPUs."""
 
     async def no_gpus() -> tuple[GpuFacts, ...]:
         return ()
 
     def over(name: str) -> None:
-        bed.until(lambda: bed.state(name) == "exited", f"{name} ended")
+        engine.until(lambda: engine.state(name) == "exited", f"{name} ended")
 
     def add(name: str) -> None:
-        bed.run(name, cmd=["sh", "-c", "echo here; exit 0"], labels={"owner": "nobody"})
+        engine.run(name, cmd=["sh", "-c", "echo here; exit 0"], labels={"owner": "nobody"})
         over(name)
 
     def replace(name: str) -> None:
-        bed.remove_container(name)
+        engine.remove_container(name)
         add(name)
 
     def change(name: str) -> None:
-        before = bed.inspect(name)
-        bed.start_container(name)
-        bed.until(lambda: bed.inspect(name) != before, f"{name} ran again")
+        before = engine.inspect(name)
+        engine.start_container(name)
+        engine.until(lambda: engine.inspect(name) != before, f"{name} ran again")
         over(name)
 
     add("one"), add("two")
-    platform = DockerPlatform(Engine(bed.host, {}), "here", Now(), no_gpus, Policy(owner_labels=("owner",)))
-    return Made(platform, asyncio.run, replace, change, ("one", "two"), bed.clear)
+    platform = DockerPlatform(Engine(engine.host, {}), "here", Now(), no_gpus, Policy(owner_labels=("owner",)))
+    return Made(platform, asyncio.run, replace, change, ("one", "two"), engine.clear)
 
 
 def cluster(plane: ControlPlane) -> Made:
@@ -239,23 +239,23 @@ ADAPTERS = {
     "host-reports": host_reports,
     "ray": ray_trees,
 }
-ENGINES = {"docker": (has_docker, docker_bed), "podman": (has_podman, podman_bed)}
+ENGINES = {"docker": (has_docker, docker_engine), "podman": (has_podman, podman_engine)}
 
 
 @pytest.fixture(scope="module")
-def beds() -> Iterator[Callable[[str], Bed]]:
+def engines() -> Iterator[Callable[[str], PrivateEngine]]:
     """Started when the first test needs it, one of each kind."""
     with ExitStack() as open_:
-        started: dict[str, Bed] = {}
+        started: dict[str, PrivateEngine] = {}
 
-        def bed(kind: str) -> Bed:
+        def engine(kind: str) -> PrivateEngine:
             if kind not in started:
                 there, start = ENGINES[kind]
                 require(kind, there())
                 started[kind] = open_.enter_context(start())
             return started[kind]
 
-        yield bed
+        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -274,12 +274,15 @@ def planes() -> Iterator[Callable[[], ControlPlane]]:
 
 @pytest.fixture(params=sorted([*ADAPTERS, *ENGINES, "kubernetes"]))
 def made(
-    request: pytest.FixtureRequest, tmp_path: Path, beds: Callable[[str], Bed], planes: Callable[[], ControlPlane]
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    engines: Callable[[str], PrivateEngine],
+    planes: Callable[[], ControlPlane],
 ) -> Iterator[Made]:
     if request.param == "kubernetes":
         made = cluster(planes())
     else:
-        made = engine(beds(request.param)) if request.param in ENGINES else ADAPTERS[request.param](tmp_path)
+        made = containers(engines(request.param)) if request.param in ENGINES else ADAPTERS[request.param](tmp_path)
     yield made
     made.close()
 

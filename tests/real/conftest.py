@@ -17,13 +17,13 @@ from tests.real.kube.api import EngineLate
 _HERE = Path(__file__).parent
 RERUN = frozenset(
     {
-        "docker/test_bed.py",
+        "docker/test_private_engine.py",
         "docker/test_scale.py",
         "gpu/test_health.py",
         "gpu/test_inventory.py",
         "gpu/test_serve.py",
         "gpu/test_usage.py",
-        "kube/test_bed.py",
+        "kube/test_control_plane.py",
         "kube/test_diagnose.py",
         "kube/test_examples.py",
         "kube/test_idle_prometheus.py",

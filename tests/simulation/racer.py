@@ -22,7 +22,7 @@ from gpukeeper.disk.measure import measure, open_directory
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove
 from gpukeeper.disk.trash import leftovers
-from tests.real.disk.bed import REPOSITORY, picture
+from tests.real.disk.filesystems import REPOSITORY, picture
 from tests.real.disk.test_hostile import Ground
 
 REMOVALS = 2_000

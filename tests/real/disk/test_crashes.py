@@ -15,7 +15,7 @@ from gpukeeper.disk.measure import open_directory
 from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.disk.trash import sweep
 from gpukeeper.model.decision import Changed
-from tests.real.disk.bed import REPOSITORY
+from tests.real.disk.filesystems import REPOSITORY
 from tests.unit.disk.trees import finished, removed, trash_in, tree
 
 KILLS = 40

@@ -15,8 +15,8 @@ from gpukeeper.model.policy import PlaceScope, Temporary
 from gpukeeper.model.subject import Shape
 from gpukeeper.platforms.host.adapter import HostPlatform
 from tests.engines import require
-from tests.real.disk.bed import need_root
 from tests.real.disk.dead_mount import dead_mount
+from tests.real.disk.filesystems import need_root
 from tests.real.host.machine import until
 from tests.unit.disk.trees import READY, child
 from tests.unit.platforms.host.machine import Ahead, Machine, no_gpus

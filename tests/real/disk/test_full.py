@@ -9,7 +9,7 @@ import pytest
 
 from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.model.decision import Refused
-from tests.real.disk.bed import as_nobody, ext4, fill, mounted, need_root
+from tests.real.disk.filesystems import as_nobody, ext4, fill, mounted, need_root
 from tests.unit.disk.trees import expected, removed, trash_in, tree
 
 REMOVE_HERE = """

@@ -13,7 +13,7 @@ import pytest
 from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import TreeRemoval
-from tests.real.disk.bed import REPOSITORY
+from tests.real.disk.filesystems import REPOSITORY
 from tests.unit.disk.trees import expected, removed, tree
 
 TRIES = 30  # of each kind; 210 in all

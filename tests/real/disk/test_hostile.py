@@ -18,7 +18,7 @@ from gpukeeper.disk.measure import measure, open_directory
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove
 from gpukeeper.disk.trash import RETURNED, TRASH
-from tests.real.disk.bed import REPOSITORY, picture
+from tests.real.disk.filesystems import REPOSITORY, picture
 from tests.unit.disk.trees import everything_seen, tree
 
 FREE = OpenFiles({}, {}, (), frozenset(), None)

@@ -16,7 +16,7 @@ from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
-from tests.real.disk.bed import mounted, need_root, picture
+from tests.real.disk.filesystems import mounted, need_root, picture
 from tests.unit.disk.trees import READY, child, everything_seen, expected, look, removed, trash_in, tree
 
 IN_USE = Changed("it is in use: mounted somewhere, or by the kernel itself")

@@ -11,7 +11,7 @@ from gpukeeper.disk import open_files
 from gpukeeper.disk.mounts import own_mounts
 from gpukeeper.platforms.host import mentions
 from gpukeeper.platforms.ray import processes
-from tests.real.disk.bed import mounted, need_root
+from tests.real.disk.filesystems import mounted, need_root
 from tests.real.host.machine import Host, first_program
 from tests.unit.disk.trees import READY, child, tree
 

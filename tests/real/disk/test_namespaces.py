@@ -10,7 +10,7 @@ import pytest
 from gpukeeper.disk import open_files
 from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.model.decision import Changed
-from tests.real.disk.bed import mounted, need_root
+from tests.real.disk.filesystems import mounted, need_root
 from tests.unit.disk.trees import READY, child, expected, removed, trash_in, tree
 
 IN_USE = Changed("it is in use: mounted somewhere, or by the kernel itself")

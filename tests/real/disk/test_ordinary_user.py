@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.real.disk.bed import as_nobody, need_root
+from tests.real.disk.filesystems import as_nobody, need_root
 from tests.unit.disk.trees import HOLD_OPEN, child, tree
 
 REMOVE = """

@@ -15,7 +15,7 @@ from gpukeeper.disk.access_times import WatchRecord
 from gpukeeper.disk.watch import FileWatcher
 from gpukeeper.model.unknown import Unknown
 from tests.engines import require
-from tests.real.disk.bed import ext4, mounted, need_root
+from tests.real.disk.filesystems import ext4, mounted, need_root
 from tests.unit.disk.trees import HOLD_OPEN, child, tree
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

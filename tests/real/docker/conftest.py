@@ -7,37 +7,37 @@ from collections.abc import Iterator
 import pytest
 
 from tests.engines import has_docker, has_podman, require
-from tests.real.docker.bed import Bed, DockerBed, PodmanBed, docker_bed, podman_bed
+from tests.real.docker.private_engine import DockerEngine, PodmanEngine, PrivateEngine, docker_engine, podman_engine
 
 
 @pytest.fixture(scope="session")
-def the_docker() -> Iterator[DockerBed]:
+def the_docker() -> Iterator[DockerEngine]:
     require("docker", has_docker())
-    with docker_bed() as bed:
-        yield bed
+    with docker_engine() as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session")
-def the_podman() -> Iterator[PodmanBed]:
+def the_podman() -> Iterator[PodmanEngine]:
     require("podman", has_podman())
-    with podman_bed() as bed:
-        yield bed
+    with podman_engine() as engine:
+        yield engine
 
 
 @pytest.fixture
-def docker(the_docker: DockerBed) -> Iterator[DockerBed]:
+def docker(the_docker: DockerEngine) -> Iterator[DockerEngine]:
     yield the_docker
     the_docker.clear()
 
 
 @pytest.fixture
-def podman(the_podman: PodmanBed) -> Iterator[PodmanBed]:
+def podman(the_podman: PodmanEngine) -> Iterator[PodmanEngine]:
     yield the_podman
     the_podman.clear()
 
 
 @pytest.fixture(params=["docker", "podman"])
-def bed(request: pytest.FixtureRequest) -> Bed:
+def engine(request: pytest.FixtureRequest) -> PrivateEngine:
     """For what must hold on both."""
-    found: Bed = request.getfixturevalue(request.param)
+    found: PrivateEngine = request.getfixturevalue(request.param)
     return found

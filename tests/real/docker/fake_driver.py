@@ -1,4 +1,6 @@
-"""A driver for the bed's GPUs. It stands where gpukeeper expects its interpreter. The program that asks the driver is
+"""A driver for the GPUs of an engine.
+
+It stands where gpukeeper expects its interpreter. The program that asks the driver is
 started as `PYTHON -P -m gpukeeper.devices.driver.child`, and is answered here from the file $GPUKEEPER_BED_DRIVER:
 
     gpus      [{index, uuid, minor, busy, memory_used_mib, …}]; pids as /proc has them unless they are given

@@ -1,7 +1,7 @@
 """GPUs without a driver: nodes /dev/nvidia<minor> with the numbers of /dev/null, which anyone can really hold open.
 
-Each bed has four of its own. Another bed's holders are then never on our GPUs, where they would look like strangers
-(or like leftovers). A node that exists and is not ours (a real driver's) is never touched.
+Each engine has four of its own. The holders of another engine are then never on our GPUs, where they would look like
+strangers (or like leftovers). A node that exists and is not ours (a real driver's) is never touched.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FakeGpu:
 
 @dataclass(frozen=True)
 class Block:
-    """A number that no other bed on this machine has now, its GPUs, and what the last bed with this number used."""
+    """A number that no other engine on this machine has, its GPUs, and what the last one with this number used."""
 
     number: int
     gpus: tuple[FakeGpu, ...]
@@ -63,7 +63,7 @@ class Block:
 def a_block(folder: Path) -> Iterator[Block]:
     """The lock goes with us, however we end; the folder that is written there is then known to the next one."""
     for number in range(BLOCKS):
-        with Path(tempfile.gettempdir(), f"gpukeeper-bed-{number}.lock").open("a+") as lock:
+        with Path(tempfile.gettempdir(), f"gpukeeper-test-{number}.lock").open("a+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

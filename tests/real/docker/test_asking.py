@@ -18,19 +18,19 @@ from typing import Any
 import pytest
 
 from tests.real.docker import programs
-from tests.real.docker.bed import DockerBed
-from tests.real.docker.bench import MINE, SOMEBODY, SOMEBODY_ELSE, policy
+from tests.real.docker.harness import MINE, SOMEBODY, SOMEBODY_ELSE, policy
+from tests.real.docker.private_engine import DockerEngine
 
 
 @contextmanager
-def daemon(bed: DockerBed, **changes: Any) -> Iterator[Path]:
+def daemon(engine: DockerEngine, **changes: Any) -> Iterator[Path]:
     """`serve`, and where it listens."""
     folder = Path(tempfile.mkdtemp(prefix="gkask-", dir="/tmp"))
     folder.chmod(0o755)
     path = folder / "socket"
-    child = bed.popen("serve", policy=policy(**changes), env={"GPUKEEPER_SOCKET": str(path)})
+    child = engine.popen("serve", policy=policy(**changes), env={"GPUKEEPER_SOCKET": str(path)})
     try:
-        bed.until(path.exists, "the daemon listens")
+        engine.until(path.exists, "the daemon listens")
         yield path
         child.terminate()
         child.communicate(timeout=30)
@@ -58,7 +58,7 @@ def ask(path: Path, who: str, verb: str, workload: str, **more: object) -> dict[
     return found
 
 
-def test_an_owner_holds_and_releases_through_the_daemon(docker: DockerBed) -> None:
+def test_an_owner_holds_and_releases_through_the_daemon(docker: DockerEngine) -> None:
     """Held, it outlives its retention; released, it goes with the next pass."""
     docker.run("mine", gpus=[0], labels=MINE, cmd=["sh", "-c", "exit 0"])
     docker.until(lambda: docker.state("mine") == "exited", "it ended")
@@ -73,7 +73,7 @@ def test_an_owner_holds_and_releases_through_the_daemon(docker: DockerBed) -> No
         docker.until(lambda: docker.inspect("mine") is None, "it went")
 
 
-def test_an_owner_stops_their_own_and_nobody_elses_through_the_daemon(docker: DockerBed) -> None:
+def test_an_owner_stops_their_own_and_nobody_elses_through_the_daemon(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     docker.run("theirs", gpus=[1], labels={"owner": SOMEBODY_ELSE}, cmd=programs.trapping_shell())
     with daemon(docker) as path:
@@ -88,7 +88,7 @@ def test_an_owner_stops_their_own_and_nobody_elses_through_the_daemon(docker: Do
 
 
 @pytest.mark.parametrize("verb", ["hold", "stop", "remove", "release"])
-def test_what_is_not_there_is_refused_with_a_sentence(docker: DockerBed, verb: str) -> None:
+def test_what_is_not_there_is_refused_with_a_sentence(docker: DockerEngine, verb: str) -> None:
     docker.run("mine", gpus=[0], labels=MINE)
     arguments = ["workload", verb, "no-such-thing", *(["--yes"] if verb in ("stop", "remove") else [])]
     ran = docker.gpukeeper(*arguments, policy=policy())
@@ -97,7 +97,7 @@ def test_what_is_not_there_is_refused_with_a_sentence(docker: DockerBed, verb: s
     assert docker.state("mine") == "running"
 
 
-def test_a_pause_stops_every_pass_until_somebody_goes_on(docker: DockerBed) -> None:
+def test_a_pause_stops_every_pass_until_somebody_goes_on(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=["sh", "-c", "exit 0"])
     docker.until(lambda: docker.state("mine") == "exited", "it ended")
     text = policy(retention={"succeeded": "0s"})
@@ -109,7 +109,7 @@ def test_a_pause_stops_every_pass_until_somebody_goes_on(docker: DockerBed) -> N
     assert docker.inspect("mine") is None
 
 
-def _age(bed: DockerBed, name: str) -> float:
-    found = bed.inspect(name)
+def _age(engine: DockerEngine, name: str) -> float:
+    found = engine.inspect(name)
     assert found is not None
     return (datetime.now(UTC) - datetime.fromisoformat(found["State"]["FinishedAt"][:19] + "+00:00")).total_seconds()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.engines import has_docker, require
-from tests.real.docker.bed import DockerBed, docker_bed
+from tests.real.docker.private_engine import DockerEngine, docker_engine
 
 SEED = 4
 KILLS = 100
@@ -47,9 +47,9 @@ class Fleet:
     """Containers that are due, made again as they go, beside some that the policy keeps. Hears all of Docker's events;
     in pieces, since the engine itself remembers only the last few hundred."""
 
-    def __init__(self, bed: DockerBed, due: Mapping[str, int], *, restarts: bool = False) -> None:
+    def __init__(self, engine: DockerEngine, due: Mapping[str, int], *, restarts: bool = False) -> None:
         """`restarts`: of the engine, which ends what runs; so what runs and is kept must be kept when it ended, too."""
-        self.bed, self.due, self.restarts = bed, due, restarts
+        self.engine, self.due, self.restarts = engine, due, restarts
         self.kept: set[str] = set()
         self.may_go: set[str] = set()
         self.heard: dict[tuple[int, str, str], dict[str, Any]] = {}
@@ -60,7 +60,7 @@ class Fleet:
 
     def refill(self) -> None:
         """As many of each kind as there should be."""
-        left = Counter(name.partition("-")[0] for name in self.bed.containers())
+        left = Counter(name.partition("-")[0] for name in self.engine.containers())
         for kind, wanted in self.due.items():
             for _ in range(wanted - left[kind]):
                 self._made += 1
@@ -68,21 +68,21 @@ class Fleet:
 
     def listen(self) -> None:
         now = time.time()
-        for event in self.bed.events(max(self._since - 1, self._began)):
+        for event in self.engine.events(max(self._since - 1, self._began)):
             self.heard[event["timeNano"], event["Actor"]["ID"], event["Action"]] = event
         self._since = now
 
     def apply(self, codes: Sequence[int] = (0,)) -> None:
         """To its end, as often as it takes: an overdue one is warned, stopped and removed in three passes."""
         for _ in range(6):
-            ran = self.bed.gpukeeper("apply", "--yes", policy=POLICY)
+            ran = self.engine.gpukeeper("apply", "--yes", policy=POLICY)
             assert ran.code in codes, ran
-            if not {name for name in self.bed.containers() if not name.startswith("keep-")}:
+            if not {name for name in self.engine.containers() if not name.startswith("keep-")}:
                 break
         self.listen()
 
     def lines(self) -> list[Line]:
-        ran = self.bed.gpukeeper("ledger", "list", "--json", "--last", "1000000")
+        ran = self.engine.gpukeeper("ledger", "list", "--json", "--last", "1000000")
         assert ran.code == 0, ran
         found: list[Line] = json.loads(ran.out)["lines"]
         return found
@@ -90,11 +90,11 @@ class Fleet:
     def check(self, *, engine_lived: bool = True) -> None:
         """An engine that goes down loses events, and ends what runs unless it has live-restore."""
         lines = self.lines()
-        left = self.bed.containers()
+        left = self.engine.containers()
         others = [(name, state, self._reasons(name, lines)) for name, state in left.items() if name not in KEPT]
         assert others == []
-        assert {self.bed.id(name) for name in left} == self.kept  # what was due is gone, nothing else
-        containers_lived = engine_lived or self.bed.live_restore
+        assert {self.engine.id(name) for name in left} == self.kept  # what was due is gone, nothing else
+        containers_lived = engine_lived or self.engine.live_restore
         self._check_kept(lines, containers_lived)
         self._check_removals(lines, engine_lived)
         if containers_lived:
@@ -103,12 +103,12 @@ class Fleet:
 
     def _reasons(self, name: str, lines: list[Line]) -> tuple[str, list[Line]]:
         """Why it is still there: what `explain` says, and its lines in the ledger."""
-        ran = self.bed.gpukeeper("explain", name, policy=POLICY)
+        ran = self.engine.gpukeeper("explain", name, policy=POLICY)
         return ran.out + ran.err, [line for line in lines if (line.get("ref") or {}).get("name") == name]
 
     def _check_kept(self, lines: list[Line], containers_lived: bool) -> None:
         assert [line for line in lines if line["type"] == "intent" and line["ref"]["uid"] in self.kept] == []
-        resting = self.kept if containers_lived else self.kept - {self.bed.id("keep-running")}
+        resting = self.kept if containers_lived else self.kept - {self.engine.id("keep-running")}
         acts = {"kill", "stop", "die", "destroy", "pause", "restart", "update", "rename"}
         touched = [event for event in self.heard.values() if event["Actor"]["ID"] in resting]
         assert [event for event in touched if event["Action"].partition(":")[0] in acts] == []
@@ -124,7 +124,7 @@ class Fleet:
             assert len(done) == 1, f"{uid} is gone, and the ledger says how {len(done)} times: {removals}"
             assert done[0]["at"] <= destroyed.get(uid, time.time()), f"{uid} was removed before the intent"
             assert done[0]["evidence"], f"{uid} was removed without evidence"
-            folder = self.bed.folder / "state" / "evidence" / done[0]["evidence"]
+            folder = self.engine.folder / "state" / "evidence" / done[0]["evidence"]
             assert any(folder.iterdir()), f"the evidence of {uid} is not where the ledger says"
 
     def _check_stops(self, lines: list[Line]) -> None:
@@ -143,15 +143,15 @@ class Fleet:
         return found
 
     def _keep(self) -> None:
-        bed = self.bed
-        bed.run("keep-exempt", gpus=[0], cmd=["true"])
-        bed.run("keep-held", gpus=[0], cmd=["true"], labels=HELD)
-        bed.create("keep-kubelets", gpus=[1], labels=KUBELETS)
+        engine = self.engine
+        engine.run("keep-exempt", gpus=[0], cmd=["true"])
+        engine.run("keep-held", gpus=[0], cmd=["true"], labels=HELD)
+        engine.create("keep-kubelets", gpus=[1], labels=KUBELETS)
         labels = HELD if self.restarts else {}
-        bed.run("keep-running", gpus=[3], cmd=["sh", "-c", OVERDUE, bed.gpus[3].path], labels=labels)
-        bed.run("keep-without", cmd=["false"])
-        bed.until(lambda: list(bed.containers().values()).count("exited") == 3, "the short ones ended")
-        self.kept = {bed.id(name) for name in KEPT}
+        engine.run("keep-running", gpus=[3], cmd=["sh", "-c", OVERDUE, engine.gpus[3].path], labels=labels)
+        engine.run("keep-without", cmd=["false"])
+        engine.until(lambda: list(engine.containers().values()).count("exited") == 3, "the short ones ended")
+        self.kept = {engine.id(name) for name in KEPT}
 
     def _make(self, kind: str, name: str) -> None:
         """In two steps: what is created and not started yet is due already, and may be gone before its start."""
@@ -159,11 +159,11 @@ class Fleet:
             "ended": {"gpus": [0], "cmd": ["true"]},
             "failed": {"gpus": [1], "cmd": ["false"]},
             "never": {"gpus": [1]},
-            "overdue": {"gpus": [2], "cmd": ["sh", "-c", OVERDUE, self.bed.gpus[2].path]},
+            "overdue": {"gpus": [2], "cmd": ["sh", "-c", OVERDUE, self.engine.gpus[2].path]},
         }
-        self.may_go.add(self.bed.create(name, **how[kind]))
+        self.may_go.add(self.engine.create(name, **how[kind]))
         if kind != "never":
-            self.bed.start_container(name)
+            self.engine.start_container(name)
 
 
 KEPT = {"keep-exempt", "keep-held", "keep-kubelets", "keep-running", "keep-without"}
@@ -175,7 +175,7 @@ KEPT = {"keep-exempt", "keep-held", "keep-kubelets", "keep-running", "keep-witho
     ids=["removals", "stops"],
 )
 def test_gpukeeper_killed_at_random_moments_removes_nothing_wrong_or_twice(
-    docker: DockerBed, due: dict[str, int], kills: int
+    docker: DockerEngine, due: dict[str, int], kills: int
 ) -> None:
     """Any moment, start-up and the steps of the adapter included. The points between intent and outcome are not left
     to chance: `test_halts.py`."""
@@ -208,20 +208,20 @@ def test_gpukeeper_killed_at_random_moments_removes_nothing_wrong_or_twice(
 
 
 @pytest.mark.parametrize("how", ["killed", "restarted"])
-def test_an_engine_that_goes_down_in_the_middle_of_apply_costs_nothing_but_time(docker: DockerBed, how: str) -> None:
+def test_an_engine_that_goes_down_in_the_middle_of_apply_costs_nothing_but_time(docker: DockerEngine, how: str) -> None:
     _go_down_in_the_middle(docker, how)
 
 
 def test_with_live_restore_the_kept_one_does_not_even_notice() -> None:
     require("docker", has_docker())
-    with docker_bed(live_restore=True) as bed:
-        _go_down_in_the_middle(bed, "killed")
-        found = bed.inspect("keep-running")
+    with docker_engine(live_restore=True) as engine:
+        _go_down_in_the_middle(engine, "killed")
+        found = engine.inspect("keep-running")
         assert found is not None
         assert (found["State"]["Status"], found["RestartCount"]) == ("running", 0)
 
 
-def test_serve_hears_a_restarted_engine_again(docker: DockerBed) -> None:
+def test_serve_hears_a_restarted_engine_again(docker: DockerEngine) -> None:
     docker.run("first", gpus=[0], cmd=["sh", "-c", OVERDUE, docker.gpus[0].path])
     serving = docker.popen("serve", policy=POLICY.replace("enforce", "plan"))
     docker.until(lambda: _noticed(docker, "first", "running"), "serve noticed it", 40)
@@ -235,34 +235,34 @@ def test_serve_hears_a_restarted_engine_again(docker: DockerBed) -> None:
     assert serving.poll() is None
 
 
-def _go_down_in_the_middle(bed: DockerBed, how: str) -> None:
+def _go_down_in_the_middle(engine: DockerEngine, how: str) -> None:
     """Twice: while removals go on, and while one is being stopped."""
-    fleet = Fleet(bed, {"ended": 3, "never": 3, "overdue": 1}, restarts=True)
+    fleet = Fleet(engine, {"ended": 3, "never": 3, "overdue": 1}, restarts=True)
 
     def removals_go_on() -> bool:
-        return len(bed.containers()) <= len(KEPT) + 1 + 4  # the overdue one is warned; two of the six are gone
+        return len(engine.containers()) <= len(KEPT) + 1 + 4  # the overdue one is warned; two of the six are gone
 
     def one_is_being_stopped() -> bool:
-        return any(bed.folder.glob("state/evidence/*/overdue-*"))  # captured, so the stop comes next
+        return any(engine.folder.glob("state/evidence/*/overdue-*"))  # captured, so the stop comes next
 
     for in_the_middle in (removals_go_on, one_is_being_stopped):
-        running = bed.popen("apply", "--yes", policy=POLICY)
-        bed.until(lambda: in_the_middle() or running.poll() is not None, "it acts", 60)  # noqa: B023
+        running = engine.popen("apply", "--yes", policy=POLICY)
+        engine.until(lambda: in_the_middle() or running.poll() is not None, "it acts", 60)  # noqa: B023
         assert running.poll() is None, running.communicate()
         fleet.listen()
-        _take_down(bed, how)
-        bed.start()
+        _take_down(engine, how)
+        engine.start()
         out, err = running.communicate(timeout=200)
         assert running.returncode in (0, 1, 3), (running.returncode, out, err)
     fleet.apply(codes=(0, 3))  # 3: the engine may still be removing one
     fleet.check(engine_lived=False)
 
 
-def _take_down(bed: DockerBed, how: str) -> None:
+def _take_down(engine: DockerEngine, how: str) -> None:
     if how == "killed":
-        bed.kill9()
+        engine.kill9()
     else:
-        bed.shut_down()
+        engine.shut_down()
 
 
 def _sleep_unless_done(poll: Callable[[], int | None], seconds: float) -> None:
@@ -296,8 +296,8 @@ def _check_intents(lines: list[Line]) -> None:
     assert early == []
 
 
-def _noticed(bed: DockerBed, name: str, state: str) -> Line | None:
-    ran = bed.gpukeeper("ledger", "list", "--json", "--last", "100000", "--type", "noticed")
+def _noticed(engine: DockerEngine, name: str, state: str) -> Line | None:
+    ran = engine.gpukeeper("ledger", "list", "--json", "--last", "100000", "--type", "noticed")
     lines = json.loads(ran.out)["lines"] if ran.code == 0 else []
     found = [line for line in lines if line["ref"]["name"] == name and line["state"] == state]
     return found[-1] if found else None

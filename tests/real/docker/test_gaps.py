@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.real.docker import programs
-from tests.real.docker.bed import DockerBed
-from tests.real.docker.bench import MINE, policy
+from tests.real.docker.harness import MINE, policy
+from tests.real.docker.private_engine import DockerEngine
 
 IDLE, LEAD = timedelta(seconds=16), timedelta(seconds=6)
 POLICY = policy(
@@ -19,14 +19,14 @@ POLICY = policy(
 )
 
 
-def lines(bed: DockerBed, kind: str) -> list[dict[str, Any]]:
-    ran = bed.gpukeeper("ledger", "list", "--json", "--last", "100000", "--type", kind)
+def lines(engine: DockerEngine, kind: str) -> list[dict[str, Any]]:
+    ran = engine.gpukeeper("ledger", "list", "--json", "--last", "100000", "--type", kind)
     assert ran.code == 0, ran
     found: list[dict[str, Any]] = json.loads(ran.out)["lines"]
     return found
 
 
-def test_work_done_while_no_daemon_ran_is_not_idle_time_and_the_lead_begins_anew(docker: DockerBed) -> None:
+def test_work_done_while_no_daemon_ran_is_not_idle_time_and_the_lead_begins_anew(docker: DockerEngine) -> None:
     docker.run("mine", image="py:1", gpus=[0], labels=MINE, cmd=programs.holds(docker.gpus[0].path))
     first = docker.popen("serve", policy=POLICY)
     docker.until(lambda: lines(docker, "warning"), "it was warned", deadline=60)

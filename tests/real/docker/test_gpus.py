@@ -9,51 +9,51 @@ import pytest
 from gpukeeper.model.decision import Action
 from gpukeeper.model.unknown import Unknown
 from tests.real.docker import programs
-from tests.real.docker.bed import DockerBed
-from tests.real.docker.bench import MINE, SOMEBODY, Bench, policy
+from tests.real.docker.harness import MINE, SOMEBODY, Harness, policy
+from tests.real.docker.private_engine import DockerEngine
 
 
-def test_devices_and_requests_mean_the_same_gpus(docker: DockerBed) -> None:
+def test_devices_and_requests_mean_the_same_gpus(docker: DockerEngine) -> None:
     uuids = [gpu.uuid for gpu in docker.gpus]
     docker.create("given", gpus=[0, 2])
     docker.create("named", asks=[1, 3])
     docker.create("counted", asks=2)
     docker.create("everything", asks="all")
-    subjects = Bench(docker).subjects()
+    subjects = Harness(docker).subjects()
     assert subjects["given"].devices == (uuids[0], uuids[2])
     assert subjects["named"].devices == (uuids[1], uuids[3])
     assert subjects["counted"].devices == (uuids[0], uuids[1])
     assert subjects["everything"].devices == tuple(uuids)
 
 
-def test_who_opens_a_gpu_without_having_asked_is_found_by_what_is_open(docker: DockerBed) -> None:
+def test_who_opens_a_gpu_without_having_asked_is_found_by_what_is_open(docker: DockerEngine) -> None:
     """Mounted like a folder, or seen by a privileged container: nothing in its description says GPU."""
     path = docker.gpus[3].path
     docker.run("sly", image="py:1", binds=[f"{path}:{path}"], cmd=programs.trapping_shell())
-    bench = Bench(docker)
-    assert (bench.subject("sly").devices, bench.subject("sly").class_) == ((), "without-gpu")
+    harness = Harness(docker)
+    assert (harness.subject("sly").devices, harness.subject("sly").class_) == ((), "without-gpu")
     docker.exec("sly", programs.holds(path))
     docker.until(lambda: docker.holders(3), "it opened one")
-    assert bench.subject("sly").devices == (docker.gpus[3].uuid,)
-    assert bench.subject("sly").class_ == "unknown"
+    assert harness.subject("sly").devices == (docker.gpus[3].uuid,)
+    assert harness.subject("sly").class_ == "unknown"
 
 
-def test_a_variable_alone_gives_no_gpu(docker: DockerBed) -> None:
+def test_a_variable_alone_gives_no_gpu(docker: DockerEngine) -> None:
     """Most CUDA images set it; without NVIDIA's runtime nothing comes of it."""
     docker.run("image-default", env={"NVIDIA_VISIBLE_DEVICES": "all"}, labels=MINE)
-    found = Bench(docker).subject("image-default")
+    found = Harness(docker).subject("image-default")
     assert (found.devices, found.class_) == ((), "without-gpu")
 
 
-def test_a_gpu_that_is_not_here_is_unknown_and_keeps(docker: DockerBed) -> None:
+def test_a_gpu_that_is_not_here_is_unknown_and_keeps(docker: DockerEngine) -> None:
     gone = {"Driver": "", "Capabilities": [["gpu"]], "DeviceIDs": ["GPU-ffffffff-0000-0000-0000-000000000000"]}
     docker.create("elsewhere", labels=MINE, host_config={"DeviceRequests": [gone]})
-    bench = Bench(docker)
-    assert isinstance(bench.subject("elsewhere").devices, Unknown)
-    assert bench.subject("elsewhere").findings
+    harness = Harness(docker)
+    assert isinstance(harness.subject("elsewhere").devices, Unknown)
+    assert harness.subject("elsewhere").findings
 
 
-def test_a_sick_driver_stops_nobody_for_being_idle(docker: DockerBed) -> None:
+def test_a_sick_driver_stops_nobody_for_being_idle(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     docker.child_says("inventory", {"state": "failed", "why": "the pretended driver is sick"})
     docker.child_says("usage", {"state": "failed", "why": "the pretended driver is sick"})
@@ -64,7 +64,7 @@ def test_a_sick_driver_stops_nobody_for_being_idle(docker: DockerBed) -> None:
     assert "the pretended driver is sick" in told.out
 
 
-def test_observe_gpus_says_who_has_which(docker: DockerBed) -> None:
+def test_observe_gpus_says_who_has_which(docker: DockerEngine) -> None:
     docker.run("train", image="py:1", gpus=[1], labels=MINE, cmd=programs.holds(docker.gpus[1].path))
     docker.until(lambda: docker.holders(1), "it holds its GPU")
     ran = docker.gpukeeper("observe", "--gpus", policy=policy(scope={"docker": {}, "host": {}}))
@@ -78,7 +78,7 @@ def test_observe_gpus_says_who_has_which(docker: DockerBed) -> None:
     assert docker.state("train") == "running"
 
 
-def test_two_on_one_gpu_are_reported_and_nobody_is_touched(docker: DockerBed) -> None:
+def test_two_on_one_gpu_are_reported_and_nobody_is_touched(docker: DockerEngine) -> None:
     docker.run("first", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     docker.run("second", gpus=[0], labels={"owner": "daemon"}, cmd=programs.trapping_shell())
     ran = docker.gpukeeper("observe", "--json", policy=policy(scope={"docker": {}, "host": {}}))
@@ -87,16 +87,16 @@ def test_two_on_one_gpu_are_reported_and_nobody_is_touched(docker: DockerBed) ->
     assert docker.containers() == {"first": "running", "second": "running"}
 
 
-def test_a_label_that_names_a_gpu_it_does_not_have_is_reported(docker: DockerBed) -> None:
+def test_a_label_that_names_a_gpu_it_does_not_have_is_reported(docker: DockerEngine) -> None:
     docker.run("liar", gpus=[0], labels={**MINE, "ds01.gpu.uuid": docker.gpus[3].uuid})
-    found = Bench(docker).subject("liar")
+    found = Harness(docker).subject("liar")
     assert found.devices == (docker.gpus[0].uuid,)
     assert any(docker.gpus[3].uuid in words for words in found.findings)
 
 
 @pytest.mark.parametrize(("advice", "found"), [("none", "cleaned"), ("reset", "quarantined")])
 def test_after_the_end_of_its_work_a_gpu_is_proven_clean_or_quarantined(
-    docker: DockerBed, advice: str, found: str
+    docker: DockerEngine, advice: str, found: str
 ) -> None:
     docker.run("train", image="py:1", gpus=[2], labels=MINE, cmd=programs.holds(docker.gpus[2].path))
     docker.until(lambda: docker.holders(2), "it holds its GPU")
@@ -113,17 +113,17 @@ def test_after_the_end_of_its_work_a_gpu_is_proven_clean_or_quarantined(
     assert others[0].startswith("not checked")
 
 
-def test_a_dev_container_with_a_whole_gpu_is_reported_never_stopped(docker: DockerBed) -> None:
+def test_a_dev_container_with_a_whole_gpu_is_reported_never_stopped(docker: DockerEngine) -> None:
     docker.run("dev", gpus=[0], labels={**MINE, "devcontainer.local_folder": "/nowhere"}, cmd=programs.trapping_shell())
-    bench = Bench(docker)
-    bench.again()
-    bench.later(minutes=50)
-    bench.measured("dev", minutes=70)
-    decision = bench.decisions()["dev"]
+    harness = Harness(docker)
+    harness.again()
+    harness.later(minutes=50)
+    harness.measured("dev", minutes=70)
+    decision = harness.decisions()["dev"]
     assert decision.action is Action.WARN
     assert "its class has no idle time" in decision.reason
-    bench.again()
-    assert [line.message for line in bench.warnings("dev")]
-    assert bench.decisions()["dev"].action is Action.KEEP  # once a day, and nothing follows
-    bench.again()
+    harness.again()
+    assert [line.message for line in harness.warnings("dev")]
+    assert harness.decisions()["dev"].action is Action.KEEP  # once a day, and nothing follows
+    harness.again()
     assert docker.state("dev") == "running"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.halt import BEFORE_THE_ACT, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS
-from tests.real.docker.bed import DockerBed
+from tests.real.docker.private_engine import DockerEngine
 from tests.real.docker.test_crashes import POLICY, Fleet
 
 DUE = {"stop": "overdue", "remove": "ended"}
@@ -19,7 +19,7 @@ AFTER = {"stop": "exited", "remove": None}
 @pytest.mark.parametrize("action", DUE)
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_a_point_of_a_step_nothing_wrong_goes_and_nothing_twice(
-    docker: DockerBed, action: str, point: str
+    docker: DockerEngine, action: str, point: str
 ) -> None:
     fleet = Fleet(docker, {DUE[action]: 1, "never": 1})
     name = f"{DUE[action]}-1"
@@ -43,10 +43,10 @@ def test_killed_at_a_point_of_a_step_nothing_wrong_goes_and_nothing_twice(
 
 def _kill(fleet: Fleet, action: str, point: str, name: str) -> None:
     if action == "stop":
-        assert fleet.bed.gpukeeper("apply", "--yes", policy=POLICY).code == 0  # warns, and stops in the next pass
+        assert fleet.engine.gpukeeper("apply", "--yes", policy=POLICY).code == 0  # warns, and stops in the next pass
     else:
-        fleet.bed.until(lambda: fleet.bed.state(name) == "exited", "it ended")
-    ran = fleet.bed.gpukeeper("apply", "--yes", policy=POLICY, halt=(point, name))
+        fleet.engine.until(lambda: fleet.engine.state(name) == "exited", "it ended")
+    ran = fleet.engine.gpukeeper("apply", "--yes", policy=POLICY, halt=(point, name))
     assert ran.code == -signal.SIGKILL, ran
 
 

@@ -10,8 +10,8 @@ import json
 import pytest
 
 from tests.real.docker import programs
-from tests.real.docker.bed import DockerBed
-from tests.real.docker.bench import MINE, SOMEBODY
+from tests.real.docker.harness import MINE, SOMEBODY
+from tests.real.docker.private_engine import DockerEngine
 from tests.real.docker.test_asking import ask, daemon
 
 LONG = "9" * 65536  # durationpy needed a minute and more for it, at each look, with the event loop held up
@@ -32,7 +32,9 @@ SHORT = {"succeeded": "1s", "failed": "1s", "stopped": "1s"}
 
 
 @pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
-def test_an_overdue_one_is_stopped_and_a_hold_is_answered_beside_it(docker: DockerBed, labels: dict[str, str]) -> None:
+def test_an_overdue_one_is_stopped_and_a_hold_is_answered_beside_it(
+    docker: DockerEngine, labels: dict[str, str]
+) -> None:
     docker.run("hostile", gpus=[0], labels=labels, cmd=["true"])
     docker.until(lambda: docker.state("hostile") == "exited", "it ended")
     docker.run("overdue", gpus=[1], labels=MINE, cmd=programs.trapping_shell())
@@ -56,7 +58,7 @@ def test_an_overdue_one_is_stopped_and_a_hold_is_answered_beside_it(docker: Dock
 
 
 @pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
-def test_what_people_read_of_it_is_plain_text(docker: DockerBed, labels: dict[str, str]) -> None:
+def test_what_people_read_of_it_is_plain_text(docker: DockerEngine, labels: dict[str, str]) -> None:
     docker.run("hostile", gpus=[0], labels=labels, cmd=["true"])
     docker.until(lambda: docker.state("hostile") == "exited", "it ended")
     for verb in ("observe", "plan", "explain"):

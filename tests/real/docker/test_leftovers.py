@@ -15,15 +15,15 @@ import pytest
 
 from gpukeeper.model.decision import Accepted, Action, Refused, Result, Verdict
 from gpukeeper.model.subject import Shape
-from tests.real.docker.bed import DockerBed
-from tests.real.docker.bench import Bench
+from tests.real.docker.harness import Harness
+from tests.real.docker.private_engine import DockerEngine
 
-OURS = ["box:*", "py:*"]  # of the bed itself
+OURS = ["box:*", "py:*"]  # of the engine itself
 UNUSED = {"unused": "1h", "keep": OURS}
 
 
 @pytest.fixture(autouse=True)
-def no_images_are_left(docker: DockerBed) -> Iterator[None]:
+def no_images_are_left(docker: DockerEngine) -> Iterator[None]:
     yield
     for container in docker.containers():
         docker.remove_container(container)
@@ -43,7 +43,7 @@ def tar_of(files: dict[str, bytes]) -> bytes:
     return held.getvalue()
 
 
-def image(bed: DockerBed, name: str, built: str = "2026-01-01T00:00:00Z") -> str:
+def image(engine: DockerEngine, name: str, built: str = "2026-01-01T00:00:00Z") -> str:
     """Of one file, with this build date; its id."""
     layer = tar_of({"file": name.encode()})
     config = {
@@ -56,166 +56,166 @@ def image(bed: DockerBed, name: str, built: str = "2026-01-01T00:00:00Z") -> str
     raw = json.dumps(config).encode()
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
     files = {"config.json": raw, "layer.tar": layer, "manifest.json": json.dumps(manifest).encode()}
-    bed.api.must("POST", "/images/load", tar_of(files))
-    return str(bed.api.must("GET", f"/images/{name}/json")["Id"])
+    engine.api.must("POST", "/images/load", tar_of(files))
+    return str(engine.api.must("GET", f"/images/{name}/json")["Id"])
 
 
-def is_there(bed: DockerBed, name: str) -> bool:
-    return bed.api.call("GET", f"/images/{name}/json").ok
+def is_there(engine: DockerEngine, name: str) -> bool:
+    return engine.api.call("GET", f"/images/{name}/json").ok
 
 
-def test_a_container_that_came_and_went_between_two_looks_used_its_image(docker: DockerBed) -> None:
+def test_a_container_that_came_and_went_between_two_looks_used_its_image(docker: DockerEngine) -> None:
     """No list ever showed it; only the engine's events did."""
     image(docker, "nightly:1")
-    bench = Bench(docker, images=UNUSED)
-    bench.again()
-    bench.later(minutes=90)
+    harness = Harness(docker, images=UNUSED)
+    harness.again()
+    harness.later(minutes=90)
     docker.create("short", image="nightly:1")
     docker.remove_container("short")
-    bench.platform.records.forget()  # what a daemon hears at once, a command reads when it begins
-    bench.again()
+    harness.platform.records.forget()  # what a daemon hears at once, a command reads when it begins
+    harness.again()
     assert is_there(docker, "nightly:1")
-    bench.later(hours=2)
-    bench.again()
+    harness.later(hours=2)
+    harness.again()
     assert not is_there(docker, "nightly:1")
 
 
-def test_an_unused_image_is_only_reported_without_a_policy_for_it(docker: DockerBed) -> None:
+def test_an_unused_image_is_only_reported_without_a_policy_for_it(docker: DockerEngine) -> None:
     image(docker, "left:1")
-    bench = Bench(docker)
-    bench.again()
-    bench.later(days=300)
-    report = bench.again()
+    harness = Harness(docker)
+    harness.again()
+    harness.later(days=300)
+    report = harness.again()
     assert is_there(docker, "left:1")
     decision = next(one for one in report.survey.decisions if one.seen.ref.name == "left:1")
     assert "only reports unused images" in decision.reason
 
 
-def test_an_image_goes_when_it_was_seen_unused_for_long_enough(docker: DockerBed) -> None:
+def test_an_image_goes_when_it_was_seen_unused_for_long_enough(docker: DockerEngine) -> None:
     image(docker, "left:1")
-    bench = Bench(docker, images=UNUSED)
-    bench.again()
-    bench.later(minutes=50)
-    bench.again()
+    harness = Harness(docker, images=UNUSED)
+    harness.again()
+    harness.later(minutes=50)
+    harness.again()
     assert is_there(docker, "left:1")
-    bench.later(minutes=20)
-    bench.again()
+    harness.later(minutes=20)
+    harness.again()
     assert not is_there(docker, "left:1")
     assert is_there(docker, "box:1") == ("box:1" in docker._images)
-    outcome = bench.outcomes("left:1")[-1]
+    outcome = harness.outcomes("left:1")[-1]
     assert outcome.result is Result.RECLAIMED
 
 
-def test_how_long_ago_it_was_built_does_not_count(docker: DockerBed) -> None:
+def test_how_long_ago_it_was_built_does_not_count(docker: DockerEngine) -> None:
     """Base images are years old on the day they are pulled."""
     image(docker, "ancient:1", built="2015-01-01T00:00:00Z")
-    bench = Bench(docker, images=UNUSED)
-    bench.again(), bench.again()
+    harness = Harness(docker, images=UNUSED)
+    harness.again(), harness.again()
     assert is_there(docker, "ancient:1")
 
 
-def test_an_image_that_a_container_refers_to_is_kept_even_if_that_one_ended(docker: DockerBed) -> None:
+def test_an_image_that_a_container_refers_to_is_kept_even_if_that_one_ended(docker: DockerEngine) -> None:
     image(docker, "used:1")
     docker.create("mine", image="used:1", cmd=["/file"])
-    bench = Bench(docker, images=UNUSED)
-    bench.again()
-    bench.later(days=10)
-    bench.again()
+    harness = Harness(docker, images=UNUSED)
+    harness.again()
+    harness.later(days=10)
+    harness.again()
     assert is_there(docker, "used:1")
 
 
-def test_time_begins_when_its_last_container_went(docker: DockerBed) -> None:
+def test_time_begins_when_its_last_container_went(docker: DockerEngine) -> None:
     image(docker, "used:1")
     docker.create("mine", image="used:1", cmd=["/file"])
-    bench = Bench(docker, images=UNUSED)
-    bench.again()
-    bench.later(hours=5)
+    harness = Harness(docker, images=UNUSED)
+    harness.again()
+    harness.later(hours=5)
     docker.remove_container("mine")
-    bench.again()
+    harness.again()
     assert is_there(docker, "used:1")
-    bench.later(hours=2)
-    bench.again()
+    harness.later(hours=2)
+    harness.again()
     assert not is_there(docker, "used:1")
 
 
-def test_names_on_the_keep_list_stay(docker: DockerBed) -> None:
+def test_names_on_the_keep_list_stay(docker: DockerEngine) -> None:
     image(docker, "base/torch:2"), image(docker, "left:1")
-    bench = Bench(docker, images={"unused": "1h", "keep": [*OURS, "base/*"]})
-    bench.again()
-    bench.later(days=10)
-    bench.again()
+    harness = Harness(docker, images={"unused": "1h", "keep": [*OURS, "base/*"]})
+    harness.again()
+    harness.later(days=10)
+    harness.again()
     assert (is_there(docker, "base/torch:2"), is_there(docker, "left:1")) == (True, False)
 
 
-def test_an_image_with_two_names_is_refused_with_a_sentence(docker: DockerBed) -> None:
+def test_an_image_with_two_names_is_refused_with_a_sentence(docker: DockerEngine) -> None:
     image(docker, "one:1")
     docker.api.must("POST", "/images/one:1/tag", query={"repo": "two", "tag": "1"})
-    bench = Bench(docker, images=UNUSED)
-    bench.again()
-    bench.later(hours=2)
-    bench.again()
+    harness = Harness(docker, images=UNUSED)
+    harness.again()
+    harness.later(hours=2)
+    harness.again()
     assert is_there(docker, "one:1")
     assert is_there(docker, "two:1")
-    outcome = bench.outcomes("one:1")[-1]
+    outcome = harness.outcomes("one:1")[-1]
     assert outcome.result is Result.REFUSED
     assert "several names" in outcome.reason
 
 
-def test_an_image_that_is_used_at_the_last_moment_is_not_removed(docker: DockerBed) -> None:
+def test_an_image_that_is_used_at_the_last_moment_is_not_removed(docker: DockerEngine) -> None:
     image(docker, "left:1")
-    bench = Bench(docker, images=UNUSED)
-    bench.again()
-    bench.later(hours=2)
-    step = bench.step("left:1")
+    harness = Harness(docker, images=UNUSED)
+    harness.again()
+    harness.later(hours=2)
+    step = harness.step("left:1")
     assert step.decision.action is Action.REMOVE
     docker.create("mine", image="left:1", cmd=["/file"])
-    assert bench.take(step).result is Result.CHANGED
+    assert harness.take(step).result is Result.CHANGED
     assert is_there(docker, "left:1")
 
 
-def test_a_layer_that_others_share_is_not_counted_as_given_back(docker: DockerBed) -> None:
+def test_a_layer_that_others_share_is_not_counted_as_given_back(docker: DockerEngine) -> None:
     docker.create("source")
     docker.api.must(
         "POST", "/commit", {"Labels": {"a": "1"}}, query={"container": "source", "repo": "copy", "tag": "1"}
     )
     docker.remove_container("source")
-    bench = Bench(docker, images=UNUSED)
-    bench.again()
-    bench.later(hours=2)
-    bench.again()
+    harness = Harness(docker, images=UNUSED)
+    harness.again()
+    harness.later(hours=2)
+    harness.again()
     assert not is_there(docker, "copy:1")
     assert is_there(docker, "box:1")
-    assert bench.outcomes("copy:1")[-1].bytes_back == 0
+    assert harness.outcomes("copy:1")[-1].bytes_back == 0
 
 
-def built(bed: DockerBed) -> set[str]:
+def built(engine: DockerEngine) -> set[str]:
     """Two images are built; the pieces of cache that remain."""
     for number in (1, 2):
         context = tar_of({"Dockerfile": b"FROM scratch\nCOPY file /\n", "file": str(number).encode() * 5000})
         query = {"version": "2", "t": f"built:{number}"}
-        answer = bed.api.call("POST", "/build", context, query=query, deadline=60)
+        answer = engine.api.call("POST", "/build", context, query=query, deadline=60)
         if not answer.ok or b"errorDetail" in answer.raw:
             pytest.skip(f"this engine builds nothing here: {answer.raw[-200:]!r}")
-    if not (found := cached(bed)):
+    if not (found := cached(engine)):
         pytest.skip("this engine has no builder's cache")
     return found
 
 
-def cached(bed: DockerBed) -> set[str]:
-    return {one["ID"] for one in bed.api.must("GET", "/system/df")["BuildCache"] or ()}
+def cached(engine: DockerEngine) -> set[str]:
+    return {one["ID"] for one in engine.api.must("GET", "/system/df")["BuildCache"] or ()}
 
 
-def test_one_piece_of_build_cache_goes_and_the_others_stay(docker: DockerBed) -> None:
+def test_one_piece_of_build_cache_goes_and_the_others_stay(docker: DockerEngine) -> None:
     before = built(docker)
-    bench = Bench(docker, build_cache={"unused": "0s"})
-    pieces = [one for one in bench.subjects().values() if one.shape is Shape.CACHE and one.in_use is False]
+    harness = Harness(docker, build_cache={"unused": "0s"})
+    pieces = [one for one in harness.subjects().values() if one.shape is Shape.CACHE and one.in_use is False]
     assert {piece.ref.uid for piece in pieces} == before
-    made = bench.clock.now()
-    docker.until(lambda: bench.clock.now() - made > timedelta(seconds=4), "the engine finds it old enough")
-    seen = bench.clock.now() - timedelta(seconds=62)  # the adapter takes a minute off, for clocks that differ
+    made = harness.clock.now()
+    docker.until(lambda: harness.clock.now() - made > timedelta(seconds=4), "the engine finds it old enough")
+    seen = harness.clock.now() - timedelta(seconds=62)  # the adapter takes a minute off, for clocks that differ
     for piece in pieces:
-        asked = bench.asked(piece.ref.name, Action.REMOVE)
-        answer = bench.run(bench.platform.act(asked, msgspec.structs.replace(piece, last_used=seen)))
+        asked = harness.asked(piece.ref.name, Action.REMOVE)
+        answer = harness.run(harness.platform.act(asked, msgspec.structs.replace(piece, last_used=seen)))
         if isinstance(answer, Accepted):  # some are still needed by others, and the engine says so
             break
         assert cached(docker) == before
@@ -223,35 +223,35 @@ def test_one_piece_of_build_cache_goes_and_the_others_stay(docker: DockerBed) ->
     assert before - cached(docker) == {piece.ref.uid}
 
 
-def test_the_engine_itself_keeps_cache_that_was_used_since_we_looked(docker: DockerBed) -> None:
+def test_the_engine_itself_keeps_cache_that_was_used_since_we_looked(docker: DockerEngine) -> None:
     before = built(docker)
-    bench = Bench(docker, build_cache={"unused": "1h"})
-    bench.later(hours=2)  # our clock is wrong; the engine's is not
-    bench.again()
+    harness = Harness(docker, build_cache={"unused": "1h"})
+    harness.later(hours=2)  # our clock is wrong; the engine's is not
+    harness.again()
     assert cached(docker) == before
 
 
-def test_build_cache_is_only_reported_without_a_policy_for_it(docker: DockerBed) -> None:
+def test_build_cache_is_only_reported_without_a_policy_for_it(docker: DockerEngine) -> None:
     """As one line of `plan` with all its bytes, however many pieces there are; and it cannot be removed as a whole."""
     before = built(docker)
     since = time.time()
-    bench = Bench(docker)
-    bench.again()
-    (whole,) = [one for one in bench.subjects().values() if one.shape is Shape.CACHE]
+    harness = Harness(docker)
+    harness.again()
+    (whole,) = [one for one in harness.subjects().values() if one.shape is Shape.CACHE]
     sizes = {one["ID"]: one["Size"] for one in docker.api.must("GET", "/system/df")["BuildCache"]}
     assert (whole.size, whole.labels["pieces"]) == (sum(sizes.values()), str(len(before)))
-    decided = bench.decisions()["build-cache"]
+    decided = harness.decisions()["build-cache"]
     assert (decided.action, decided.verdict) == (Action.KEEP, Verdict.REPORT)
     assert decided.reason.endswith("the policy only reports build cache")
-    answer = bench.run(bench.platform.act(bench.asked("build-cache", Action.REMOVE), whole))
+    answer = harness.run(harness.platform.act(harness.asked("build-cache", Action.REMOVE), whole))
     assert isinstance(answer, Refused)
     assert "prune" not in docker.actions(since)
     assert cached(docker) == before
 
 
-def test_an_image_cannot_be_stopped(docker: DockerBed) -> None:
+def test_an_image_cannot_be_stopped(docker: DockerEngine) -> None:
     image(docker, "left:1")
-    bench = Bench(docker)
-    answer = bench.run(bench.platform.act(bench.asked("left:1", Action.STOP), bench.subject("left:1")))
+    harness = Harness(docker)
+    answer = harness.run(harness.platform.act(harness.asked("left:1", Action.STOP), harness.subject("left:1")))
     assert isinstance(answer, Refused)
     assert is_there(docker, "left:1")

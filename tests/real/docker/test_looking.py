@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.real.docker import programs
-from tests.real.docker.bed import DockerBed
-from tests.real.docker.bench import MINE, Bench, ended, policy
+from tests.real.docker.harness import MINE, Harness, ended, policy
+from tests.real.docker.private_engine import DockerEngine
 
 LOOKS = (
     ["observe"],
@@ -28,28 +28,30 @@ LOOKS = (
 )
 
 
-def everything(bed: DockerBed) -> dict[str, Any]:
+def everything(engine: DockerEngine) -> dict[str, Any]:
     """Docker's whole view of itself, but for what ages by itself."""
-    containers = {name: bed.inspect(name) for name in bed.containers()}
-    images = sorted(str(image["RepoTags"]) for image in bed.api.must("GET", "/images/json"))
-    changes = {name: bed.api.must("GET", f"/containers/{name}/changes") for name in containers}
+    containers = {name: engine.inspect(name) for name in engine.containers()}
+    images = sorted(str(image["RepoTags"]) for image in engine.api.must("GET", "/images/json"))
+    changes = {name: engine.api.must("GET", f"/containers/{name}/changes") for name in containers}
     return {
         "containers": containers,
         "images": images,
         "changes": changes,
-        "volumes": bed.api.must("GET", "/volumes")["Volumes"],
-        "processes": {name: sorted(bed.pids(name)) for name, state in bed.containers().items() if state == "running"},
+        "volumes": engine.api.must("GET", "/volumes")["Volumes"],
+        "processes": {
+            name: sorted(engine.pids(name)) for name, state in engine.containers().items() if state == "running"
+        },
     }
 
 
-def a_host_with_everything_due(bed: DockerBed) -> str:
+def a_host_with_everything_due(engine: DockerEngine) -> str:
     """All of it would go under this policy, and nothing asks a looking command to."""
-    bed.run("train", image="py:1", gpus=[0], labels=MINE, restart="always", cmd=programs.holds(bed.gpus[0].path))
-    ended(bed, "old", gpus=[1], labels=MINE, config={"Volumes": {"/data": {}}})
-    bed.create("never", gpus=[2], labels=MINE)
-    bed.run("frozen", gpus=[3], labels=MINE, cmd=programs.trapping_shell())
-    bed.pause_container("frozen")
-    bed.until(lambda: bed.holders(0), "the GPU is held")
+    engine.run("train", image="py:1", gpus=[0], labels=MINE, restart="always", cmd=programs.holds(engine.gpus[0].path))
+    ended(engine, "old", gpus=[1], labels=MINE, config={"Volumes": {"/data": {}}})
+    engine.create("never", gpus=[2], labels=MINE)
+    engine.run("frozen", gpus=[3], labels=MINE, cmd=programs.trapping_shell())
+    engine.pause_container("frozen")
+    engine.until(lambda: engine.holders(0), "the GPU is held")
     return policy(
         retention={"succeeded": "0s", "stopped": "0s"},
         limits={"max_runtime": "1s", "never_started": "0s"},
@@ -59,7 +61,7 @@ def a_host_with_everything_due(bed: DockerBed) -> str:
 
 
 @pytest.mark.parametrize("command", LOOKS, ids=" ".join)
-def test_a_command_that_looks_changes_nothing(docker: DockerBed, command: list[str]) -> None:
+def test_a_command_that_looks_changes_nothing(docker: DockerEngine, command: list[str]) -> None:
     text = a_host_with_everything_due(docker)
     before, since = everything(docker), time.time()
     ran = docker.gpukeeper(*command, policy=text)
@@ -70,7 +72,7 @@ def test_a_command_that_looks_changes_nothing(docker: DockerBed, command: list[s
     assert not (docker.folder / "state" / "ledger.db").exists()
 
 
-def test_the_same_host_is_reclaimed_when_somebody_says_so(docker: DockerBed) -> None:
+def test_the_same_host_is_reclaimed_when_somebody_says_so(docker: DockerEngine) -> None:
     """So that the tests above could fail."""
     text = a_host_with_everything_due(docker)
     for _ in range(2):
@@ -78,17 +80,17 @@ def test_the_same_host_is_reclaimed_when_somebody_says_so(docker: DockerBed) -> 
     assert docker.containers() == {"train": "exited", "frozen": "exited"}
 
 
-def test_a_plan_in_process_writes_nothing_and_touches_nothing(docker: DockerBed) -> None:
+def test_a_plan_in_process_writes_nothing_and_touches_nothing(docker: DockerEngine) -> None:
     a_host_with_everything_due(docker)
-    bench = Bench(docker, limits={"max_runtime": "1s"})
+    harness = Harness(docker, limits={"max_runtime": "1s"})
     before, since = everything(docker), time.time()
-    bench.decisions()
+    harness.decisions()
     assert docker.events(since) == []
     assert everything(docker) == before
-    assert bench.ledger.lines == []
+    assert harness.ledger.lines == []
 
 
-def test_explain_says_why_and_what_would_change_it(docker: DockerBed) -> None:
+def test_explain_says_why_and_what_would_change_it(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     ran = docker.gpukeeper("explain", "mine", policy=policy())
     assert ran.code == 0, ran
@@ -103,7 +105,7 @@ def test_explain_says_why_and_what_would_change_it(docker: DockerBed) -> None:
     assert docker.state("mine") == "running"
 
 
-def test_a_policy_that_does_not_name_docker_leaves_it_alone(docker: DockerBed) -> None:
+def test_a_policy_that_does_not_name_docker_leaves_it_alone(docker: DockerEngine) -> None:
     ended(docker, "old", gpus=[1], labels=MINE)
     text = policy(retention={"succeeded": "0s"}, scope={"host": {}}).replace('"docker": {}, ', "", 1)
     ran = docker.gpukeeper("apply", "--yes", policy=text)

@@ -6,28 +6,28 @@ from pathlib import Path
 
 from gpukeeper.model.decision import Accepted, Action
 from tests.real.docker import programs
-from tests.real.docker.bed import PodmanBed
-from tests.real.docker.bench import MINE, Bench, ended
+from tests.real.docker.harness import MINE, Harness, ended
+from tests.real.docker.private_engine import PodmanEngine
 
 
-def test_podman_removes_what_is_over(podman: PodmanBed) -> None:
+def test_podman_removes_what_is_over(podman: PodmanEngine) -> None:
     ended(podman, "old", gpus=[0], labels=MINE)
     podman.run("young", gpus=[1], labels=MINE)
-    bench = Bench(podman)
+    harness = Harness(podman)
     # It names devices by their numbers, which all pretended GPUs share: that it has one is all that can be asked.
-    assert bench.subject("young").class_ != "without-gpu"
-    bench.later(minutes=90)
-    bench.again()
+    assert harness.subject("young").class_ != "without-gpu"
+    harness.later(minutes=90)
+    harness.again()
     assert podman.containers() == {"young": "running"}
 
 
-def test_podmans_jobs_save_before_their_container_ends(podman: PodmanBed, tmp_path: Path) -> None:
+def test_podmans_jobs_save_before_their_container_ends(podman: PodmanEngine, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     podman.run("dev", image="py:1", gpus=[0], labels=MINE, cmd=programs.trapping_shell(), binds=[f"{tmp_path}:/out"])
     podman.exec("dev", programs.saves(podman.gpus[0].path, "/out/checkpoint"))
     podman.until(lambda: podman.holders(0), "the job holds the GPU")
-    bench = Bench(podman)
-    answer = bench.run(bench.platform.act(bench.asked("dev", Action.STOP), bench.subject("dev")))
+    harness = Harness(podman)
+    answer = harness.run(harness.platform.act(harness.asked("dev", Action.STOP), harness.subject("dev")))
     assert answer == Accepted()
     assert (tmp_path / "checkpoint").read_text() == "saved"
     assert podman.state("dev") == "exited"

@@ -13,8 +13,8 @@ import pytest
 
 from tests.engines import require
 from tests.real.docker import programs
-from tests.real.docker.bed import DockerBed, Ran
-from tests.real.docker.bench import MINE, SOMEBODY, SOMEBODY_ELSE
+from tests.real.docker.harness import MINE, SOMEBODY, SOMEBODY_ELSE
+from tests.real.docker.private_engine import DockerEngine, Ran
 from tests.real.docker.test_asking import ask, daemon
 from tests.real.host.machine import AS_NOBODY, can_be_nobody
 
@@ -48,17 +48,17 @@ def told(path: Path, *words: str) -> Any:
     return json.loads(ran.out)
 
 
-def listed(bed: DockerBed, path: Path, *names: str) -> None:
+def listed(engine: DockerEngine, path: Path, *names: str) -> None:
     """Until the daemon's passes have seen these."""
 
     def seen() -> bool:
         found = ask(path, "root", "plan", "")["body"]["places"]
         return set(names) <= {d["seen"]["ref"]["name"] for place in found for d in place["decisions"]}
 
-    bed.until(seen, f"a pass saw {names}", deadline=60)
+    engine.until(seen, f"a pass saw {names}", deadline=60)
 
 
-def test_a_user_is_told_of_their_own_work_in_full_and_of_others_what_observe_shows(docker: DockerBed) -> None:
+def test_a_user_is_told_of_their_own_work_in_full_and_of_others_what_observe_shows(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE | LABEL, cmd=programs.trapping_shell())
     docker.run("theirs", gpus=[1], labels={"owner": SOMEBODY_ELSE} | LABEL, cmd=programs.trapping_shell())
     matched = [{"class": "api", "name": "mine"}]
@@ -90,7 +90,7 @@ def test_a_user_is_told_of_their_own_work_in_full_and_of_others_what_observe_sho
         assert (refused.code, "only lines about their own work" in refused.err) == (2, True), refused
 
 
-def test_who_is_only_claimed_to_be_the_owner_is_told_what_a_warning_says(docker: DockerBed) -> None:
+def test_who_is_only_claimed_to_be_the_owner_is_told_what_a_warning_says(docker: DockerEngine) -> None:
     docker.run("claimed", gpus=[0], labels={"ds01.user": SOMEBODY} | LABEL, cmd=programs.trapping_shell())
     with daemon(docker, schedule={"every": "2s"}) as path:
         listed(docker, path, "claimed")
@@ -104,7 +104,7 @@ def test_who_is_only_claimed_to_be_the_owner_is_told_what_a_warning_says(docker:
         assert "do-not-tell" not in json.dumps(found)
 
 
-def test_a_user_asks_though_the_state_folder_named_is_roots(docker: DockerBed) -> None:
+def test_a_user_asks_though_the_state_folder_named_is_roots(docker: DockerEngine) -> None:
     """GPUKEEPER_STATE is set for everybody: its ledger cannot be opened by this user, and need not be."""
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     with daemon(docker, schedule={"every": "2s"}) as path:
@@ -116,7 +116,7 @@ def test_a_user_asks_though_the_state_folder_named_is_roots(docker: DockerBed) -
             assert "/mine" in ran.out, (words, ran)
 
 
-def test_what_was_stopped_says_how_it_comes_back_and_a_restore_how_long_it_stays(docker: DockerBed) -> None:
+def test_what_was_stopped_says_how_it_comes_back_and_a_restore_how_long_it_stays(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     with daemon(docker, limits=LIMITS, schedule={"every": "2s"}) as path:
         listed(docker, path, "mine")
@@ -139,7 +139,7 @@ def test_what_was_stopped_says_how_it_comes_back_and_a_restore_how_long_it_stays
         assert "Restore it: gpukeeper restore " in gone.err
 
 
-def test_a_hold_says_what_it_does_not_prevent(docker: DockerBed) -> None:
+def test_a_hold_says_what_it_does_not_prevent(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     with daemon(docker, limits={"max_runtime": "1h"}, schedule={"every": "2s"}) as path:
         listed(docker, path, "mine")
@@ -150,7 +150,7 @@ def test_a_hold_says_what_it_does_not_prevent(docker: DockerBed) -> None:
         assert "does not prevent" not in short.out, short
 
 
-def test_a_forecast_knows_that_gpus_are_scarce(docker: DockerBed) -> None:
+def test_a_forecast_knows_that_gpus_are_scarce(docker: DockerEngine) -> None:
     """Only the daemon knows; a look of its own beside it forecast twice the idle time that was used."""
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     scarce = {"above": "1%", "below": "0.5%", "settle": "0s"}

@@ -13,8 +13,8 @@ from gpukeeper.ledger.in_memory import InMemoryLedger
 from gpukeeper.model.decision import Action
 from gpukeeper.model.subject import Outcome
 from tests.real.docker import programs
-from tests.real.docker.bed import DockerBed
-from tests.real.docker.bench import MINE, Bench
+from tests.real.docker.harness import MINE, Harness
+from tests.real.docker.private_engine import DockerEngine
 from tests.real.docker.test_leftovers import image, is_there, no_images_are_left
 
 __all__ = ["no_images_are_left"]
@@ -25,26 +25,26 @@ HIDDEN: dict[str, dict[str, Any]] = {
 LIMITS = {"after_idle": "keep", "hold_after_stop": "0s"}
 
 
-def another(bench: Bench, **changes: Any) -> Bench:
+def another(harness: Harness, **changes: Any) -> Harness:
     """A gpukeeper that was started anew over the same ledger, at the same time."""
-    made = Bench(bench.bed, **changes)
-    made.ledger, made.signals, made.evidence = InMemoryLedger(bench.ledger.lines), bench.signals, bench.evidence
-    made.clock.ahead = bench.clock.ahead
+    made = Harness(harness.engine, **changes)
+    made.ledger, made.signals, made.evidence = InMemoryLedger(harness.ledger.lines), harness.signals, harness.evidence
+    made.clock.ahead = harness.clock.ahead
     made.keeper = made._keeper()
     return made
 
 
-def stopped_for_idleness(bench: Bench, name: str) -> None:
-    bench.again()
-    bench.later(minutes=30)
-    bench.measured(name)
-    bench.again(), bench.again()
-    assert bench.bed.state(name) == "exited"
+def stopped_for_idleness(harness: Harness, name: str) -> None:
+    harness.again()
+    harness.later(minutes=30)
+    harness.measured(name)
+    harness.again(), harness.again()
+    assert harness.engine.state(name) == "exited"
 
 
 @pytest.mark.parametrize("how", HIDDEN)
 def test_a_gpu_that_nothing_in_its_description_names_is_remembered_when_it_was_stopped(
-    docker: DockerBed, how: str
+    docker: DockerEngine, how: str
 ) -> None:
     made = docker.create("sly", image="py:1", labels=MINE, cmd=programs.holds(docker.gpus[0].path), **HIDDEN[how])
     started = docker.start_container(made)
@@ -52,73 +52,73 @@ def test_a_gpu_that_nothing_in_its_description_names_is_remembered_when_it_was_s
         pytest.skip("this machine lets nobody start a privileged container")
     assert started.ok, started
     docker.until(lambda: docker.holders(0), "it opened the GPU")
-    bench = Bench(docker)
-    assert bench.subject("sly").class_ == "docker"
-    stopped_for_idleness(bench, "sly")
-    assert bench.subject("sly").class_ == "without-gpu", "the engine does not know"
-    second = another(bench)
+    harness = Harness(docker)
+    assert harness.subject("sly").class_ == "docker"
+    stopped_for_idleness(harness, "sly")
+    assert harness.subject("sly").class_ == "without-gpu", "the engine does not know"
+    second = another(harness)
     second.again()
     assert docker.inspect("sly") is None
 
 
-def test_one_that_opened_its_gpu_after_it_was_first_seen_is_remembered(docker: DockerBed) -> None:
+def test_one_that_opened_its_gpu_after_it_was_first_seen_is_remembered(docker: DockerEngine) -> None:
     path = docker.gpus[0].path
     docker.run("sly", image="py:1", labels=MINE, binds=[f"{path}:{path}"], cmd=programs.trapping_shell())
-    bench = Bench(docker)
-    bench.again()
+    harness = Harness(docker)
+    harness.again()
     docker.exec("sly", programs.holds(path))
     docker.until(lambda: docker.holders(0), "it opened the GPU")
-    stopped_for_idleness(bench, "sly")
-    another(bench).again()
+    stopped_for_idleness(harness, "sly")
+    another(harness).again()
     assert docker.inspect("sly") is None
 
 
-def test_what_never_had_a_gpu_is_left_alone_when_it_ended(docker: DockerBed) -> None:
+def test_what_never_had_a_gpu_is_left_alone_when_it_ended(docker: DockerEngine) -> None:
     docker.run("web", labels=MINE, cmd=programs.trapping_shell())
-    bench = Bench(docker)
-    bench.again()
+    harness = Harness(docker)
+    harness.again()
     docker.stop_container("web")
-    bench.later(days=30)
-    another(bench).again()
+    harness.later(days=30)
+    another(harness).again()
     assert docker.state("web") == "exited"
 
 
-def test_after_a_restart_of_the_engine_what_we_stopped_is_still_what_we_stopped(docker: DockerBed) -> None:
+def test_after_a_restart_of_the_engine_what_we_stopped_is_still_what_we_stopped(docker: DockerEngine) -> None:
     """It ends with an exit code that reads as a failure, which is kept for two hours; stopped is kept for one."""
     ends_badly = ["sh", "-c", 'trap "exit 3" 15; while sleep 1 & wait $!; do :; done']
     docker.run("mine", gpus=[0], labels=MINE, cmd=ends_badly)
-    bench = Bench(docker, limits=LIMITS)
-    stopped_for_idleness(bench, "mine")
+    harness = Harness(docker, limits=LIMITS)
+    stopped_for_idleness(harness, "mine")
     docker.restart()
-    second = another(bench, limits=LIMITS)
+    second = another(harness, limits=LIMITS)
     assert second.subject("mine").outcome is Outcome.FAILED, "the engine does not know"
     assert "stopped" in second.decisions()["mine"].reason
     second.later(minutes=90)
     assert second.due("mine") is Action.REMOVE
 
 
-def test_after_a_restart_of_the_engine_what_a_person_stopped_was_stopped(docker: DockerBed) -> None:
+def test_after_a_restart_of_the_engine_what_a_person_stopped_was_stopped(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
-    bench = Bench(docker, limits=LIMITS)
-    bench.again()
+    harness = Harness(docker, limits=LIMITS)
+    harness.again()
     docker.stop_container("mine")
-    bench.again()
-    assert "stopped" in bench.decisions()["mine"].reason
+    harness.again()
+    assert "stopped" in harness.decisions()["mine"].reason
     docker.restart()
-    assert "stopped" in another(bench, limits=LIMITS).decisions()["mine"].reason
+    assert "stopped" in another(harness, limits=LIMITS).decisions()["mine"].reason
 
 
-def test_a_restart_of_the_engine_does_not_make_an_image_used(docker: DockerBed) -> None:
+def test_a_restart_of_the_engine_does_not_make_an_image_used(docker: DockerEngine) -> None:
     unused = {"unused": "1h", "keep": ["box:*", "py:*"]}
     image(docker, "nightly:1")
-    bench = Bench(docker, images=unused)
-    bench.again()
+    harness = Harness(docker, images=unused)
+    harness.again()
     docker.create("short", image="nightly:1")
     docker.remove_container("short")
-    bench.again()
-    bench.later(minutes=50)
+    harness.again()
+    harness.later(minutes=50)
     docker.restart()
-    second = another(bench, images=unused)
+    second = another(harness, images=unused)
     second.again()
     assert is_there(docker, "nightly:1")
     second.later(minutes=20)

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.real.docker import programs
-from tests.real.docker.bed import DockerBed
-from tests.real.docker.bench import MINE, SOMEBODY, Bench, ended, policy
+from tests.real.docker.harness import MINE, SOMEBODY, Harness, ended, policy
+from tests.real.docker.private_engine import DockerEngine
 
 
-def facts(bed: DockerBed, name: str) -> dict[str, Any]:
-    found = bed.inspect(name)
+def facts(engine: DockerEngine, name: str) -> dict[str, Any]:
+    found = engine.inspect(name)
     assert found is not None, f"{name} is gone"
     return found
 
 
-def test_what_was_stopped_runs_again_with_its_restart_policy(docker: DockerBed) -> None:
+def test_what_was_stopped_runs_again_with_its_restart_policy(docker: DockerEngine) -> None:
     made = docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell(), restart="unless-stopped")
     assert docker.gpukeeper("workload", "stop", "mine", "--yes", policy=policy()).code == 0
     assert docker.state("mine") == "exited"
@@ -26,7 +26,7 @@ def test_what_was_stopped_runs_again_with_its_restart_policy(docker: DockerBed) 
     assert facts(docker, "mine")["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
 
 
-def test_what_was_removed_is_made_again_as_it_was(docker: DockerBed, tmp_path: Path) -> None:
+def test_what_was_removed_is_made_again_as_it_was(docker: DockerEngine, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     docker.run(
         "mine", gpus=[1], labels={**MINE, "project": "x"}, env={"SEED": "7"}, user="1000", restart="on-failure",
@@ -55,60 +55,60 @@ def test_what_was_removed_is_made_again_as_it_was(docker: DockerBed, tmp_path: P
     assert Path(volumes["/data"][2], "file").read_text() == "kept\n"
 
 
-def test_what_we_stopped_and_then_removed_gets_the_restart_policy_from_before_the_stop(docker: DockerBed) -> None:
+def test_what_we_stopped_and_then_removed_gets_the_restart_policy_from_before_the_stop(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell(), restart="always")
-    bench = Bench(docker)
-    bench.again()
-    bench.later(minutes=30)
-    bench.measured("mine")
+    harness = Harness(docker)
+    harness.again()
+    harness.later(minutes=30)
+    harness.measured("mine")
     for _ in range(3):
-        bench.again()
+        harness.again()
     assert docker.inspect("mine") is None
-    assert bench.ask(SOMEBODY, "restore", "mine").done
+    assert harness.ask(SOMEBODY, "restore", "mine").done
     assert facts(docker, "mine")["HostConfig"]["RestartPolicy"]["Name"] == "always"
 
 
-def test_nobody_restores_what_is_somebody_elses(docker: DockerBed) -> None:
+def test_nobody_restores_what_is_somebody_elses(docker: DockerEngine) -> None:
     ended(docker, "mine", gpus=[0], labels=MINE)
-    bench = Bench(docker)
-    bench.later(minutes=90)
-    bench.again()
-    assert not bench.ask("daemon", "restore", "mine").done
+    harness = Harness(docker)
+    harness.later(minutes=90)
+    harness.again()
+    assert not harness.ask("daemon", "restore", "mine").done
     assert docker.inspect("mine") is None
 
 
-def test_a_name_that_is_taken_meanwhile_is_not_taken_away(docker: DockerBed) -> None:
+def test_a_name_that_is_taken_meanwhile_is_not_taken_away(docker: DockerEngine) -> None:
     ended(docker, "mine", gpus=[0], labels=MINE)
-    bench = Bench(docker)
-    bench.later(minutes=90)
-    bench.again()
+    harness = Harness(docker)
+    harness.later(minutes=90)
+    harness.again()
     second = docker.run("mine", gpus=[0], labels=MINE)
-    reply = bench.ask(SOMEBODY, "restore", "mine")
+    reply = harness.ask(SOMEBODY, "restore", "mine")
     assert not reply.done
     assert "that name is already in use" in reply.words
     assert (docker.id("mine"), docker.state("mine")) == (second, "running")
 
 
-def test_without_its_image_it_says_what_to_do(docker: DockerBed) -> None:
+def test_without_its_image_it_says_what_to_do(docker: DockerEngine) -> None:
     docker.create("source")
     docker.api.must("POST", "/commit", {}, query={"container": "source", "repo": "shortlived", "tag": "1"})
     docker.remove_container("source")
     ended(docker, "mine", image="shortlived:1", gpus=[0], labels=MINE)
-    bench = Bench(docker)
-    bench.later(minutes=90)
-    bench.again()
+    harness = Harness(docker)
+    harness.later(minutes=90)
+    harness.again()
     docker.api.must("DELETE", "/images/shortlived:1")
-    reply = bench.ask(SOMEBODY, "restore", "mine")
+    reply = harness.ask(SOMEBODY, "restore", "mine")
     assert not reply.done
     assert "pull or load it" in reply.words
     assert docker.inspect("mine") is None
 
 
-def test_what_its_owner_started_again_is_left_running(docker: DockerBed) -> None:
+def test_what_its_owner_started_again_is_left_running(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
-    bench = Bench(docker)
-    assert bench.ask(SOMEBODY, "stop", "mine").done
+    harness = Harness(docker)
+    assert harness.ask(SOMEBODY, "stop", "mine").done
     docker.start_container("mine")
     pid = docker.pid("mine")
-    bench.ask(SOMEBODY, "restore", "mine")
+    harness.ask(SOMEBODY, "restore", "mine")
     assert (docker.state("mine"), docker.pid("mine")) == ("running", pid)

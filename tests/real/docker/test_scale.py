@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.real.docker import programs
-from tests.real.docker.bed import DockerBed, Ran
+from tests.real.docker.private_engine import DockerEngine, Ran
 from tests.real.docker.proxy import Proxy, proxy
 
 CONTAINERS, RUNNING = 500, 10
@@ -23,7 +23,7 @@ LIST, IMAGES = "/containers/json", "/images/json"
 
 
 @pytest.fixture(scope="module")
-def many(the_docker: DockerBed) -> Iterator[DockerBed]:
+def many(the_docker: DockerEngine) -> Iterator[DockerEngine]:
     for number in range(CONTAINERS - RUNNING):
         the_docker.create(f"idle-{number}", gpus=[number % 4] if number % 2 else [], user="1000")
     for number in range(RUNNING):
@@ -33,19 +33,19 @@ def many(the_docker: DockerBed) -> Iterator[DockerBed]:
 
 
 @pytest.fixture
-def between(many: DockerBed) -> Iterator[Proxy]:
+def between(many: DockerEngine) -> Iterator[Proxy]:
     with proxy(many.folder / "p", many.socket) as one:
         yield one
 
 
-def test_a_plan_decides_about_every_one(many: DockerBed) -> None:
+def test_a_plan_decides_about_every_one(many: DockerEngine) -> None:
     place = _docker(many.gpukeeper("plan", "--json", policy=POLICY))
     assert (place["running"], place["unseen"]) == (RUNNING, [])
     assert sorted(one["seen"]["ref"]["uid"] for one in _containers(place)) == sorted(_ids(many))
     assert len(_containers(place)) == CONTAINERS
 
 
-def test_a_stuck_container_among_five_hundred_stalls_nobody(many: DockerBed, between: Proxy) -> None:
+def test_a_stuck_container_among_five_hundred_stalls_nobody(many: DockerEngine, between: Proxy) -> None:
     stuck = many.id("idle-77")
     between.stuck.add(f"/containers/{stuck}/json")
     began = time.monotonic()
@@ -57,7 +57,7 @@ def test_a_stuck_container_among_five_hundred_stalls_nobody(many: DockerBed, bet
     assert took < 60, f"{took:.0f} s: the deadline of one question is 10 s, and the others go on meanwhile"
 
 
-def test_a_pass_of_serve_asks_about_nothing_that_did_not_change(many: DockerBed, between: Proxy) -> None:
+def test_a_pass_of_serve_asks_about_nothing_that_did_not_change(many: DockerEngine, between: Proxy) -> None:
     many.popen("serve", policy=POLICY, env={"DOCKER_HOST": between.host})
     many.until(lambda: between.asked.count(LIST) >= 3, "the first passes are over", 120)
     _next_list(many, between)
@@ -78,9 +78,9 @@ def test_a_pass_of_serve_asks_about_nothing_that_did_not_change(many: DockerBed,
     many.remove_container("idle-42")
 
 
-def _next_list(bed: DockerBed, between: Proxy) -> None:
+def _next_list(engine: DockerEngine, between: Proxy) -> None:
     before = between.asked.count(IMAGES)  # the last question of a pass
-    bed.until(lambda: between.asked.count(IMAGES) > before, "another pass", 30)
+    engine.until(lambda: between.asked.count(IMAGES) > before, "another pass", 30)
 
 
 def _docker(ran: Ran) -> dict[str, Any]:
@@ -93,11 +93,11 @@ def _containers(place: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in place["decisions"] if one["seen"]["ref"]["kind"] == "container"]
 
 
-def _ids(bed: DockerBed) -> list[str]:
-    return [one["Id"] for one in bed.api.must("GET", "/containers/json", query={"all": 1})]
+def _ids(engine: DockerEngine) -> list[str]:
+    return [one["Id"] for one in engine.api.must("GET", "/containers/json", query={"all": 1})]
 
 
-def _inspected(bed: DockerBed, name: str) -> dict[str, Any]:
-    found = bed.inspect(name)
+def _inspected(engine: DockerEngine, name: str) -> dict[str, Any]:
+    found = engine.inspect(name)
     assert found is not None
     return found

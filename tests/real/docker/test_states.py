@@ -6,79 +6,79 @@ from gpukeeper.model.decision import Accepted, Action, Changed, Result
 from gpukeeper.model.event import Noticed
 from gpukeeper.model.subject import Outcome, State
 from tests.real.docker import programs
-from tests.real.docker.bed import DockerBed
-from tests.real.docker.bench import MINE, Bench, ended
+from tests.real.docker.harness import MINE, Harness, ended
+from tests.real.docker.private_engine import DockerEngine
 
 
-def test_what_was_created_and_never_started_goes_after_its_time(docker: DockerBed) -> None:
+def test_what_was_created_and_never_started_goes_after_its_time(docker: DockerEngine) -> None:
     docker.create("forgotten", gpus=[0], labels=MINE)
-    bench = Bench(docker)
-    bench.again()
+    harness = Harness(docker)
+    harness.again()
     assert docker.state("forgotten") == "created"
-    bench.later(minutes=31)
-    bench.again()
+    harness.later(minutes=31)
+    harness.again()
     assert docker.inspect("forgotten") is None
 
 
-def test_a_start_that_failed_for_want_of_a_gpu_is_a_container_that_never_started(docker: DockerBed) -> None:
+def test_a_start_that_failed_for_want_of_a_gpu_is_a_container_that_never_started(docker: DockerEngine) -> None:
     docker.create("waiting", asks=[3], labels=MINE)
     assert docker.start_container("waiting").status == 500
     found = docker.inspect("waiting")
     assert found is not None
     assert found["State"]["ExitCode"] == 128
-    bench = Bench(docker)
-    assert bench.subject("waiting").state is State.CREATED
-    assert bench.subject("waiting").devices == (docker.gpus[3].uuid,)
-    bench.later(minutes=31)
-    bench.again()
+    harness = Harness(docker)
+    assert harness.subject("waiting").state is State.CREATED
+    assert harness.subject("waiting").devices == (docker.gpus[3].uuid,)
+    harness.later(minutes=31)
+    harness.again()
     assert docker.inspect("waiting") is None
 
 
-def test_what_succeeded_goes_before_what_failed(docker: DockerBed) -> None:
+def test_what_succeeded_goes_before_what_failed(docker: DockerEngine) -> None:
     ended(docker, "fine", gpus=[0], labels=MINE)
     ended(docker, "broken", 1, gpus=[0], labels=MINE)
-    bench = Bench(docker)
-    bench.again()
+    harness = Harness(docker)
+    harness.again()
     assert docker.containers() == {"fine": "exited", "broken": "exited"}
-    bench.later(minutes=90)
-    bench.again()
+    harness.later(minutes=90)
+    harness.again()
     assert docker.containers() == {"broken": "exited"}
-    bench.later(minutes=90)
-    bench.again()
+    harness.later(minutes=90)
+    harness.again()
     assert docker.containers() == {}
 
 
-def test_what_its_owner_stopped_is_neither_success_nor_failure(docker: DockerBed) -> None:
+def test_what_its_owner_stopped_is_neither_success_nor_failure(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     docker.stop_container("mine")
     docker.run("killed", gpus=[0], labels=MINE)
     docker.signal_container("killed", "KILL")
     docker.until(lambda: docker.state("killed") == "exited", "it was killed")
-    subjects = Bench(docker).subjects()
+    subjects = Harness(docker).subjects()
     assert [subjects[name].outcome for name in ("mine", "killed")] == [Outcome.STOPPED, Outcome.STOPPED]
 
 
-def test_a_crash_without_word_of_a_stop_is_a_failure_and_kept_longer(docker: DockerBed) -> None:
+def test_a_crash_without_word_of_a_stop_is_a_failure_and_kept_longer(docker: DockerEngine) -> None:
     docker.run("crash", gpus=[0], labels=MINE, cmd=["sh", "-c", "exit 137"])
     docker.until(lambda: docker.state("crash") == "exited", "it crashed")
-    assert Bench(docker).subject("crash").outcome is Outcome.FAILED
+    assert Harness(docker).subject("crash").outcome is Outcome.FAILED
 
 
-def test_a_failure_says_its_exit_code_in_plan_and_ledger(docker: DockerBed) -> None:
+def test_a_failure_says_its_exit_code_in_plan_and_ledger(docker: DockerEngine) -> None:
     ended(docker, "broken", 3, gpus=[0], labels=MINE)
-    bench = Bench(docker)
-    assert bench.decisions()["broken"].reason.startswith("failed with exit code 3, ")
-    bench.later(days=8)
-    bench.again()
+    harness = Harness(docker)
+    assert harness.decisions()["broken"].reason.startswith("failed with exit code 3, ")
+    harness.later(days=8)
+    harness.again()
     assert docker.inspect("broken") is None
-    assert bench.outcomes("broken")[-1].reason.startswith("failed with exit code 3, 8d ago, kept for ")
+    assert harness.outcomes("broken")[-1].reason.startswith("failed with exit code 3, 8d ago, kept for ")
     noticed = [
-        line for line in bench.ledger.lines if isinstance(line, Noticed) and line.ref and line.ref.name == "broken"
+        line for line in harness.ledger.lines if isinstance(line, Noticed) and line.ref and line.ref.name == "broken"
     ]
     assert [line.ended_with for line in noticed] == ["exit code 3"]
 
 
-def test_what_ran_out_of_memory_is_said_to_have(docker: DockerBed) -> None:
+def test_what_ran_out_of_memory_is_said_to_have(docker: DockerEngine) -> None:
     """A real kill by the kernel, where the engine may limit memory; elsewhere nothing is made up."""
     limits = {"Memory": 32 * 1024 * 1024, "MemorySwap": 32 * 1024 * 1024}
     greedy = ["sh", "-c", "head -c 200000000 /dev/zero | tail"]
@@ -86,58 +86,58 @@ def test_what_ran_out_of_memory_is_said_to_have(docker: DockerBed) -> None:
     docker.until(lambda: docker.state("greedy") == "exited", "it ended")
     found = docker.inspect("greedy")
     assert found is not None
-    subject = Bench(docker).subject("greedy")
+    subject = Harness(docker).subject("greedy")
     assert ("out of memory" in subject.ended_with) == found["State"]["OOMKilled"]
     if found["State"]["OOMKilled"]:
         assert subject.outcome is Outcome.FAILED
         assert subject.ended_with == f"exit code {found['State']['ExitCode']}, out of memory"
 
 
-def test_a_stop_by_hand_keeps_the_gpu_for_its_owner_for_a_while(docker: DockerBed) -> None:
+def test_a_stop_by_hand_keeps_the_gpu_for_its_owner_for_a_while(docker: DockerEngine) -> None:
     """Retention has passed; the hold after a manual stop has not."""
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
-    bench = Bench(docker, retention={"stopped": "1m", "succeeded": "1m"}, limits={"hold_after_stop": "15m"})
-    bench.again()
+    harness = Harness(docker, retention={"stopped": "1m", "succeeded": "1m"}, limits={"hold_after_stop": "15m"})
+    harness.again()
     docker.stop_container("mine")
-    bench.again()
-    bench.later(minutes=10)
-    bench.again()
+    harness.again()
+    harness.later(minutes=10)
+    harness.again()
     assert docker.state("mine") == "exited"
-    bench.later(minutes=10)
-    bench.again()
+    harness.later(minutes=10)
+    harness.again()
     assert docker.inspect("mine") is None
 
 
-def test_what_we_stopped_for_being_idle_is_not_held_like_a_stop_by_hand(docker: DockerBed) -> None:
+def test_what_we_stopped_for_being_idle_is_not_held_like_a_stop_by_hand(docker: DockerEngine) -> None:
     docker.run("idle", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
-    bench = Bench(docker, limits={"hold_after_stop": "15m"})
-    bench.later(minutes=20)
-    bench.measured("idle")
-    bench.again(), bench.again()
+    harness = Harness(docker, limits={"hold_after_stop": "15m"})
+    harness.later(minutes=20)
+    harness.measured("idle")
+    harness.again(), harness.again()
     assert docker.state("idle") == "exited"
-    bench.again()
+    harness.again()
     assert docker.inspect("idle") is None
 
 
-def test_a_paused_container_still_holds_its_gpu_and_is_stopped_at_its_maximum(docker: DockerBed) -> None:
+def test_a_paused_container_still_holds_its_gpu_and_is_stopped_at_its_maximum(docker: DockerEngine) -> None:
     docker.run("frozen", gpus=[0], labels=MINE, image="py:1", cmd=programs.holds(docker.gpus[0].path))
     docker.until(lambda: docker.holders(0), "it holds its GPU")
     docker.pause_container("frozen")
-    bench = Bench(docker, limits={"max_runtime": "2h"})
-    assert bench.subject("frozen").state is State.PAUSED
-    bench.later(hours=3)
-    bench.again(), bench.again()
+    harness = Harness(docker, limits={"max_runtime": "2h"})
+    assert harness.subject("frozen").state is State.PAUSED
+    harness.later(hours=3)
+    harness.again(), harness.again()
     assert docker.state("frozen") == "exited"
     assert docker.holders(0) == []
 
 
-def test_one_that_restarts_again_and_again_is_stopped_for_good(docker: DockerBed) -> None:
+def test_one_that_restarts_again_and_again_is_stopped_for_good(docker: DockerEngine) -> None:
     docker.run("loop", gpus=[0], labels=MINE, cmd=["sh", "-c", "sleep 0.3; exit 1"], restart="always")
     docker.until(lambda: docker.state("loop") == "restarting", "it is between two starts")
-    bench = Bench(docker)
-    assert bench.subject("loop").state is State.RUNNING
-    fresh = bench.subject("loop")
-    answer = bench.run(bench.platform.act(bench.asked("loop", Action.STOP), fresh))
+    harness = Harness(docker)
+    assert harness.subject("loop").state is State.RUNNING
+    fresh = harness.subject("loop")
+    answer = harness.run(harness.platform.act(harness.asked("loop", Action.STOP), fresh))
     found = docker.inspect("loop")
     assert found is not None
     if isinstance(answer, Accepted):
@@ -147,17 +147,17 @@ def test_one_that_restarts_again_and_again_is_stopped_for_good(docker: DockerBed
         assert found["HostConfig"]["RestartPolicy"]["Name"] == "always"
 
 
-def test_a_running_container_within_its_limits_is_left_alone(docker: DockerBed) -> None:
+def test_a_running_container_within_its_limits_is_left_alone(docker: DockerEngine) -> None:
     docker.run("busy", gpus=[0], labels=MINE)
-    bench = Bench(docker)
-    bench.again()
-    bench.later(minutes=20)
-    bench.measured("busy", gpu=60)
-    report = bench.again()
+    harness = Harness(docker)
+    harness.again()
+    harness.later(minutes=20)
+    harness.measured("busy", gpu=60)
+    report = harness.again()
     assert (docker.state("busy"), report.outcomes) == ("running", [])
 
 
-def test_one_that_vanishes_with_its_stop_is_captured_before(docker: DockerBed) -> None:
+def test_one_that_vanishes_with_its_stop_is_captured_before(docker: DockerEngine) -> None:
     docker.run(
         "vanishing",
         gpus=[0],
@@ -166,40 +166,40 @@ def test_one_that_vanishes_with_its_stop_is_captured_before(docker: DockerBed) -
         cmd=["sh", "-c", 'echo precious; trap "exit 0" 15; while sleep 1 & wait $!; do :; done'],
     )
     docker.until(lambda: "precious" in docker.logs("vanishing"), "it said something")
-    bench = Bench(docker)
-    reply = bench.ask("root", "stop", "vanishing")
+    harness = Harness(docker)
+    reply = harness.ask("root", "stop", "vanishing")
     assert reply.done, reply
     docker.until(lambda: docker.inspect("vanishing") is None, "it went with its stop")
-    files = bench.captured("vanishing")
+    files = harness.captured("vanishing")
     assert b"precious" in files["log.txt"]
     assert b'"AutoRemove":true' in files["manifest.json"]
-    assert bench.outcomes("vanishing")[-1].result is Result.RECLAIMED
+    assert harness.outcomes("vanishing")[-1].result is Result.RECLAIMED
 
 
-def test_a_container_of_a_kubelet_is_left_alone(docker: DockerBed) -> None:
+def test_a_container_of_a_kubelet_is_left_alone(docker: DockerEngine) -> None:
     labels = {"io.kubernetes.pod.name": "trainer-0", "io.kubernetes.container.name": "main", **MINE}
     ended(docker, "k8s_main_trainer-0", gpus=[0], labels=labels)
     docker.create("k8s_POD_trainer-0", gpus=[0], labels=labels)
-    bench = Bench(docker)
-    bench.again()
-    bench.later(days=400)
-    bench.again()
+    harness = Harness(docker)
+    harness.again()
+    harness.later(days=400)
+    harness.again()
     assert docker.containers() == {"k8s_main_trainer-0": "exited", "k8s_POD_trainer-0": "created"}
 
 
-def test_what_has_nothing_to_do_with_a_gpu_is_never_touched(docker: DockerBed) -> None:
+def test_what_has_nothing_to_do_with_a_gpu_is_never_touched(docker: DockerEngine) -> None:
     """However long it was stopped, never started or running."""
     ended(docker, "old", labels=MINE)
     ended(docker, "old-failure", 1)
     docker.create("never")
     docker.run("database", cmd=programs.trapping_shell())
     began = docker.containers()
-    bench = Bench(docker, limits={"max_runtime": "1h"})
-    bench.again()
+    harness = Harness(docker, limits={"max_runtime": "1h"})
+    harness.again()
     for _ in range(3):
-        bench.later(days=200)
-        report = bench.again()
+        harness.later(days=200)
+        report = harness.again()
         assert not report.outcomes
         assert not report.warnings
     assert docker.containers() == began
-    assert all(one.action is Action.KEEP for name, one in bench.decisions().items() if name in began)
+    assert all(one.action is Action.KEEP for name, one in harness.decisions().items() if name in began)

@@ -12,8 +12,8 @@ from pathlib import Path
 from gpukeeper.model.decision import Result
 from gpukeeper.model.unknown import Unknown
 from tests.real.docker import programs
-from tests.real.docker.bed import DockerBed
-from tests.real.docker.bench import MINE, Bench, ended, policy
+from tests.real.docker.harness import MINE, Harness, ended, policy
+from tests.real.docker.private_engine import DockerEngine
 
 
 @contextmanager
@@ -29,20 +29,20 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_container_whose_keeper_hangs_does_not_hold_up_the_others(docker: DockerBed) -> None:
+def test_a_container_whose_keeper_hangs_does_not_hold_up_the_others(docker: DockerEngine) -> None:
     docker.run("stuck", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     ended(docker, "old", gpus=[1], labels=MINE)
-    bench = Bench(docker)
-    bench.later(minutes=90)
+    harness = Harness(docker)
+    harness.later(minutes=90)
     with frozen(parent(docker.pid("stuck"))):
         began = time.monotonic()
-        bench.again()
+        harness.again()
         assert time.monotonic() - began < 20
         assert docker.inspect("old") is None
     assert docker.state("stuck") == "running"
 
 
-def test_an_engine_that_hangs_ends_the_command_with_a_sentence(docker: DockerBed) -> None:
+def test_an_engine_that_hangs_ends_the_command_with_a_sentence(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE)
     with frozen(docker.engine_pid):
         began = time.monotonic()
@@ -52,21 +52,21 @@ def test_an_engine_that_hangs_ends_the_command_with_a_sentence(docker: DockerBed
     assert docker.state("mine") == "running"
 
 
-def test_an_engine_that_is_not_there_is_said_and_nothing_vanishes(docker: DockerBed) -> None:
+def test_an_engine_that_is_not_there_is_said_and_nothing_vanishes(docker: DockerEngine) -> None:
     """Not answering is not "gone": nothing is recorded as vanished."""
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
-    bench = Bench(docker)
-    bench.again()
-    before = len(bench.ledger.lines)
+    harness = Harness(docker)
+    harness.again()
+    before = len(harness.ledger.lines)
     docker.kill9()
-    report = bench.again()
+    report = harness.again()
     assert report.survey.unseen
-    assert [type(line).__name__ for line in bench.ledger.lines[before:]] == ["Passed"]
+    assert [type(line).__name__ for line in harness.ledger.lines[before:]] == ["Passed"]
     docker.start()
     docker.until(lambda: docker.inspect("mine") is not None, "it is still known")
 
 
-def test_an_engine_that_is_down_is_never_nothing_to_do(docker: DockerBed) -> None:
+def test_an_engine_that_is_down_is_never_nothing_to_do(docker: DockerEngine) -> None:
     """C6.2: by the commands; errors went to nowhere, and a dead engine read as an empty one."""
     ended(docker, "old", gpus=[0], labels=MINE)
     text = policy(retention={"succeeded": "0s"})
@@ -83,28 +83,28 @@ def test_an_engine_that_is_down_is_never_nothing_to_do(docker: DockerBed) -> Non
     assert docker.inspect("old") is None
 
 
-def test_an_engine_that_dies_before_the_step_leaves_it_undone(docker: DockerBed) -> None:
+def test_an_engine_that_dies_before_the_step_leaves_it_undone(docker: DockerEngine) -> None:
     ended(docker, "old", gpus=[0], labels=MINE)
-    bench = Bench(docker)
-    bench.later(minutes=90)
-    step = bench.step("old")
+    harness = Harness(docker)
+    harness.later(minutes=90)
+    step = harness.step("old")
     docker.kill9()
-    outcome = bench.take(step)
+    outcome = harness.take(step)
     assert outcome.result not in (Result.RECLAIMED,)
     docker.start()
     assert docker.state("old") == "exited"
 
 
-def test_a_look_at_an_engine_that_is_gone_is_unknown_never_gone(docker: DockerBed) -> None:
+def test_a_look_at_an_engine_that_is_gone_is_unknown_never_gone(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
-    bench = Bench(docker)
-    ref = bench.subject("mine").ref
+    harness = Harness(docker)
+    ref = harness.subject("mine").ref
     docker.kill9()
-    assert isinstance(bench.run(bench.platform.look(ref)), Unknown)
+    assert isinstance(harness.run(harness.platform.look(ref)), Unknown)
     docker.start()
 
 
-def test_after_a_restart_of_the_engine_the_daemon_hears_it_again(docker: DockerBed) -> None:
+def test_after_a_restart_of_the_engine_the_daemon_hears_it_again(docker: DockerEngine) -> None:
     child = docker.popen("serve", policy=policy(retention={"succeeded": "1s"}, schedule={"every": "300s"}))
     docker.until((docker.folder / "state" / "socket").exists, "the daemon listens")
     docker.restart()

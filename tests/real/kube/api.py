@@ -195,7 +195,7 @@ class Api:
         """Server-side, whoever wrote the fields before."""
         whole, path = _addressed(made, namespace)
         name = whole["metadata"]["name"]
-        query = {"fieldManager": "bed", "force": "true"}
+        query = {"fieldManager": "test", "force": "true"}
         applied: Object = self.must("PATCH", f"{path}/{name}", whole, query=query, content_type=PATCHES["apply"])
         return applied
 

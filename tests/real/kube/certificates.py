@@ -1,5 +1,5 @@
-"""Keys of one bed: an authority, one certificate for everything that listens on loopback, and the key that signs tokens
-of service accounts."""
+"""Keys of one control plane: an authority, one certificate for all listeners on loopback, and the key that signs the
+tokens of service accounts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,19 @@ def make_certificates(folder: Path) -> Certificates:
     folder.mkdir()
     (folder / "extensions").write_text(_EXTENSIONS)
     is_authority = ("-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
-    own = ("req", "-x509", *_NEW_KEY, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=bed", *_LASTS, *is_authority)
+    own = (
+        "req",
+        "-x509",
+        *_NEW_KEY,
+        "-keyout",
+        "ca.key",
+        "-out",
+        "ca.crt",
+        "-subj",
+        "/CN=engine",
+        *_LASTS,
+        *is_authority,
+    )
     _openssl(folder, own)
     _make_pair(folder, "tls", "/CN=127.0.0.1")
     _openssl(folder, ("genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", "tokens.key"))

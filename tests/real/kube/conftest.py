@@ -9,7 +9,7 @@ import pytest
 
 from tests.engines import has_kube, has_kubelet, require
 from tests.real.kube.api import Api
-from tests.real.kube.bed import Cluster, ControlPlane, control_plane, given_cluster
+from tests.real.kube.control_plane import Cluster, ControlPlane, control_plane, given_cluster
 from tests.real.kube.real_node import RealNode
 
 _LINES, _WIDTH = 5, 240

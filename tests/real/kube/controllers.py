@@ -17,7 +17,7 @@ from tests.real.kube.api import Object
 from tests.real.kube.processes import listens
 
 if TYPE_CHECKING:
-    from tests.real.kube.bed import ControlPlane
+    from tests.real.kube.control_plane import ControlPlane
 
 TRAINERS = ("trainer-v2.1.0", "trainer-v2.3.0")
 JOBSET_PATH = "jobset-x-k8s-io-v1alpha2-jobset"
@@ -140,8 +140,8 @@ STARTERS: dict[str, Callable[[ControlPlane], None]] = {
 def before_stop(plane: ControlPlane, name: str) -> None:
     """A webhook that nobody answers would refuse every object of its kind."""
     if name == "jobset":
-        plane.api.delete("mutatingwebhookconfigurations", None, "bed-jobset")
-        plane.api.delete("validatingwebhookconfigurations", None, "bed-jobset")
+        plane.api.delete("mutatingwebhookconfigurations", None, "test-jobset")
+        plane.api.delete("validatingwebhookconfigurations", None, "test-jobset")
 
 
 def _start(plane: ControlPlane, name: str, config: Object, ready: Callable[[], bool]) -> None:
@@ -165,7 +165,7 @@ def _jobset_webhook(plane: ControlPlane, kind: str, url: str, operations: list[s
     authority = base64.b64encode(plane.certificates.authority.read_bytes()).decode()
     of = {"apiGroups": ["jobset.x-k8s.io"], "apiVersions": ["v1alpha2"], "resources": ["jobsets"]}
     webhook = {
-        "name": "jobset.bed.local",
+        "name": "jobset.test.local",
         "clientConfig": {"url": url, "caBundle": authority},
         "rules": [{**of, "operations": operations}],
         "sideEffects": "None",
@@ -173,7 +173,7 @@ def _jobset_webhook(plane: ControlPlane, kind: str, url: str, operations: list[s
         "failurePolicy": "Fail",
         "timeoutSeconds": 10,
     }
-    return {"kind": kind, "metadata": {"name": "bed-jobset"}, "webhooks": [webhook]}
+    return {"kind": kind, "metadata": {"name": "test-jobset"}, "webhooks": [webhook]}
 
 
 def _defaults_work(plane: ControlPlane) -> bool:

@@ -3,11 +3,11 @@
 A pod there is Running at once and ends when told: by `finish_pod`, or by its own annotations, which a Job's template
 gives to every pod it makes:
 
-    bed/exit-code: "1"         it ends with this code …
-    bed/finish-after: 2s       … so long after it began to run (at once without this)
-    bed/starts: "never"        it is scheduled and stays Pending: an image that does not come
-    bed/ends: "never"          deleted, it stays Terminating, with its GPUs: a node that does not answer
-    bed/end-after: 3s          deleted, it needs so long to end (no time without this)
+    test/exit-code: "1"         it ends with this code …
+    test/finish-after: 2s       … so long after it began to run (at once without this)
+    test/starts: "never"        it is scheduled and stays Pending: an image that does not come
+    test/ends: "never"          deleted, it stays Terminating, with its GPUs: a node that does not answer
+    test/end-after: 3s          deleted, it needs so long to end (no time without this)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.real.kube.api import Api, Object, condition
 from tests.real.kube.processes import listens
 
 if TYPE_CHECKING:
-    from tests.real.kube.bed import ControlPlane
+    from tests.real.kube.control_plane import ControlPlane
 
 GPU = "nvidia.com/gpu"
 DEFAULT_LOG = "step 1 loss 2.31\nstep 2 loss 1.97\nstep 3 loss 1.64\n"
@@ -66,7 +66,7 @@ def gpu_node(plane: ControlPlane, name: str, gpus: int = 8, labels: Mapping[str,
 def finish_pod(api: Api, namespace: str, name: str, exit_code: int = 0, reason: str | None = None) -> None:
     """As its node would say it. It must be on a node; a pod that is only now getting there is waited for."""
     pod = api.wait_for("pods", namespace, name, lambda seen: seen and seen["spec"].get("nodeName"), words="on a node")
-    if "bed/starts" not in (pod["metadata"].get("annotations") or {}):
+    if "test/starts" not in (pod["metadata"].get("annotations") or {}):
         pod = api.wait_for("pods", namespace, name, lambda seen: seen and seen["status"].get("podIP"), words="started")
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     why = reason or ("Completed" if exit_code == 0 else "Error")
@@ -138,7 +138,7 @@ def _stages() -> list[Object]:
 
 
 def _annotation(name: str) -> str:
-    return f'.metadata.annotations["bed/{name}"]'
+    return f'.metadata.annotations["test/{name}"]'
 
 
 def _stage(name: str, conditions: list[tuple[str, ...]], status: str | None = None, wait: str = "") -> Object:
@@ -211,5 +211,5 @@ containerStatuses:
       finishedAt: {{ $now | Quote }}
 {{ end }}
 """
-_FINISHED = _ENDED % {"code": 'index .metadata.annotations "bed/exit-code"'}
+_FINISHED = _ENDED % {"code": 'index .metadata.annotations "test/exit-code"'}
 _KILLED = _ENDED % {"code": '"143"'}

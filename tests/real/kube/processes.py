@@ -1,4 +1,4 @@
-"""Programs of a bed: their logs in files, ready when they say so, ended with us however we end. And ports for them."""
+"""Programs of a control plane, with logs in files and ports of their own. They end when the test process ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BLOCKS = 64
 
 @dataclass
 class Block:
-    """A number that no other bed on this machine has now, and its ports."""
+    """A number that no other engine on this machine has now, and its ports."""
 
     number: int
     _next: int = 0
@@ -37,12 +37,12 @@ class Block:
             self._next += 1
             if _is_free(port):
                 return port
-        raise RuntimeError(f"the {_EACH} ports of this bed are used up")
+        raise RuntimeError(f"the {_EACH} ports of this engine are used up")
 
 
 @contextmanager
 def a_block(folder: Path, remove: Callable[[int, Path], None]) -> Iterator[Block]:
-    """The lock goes with us, however we end; our folder is written there. `remove` gets number and folder of every bed
+    """The lock goes with us, however we end; our folder is written there. `remove` gets number and folder of each one
     that did not get to its own end."""
     with _first_free() as (number, lock):
         for abandoned in range(_BLOCKS):

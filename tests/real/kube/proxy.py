@@ -3,7 +3,7 @@ or not at all. What it invents has the shape of the server's own answers (Status
 
     with proxy(plane) as between:
         between.rule = lambda asked: Say(503) if asked.path == "/apis/batch" else None
-        bench = Bench(plane.kubeconfig(server=between.address), namespace)
+        harness = Harness(plane.kubeconfig(server=between.address), namespace)
 
 A rule is asked once for each question. None: the question goes through, and so does its answer.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.real.kube.bed import ControlPlane
+from tests.real.kube.control_plane import ControlPlane
 
 REASONS = {
     200: "",  # an answer without a word: of a watch, one that ended properly

@@ -24,7 +24,7 @@ from tests.real.kube.nodes import GPU
 from tests.real.kube.processes import listens
 
 if TYPE_CHECKING:
-    from tests.real.kube.bed import ControlPlane
+    from tests.real.kube.control_plane import ControlPlane
 
 NAME = "real"
 # A kubelet insists on these, for the whole machine.
@@ -44,7 +44,7 @@ class RealNode:
     @property
     def placement(self) -> Object:
         """Of a pod's spec."""
-        return {"nodeSelector": {"bed/real": "true"}, "tolerations": [{"key": "bed/real", "operator": "Exists"}]}
+        return {"nodeSelector": {"test/real": "true"}, "tolerations": [{"key": "test/real", "operator": "Exists"}]}
 
     def pids(self, pod_uid: str) -> list[int]:
         """All processes of a pod on this machine, by their cgroup."""
@@ -60,7 +60,7 @@ def start_real_node(plane: ControlPlane, gpus: int = 4) -> RealNode:
     _start_containerd(node)
     _start_kubelet(node, address)
     plane.api.wait_condition("nodes", None, NAME, "Ready")
-    taint = {"spec": {"taints": [{"key": "bed/real", "value": "true", "effect": "NoSchedule"}]}}
+    taint = {"spec": {"taints": [{"key": "test/real", "value": "true", "effect": "NoSchedule"}]}}
     plane.until(
         lambda: not (plane.api.get("nodes", None, NAME) or {})["spec"].get("taints"), "it is not tainted as new"
     )
@@ -79,7 +79,7 @@ def _start_containerd(node: RealNode) -> None:
         "ipam": _addresses(node),
     }
     (folder / "cni").mkdir()
-    (folder / "cni/10-bed.conflist").write_text(
+    (folder / "cni/10-engine.conflist").write_text(
         json.dumps({"cniVersion": "0.4.0", "name": _own_name(node.plane.block.number), "plugins": [bridge]})
     )
     config = folder / "containerd.toml"
@@ -135,7 +135,7 @@ def _start_kubelet(node: RealNode, address: str) -> None:
     command = [
         *(binaries.program("kubelet"), f"--config={file}", f"--kubeconfig={plane.kubeconfig()}"),
         *(f"--root-dir={folder}/kubelet", f"--hostname-override={NAME}", f"--node-ip={address}"),
-        "--node-labels=bed/real=true",
+        "--node-labels=test/real=true",
     ]
     plane.start_program("kubelet", command, lambda: listens(health), deadline=60)
 
@@ -151,7 +151,7 @@ def _remove(node: RealNode) -> None:
 
 
 def remove_rest(number: int) -> None:
-    """What a real node of the bed with this number has outside its folder, once its processes are gone."""
+    """What a real node of the engine with this number has outside its folder, once its processes are gone."""
     for root in kernel.cgroup_roots():
         below = sorted((root / _own_name(number)).glob("**/"), key=lambda path: len(path.parts), reverse=True)
         for folder in below:
@@ -170,7 +170,7 @@ def restore_kernel(folder: Path) -> None:
 
 
 def _remember_kernel(folder: Path) -> None:
-    """What is already as a kubelet wants it may be another bed's doing, which that one takes back."""
+    """What is already as a kubelet wants it may be another engine's doing, which that one takes back."""
     found = {setting: Path("/proc/sys", setting).read_text().strip() for setting in KUBELET_SETS}
     changed = {setting: value for setting, value in found.items() if value != KUBELET_SETS[setting]}
     (folder / "kernel.json").write_text(json.dumps(changed))

@@ -12,10 +12,10 @@ from gpukeeper.model.event import Closed
 from gpukeeper.model.unknown import Unknown
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object, condition
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane
+from tests.real.kube.harness import Harness
 
-SUCCEEDS, FAILS = {"bed/exit-code": "0"}, {"bed/exit-code": "1"}
+SUCCEEDS, FAILS = {"test/exit-code": "0"}, {"test/exit-code": "1"}
 HOLDERS = ("pods", "jobs")  # in every cluster
 CHAIN = ("trainjobs", "jobsets", "jobs", "pods")
 V1_REPLICAS = {  # of the training operator's kinds: where their replicas stand, which of them, and their container
@@ -107,15 +107,15 @@ def is_true(seen: Mapping[str, Any] | None, kind: str) -> bool:
     return condition(seen, kind) == "True"
 
 
-def passes(bench: Bench, patience: float = 90) -> list[Closed]:
+def passes(harness: Harness, patience: float = 90) -> list[Closed]:
     """Passes until one has nothing more to do or to follow; their outcomes. What only follows a removal may take as
     long as the garbage collector does."""
     done: list[Closed] = []
     ends = time.monotonic() + patience
     while True:
-        report = bench.again()
+        report = harness.again()
         done += [*report.settled, *report.outcomes]
-        unsettled = bench.run(bench.ledger.open_intents(bench.platform.name, bench.platform.place))
+        unsettled = harness.run(harness.ledger.open_intents(harness.platform.name, harness.platform.place))
         if not report.outcomes and not report.warnings and not unsettled:
             return done
         assert time.monotonic() < ends, f"it goes on and on: {[(one.result, one.reason) for one in done]}"

@@ -25,9 +25,9 @@ from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.finalizers import JOB_TRACKING
 from tests.real.kube import objects
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import ended_pod, ending, unplaced
+from tests.real.kube.harness import Harness
 from tests.real.kube.proxy import Asked, Cut, Fault, Jumble, Proxy, Say, proxy
 
 KINDS = {
@@ -43,15 +43,15 @@ KINDS = {
 def test_what_others_removed_has_vanished_and_nothing_else(plane: ControlPlane, namespace: str) -> None:
     for name in ("goes", "stays", "comes-back"):
         ended_pod(plane.api, namespace, name)
-    bench = Bench(plane.kubeconfig(), namespace)
-    assert bench.again().survey.counts.seen == 3
+    harness = Harness(plane.kubeconfig(), namespace)
+    assert harness.again().survey.counts.seen == 3
     for name in ("goes", "comes-back"):
         plane.api.delete("pods", namespace, name, grace=0)
     ended_pod(plane.api, namespace, "comes-back")
-    report = bench.again()
-    gone = [line.ref for line in bench.ledger.lines if isinstance(line, Vanished) and line.ref is not None]
+    report = harness.again()
+    gone = [line.ref for line in harness.ledger.lines if isinstance(line, Vanished) and line.ref is not None]
     assert sorted(ref.name for ref in gone) == ["comes-back", "goes"], "the one before; its namesake is new"
-    present = bench.run(bench.ledger.present("kubernetes", bench.platform.place))
+    present = harness.run(harness.ledger.present("kubernetes", harness.platform.place))
     assert sorted(ref.name for ref in present.values()) == ["comes-back", "stays"]
     assert len({ref.uid for ref in gone} & {ref.uid for ref in present.values()}) == 0
     assert report.survey.counts.vanished == 0, "they had ended: clusters tidy that up themselves"
@@ -69,44 +69,44 @@ def test_after_400_pods_ended_the_next_pass_is_whole_again(plane: ControlPlane, 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(start, [*names, "stays"]))
     breaker = {"running": "50%", "vanished": "50%", "floor": 5}
-    bench = Bench(plane.kubeconfig(), namespace, breaker=breaker)
-    assert bench.again().survey.counts.running == 401
+    harness = Harness(plane.kubeconfig(), namespace, breaker=breaker)
+    assert harness.again().survey.counts.running == 401
     everything = f"/api/v1/namespaces/{namespace}/pods"
     grace = {"gracePeriodSeconds": 0, "fieldSelector": "metadata.name!=stays"}
     plane.api.call("DELETE", everything, query=grace)
     plane.until(lambda: len(plane.api.list("pods", namespace)) == 1, "400 pods are gone")
-    assert "400 of 401 things" in str(bench.again().plan.breaker)
-    present = bench.run(bench.ledger.present("kubernetes", bench.platform.place))
+    assert "400 of 401 things" in str(harness.again().plan.breaker)
+    present = harness.run(harness.ledger.present("kubernetes", harness.platform.place))
     assert [ref.name for ref in present.values()] == ["stays"], "what is remembered is what exists"
-    before = sum(bench.cluster.asked.values())
-    report = bench.again()
+    before = sum(harness.cluster.asked.values())
+    report = harness.again()
     assert (report.plan.breaker, report.survey.counts.vanished) == (None, 0)
-    assert sum(bench.cluster.asked.values()) - before < 60, "nothing is asked about what is forgotten"
+    assert sum(harness.cluster.asked.values()) - before < 60, "nothing is asked about what is forgotten"
 
 
 def test_a_look_by_uid_tells_a_namesake_from_the_one_before(plane: ControlPlane, namespace: str) -> None:
     ended_pod(plane.api, namespace, "run")
-    bench = Bench(plane.kubeconfig(), namespace)
-    before = bench.subjects()["pod/run"].ref
+    harness = Harness(plane.kubeconfig(), namespace)
+    before = harness.subjects()["pod/run"].ref
     plane.api.delete("pods", namespace, "run", grace=0)
     ended_pod(plane.api, namespace, "run")
-    assert isinstance(bench.run(bench.platform.look(before)), Gone)
-    assert isinstance(bench.run(bench.platform.look(bench.subjects()["pod/run"].ref)), Subject)
+    assert isinstance(harness.run(harness.platform.look(before)), Gone)
+    assert isinstance(harness.run(harness.platform.look(harness.subjects()["pod/run"].ref)), Subject)
 
 
 def test_an_api_server_that_is_away_proves_nothing(plane: ControlPlane, namespace: str) -> None:
     ended_pod(plane.api, namespace, "run")
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.again()
-    ref = bench.subjects()["pod/run"].ref
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.again()
+    ref = harness.subjects()["pod/run"].ref
     plane.stop_apiserver()
-    assert isinstance(bench.run(bench.platform.look(ref)), Unknown)
-    report = bench.again()
+    assert isinstance(harness.run(harness.platform.look(ref)), Unknown)
+    report = harness.again()
     assert report.survey.unseen
     assert report.survey.missing == []
     plane.start_apiserver()
-    assert bench.again().survey.unseen == []
-    assert not [line for line in bench.ledger.lines if isinstance(line, Vanished)]
+    assert harness.again().survey.unseen == []
+    assert not [line for line in harness.ledger.lines if isinstance(line, Vanished)]
 
 
 def test_a_pod_that_its_gone_job_never_counted_is_seen_and_released(plane: ControlPlane, namespace: str) -> None:
@@ -123,10 +123,10 @@ def test_a_pod_that_its_gone_job_never_counted_is_seen_and_released(plane: Contr
         plane.api.create(made, namespace)
         plane.api.patch("pods", namespace, "part", {"status": ending()}, subresource="status")
         plane.api.delete("pods", namespace, "part")
-        bench = Bench(plane.kubeconfig(), namespace, kubernetes={"release": [JOB_TRACKING]})
-        bench.later(minutes=30)
-        assert "pod/part" in bench.subjects()
-        assert len(bench.again().reclaimed) == 1
+        harness = Harness(plane.kubeconfig(), namespace, kubernetes={"release": [JOB_TRACKING]})
+        harness.later(minutes=30)
+        assert "pod/part" in harness.subjects()
+        assert len(harness.again().reclaimed) == 1
         assert plane.api.get("pods", namespace, "part") is None
     finally:
         manager.resume()
@@ -138,11 +138,11 @@ def test_a_pod_that_its_gone_job_never_counted_is_seen_and_released(plane: Contr
 class Ears:
     """Hears what the adapter hints at."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, harness: Harness) -> None:
+        self._bench = harness
         self.heard: list[Ref | None] = []
         self.watched: list[str] = []  # the paths of watches that began, from a version that is known by then
-        cluster: Any = bench.platform._cluster
+        cluster: Any = harness.platform._cluster
         watch = cluster.watch
 
         def noted(path: str, *rest: Any, **options: Any) -> Any:
@@ -176,9 +176,9 @@ class Ears:
             await asyncio.sleep(0.05)
 
 
-def listening(bench: Bench, story: Callable[[Ears], Awaitable[None]]) -> None:
+def listening(harness: Harness, story: Callable[[Ears], Awaitable[None]]) -> None:
     async def tell() -> None:
-        ears = Ears(bench)
+        ears = Ears(harness)
         task = asyncio.create_task(ears.listen())
         try:
             await ears.watches("pods", "jobs")
@@ -198,17 +198,17 @@ def test_hints_of_ends_and_marks(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(objects.job("train"), namespace)
     (part,) = plane.api.wait_pods(namespace, 1)
     plane.api.create(unplaced("bare"), namespace)
-    bench = Bench(plane.kubeconfig(), namespace)
+    harness = Harness(plane.kubeconfig(), namespace)
 
     async def story(ears: Ears) -> None:
         ears.heard.clear()
         await asyncio.to_thread(plane.finish_pod, namespace, part["metadata"]["name"])
         job = await ears.until("job/train")
-        assert (job.namespace, job.place) == (namespace, bench.platform.place)
+        assert (job.namespace, job.place) == (namespace, harness.platform.place)
         patch = {"status": ending()}
         await asyncio.to_thread(plane.api.patch, "pods", namespace, "bare", patch, subresource="status")
         bare = await ears.until("pod/bare")
-        looked = await bench.platform.look(bare)
+        looked = await harness.platform.look(bare)
         assert isinstance(looked, Subject)
         assert looked.state is State.ENDED
         assert f"pod/{part['metadata']['name']}" not in {f"{one.kind}/{one.name}" for one in ears.heard if one}
@@ -220,7 +220,7 @@ def test_hints_of_ends_and_marks(plane: ControlPlane, namespace: str) -> None:
         await asyncio.to_thread(plane.api.delete, "pods", namespace, "bare", grace=0)
         await ears.until("pod/bare")
 
-    listening(bench, story)
+    listening(harness, story)
 
 
 def test_deletions_that_a_watch_reports_open_no_breaker(plane: ControlPlane, namespace: str) -> None:
@@ -229,8 +229,8 @@ def test_deletions_that_a_watch_reports_open_no_breaker(plane: ControlPlane, nam
     for name in names:
         plane.api.create(unplaced(name), namespace)
         plane.api.patch("pods", namespace, name, {"status": {"phase": "Running"}}, subresource="status")
-    bench = Bench(plane.kubeconfig(), namespace, breaker={"running": "50%", "vanished": "50%", "floor": 5})
-    bench.keeper.absences.patience = timedelta(hours=1)
+    harness = Harness(plane.kubeconfig(), namespace, breaker={"running": "50%", "vanished": "50%", "floor": 5})
+    harness.keeper.absences.patience = timedelta(hours=1)
     reports = []
 
     def touched(name: str) -> str:
@@ -238,22 +238,22 @@ def test_deletions_that_a_watch_reports_open_no_breaker(plane: ControlPlane, nam
         return name
 
     async def story(ears: Ears) -> None:
-        reports.append(await reclaim(bench.keeper, bench.platform, bench.book))
+        reports.append(await reclaim(harness.keeper, harness.platform, harness.book))
         await come_true(lambda: touched("run-0") in {one.name for one in ears.heard if one}, 60, "pods are watched")
         path, grace = f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}
         await asyncio.to_thread(plane.api.call, "DELETE", path, query=grace)
-        await come_true(lambda: len(bench.platform._removals._gone) == len(names), 60, "every deletion was reported")
-        reports.append(await reclaim(bench.keeper, bench.platform, bench.book))
+        await come_true(lambda: len(harness.platform._removals._gone) == len(names), 60, "every deletion was reported")
+        reports.append(await reclaim(harness.keeper, harness.platform, harness.book))
 
-    listening(bench, story)
+    listening(harness, story)
     before, after = reports
     assert before.survey.counts.running == len(names)
     assert (after.plan.breaker, after.survey.counts.vanished) == (None, 0)
-    assert bench.run(bench.ledger.present("kubernetes", bench.platform.place)) == {}
+    assert harness.run(harness.ledger.present("kubernetes", harness.platform.place)) == {}
 
 
 def test_hints_come_again_after_the_api_server_was_away(plane: ControlPlane, namespace: str) -> None:
-    bench = Bench(plane.kubeconfig(), namespace)
+    harness = Harness(plane.kubeconfig(), namespace)
 
     async def story(ears: Ears) -> None:
         plane.restart_apiserver()  # from this thread: it ends with the one that started it
@@ -270,7 +270,7 @@ def test_hints_come_again_after_the_api_server_was_away(plane: ControlPlane, nam
 
         await come_true(hinted, 60, "hints come again")
 
-    listening(bench, story)
+    listening(harness, story)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_hints_come_through_watches_that_break(plane: ControlPlane, namespace: s
         return None
 
     with proxy(plane, rule) as one:
-        bench = Bench(plane.kubeconfig(server=one.address), namespace)
+        harness = Harness(plane.kubeconfig(server=one.address), namespace)
 
         async def story(ears: Ears) -> None:
             for name in ("one", "two"):
@@ -301,20 +301,20 @@ def test_hints_come_through_watches_that_break(plane: ControlPlane, namespace: s
             await asyncio.to_thread(ended_pod, plane.api, namespace, "four")
             await ears.until("pod/three")
 
-        listening(bench, story)
+        listening(harness, story)
         assert broken
 
 
 def test_a_server_that_always_says_410_is_not_asked_without_end(plane: ControlPlane, namespace: str) -> None:
     """Spin on 410 (ttlc): a watch that expires as soon as it began is begun again after a pause."""
     with proxy(plane, lambda asked: Say(410) if asked.is_watch else None) as one:
-        bench = Bench(plane.kubeconfig(server=one.address), namespace)
+        harness = Harness(plane.kubeconfig(server=one.address), namespace)
 
         async def story(ears: Ears) -> None:
             await asyncio.sleep(6)
             ears.heard.clear()
 
-        listening(bench, story)
+        listening(harness, story)
         watches = [asked for asked in one.asked if asked.is_watch and asked.path.endswith("/pods")]
         assert 1 <= len(watches) <= 5, len(watches)
 
@@ -323,12 +323,12 @@ def test_watches_that_end_at_once_are_not_begun_without_end(plane: ControlPlane,
     """A balancer that closes what is idle, properly: no error, no event."""
 
     with proxy(plane, lambda asked: Say(200) if asked.is_watch else None) as one:
-        bench = Bench(plane.kubeconfig(server=one.address), namespace)
+        harness = Harness(plane.kubeconfig(server=one.address), namespace)
 
         async def story(ears: Ears) -> None:
             await asyncio.sleep(6)
 
-        listening(bench, story)
+        listening(harness, story)
         watches = [asked for asked in one.asked if asked.is_watch and asked.path.endswith("/pods")]
         assert 1 <= len(watches) <= 12, len(watches)
 
@@ -336,12 +336,12 @@ def test_watches_that_end_at_once_are_not_begun_without_end(plane: ControlPlane,
 # Only what changed
 
 
-def serve(bench: Bench, story: Callable[[list[PassReport]], Awaitable[None]]) -> None:
+def serve(harness: Harness, story: Callable[[list[PassReport]], Awaitable[None]]) -> None:
     """The daemon's loop, beside what happens in the cluster."""
 
     async def tell() -> None:
         stop, reports = asyncio.Event(), list[PassReport]()
-        task = asyncio.create_task(watch(Watch(bench.keeper, lambda: bench.book, stop, on_report=reports.append)))
+        task = asyncio.create_task(watch(Watch(harness.keeper, lambda: harness.book, stop, on_report=reports.append)))
         try:
             await story(reports)
             assert not task.done(), task.result()
@@ -375,7 +375,7 @@ def test_what_finishes_goes_after_its_ttl_without_a_look_at_everything(plane: Co
     plane.api.create(objects.pod("bare", annotations={"gpukeeper.io/ttl": "3s"}), namespace)
     pods = {pod["metadata"]["name"] for pod in plane.api.wait_pods(namespace, 3)}
     with proxy(plane) as between:
-        bench = Bench(plane.kubeconfig(server=between.address), namespace, schedule={"every": "10m"})
+        harness = Harness(plane.kubeconfig(server=between.address), namespace, schedule={"every": "10m"})
 
         async def story(reports: list[PassReport]) -> None:
             await come_true(lambda: len(reports) > 0, 30, "a first pass")
@@ -391,7 +391,7 @@ def test_what_finishes_goes_after_its_ttl_without_a_look_at_everything(plane: Co
             await come_true(lambda: sum(len(one.reclaimed) for one in reports) == 3, 10, "all three are told of")
             assert (whole_looks(between), all(not one.survey.whole for one in reports)) == (0, True)
 
-        serve(bench, story)
+        serve(harness, story)
     everything = [asked for asked in between.lists() if "labelSelector" not in asked.query]
     assert {asked.path.rpartition("/")[2] for asked in everything} <= {"events"}, [one.path for one in everything]
 
@@ -399,7 +399,7 @@ def test_what_finishes_goes_after_its_ttl_without_a_look_at_everything(plane: Co
 def test_after_a_gap_everything_is_looked_at_again(plane: ControlPlane, namespace: str) -> None:
     """What ended while nobody could hear of it goes at once when the API server is back."""
     ended_pod(plane.api, namespace, "stays")
-    bench = Bench(plane.kubeconfig(), namespace, schedule={"every": "10m"})
+    harness = Harness(plane.kubeconfig(), namespace, schedule={"every": "10m"})
 
     async def story(reports: list[PassReport]) -> None:
         await come_true(lambda: len(reports) > 0, 30, "a first pass")
@@ -410,8 +410,8 @@ def test_after_a_gap_everything_is_looked_at_again(plane: ControlPlane, namespac
         await asyncio.to_thread(ended_pod, plane.api, namespace, "goes", annotations={"gpukeeper.io/ttl": "0s"})
         await come_true(lambda: plane.api.names("pods", namespace) == {"stays"}, 60, "what is due goes")
 
-    serve(bench, story)
-    assert timedelta(minutes=10) == bench.book.policy.schedule.every
+    serve(harness, story)
+    assert timedelta(minutes=10) == harness.book.policy.schedule.every
 
 
 # A look and a list. Last: a server with many kinds takes long to start again.
@@ -419,7 +419,7 @@ def test_after_a_gap_everything_is_looked_at_again(plane: ControlPlane, namespac
 
 def one_of_each(plane: ControlPlane, namespace: str) -> None:
     """Running, ended, waiting; with children, without, and with children that outlived it."""
-    done, failed = {"bed/exit-code": "0"}, {"bed/exit-code": "1"}
+    done, failed = {"test/exit-code": "0"}, {"test/exit-code": "1"}
     stateful = objects.deployment("runs", gpus=2)
     stateful["kind"] = "StatefulSet"
     stateful["spec"] |= {"serviceName": "runs"}
@@ -434,7 +434,7 @@ def one_of_each(plane: ControlPlane, namespace: str) -> None:
     for made in (
         objects.pod("runs", gpus=2, annotations={"gpukeeper.io/owner": "ann"}, labels={"team": "a"}),
         objects.pod("ended", annotations={**done, "gpukeeper.io/ttl": "3h"}),
-        objects.pod("waits", annotations={"bed/starts": "never"}),
+        objects.pod("waits", annotations={"test/starts": "never"}),
         objects.job("runs", parallelism=2),
         objects.job("ended", annotations=done, ttl=3600),
         objects.job("failed", annotations=failed),
@@ -461,29 +461,31 @@ def one_of_each(plane: ControlPlane, namespace: str) -> None:
     api.wait_for("rayjobs", namespace, "runs", lambda job: job and job.get("status", {}).get("rayClusterName"))
 
 
-def differences(bench: Bench) -> dict[str, dict[str, Any]]:
+def differences(harness: Harness) -> dict[str, dict[str, Any]]:
     """By name: each field that a list and a look tell differently, but for the time of looking. What a list does not
     count, to stay small, is unknown there: that is no contradiction."""
 
     async def story() -> dict[str, dict[str, Any]]:
         listed = [
-            one async for page in bench.platform.observe(bench.book.policy.scope["kubernetes"]) for one in page.subjects
+            one
+            async for page in harness.platform.observe(harness.book.policy.scope["kubernetes"])
+            for one in page.subjects
         ]
         found: dict[str, dict[str, Any]] = {f"{one.ref.kind}/{one.ref.name}": {} for one in listed}
         for one in listed:
-            looked = await bench.platform.look(one.ref)
+            looked = await harness.platform.look(one.ref)
             assert isinstance(looked, Subject), looked
             looked = msgspec.structs.replace(looked, seen=msgspec.structs.replace(looked.seen, at=one.seen.at))
             for name in one.__struct_fields__:
                 if name == "dead_children" and isinstance(one.dead_children, Unknown):
-                    assert bench.book.policy.at_finish is not AtFinish.ALL, one.dead_children
+                    assert harness.book.policy.at_finish is not AtFinish.ALL, one.dead_children
                     continue
                 if getattr(one, name) != getattr(looked, name):
                     where = found[f"{one.ref.kind}/{one.ref.name}"]
                     where[name] = f"listed {getattr(one, name)!r}, looked at {getattr(looked, name)!r}"
         return found
 
-    return bench.run(story())
+    return harness.run(story())
 
 
 @pytest.mark.timeout(400)
@@ -495,11 +497,11 @@ def test_a_list_and_a_look_say_the_same(trainer_v23: ControlPlane, namespace: st
     try:
         one_of_each(plane, namespace)
         for at_finish in ("All", "Running"):
-            bench = Bench(plane.kubeconfig(), namespace, at_finish=at_finish)
-            ends, found = time.monotonic() + 40, differences(bench)
+            harness = Harness(plane.kubeconfig(), namespace, at_finish=at_finish)
+            ends, found = time.monotonic() + 40, differences(harness)
             while any(found.values()) and time.monotonic() < ends:  # controllers write while we look
                 time.sleep(1)
-                found = differences(bench)
+                found = differences(harness)
             assert found.keys() >= KINDS, KINDS - found.keys()
             assert {name: fields for name, fields in found.items() if fields} == {}, at_finish
     finally:

@@ -10,8 +10,8 @@ import pytest
 from gpukeeper.model.diagnosis import Cause, Diagnosis
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane
+from tests.real.kube.harness import Harness
 from tests.real.kube.runs import CHAIN, FAILS, is_true, left, stays_so
 from tests.real.kube.test_diagnose import TRAINER, TRAINER_IMAGE, Asked, one_of, stand_in
 
@@ -31,7 +31,7 @@ def failed_at(api: Api, namespace: str) -> str | None:
 
 def looping(plane: ControlPlane, namespace: str) -> Object:
     """A TrainJob of v2.3.0 that fails after a second, whose JobSet is removed eight seconds later, and so on."""
-    ends = {**FAILS, "bed/finish-after": "1s"}
+    ends = {**FAILS, "test/finish-after": "1s"}
     plane.api.create(objects.training_runtime("torch", ttl=8, annotations=ends), namespace)
     made: Object = plane.api.create(objects.train_job(RUN, "torch"), namespace)
     return made
@@ -73,24 +73,24 @@ def test_the_loop_of_v23_ends_by_removing_the_trainjob_and_not_by_its_runtime(
 
 def test_every_end_of_a_loop_is_counted_and_no_date_is_promised(trainer_v23: ControlPlane, namespace: str) -> None:
     looping(trainer_v23, namespace)
-    bench = Bench(trainer_v23.kubeconfig(), namespace, loops=100)
+    harness = Harness(trainer_v23.kubeconfig(), namespace, loops=100)
     seen: set[str] = set()
 
     def one_more(turns: int) -> int:
         """Passes that only ever see it when it has failed."""
         at = failed_at(trainer_v23.api, namespace)
         if at is not None and at not in seen:
-            bench.again()
+            harness.again()
             seen.update({at} if failed_at(trainer_v23.api, namespace) == at else ())
         return len(seen) >= turns
 
     trainer_v23.until(lambda: one_more(2), "it failed twice", deadline=120)
-    ref = bench.subjects()[f"trainjob/{RUN}"].ref
-    memory = bench.run(bench.ledger.memories([ref.key]))[ref.key]
+    ref = harness.subjects()[f"trainjob/{RUN}"].ref
+    memory = harness.run(harness.ledger.memories([ref.key]))[ref.key]
     assert memory.ends_seen >= 2
 
     def waiting() -> Any:
-        one = bench.decisions()[f"trainjob/{RUN}"]
+        one = harness.decisions()[f"trainjob/{RUN}"]
         return one if one.rule == "retention" else None
 
     decision = trainer_v23.until(waiting, "it is looked at while it has failed")

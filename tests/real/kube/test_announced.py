@@ -12,8 +12,8 @@ from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.event import WarningSent
 from tests.real.kube import objects
 from tests.real.kube.api import Api
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane
+from tests.real.kube.harness import Harness
 from tests.real.kube.runs import passes, reclaimed
 from tests.real.kube.test_rights import ALL
 
@@ -23,9 +23,9 @@ LEAD = {"lead": "10m", "undelivered": "10m"}
 LONG = {"cluster": {"grace": "0s", "max_runtime": "20m"}}
 
 
-def leader(plane: ControlPlane, namespace: str, ahead: timedelta, user: str = "admin") -> Bench:
+def leader(plane: ControlPlane, namespace: str, ahead: timedelta, user: str = "admin") -> Harness:
     """One that has just become it, with an empty ledger."""
-    made = Bench(plane.kubeconfig(user), namespace, warnings=LEAD, classes=LONG)
+    made = Harness(plane.kubeconfig(user), namespace, warnings=LEAD, classes=LONG)
     made.clock.ahead = ahead
     made.keeper.uptime.watched_from = time.monotonic()
     return made
@@ -36,8 +36,8 @@ def running_job(plane: ControlPlane, namespace: str) -> None:
     plane.api.wait_pods(namespace, 1)
 
 
-def warn(bench: Bench) -> WarningSent:
-    (line,) = bench.again().warnings
+def warn(harness: Harness) -> WarningSent:
+    (line,) = harness.again().warnings
     return line
 
 
@@ -91,30 +91,30 @@ def test_children_that_at_finish_ends_are_not_announced_for_later(
 ) -> None:
     zombie(training_operator, namespace)
     at_once = {"succeeded": "0s"}
-    bench = Bench(training_operator.kubeconfig(), namespace, warnings=LEAD, retention=at_once, at_finish="Running")
-    bench.later(minutes=2)
-    report = bench.again()
+    harness = Harness(training_operator.kubeconfig(), namespace, warnings=LEAD, retention=at_once, at_finish="Running")
+    harness.later(minutes=2)
+    report = harness.again()
     assert (report.warnings, report.outcomes) == ([], [])
-    bench.later(minutes=4)
-    assert [line.action for line in passes(bench)][:2] == [Action.TRIM, Action.REMOVE]
-    assert not [one for one in bench.ledger.lines if isinstance(one, WarningSent)]
+    harness.later(minutes=4)
+    assert [line.action for line in passes(harness)][:2] == [Action.TRIM, Action.REMOVE]
+    assert not [one for one in harness.ledger.lines if isinstance(one, WarningSent)]
 
 
 def test_nothing_is_removed_before_its_time_when_its_children_end_meanwhile(
     training_operator: ControlPlane, namespace: str
 ) -> None:
     zombie(training_operator, namespace)
-    bench = Bench(training_operator.kubeconfig(), namespace, warnings=LEAD)
-    bench.later(minutes=61)
-    line = warn(bench)
+    harness = Harness(training_operator.kubeconfig(), namespace, warnings=LEAD)
+    harness.later(minutes=61)
+    line = warn(harness)
     for number in range(2):
         training_operator.finish_pod(namespace, f"{RUN}-worker-{number}")
     training_operator.until(
-        lambda: bench.subjects()[f"pytorchjob/{RUN}"].live_children == 0, "the workers are seen to be over"
+        lambda: harness.subjects()[f"pytorchjob/{RUN}"].live_children == 0, "the workers are seen to be over"
     )
-    assert passes(bench) == []
-    decision = bench.decisions()[f"pytorchjob/{RUN}"]
+    assert passes(harness) == []
+    decision = harness.decisions()[f"pytorchjob/{RUN}"]
     assert (decision.verdict, decision.due) == (Verdict.WAIT, line.until)
-    bench.later(minutes=21)
+    harness.later(minutes=21)
     assert isinstance(line.until, datetime)
-    assert reclaimed(passes(bench)) == {f"pytorchjob/{RUN}": Action.REMOVE}
+    assert reclaimed(passes(harness)) == {f"pytorchjob/{RUN}": Action.REMOVE}

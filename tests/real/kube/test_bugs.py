@@ -28,9 +28,9 @@ from gpukeeper.model.subject import Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench, minute_of, policy
+from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import ended_pod, ending, many_ended_pods, text, unplaced
+from tests.real.kube.harness import Harness, minute_of, policy
 from tests.real.kube.proxy import Asked, First, Late, Proxy, Say, proxy
 from tests.real.kube.runs import passes
 
@@ -44,9 +44,9 @@ def results(found: Mapping[str, Any] | list[Closed]) -> list[Result]:
     return [one.result for one in found]  # type: ignore[union-attr]
 
 
-def final_results(bench: Bench) -> list[Result]:
+def final_results(harness: Harness) -> list[Result]:
     """How passes end, the slow removals included that a later pass sees to be over."""
-    return [one for one in results(passes(bench)) if one is not Result.UNKNOWN]
+    return [one for one in results(passes(harness)) if one is not Result.UNKNOWN]
 
 
 def owned_by(owner: Object, kind: str, group: str) -> list[Object]:
@@ -54,9 +54,9 @@ def owned_by(owner: Object, kind: str, group: str) -> list[Object]:
     return [{"apiVersion": group, "kind": kind, "name": meta["name"], "uid": meta["uid"], "controller": True}]
 
 
-def measured(bench: Bench, name: str, minutes: int, values: Mapping[int, float | None] | float) -> None:
+def measured(harness: Harness, name: str, minutes: int, values: Mapping[int, float | None] | float) -> None:
     """Every minute so far: by number of the GPU its percent; None: nobody measured that one."""
-    subject, now = bench.subjects()[name], bench.clock.now()
+    subject, now = harness.subjects()[name], harness.clock.now()
     assert isinstance(subject.devices, tuple)
     samples = []
     for number, device in enumerate(subject.devices):
@@ -64,7 +64,7 @@ def measured(bench: Bench, name: str, minutes: int, values: Mapping[int, float |
         if value is not None:
             at = (now - timedelta(minutes=ago) for ago in range(minutes, -1, -1))
             samples += [minute_of(subject, device, one, value) for one in at]
-    bench.run(bench.signals.add(samples))
+    harness.run(harness.signals.add(samples))
 
 
 def between(plane: ControlPlane, one: Proxy) -> Path:
@@ -114,13 +114,13 @@ def _until_500(api: Api, namespace: str, plural: str) -> None:
 def test_the_same_name_made_anew_between_plan_and_act(plane: ControlPlane, namespace: str) -> None:
     """Same name re-created between plan and act (most): new uid → kept."""
     ended_pod(plane.api, namespace, "run")
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(minutes=61)
-    step = bench.step("pod/run")
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(minutes=61)
+    step = harness.step("pod/run")
     assert step.decision.action is Action.REMOVE
     plane.api.delete("pods", namespace, "run", grace=0)
     new = ended_pod(plane.api, namespace, "run")
-    assert bench.take(step).result is Result.CHANGED
+    assert harness.take(step).result is Result.CHANGED
     there = plane.api.get("pods", namespace, "run")
     assert there is not None
     assert there["metadata"]["uid"] == new["metadata"]["uid"]
@@ -136,10 +136,10 @@ def test_the_same_name_made_anew_between_the_last_look_and_the_delete(plane: Con
         made.append(ended_pod(plane.api, namespace, "run"))
 
     with proxy(plane) as one:
-        bench = Bench(between(plane, one), namespace)
-        bench.later(minutes=61)
+        harness = Harness(between(plane, one), namespace)
+        harness.later(minutes=61)
         one.rule = lambda asked: First(anew) if asked.method == "DELETE" and not made else None
-        assert results(bench.again().outcomes) == [Result.CHANGED]
+        assert results(harness.again().outcomes) == [Result.CHANGED]
         assert [asked.status for asked in one.asked if asked.method == "DELETE"] == [409]
     there = plane.api.get("pods", namespace, "run")
     assert there is not None
@@ -162,9 +162,9 @@ def test_two_namespaces_and_two_groups_with_one_name(plane: ControlPlane, namesp
     part = unplaced("part")
     part["metadata"]["ownerReferences"] = owned_by(foreign, "Job", GROUP)
     plane.api.create(part, namespace)
-    bench = Bench(plane.kubeconfig(), namespace, other, classes=AT_ONCE)
-    bench.later(minutes=61)
-    assert final_results(bench) == [Result.RECLAIMED, Result.RECLAIMED]
+    harness = Harness(plane.kubeconfig(), namespace, other, classes=AT_ONCE)
+    harness.later(minutes=61)
+    assert final_results(harness) == [Result.RECLAIMED, Result.RECLAIMED]
     assert plane.api.get("jobs", namespace, "run") is None
     assert plane.api.names("pods", namespace) == {"part"}
     assert plane.api.names("pods", other) == {"run"}
@@ -200,11 +200,11 @@ def test_a_copy_that_another_cluster_dispatched(plane: ControlPlane, namespace: 
     label = {"kueue.x-k8s.io/multikueue-origin": "manager-1"}
     ended_pod(plane.api, namespace, "copy", labels=label)
     ended_pod(plane.api, namespace, "own")
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(days=300)
-    assert final_results(bench) == [Result.RECLAIMED]
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(days=300)
+    assert final_results(harness) == [Result.RECLAIMED]
     assert plane.api.names("pods", namespace) == {"copy"}
-    assert "MultiKueue" in bench.decisions()["pod/copy"].reason
+    assert "MultiKueue" in harness.decisions()["pod/copy"].reason
 
 
 # Roots and what they own
@@ -213,13 +213,13 @@ def test_a_copy_that_another_cluster_dispatched(plane: ControlPlane, namespace: 
 @pytest.mark.usefixtures("kwok_node")
 def test_a_job_goes_with_its_pods_by_a_delete_that_says_so(plane: ControlPlane, namespace: str) -> None:
     """Default propagation orphans (ttlc, kc, kco): Job delete leaves no pod."""
-    plane.api.create(objects.job("train", parallelism=3, annotations={"bed/exit-code": "0"}), namespace)
+    plane.api.create(objects.job("train", parallelism=3, annotations={"test/exit-code": "0"}), namespace)
     plane.api.wait_condition("jobs", namespace, "train", "Complete")
     assert len(plane.api.list("pods", namespace)) == 3
     with proxy(plane) as one:
-        bench = Bench(between(plane, one), namespace)
-        bench.later(minutes=61)
-        assert final_results(bench) == [Result.RECLAIMED]
+        harness = Harness(between(plane, one), namespace)
+        harness.later(minutes=61)
+        assert final_results(harness) == [Result.RECLAIMED]
         (sent,) = [json.loads(asked.body) for asked in one.asked if asked.method == "DELETE"]
     assert sent["propagationPolicy"] in {"Foreground", "Background"}
     assert sent["preconditions"].keys() == {"uid", "resourceVersion"}
@@ -231,23 +231,23 @@ def test_a_job_goes_with_its_pods_by_a_delete_that_says_so(plane: ControlPlane, 
 def test_the_jobset_of_a_trainjob(trainer_v23: ControlPlane, namespace: str) -> None:
     """Child deleted, parent re-creates (tr#2981, #3779): owned JobSet is never a target."""
     plane = trainer_v23
-    plane.api.create(objects.training_runtime("torch", annotations={"bed/exit-code": "1"}), namespace)
+    plane.api.create(objects.training_runtime("torch", annotations={"test/exit-code": "1"}), namespace)
     plane.api.create(objects.train_job("run", "torch"), namespace)
     plane.api.wait_condition("trainjobs", namespace, "run", "Failed")
     child = plane.api.get("jobsets", namespace, "run")
     assert child is not None
     with proxy(plane) as one:
-        bench = Bench(between(plane, one), namespace, admins=["root"])
-        bench.later(minutes=121)
-        assert "trainjob/run" in bench.subjects()
-        assert not [name for name in bench.subjects() if name.startswith(("jobset/", "job/", "pod/"))]
-        ref = Ref("kubernetes", bench.platform.place, "jobset", "run", child["metadata"]["uid"], namespace)
-        looked = bench.run(bench.platform.look(ref))
+        harness = Harness(between(plane, one), namespace, admins=["root"])
+        harness.later(minutes=121)
+        assert "trainjob/run" in harness.subjects()
+        assert not [name for name in harness.subjects() if name.startswith(("jobset/", "job/", "pod/"))]
+        ref = Ref("kubernetes", harness.platform.place, "jobset", "run", child["metadata"]["uid"], namespace)
+        looked = harness.run(harness.platform.look(ref))
         assert isinstance(looked, Subject)
         assert str(looked.root).endswith("trainjob/run")
-        reply = bench.ask("root", "remove", ref.path, attended=True)
+        reply = harness.ask("root", "remove", ref.path, attended=True)
         assert not reply.done, reply.words
-        assert final_results(bench) == [Result.RECLAIMED]
+        assert final_results(harness) == [Result.RECLAIMED]
         assert [asked.path.split("/")[-2:] for asked in one.asked if asked.method == "DELETE"] == [["trainjobs", "run"]]
     plane.api.wait_gone("jobsets", namespace, "run")
     time.sleep(3)  # its controller makes one anew within a second where it does
@@ -264,13 +264,13 @@ def test_a_child_whose_removal_failed_and_was_forgotten(trainer_v23: ControlPlan
     with unreachable_webhook(plane.api, namespace, "jobset.x-k8s.io", "jobsets"):
         plane.api.wait_condition("trainjobs", namespace, "run", "Failed")
         time.sleep(2)
-    bench = Bench(plane.kubeconfig(), namespace, at_finish="Running", classes=AT_ONCE)
+    harness = Harness(plane.kubeconfig(), namespace, at_finish="Running", classes=AT_ONCE)
     if plane.api.list("jobsets", namespace) == []:
         pytest.fail("the controller tried again: the bug is mended, and this row needs another child")
-    zombie = bench.subjects()["trainjob/run"]
+    zombie = harness.subjects()["trainjob/run"]
     assert (zombie.state, zombie.outcome, zombie.live_children) == (State.ENDED, Outcome.FAILED, 1)
-    bench.later(minutes=6)
-    report = bench.again()
+    harness.later(minutes=6)
+    report = harness.again()
     assert [(one.action, one.result) for one in report.outcomes] == [(Action.TRIM, Result.RECLAIMED)], report.outcomes
     assert plane.api.get("trainjobs", namespace, "run") is not None
     plane.api.wait_pods(namespace, 0)
@@ -292,12 +292,12 @@ def test_workers_that_a_success_hides(training_operator: ControlPlane, namespace
         words="a status that hides the worker",
     )
     plane.api.wait_pods(namespace, 1)
-    bench = Bench(plane.kubeconfig(), namespace, at_finish="Running", classes=AT_ONCE)
-    zombie = bench.subjects()["pytorchjob/run"]
+    harness = Harness(plane.kubeconfig(), namespace, at_finish="Running", classes=AT_ONCE)
+    zombie = harness.subjects()["pytorchjob/run"]
     assert (zombie.state, zombie.live_children) == (State.ENDED, 1), seen["status"]
-    bench.later(minutes=6)
-    assert bench.decisions()["pytorchjob/run"].rule == "live_children"
-    report = bench.again()
+    harness.later(minutes=6)
+    assert harness.decisions()["pytorchjob/run"].rule == "live_children"
+    report = harness.again()
     assert [(one.action, one.result) for one in report.outcomes] == [(Action.TRIM, Result.RECLAIMED)], report.outcomes
     assert plane.api.get("pytorchjobs", namespace, "run") is not None
     plane.api.wait_pods(namespace, 0)
@@ -331,11 +331,11 @@ def test_a_rayjob_past_its_deadline(plane: ControlPlane, namespace: str) -> None
     made = objects.ray_cluster("tune-x")
     made["metadata"]["ownerReferences"] = owned_by(job, "RayJob", "ray.io/v1")
     _ray_pod(plane, namespace, plane.api.create(made, namespace))
-    bench = Bench(plane.kubeconfig(), namespace, retention={"failed": "manual"}, at_finish="None")
-    bench.later(days=10)
-    left = bench.subjects()["rayjob/tune"]
+    harness = Harness(plane.kubeconfig(), namespace, retention={"failed": "manual"}, at_finish="None")
+    harness.later(days=10)
+    left = harness.subjects()["rayjob/tune"]
     assert (left.state, left.outcome, left.live_children) == (State.ENDED, Outcome.FAILED, 1)
-    said = bench.decisions()["rayjob/tune"]
+    said = harness.decisions()["rayjob/tune"]
     assert (said.action, said.verdict) == (Action.KEEP, Verdict.REPORT)
     assert "1 of its children still run and hold GPUs" in said.reason
 
@@ -350,9 +350,9 @@ def test_a_raycluster_that_is_only_borrowed(plane: ControlPlane, namespace: str)
     status = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED", "endTime": text(datetime.now(UTC))}
     status["rayClusterName"] = "shared"
     _ray_job(plane, namespace, status, clusterSelector={"ray.io/cluster": "shared"})
-    bench = Bench(plane.kubeconfig(), namespace, at_finish="All")
-    bench.later(hours=2)
-    assert final_results(bench) == [Result.RECLAIMED]
+    harness = Harness(plane.kubeconfig(), namespace, at_finish="All")
+    harness.later(hours=2)
+    assert final_results(harness) == [Result.RECLAIMED]
     assert plane.api.get("rayjobs", namespace, "tune") is None
     still = plane.api.get("rayclusters", namespace, "shared")
     assert still is not None
@@ -369,17 +369,17 @@ def test_a_mark_that_was_copied_to_a_replicaset(plane: ControlPlane, namespace: 
     plane.api.wait_pods(namespace, 1)
     (copy,) = plane.api.list("replicasets", namespace)
     assert copy["metadata"]["annotations"]["janitor/ttl"] == "1m"
-    bench = Bench(plane.kubeconfig(), namespace, ttl={"foreign": ["janitor/ttl"]})
-    bench.later(days=30)
-    assert set(bench.subjects()) == {"deployment/serve"}
+    harness = Harness(plane.kubeconfig(), namespace, ttl={"foreign": ["janitor/ttl"]})
+    harness.later(days=30)
+    assert set(harness.subjects()) == {"deployment/serve"}
     ref = Ref(
-        "kubernetes", bench.platform.place, "replicaset", copy["metadata"]["name"], copy["metadata"]["uid"], namespace
+        "kubernetes", harness.platform.place, "replicaset", copy["metadata"]["name"], copy["metadata"]["uid"], namespace
     )
-    looked = bench.run(bench.platform.look(ref))
+    looked = harness.run(harness.platform.look(ref))
     assert isinstance(looked, Subject)
     assert str(looked.root).endswith("deployment/serve")
-    assert bench.again().outcomes == []
-    assert bench.cluster.asked["DELETE"] == 0
+    assert harness.again().outcomes == []
+    assert harness.cluster.asked["DELETE"] == 0
     plane.api.wait_pods(namespace, 1)
 
 
@@ -391,13 +391,13 @@ def test_one_gpu_of_eight_that_nobody_measured(plane: ControlPlane, namespace: s
     """Silence as idle (notebook culler, KAI#1968): drop one GPU's series of eight → kept."""
     plane.api.create(objects.pod("train", gpus=8), namespace)
     plane.api.wait_pods(namespace, 1)
-    bench = Bench(plane.kubeconfig(), namespace, classes=IDLE)
-    bench.later(minutes=60)
-    measured(bench, "pod/train", 50, {3: None})
-    said = bench.decisions()["pod/train"]
+    harness = Harness(plane.kubeconfig(), namespace, classes=IDLE)
+    harness.later(minutes=60)
+    measured(harness, "pod/train", 50, {3: None})
+    said = harness.decisions()["pod/train"]
     assert (said.action, said.verdict) == (Action.KEEP, Verdict.UNKNOWN), said.reason
-    measured(bench, "pod/train", 50, 0.0)
-    said = bench.decisions()["pod/train"]
+    measured(harness, "pod/train", 50, 0.0)
+    said = harness.decisions()["pod/train"]
     assert said.action is Action.WARN, f"all eight are known to be idle: {said.reason}"
 
 
@@ -409,10 +409,10 @@ def test_one_idle_gpu_and_one_idle_replica(plane: ControlPlane, namespace: str) 
     busy, idle = dict.fromkeys(range(8), 80.0), dict.fromkeys(range(8), 0.0)
     found = {}
     for part in (1, 2, 7, 8):  # a GPU, a replica, all but one GPU, and everything
-        bench = Bench(plane.kubeconfig(), namespace, classes=IDLE)
-        bench.later(minutes=60)
-        measured(bench, "deployment/serve", 50, {**idle, **{n: busy[n] for n in range(part, 8)}})
-        found[part] = bench.decisions()["deployment/serve"].action
+        harness = Harness(plane.kubeconfig(), namespace, classes=IDLE)
+        harness.later(minutes=60)
+        measured(harness, "deployment/serve", 50, {**idle, **{n: busy[n] for n in range(part, 8)}})
+        found[part] = harness.decisions()["deployment/serve"].action
     assert found == {1: Action.KEEP, 2: Action.KEEP, 7: Action.KEEP, 8: Action.WARN}
 
 
@@ -433,17 +433,17 @@ def test_one_idle_gpu_and_one_idle_replica(plane: ControlPlane, namespace: str) 
 def test_odd_times(plane: ControlPlane, namespace: str, finished: str | None, known: bool) -> None:
     """Odd times (docker-gc#23, v1 nil completionTime): nil, year 1, pre-1970, future → kept, reported."""
     ended_pod(plane.api, namespace, "odd", finished=finished)
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(days=9)
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(days=9)
     if known:
-        assert bench.decisions()["pod/odd"].action is Action.REMOVE
+        assert harness.decisions()["pod/odd"].action is Action.REMOVE
         return
-    subject = bench.subjects()["pod/odd"]
+    subject = harness.subjects()["pod/odd"]
     assert isinstance(subject.ended, Unknown), subject.ended
     assert any("its end time is unknown" in one for one in subject.findings), subject.findings
-    assert bench.again().outcomes == []  # counted from when it was first seen ended: now
-    bench.later(minutes=59)
-    assert bench.again().outcomes == []
+    assert harness.again().outcomes == []  # counted from when it was first seen ended: now
+    harness.later(minutes=59)
+    assert harness.again().outcomes == []
     assert plane.api.names("pods", namespace) == {"odd"}
 
 
@@ -456,10 +456,10 @@ def test_a_pod_that_runs_and_is_not_ready(plane: ControlPlane, namespace: str) -
     plane.api.patch(
         "pods", namespace, "train", {"status": {"conditions": [not_ready]}}, kind="strategic", subresource="status"
     )
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(days=90)
-    assert bench.subjects()["pod/train"].state is State.RUNNING
-    assert bench.again().outcomes == []
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(days=90)
+    assert harness.subjects()["pod/train"].state is State.RUNNING
+    assert harness.again().outcomes == []
     plane.api.wait_pods(namespace, 1)
 
 
@@ -475,32 +475,34 @@ def test_a_job_that_succeeded_after_failures(plane: ControlPlane, namespace: str
         plane.finish_pod(namespace, one["metadata"]["name"], exit_code=1)
     done = plane.api.wait_condition("jobs", namespace, "train", "Complete")
     assert done["status"]["failed"] == 2
-    bench = Bench(plane.kubeconfig(), namespace)  # succeeded 1h, failed 2h
-    bench.later(minutes=61)
-    assert bench.subjects()["job/train"].outcome is Outcome.SUCCEEDED
-    assert final_results(bench) == [Result.RECLAIMED]
+    harness = Harness(plane.kubeconfig(), namespace)  # succeeded 1h, failed 2h
+    harness.later(minutes=61)
+    assert harness.subjects()["job/train"].outcome is Outcome.SUCCEEDED
+    assert final_results(harness) == [Result.RECLAIMED]
 
 
 def test_due_within_one_interval_after_a_restart(plane: ControlPlane, namespace: str) -> None:
     """Unread timer (tr#1533): due within one interval after restart."""
     ended_pod(plane.api, namespace, "run")
-    bench = Bench(plane.kubeconfig(), namespace, schedule={"every": "5m"})
-    bench.again()
-    bench.clock.ahead += timedelta(minutes=59, seconds=55)
-    bench.ledger = type(bench.ledger)()  # a daemon that finds an old ledger waits for another reason
-    bench.later()  # its timers are gone with the process
+    harness = Harness(plane.kubeconfig(), namespace, schedule={"every": "5m"})
+    harness.again()
+    harness.clock.ahead += timedelta(minutes=59, seconds=55)
+    harness.ledger = type(harness.ledger)()  # a daemon that finds an old ledger waits for another reason
+    harness.later()  # its timers are gone with the process
     began = time.monotonic()
-    _serve(bench, lambda: plane.api.get("pods", namespace, "run") is None, 60)
+    _serve(harness, lambda: plane.api.get("pods", namespace, "run") is None, 60)
     assert time.monotonic() - began < 60
 
 
-def _serve(bench: Bench, enough: Any, seconds: float, complaints: list[str] | None = None) -> None:
+def _serve(harness: Harness, enough: Any, seconds: float, complaints: list[str] | None = None) -> None:
     """The daemon's loop, until the cluster looks so."""
 
     async def story() -> None:
         stop = asyncio.Event()
         told = complaints if complaints is not None else []
-        running = asyncio.create_task(watch(Watch(bench.keeper, lambda: bench.book, stop, on_complaint=told.append)))
+        running = asyncio.create_task(
+            watch(Watch(harness.keeper, lambda: harness.book, stop, on_complaint=told.append))
+        )
         try:
             async with asyncio.timeout(seconds):
                 while not await asyncio.to_thread(enough):
@@ -530,11 +532,11 @@ def crowd(the_plane: ControlPlane) -> Iterator[str]:
 @pytest.mark.timeout(600)
 def test_many_are_due_and_the_limit_is_a_hundred(plane: ControlPlane, crowd: str) -> None:
     """Cap ignored (c7n_kube, helm 256): 10,001 finished due, limit 100 → 100 oldest, the rest deferred (see MANY)."""
-    bench = Bench(
+    harness = Harness(
         plane.kubeconfig(), crowd, budget={"per_pass": 100, "per_hour": 100000}, capture={"what": ["manifest"]}
     )
-    bench.later(hours=2)
-    report = bench.again()
+    harness.later(hours=2)
+    report = harness.again()
     assert len(report.reclaimed) == 100
     assert report.deferred == MANY - 100
     left = plane.api.names("pods", crowd)
@@ -544,10 +546,10 @@ def test_many_are_due_and_the_limit_is_a_hundred(plane: ControlPlane, crowd: str
 MEMORY = """
 import os, resource, sys
 from pathlib import Path
-from tests.real.kube.bench import Bench
-bench = Bench(Path(sys.argv[1]), sys.argv[2], kubernetes={"page": 100})
-seen = sum(len(bench.again().survey.decisions) for _ in range(2))
-print(seen, bench.again().survey.counts.seen, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+from tests.real.kube.harness import Harness
+harness = Harness(Path(sys.argv[1]), sys.argv[2], kubernetes={"page": 100})
+seen = sum(len(harness.again().survey.decisions) for _ in range(2))
+print(seen, harness.again().survey.counts.seen, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
 
@@ -566,7 +568,7 @@ def test_memory_follows_the_page(plane: ControlPlane, crowd: str, namespace: str
     few, small = peak(namespace)
     many, large = peak(crowd)
     assert (few, many >= MANY - 100) == (100, True)
-    # The ledger of this bench lives in memory; its lines take about 3 KiB for each pod.
+    # The ledger of this harness lives in memory; its lines take about 3 KiB for each pod.
     assert large - small < 4 + 4 * many / 1024, f"{small} MiB for {few} pods, {large} MiB for {many}"
 
 
@@ -579,26 +581,26 @@ def test_a_third_of_what_runs_is_due_at_once(plane: ControlPlane, namespace: str
         for number in range(10):
             plane.api.create(objects.pod(f"run-{number}"), namespace)
         plane.api.wait_pods(namespace, 10)
-        bench = Bench(plane.kubeconfig(), namespace, classes=IDLE, breaker={"running": "20%", "floor": 1})
+        harness = Harness(plane.kubeconfig(), namespace, classes=IDLE, breaker={"running": "20%", "floor": 1})
         for minutes in (60, 10):
-            bench.later(minutes=minutes)
+            harness.later(minutes=minutes)
             for number in range(10):
-                measured(bench, f"pod/run-{number}", 50, 0.0 if number < 3 else 90.0)
-            report = bench.again()
-        assert len(bench.run(_warned(bench))) == 3
+                measured(harness, f"pod/run-{number}", 50, 0.0 if number < 3 else 90.0)
+            report = harness.again()
+        assert len(harness.run(_warned(harness))) == 3
         assert report.plan.breaker is not None, [one.decision.reason for one in report.plan.steps]
         assert "3 of 10" in report.plan.breaker
         assert report.outcomes == []
-        assert not [line for line in bench.ledger.lines if isinstance(line, Intended)]
+        assert not [line for line in harness.ledger.lines if isinstance(line, Intended)]
         plane.api.wait_pods(namespace, 10)
     finally:
         plane.remove_node(more)
 
 
-async def _warned(bench: Bench) -> set[str]:
+async def _warned(harness: Harness) -> set[str]:
     from gpukeeper.model.event import WarningSent
 
-    return {line.ref.name for line in bench.ledger.lines if isinstance(line, WarningSent) and line.ref is not None}
+    return {line.ref.name for line in harness.ledger.lines if isinstance(line, WarningSent) and line.ref is not None}
 
 
 def test_the_command_says_by_its_exit_that_some_were_deferred(
@@ -642,9 +644,9 @@ def test_a_failure_is_no_success(plane: ControlPlane, namespace: str) -> None:
 
     try:
         with proxy(plane, rule) as one:
-            bench = Bench(between(plane, one), namespace, classes=AT_ONCE)
-            bench.later(minutes=61)
-            report = bench.again()
+            harness = Harness(between(plane, one), namespace, classes=AT_ONCE)
+            harness.later(minutes=61)
+            report = harness.again()
         found = {line.ref.name: line.result for line in report.outcomes if line.ref is not None}
         assert found == {"forbidden": Result.REFUSED, "broken": Result.STILL_THERE, "pinned": Result.STILL_THERE}
         assert report.reclaimed == []
@@ -661,16 +663,16 @@ def test_no_second_delete(plane: ControlPlane, namespace: str) -> None:
     made["metadata"]["finalizers"] = ["example.com/wait"]
     plane.api.create(made, namespace)
     plane.api.wait_condition("jobs", namespace, "train", "Complete")
-    bench = Bench(plane.kubeconfig(), namespace, admins=["root"])
-    bench.later(minutes=61)
-    step = bench.step("job/train")
+    harness = Harness(plane.kubeconfig(), namespace, admins=["root"])
+    harness.later(minutes=61)
+    step = harness.step("job/train")
     assert step.decision.action is Action.REMOVE
     plane.api.delete("jobs", namespace, "train", propagation="Foreground")
     try:
-        assert bench.take(step).result is Result.CHANGED
-        assert bench.again().outcomes == []
-        bench.ask("root", "remove", step.decision.seen.ref.path, attended=True)
-        assert bench.cluster.asked["DELETE"] == 0
+        assert harness.take(step).result is Result.CHANGED
+        assert harness.again().outcomes == []
+        harness.ask("root", "remove", step.decision.seen.ref.path, attended=True)
+        assert harness.cluster.asked["DELETE"] == 0
     finally:
         plane.api.patch("jobs", namespace, "train", {"metadata": {"finalizers": None}})
 
@@ -678,10 +680,10 @@ def test_no_second_delete(plane: ControlPlane, namespace: str) -> None:
 def test_a_mark_that_cannot_be_read(plane: ControlPlane, namespace: str) -> None:
     """Bad marker (kyverno#8593): `10ay` → held, loud."""
     ended_pod(plane.api, namespace, "run", annotations={"gpukeeper.io/ttl": "10ay"})
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(days=29)
-    assert bench.again().outcomes == []
-    loud = [line.what for line in bench.ledger.lines if isinstance(line, Complaint)]
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(days=29)
+    assert harness.again().outcomes == []
+    loud = [line.what for line in harness.ledger.lines if isinstance(line, Complaint)]
     assert any("10ay" in what for what in loud), loud
     assert plane.api.names("pods", namespace) == {"run"}
 
@@ -694,9 +696,9 @@ def test_volumes_that_would_be_lost(plane: ControlPlane, namespace: str) -> None
     made["spec"] |= {"persistentVolumeClaimRetentionPolicy": {"whenScaled": "Delete"}, "serviceName": "serve"}
     plane.api.create(made, namespace)
     plane.api.wait_pods(namespace, 1)
-    bench = Bench(plane.kubeconfig(), namespace, admins=["root"])
-    path = bench.subjects()["statefulset/serve"].ref.path
-    reply = bench.ask("root", "stop", path, attended=True)
+    harness = Harness(plane.kubeconfig(), namespace, admins=["root"])
+    path = harness.subjects()["statefulset/serve"].ref.path
+    reply = harness.ask("root", "stop", path, attended=True)
     assert not reply.done
     assert "whenScaled is Delete" in reply.words
     still = plane.api.get("statefulsets", namespace, "serve")
@@ -720,14 +722,16 @@ def test_a_patch_whose_test_fails(plane: ControlPlane, namespace: str, unrelated
     change: Object = {"metadata": {"annotations": {"note": "x"}}} if unrelated else {"spec": {"suspend": True}}
     done: list[Object] = []
     with proxy(plane) as one:
-        bench = Bench(between(plane, one), namespace, kubernetes={"release": ["foregroundDeletion"]}, classes=AT_ONCE)
-        bench.later(minutes=10)
+        harness = Harness(
+            between(plane, one), namespace, kubernetes={"release": ["foregroundDeletion"]}, classes=AT_ONCE
+        )
+        harness.later(minutes=10)
         one.rule = lambda asked: (
             First(lambda: done.append(plane.api.patch("jobs", namespace, "train", change)))
             if asked.method == "PATCH" and not done
             else None
         )
-        (closed,) = bench.again().outcomes
+        (closed,) = harness.again().outcomes
         told = [asked.status for asked in one.asked if asked.method == "PATCH"]
     assert closed.action is Action.RELEASE
     if unrelated:
@@ -748,13 +752,13 @@ def test_one_answer_about_what_is_served_is_503(plane: ControlPlane, namespace: 
     plane.api.create(objects.job("train", parallelism=0, gpus=0), namespace)
     plane.api.wait_condition("jobs", namespace, "train", "Complete")
     with proxy(plane, lambda asked: Say(503) if asked.path == "/apis/batch" else None) as one:
-        bench = Bench(between(plane, one), namespace)
-        bench.later(minutes=61)
-        report = bench.again()
+        harness = Harness(between(plane, one), namespace)
+        harness.later(minutes=61)
+        report = harness.again()
         assert report.outcomes == []
         assert [unseen.what for unseen in report.survey.unseen] == ["jobs"]
         one.rule = None
-        assert final_results(bench) == [Result.RECLAIMED]
+        assert final_results(harness) == [Result.RECLAIMED]
     assert plane.api.list("jobs", namespace) == []
 
 
@@ -762,10 +766,10 @@ def test_a_pass_that_does_not_happen_is_said(plane: ControlPlane, namespace: str
     """Silent stop (hawk): missing pass alarms."""
     told: list[str] = []
     with proxy(plane, lambda asked: Late(60)) as one:
-        bench = Bench(between(plane, one), namespace, schedule={"every": "1s"})
-        _serve(bench, lambda: bool(told), 60, told)
+        harness = Harness(between(plane, one), namespace, schedule={"every": "1s"})
+        _serve(harness, lambda: bool(told), 60, told)
     assert "no pass finished" in told[0]
-    assert any(isinstance(line, Complaint) for line in bench.ledger.lines)
+    assert any(isinstance(line, Complaint) for line in harness.ledger.lines)
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["with a token to go on", "without"])
@@ -781,18 +785,18 @@ def test_a_list_that_expires_in_the_middle(plane: ControlPlane, namespace: str, 
         return Say(410, "the token is too old", token=_later(token) if goes_on else "")
 
     with proxy(plane) as one:
-        bench = Bench(between(plane, one), namespace, kubernetes={"page": 2})
-        assert bench.again().survey.counts.seen == 5
+        harness = Harness(between(plane, one), namespace, kubernetes={"page": 2})
+        assert harness.again().survey.counts.seen == 5
         one.forget()
         one.rule = rule
-        report = bench.again()
+        report = harness.again()
         asked = [1 for each in one.lists() if each.path.endswith("/pods")]
         assert len(asked) <= 5, "it does not spin"
         assert [unseen.what for unseen in report.survey.unseen] == [f"pods in {namespace}"]
         assert (report.survey.missing, report.survey.counts.seen >= 2) == ([], True)
-        assert len(bench.run(bench.ledger.present("kubernetes", bench.platform.place))) == 5
+        assert len(harness.run(harness.ledger.present("kubernetes", harness.platform.place))) == 5
         one.rule = None
-        assert (bench.again().survey.unseen, report.outcomes) == ([], [])
+        assert (harness.again().survey.unseen, report.outcomes) == ([], [])
 
 
 def _decoded(token: str) -> bytes:
@@ -811,4 +815,4 @@ def test_the_ending_of_a_pod_by_hand_is_one(plane: ControlPlane, namespace: str)
     seen = plane.api.get("pods", namespace, "run")
     assert seen is not None
     assert (seen["metadata"]["uid"], seen["status"]["phase"]) == (made["metadata"]["uid"], ending(3)["phase"])
-    assert Bench(plane.kubeconfig(), namespace).subjects()["pod/run"].outcome is Outcome.FAILED
+    assert Harness(plane.kubeconfig(), namespace).subjects()["pod/run"].outcome is Outcome.FAILED

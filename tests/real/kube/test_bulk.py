@@ -14,9 +14,9 @@ from gpukeeper.model.event import Captured
 from gpukeeper.model.subject import Subject
 from tests.real.kube import objects
 from tests.real.kube.api import condition
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import text
+from tests.real.kube.harness import Harness
 from tests.real.kube.nodes import DEFAULT_LOG
 from tests.real.kube.runs import SUCCEEDS
 
@@ -42,17 +42,17 @@ def ended_jobs(plane: ControlPlane, namespace: str, number: int = JOBS) -> list[
     return names
 
 
-def a_bench(plane: ControlPlane, namespace: str) -> Bench:
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(hours=2)
-    return bench
+def a_bench(plane: ControlPlane, namespace: str) -> Harness:
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(hours=2)
+    return harness
 
 
 def test_a_finished_job_goes_with_three_questions_at_most(plane: ControlPlane, namespace: str) -> None:
     names = ended_jobs(plane, namespace)
-    bench = a_bench(plane, namespace)
-    report = bench.again()
-    asked = bench.cluster.asked
+    harness = a_bench(plane, namespace)
+    report = harness.again()
+    asked = harness.cluster.asked
     assert sorted(line.ref.name for line in report.reclaimed if line.ref) == sorted(names), report.failed
     assert plane.api.list("jobs", namespace) == []
     assert asked["DELETE"] == JOBS
@@ -63,13 +63,13 @@ def test_a_finished_job_goes_with_three_questions_at_most(plane: ControlPlane, n
 
 def test_everything_is_captured_from_lists_as_from_questions(plane: ControlPlane, namespace: str) -> None:
     ended_jobs(plane, namespace)
-    bench = a_bench(plane, namespace)
-    bench.again()
-    saved = [line for line in bench.ledger.lines if isinstance(line, Captured)]
+    harness = a_bench(plane, namespace)
+    harness.again()
+    saved = [line for line in harness.ledger.lines if isinstance(line, Captured)]
     assert len(saved) == JOBS
     for line in saved:
         assert line.ref is not None
-        evidence: Any = bench.run(bench.evidence.load(line.evidence))
+        evidence: Any = harness.run(harness.evidence.load(line.evidence))
         manifest = evidence.files["manifest.json"].decode()
         assert '"kind": "Job"' in manifest
         assert '"apiVersion": "batch/v1"' in manifest
@@ -83,8 +83,8 @@ def test_everything_is_captured_from_lists_as_from_questions(plane: ControlPlane
 
 def test_what_somebody_holds_after_it_was_listed_stays(plane: ControlPlane, namespace: str) -> None:
     ended_jobs(plane, namespace)
-    bench = a_bench(plane, namespace)
-    capture, far = bench.platform.capture, text(datetime.now(UTC) + timedelta(hours=20))
+    harness = a_bench(plane, namespace)
+    capture, far = harness.platform.capture, text(datetime.now(UTC) + timedelta(hours=20))
 
     async def held_meanwhile(subject: Subject, what: Sequence[str]) -> Any:
         taken = await capture(subject, what)
@@ -93,8 +93,8 @@ def test_what_somebody_holds_after_it_was_listed_stays(plane: ControlPlane, name
             plane.api.patch("jobs", namespace, "run-7", mark)
         return taken
 
-    bench.platform.capture = held_meanwhile  # type: ignore[method-assign]
-    report = bench.again()
+    harness.platform.capture = held_meanwhile  # type: ignore[method-assign]
+    report = harness.again()
     assert len(report.reclaimed) == JOBS - 1
     (kept,) = [one for one in report.outcomes if one.result is not Result.RECLAIMED]
     assert (kept.ref and kept.ref.name, kept.result) == ("run-7", Result.CHANGED)
@@ -103,8 +103,8 @@ def test_what_somebody_holds_after_it_was_listed_stays(plane: ControlPlane, name
 
 def test_a_job_of_the_same_name_that_came_meanwhile_stays(plane: ControlPlane, namespace: str) -> None:
     ended_jobs(plane, namespace)
-    bench = a_bench(plane, namespace)
-    capture, new = bench.platform.capture, list[str]()
+    harness = a_bench(plane, namespace)
+    capture, new = harness.platform.capture, list[str]()
 
     async def replaced_meanwhile(subject: Subject, what: Sequence[str]) -> Any:
         taken = await capture(subject, what)
@@ -113,7 +113,7 @@ def test_a_job_of_the_same_name_that_came_meanwhile_stays(plane: ControlPlane, n
             new.append(plane.api.create(objects.job("run-7"), namespace)["metadata"]["uid"])
         return taken
 
-    bench.platform.capture = replaced_meanwhile  # type: ignore[method-assign]
-    report = bench.again()
+    harness.platform.capture = replaced_meanwhile  # type: ignore[method-assign]
+    report = harness.again()
     assert len(report.reclaimed) == JOBS - 1
     assert [one["metadata"]["uid"] for one in plane.api.list("jobs", namespace)] == new

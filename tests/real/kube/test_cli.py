@@ -20,8 +20,8 @@ import pytest
 from tests.cli.fleet import Ran
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object, condition
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane
+from tests.real.kube.harness import Harness
 from tests.real.kube.runs import CHAIN, FAILS, SUCCEEDS, left, marked
 from tests.real.kube.test_rights import ALL
 
@@ -74,7 +74,7 @@ class Shell:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def path(self, kind: str, name: str) -> str:
-        return f"kubernetes/bed/{self.namespace}/{kind}/{name}"
+        return f"kubernetes/test/{self.namespace}/{kind}/{name}"
 
     def results(self) -> list[tuple[str, str]]:
         """From its ledger: what of which kind was seen to be done."""
@@ -346,7 +346,7 @@ def test_an_api_server_that_is_down_is_said_and_nothing_vanishes(
     try:
         planned = shell.run("plan", "--exit-code")
         assert (planned.code, planned.out) == (FAILED, "")
-        assert "kubernetes/bed could not be read" in planned.err
+        assert "kubernetes/test could not be read" in planned.err
         assert "Connection refused" in planned.err
         applied = shell.run("apply", "--yes")
         assert applied.code == PARTLY
@@ -374,7 +374,7 @@ def _no_such_plugin(config: Object) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda config: config["contexts"].clear(), 'context "bed" not found'),
+        (lambda config: config["contexts"].clear(), 'context "test" not found'),
         (lambda config: config["users"][0]["user"].update(token="wrong"), "the credentials are invalid or expired"),
         (
             lambda config: config["clusters"][0]["cluster"].pop("certificate-authority-data"),
@@ -452,7 +452,7 @@ def test_a_hold_is_written_onto_the_object_and_binds_who_has_another_ledger(
     held = shell.run("workload", "hold", shell.path("job", "run"), "--for", "2h")
     assert held.code == DONE, held.err
     assert held_until(api, namespace, "run") is not None
-    operator = Bench(plane.kubeconfig(), namespace, retention={"succeeded": "0s"})
+    operator = Harness(plane.kubeconfig(), namespace, retention={"succeeded": "0s"})
     operator.again()
     api.wait_gone("jobs", namespace, "other")
     assert api.names("jobs", namespace) == {"run"}

@@ -26,7 +26,7 @@ import pytest
 from gpukeeper.model.decision import Result
 from tests.real.kube import objects
 from tests.real.kube.api import Object, condition
-from tests.real.kube.bed import ControlPlane
+from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import ended_pod, text, unplaced
 from tests.real.kube.removals import Removals
 from tests.real.kube.runs import SUCCEEDS, marked

@@ -28,7 +28,7 @@ from gpukeeper.platforms.kubernetes.finalizers import CIRCLE, FOREGROUND
 from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object, Refused
-from tests.real.kube.bed import ControlPlane
+from tests.real.kube.control_plane import ControlPlane
 
 TRAINER = "kubeflow-trainer-controller-manager"
 TRAINER_IMAGE = "ghcr.io/kubeflow/trainer/trainer-controller-manager:{}"
@@ -47,7 +47,7 @@ class Asked:
     def about(self, one: Object, now: datetime) -> Diagnosis:
         said = one["metadata"]
         kind = one.get("kind", "Pod").lower()  # pods come from a list, whose items have none
-        ref = Ref("kubernetes", "bed", kind, said["name"], said["uid"], said["namespace"])
+        ref = Ref("kubernetes", "test", kind, said["name"], said["uid"], said["namespace"])
 
         async def ask() -> Diagnosis | Unknown:
             async with self.cluster.opened():
@@ -166,7 +166,7 @@ def test_a_finalizer_whose_controller_is_switched_off(
 
 def failing(api: Api, namespace: str) -> Object:
     """A TrainJob that has failed; nothing removes its JobSet."""
-    ends = {"bed/exit-code": "1", "bed/finish-after": "1s"}
+    ends = {"test/exit-code": "1", "test/finish-after": "1s"}
     api.create(objects.training_runtime("torch", annotations=ends), namespace)
     api.create(objects.train_job("run-7", "torch"), namespace)
     failed: Object = api.wait_condition("trainjobs", namespace, "run-7", "Failed")

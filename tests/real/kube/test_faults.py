@@ -31,9 +31,9 @@ from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.object_reader import ReadObject
 from tests.real.kube import objects
 from tests.real.kube.api import Api
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import ended_pod, text, unplaced
+from tests.real.kube.harness import Harness
 from tests.real.kube.proxy import Asked, Cut, Fault, First, Jumble, Late, Lose, Proxy, Say, Swallow, proxy
 
 SEEDS = [int(os.environ["SEED"])] if os.environ.get("SEED") else list(range(30))
@@ -214,24 +214,24 @@ async def story(world: World, between: Proxy, plane: ControlPlane, platform: Pla
     """Passes through faults, then two without."""
     await asyncio.to_thread(world.build)
     between.rule = world.rule
-    bench = Bench(
+    harness = Harness(
         plane.kubeconfig(server=between.address),
         world.namespace,
         classes={"cluster": {"grace": "0s"}},
         kubernetes={"requests": 1000, "burst": 1000, "page": 3},
     )
-    bench.platform = platform(bench.cluster, bench.clock, bench.book.policy)
-    world.lines = bench.ledger.lines
-    bench.later(minutes=61)
-    listening = asyncio.create_task(_listen(bench.platform)) if world.seed % 2 else None
+    harness.platform = platform(harness.cluster, harness.clock, harness.book.policy)
+    world.lines = harness.ledger.lines
+    harness.later(minutes=61)
+    listening = asyncio.create_task(_listen(harness.platform)) if world.seed % 2 else None
     for _ in range(passes):
-        await _pass(bench)
-        bench.later(minutes=21)  # what came to nothing is tried again
+        await _pass(harness)
+        harness.later(minutes=21)  # what came to nothing is tried again
     said = await asyncio.to_thread(world.check, all_gone=False)
     world.faults = False
     for _ in range(2):
-        await _pass(bench)
-        bench.later(minutes=21)
+        await _pass(harness)
+        harness.later(minutes=21)
     if listening is not None:
         assert not listening.done(), listening.result()
         listening.cancel()
@@ -239,8 +239,8 @@ async def story(world: World, between: Proxy, plane: ControlPlane, platform: Pla
     return said or await asyncio.to_thread(world.check, all_gone=True)
 
 
-async def _pass(bench: Bench) -> PassReport:
-    return await reclaim(bench.keeper, bench.platform, bench.book)
+async def _pass(harness: Harness) -> PassReport:
+    return await reclaim(harness.keeper, harness.platform, harness.book)
 
 
 async def _listen(platform: KubernetesPlatform) -> None:

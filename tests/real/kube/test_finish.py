@@ -15,8 +15,8 @@ from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.event import Complaint
 from tests.real.kube import objects
 from tests.real.kube.api import Object, condition
-from tests.real.kube.bed import ControlPlane, control_plane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane, control_plane
+from tests.real.kube.harness import Harness
 from tests.real.kube.runs import (
     CHAIN,
     FAILS,
@@ -57,19 +57,19 @@ def of_good(plane: ControlPlane, namespace: str, *holders: str) -> set[str]:
 
 def goes_in_two_steps(plane: ControlPlane, namespace: str, kind: str, *holders: str) -> None:
     """What succeeded goes after an hour, what failed after two, each with all that it has."""
-    bench = Bench(plane.kubeconfig(), namespace)
+    harness = Harness(plane.kubeconfig(), namespace)
     both = {f"{kind}/{GOOD}", f"{kind}/{BAD}"}
-    assert set(bench.subjects()) == both, "the roots, and nothing below them"
-    bench.later(minutes=59)
-    assert passes(bench) == []
-    bench.later(minutes=2)
-    assert reclaimed(passes(bench)) == {f"{kind}/{GOOD}": Action.REMOVE}
+    assert set(harness.subjects()) == both, "the roots, and nothing below them"
+    harness.later(minutes=59)
+    assert passes(harness) == []
+    harness.later(minutes=2)
+    assert reclaimed(passes(harness)) == {f"{kind}/{GOOD}": Action.REMOVE}
     plane.until(lambda: not of_good(plane, namespace, *holders), "nothing of it is left")
-    assert set(bench.subjects()) == {f"{kind}/{BAD}"}
-    bench.later(minutes=57)
-    assert passes(bench) == []
-    bench.later(minutes=2)
-    assert reclaimed(passes(bench)) == {f"{kind}/{BAD}": Action.REMOVE}
+    assert set(harness.subjects()) == {f"{kind}/{BAD}"}
+    harness.later(minutes=57)
+    assert passes(harness) == []
+    harness.later(minutes=2)
+    assert reclaimed(passes(harness)) == {f"{kind}/{BAD}": Action.REMOVE}
     plane.until(lambda: not left(plane.api, namespace, *holders), "nothing is left")
 
 
@@ -121,15 +121,15 @@ def test_finished_rayjobs_go_with_their_clusters(kuberay: ControlPlane, namespac
     api.wait_pods(namespace, 4, labels="ray.io/cluster")  # not those that submit
     end_ray_job(api, namespace, GOOD)
     end_ray_job(api, namespace, BAD, failed=True)
-    bench = Bench(kuberay.kubeconfig(), namespace)
-    assert set(bench.subjects()) == {f"rayjob/{GOOD}", f"rayjob/{BAD}"}
+    harness = Harness(kuberay.kubeconfig(), namespace)
+    assert set(harness.subjects()) == {f"rayjob/{GOOD}", f"rayjob/{BAD}"}
     for minutes, name in ((61, GOOD), (60, BAD)):
-        bench.later(minutes=minutes)
-        first = bench.again()
+        harness.later(minutes=minutes)
+        first = harness.again()
         assert [line.ref and line.ref.name for line in first.warnings] == [name]
         assert first.outcomes == []
         assert uid(api, "rayjobs", namespace, name)
-        assert reclaimed(passes(bench)) == {f"rayjob/{name}": Action.REMOVE}
+        assert reclaimed(passes(harness)) == {f"rayjob/{name}": Action.REMOVE}
         assert uid(api, "rayjobs", namespace, name) is None
     kuberay.until(lambda: not left(api, namespace, "rayjobs", "rayclusters", *HOLDERS), "nothing is left", 30)
 
@@ -157,11 +157,11 @@ def test_a_failed_trainjob_goes_after_an_hour_in_every_namespace_in_scope(
         api.wait_condition("trainjobs", place, BAD, "Failed")
     shipped = load_text(policy_of_the_cron_job()).policy.retention
     assert shipped.failed == timedelta(minutes=60)
-    bench = Bench(trainer_v23.kubeconfig(), first, second, retention={"failed": "60m"})
-    bench.later(minutes=58)
-    assert passes(bench) == []
-    bench.later(minutes=3)
-    gone = passes(bench)
+    harness = Harness(trainer_v23.kubeconfig(), first, second, retention={"failed": "60m"})
+    harness.later(minutes=58)
+    assert passes(harness) == []
+    harness.later(minutes=3)
+    gone = passes(harness)
     assert {(line.ref.namespace, line.ref.name) for line in gone if line.ref} == {(first, BAD), (second, BAD)}
     assert {(line.action, line.result) for line in gone} == {(Action.REMOVE, Result.RECLAIMED)}
     for place in (first, second):
@@ -191,9 +191,9 @@ def test_kubeflow_system_is_a_namespace_like_others(trainer_v23: ControlPlane, k
     api.create(ours, kubeflow_system)
     api.wait_condition("trainjobs", kubeflow_system, GOOD, "Complete")
     api.wait_condition("jobs", kubeflow_system, "ours", "Complete")
-    bench = Bench(trainer_v23.kubeconfig(), kubeflow_system)
-    bench.later(days=3)
-    assert reclaimed(passes(bench)) == {f"trainjob/{GOOD}": Action.REMOVE}
+    harness = Harness(trainer_v23.kubeconfig(), kubeflow_system)
+    harness.later(days=3)
+    assert reclaimed(passes(harness)) == {f"trainjob/{GOOD}": Action.REMOVE}
     trainer_v23.until(lambda: left(api, kubeflow_system, *CHAIN).keys() == {"jobs", "pods"}, "ours is left")
     assert api.names("jobs", kubeflow_system) == {"ours"}
 
@@ -206,10 +206,10 @@ def test_what_a_trainjob_owns_is_neither_target_nor_subject(trainer_v23: Control
     api.wait_condition("trainjobs", namespace, "run", "Complete")
     assert condition(api.get("jobsets", namespace, "run"), "Completed") == "True"
     before = {what: uid(api, what, namespace, *api.names(what, namespace)) for what in CHAIN}
-    bench = Bench(trainer_v23.kubeconfig(), namespace, retention={"succeeded": "manual", "failed": "manual"})
-    bench.later(days=400)
-    assert list(bench.subjects()) == ["trainjob/run"]
-    assert passes(bench) == []
+    harness = Harness(trainer_v23.kubeconfig(), namespace, retention={"succeeded": "manual", "failed": "manual"})
+    harness.later(days=400)
+    assert list(harness.subjects()) == ["trainjob/run"]
+    assert passes(harness) == []
     assert {what: uid(api, what, namespace, *api.names(what, namespace)) for what in CHAIN} == before
 
 
@@ -232,14 +232,14 @@ def test_a_set_of_an_old_acceptance_run_goes_by_label_and_age(plane: ControlPlan
     del service["metadata"]["labels"]
     api.create(service, namespace)
     plane.until(lambda: len(api.list("pods", namespace, labels="set=old")) >= 1, "its pods are there")
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(hours=24.9)
-    assert passes(bench) == [], "an hour of retention after the day is not over"
-    bench.later(minutes=10)
-    report = bench.again()
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(hours=24.9)
+    assert passes(harness) == [], "an hour of retention after the day is not over"
+    harness.later(minutes=10)
+    report = harness.again()
     assert report.outcomes == []
     assert len(report.warnings) == 1, "its pods run, so there is a warning before"
-    assert reclaimed(passes(bench)) == {f"{kind.lower()}/old": Action.REMOVE}
+    assert reclaimed(passes(harness)) == {f"{kind.lower()}/old": Action.REMOVE}
     plane.until(lambda: not api.list("pods", namespace, labels="set=old"), "its pods are gone")
     assert api.names(plural, namespace) == {"service"}
     assert api.list("pods", namespace, labels="set=service")
@@ -249,9 +249,9 @@ def test_the_recorded_end_of_an_acceptance_run_counts_before_its_age(plane: Cont
     now = datetime.now(UTC).isoformat()
     plane.api.create(annotated(old_set("StatefulSet", "old"), {"gpukeeper.io/run-ended": now}), namespace)
     plane.api.wait_pods(namespace, 2)
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(minutes=62)
-    assert reclaimed(passes(bench)) == {"statefulset/old": Action.REMOVE}
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(minutes=62)
+    assert reclaimed(passes(harness)) == {"statefulset/old": Action.REMOVE}
     plane.until(lambda: not left(plane.api, namespace, "statefulsets", "pods"), "nothing is left")
 
 
@@ -276,11 +276,11 @@ def test_the_label_of_a_namespace_says_which_retention(
         )
     finished_job(plane, namespace)
     environments = {"ci": {"succeeded": "5m", "failed": "1h"}, "production": {"succeeded": "2d", "failed": "3d"}}
-    bench = Bench(plane.kubeconfig(), namespace, environments=environments)
-    bench.later(hours=hours * 0.8)
-    assert passes(bench) == []
-    bench.later(hours=hours * 0.2)
-    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
+    harness = Harness(plane.kubeconfig(), namespace, environments=environments)
+    harness.later(hours=hours * 0.8)
+    assert passes(harness) == []
+    harness.later(hours=hours * 0.2)
+    assert reclaimed(passes(harness)) == {"job/train": Action.REMOVE}
     plane.until(lambda: not left(plane.api, namespace, *HOLDERS), "nothing is left")
 
 
@@ -290,23 +290,23 @@ def test_a_workload_says_its_own_ttl(
 ) -> None:
     """C5.2. Shorter or longer than the policy's hour."""
     finished_job(plane, namespace, marked(objects.job("train"), ttl=ttl))
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(minutes=before)
-    assert passes(bench) == []
-    bench.later(minutes=after - before)
-    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(minutes=before)
+    assert passes(harness) == []
+    harness.later(minutes=after - before)
+    assert reclaimed(passes(harness)) == {"job/train": Action.REMOVE}
     plane.until(lambda: not left(plane.api, namespace, *HOLDERS), "nothing is left")
 
 
 def test_a_hold_on_the_object_keeps_it_until_then(plane: ControlPlane, namespace: str) -> None:
     until = (datetime.now(UTC) + timedelta(hours=5)).isoformat()
     finished_job(plane, namespace, marked(objects.job("train"), hold_until=until))
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(hours=4.9)
-    assert passes(bench) == []
-    assert bench.decisions()["job/train"].rule == "hold"
-    bench.later(hours=0.2)
-    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(hours=4.9)
+    assert passes(harness) == []
+    assert harness.decisions()["job/train"].rule == "hold"
+    harness.later(hours=0.2)
+    assert reclaimed(passes(harness)) == {"job/train": Action.REMOVE}
 
 
 @pytest.mark.parametrize(
@@ -317,51 +317,51 @@ def test_a_mark_that_cannot_be_read_keeps_and_complains(
 ) -> None:
     """A hold that cannot be read ends with retention.max, 30 days after the end."""
     finished_job(plane, namespace, marked(objects.job("train"), **said))
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(days=days)
-    assert passes(bench) == []
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(days=days)
+    assert passes(harness) == []
     assert uid(plane.api, "jobs", namespace, "train")
-    complaints = [line.what for line in bench.ledger.lines if isinstance(line, Complaint)]
+    complaints = [line.what for line in harness.ledger.lines if isinstance(line, Complaint)]
     assert len(complaints) == 1, complaints
     assert next(iter(said.values())) in complaints[0]
-    assert bench.decisions()["job/train"].verdict is Verdict.UNKNOWN
+    assert harness.decisions()["job/train"].verdict is Verdict.UNKNOWN
     if "hold_until" in said:
-        bench.later(days=2)
-        assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
+        harness.later(days=2)
+        assert reclaimed(passes(harness)) == {"job/train": Action.REMOVE}
 
 
 def test_the_ttl_of_another_tool_counts_only_where_the_policy_names_it(plane: ControlPlane, namespace: str) -> None:
     finished_job(plane, namespace, annotated(objects.job("train"), {"janitor/ttl": "5m"}))
-    deaf = Bench(plane.kubeconfig(), namespace)
+    deaf = Harness(plane.kubeconfig(), namespace)
     deaf.later(minutes=30)
     assert passes(deaf) == []
-    bench = Bench(plane.kubeconfig(), namespace, ttl={"foreign": ["janitor/ttl"]})
-    bench.later(minutes=4)
-    assert passes(bench) == []
-    bench.later(minutes=2)
-    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
+    harness = Harness(plane.kubeconfig(), namespace, ttl={"foreign": ["janitor/ttl"]})
+    harness.later(minutes=4)
+    assert passes(harness) == []
+    harness.later(minutes=2)
+    assert reclaimed(passes(harness)) == {"job/train": Action.REMOVE}
     plane.until(lambda: not left(plane.api, namespace, *HOLDERS), "nothing is left")
 
 
 def test_a_ttl_that_kubernetes_itself_keeps_is_left_to_it(plane: ControlPlane, namespace: str) -> None:
     """C5.2"""
     finished_job(plane, namespace, objects.job("train", ttl=3))
-    bench = Bench(plane.kubeconfig(), namespace, retention={"succeeded": "0s"})
-    decision = bench.decisions()["job/train"]
+    harness = Harness(plane.kubeconfig(), namespace, retention={"succeeded": "0s"})
+    decision = harness.decisions()["job/train"]
     assert (decision.rule, decision.verdict) == ("own_ttl", Verdict.WAIT)
-    assert passes(bench) == []
+    assert passes(harness) == []
     plane.api.wait_gone("jobs", namespace, "train")
-    assert passes(bench) == []
-    assert bench.outcomes() == [], "nothing of that was ours"
+    assert passes(harness) == []
+    assert harness.outcomes() == [], "nothing of that was ours"
 
 
 def test_a_ttl_that_kubernetes_does_not_keep_is_kept_a_minute_later(plane: ControlPlane, namespace: str) -> None:
     finished_job(plane, namespace, objects.job("train", ttl=600))
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(minutes=10.5)
-    assert passes(bench) == []
-    bench.later(minutes=1)
-    line = the_end(passes(bench))
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(minutes=10.5)
+    assert passes(harness) == []
+    harness.later(minutes=1)
+    line = the_end(passes(harness))
     assert line.result is Result.RECLAIMED
     assert "the platform has not removed it" in line.reason
     plane.until(lambda: not left(plane.api, namespace, *HOLDERS), "nothing is left")
@@ -378,9 +378,9 @@ def test_a_finished_job_goes_and_its_cronjob_stays(plane: ControlPlane, namespac
     run = objects.job("nightly-1")
     run["metadata"]["ownerReferences"] = [{**reference, "controller": True}]
     finished_job(plane, namespace, run)
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(minutes=61)
-    assert reclaimed(passes(bench)) == {"job/nightly-1": Action.REMOVE}
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(minutes=61)
+    assert reclaimed(passes(harness)) == {"job/nightly-1": Action.REMOVE}
     plane.until(
         lambda: left(plane.api, namespace, "cronjobs", *HOLDERS) == {"cronjobs": {"nightly"}}, "only the CronJob"
     )
@@ -392,18 +392,18 @@ def test_a_job_that_succeeded_after_a_failure_succeeded(plane: ControlPlane, nam
     finish(plane, namespace)
     plane.api.wait_condition("jobs", namespace, "train", "Complete")
     assert (plane.api.get("jobs", namespace, "train") or {})["status"]["failed"] == 1
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(minutes=61)
-    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.later(minutes=61)
+    assert reclaimed(passes(harness)) == {"job/train": Action.REMOVE}
 
 
 def test_running_work_is_never_touched(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(objects.job("train", parallelism=2), namespace)
     plane.api.create(objects.pod("alone"), namespace)
     before = {pod["metadata"]["uid"] for pod in plane.api.wait_pods(namespace, 3)}
-    bench = Bench(plane.kubeconfig(), namespace, retention={"succeeded": "0s", "failed": "0s", "stopped": "0s"})
-    bench.later(days=365)
-    assert passes(bench) == []
+    harness = Harness(plane.kubeconfig(), namespace, retention={"succeeded": "0s", "failed": "0s", "stopped": "0s"})
+    harness.later(days=365)
+    assert passes(harness) == []
     assert {pod["metadata"]["uid"] for pod in plane.api.wait_pods(namespace, 3)} == before
 
 
@@ -423,9 +423,9 @@ def test_one_name_in_two_namespaces_and_of_two_kinds(
         for what, place in (("jobs", other), ("jobsets", namespace), ("pods", namespace))
     ]
     before = [one() for one in look]
-    bench = Bench(jobset.kubeconfig(), namespace, other)
-    bench.later(minutes=61)
-    line = the_end(passes(bench))
+    harness = Harness(jobset.kubeconfig(), namespace, other)
+    harness.later(minutes=61)
+    line = the_end(passes(harness))
     assert line.ref is not None
     assert (line.ref.kind, line.ref.namespace, line.ref.name) == ("job", namespace, "train")
     assert uid(api, "jobs", namespace, "train") is None
@@ -440,9 +440,9 @@ def test_kinds_that_are_not_installed_are_absent() -> None:
         bare.gpu_node("n1")
         namespace = bare.new_namespace()
         finished_job(bare, namespace)
-        bench = Bench(bare.kubeconfig(), namespace)
-        bench.later(minutes=61)
-        report = bench.again()
+        harness = Harness(bare.kubeconfig(), namespace)
+        harness.later(minutes=61)
+        report = harness.again()
         assert report.survey.unseen == []
-        assert reclaimed([*report.outcomes, *passes(bench)]) == {"job/train": Action.REMOVE}
+        assert reclaimed([*report.outcomes, *passes(harness)]) == {"job/train": Action.REMOVE}
         bare.until(lambda: not left(bare.api, namespace, *HOLDERS), "nothing is left")

@@ -21,7 +21,7 @@ import pytest
 
 from tests.halt import BEFORE_THE_ACT, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS, PYTHONPATH
 from tests.real.kube import objects
-from tests.real.kube.bed import ControlPlane
+from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import text
 from tests.real.kube.runs import marked
 

@@ -148,7 +148,7 @@ def exporting(gpus: list[Gpu]) -> Iterator[Exporter]:
 
 
 @dataclass
-class Bed:
+class Monitoring:
     url: str
     honoured: Exporter
     renamed: Exporter
@@ -156,14 +156,14 @@ class Bed:
 
 
 @pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+def monitoring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitoring]:
     require("prometheus", has_prometheus())
     folder = tmp_path_factory.mktemp("prometheus")
     honoured, renamed = [Gpu(**vars(one)) for one in HONOURED], [Gpu(**vars(one)) for one in RENAMED]
     with exporting(honoured) as one, exporting(renamed) as other:
         _write_history(folder, one, other)
         with _running(folder, one, other) as url:
-            yield Bed(url, one, other, {gpu.pod: gpu for gpu in honoured + renamed})
+            yield Monitoring(url, one, other, {gpu.pod: gpu for gpu in honoured + renamed})
 
 
 def _write_history(folder: Path, honoured: Exporter, renamed: Exporter) -> None:
@@ -272,8 +272,8 @@ def workload(pod: str, count: int = 1, slices: bool = False) -> Subject:
     )
 
 
-def measured(bed: Bed, *subjects: Subject) -> list[Sample]:
-    return list(asyncio.run(ClusterMeter(Wall(), prometheus=Prometheus(bed.url)).read(subjects)))
+def measured(monitoring: Monitoring, *subjects: Subject) -> list[Sample]:
+    return list(asyncio.run(ClusterMeter(Wall(), prometheus=Prometheus(monitoring.url)).read(subjects)))
 
 
 def answer(folder: Path, samples: list[Sample], subject: Subject) -> Answer:
@@ -293,8 +293,8 @@ def answer(folder: Path, samples: list[Sample], subject: Subject) -> Answer:
         signals.close()
 
 
-def asked(bed: Bed, folder: Path, subject: Subject) -> Answer:
-    return answer(folder, measured(bed, subject), subject)
+def asked(monitoring: Monitoring, folder: Path, subject: Subject) -> Answer:
+    return answer(folder, measured(monitoring, subject), subject)
 
 
 @pytest.mark.parametrize(
@@ -307,8 +307,8 @@ def asked(bed: Bed, folder: Path, subject: Subject) -> Answer:
     ],
     ids=lambda subject: subject.ref.name,
 )
-def test_idle_for_the_whole_window_is_warned(bed: Bed, tmp_path: Path, subject: Subject) -> None:
-    said = asked(bed, tmp_path, subject)
+def test_idle_for_the_whole_window_is_warned(monitoring: Monitoring, tmp_path: Path, subject: Subject) -> None:
+    said = asked(monitoring, tmp_path, subject)
     assert (said.verdict, said.action) == (Verdict.DUE, Action.WARN), said
     assert "idle for" in said.reason
     assert "terminal (terminal input in a pod" in said.reason
@@ -325,8 +325,8 @@ def test_idle_for_the_whole_window_is_warned(bed: Bed, tmp_path: Path, subject: 
     ],
     ids=lambda one: one.ref.name if isinstance(one, Subject) else "",
 )
-def test_what_is_used_is_kept(bed: Bed, tmp_path: Path, subject: Subject, words: str) -> None:
-    said = asked(bed, tmp_path, subject)
+def test_what_is_used_is_kept(monitoring: Monitoring, tmp_path: Path, subject: Subject, words: str) -> None:
+    said = asked(monitoring, tmp_path, subject)
     assert said.verdict is Verdict.WAIT
     assert words in said.reason
 
@@ -344,27 +344,29 @@ def test_what_is_used_is_kept(bed: Bed, tmp_path: Path, subject: Subject, words:
     ],
     ids=lambda one: one.ref.name if isinstance(one, Subject) else "",
 )
-def test_what_is_not_known_is_kept(bed: Bed, tmp_path: Path, subject: Subject, words: str) -> None:
-    said = asked(bed, tmp_path, subject)
+def test_what_is_not_known_is_kept(monitoring: Monitoring, tmp_path: Path, subject: Subject, words: str) -> None:
+    said = asked(monitoring, tmp_path, subject)
     assert said.verdict is Verdict.UNKNOWN, said
     assert words in said.reason
 
 
-def test_prometheus_renamed_what_it_did_not_honour(bed: Bed) -> None:
+def test_prometheus_renamed_what_it_did_not_honour(monitoring: Monitoring) -> None:
     """The live series, not only those that were written for it."""
-    assert _count(bed.url, 'count(DCGM_FI_DEV_GPU_UTIL{exported_pod="renamed-idle-0",pod="dcgm-exporter-x"})') == 1
-    assert _count(bed.url, 'count(DCGM_FI_DEV_GPU_UTIL{exported_pod="",pod="idle-0"})') == 1
+    assert (
+        _count(monitoring.url, 'count(DCGM_FI_DEV_GPU_UTIL{exported_pod="renamed-idle-0",pod="dcgm-exporter-x"})') == 1
+    )
+    assert _count(monitoring.url, 'count(DCGM_FI_DEV_GPU_UTIL{exported_pod="",pod="idle-0"})') == 1
 
 
 @pytest.mark.parametrize("pod", ["wakes-0", "renamed-wakes-0"])
-def test_a_last_look_sees_work_that_began_a_moment_ago(bed: Bed, tmp_path: Path, pod: str) -> None:
-    meter = ClusterMeter(Wall(), prometheus=Prometheus(bed.url))
-    subject, gpu = workload(pod), bed.gpus[pod]
+def test_a_last_look_sees_work_that_began_a_moment_ago(monitoring: Monitoring, tmp_path: Path, pod: str) -> None:
+    meter = ClusterMeter(Wall(), prometheus=Prometheus(monitoring.url))
+    subject, gpu = workload(pod), monitoring.gpus[pod]
     samples = list(asyncio.run(meter.read([subject])))
     assert answer(tmp_path, samples, subject).verdict is Verdict.DUE
     gpu.engine = 0.7
     try:
-        _until(lambda: _count(bed.url, f'max(DCGM_FI_PROF_GR_ENGINE_ACTIVE{{UUID="{gpu.uuid}"}})') > 0.5)
+        _until(lambda: _count(monitoring.url, f'max(DCGM_FI_PROF_GR_ENGINE_ACTIVE{{UUID="{gpu.uuid}"}})') > 0.5)
         fresh = list(asyncio.run(meter.read([subject])))
     finally:
         gpu.engine = 0.0
@@ -373,37 +375,37 @@ def test_a_last_look_sees_work_that_began_a_moment_ago(bed: Bed, tmp_path: Path,
     assert not minutes[0] & minutes[1], "what was said is not said again"
 
 
-def test_a_pod_that_loses_its_label_is_not_spoken_of(bed: Bed) -> None:
-    meter = ClusterMeter(Wall(), prometheus=Prometheus(bed.url), back=5 * MINUTE)
-    subject, gpu = workload("leaves-0"), bed.gpus["leaves-0"]
+def test_a_pod_that_loses_its_label_is_not_spoken_of(monitoring: Monitoring) -> None:
+    meter = ClusterMeter(Wall(), prometheus=Prometheus(monitoring.url), back=5 * MINUTE)
+    subject, gpu = workload("leaves-0"), monitoring.gpus["leaves-0"]
     assert any(not isinstance(one.value, Unknown) for one in asyncio.run(meter.read([subject])))
     gpu.pod = ""
     try:
-        _until(lambda: _count(bed.url, 'count(DCGM_FI_DEV_GPU_UTIL{pod="leaves-0"})') == 0)
+        _until(lambda: _count(monitoring.url, 'count(DCGM_FI_DEV_GPU_UTIL{pod="leaves-0"})') == 0)
         values = [one.value for one in asyncio.run(meter.read([subject])) if one.signal is Signal.GPU]
     finally:
         gpu.pod = "leaves-0"
     assert all(isinstance(value, Unknown) for value in values), values
 
 
-def test_many_workloads_are_read_together(bed: Bed) -> None:
+def test_many_workloads_are_read_together(monitoring: Monitoring) -> None:
     subjects = [workload("idle-0"), workload("busy-0"), workload("all-0", 8)]
     found: dict[str, set[str]] = {}
-    for one in measured(bed, *subjects):
+    for one in measured(monitoring, *subjects):
         if one.signal is Signal.GPU and not isinstance(one.value, Unknown):
             found.setdefault(one.key, set()).add(one.device)
     assert found == {one.ref.key: set(one.devices) for one in subjects if not isinstance(one.devices, Unknown)}
 
 
-def test_without_a_prometheus_the_exporters_are_asked(bed: Bed) -> None:
+def test_without_a_prometheus_the_exporters_are_asked(monitoring: Monitoring) -> None:
     """No history then: what is busy is said at once, an idle minute when it is over."""
-    meter = ClusterMeter(Wall(), exporters=[f"http://{bed.honoured.url}/metrics", "http://127.0.0.1:9/metrics"])
+    meter = ClusterMeter(Wall(), exporters=[f"http://{monitoring.honoured.url}/metrics", "http://127.0.0.1:9/metrics"])
     busy, quiet = workload("busy-0"), workload("idle-0")
     found = {one.key: one.value for one in asyncio.run(meter.read([busy, quiet])) if one.signal is Signal.GPU}
     assert found[busy.ref.key] == pytest.approx(88.0)
     assert isinstance(found[quiet.ref.key], Unknown)
 
 
-def test_a_prometheus_that_is_gone_is_unknown(bed: Bed) -> None:
-    samples = measured(Bed("http://127.0.0.1:9", bed.honoured, bed.renamed), workload("idle-0"))
+def test_a_prometheus_that_is_gone_is_unknown(monitoring: Monitoring) -> None:
+    samples = measured(Monitoring("http://127.0.0.1:9", monitoring.honoured, monitoring.renamed), workload("idle-0"))
     assert [isinstance(one.value, Unknown) for one in samples] == [True]

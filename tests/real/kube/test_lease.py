@@ -11,7 +11,7 @@ from gpukeeper.platforms.kubernetes.connect import Cluster as Client
 from gpukeeper.platforms.kubernetes.lease import Leadership
 from gpukeeper.wiring import SystemClock
 from tests.real.kube.api import Api
-from tests.real.kube.bed import Cluster
+from tests.real.kube.control_plane import Cluster
 
 SECOND = timedelta(seconds=1)
 

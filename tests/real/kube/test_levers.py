@@ -15,8 +15,8 @@ from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.subject import State
 from tests.real.kube import objects
 from tests.real.kube.api import Object
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench, minute_of
+from tests.real.kube.control_plane import ControlPlane
+from tests.real.kube.harness import Harness, minute_of
 from tests.real.kube.runs import HOLDERS, labelled, left, passes, ray_job, reclaimed, stays_so, uid
 
 pytestmark = pytest.mark.usefixtures("kwok_node")
@@ -81,33 +81,33 @@ def wait_running(plane: ControlPlane, namespace: str, kind: str, pods: int) -> N
 def test_what_was_stopped_comes_back_as_it_was(plane: ControlPlane, namespace: str, kind: str) -> None:
     plural, api = running(plane, namespace, kind), plane.api
     before, itself = wish(api.get(plural, namespace, RUN)), uid(api, plural, namespace, RUN)
-    bench = Bench(plane.kubeconfig(), namespace)
-    reply = bench.ask("root", "stop", f"{kind}/{RUN}", attended=True)
+    harness = Harness(plane.kubeconfig(), namespace)
+    reply = harness.ask("root", "stop", f"{kind}/{RUN}", attended=True)
     assert reply.done, reply.words
     plane.until(lambda: not api.list("pods", namespace), "its pods are gone")
     stays_so(lambda: not api.list("pods", namespace), "a pod came back", 1)
     stopped = api.get(plural, namespace, RUN)
     assert stopped is not None
     assert STOPPED in stopped["metadata"]["annotations"]
-    assert bench.subjects()[f"{kind}/{RUN}"].state is State.SUSPENDED
-    assert passes(bench) == [], "what a person stopped stays"
+    assert harness.subjects()[f"{kind}/{RUN}"].state is State.SUSPENDED
+    assert passes(harness) == [], "what a person stopped stays"
 
-    reply = bench.ask("root", "restore", f"{kind}/{RUN}")
+    reply = harness.ask("root", "restore", f"{kind}/{RUN}")
     assert reply.done, reply.words
     wait_running(plane, namespace, kind, LEVERS[kind][3])
     now = api.get(plural, namespace, RUN)
     assert wish(now) == before
     assert uid(api, plural, namespace, RUN) == itself
     assert STOPPED not in ((now or {})["metadata"].get("annotations") or {})
-    assert bench.subjects()[f"{kind}/{RUN}"].state is State.RUNNING
+    assert harness.subjects()[f"{kind}/{RUN}"].state is State.RUNNING
 
 
 def test_a_second_restore_says_that_it_runs(plane: ControlPlane, namespace: str) -> None:
     running(plane, namespace, "job")
-    bench = Bench(plane.kubeconfig(), namespace)
-    assert bench.ask("root", "stop", f"job/{RUN}", attended=True).done
-    assert bench.ask("root", "restore", f"job/{RUN}").done
-    again = bench.ask("root", "restore", f"job/{RUN}")
+    harness = Harness(plane.kubeconfig(), namespace)
+    assert harness.ask("root", "stop", f"job/{RUN}", attended=True).done
+    assert harness.ask("root", "restore", f"job/{RUN}").done
+    again = harness.ask("root", "restore", f"job/{RUN}")
     assert not again.done
     assert "it is not stopped" in again.words
 
@@ -116,8 +116,8 @@ def test_a_set_that_would_lose_its_volumes_is_not_scaled_down(plane: ControlPlan
     deletes = {"whenScaled": "Delete", "whenDeleted": "Retain"}
     plane.api.create(stateful_set(RUN, persistentVolumeClaimRetentionPolicy=deletes), namespace)
     plane.api.wait_pods(namespace, 2)
-    bench = Bench(plane.kubeconfig(), namespace)
-    reply = bench.ask("root", "stop", f"statefulset/{RUN}", attended=True)
+    harness = Harness(plane.kubeconfig(), namespace)
+    reply = harness.ask("root", "stop", f"statefulset/{RUN}", attended=True)
     assert not reply.done
     assert "would lose its volumes" in reply.words
     seen = plane.api.get("statefulsets", namespace, RUN)
@@ -130,8 +130,8 @@ def test_a_set_that_would_lose_its_volumes_is_not_scaled_down(plane: ControlPlan
 def test_what_kueue_suspends_is_not_suspended_by_us(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(labelled(objects.job(RUN), {"kueue.x-k8s.io/queue-name": "gpus"}), namespace)
     plane.api.wait_pods(namespace, 1)
-    bench = Bench(plane.kubeconfig(), namespace)
-    reply = bench.ask("root", "stop", f"job/{RUN}", attended=True)
+    harness = Harness(plane.kubeconfig(), namespace)
+    reply = harness.ask("root", "stop", f"job/{RUN}", attended=True)
     assert not reply.done
     assert "Kueue manages its suspension" in reply.words
     assert not (plane.api.get("jobs", namespace, RUN) or {})["spec"].get("suspend")
@@ -141,8 +141,8 @@ def test_what_kueue_suspends_is_not_suspended_by_us(plane: ControlPlane, namespa
 def test_a_rayjob_that_kuberay_would_not_suspend_is_refused(kuberay: ControlPlane, namespace: str) -> None:
     kuberay.api.create(ray_job(RUN), namespace)
     wait_running(kuberay, namespace, "rayjob", 2)
-    bench = Bench(kuberay.kubeconfig(), namespace)
-    reply = bench.ask("root", "stop", f"rayjob/{RUN}", attended=True)
+    harness = Harness(kuberay.kubeconfig(), namespace)
+    reply = harness.ask("root", "stop", f"rayjob/{RUN}", attended=True)
     assert not reply.done
     assert "shutdownAfterJobFinishes" in reply.words
     assert not (kuberay.api.get("rayjobs", namespace, RUN) or {})["spec"].get("suspend")
@@ -152,9 +152,9 @@ def test_a_rayjob_that_kuberay_would_not_suspend_is_refused(kuberay: ControlPlan
 # Idle.
 
 
-def measure_each(bench: Bench, name: str, minutes: int, values: Sequence[float | None]) -> None:
+def measure_each(harness: Harness, name: str, minutes: int, values: Sequence[float | None]) -> None:
     """As if each of its GPUs had shown its value in every minute so far; None: it was not measured."""
-    subject, now = bench.subjects()[name], bench.clock.now()
+    subject, now = harness.subjects()[name], harness.clock.now()
     assert isinstance(subject.devices, tuple)
     assert len(subject.devices) == len(values)
     samples = [
@@ -163,23 +163,23 @@ def measure_each(bench: Bench, name: str, minutes: int, values: Sequence[float |
         if value is not None
         for ago in reversed(range(minutes + 1))
     ]
-    bench.run(bench.signals.add(samples))
+    harness.run(harness.signals.add(samples))
 
 
-def idles(bench: Bench, name: str, minutes: int) -> None:
+def idles(harness: Harness, name: str, minutes: int) -> None:
     """Nothing happened on its GPUs for so long."""
-    bench.later(minutes=minutes)
-    bench.measure(name, 0.0, minutes)
+    harness.later(minutes=minutes)
+    harness.measure(name, 0.0, minutes)
 
 
 def test_idle_work_is_only_reported_by_default(plane: ControlPlane, namespace: str) -> None:
     running(plane, namespace, "job")
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.again()
-    idles(bench, f"job/{RUN}", 120)
-    decision = bench.decisions()[f"job/{RUN}"]
+    harness = Harness(plane.kubeconfig(), namespace)
+    harness.again()
+    idles(harness, f"job/{RUN}", 120)
+    decision = harness.decisions()[f"job/{RUN}"]
     assert (decision.rule, decision.verdict, decision.action) == ("idle", Verdict.REPORT, Action.KEEP), decision.reason
-    assert passes(bench) == []
+    assert passes(harness) == []
     plane.api.wait_pods(namespace, 2)
 
 
@@ -188,38 +188,38 @@ def test_idle_work_is_warned_suspended_and_removed_after_its_retention(
     plane: ControlPlane, namespace: str, kind: str
 ) -> None:
     plural, api, name = running(plane, namespace, kind), plane.api, f"{kind}/{RUN}"
-    bench = Bench(plane.kubeconfig(), namespace, classes=STOPS)
-    bench.again()
-    idles(bench, name, 26)
-    report = bench.again()
+    harness = Harness(plane.kubeconfig(), namespace, classes=STOPS)
+    harness.again()
+    idles(harness, name, 26)
+    report = harness.again()
     assert [line.rule for line in report.warnings] == ["idle"]
     assert report.outcomes == []
-    idles(bench, name, 10)
-    (line,) = passes(bench)
+    idles(harness, name, 10)
+    (line,) = passes(harness)
     assert (line.action, line.rule, line.result) == (Action.STOP, "idle", Result.RECLAIMED), line.reason
     plane.until(lambda: not api.list("pods", namespace), "its pods are gone")
     assert isinstance(line.gpus_back, int)
     assert line.gpus_back > 0
     assert isinstance(line.gpu_hours, float)
     assert line.gpu_hours == pytest.approx(line.gpus_back * 36 / 60, abs=0.2)
-    bench.later(minutes=55)
-    assert passes(bench) == [], "it can still be brought back"
+    harness.later(minutes=55)
+    assert passes(harness) == [], "it can still be brought back"
     assert uid(api, plural, namespace, RUN)
-    bench.later(minutes=6)
-    done = passes(bench)
-    assert reclaimed(done) == {name: Action.REMOVE}, (done, bench.decisions()[name])
+    harness.later(minutes=6)
+    done = passes(harness)
+    assert reclaimed(done) == {name: Action.REMOVE}, (done, harness.decisions()[name])
     plane.until(lambda: not left(api, namespace, plural, *HOLDERS), "nothing is left")
 
 
 def test_an_idle_pod_without_a_lever_is_evicted(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(objects.pod(RUN), namespace)
     plane.api.wait_pods(namespace, 1)
-    bench = Bench(plane.kubeconfig(), namespace, classes=STOPS)
-    bench.again()
-    idles(bench, f"pod/{RUN}", 26)
-    assert len(bench.again().warnings) == 1
-    idles(bench, f"pod/{RUN}", 10)
-    assert reclaimed(passes(bench)) == {f"pod/{RUN}": Action.STOP}
+    harness = Harness(plane.kubeconfig(), namespace, classes=STOPS)
+    harness.again()
+    idles(harness, f"pod/{RUN}", 26)
+    assert len(harness.again().warnings) == 1
+    idles(harness, f"pod/{RUN}", 10)
+    assert reclaimed(passes(harness)) == {f"pod/{RUN}": Action.STOP}
     assert plane.api.list("pods", namespace) == []
 
 
@@ -238,26 +238,26 @@ def test_one_that_works_or_is_not_measured_keeps_all(
 ) -> None:
     plane.api.create(made, namespace)
     plane.api.wait_pods(namespace, pods)
-    bench = Bench(plane.kubeconfig(), namespace, classes=STOPS)
-    bench.again()
+    harness = Harness(plane.kubeconfig(), namespace, classes=STOPS)
+    harness.again()
     for _ in range(2):
-        bench.later(minutes=60)
-        measure_each(bench, f"job/{RUN}", 60, values)
-        assert passes(bench) == []
-        assert bench.decisions()[f"job/{RUN}"].verdict is (Verdict.UNKNOWN if None in values else Verdict.WAIT)
+        harness.later(minutes=60)
+        measure_each(harness, f"job/{RUN}", 60, values)
+        assert passes(harness) == []
+        assert harness.decisions()[f"job/{RUN}"].verdict is (Verdict.UNKNOWN if None in values else Verdict.WAIT)
     plane.api.wait_pods(namespace, pods)
 
 
-def idle_and_stopped(plane: ControlPlane, namespace: str, kind: str = "job") -> Bench:
+def idle_and_stopped(plane: ControlPlane, namespace: str, kind: str = "job") -> Harness:
     name = f"{kind}/{RUN}"
     running(plane, namespace, kind)
-    bench = Bench(plane.kubeconfig(), namespace, classes=STOPS)
-    bench.again()
-    idles(bench, name, 26)
-    bench.again()
-    idles(bench, name, 10)
-    assert reclaimed(passes(bench)) == {name: Action.STOP}
-    return bench
+    harness = Harness(plane.kubeconfig(), namespace, classes=STOPS)
+    harness.again()
+    idles(harness, name, 26)
+    harness.again()
+    idles(harness, name, 10)
+    assert reclaimed(passes(harness)) == {name: Action.STOP}
+    return harness
 
 
 def suspend(plane: ControlPlane, namespace: str, kind: str = "job", *, yes: bool) -> None:
@@ -277,27 +277,27 @@ def test_a_user_who_resumes_and_suspends_is_not_fought(
     plane: ControlPlane, namespace: str, kind: str, looked: bool
 ) -> None:
     """It is not ours any more: neither stopped at once again, nor removed when its user suspends it."""
-    bench = idle_and_stopped(plane, namespace, kind)
+    harness = idle_and_stopped(plane, namespace, kind)
     suspend(plane, namespace, kind, yes=False)
     if looked:
-        assert passes(bench) == []
+        assert passes(harness) == []
         wait_running(plane, namespace, kind, LEVERS[kind][3])
     suspend(plane, namespace, kind, yes=True)
-    bench.later(days=30)
-    assert passes(bench) == []
-    decision = bench.decisions()[f"{kind}/{RUN}"]
+    harness.later(days=30)
+    assert passes(harness) == []
+    decision = harness.decisions()[f"{kind}/{RUN}"]
     assert decision.action is Action.KEEP, decision
     assert uid(plane.api, LEVERS[kind][0], namespace, RUN)
 
 
 def test_what_its_user_resumed_may_be_idle_anew(plane: ControlPlane, namespace: str) -> None:
     """With a new warning first; the old one belonged to another quiet time."""
-    bench = idle_and_stopped(plane, namespace)
+    harness = idle_and_stopped(plane, namespace)
     time.sleep(1.1)  # a Job's start is known to the second
     suspend(plane, namespace, yes=False)
-    assert passes(bench) == []
-    bench.later(minutes=20)
-    report = bench.again()
+    assert passes(harness) == []
+    harness.later(minutes=20)
+    report = harness.again()
     assert report.outcomes == []
     assert report.warnings == [], "not measured is not idle"
     plane.api.wait_pods(namespace, 2)
@@ -305,9 +305,9 @@ def test_what_its_user_resumed_may_be_idle_anew(plane: ControlPlane, namespace: 
 
 def test_what_its_user_suspended_is_not_removed(plane: ControlPlane, namespace: str) -> None:
     running(plane, namespace, "job")
-    bench = Bench(plane.kubeconfig(), namespace, classes=STOPS, retention={"stopped": "0s"})
-    bench.again()
+    harness = Harness(plane.kubeconfig(), namespace, classes=STOPS, retention={"stopped": "0s"})
+    harness.again()
     suspend(plane, namespace, yes=True)
-    bench.later(days=100)
-    assert passes(bench) == []
+    harness.later(days=100)
+    assert passes(harness) == []
     assert uid(plane.api, "jobs", namespace, RUN)

@@ -7,7 +7,7 @@ import copy
 from gpukeeper.platforms.kubernetes.manifests import merge
 from tests.real.kube import objects
 from tests.real.kube.api import Object
-from tests.real.kube.bed import ControlPlane
+from tests.real.kube.control_plane import ControlPlane
 
 
 def runtime_with_inits() -> Object:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from tests.real.kube.api import Api, condition
-from tests.real.kube.bed import ControlPlane
+from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.objects import job
 from tests.real.kube.processes import Program
 from tests.real.kube.test_examples import EXAMPLES, documents, placed
@@ -121,7 +121,7 @@ def make(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Make]:
 
 def finished(api: Api, namespace: str, name: str, **annotations: str) -> str:
     """A Job that is over; its uid."""
-    ends = {"bed/exit-code": "0", **annotations}
+    ends = {"test/exit-code": "0", **annotations}
     made = api.create(job(name, annotations=ends), namespace)
     api.wait_for("jobs", namespace, name, lambda seen: seen is None or condition(seen, "Complete") == "True")
     return str(made["metadata"]["uid"])

@@ -11,9 +11,9 @@ import pytest
 from gpukeeper.model.decision import Action, Verdict
 from tests.real.kube import objects
 from tests.real.kube.api import Object
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import ended_pod, unplaced
+from tests.real.kube.harness import Harness
 from tests.real.kube.test_rights import ALL
 
 GROUP, PLURAL = "owners.example.com", "pipelines"
@@ -33,10 +33,10 @@ def config(plane: ControlPlane, namespace: str, name: str = "settings") -> Objec
     return {"apiVersion": "v1", "kind": "ConfigMap", **made}
 
 
-def later(plane: ControlPlane, namespace: str, **how: Any) -> Bench:
-    bench = Bench(plane.kubeconfig(), namespace, **how)
-    bench.later(hours=3)
-    return bench
+def later(plane: ControlPlane, namespace: str, **how: Any) -> Harness:
+    harness = Harness(plane.kubeconfig(), namespace, **how)
+    harness.later(hours=3)
+    return harness
 
 
 @pytest.fixture
@@ -72,11 +72,11 @@ def test_a_finished_pod_is_kept_while_a_configmap_owns_it(plane: ControlPlane, n
     for name in ("owned", "free"):
         ended_pod(plane.api, namespace, name)
     tied(plane, namespace, "pods", "owned", owner)
-    bench = later(plane, namespace)
-    kept = bench.decisions()["pod/owned"]
+    harness = later(plane, namespace)
+    kept = harness.decisions()["pod/owned"]
     assert (kept.action, kept.rule, kept.verdict) == (Action.KEEP, "target", Verdict.PROTECT)
     assert "its owner ConfigMap settings (v1) exists" in kept.reason
-    bench.again()
+    harness.again()
     assert plane.api.get("pods", namespace, "owned") is not None
     assert plane.api.get("pods", namespace, "free") is None, "the same policy removes what nothing owns"
 
@@ -85,9 +85,9 @@ def test_a_finished_pod_is_kept_while_a_job_that_goes_on_owns_it(plane: ControlP
     made = plane.api.create(objects.job("goes-on"), namespace)
     ended_pod(plane.api, namespace, "run")
     tied(plane, namespace, "pods", "run", {"apiVersion": "batch/v1", "kind": "Job", **made})
-    bench = later(plane, namespace, classes={"cluster": {"never_started": "30d"}})
-    assert "its owner Job goes-on (batch/v1) exists" in bench.decisions()["pod/run"].reason
-    bench.again()
+    harness = later(plane, namespace, classes={"cluster": {"never_started": "30d"}})
+    assert "its owner Job goes-on (batch/v1) exists" in harness.decisions()["pod/run"].reason
+    harness.again()
     assert plane.api.get("pods", namespace, "run") is not None
 
 
@@ -99,9 +99,9 @@ def test_a_finished_pod_is_kept_while_an_owner_of_an_unknown_kind_exists(
     owner = plane.api.must("POST", path, made)
     ended_pod(plane.api, namespace, "run")
     tied(plane, namespace, "pods", "run", owner, config(plane, namespace))
-    bench = later(plane, namespace)
-    assert "Pipeline nightly" in bench.decisions()["pod/run"].reason
-    bench.again()
+    harness = later(plane, namespace)
+    assert "Pipeline nightly" in harness.decisions()["pod/run"].reason
+    harness.again()
     assert plane.api.get("pods", namespace, "run") is not None
 
 
@@ -114,9 +114,9 @@ def test_an_owner_that_is_gone_does_not_keep(plane: ControlPlane, namespace: str
     try:
         gone = {**owner, "metadata": {**owner["metadata"], "uid": "00000000-0000-0000-0000-00000000000a"}}
         tied(plane, namespace, "pods", "run", gone)
-        bench = later(plane, namespace)
-        assert bench.decisions()["pod/run"].action is Action.REMOVE, "its namesake has another uid"
-        assert len(bench.again().reclaimed) == 1
+        harness = later(plane, namespace)
+        assert harness.decisions()["pod/run"].action is Action.REMOVE, "its namesake has another uid"
+        assert len(harness.again().reclaimed) == 1
         assert plane.api.get("pods", namespace, "run") is None
     finally:
         manager.resume()
@@ -125,11 +125,11 @@ def test_an_owner_that_is_gone_does_not_keep(plane: ControlPlane, namespace: str
 def test_an_owner_that_comes_between_the_plan_and_the_act_keeps(plane: ControlPlane, namespace: str) -> None:
     owner = config(plane, namespace)
     ended_pod(plane.api, namespace, "run")
-    bench = later(plane, namespace)
-    step = bench.step("pod/run")
+    harness = later(plane, namespace)
+    step = harness.step("pod/run")
     assert step.decision.action is Action.REMOVE
     tied(plane, namespace, "pods", "run", owner)
-    closed = bench.take(step)
+    closed = harness.take(step)
     assert "ConfigMap settings" in closed.reason
     assert plane.api.get("pods", namespace, "run") is not None
 
@@ -139,12 +139,12 @@ def test_an_owner_that_may_not_be_read_keeps_and_the_right_is_named(plane: Contr
     ended_pod(plane.api, namespace, "run")
     tied(plane, namespace, "pods", "run", config(plane, namespace))
     user = plane.new_user(ALL, namespace=namespace)
-    bench = Bench(plane.kubeconfig(user), namespace)
-    bench.later(hours=3)
-    kept = bench.decisions()["pod/run"]
+    harness = Harness(plane.kubeconfig(user), namespace)
+    harness.later(hours=3)
+    kept = harness.decisions()["pod/run"]
     assert (kept.action, kept.verdict) == (Action.KEEP, Verdict.UNKNOWN)
     assert "needs `get` on configmaps" in kept.reason
-    bench.again()
+    harness.again()
     assert plane.api.get("pods", namespace, "run") is not None
 
 
@@ -160,8 +160,8 @@ def test_a_job_made_by_hand_from_a_cronjob_is_a_run(plane: ControlPlane, namespa
     made = plane.api.must("POST", f"/apis/batch/v1/namespaces/{namespace}/cronjobs", cron)
     ended_pod(plane.api, namespace, "run")
     tied(plane, namespace, "pods", "run", {"apiVersion": "batch/v1", "kind": "CronJob", **made})
-    bench = later(plane, namespace)
-    assert len(bench.again().reclaimed) == 1
+    harness = later(plane, namespace)
+    assert len(harness.again().reclaimed) == 1
     assert plane.api.get("pods", namespace, "run") is None
 
 
@@ -169,7 +169,7 @@ def test_what_would_be_collected_with_it_while_it_lives_keeps_its_owner(plane: C
     ended = ended_pod(plane.api, namespace, "run")
     plane.api.create(unplaced("waits"), namespace)
     tied(plane, namespace, "pods", "waits", {"apiVersion": "v1", "kind": "Pod", **ended})
-    bench = later(plane, namespace, classes={"cluster": {"never_started": "30d"}})
-    bench.again()
+    harness = later(plane, namespace, classes={"cluster": {"never_started": "30d"}})
+    harness.again()
     assert plane.api.get("pods", namespace, "run") is not None
     assert plane.api.get("pods", namespace, "waits") is not None

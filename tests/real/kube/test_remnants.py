@@ -8,8 +8,8 @@ import pytest
 
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane
+from tests.real.kube.harness import Harness
 from tests.real.kube.runs import annotated, labelled, passes
 from tests.real.kube.test_cli import DONE, USAGE, Shell, shell
 from tests.real.kube.test_rights import ALL
@@ -25,8 +25,8 @@ def service(name: str, *, app: str = "gpu-accept-ddp", address: str | None = "No
     return {"kind": "Service", "metadata": {"name": name, "labels": {"app": app, "owner": "ann"}}, "spec": spec}
 
 
-def reported(bench: Bench) -> dict[str, str]:
-    return {name: one.findings[0] for name, one in bench.subjects().items() if name.startswith("service/")}
+def reported(harness: Harness) -> dict[str, str]:
+    return {name: one.findings[0] for name, one in harness.subjects().items() if name.startswith("service/")}
 
 
 def test_a_headless_service_of_an_old_run_is_reported_and_kept(plane: ControlPlane, api: Api, namespace: str) -> None:
@@ -40,24 +40,24 @@ def test_a_headless_service_of_an_old_run_is_reported_and_kept(plane: ControlPla
     ):
         api.create(one, namespace)
     api.create(labelled(objects.pod("rank-0", gpus=0), {"run": "used"}), namespace)
-    bench = Bench(plane.kubeconfig(), namespace, owner_labels=["owner"])
-    assert reported(bench) == {}, "its run may be about to begin"
-    bench.later(hours=25)
-    found = reported(bench)
+    harness = Harness(plane.kubeconfig(), namespace, owner_labels=["owner"])
+    assert reported(harness) == {}, "its run may be about to begin"
+    harness.later(hours=25)
+    found = reported(harness)
     assert found.keys() == {"service/old", "service/older"}
     assert "(app=gpu-accept-ddp), created 1d1h" in found["service/old"]
     assert "owner ann: no pod of the run is left" in found["service/old"]
     assert found["service/old"].endswith(f"kubectl -n {namespace} delete service old")
 
-    passes(bench)
+    passes(harness)
     assert {"old", "older", "used", "web", "balanced"} <= api.names("services", namespace), "only reported"
-    written = [line for line in bench.ledger.lines if getattr(getattr(line, "ref", None), "kind", "") == "service"]
+    written = [line for line in harness.ledger.lines if getattr(getattr(line, "ref", None), "kind", "") == "service"]
     assert written == [], "nothing of it is recorded, so nothing is missing when it goes"
     api.delete("services", namespace, "old")
     api.wait_gone("services", namespace, "old")
-    assert reported(bench).keys() == {"service/older"}
+    assert reported(harness).keys() == {"service/older"}
 
-    blind = Bench(plane.kubeconfig(plane.new_user(ALL, namespace=namespace)), namespace)
+    blind = Harness(plane.kubeconfig(plane.new_user(ALL, namespace=namespace)), namespace)
     blind.later(hours=25)
     assert reported(blind) == {}, "no right on Services"
     blind.decisions()  # and nothing counts as unseen for that

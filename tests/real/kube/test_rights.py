@@ -19,9 +19,9 @@ from gpukeeper.model.event import Passed, Vanished
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from tests.real.kube import objects
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench, policy
+from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import ended_pod, unplaced
+from tests.real.kube.harness import Harness, policy
 from tests.real.kube.runs import passes, reclaimed
 
 Rule = dict[str, Any]
@@ -65,17 +65,17 @@ def without(rules: list[Rule], resource: str, *verbs: str) -> list[Rule]:
     return left
 
 
-def bench_of(plane: ControlPlane, user: str, *namespaces: str, **more: Any) -> Bench:
-    return Bench(plane.kubeconfig(user), *namespaces, classes=AT_ONCE, **more)
+def bench_of(plane: ControlPlane, user: str, *namespaces: str, **more: Any) -> Harness:
+    return Harness(plane.kubeconfig(user), *namespaces, classes=AT_ONCE, **more)
 
 
 def finished_job(plane: ControlPlane, namespace: str) -> None:
-    plane.api.create(objects.job("train", annotations={"bed/exit-code": "0"}), namespace)
+    plane.api.create(objects.job("train", annotations={"test/exit-code": "0"}), namespace)
     plane.api.wait_condition("jobs", namespace, "train", "Complete")
 
 
-def unseen(bench: Bench) -> dict[str, str]:
-    (*_, last) = [line for line in bench.ledger.lines if isinstance(line, Passed)]
+def unseen(harness: Harness) -> dict[str, str]:
+    (*_, last) = [line for line in harness.ledger.lines if isinstance(line, Passed)]
     return dict(one.split(": ", 1) for one in last.unseen)
 
 
@@ -85,11 +85,11 @@ def test_in_its_namespace_it_works_and_sees_nothing_else(
     other = new_namespace("other")
     for where in (namespace, other):
         ended_pod(plane.api, where, "run")
-    bench = bench_of(plane, plane.new_user(ALL, namespace=namespace), namespace)
-    bench.later(minutes=61)
-    assert set(bench.subjects()) == {"pod/run"}
-    assert {one.ref.namespace for one in bench.subjects().values()} == {namespace}
-    report = bench.again()
+    harness = bench_of(plane, plane.new_user(ALL, namespace=namespace), namespace)
+    harness.later(minutes=61)
+    assert set(harness.subjects()) == {"pod/run"}
+    assert {one.ref.namespace for one in harness.subjects().values()} == {namespace}
+    report = harness.again()
     assert ([one.result for one in report.outcomes], report.survey.unseen) == ([Result.RECLAIMED], [])
     assert plane.api.names("pods", namespace) == set()
     assert plane.api.names("pods", other) == {"run"}
@@ -105,33 +105,33 @@ def test_a_namespace_that_may_not_be_listed_is_unseen_and_never_empty(
     ended_pod(plane.api, namespace, "run")
     for number in range(3):
         ended_pod(plane.api, other, f"run-{number}")
-    bench = bench_of(plane, user, namespace, other)
-    assert bench.again().survey.counts.seen == 4
+    harness = bench_of(plane, user, namespace, other)
+    assert harness.again().survey.counts.seen == 4
     plane.revoke(right, namespace=other)
     plane.until(lambda: not plane.api_as(user).call("GET", f"/api/v1/namespaces/{other}/pods").ok, "the right is gone")
-    bench.later(minutes=61)
-    report = bench.again()
+    harness.later(minutes=61)
+    report = harness.again()
     assert [one.result for one in report.outcomes] == [Result.RECLAIMED], "its own namespace goes on"
-    assert f"pods in {other}" in unseen(bench)
-    assert f"jobs in {other}" in unseen(bench)
-    assert "cannot list resource" in unseen(bench)[f"pods in {other}"]
+    assert f"pods in {other}" in unseen(harness)
+    assert f"jobs in {other}" in unseen(harness)
+    assert "cannot list resource" in unseen(harness)[f"pods in {other}"]
     assert (report.survey.missing, report.survey.counts.vanished) == ([], 0)
-    assert not [line for line in bench.ledger.lines if isinstance(line, Vanished)]
-    assert len(bench.run(bench.ledger.present("kubernetes", bench.platform.place))) == 3
+    assert not [line for line in harness.ledger.lines if isinstance(line, Vanished)]
+    assert len(harness.run(harness.ledger.present("kubernetes", harness.platform.place))) == 3
     assert plane.api.names("pods", other) == {"run-0", "run-1", "run-2"}
     plane.grant(user, ALL, namespace=other)
     plane.until(lambda: plane.api_as(user).call("GET", f"/api/v1/namespaces/{other}/pods").ok, "the right is back")
-    assert len(bench.again().reclaimed) == 3
+    assert len(harness.again().reclaimed) == 3
 
 
 def test_a_list_of_all_namespaces_that_may_not_be_made_is_unseen(plane: ControlPlane, namespace: str) -> None:
     """Patterns need the whole cluster's list; with Roles only there is none, and that is said."""
     ended_pod(plane.api, namespace, "run")
-    bench = bench_of(plane, plane.new_user(ALL, namespace=namespace), f"{namespace}*")
-    bench.later(minutes=61)
-    report = bench.again()
+    harness = bench_of(plane, plane.new_user(ALL, namespace=namespace), f"{namespace}*")
+    harness.later(minutes=61)
+    report = harness.again()
     assert (report.survey.counts.seen, report.outcomes) == (0, [])
-    assert "pods" in unseen(bench)
+    assert "pods" in unseen(harness)
     assert plane.api.names("pods", namespace) == {"run"}
 
 
@@ -140,21 +140,21 @@ def test_without_a_right_on_pods_no_root_goes(plane: ControlPlane, namespace: st
     """Whether something lives below it cannot be known then."""
     finished_job(plane, namespace)
     user = plane.new_user(without(ALL, "pods"), namespace=namespace)
-    bench = bench_of(plane, user, namespace)
-    bench.later(days=5)
-    report = bench.again()
+    harness = bench_of(plane, user, namespace)
+    harness.later(days=5)
+    report = harness.again()
     assert report.outcomes == []
-    assert list(unseen(bench)) == [f"pods in {namespace}"]
-    found = bench.run(look_and_plan(bench.keeper, bench.platform, bench.book)).survey.decisions
+    assert list(unseen(harness)) == [f"pods in {namespace}"]
+    found = harness.run(look_and_plan(harness.keeper, harness.platform, harness.book)).survey.decisions
     (said,) = [one for one in found if one.seen.ref.kind == "job"]
     assert (said.action, said.verdict) == (Action.KEEP, Verdict.UNKNOWN)
     assert "whether its children still run is unknown" in said.reason
-    looked = bench.run(bench.platform.look(said.seen.ref))
+    looked = harness.run(harness.platform.look(said.seen.ref))
     assert isinstance(looked, Subject)
     assert isinstance(looked.live_children, Unknown)
     plane.grant(user, [SEE[0]], namespace=namespace)
     plane.until(lambda: plane.api_as(user).call("GET", f"/api/v1/namespaces/{namespace}/pods").ok, "the right is there")
-    assert len(bench.again().reclaimed) == 1
+    assert len(harness.again().reclaimed) == 1
     assert plane.api.list("jobs", namespace) == []
     plane.until(lambda: plane.api.list("pods", namespace) == [], "the garbage collector removed the pods")
 
@@ -164,9 +164,9 @@ def test_without_the_right_to_delete_it_is_refused_by_name(plane: ControlPlane, 
     finished_job(plane, namespace)
     ended_pod(plane.api, namespace, "run")
     user = plane.new_user(without(ALL, "jobs", "delete"), namespace=namespace)
-    bench = bench_of(plane, user, namespace)
-    bench.later(minutes=61)
-    report = bench.again()
+    harness = bench_of(plane, user, namespace)
+    harness.later(minutes=61)
+    report = harness.again()
     found = {one.ref.kind: one for one in report.outcomes if one.ref is not None}
     assert (found["job"].result, found["pod"].result) == (Result.REFUSED, Result.RECLAIMED)
     assert f"gpukeeper may not delete jobs.batch in namespace {namespace}" in found["job"].reason
@@ -175,8 +175,8 @@ def test_without_the_right_to_delete_it_is_refused_by_name(plane: ControlPlane, 
     trial = {"apiVersion": "batch/v1", "kind": "DeleteOptions", "dryRun": ["All"]}  # a query is ignored beside a body
     path = f"/apis/batch/v1/namespaces/{namespace}/jobs/train"
     plane.until(lambda: plane.api_as(user).call("DELETE", path, trial).ok, "the right to delete is there")
-    bench.later(minutes=21)  # what was refused is not tried again at once
-    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
+    harness.later(minutes=21)  # what was refused is not tried again at once
+    assert reclaimed(passes(harness)) == {"job/train": Action.REMOVE}
     assert plane.api.list("jobs", namespace) == []
 
 
@@ -185,28 +185,28 @@ def test_without_a_right_on_logs_it_is_kept(plane: ControlPlane, namespace: str)
     """C5.4. Nobody gets a log back."""
     finished_job(plane, namespace)
     user = plane.new_user(without(ALL, "pods/log"), namespace=namespace)
-    bench = bench_of(plane, user, namespace)
-    bench.later(minutes=61)
-    (closed,) = bench.again().outcomes
+    harness = bench_of(plane, user, namespace)
+    harness.later(minutes=61)
+    (closed,) = harness.again().outcomes
     assert closed.result is Result.NOT_CAPTURED
     assert 'cannot get resource "pods/log"' in closed.reason
     assert plane.api.names("jobs", namespace) == {"train"}
-    assert bench.cluster.asked["DELETE"] == 0
+    assert harness.cluster.asked["DELETE"] == 0
     plane.grant(user, EVIDENCE, namespace=namespace)
     (pod,) = plane.api.names("pods", namespace)
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
     plane.until(lambda: plane.api_as(user).call("GET", path).ok, "the right is there")
-    bench.later(minutes=21)
-    assert len(bench.again().reclaimed) == 1
+    harness.later(minutes=21)
+    assert len(harness.again().reclaimed) == 1
 
 
 def test_without_a_right_on_events_its_evidence_says_so(plane: ControlPlane, namespace: str) -> None:
     """The cluster forgets them after an hour: no reason to keep."""
     ended_pod(plane.api, namespace, "run")
-    bench = bench_of(plane, plane.new_user(without(ALL, "events"), namespace=namespace), namespace)
-    bench.later(minutes=61)
-    assert len(bench.again().reclaimed) == 1
-    (saved,) = bench.evidence.saved.values()
+    harness = bench_of(plane, plane.new_user(without(ALL, "events"), namespace=namespace), namespace)
+    harness.later(minutes=61)
+    assert len(harness.again().reclaimed) == 1
+    (saved,) = harness.evidence.saved.values()
     assert b"cannot list resource" in saved.files["events.json"], list(saved.files)
 
 
@@ -215,13 +215,13 @@ def test_without_a_right_on_its_namespace_only_what_that_says_is_unknown(plane: 
     ended_pod(plane.api, namespace, "run")
     user = plane.new_user(without(ALL, "namespaces"), namespace=namespace)
     other = {"production": {"succeeded": "20d", "failed": "30d"}}
-    bench = bench_of(plane, user, namespace, environments=other)
-    bench.later(minutes=61)
-    subject = bench.subjects()["pod/run"]
+    harness = bench_of(plane, user, namespace, environments=other)
+    harness.later(minutes=61)
+    subject = harness.subjects()["pod/run"]
     assert isinstance(subject.environment, Unknown)
     assert isinstance(subject.owner, Unknown)
-    assert bench.again().outcomes == []
-    assert bench.decisions()["pod/run"].verdict is Verdict.UNKNOWN
+    assert harness.again().outcomes == []
+    assert harness.decisions()["pod/run"].verdict is Verdict.UNKNOWN
     plain = bench_of(plane, user, namespace)
     plain.later(minutes=61)
     assert len(plain.again().reclaimed) == 1, "without environments nothing depends on it"
@@ -230,11 +230,11 @@ def test_without_a_right_on_its_namespace_only_what_that_says_is_unknown(plane: 
 def test_without_any_right_everything_is_unseen(plane: ControlPlane, namespace: str) -> None:
     """C6.2"""
     ended_pod(plane.api, namespace, "run")
-    bench = bench_of(plane, plane.new_user(), namespace)
-    bench.later(minutes=61)
-    report = bench.again()
+    harness = bench_of(plane, plane.new_user(), namespace)
+    harness.later(minutes=61)
+    report = harness.again()
     assert (report.survey.counts.seen, report.outcomes) == (0, [])
-    assert {f"pods in {namespace}", f"jobs in {namespace}"} <= unseen(bench).keys()
+    assert {f"pods in {namespace}", f"jobs in {namespace}"} <= unseen(harness).keys()
     assert plane.api.names("pods", namespace) == {"run"}
 
 
@@ -252,9 +252,9 @@ def test_an_owner_that_may_not_be_read_keeps_its_pod(plane: ControlPlane, namesp
         }
     ]
     plane.api.create(part, namespace)
-    bench = bench_of(plane, plane.new_user(without(ALL, "jobs"), namespace=namespace), namespace)
-    bench.later(days=90)
-    assert bench.again().outcomes == []
+    harness = bench_of(plane, plane.new_user(without(ALL, "jobs"), namespace=namespace), namespace)
+    harness.later(days=90)
+    assert harness.again().outcomes == []
     assert plane.api.names("pods", namespace) == {"part"}
 
 

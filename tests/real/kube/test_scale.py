@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.engines import has_kube, require
-from tests.real.kube.bed import ControlPlane, control_plane
+from tests.real.kube.control_plane import ControlPlane, control_plane
 from tests.real.kube.endings import ended_pod, text, unplaced
 
 FEW, MANY = 1_000, 20_000

@@ -13,8 +13,8 @@ from gpukeeper.model.subject import State
 from gpukeeper.platforms.kubernetes.finalizers import CIRCLE, FOREGROUND
 from tests.real.kube import objects
 from tests.real.kube.api import Object
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane
+from tests.real.kube.harness import Harness
 from tests.real.kube.runs import (
     CHAIN,
     HOLDERS,
@@ -63,14 +63,14 @@ def test_1_v21_makes_the_jobset_of_a_complete_trainjob_anew(trainer_v21: Control
     assert pod["spec"]["nodeName"], "it has a GPU again"
     assert is_true(api.get("trainjobs", namespace, RUN), "Complete"), "and the TrainJob still says Complete"
 
-    bench = Bench(trainer_v21.kubeconfig(), namespace)
-    seen = bench.subjects()["trainjob/run"]
+    harness = Harness(trainer_v21.kubeconfig(), namespace)
+    seen = harness.subjects()["trainjob/run"]
     assert (seen.state, seen.live_children) == (State.ENDED, 1)
-    bench.later(minutes=61)
-    first_pass = bench.again()
+    harness.later(minutes=61)
+    first_pass = harness.again()
     assert len(first_pass.warnings) == 1
     assert first_pass.outcomes == []
-    line = the_end(passes(bench))
+    line = the_end(passes(harness))
     assert (line.action, line.result, gave_back(line, 1)) == (Action.REMOVE, Result.RECLAIMED, True), line
     ends_well(trainer_v21, namespace, *CHAIN)
 
@@ -83,9 +83,9 @@ def test_2_v23_leaves_a_complete_trainjob_for_ever(trainer_v23: ControlPlane, na
     trainer_v23.until(lambda: left(api, namespace, *CHAIN) == {"trainjobs": {RUN}}, "only the TrainJob is left", 40)
     stays_so(lambda: left(api, namespace, *CHAIN) == {"trainjobs": {RUN}}, "it went by itself: not so any more")
 
-    bench = Bench(trainer_v23.kubeconfig(), namespace)
-    bench.later(minutes=61)
-    assert reclaimed(passes(bench)) == {"trainjob/run": Action.REMOVE}
+    harness = Harness(trainer_v23.kubeconfig(), namespace)
+    harness.later(minutes=61)
+    assert reclaimed(passes(harness)) == {"trainjob/run": Action.REMOVE}
     ends_well(trainer_v23, namespace, *CHAIN)
 
 
@@ -102,11 +102,11 @@ def test_3_v23_forgets_that_a_trainjob_failed_and_trains_again(trainer_v23: Cont
         api.wait_for("trainjobs", namespace, RUN, lambda one: not is_true(one, "Failed"), 20, words="Failed is lost")
     assert uid(api, "trainjobs", namespace, RUN), "it is the same TrainJob"
 
-    bench = Bench(trainer_v23.kubeconfig(), namespace, retention={"succeeded": "0s", "failed": "0s"})
-    assert passes(bench) == [], "it runs, so nothing is due"
+    harness = Harness(trainer_v23.kubeconfig(), namespace, retention={"succeeded": "0s", "failed": "0s"})
+    assert passes(harness) == [], "it runs, so nothing is due"
     finish(trainer_v23, namespace, exit_code=1)
     api.wait_condition("trainjobs", namespace, RUN, "Failed")
-    assert reclaimed(passes(bench)) == {"trainjob/run": Action.REMOVE}
+    assert reclaimed(passes(harness)) == {"trainjob/run": Action.REMOVE}
     ends_well(trainer_v23, namespace, *CHAIN)
 
 
@@ -145,14 +145,14 @@ def test_4_v23_never_ends_a_foreground_removal_of_a_failed_trainjob(trainer_v23:
     try:
         seen = removed_in_the_foreground(trainer_v23, namespace)
         assert FOREGROUND in seen["metadata"]["finalizers"]
-        careful = Bench(trainer_v23.kubeconfig(), namespace)
+        careful = Harness(trainer_v23.kubeconfig(), namespace)
         careful.later(minutes=2)
         decision = careful.decisions()["trainjob/run"]
         assert (decision.rule, decision.action) == ("stuck_removal", Action.KEEP), "not without a word of the policy"
         assert "kubernetes.release does not name foregroundDeletion" in decision.reason
-        bench = Bench(trainer_v23.kubeconfig(), namespace, kubernetes={"release": [FOREGROUND]})
-        bench.later(minutes=2)
-        report = bench.again()
+        harness = Harness(trainer_v23.kubeconfig(), namespace, kubernetes={"release": [FOREGROUND]})
+        harness.later(minutes=2)
+        report = harness.again()
         assert [line.action for line in report.outcomes] == [Action.RELEASE]
         assert [line.result for line in report.outcomes] == [Result.RECLAIMED], report.outcomes
     finally:
@@ -178,12 +178,12 @@ def test_5_workers_outlive_a_pytorchjob_and_its_status_hides_them(
     api.wait_pods(namespace, 2)
     stays_so(lambda: len(api.list("pods", namespace, fields="status.phase=Running")) == 2, "they ended", 1)
 
-    bench = Bench(training_operator.kubeconfig(), namespace)
-    assert bench.subjects()[f"pytorchjob/{RUN}"].live_children == 2, "the pods were counted, not the status"
-    bench.later(minutes=61)
-    assert len(bench.again().warnings) == 1
+    harness = Harness(training_operator.kubeconfig(), namespace)
+    assert harness.subjects()[f"pytorchjob/{RUN}"].live_children == 2, "the pods were counted, not the status"
+    harness.later(minutes=61)
+    assert len(harness.again().warnings) == 1
     api.wait_pods(namespace, 2)
-    line = the_end(passes(bench))
+    line = the_end(passes(harness))
     assert (line.action, line.result, gave_back(line, 2)) == (Action.REMOVE, Result.RECLAIMED, True), line
     ends_well(training_operator, namespace, "pytorchjobs", *HOLDERS)
 
@@ -194,12 +194,12 @@ def test_6_a_ray_cluster_gives_its_gpus_back_by_suspension_and_returns(kuberay: 
     api.wait_pods(namespace, 3)
     stays_so(lambda: len(api.list("pods", namespace)) == 3, "an idle cluster ended by itself", 1)
 
-    bench = Bench(kuberay.kubeconfig(), namespace)
-    assert bench.ask("root", "stop", "raycluster/ray", attended=True).done
+    harness = Harness(kuberay.kubeconfig(), namespace)
+    assert harness.ask("root", "stop", "raycluster/ray", attended=True).done
     kuberay.until(lambda: not left(api, namespace, *HOLDERS), "its pods are gone")
     stays_so(lambda: not left(api, namespace, *HOLDERS), "a pod came back")
     seen = api.get("rayclusters", namespace, "ray")
     assert seen is not None
     assert seen["spec"]["suspend"] is True
-    assert bench.ask("root", "restore", "raycluster/ray").done
+    assert harness.ask("root", "restore", "raycluster/ray").done
     api.wait_pods(namespace, 3)

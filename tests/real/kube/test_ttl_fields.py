@@ -13,8 +13,8 @@ import pytest
 from gpukeeper.model.decision import Action, Verdict
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane
+from tests.real.kube.harness import Harness
 from tests.real.kube.runs import SUCCEEDS, V1_REPLICAS, annotated, passes, reclaimed, v1_job
 from tests.real.kube.test_diagnose import Asked, one_of
 
@@ -88,14 +88,14 @@ def test_a_ttl_that_the_crd_of_a_trainjob_has_is_left_to_the_platform(with_ttl: 
     assert "TTL 2h" in found.tree[0]
     one_of(found, "its TTL of 2h ends in")
 
-    bench = Bench(with_ttl.kubeconfig(), namespace)
-    bench.later(minutes=61)
-    decision = bench.decisions()[f"trainjob/{RUN}"]
+    harness = Harness(with_ttl.kubeconfig(), namespace)
+    harness.later(minutes=61)
+    decision = harness.decisions()[f"trainjob/{RUN}"]
     assert (decision.rule, decision.verdict) == ("own_ttl", Verdict.WAIT)
     assert "then the platform removes it" in decision.reason
-    assert passes(bench) == []
-    bench.later(minutes=61)
-    lines = passes(bench)
+    assert passes(harness) == []
+    harness.later(minutes=61)
+    lines = passes(harness)
     assert reclaimed(lines) == {f"trainjob/{RUN}": Action.REMOVE}
     assert "the platform has not removed it" in lines[0].reason
     with_ttl.api.wait_gone("trainjobs", namespace, RUN)
@@ -111,7 +111,7 @@ def test_a_ttl_that_was_applied_under_spec_of_a_v1_job_is_reported(
         one["spec"][TTL] = 600
         made[kind] = api.create(applied(one), namespace)
         assert TTL not in made[kind]["spec"], "the API server dropped it"
-    found = Bench(training_operator.kubeconfig(), namespace).subjects()
+    found = Harness(training_operator.kubeconfig(), namespace).subjects()
     for kind in V1_REPLICAS:
         (words,) = [one for one in found[f"{kind.lower()}/{kind.lower()}"].findings if TTL in one]
         assert words.startswith(f"spec.{TTL}: 600 was applied, but the {kind} has no such field")
@@ -122,5 +122,5 @@ def test_a_ttl_that_was_applied_under_spec_of_a_v1_job_is_reported(
     cause = one_of(Asked(training_operator).about(ended, datetime.now(UTC)), f"spec.{TTL}: 600 was applied")
     assert cause.words.endswith(f"use spec.runPolicy.{TTL}")
     api.patch("pytorchjobs", namespace, "pytorchjob", {"spec": {"runPolicy": {TTL: 7200}}})
-    corrected = Bench(training_operator.kubeconfig(), namespace).subjects()["pytorchjob/pytorchjob"]
+    corrected = Harness(training_operator.kubeconfig(), namespace).subjects()["pytorchjob/pytorchjob"]
     assert not [one for one in corrected.findings if TTL in one], "it was written where it counts"

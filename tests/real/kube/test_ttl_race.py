@@ -21,8 +21,8 @@ from gpukeeper.model.decision import Action, Result
 from tests.engines import has_kubelet, require
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object, condition
-from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.control_plane import ControlPlane
+from tests.real.kube.harness import Harness
 from tests.real.kube.runs import CHAIN, marked
 
 RACE, TWIN = "ttl-race-test", "ttl-race-twin"
@@ -80,7 +80,7 @@ class Story:
 
 @dataclass
 class Race:
-    bench: Bench
+    harness: Harness
     stories: dict[str, Story]
     left: dict[str, set[str]]
 
@@ -92,7 +92,7 @@ def run_of(name: str, exit_code: int, ttl: int, placement: Object) -> tuple[Obje
 
 
 @contextmanager
-def keeping(bench: Bench) -> Iterator[None]:
+def keeping(harness: Harness) -> Iterator[None]:
     """`serve` in a thread: watches, timers and passes, by the real clock."""
     problems: list[BaseException] = []
     ends: queue.Queue[Callable[[], object]] = queue.Queue()
@@ -100,7 +100,7 @@ def keeping(bench: Bench) -> Iterator[None]:
     async def serve() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         ends.put(lambda: loop.call_soon_threadsafe(stop.set))
-        await watch(Watch(bench.keeper, lambda: bench.book, stop))
+        await watch(Watch(harness.keeper, lambda: harness.book, stop))
 
     def run() -> None:
         try:
@@ -125,9 +125,9 @@ def race(the_plane: ControlPlane) -> Race:
     require("kubelet", has_kubelet())
     the_plane.need("trainer-v2.3.0")
     node, api, namespace = the_plane.real_node(), the_plane.api, the_plane.new_namespace()
-    bench = Bench(the_plane.kubeconfig(), namespace, retention={"succeeded": "1d", "failed": "7d"})
+    harness = Harness(the_plane.kubeconfig(), namespace, retention={"succeeded": "1d", "failed": "7d"})
     stories = {RACE: Story(RACE), TWIN: Story(TWIN)}
-    with keeping(bench):
+    with keeping(harness):
         for name, code, ttl in ((RACE, 0, TTL), (TWIN, 1, TWIN_TTL)):
             for made in run_of(name, code, ttl, node.placement):
                 api.create(made, namespace)
@@ -141,18 +141,18 @@ def race(the_plane: ControlPlane) -> Race:
             story.look(api, namespace)
     found = {what: api.names(what, namespace) for what in CHAIN}
     the_plane.drop_namespace(namespace)
-    return Race(bench, stories, found)
+    return Race(harness, stories, found)
 
 
 def log_of(race: Race, name: str) -> str:
-    (captured,) = [one for key, one in race.bench.evidence.saved.items() if key.endswith(name)]
+    (captured,) = [one for key, one in race.harness.evidence.saved.items() if key.endswith(name)]
     (log,) = [text for file, text in captured.files.items() if file.startswith("logs/") and file.endswith(".log")]
     return log.decode()
 
 
 def gone_after(race: Race, name: str) -> float:
     """Seconds between its own end and the ledger's word that it is gone."""
-    (line,) = [one for one in race.bench.outcomes() if one.ref is not None and one.ref.name == name]
+    (line,) = [one for one in race.harness.outcomes() if one.ref is not None and one.ref.name == name]
     assert (line.action, line.rule, line.result) == (Action.REMOVE, "own_ttl", Result.RECLAIMED), line.reason
     ended = race.stories[name].ended
     assert ended is not None

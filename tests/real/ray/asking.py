@@ -7,7 +7,7 @@ import asyncio
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import ClusterState, busy, foreign, quiet
 from gpukeeper.platforms.ray.state import StateApi, addresses, find_api
-from tests.real.ray.bed import Node, until
+from tests.real.ray.clusters import Node, until
 
 
 def api_of(node: Node) -> StateApi:

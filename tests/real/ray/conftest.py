@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from tests.engines import has_ray, require
-from tests.real.ray.bed import NEWEST, VERSIONS, Cluster, ray_cluster
+from tests.real.ray.clusters import NEWEST, VERSIONS, Cluster, ray_cluster
 
 _LINES, _WIDTH = 8, 240
 _clusters: list[Cluster] = []

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.real.ray.bed import _STEM, _STORE_BYTES, Cluster, _end_abandoned, until
+from tests.real.ray.clusters import _STEM, _STORE_BYTES, Cluster, _end_abandoned, until
 
 HEAD, WORKER = "10.213.7.1", "10.213.7.2"
 _INSIDE = 'mount --bind "$0" "$1" && shift && exec "$@"'

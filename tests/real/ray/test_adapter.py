@@ -24,7 +24,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.processes import Process, read_all
 from gpukeeper.platforms.ray.settings import RaySettings
-from tests.real.ray.bed import NEWEST, Cluster, until
+from tests.real.ray.clusters import NEWEST, Cluster, until
 
 FRESH = Callable[..., Cluster]
 ACTOR_AND_TASK = """

@@ -31,9 +31,9 @@ from gpukeeper.platforms.ray.settings import RaySettings
 from gpukeeper.wiring import SystemClock
 from tests.engines import has_docker, has_ray, require
 from tests.real.docker import kernel
-from tests.real.docker.bed import DockerBed, docker_bed
+from tests.real.docker.private_engine import DockerEngine, docker_engine
 from tests.real.ray import sandbox
-from tests.real.ray.bed import NEWEST, folder_of
+from tests.real.ray.clusters import NEWEST, folder_of
 
 MB = 1_000_000
 ROOT = "/scratch-of-a-node"  # which this machine itself does not have
@@ -59,47 +59,47 @@ POLICY: dict[str, object] = {
 
 
 @pytest.fixture(scope="module")
-def the_bed() -> Iterator[DockerBed]:
+def the_engine() -> Iterator[DockerEngine]:
     require("docker", has_docker())
-    with docker_bed() as bed:
-        yield bed
+    with docker_engine() as engine:
+        yield engine
 
 
 @pytest.fixture
-def bed(the_bed: DockerBed) -> Iterator[DockerBed]:
-    yield the_bed
-    the_bed.clear()
+def engine(the_engine: DockerEngine) -> Iterator[DockerEngine]:
+    yield the_engine
+    the_engine.clear()
 
 
-def scratch(bed: DockerBed, name: str) -> Path:
-    return Path(f"/proc/{bed.pid(name)}/root{ROOT}")
+def scratch(engine: DockerEngine, name: str) -> Path:
+    return Path(f"/proc/{engine.pid(name)}/root{ROOT}")
 
 
-def worker(bed: DockerBed, name: str, **how: Any) -> None:
-    bed.run(name, image="py:1", cmd=WAIT, **how)
-    scratch(bed, name).mkdir(exist_ok=True)
+def worker(engine: DockerEngine, name: str, **how: Any) -> None:
+    engine.run(name, image="py:1", cmd=WAIT, **how)
+    scratch(engine, name).mkdir(exist_ok=True)
 
 
-def fill(bed: DockerBed, name: str, tree: str, size: int = 350 * MB) -> None:
-    folder = scratch(bed, name) / tree
+def fill(engine: DockerEngine, name: str, tree: str, size: int = 350 * MB) -> None:
+    folder = scratch(engine, name) / tree
     folder.mkdir()
     with (folder / "data").open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, size)
 
 
-def entries(bed: DockerBed, name: str) -> list[str]:
-    return sorted(path.name for path in scratch(bed, name).iterdir())
+def entries(engine: DockerEngine, name: str) -> list[str]:
+    return sorted(path.name for path in scratch(engine, name).iterdir())
 
 
 def taken(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
-def hold(bed: DockerBed, name: str, path: str, title: str | None = None) -> None:
+def hold(engine: DockerEngine, name: str, path: str, title: str | None = None) -> None:
     """Somebody in the container has that file open; `title`: and calls itself so."""
     program = HOLD.format(path)
-    pid = bed.exec(name, [*PYTHON, program if title is None else CALLED.format(title, program)])
-    bed.until(lambda: any(path in link for link in kernel.open_files(pid)), f"{path} is open")
+    pid = engine.exec(name, [*PYTHON, program if title is None else CALLED.format(title, program)])
+    engine.until(lambda: any(path in link for link in kernel.open_files(pid)), f"{path} is open")
 
 
 def everything_seen() -> OpenFiles:
@@ -107,11 +107,11 @@ def everything_seen() -> OpenFiles:
     return msgspec.structs.replace(open_files.scan(), hidden=None)
 
 
-def platform(bed: DockerBed, *names: str, above: int = 0) -> RayPlatform:
+def platform(engine: DockerEngine, *names: str, above: int = 0) -> RayPlatform:
     """Of these containers only: nothing of this machine itself, whatever others do there."""
 
     async def inside(patterns: Sequence[str]) -> Sequence[NodeContainer]:
-        return [NodeContainer(name, bed.pid(name), bed.id(name)) for name in names]
+        return [NodeContainer(name, engine.pid(name), engine.id(name)) for name in names]
 
     settings = RaySettings(roots=(ROOT,), cpu=50.0, window=timedelta(seconds=1))
     temporary = (Temporary(root=ROOT, names=settings.names, above=above, platform="ray"),)
@@ -136,117 +136,117 @@ def removal(subject: Subject) -> Step:
     return Step("1.1", Decision(subject.seen, Action.REMOVE, "temporary_tree", "because"))
 
 
-def gpukeeper(bed: DockerBed, *words: str, policy: dict[str, object] = POLICY) -> Any:
-    done = sandbox.run(bed.folder, *words, "--json", policy=policy, env=bed.environ())
+def gpukeeper(engine: DockerEngine, *words: str, policy: dict[str, object] = POLICY) -> Any:
+    done = sandbox.run(engine.folder, *words, "--json", policy=policy, env=engine.environ())
     assert done.returncode in (0, 3), f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return json.loads(done.stdout)
 
 
-def test_four_workers_of_which_one_is_busy(bed: DockerBed) -> None:
+def test_four_workers_of_which_one_is_busy(engine: DockerEngine) -> None:
     """C10.6: each worker on its own, the active one untouched.
 
     By the command, from the policy to the space that came back.
     """
     names = [f"ray-worker-{number}" for number in range(4)]
     for name in names:
-        worker(bed, name)
-        fill(bed, name, "tmpabcdefgh", 200 * MB)
-        fill(bed, name, "pip-unpack-xyz", 150 * MB)
-        fill(bed, name, "mine", 10 * MB)  # of no pattern
+        worker(engine, name)
+        fill(engine, name, "tmpabcdefgh", 200 * MB)
+        fill(engine, name, "pip-unpack-xyz", 150 * MB)
+        fill(engine, name, "mine", 10 * MB)  # of no pattern
     busy = names[2]
-    hold(bed, busy, f"{ROOT}/tmpabcdefgh/data", "ray::train")
-    before = {name: taken(scratch(bed, name)) for name in names}
+    hold(engine, busy, f"{ROOT}/tmpabcdefgh/data", "ray::train")
+    before = {name: taken(scratch(engine, name)) for name in names}
 
-    gpukeeper(bed, "apply", "--yes")
+    gpukeeper(engine, "apply", "--yes")
 
-    after = {name: taken(scratch(bed, name)) for name in names}
+    after = {name: taken(scratch(engine, name)) for name in names}
     assert after[busy] == before[busy] >= 360 * MB
-    assert entries(bed, busy) == ["mine", "pip-unpack-xyz", "tmpabcdefgh"]
+    assert entries(engine, busy) == ["mine", "pip-unpack-xyz", "tmpabcdefgh"]
     for name in set(names) - {busy}:
         assert before[name] >= 360 * MB
         assert after[name] < 11 * MB
-        assert entries(bed, name) == ["mine"]
+        assert entries(engine, name) == ["mine"]
 
 
-def test_an_open_file_keeps_its_tree_and_no_other_also_of_the_same_name(bed: DockerBed) -> None:
+def test_an_open_file_keeps_its_tree_and_no_other_also_of_the_same_name(engine: DockerEngine) -> None:
     for name in ("ray-worker-1", "ray-worker-2"):
-        worker(bed, name)
-        fill(bed, name, "tmpone", 60 * MB)
-        fill(bed, name, "tmptwo", 60 * MB)
-    hold(bed, "ray-worker-1", f"{ROOT}/tmpone/data")
+        worker(engine, name)
+        fill(engine, name, "tmpone", 60 * MB)
+        fill(engine, name, "tmptwo", 60 * MB)
+    hold(engine, "ray-worker-1", f"{ROOT}/tmpone/data")
 
-    gpukeeper(bed, "apply", "--yes")
+    gpukeeper(engine, "apply", "--yes")
 
-    assert entries(bed, "ray-worker-1") == ["tmpone"]
-    assert entries(bed, "ray-worker-2") == []
-
-
-def test_nothing_goes_below_the_threshold_of_a_node(bed: DockerBed) -> None:
-    worker(bed, "ray-worker-1")
-    fill(bed, "ray-worker-1", "tmpone", 20 * MB)
-    gpukeeper(bed, "apply", "--yes")
-    assert entries(bed, "ray-worker-1") == ["tmpone"]
+    assert entries(engine, "ray-worker-1") == ["tmpone"]
+    assert entries(engine, "ray-worker-2") == []
 
 
-def test_what_a_killed_run_left_is_finished_by_the_next(bed: DockerBed) -> None:
+def test_nothing_goes_below_the_threshold_of_a_node(engine: DockerEngine) -> None:
+    worker(engine, "ray-worker-1")
+    fill(engine, "ray-worker-1", "tmpone", 20 * MB)
+    gpukeeper(engine, "apply", "--yes")
+    assert entries(engine, "ray-worker-1") == ["tmpone"]
+
+
+def test_what_a_killed_run_left_is_finished_by_the_next(engine: DockerEngine) -> None:
     """Whenever it dies: the tree is whole under its name, or out of sight and finished later."""
-    worker(bed, "ray-worker-1")
-    folder = scratch(bed, "ray-worker-1") / "tmpmany"
+    worker(engine, "ray-worker-1")
+    folder = scratch(engine, "ray-worker-1") / "tmpmany"
     for number in range(30):
         (folder / str(number)).mkdir(parents=True)
         for file in range(1000):
             (folder / str(number) / str(file)).write_bytes(b"x")
 
-    with sandbox.start(bed.folder, "apply", "--yes", policy=POLICY, env=bed.environ()) as child:
-        bed.until(lambda: child.poll() is not None or "tmpmany" not in entries(bed, "ray-worker-1"), deadline=60)
+    with sandbox.start(engine.folder, "apply", "--yes", policy=POLICY, env=engine.environ()) as child:
+        engine.until(lambda: child.poll() is not None or "tmpmany" not in entries(engine, "ray-worker-1"), deadline=60)
         child.kill()
         child.communicate()
-    left = entries(bed, "ray-worker-1")
+    left = entries(engine, "ray-worker-1")
     assert left == [] or (
         len(left) == 1 and (left[0].startswith(".gpukeeper-trash-") or len(list(folder.iterdir())) == 30)
     )
     for _ in range(3):  # put back and decided anew, or finished at once
-        gpukeeper(bed, "apply", "--yes")
-    assert entries(bed, "ray-worker-1") == []
+        gpukeeper(engine, "apply", "--yes")
+    assert entries(engine, "ray-worker-1") == []
 
 
-def test_a_second_run_at_once_waits_for_nobody(bed: DockerBed) -> None:
-    worker(bed, "ray-worker-1")
-    fill(bed, "ray-worker-1", "tmpone", 60 * MB)
+def test_a_second_run_at_once_waits_for_nobody(engine: DockerEngine) -> None:
+    worker(engine, "ray-worker-1")
+    fill(engine, "ray-worker-1", "tmpone", 60 * MB)
 
     async def meanwhile() -> Any:
-        ledger = open_ledger(ledger_path({"GPUKEEPER_STATE": str(bed.folder / "state")}), write=True)
+        ledger = open_ledger(ledger_path({"GPUKEEPER_STATE": str(engine.folder / "state")}), write=True)
         try:
             async with ledger.lease("ray", hostname()):
-                return sandbox.run(bed.folder, "apply", "--yes", policy=POLICY, env=bed.environ())
+                return sandbox.run(engine.folder, "apply", "--yes", policy=POLICY, env=engine.environ())
         finally:
             ledger.close()
 
     done = run(meanwhile())
     assert done.returncode == 3, done.stdout + done.stderr  # the other places were free
     assert "Another pass is running on ray/" in done.stderr
-    assert entries(bed, "ray-worker-1") == ["tmpone"]
+    assert entries(engine, "ray-worker-1") == ["tmpone"]
 
 
-def test_a_node_is_found_by_its_label_and_others_are_none(bed: DockerBed) -> None:
-    worker(bed, "trainer", labels={"role": "ray-node"})
-    worker(bed, "other")
+def test_a_node_is_found_by_its_label_and_others_are_none(engine: DockerEngine) -> None:
+    worker(engine, "trainer", labels={"role": "ray-node"})
+    worker(engine, "other")
     for name in ("trainer", "other"):
-        fill(bed, name, "tmpone", 60 * MB)
+        fill(engine, name, "tmpone", 60 * MB)
     nodes = POLICY["ray"] | {"workers": ["role=ray-*"]}  # type: ignore[operator]
 
-    gpukeeper(bed, "apply", "--yes", policy=POLICY | {"ray": nodes})
+    gpukeeper(engine, "apply", "--yes", policy=POLICY | {"ray": nodes})
 
-    assert entries(bed, "trainer") == []
-    assert entries(bed, "other") == ["tmpone"]
+    assert entries(engine, "trainer") == []
+    assert entries(engine, "other") == ["tmpone"]
 
 
-def test_a_node_says_what_it_holds_and_that_it_is_idle(bed: DockerBed) -> None:
-    worker(bed, "ray-worker-1")
-    fill(bed, "ray-worker-1", "tmpone", 60 * MB)
-    found = run(subjects(platform(bed, "ray-worker-1")))
+def test_a_node_says_what_it_holds_and_that_it_is_idle(engine: DockerEngine) -> None:
+    worker(engine, "ray-worker-1")
+    fill(engine, "ray-worker-1", "tmpone", 60 * MB)
+    found = run(subjects(platform(engine, "ray-worker-1")))
     node = next(one for one in found if one.shape is Shape.NODE and one.ref.name == "ray-worker-1")
-    assert (node.ref.uid, node.busy, node.state) == (bed.id("ray-worker-1"), None, "running")
+    assert (node.ref.uid, node.busy, node.state) == (engine.id("ray-worker-1"), None, "running")
     assert isinstance(node.size, int)
     assert 60 * MB <= node.size < 61 * MB
     assert node.disk is not None
@@ -254,17 +254,17 @@ def test_a_node_says_what_it_holds_and_that_it_is_idle(bed: DockerBed) -> None:
     assert int(node.labels["disk_size"]) > int(node.labels["disk_free"]) > 0
 
 
-def test_work_that_begins_after_the_look_keeps(bed: DockerBed) -> None:
+def test_work_that_begins_after_the_look_keeps(engine: DockerEngine) -> None:
     """A worker starts between the look that decided and the act: nobody has the tree open, and it stays."""
-    worker(bed, "ray-worker-1")
-    fill(bed, "ray-worker-1", "tmpone", MB)
-    ray = platform(bed, "ray-worker-1")
+    worker(engine, "ray-worker-1")
+    fill(engine, "ray-worker-1", "tmpone", MB)
+    ray = platform(engine, "ray-worker-1")
 
     async def late() -> Any:
         found = await tree(ray, "ray-worker-1", "tmpone")
         assert found.busy is None
-        pid = bed.exec("ray-worker-1", [*PYTHON, CALLED.format("ray::step", "import time; time.sleep(1e6)")])
-        bed.until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::step"), "the worker runs")
+        pid = engine.exec("ray-worker-1", [*PYTHON, CALLED.format("ray::step", "import time; time.sleep(1e6)")])
+        engine.until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::step"), "the worker runs")
         return await ray.act(removal(found), found), await ray.look(found.ref)
 
     answer, again = run(late())
@@ -272,19 +272,19 @@ def test_work_that_begins_after_the_look_keeps(bed: DockerBed) -> None:
     assert "worker step" in answer.why
     assert isinstance(again, Subject)
     assert again.busy is not None
-    assert entries(bed, "ray-worker-1") == ["tmpone"]
+    assert entries(engine, "ray-worker-1") == ["tmpone"]
 
 
-def test_a_container_that_was_restarted_since_has_other_files(bed: DockerBed) -> None:
-    worker(bed, "ray-worker-1")
-    fill(bed, "ray-worker-1", "tmpone", MB)
-    ray = platform(bed, "ray-worker-1")
+def test_a_container_that_was_restarted_since_has_other_files(engine: DockerEngine) -> None:
+    worker(engine, "ray-worker-1")
+    fill(engine, "ray-worker-1", "tmpone", MB)
+    ray = platform(engine, "ray-worker-1")
 
     async def late() -> Any:
         found = await tree(ray, "ray-worker-1", "tmpone")
-        bed.stop_container("ray-worker-1", timeout=0)
+        engine.stop_container("ray-worker-1", timeout=0)
         stopped = await ray.look(found.ref), await ray.act(removal(found), found)
-        bed.start_container("ray-worker-1")
+        engine.start_container("ray-worker-1")
         return stopped, await ray.look(found.ref), await ray.act(removal(found), found), found
 
     (look, answer), again, then, found = run(late())
@@ -294,16 +294,16 @@ def test_a_container_that_was_restarted_since_has_other_files(bed: DockerBed) ->
     assert not isinstance(again, Gone)
     if isinstance(again, Unknown) or again.seen.incarnation != found.seen.incarnation:
         assert isinstance(then, Changed)
-        assert entries(bed, "ray-worker-1") == ["tmpone"]
+        assert entries(engine, "ray-worker-1") == ["tmpone"]
 
 
-def test_a_folder_that_two_nodes_share_is_shown_once_and_used_by_both(bed: DockerBed, tmp_path: Path) -> None:
+def test_a_folder_that_two_nodes_share_is_shown_once_and_used_by_both(engine: DockerEngine, tmp_path: Path) -> None:
     for name in ("ray-worker-1", "ray-worker-2"):
-        worker(bed, name, binds=[f"{tmp_path}:{ROOT}"])
-    fill(bed, "ray-worker-1", "tmpone", MB)
-    fill(bed, "ray-worker-1", "tmptwo", MB)
-    hold(bed, "ray-worker-2", f"{ROOT}/tmpone/data")
-    ray = platform(bed, "ray-worker-1", "ray-worker-2")
+        worker(engine, name, binds=[f"{tmp_path}:{ROOT}"])
+    fill(engine, "ray-worker-1", "tmpone", MB)
+    fill(engine, "ray-worker-1", "tmptwo", MB)
+    hold(engine, "ray-worker-2", f"{ROOT}/tmpone/data")
+    ray = platform(engine, "ray-worker-1", "ray-worker-2")
 
     async def both() -> Any:
         found = [one for one in await subjects(ray) if one.shape is Shape.TREE and one.category is Category.TEMPORARY]
@@ -317,15 +317,15 @@ def test_a_folder_that_two_nodes_share_is_shown_once_and_used_by_both(bed: Docke
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tmpone"]
 
 
-def test_links_of_a_node_lead_nowhere_else(bed: DockerBed, tmp_path: Path) -> None:
+def test_links_of_a_node_lead_nowhere_else(engine: DockerEngine, tmp_path: Path) -> None:
     """A root that is a link is resolved inside the node; a tree that is a link is no tree."""
     (tmp_path / "tmpvictim").mkdir()
-    bed.run("ray-worker-1", image="py:1", cmd=WAIT)
-    home = Path(f"/proc/{bed.pid('ray-worker-1')}/root")
+    engine.run("ray-worker-1", image="py:1", cmd=WAIT)
+    home = Path(f"/proc/{engine.pid('ray-worker-1')}/root")
     (home / "real" / "tmpone").mkdir(parents=True)
     (home / "real" / "tmplink").symlink_to(tmp_path / "tmpvictim")
     Path(f"{home}{ROOT}").symlink_to("/real")
-    ray = platform(bed, "ray-worker-1")
+    ray = platform(engine, "ray-worker-1")
 
     async def all_of_them() -> Any:
         found = [one for one in await subjects(ray) if one.ref.name.startswith(ROOT)]
@@ -338,23 +338,23 @@ def test_links_of_a_node_lead_nowhere_else(bed: DockerBed, tmp_path: Path) -> No
     assert (tmp_path / "tmpvictim").is_dir()
 
 
-def test_an_engine_names_containers_by_name_or_label(bed: DockerBed) -> None:
-    worker(bed, "ray-worker-1")
-    worker(bed, "trainer", labels={"role": "ray-node"})
-    bed.run("ray-worker-9", image="py:1", cmd=[*PYTHON, "pass"])
-    bed.until(lambda: bed.state("ray-worker-9") == "exited", "it ended")
+def test_an_engine_names_containers_by_name_or_label(engine: DockerEngine) -> None:
+    worker(engine, "ray-worker-1")
+    worker(engine, "trainer", labels={"role": "ray-node"})
+    engine.run("ray-worker-9", image="py:1", cmd=[*PYTHON, "pass"])
+    engine.until(lambda: engine.state("ray-worker-9") == "exited", "it ended")
 
     async def no_gpus() -> tuple[()]:
         return ()
 
-    engine = DockerPlatform(Engine(bed.host, {}), "here", SystemClock(), no_gpus)
-    found = run(engine.called(("ray-worker*",)))
+    adapter = DockerPlatform(Engine(engine.host, {}), "here", SystemClock(), no_gpus)
+    found = run(adapter.called(("ray-worker*",)))
     pids = {one.plain_name: one.state.pid for one in found}
-    assert pids == {"ray-worker-1": bed.pid("ray-worker-1"), "ray-worker-9": 0}
-    assert [one.plain_name for one in run(engine.called(("role=ray-*",)))] == ["trainer"]
-    assert run(engine.called(("nobody", "role=x"))) == []
-    bed.kill9()
-    assert isinstance(silent := run(engine.called(("ray-worker*",))), Unknown)
+    assert pids == {"ray-worker-1": engine.pid("ray-worker-1"), "ray-worker-9": 0}
+    assert [one.plain_name for one in run(adapter.called(("role=ray-*",)))] == ["trainer"]
+    assert run(adapter.called(("nobody", "role=x"))) == []
+    engine.kill9()
+    assert isinstance(silent := run(adapter.called(("ray-worker*",))), Unknown)
     assert re.search("answer|connect|reach", silent.why)
 
 
@@ -371,14 +371,14 @@ time.sleep(1e6)
 """
 
 
-def real_ray(bed: DockerBed, name: str, more: Sequence[Path] = ()) -> str:
+def real_ray(engine: DockerEngine, name: str, more: Sequence[Path] = ()) -> str:
     """A head in a container, without any network: its dashboard answers nobody but its own. Ray's Python there."""
     python = folder_of(NEWEST) / "bin/python"
     mounts = {"/usr", "/lib", "/lib64", str(folder_of(NEWEST)), str(Path(os.path.realpath(python)).parents[1])}
     mounts |= {str(path) for path in more}
     start = ("-m", "ray.scripts.scripts", "start", "--head", "--block", f"--temp-dir={ROOT}/ray", "--num-cpus=1")
     flags = ("--node-ip-address=127.0.0.1", "--object-store-memory=80000000", "--include-dashboard=true")
-    bed.run(
+    engine.run(
         name,
         network="none",
         binds=[f"{path}:{path}:ro" for path in mounts],
@@ -386,32 +386,34 @@ def real_ray(bed: DockerBed, name: str, more: Sequence[Path] = ()) -> str:
         host_config={"ShmSize": 300_000_000},
         cmd=[str(python), *start, *flags],
     )
-    bed.until(lambda: "Ray runtime started" in bed.logs(name), "Ray has started", deadline=120)
+    engine.until(lambda: "Ray runtime started" in engine.logs(name), "Ray has started", deadline=120)
     return str(python)
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_real_ray_in_a_container_without_network_is_asked_from_within(bed: DockerBed, listed: bool) -> None:
+def test_a_real_ray_in_a_container_without_network_is_asked_from_within(engine: DockerEngine, listed: bool) -> None:
     """Listed by the engine, or found by its raylet alone as a pod's would be."""
     require("ray", has_ray(NEWEST))
-    python = real_ray(bed, "ray-worker-1")
-    ours = bed.id("ray-worker-1")
+    python = real_ray(engine, "ray-worker-1")
+    ours = engine.id("ray-worker-1")
     node = "ray-worker-1" if listed else ours[:12]
-    fill(bed, "ray-worker-1", "tmpone", MB)
-    ray = platform(bed, *(["ray-worker-1"] if listed else []))
+    fill(engine, "ray-worker-1", "tmpone", MB)
+    ray = platform(engine, *(["ray-worker-1"] if listed else []))
 
     async def now() -> dict[str, Subject]:
         found = await subjects(ray)
         return {one.ref.kind: one for one in found if node in (one.ref.namespace, one.ref.name)}
 
-    idle = bed.until(lambda: found if (found := run(now()))["node"].busy is None else None, "Ray is idle", deadline=60)
+    idle = engine.until(
+        lambda: found if (found := run(now()))["node"].busy is None else None, "Ray is idle", deadline=60
+    )
     assert (idle["node"].ref.uid, idle["node"].labels["ray"]) == (ours, NEWEST)
     assert (idle["node"].labels["sessions_live"], idle["session"].in_use) == ("1", True)
     assert (idle["tree"].busy, idle["tree"].in_use) == (None, False)
 
-    bed.exec("ray-worker-1", [python, "-c", ACTOR])
-    bed.until(lambda: "ready" in entries(bed, "ray-worker-1"), "the actor lives", deadline=60)
+    engine.exec("ray-worker-1", [python, "-c", ACTOR])
+    engine.until(lambda: "ready" in entries(engine, "ray-worker-1"), "the actor lives", deadline=60)
     busy = run(now())
     assert isinstance(busy["tree"].busy, str)
     assert isinstance(run(ray.act(removal(idle["tree"]), idle["tree"])), Changed)
-    assert "tmpone" in entries(bed, "ray-worker-1")
+    assert "tmpone" in entries(engine, "ray-worker-1")

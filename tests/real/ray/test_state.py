@@ -19,7 +19,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import ClusterState, busy
 from gpukeeper.platforms.ray.state import StateApi, addresses, find_api
 from tests.real.ray.asking import answers_of, api_of, ray_says, until_idle
-from tests.real.ray.bed import NEWEST, VERSIONS, Cluster, until
+from tests.real.ray.clusters import NEWEST, VERSIONS, Cluster, until
 from tests.real.ray.test_versions import SLEEPER
 
 Fresh = Callable[..., Cluster]

@@ -24,7 +24,7 @@ from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.processes import Process, read_all
 from gpukeeper.platforms.ray.settings import RaySettings
 from tests.engines import has_ray, require
-from tests.real.ray.bed import VERSIONS, until
+from tests.real.ray.clusters import VERSIONS, until
 from tests.real.ray.machines import HEAD, Machines, two_machines
 from tests.real.ray.test_adapter import Ahead
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpukeeper.platforms.ray.busy import foreign, quiet
 from tests.real.ray.asking import api_of, is_idle, ray_says, until_idle
-from tests.real.ray.bed import Cluster, until
+from tests.real.ray.clusters import Cluster, until
 
 SLEEPER = """
 @ray.remote(num_cpus=0)

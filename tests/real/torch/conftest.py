@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import engines
-from tests.real.torch import bed
+from tests.real.torch import installation
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -16,6 +16,6 @@ def _torch() -> None:
 
 
 @pytest.fixture(scope="session")
-def worker(_torch: None) -> Iterator[bed.Worker]:
-    with bed.worker() as started:
+def worker(_torch: None) -> Iterator[installation.Worker]:
+    with installation.worker() as started:
         yield started

@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.fleet import Fleet, Ran
 from tests.engines import has_gpu
-from tests.real.torch import bed
+from tests.real.torch import installation
 
 LONGEST_S = 280  # beside other tests on two cores
 
@@ -39,7 +39,7 @@ def accept(fleet: Fleet, *words: str) -> Ran:
 
 
 def environment(fleet: Fleet) -> dict[str, str]:
-    return fleet.env(GPUKEEPER_PYTHON=bed.python(), OMP_NUM_THREADS="1")
+    return fleet.env(GPUKEEPER_PYTHON=installation.python(), OMP_NUM_THREADS="1")
 
 
 def test_the_whole_way_on_the_cpu(fleet: Fleet, tmp_path: Path) -> None:

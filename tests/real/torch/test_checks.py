@@ -11,7 +11,7 @@ from gpukeeper.acceptance.checks import copies, exact, gemm, memory_bandwidth, m
 from gpukeeper.acceptance.record import Finding, Machine, ProbeResult, Thresholds
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
-from tests.real.torch import bed
+from tests.real.torch import installation
 
 ALL = [one.CHECK for one in (gemm, memory_bandwidth, copies, exact, training, memory_pattern, stress)]
 CPU = Gpu(uuid="cpu-0", index=0, name="CPU")
@@ -23,7 +23,7 @@ def context(**wish: Any) -> CheckContext:
     return CheckContext(wish=RunRequest(device="cpu", **wish), machine=machine, gpus=(CPU,), limits=lambda *_: FAST)
 
 
-def tried(worker: bed.Worker, check: Check, depth: int = 0, **wish: Any) -> tuple[Finding, ...]:
+def tried(worker: installation.Worker, check: Check, depth: int = 0, **wish: Any) -> tuple[Finding, ...]:
     given = context(**wish)
     serving = check.servings[min(depth, len(check.servings) - 1)]
     assert check.request is not None
@@ -34,7 +34,9 @@ def tried(worker: bed.Worker, check: Check, depth: int = 0, **wish: Any) -> tupl
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("check", ALL, ids=lambda check: check.name)
-def test_a_clean_run_has_a_finding_for_everything_and_no_fault(worker: bed.Worker, check: Check, depth: int) -> None:
+def test_a_clean_run_has_a_finding_for_everything_and_no_fault(
+    worker: installation.Worker, check: Check, depth: int
+) -> None:
     """Speed may be told as too noisy: this machine is shared. Nothing is wrong, and nothing is missing."""
     findings = tried(worker, check, depth)
     assert findings
@@ -58,6 +60,8 @@ def test_a_clean_run_has_a_finding_for_everything_and_no_fault(worker: bed.Worke
     ],
     ids=lambda value: value.name if isinstance(value, Check) else str(value),
 )
-def test_a_planted_fault_fails_the_check(worker: bed.Worker, check: Check, inject: dict[str, Any], code: str) -> None:
+def test_a_planted_fault_fails_the_check(
+    worker: installation.Worker, check: Check, inject: dict[str, Any], code: str
+) -> None:
     findings = tried(worker, check, inject={check.name: inject})
     assert code in {one.code for one in findings if one.verdict is Grade.FAIL}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.real.torch import bed
+from tests.real.torch import installation
 
 SMALL = {"steps": 4, "width": 32, "sentences": 2}
 
 
-def test_the_old_kits_classifier_learns_twice_alike(worker: bed.Worker) -> None:
+def test_the_old_kits_classifier_learns_twice_alike(worker: installation.Worker) -> None:
     """C1.4: 4000 samples × 128, 4 classes, AdamW 3e-3, 2 epochs, loss down by 30 % or more."""
     result = worker.run("training", **SMALL)
     first, second = result["runs"]
@@ -21,14 +21,14 @@ def test_the_old_kits_classifier_learns_twice_alike(worker: bed.Worker) -> None:
     assert [run["steps"] for run in result["transformer"]["runs"]] == [4, 4]
 
 
-def test_the_transformer_learns_too(worker: bed.Worker) -> None:
+def test_the_transformer_learns_too(worker: installation.Worker) -> None:
     result = worker.run("training", samples=64, steps=12, width=32, sentences=2)
     assert result["transformer"]["equal"] is True
     assert result["transformer"]["runs"][0]["fall"] > 0
 
 
 @pytest.mark.parametrize("bit", [0, 12, 31])
-def test_one_flipped_bit_of_one_weight_makes_the_runs_differ(worker: bed.Worker, bit: int) -> None:
+def test_one_flipped_bit_of_one_weight_makes_the_runs_differ(worker: installation.Worker, bit: int) -> None:
     result = worker.run("training", samples=512, inject={"flip": True, "bit": bit}, **SMALL)
     assert result["equal"] is False
     assert result["runs"][0]["hash"] != result["runs"][1]["hash"]
@@ -45,7 +45,9 @@ def test_one_flipped_bit_of_one_weight_makes_the_runs_differ(worker: bed.Worker,
         ({"samples": 0}, "samples must be 1 or more"),
     ],
 )
-def test_settings_that_can_never_pass_are_refused(worker: bed.Worker, params: dict[str, float], words: str) -> None:
+def test_settings_that_can_never_pass_are_refused(
+    worker: installation.Worker, params: dict[str, float], words: str
+) -> None:
     """C1.4: epochs 1 could never pass. Refused before anything is computed."""
     last = worker.ask("training", **params)["broken"]["words"].splitlines()[-1]
     assert last.startswith("ValueError: ")
@@ -75,6 +77,6 @@ print(settings() == before)
 """
     import subprocess
 
-    command = (bed.python(), "-W", "error", "-c", code, str(bed.MAIN))
-    ended = subprocess.run(command, capture_output=True, text=True, env=bed.environment(), check=False)
+    command = (installation.python(), "-W", "error", "-c", code, str(installation.MAIN))
+    ended = subprocess.run(command, capture_output=True, text=True, env=installation.environment(), check=False)
     assert ended.stdout.strip() == "True", ended.stderr

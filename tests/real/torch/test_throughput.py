@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.torch import bed, together
+from tests.real.torch import installation, together
 
 TINY = {"model": "resnet18", "image": 32, "batch": 2, "classes": 10, "warmup": 1, "steps": 3}
 DOCUMENTED = {
@@ -44,7 +44,11 @@ def test_models_have_as_many_parameters_as_everybodys() -> None:
         "print(json.dumps({n: models.parameters(models.build(n, 1000)) for n in models.NAMES}))"
     )
     done = subprocess.run(
-        [bed.python(), "-c", code, str(bed.MAIN)], capture_output=True, text=True, env=bed.environment(), check=True
+        [installation.python(), "-c", code, str(installation.MAIN)],
+        capture_output=True,
+        text=True,
+        env=installation.environment(),
+        check=True,
     )
     layer = 4 * (1024 * 1024 + 1024) + (1024 * 4096 + 4096) + (4096 * 1024 + 1024) + 4 * 1024
     ends = 1000 * 1024 + 512 * 1024 + 1024 * 1000 + 1000

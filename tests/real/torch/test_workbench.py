@@ -14,7 +14,7 @@ from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 from gpukeeper.acceptance.record import ProbeFailure, ProbeRequest, ProbeResult
 from gpukeeper.devices.supervisor import descendants
 from tests.engines import has_torch, require
-from tests.real.torch import bed
+from tests.real.torch import installation
 
 GEMM = {"dtypes": ["fp32"], "n": 64, "seconds": 0.01, "repeats": 2}
 COLLECTIVE = {"ops": ["all_reduce"], "sizes": [65_536], "rounds": 2}
@@ -31,7 +31,7 @@ def on_bench(use: Callable[[LocalWorkbench], Awaitable[Any]]) -> Any:
     before = descendants(os.getpid())
 
     async def run() -> Any:
-        async with LocalWorkbench(find_python(bed.python()), "cpu", count=2) as bench:
+        async with LocalWorkbench(find_python(installation.python()), "cpu", count=2) as bench:
             return await use(bench)
 
     answer = asyncio.run(run())
@@ -52,7 +52,7 @@ def test_probes_answer_and_nothing_of_them_is_left() -> None:
         )
 
     machine, each, together = on_bench(use)
-    assert str(machine.environment["torch"]).startswith(bed.VERSION)
+    assert str(machine.environment["torch"]).startswith(installation.VERSION)
     assert machine.environment["torch_why"] is None
     for answer in each.values():
         assert isinstance(answer, ProbeResult), answer

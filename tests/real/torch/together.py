@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.real.torch import bed
+from tests.real.torch import installation
 
 TIMEOUT_S = 200
 
@@ -41,21 +41,21 @@ class Left:
 
 
 def torchrun(folder: Path, ranks: int, probe: str, **params: Any) -> Left:
-    command = [bed.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += [str(bed.MAIN), "ranks", str(folder), "cpu", job(probe, params)]
+    command = [installation.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += [str(installation.MAIN), "ranks", str(folder), "cpu", job(probe, params)]
     return _left(folder, command, {})
 
 
 def by_hand(folder: Path, ranks: int, probe: str, **params: Any) -> Left:
     """As somebody else's launcher does: every process is told who it is, nobody is torchrun."""
     port = str(free_port())
-    command = [bed.python(), str(bed.MAIN), "ranks", str(folder), "cpu", job(probe, params)]
+    command = [installation.python(), str(installation.MAIN), "ranks", str(folder), "cpu", job(probe, params)]
     told = [
         {"PET_NNODES": str(ranks), "PET_NODE_RANK": str(rank), "K8S_MASTER_ADDR": "127.0.0.1"} for rank in range(ranks)
     ]
     pipe = subprocess.PIPE
     started = [
-        subprocess.Popen(command, stderr=pipe, text=True, env=bed.environment(MASTER_PORT=port, **variables))
+        subprocess.Popen(command, stderr=pipe, text=True, env=installation.environment(MASTER_PORT=port, **variables))
         for variables in told
     ]
     try:
@@ -78,7 +78,12 @@ def job(probe: str, params: dict[str, Any]) -> str:
 
 def _left(folder: Path, command: list[str], variables: dict[str, str]) -> Left:
     done = subprocess.run(
-        command, capture_output=True, text=True, env=bed.environment(**variables), timeout=TIMEOUT_S, check=False
+        command,
+        capture_output=True,
+        text=True,
+        env=installation.environment(**variables),
+        timeout=TIMEOUT_S,
+        check=False,
     )
     return Left(folder, done.returncode, done.stderr)
 

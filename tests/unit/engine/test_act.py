@@ -17,7 +17,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN
 from gpukeeper.platforms.simulated.faults import CALM, Faults
-from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, Unwritable, virtual
+from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, Unwritable, virtual
 
 
 class Hasty(SimulatedPlatform):
@@ -33,12 +33,12 @@ class Hasty(SimulatedPlatform):
         return answer
 
 
-async def taken(b: Bench, step: Step) -> Closed:
+async def taken(b: Harness, step: Step) -> Closed:
     return await take(b.keeper, b.platform, step, b.book, 1)
 
 
 @virtual
-async def test_what_is_due_is_captured_then_intended_then_seen_to_be_gone(b: Bench) -> None:
+async def test_what_is_due_is_captured_then_intended_then_seen_to_be_gone(b: Harness) -> None:
     thing = b.ended("eval")
     line = await taken(b, await b.step(thing, Action.REMOVE))
     assert b.order() == ["Captured", "Intended", "Closed"]
@@ -50,7 +50,7 @@ async def test_what_is_due_is_captured_then_intended_then_seen_to_be_gone(b: Ben
 
 
 @virtual
-async def test_what_a_stop_removes_is_captured_whole(b: Bench) -> None:
+async def test_what_a_stop_removes_is_captured_whole(b: Harness) -> None:
     """Some workloads vanish when they stop."""
     asked: list[tuple[str, ...]] = []
 
@@ -69,7 +69,7 @@ async def test_what_a_stop_removes_is_captured_whole(b: Bench) -> None:
 
 
 @virtual
-async def test_a_warning_says_what_would_be_lost_and_reaches_people_inside(b: Bench) -> None:
+async def test_a_warning_says_what_would_be_lost_and_reaches_people_inside(b: Harness) -> None:
     heard: list[str] = []
 
     class Inside(SimulatedPlatform):
@@ -92,7 +92,7 @@ async def test_a_warning_says_what_would_be_lost_and_reaches_people_inside(b: Be
 
 
 @virtual
-async def test_a_stop_gives_its_gpus_back_and_says_what_they_cost(b: Bench) -> None:
+async def test_a_stop_gives_its_gpus_back_and_says_what_they_cost(b: Harness) -> None:
     thing = await b.overdue("train")
     line = await taken(b, await b.step(thing, Action.STOP))
     assert (line.result, line.gpus_back, line.bytes_back) == (Result.RECLAIMED, 1, 0)
@@ -103,7 +103,7 @@ async def test_a_stop_gives_its_gpus_back_and_says_what_they_cost(b: Bench) -> N
 
 
 @virtual
-async def test_a_stop_captures_enough_to_bring_it_back_as_it_was(b: Bench) -> None:
+async def test_a_stop_captures_enough_to_bring_it_back_as_it_was(b: Harness) -> None:
     asked: list[tuple[str, ...]] = []
 
     class Listening(SimulatedPlatform):
@@ -118,7 +118,7 @@ async def test_a_stop_captures_enough_to_bring_it_back_as_it_was(b: Bench) -> No
 
 
 @virtual
-async def test_children_are_trimmed_and_the_root_stays(b: Bench) -> None:
+async def test_children_are_trimmed_and_the_root_stays(b: Harness) -> None:
     thing = b.ended("run", ago=30 * MINUTE, children=2, devices=("GPU-0", "GPU-1"))
     line = await taken(b, await b.step(thing, Action.TRIM))
     assert (line.result, line.gpus_back) == (Result.RECLAIMED, 2)
@@ -126,7 +126,7 @@ async def test_children_are_trimmed_and_the_root_stays(b: Bench) -> None:
 
 
 @virtual
-async def test_gone_already_is_no_success_of_ours(b: Bench) -> None:
+async def test_gone_already_is_no_success_of_ours(b: Harness) -> None:
     thing = b.ended("eval")
     step = await b.step(thing, Action.REMOVE)
     b.world.remove(thing)
@@ -139,7 +139,7 @@ async def test_gone_already_is_no_success_of_ours(b: Bench) -> None:
 
 
 @virtual
-async def test_what_cannot_be_looked_at_is_left_alone(b: Bench) -> None:
+async def test_what_cannot_be_looked_at_is_left_alone(b: Harness) -> None:
     thing = await b.overdue("train")
     step = await b.step(thing, Action.STOP)
     b.world.faults = Faults(blind=1)
@@ -150,7 +150,7 @@ async def test_what_cannot_be_looked_at_is_left_alone(b: Bench) -> None:
 
 
 @virtual
-async def test_evidence_that_cannot_be_captured_keeps(b: Bench) -> None:
+async def test_evidence_that_cannot_be_captured_keeps(b: Harness) -> None:
     """C5.4: capture failed = kept."""
     thing = b.ended("eval")
     step = await b.step(thing, Action.REMOVE)
@@ -161,7 +161,7 @@ async def test_evidence_that_cannot_be_captured_keeps(b: Bench) -> None:
 
 
 @virtual
-async def test_evidence_that_cannot_be_saved_keeps(b: Bench) -> None:
+async def test_evidence_that_cannot_be_saved_keeps(b: Harness) -> None:
     b.evidence = Unwritable()
     thing = b.ended("eval")
     line = await taken(b, await b.step(thing, Action.REMOVE))
@@ -171,7 +171,7 @@ async def test_evidence_that_cannot_be_saved_keeps(b: Bench) -> None:
 
 
 @virtual
-async def test_what_has_no_evidence_is_recorded_as_such(b: Bench) -> None:
+async def test_what_has_no_evidence_is_recorded_as_such(b: Harness) -> None:
     thing = b.running("4711", shape=Shape.ORPHAN, proof="its cgroup", devices=("GPU-1",))
     line = await taken(b, await b.step(thing, Action.REMOVE))
     assert (line.result, line.gpus_back) == (Result.RECLAIMED, 1)
@@ -180,7 +180,7 @@ async def test_what_has_no_evidence_is_recorded_as_such(b: Bench) -> None:
 
 
 @virtual
-async def test_a_thing_that_was_restarted_since_the_plan_is_left_alone(b: Bench) -> None:
+async def test_a_thing_that_was_restarted_since_the_plan_is_left_alone(b: Harness) -> None:
     thing = b.ended("eval")
     step = await b.step(thing, Action.REMOVE)
     thing.start(b.now(), HOUR)
@@ -192,7 +192,7 @@ async def test_a_thing_that_was_restarted_since_the_plan_is_left_alone(b: Bench)
 
 
 @virtual
-async def test_a_restart_at_the_last_moment_wins(b: Bench) -> None:
+async def test_a_restart_at_the_last_moment_wins(b: Harness) -> None:
     """C9.3: unforced removal: a user's restart wins."""
     b.platform = Hasty(b.world, HERE)
     thing = b.ended("eval")
@@ -205,7 +205,7 @@ async def test_a_restart_at_the_last_moment_wins(b: Bench) -> None:
 
 
 @virtual
-async def test_a_refusal_is_an_outcome(b: Bench) -> None:
+async def test_a_refusal_is_an_outcome(b: Harness) -> None:
     thing = b.ended("eval")
     step = await b.step(thing, Action.REMOVE)
     b.world.faults = Faults(refused=1)
@@ -214,7 +214,7 @@ async def test_a_refusal_is_an_outcome(b: Bench) -> None:
 
 
 @virtual
-async def test_an_accepted_command_that_did_nothing_is_still_there(b: Bench) -> None:
+async def test_an_accepted_command_that_did_nothing_is_still_there(b: Harness) -> None:
     """The outcome comes from a second look, never from the command's answer."""
     thing = await b.overdue("train")
     step = await b.step(thing, Action.STOP)
@@ -226,7 +226,7 @@ async def test_an_accepted_command_that_did_nothing_is_still_there(b: Bench) -> 
 
 
 @virtual
-async def test_a_lost_answer_is_looked_up(b: Bench) -> None:
+async def test_a_lost_answer_is_looked_up(b: Harness) -> None:
     b.world.rng.seed(7)
     b.platform = Hasty(b.world, HERE)
     thing = b.ended("eval")
@@ -239,7 +239,7 @@ async def test_a_lost_answer_is_looked_up(b: Bench) -> None:
 
 
 @virtual
-async def test_an_outcome_nobody_could_see_stays_open(b: Bench) -> None:
+async def test_an_outcome_nobody_could_see_stays_open(b: Harness) -> None:
     b.platform = Hasty(b.world, HERE)
     thing = b.ended("eval")
     step = await b.step(thing, Action.REMOVE)
@@ -251,7 +251,7 @@ async def test_an_outcome_nobody_could_see_stays_open(b: Bench) -> None:
 
 
 @virtual
-async def test_a_clock_that_jumps_before_the_act_stops_the_step(b: Bench) -> None:
+async def test_a_clock_that_jumps_before_the_act_stops_the_step(b: Harness) -> None:
     thing = await b.overdue("train")
     step = await b.step(thing, Action.STOP)
     assert b.keeper.clock_watch.doubt(b.clock.now()) is None
@@ -263,7 +263,7 @@ async def test_a_clock_that_jumps_before_the_act_stops_the_step(b: Bench) -> Non
 
 
 @virtual
-async def test_the_budget_of_the_hour_is_asked_again_just_before_the_intent(b: Bench) -> None:
+async def test_the_budget_of_the_hour_is_asked_again_just_before_the_intent(b: Harness) -> None:
     """Two places share the hour: what the other one did since the plan was made counts."""
     other, thing = await b.overdue("other"), await b.overdue("train")
     step = await b.step(thing, Action.STOP)
@@ -276,7 +276,7 @@ async def test_the_budget_of_the_hour_is_asked_again_just_before_the_intent(b: B
 
 
 @virtual
-async def test_a_removed_node_has_nothing_to_capture(b: Bench) -> None:
+async def test_a_removed_node_has_nothing_to_capture(b: Harness) -> None:
     class Emptied(SimulatedPlatform):
         async def capture(self, subject: Any, what: Any) -> Any:
             return NothingToCapture("its node is gone")
@@ -288,7 +288,7 @@ async def test_a_removed_node_has_nothing_to_capture(b: Bench) -> None:
 
 
 @virtual
-async def test_a_warning_that_was_delivered_is_recorded_as_such(b: Bench) -> None:
+async def test_a_warning_that_was_delivered_is_recorded_as_such(b: Harness) -> None:
     thing = b.running("train", 100 * MINUTE)
     line = await warn(b.keeper, b.platform, await b.step(thing, Action.WARN), b.book)
     assert line is not None
@@ -299,7 +299,7 @@ async def test_a_warning_that_was_delivered_is_recorded_as_such(b: Bench) -> Non
 
 
 @virtual
-async def test_a_warning_that_reached_nobody_is_recorded_as_such(b: Bench) -> None:
+async def test_a_warning_that_reached_nobody_is_recorded_as_such(b: Harness) -> None:
     """C14.1: record delivered or not."""
     thing = b.running("train", 100 * MINUTE)
     step = await b.step(thing, Action.WARN)
@@ -310,7 +310,7 @@ async def test_a_warning_that_reached_nobody_is_recorded_as_such(b: Bench) -> No
 
 
 @virtual
-async def test_nobody_is_warned_about_what_is_over(b: Bench) -> None:
+async def test_nobody_is_warned_about_what_is_over(b: Harness) -> None:
     thing = b.running("train", 100 * MINUTE)
     step = await b.step(thing, Action.WARN)
     thing.end(b.now(), Outcome.SUCCEEDED)
@@ -321,7 +321,7 @@ async def test_nobody_is_warned_about_what_is_over(b: Bench) -> None:
 
 
 @virtual
-async def test_without_a_meter_nothing_is_measured_before_the_act(b: Bench) -> None:
+async def test_without_a_meter_nothing_is_measured_before_the_act(b: Harness) -> None:
     b.meter = None  # type: ignore[assignment]
     line = await taken(b, await b.step(await b.overdue("train"), Action.STOP))
     assert line.result is Result.RECLAIMED

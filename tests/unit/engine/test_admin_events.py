@@ -12,7 +12,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.message import Kind
 from gpukeeper.model.policy import Mode
 from gpukeeper.platforms.simulated.clock import BEGIN
-from tests.unit.engine.bench import DAY, HERE, Bench, virtual
+from tests.unit.engine.harness import DAY, HERE, Harness, virtual
 
 REF = Ref("docker", "node-3", "container", "eval", "u1")
 PASSED = Passed(
@@ -59,7 +59,7 @@ def test_everything_else_is_none_of_it() -> None:
 
 
 @virtual
-async def test_due_work_in_mode_plan_is_overdue(b: Bench) -> None:
+async def test_due_work_in_mode_plan_is_overdue(b: Harness) -> None:
     b.ended("done", 3 * DAY)
     b.running("train", 3 * DAY)  # to be warned only: not counted
     report = await reclaim(b.keeper, b.platform, b.book, act=False)
@@ -74,5 +74,5 @@ async def test_due_work_in_mode_plan_is_overdue(b: Bench) -> None:
 
 
 @virtual
-async def test_a_fleet_with_nothing_due_is_no_message(b: Bench) -> None:
+async def test_a_fleet_with_nothing_due_is_no_message(b: Harness) -> None:
     assert overdue(await reclaim(b.keeper, b.platform, b.book, act=False), Mode.PLAN) is None

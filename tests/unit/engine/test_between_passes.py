@@ -17,7 +17,7 @@ from gpukeeper.model.decision import Action, Decision, Result, Step
 from gpukeeper.model.event import Closed
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Gone, Shape
-from tests.unit.engine.bench import Bench, virtual
+from tests.unit.engine.harness import Harness, virtual
 from tests.unit.lifecycle.examples import NOW, subject
 
 HERE, THERE = ("docker", "node-3"), ("docker", "node-4")
@@ -33,13 +33,13 @@ def closed(name: str, result: Result, ago: timedelta = timedelta()) -> Closed:
 
 
 @virtual
-async def test_the_ports_of_a_keeper_do_not_change(b: Bench) -> None:
+async def test_the_ports_of_a_keeper_do_not_change(b: Harness) -> None:
     with pytest.raises(FrozenInstanceError):
         b.keeper.ledger = None  # type: ignore[misc,assignment]
 
 
 @virtual
-async def test_other_ports_share_what_is_remembered(b: Bench) -> None:
+async def test_other_ports_share_what_is_remembered(b: Harness) -> None:
     before = b.keeper
     b.change_ports(gpus=None)
     assert b.keeper is not before
@@ -118,7 +118,7 @@ def test_a_checked_end_is_remembered_as_long_as_it_could_be_checked_again() -> N
 
 
 @virtual
-async def test_a_finished_check_is_taken_once(b: Bench) -> None:
+async def test_a_finished_check_is_taken_once(b: Harness) -> None:
     async def over() -> None: ...
 
     checks = GpuChecks()
@@ -134,7 +134,7 @@ async def test_a_finished_check_is_taken_once(b: Bench) -> None:
 
 
 @virtual
-async def test_what_is_listed_again_or_believed_to_be_gone_is_not_missing(b: Bench) -> None:
+async def test_what_is_listed_again_or_believed_to_be_gone_is_not_missing(b: Harness) -> None:
     absences = b.keeper.absences
     absences.patience = 10 * MINUTE
     lost = [ref(f"n{number}") for number in range(20)]

@@ -23,7 +23,7 @@ from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.thing import Thing
-from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 SECOND = timedelta(seconds=1)
 
@@ -31,7 +31,7 @@ SECOND = timedelta(seconds=1)
 class FakeGpus:
     """GPUs with holders and memory that the test moves; `resets` are counted and give back the memory."""
 
-    def __init__(self, b: Bench) -> None:
+    def __init__(self, b: Harness) -> None:
         self.b = b
         self.facts: dict[str, dict[str, Any]] = {"GPU-0": {}, "GPU-1": {}}
         self.looks: list[float] = []
@@ -70,18 +70,18 @@ class FakeGpus:
         self.facts[uuid] = {}
 
 
-def gpus_of(b: Bench) -> FakeGpus:
+def gpus_of(b: Harness) -> FakeGpus:
     gpus = FakeGpus(b)
     b.change_ports(gpus=gpus, host="node-3")
     return gpus
 
 
-async def after_end(b: Bench, *things: Thing) -> list[GpuChecked]:
+async def after_end(b: Harness, *things: Thing) -> list[GpuChecked]:
     given = [ReleasedGpus(t.ref, t.incarnation, t.devices) for t in things]
     return await prove_clean(b.keeper, b.book, given)
 
 
-def allow_reset(b: Bench) -> None:
+def allow_reset(b: Harness) -> None:
     b.set_policy(gpu=GpuSettings(reset=True))
 
 
@@ -91,7 +91,7 @@ def root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @virtual
-async def test_a_stop_that_gave_its_gpu_back_is_recorded_as_cleaned(b: Bench) -> None:
+async def test_a_stop_that_gave_its_gpu_back_is_recorded_as_cleaned(b: Harness) -> None:
     gpus = gpus_of(b)
     thing = await b.overdue("train")
     report = await reclaim(b.keeper, b.platform, b.book)
@@ -106,7 +106,7 @@ async def test_a_stop_that_gave_its_gpu_back_is_recorded_as_cleaned(b: Bench) ->
 
 
 @virtual
-async def test_work_that_ended_by_itself_is_checked_once(b: Bench) -> None:
+async def test_work_that_ended_by_itself_is_checked_once(b: Harness) -> None:
     gpus_of(b)
     b.ended("eval", ago=MINUTE)
     await reclaim(b.keeper, b.platform, b.book)
@@ -115,7 +115,7 @@ async def test_work_that_ended_by_itself_is_checked_once(b: Bench) -> None:
 
 
 @virtual
-async def test_work_that_ended_long_ago_says_nothing_about_its_gpu_of_today(b: Bench) -> None:
+async def test_work_that_ended_long_ago_says_nothing_about_its_gpu_of_today(b: Harness) -> None:
     gpus = gpus_of(b)
     b.ended("eval", ago=2 * HOUR)
     await reclaim(b.keeper, b.platform, b.book)
@@ -123,7 +123,7 @@ async def test_work_that_ended_long_ago_says_nothing_about_its_gpu_of_today(b: B
 
 
 @virtual
-async def test_what_we_stopped_is_not_checked_again_when_it_is_noticed_to_have_ended(b: Bench) -> None:
+async def test_what_we_stopped_is_not_checked_again_when_it_is_noticed_to_have_ended(b: Harness) -> None:
     gpus_of(b)
     await b.overdue("train")
     await reclaim(b.keeper, b.platform, b.book)
@@ -132,7 +132,7 @@ async def test_what_we_stopped_is_not_checked_again_when_it_is_noticed_to_have_e
 
 
 @virtual
-async def test_without_gpus_nothing_is_looked_at(b: Bench) -> None:
+async def test_without_gpus_nothing_is_looked_at(b: Harness) -> None:
     await b.overdue("train")
     report = await reclaim(b.keeper, b.platform, b.book)
     assert report.reclaimed
@@ -141,7 +141,7 @@ async def test_without_gpus_nothing_is_looked_at(b: Bench) -> None:
 
 
 @virtual
-async def test_work_without_gpus_is_not_checked(b: Bench) -> None:
+async def test_work_without_gpus_is_not_checked(b: Harness) -> None:
     gpus = gpus_of(b)
     b.ended("eval", ago=MINUTE, devices=())
     await reclaim(b.keeper, b.platform, b.book)
@@ -149,7 +149,7 @@ async def test_work_without_gpus_is_not_checked(b: Bench) -> None:
 
 
 @virtual
-async def test_an_orphan_that_goes_in_time_leaves_the_gpu_clean(b: Bench) -> None:
+async def test_an_orphan_that_goes_in_time_leaves_the_gpu_clean(b: Harness) -> None:
     gpus, thing = gpus_of(b), b.ended("eval")
     gpus.hold(thing)
     b.loop.call_later(20, gpus.free)
@@ -159,7 +159,7 @@ async def test_an_orphan_that_goes_in_time_leaves_the_gpu_clean(b: Bench) -> Non
 
 
 @virtual
-async def test_a_gpu_that_stays_dirty_is_quarantined_after_two_minutes(b: Bench) -> None:
+async def test_a_gpu_that_stays_dirty_is_quarantined_after_two_minutes(b: Harness) -> None:
     gpus, thing = gpus_of(b), b.ended("eval")
     gpus.hold(thing)
     (line,) = await after_end(b, thing)
@@ -173,7 +173,7 @@ async def test_a_gpu_that_stays_dirty_is_quarantined_after_two_minutes(b: Bench)
 
 
 @virtual
-async def test_a_quarantine_stays_until_it_is_returned_and_is_not_begun_twice(b: Bench) -> None:
+async def test_a_quarantine_stays_until_it_is_returned_and_is_not_begun_twice(b: Harness) -> None:
     gpus, thing = gpus_of(b), b.ended("eval")
     gpus.hold(thing)
     await after_end(b, thing)
@@ -190,7 +190,7 @@ async def test_a_quarantine_stays_until_it_is_returned_and_is_not_begun_twice(b:
 
 
 @virtual
-async def test_a_gpu_shared_with_live_work_is_settled_at_once(b: Bench) -> None:
+async def test_a_gpu_shared_with_live_work_is_settled_at_once(b: Harness) -> None:
     gpus, thing, other = gpus_of(b), b.ended("eval"), b.running("train")
     gpus.hold(other)
     (line,) = await after_end(b, thing)
@@ -201,7 +201,7 @@ async def test_a_gpu_shared_with_live_work_is_settled_at_once(b: Bench) -> None:
 
 
 @virtual
-async def test_an_orphan_beside_live_work_is_orphaned_shared_and_no_quarantine(b: Bench) -> None:
+async def test_an_orphan_beside_live_work_is_orphaned_shared_and_no_quarantine(b: Harness) -> None:
     gpus, thing, other = gpus_of(b), b.ended("eval"), b.running("train")
     gpus.hold(other)
     gpus.hold(thing, pid=42)
@@ -211,7 +211,7 @@ async def test_an_orphan_beside_live_work_is_orphaned_shared_and_no_quarantine(b
 
 
 @virtual
-async def test_work_that_was_started_anew_is_live_and_no_orphan(b: Bench) -> None:
+async def test_work_that_was_started_anew_is_live_and_no_orphan(b: Harness) -> None:
     gpus, thing = gpus_of(b), b.ended("eval")
     gpus.hold(thing)
     thing.state = State.RUNNING
@@ -220,7 +220,7 @@ async def test_work_that_was_started_anew_is_live_and_no_orphan(b: Bench) -> Non
 
 
 @virtual
-async def test_a_remainder_of_removed_work_is_an_orphan_because_the_journal_knew_it(b: Bench) -> None:
+async def test_a_remainder_of_removed_work_is_an_orphan_because_the_journal_knew_it(b: Harness) -> None:
     gpus, thing, gone = gpus_of(b), b.ended("eval"), b.ended("old")
     await reclaim(b.keeper, b.platform, b.book)
     assert b.world.find(gone.ref) is None
@@ -230,7 +230,7 @@ async def test_a_remainder_of_removed_work_is_an_orphan_because_the_journal_knew
 
 
 @virtual
-async def test_who_belongs_to_something_nobody_knows_leaves_it_unknown(b: Bench) -> None:
+async def test_who_belongs_to_something_nobody_knows_leaves_it_unknown(b: Harness) -> None:
     gpus, thing = gpus_of(b), b.ended("eval")
     gpus.hold(thing, workload_id="f" * 64)
     (line,) = await after_end(b, thing)
@@ -249,7 +249,7 @@ class Exact(SimulatedPlatform):
 
 
 @virtual
-async def test_after_an_orphan_was_ended_other_workloads_are_still_told_apart(b: Bench) -> None:
+async def test_after_an_orphan_was_ended_other_workloads_are_still_told_apart(b: Harness) -> None:
     b.platform = Exact(b.world, HERE)
     gpus, other = gpus_of(b), b.running("train")
     b.add("41@7", kind="process", shape=Shape.ORPHAN, state=State.RUNNING, proof="eval ended", devices=("GPU-0",))
@@ -261,7 +261,7 @@ async def test_after_an_orphan_was_ended_other_workloads_are_still_told_apart(b:
 
 
 @virtual
-async def test_an_orphan_alone_leaves_nobody_to_ask(b: Bench) -> None:
+async def test_an_orphan_alone_leaves_nobody_to_ask(b: Harness) -> None:
     gpus = gpus_of(b)
     b.add("41@7", kind="process", shape=Shape.ORPHAN, state=State.RUNNING, proof="eval ended", devices=("GPU-0",))
     gpus.hold(None, workload_id="f" * 64)
@@ -276,7 +276,7 @@ class Silent(SimulatedPlatform):
 
 
 @virtual
-async def test_a_platform_that_does_not_answer_leaves_it_unknown(b: Bench) -> None:
+async def test_a_platform_that_does_not_answer_leaves_it_unknown(b: Harness) -> None:
     b.platform = Silent(b.world, HERE)
     gpus, thing = gpus_of(b), b.ended("eval")
     gpus.hold(thing)
@@ -286,7 +286,7 @@ async def test_a_platform_that_does_not_answer_leaves_it_unknown(b: Bench) -> No
 
 
 @virtual
-async def test_a_driver_that_does_not_answer_leaves_it_unknown(b: Bench) -> None:
+async def test_a_driver_that_does_not_answer_leaves_it_unknown(b: Harness) -> None:
     gpus, thing = gpus_of(b), b.ended("eval")
     gpus.blind = True
     (line,) = await after_end(b, thing)
@@ -295,7 +295,7 @@ async def test_a_driver_that_does_not_answer_leaves_it_unknown(b: Bench) -> None
 
 
 @virtual
-async def test_a_driver_that_is_slow_beyond_measure_is_given_up(b: Bench) -> None:
+async def test_a_driver_that_is_slow_beyond_measure_is_given_up(b: Harness) -> None:
     gpus, thing = gpus_of(b), b.ended("eval")
     gpus.slow = HOUR
     (line,) = await after_end(b, thing)
@@ -304,7 +304,7 @@ async def test_a_driver_that_is_slow_beyond_measure_is_given_up(b: Bench) -> Non
 
 
 @virtual
-async def test_all_gpus_are_looked_at_at_once(b: Bench) -> None:
+async def test_all_gpus_are_looked_at_at_once(b: Harness) -> None:
     gpus, thing = gpus_of(b), b.ended("eval", devices=("GPU-0", "GPU-1"))
     gpus.hold(thing, "GPU-0")
     gpus.hold(thing, "GPU-1")
@@ -317,7 +317,7 @@ async def test_all_gpus_are_looked_at_at_once(b: Bench) -> None:
 
 
 @virtual
-async def test_two_that_ended_on_one_gpu_make_one_check(b: Bench) -> None:
+async def test_two_that_ended_on_one_gpu_make_one_check(b: Harness) -> None:
     gpus_of(b)
     one, two = b.ended("one"), b.ended("two")
     (line,) = await after_end(b, one, two)
@@ -328,7 +328,7 @@ async def test_two_that_ended_on_one_gpu_make_one_check(b: Bench) -> None:
 
 
 @virtual
-async def test_baselines_are_learned_of_gpus_that_nobody_holds(b: Bench) -> None:
+async def test_baselines_are_learned_of_gpus_that_nobody_holds(b: Harness) -> None:
     gpus = gpus_of(b)
     gpus.hold(None, "GPU-1")
     await learn_baselines(b.keeper)
@@ -341,7 +341,7 @@ async def test_baselines_are_learned_of_gpus_that_nobody_holds(b: Bench) -> None
 
 
 @virtual
-async def test_memory_that_does_not_come_back_is_dirty_although_nobody_holds_it(b: Bench) -> None:
+async def test_memory_that_does_not_come_back_is_dirty_although_nobody_holds_it(b: Harness) -> None:
     gpus, thing = gpus_of(b), b.ended("eval")
     await learn_baselines(b.keeper)
     gpus.facts["GPU-0"] = {"memory_used_mib": 700}
@@ -353,14 +353,14 @@ async def test_memory_that_does_not_come_back_is_dirty_although_nobody_holds_it(
 # The daemon
 
 
-async def serve(b: Bench, span: timedelta) -> None:
+async def serve(b: Harness, span: timedelta) -> None:
     stop = asyncio.Event()
     b.loop.call_later(span.total_seconds(), stop.set)
     await watch(Watch(b.keeper, lambda: b.book, stop))
 
 
 @virtual
-async def test_a_daemon_passes_on_while_gpus_are_looked_at(b: Bench) -> None:
+async def test_a_daemon_passes_on_while_gpus_are_looked_at(b: Harness) -> None:
     b.set_policy(schedule=msgspec.structs.replace(b.policy.schedule, every=MINUTE))
     gpus, thing = gpus_of(b), b.ended("eval", ago=MINUTE)
     gpus.hold(thing)
@@ -373,7 +373,7 @@ async def test_a_daemon_passes_on_while_gpus_are_looked_at(b: Bench) -> None:
 
 
 @virtual
-async def test_a_daemon_that_is_stopped_records_what_it_did_not_find_out(b: Bench) -> None:
+async def test_a_daemon_that_is_stopped_records_what_it_did_not_find_out(b: Harness) -> None:
     gpus, thing = gpus_of(b), b.ended("eval", ago=MINUTE)
     gpus.hold(thing)
     await serve(b, 10 * SECOND)
@@ -384,7 +384,7 @@ async def test_a_daemon_that_is_stopped_records_what_it_did_not_find_out(b: Benc
 
 
 @virtual
-async def test_more_work_that_ends_meanwhile_joins_the_check_under_way(b: Bench) -> None:
+async def test_more_work_that_ends_meanwhile_joins_the_check_under_way(b: Harness) -> None:
     gpus, one = gpus_of(b), b.ended("one")
     gpus.hold(one)
     b.keeper.uptime.serving = True
@@ -397,7 +397,7 @@ async def test_more_work_that_ends_meanwhile_joins_the_check_under_way(b: Bench)
 
 
 @virtual
-async def test_a_check_that_could_not_be_recorded_is_an_error_of_the_next_pass(b: Bench) -> None:
+async def test_a_check_that_could_not_be_recorded_is_an_error_of_the_next_pass(b: Harness) -> None:
     gpus_of(b)
     b.keeper.uptime.serving = True
 
@@ -416,7 +416,7 @@ async def test_a_check_that_could_not_be_recorded_is_an_error_of_the_next_pass(b
 # Resets
 
 
-async def residue(b: Bench) -> tuple[FakeGpus, Thing]:
+async def residue(b: Harness) -> tuple[FakeGpus, Thing]:
     gpus, thing = gpus_of(b), b.ended("eval")
     await learn_baselines(b.keeper)
     gpus.facts["GPU-0"] = {"memory_used_mib": 5000, "listed": (4711,)}
@@ -426,7 +426,7 @@ async def residue(b: Bench) -> tuple[FakeGpus, Thing]:
 @pytest.mark.usefixtures("root")
 def test_residue_is_reset_once_and_looked_at_again() -> None:
     @virtual
-    async def story(b: Bench) -> None:
+    async def story(b: Harness) -> None:
         allow_reset(b)
         gpus, thing = await residue(b)
         (line,) = await after_end(b, thing)
@@ -450,7 +450,7 @@ def test_residue_is_reset_once_and_looked_at_again() -> None:
 )
 def test_a_reset_in_vain_is_reset_failed_and_quarantined(answer: Any, cures: bool) -> None:
     @virtual
-    async def story(b: Bench) -> None:
+    async def story(b: Harness) -> None:
         allow_reset(b)
         gpus, thing = await residue(b)
         gpus.answer, gpus.cures = answer, cures
@@ -462,45 +462,45 @@ def test_a_reset_in_vain_is_reset_failed_and_quarantined(answer: Any, cures: boo
     story()
 
 
-async def _off(b: Bench, gpus: FakeGpus) -> None:
+async def _off(b: Harness, gpus: FakeGpus) -> None:
     b.set_policy(gpu=GpuSettings())
 
 
-async def _plan(b: Bench, gpus: FakeGpus) -> None:
+async def _plan(b: Harness, gpus: FakeGpus) -> None:
     b.set_policy(mode=Mode.PLAN)
 
 
-async def _pause(b: Bench, gpus: FakeGpus) -> None:
+async def _pause(b: Harness, gpus: FakeGpus) -> None:
     await b.ledger.append([Paused(at=b.now(), by="root", reason="maintenance")])
 
 
-async def _stop(b: Bench, gpus: FakeGpus) -> None:
+async def _stop(b: Harness, gpus: FakeGpus) -> None:
     b.keeper.permission.stopping = True
 
 
-async def _tenant(b: Bench, gpus: FakeGpus) -> None:
+async def _tenant(b: Harness, gpus: FakeGpus) -> None:
     b.running("train")  # has GPU-0 and has not opened it yet
 
 
-async def _stop_hold(b: Bench, gpus: FakeGpus) -> None:
+async def _stop_hold(b: Harness, gpus: FakeGpus) -> None:
     from gpukeeper.model.subject import Outcome
 
     b.ended("mine", ago=MINUTE, outcome=Outcome.STOPPED)
 
 
-async def _exporter(b: Bench, gpus: FakeGpus) -> None:
+async def _exporter(b: Harness, gpus: FakeGpus) -> None:
     gpus.facts["GPU-0"]["holders"] = (GpuHolder(pid=9, starttime=1, uid=0, comm="nv-hostengine"),)
 
 
-async def _vague(b: Bench, gpus: FakeGpus) -> None:
+async def _vague(b: Harness, gpus: FakeGpus) -> None:
     b.running("train", devices=Unknown("not told"))
 
 
-async def _sliced(b: Bench, gpus: FakeGpus) -> None:
+async def _sliced(b: Harness, gpus: FakeGpus) -> None:
     gpus.facts["GPU-0"]["sliced"] = True  # a slice is no reset target, and the whole would take all of them
 
 
-async def _peers(b: Bench, gpus: FakeGpus) -> None:
+async def _peers(b: Harness, gpus: FakeGpus) -> None:
     gpus.facts["GPU-0"]["reset_alone"] = False
 
 
@@ -514,7 +514,7 @@ def test_a_reset_does_not_happen_when(prevent: Any) -> None:
     """C11.2: it is quarantined, and an admin is told why it was not reset."""
 
     @virtual
-    async def story(b: Bench) -> None:
+    async def story(b: Harness) -> None:
         allow_reset(b)
         gpus, thing = await residue(b)
         await prevent(b, gpus)
@@ -537,7 +537,7 @@ def test_a_reset_does_not_happen_when_a_place_could_not_be_seen() -> None:
             yield
 
     @virtual
-    async def story(b: Bench) -> None:
+    async def story(b: Harness) -> None:
         b.platform = Hidden(b.world, HERE)
         allow_reset(b)
         gpus, thing = await residue(b)
@@ -552,7 +552,7 @@ def test_a_reset_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
 
     @virtual
-    async def story(b: Bench) -> None:
+    async def story(b: Harness) -> None:
         allow_reset(b)
         gpus, thing = await residue(b)
         (line,) = await after_end(b, thing)
@@ -567,7 +567,7 @@ def test_residue_of_a_moment_is_not_reset() -> None:
     """An orphan that was ended at last leaves some behind; the driver may need a little time."""
 
     @virtual
-    async def story(b: Bench) -> None:
+    async def story(b: Harness) -> None:
         allow_reset(b)
         gpus, thing = gpus_of(b), b.ended("eval")
         await learn_baselines(b.keeper)
@@ -581,7 +581,7 @@ def test_residue_of_a_moment_is_not_reset() -> None:
 
 
 @virtual
-async def test_an_orphan_is_never_a_reason_to_reset(b: Bench) -> None:
+async def test_an_orphan_is_never_a_reason_to_reset(b: Harness) -> None:
     allow_reset(b)
     gpus, thing = gpus_of(b), b.ended("eval")
     gpus.hold(thing)
@@ -593,7 +593,7 @@ async def test_an_orphan_is_never_a_reason_to_reset(b: Bench) -> None:
 
 
 @virtual
-async def test_an_admin_quarantines_and_returns_and_nobody_else(b: Bench) -> None:
+async def test_an_admin_quarantines_and_returns_and_nobody_else(b: Harness) -> None:
     gpus_of(b)
     for verb in ("quarantine", "return"):
         refused = await requests.fulfil(b.keeper, b.book, "ann", Request(verb=verb, workload="GPU-0"))
@@ -609,7 +609,7 @@ async def test_an_admin_quarantines_and_returns_and_nobody_else(b: Bench) -> Non
 
 
 @virtual
-async def test_what_is_no_uuid_is_refused(b: Bench) -> None:
+async def test_what_is_no_uuid_is_refused(b: Harness) -> None:
     gpus_of(b)
     reply = await requests.fulfil(b.keeper, b.book, "root", Request(verb="quarantine", workload="GPU-0\nx"))
     assert not reply.done

@@ -17,7 +17,7 @@ from gpukeeper.model.policy import Breaker, Policy
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.clock import BEGIN
-from tests.unit.engine.bench import DAY, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 
 SEEN = Seen(Ref("docker", "node-3", "container", "eval", "u1"), "run-1", "1", BEGIN)
 
@@ -41,7 +41,7 @@ def test_a_share_of_the_running_work_is_rounded_down(running: int, due: int, ope
 
 
 @virtual
-async def test_a_warning_from_the_future_does_not_count(b: Bench) -> None:
+async def test_a_warning_from_the_future_does_not_count(b: Harness) -> None:
     """It was written while the clock was wrong, and would put the stop off until then."""
     thing = b.running("train", 3 * DAY)
     found = await b.platform.look(thing.ref)
@@ -54,7 +54,7 @@ async def test_a_warning_from_the_future_does_not_count(b: Bench) -> None:
 
 
 @virtual
-async def test_nobody_is_warned_by_a_wrong_clock(b: Bench) -> None:
+async def test_nobody_is_warned_by_a_wrong_clock(b: Harness) -> None:
     thing = b.running("train", 3 * DAY)
     thing.busy_until = b.now() + DAY
     tell = b.terminal.told

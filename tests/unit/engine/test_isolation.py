@@ -25,7 +25,7 @@ from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatf
 from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.thing import Thing
 from gpukeeper.platforms.simulated.world import SimulatedPlace
-from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 THERE = SimulatedPlace("docker", "node-4", ("GPU-2",), ("ann",))
 CALLS = ("observe", "look", "capture", "act", "wake")
@@ -69,7 +69,7 @@ class Broken(SimulatedPlatform):
 class Two:
     """A broken place and a sound one, each with something that is due."""
 
-    def __init__(self, b: Bench, bug_in: str) -> None:
+    def __init__(self, b: Harness, bug_in: str) -> None:
         b.world.things[THERE.key], b.world.nodes[THERE.key] = {}, []
         b.world.places = (HERE, THERE)
         self.b, self.broken, self.sound = b, Broken(b.world, HERE), SimulatedPlatform(b.world, THERE)
@@ -99,7 +99,7 @@ def story(bug_in: str, tell: Any) -> None:
     loop = VirtualLoop()
 
     async def run() -> None:
-        await tell(Two(Bench(loop), bug_in))
+        await tell(Two(Harness(loop), bug_in))
 
     run_virtually(run(), loop)
 
@@ -163,7 +163,7 @@ def test_what_was_done_before_the_bug_is_reported() -> None:
 
 
 @virtual
-async def test_a_platform_that_fails_in_the_middle_is_no_bug(b: Bench) -> None:
+async def test_a_platform_that_fails_in_the_middle_is_no_bug(b: Harness) -> None:
     b.platform = Broken(b.world, HERE)
     b.ended("eval")
     b.platform.bug_in, b.platform.problem = "act", PlatformError("the engine hung up")
@@ -175,7 +175,7 @@ async def test_a_platform_that_fails_in_the_middle_is_no_bug(b: Bench) -> None:
 
 
 @virtual
-async def test_a_plan_says_which_place_it_could_not_make(b: Bench) -> None:
+async def test_a_plan_says_which_place_it_could_not_make(b: Harness) -> None:
     b.platform = Broken(b.world, HERE)
     b.platform.bug_in = "observe"
     report = await look_and_plan(b.keeper, b.platform, b.book)
@@ -185,7 +185,7 @@ async def test_a_plan_says_which_place_it_could_not_make(b: Bench) -> None:
 
 
 @virtual
-async def test_a_ledger_that_fails_is_not_taken_for_a_bug_of_the_place(b: Bench) -> None:
+async def test_a_ledger_that_fails_is_not_taken_for_a_bug_of_the_place(b: Harness) -> None:
     b.platform = Broken(b.world, HERE)
     b.platform.bug_in, b.platform.problem = "observe", LedgerError("no space left")
     with pytest.raises(LedgerError):
@@ -214,7 +214,7 @@ def test_a_bug_in_measuring_costs_one_place_its_minutes() -> None:
 
 
 @virtual
-async def test_a_policy_that_cannot_even_be_asked_for_stops_no_daemon(b: Bench) -> None:
+async def test_a_policy_that_cannot_even_be_asked_for_stops_no_daemon(b: Harness) -> None:
     """And a reader of reports that fails stops no pass."""
     said: list[str] = []
     asked = 0

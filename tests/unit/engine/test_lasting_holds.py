@@ -17,7 +17,7 @@ from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.thing import Thing
-from tests.unit.engine.bench import HOUR, Bench, virtual
+from tests.unit.engine.harness import HOUR, Harness, virtual
 from tests.unit.engine.test_requests import ask
 from tests.unit.engine.test_trees import NODES, Lab
 
@@ -51,12 +51,12 @@ class Disk(SimulatedPlatform):
         return msgspec.structs.replace(subject, lasting=self.names.get(subject.ref.uid))
 
 
-async def _action(b: Bench, thing: Thing) -> Action:
+async def _action(b: Harness, thing: Thing) -> Action:
     return (await b.decide())[thing.ref.name].action
 
 
 @virtual
-async def test_a_hold_counts_under_another_number_until_it_is_released(b: Bench) -> None:
+async def test_a_hold_counts_under_another_number_until_it_is_released(b: Harness) -> None:
     disk = Disk(Lab(b))
     thing = disk.add("fsid-a:1")
     assert (await ask(b, "hold", "tmp1", seconds=7200)).done
@@ -72,7 +72,7 @@ async def test_a_hold_counts_under_another_number_until_it_is_released(b: Bench)
 
 
 @virtual
-async def test_a_hold_of_an_earlier_version_counts_and_can_be_released(b: Bench) -> None:
+async def test_a_hold_of_an_earlier_version_counts_and_can_be_released(b: Harness) -> None:
     disk = Disk(Lab(b))
     thing = disk.add("fsid-a:1")
     hold = Hold("ann", b.now(), b.now() + HOUR)
@@ -88,7 +88,7 @@ def test_a_hold_counts_under_the_same_number_whatever_the_id(now: str) -> None:
     """The filesystem cannot be identified for a while, or an admin gave it another UUID."""
 
     @virtual
-    async def story(b: Bench) -> None:
+    async def story(b: Harness) -> None:
         disk = Disk(Lab(b))
         thing = disk.add("fsid-a:1")
         assert (await ask(b, "hold", "tmp1", seconds=7200)).done

@@ -17,12 +17,12 @@ from gpukeeper.model.policy import BuildCache, ClassSettings, Images
 from gpukeeper.model.subject import Marks, Outcome, Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.thing import Thing
-from tests.unit.engine.bench import DAY, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 
 ASKS = Marks(keep_alive=True)
 
 
-async def measure(b: Bench, *things: Thing, span: timedelta) -> None:
+async def measure(b: Harness, *things: Thing, span: timedelta) -> None:
     """As the daemon does once a minute."""
     for _ in range(span // MINUTE):
         found = await survey(b.keeper, b.platform, b.book)
@@ -30,13 +30,13 @@ async def measure(b: Bench, *things: Thing, span: timedelta) -> None:
         await asyncio.sleep(60)
 
 
-def keep_long(b: Bench) -> None:
+def keep_long(b: Harness) -> None:
     """No maximum runtime in the way of a lease of a day."""
     b.set_policy(classes={"docker": ClassSettings(idle=30 * MINUTE)})
 
 
 @virtual
-async def test_a_lease_begins_when_it_would_be_warned_and_is_written_once(b: Bench) -> None:
+async def test_a_lease_begins_when_it_would_be_warned_and_is_written_once(b: Harness) -> None:
     """C8.5: the file was there all the time; our clock begins when it matters."""
     keep_long(b)
     thing = b.running("train", marks=ASKS, busy_until=b.now() + 20 * MINUTE)
@@ -53,7 +53,7 @@ async def test_a_lease_begins_when_it_would_be_warned_and_is_written_once(b: Ben
 
 
 @virtual
-async def test_a_plan_shows_the_lease_and_writes_nothing(b: Bench) -> None:
+async def test_a_plan_shows_the_lease_and_writes_nothing(b: Harness) -> None:
     thing = b.ended("eval", marks=ASKS)
     made = (await look_and_plan(b.keeper, b.platform, b.book)).survey.decisions
     assert [(one.rule, one.verdict) for one in made] == [("keep_alive", Verdict.PROTECT)]
@@ -62,7 +62,7 @@ async def test_a_plan_shows_the_lease_and_writes_nothing(b: Bench) -> None:
 
 
 @virtual
-async def test_after_the_lease_it_is_removed_however_often_the_file_is_touched(b: Bench) -> None:
+async def test_after_the_lease_it_is_removed_however_often_the_file_is_touched(b: Harness) -> None:
     """C8.5: a repeated touch held for ever."""
     thing = b.ended("eval", marks=ASKS)
     for _ in range(25):
@@ -76,7 +76,7 @@ async def test_after_the_lease_it_is_removed_however_often_the_file_is_touched(b
 
 
 @virtual
-async def test_a_new_container_on_the_same_gpu_gets_no_new_lease(b: Bench) -> None:
+async def test_a_new_container_on_the_same_gpu_gets_no_new_lease(b: Harness) -> None:
     first = b.ended("eval", marks=ASKS)
     await reclaim(b.keeper, b.platform, b.book)
     await asyncio.sleep(DAY.total_seconds())
@@ -89,7 +89,7 @@ async def test_a_new_container_on_the_same_gpu_gets_no_new_lease(b: Bench) -> No
 
 
 @virtual
-async def test_a_keep_alive_file_of_nobody_begins_nothing(b: Bench) -> None:
+async def test_a_keep_alive_file_of_nobody_begins_nothing(b: Harness) -> None:
     thing = b.ended("eval", marks=ASKS, owner=None)
     await reclaim(b.keeper, b.platform, b.book)
     assert b.world.find(thing.ref) is None
@@ -97,7 +97,7 @@ async def test_a_keep_alive_file_of_nobody_begins_nothing(b: Bench) -> None:
 
 
 @virtual
-async def test_a_hold_by_command_obeys_the_same_caps(b: Bench) -> None:
+async def test_a_hold_by_command_obeys_the_same_caps(b: Harness) -> None:
     b.ended("eval", marks=ASKS)
     await reclaim(b.keeper, b.platform, b.book)
     await asyncio.sleep(20 * 3600)
@@ -110,7 +110,7 @@ async def test_a_hold_by_command_obeys_the_same_caps(b: Bench) -> None:
 
 
 @virtual
-async def test_a_released_hold_elsewhere_counts_only_as_long_as_it_lasted(b: Bench) -> None:
+async def test_a_released_hold_elsewhere_counts_only_as_long_as_it_lasted(b: Harness) -> None:
     b.ended("eval")
     b.ended("other")
     await requests.hold(b.keeper, b.book, "eval", "ann", None)
@@ -122,7 +122,7 @@ async def test_a_released_hold_elsewhere_counts_only_as_long_as_it_lasted(b: Ben
 
 
 @virtual
-async def test_its_owner_may_end_what_a_keep_alive_file_holds(b: Bench) -> None:
+async def test_its_owner_may_end_what_a_keep_alive_file_holds(b: Harness) -> None:
     thing = b.ended("eval", marks=ASKS)
     await reclaim(b.keeper, b.platform, b.book)
     request = Request(verb="remove", workload="eval")
@@ -131,7 +131,7 @@ async def test_its_owner_may_end_what_a_keep_alive_file_holds(b: Bench) -> None:
 
 
 @virtual
-async def test_a_file_is_no_obstacle_to_an_admin_and_a_persons_hold_is(b: Bench) -> None:
+async def test_a_file_is_no_obstacle_to_an_admin_and_a_persons_hold_is(b: Harness) -> None:
     """Whoever can write one file must not be able to block an emergency stop."""
     b.ended("eval", marks=ASKS)
     await reclaim(b.keeper, b.platform, b.book)
@@ -143,7 +143,7 @@ async def test_a_file_is_no_obstacle_to_an_admin_and_a_persons_hold_is(b: Bench)
 
 
 @virtual
-async def test_a_lease_that_was_released_does_not_begin_again(b: Bench) -> None:
+async def test_a_lease_that_was_released_does_not_begin_again(b: Harness) -> None:
     thing = b.ended("eval", marks=ASKS)
     await reclaim(b.keeper, b.platform, b.book)
     await requests.release(b.keeper, b.book, "eval", "ann")
@@ -153,7 +153,7 @@ async def test_a_lease_that_was_released_does_not_begin_again(b: Bench) -> None:
 
 
 @virtual
-async def test_no_lease_begins_by_a_clock_that_is_in_doubt(b: Bench) -> None:
+async def test_no_lease_begins_by_a_clock_that_is_in_doubt(b: Harness) -> None:
     b.ended("eval", marks=ASKS)
     await reclaim(b.keeper, b.platform, b.book, act=False)
     b.ended("other", marks=ASKS, devices=("GPU-1",))
@@ -164,7 +164,7 @@ async def test_no_lease_begins_by_a_clock_that_is_in_doubt(b: Bench) -> None:
 
 
 @virtual
-async def test_work_without_an_idle_time_is_measured_when_it_holds_a_whole_gpu(b: Bench) -> None:
+async def test_work_without_an_idle_time_is_measured_when_it_holds_a_whole_gpu(b: Harness) -> None:
     """C8.4"""
     b.running("dev", class_="api")
     found = await survey(b.keeper, b.platform, b.book)
@@ -183,7 +183,7 @@ class Weights:
         return self.given
 
 
-async def is_high(b: Bench) -> bool:
+async def is_high(b: Harness) -> bool:
     for _ in range(2):
         await survey(b.keeper, b.platform, b.book)
         await asyncio.sleep(301)
@@ -191,7 +191,7 @@ async def is_high(b: Bench) -> bool:
 
 
 @virtual
-async def test_demand_is_weighed_not_counted(b: Bench) -> None:
+async def test_demand_is_weighed_not_counted(b: Harness) -> None:
     """C8.6: two small slices of seven and nothing else is no demand, one whole GPU of one and two sevenths is."""
     b.change_ports(gpus=Weights({"GPU-0": 1.0, "MIG-1": 1 / 7, "MIG-2": 1 / 7}))
     thing = b.running("train", devices=("MIG-1", "MIG-2"))
@@ -201,14 +201,14 @@ async def test_demand_is_weighed_not_counted(b: Bench) -> None:
 
 
 @virtual
-async def test_a_paused_workload_still_counts_for_demand(b: Bench) -> None:
+async def test_a_paused_workload_still_counts_for_demand(b: Harness) -> None:
     b.change_ports(gpus=Weights({"GPU-0": 1.0}))
     b.running("train", state=State.PAUSED)
     assert await is_high(b)
 
 
 @virtual
-async def test_unknown_weights_leave_demand_as_it_is(b: Bench) -> None:
+async def test_unknown_weights_leave_demand_as_it_is(b: Harness) -> None:
     weights = Weights({"GPU-0": 1.0})
     b.change_ports(gpus=weights)
     thing = b.running("train")
@@ -219,7 +219,7 @@ async def test_unknown_weights_leave_demand_as_it_is(b: Bench) -> None:
 
 
 @virtual
-async def test_a_place_with_gpus_of_its_own_is_counted_by_them(b: Bench) -> None:
+async def test_a_place_with_gpus_of_its_own_is_counted_by_them(b: Harness) -> None:
     b.change_ports(gpus=Weights({"GPU-of-this-machine": 1.0}))
     b.device(0)
     b.running("train")
@@ -227,19 +227,19 @@ async def test_a_place_with_gpus_of_its_own_is_counted_by_them(b: Bench) -> None
 
 
 @virtual
-async def test_a_gpu_itself_claims_nothing(b: Bench) -> None:
+async def test_a_gpu_itself_claims_nothing(b: Harness) -> None:
     """The device that is shown names itself; that is no demand."""
     b.add("GPU-0", kind="gpu", shape=Shape.DEVICE, state=State.RUNNING, devices=("GPU-0",))
     assert not await is_high(b)
 
 
-def image(b: Bench, name: str, **facts: object) -> Thing:
+def image(b: Harness, name: str, **facts: object) -> Thing:
     known = {"kind": "image", "shape": Shape.IMAGE, "state": State.ENDED, "owner": None, "age": 400 * DAY}
     return b.add(name, **(known | facts))
 
 
 @virtual
-async def test_an_image_goes_a_day_after_it_was_first_seen_unused(b: Bench) -> None:
+async def test_an_image_goes_a_day_after_it_was_first_seen_unused(b: Harness) -> None:
     """C6.4: by when nothing referred to it any more, never by when it was built."""
     b.set_policy(images=Images(unused=DAY, keep=("base/*",)))
     used = image(b, "lab/train:7", state=State.RUNNING)
@@ -258,7 +258,7 @@ async def test_an_image_goes_a_day_after_it_was_first_seen_unused(b: Bench) -> N
 
 
 @virtual
-async def test_build_cache_goes_by_its_last_use_and_leaves_no_lines_when_seen(b: Bench) -> None:
+async def test_build_cache_goes_by_its_last_use_and_leaves_no_lines_when_seen(b: Harness) -> None:
     b.set_policy(build_cache=BuildCache(unused=DAY))
     facts = {"kind": "cache", "shape": Shape.CACHE, "state": State.ENDED}
     old, young = (b.add(n, last_used=b.now() - ago, **facts) for n, ago in (("old", 2 * DAY), ("young", HOUR)))
@@ -268,7 +268,7 @@ async def test_build_cache_goes_by_its_last_use_and_leaves_no_lines_when_seen(b:
 
 
 @virtual
-async def test_images_that_vanish_do_not_open_the_breaker_and_are_noted_as_gone(b: Bench) -> None:
+async def test_images_that_vanish_do_not_open_the_breaker_and_are_noted_as_gone(b: Harness) -> None:
     """Somebody cleaned up by hand: that says nothing of whether the world is whole."""
     many = [image(b, f"lab/old:{n}") for n in range(9)]
     b.running("train")
@@ -281,7 +281,7 @@ async def test_images_that_vanish_do_not_open_the_breaker_and_are_noted_as_gone(
 
 
 @virtual
-async def test_many_images_do_not_hide_workloads_that_vanished(b: Bench) -> None:
+async def test_many_images_do_not_hide_workloads_that_vanished(b: Harness) -> None:
     for n in range(40):
         image(b, f"lab/old:{n}")
     work = [b.running(f"job-{n}", devices=()) for n in range(4)]

@@ -21,7 +21,7 @@ from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN
-from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 
 class Quiet(SimulatedPlatform):
@@ -66,7 +66,7 @@ class Stuck(Quiet):
         yield
 
 
-async def serve(b: Bench, span: timedelta) -> list[float]:
+async def serve(b: Harness, span: timedelta) -> list[float]:
     """Runs the loop for a while; the seconds at which passes ended."""
     stop, ends = asyncio.Event(), list[float]()
 
@@ -79,27 +79,27 @@ async def serve(b: Bench, span: timedelta) -> list[float]:
 
 
 @virtual
-async def test_a_pass_comes_at_every_interval(b: Bench) -> None:
+async def test_a_pass_comes_at_every_interval(b: Harness) -> None:
     b.platform = Quiet(b.world, HERE)
     assert await serve(b, 16 * MINUTE) == [0, 300, 600, 900]
 
 
 @virtual
-async def test_stopping_does_not_wait_for_the_interval(b: Bench) -> None:
+async def test_stopping_does_not_wait_for_the_interval(b: Harness) -> None:
     b.platform = Quiet(b.world, HERE)
     await serve(b, MINUTE)
     assert b.loop.time() == 60
 
 
 @virtual
-async def test_a_hint_brings_the_next_pass_forward(b: Bench) -> None:
+async def test_a_hint_brings_the_next_pass_forward(b: Harness) -> None:
     b.platform = Quiet(b.world, HERE)
     b.platform.hints = (100.0,)
     assert await serve(b, 8 * MINUTE) == [0, 100, 400]
 
 
 @virtual
-async def test_many_hints_make_no_storm_of_passes(b: Bench) -> None:
+async def test_many_hints_make_no_storm_of_passes(b: Harness) -> None:
     b.platform = Quiet(b.world, HERE)
     b.platform.hints = (0.1,) * 200
     ends = await serve(b, timedelta(seconds=19))
@@ -107,14 +107,14 @@ async def test_many_hints_make_no_storm_of_passes(b: Bench) -> None:
 
 
 @virtual
-async def test_broken_hints_leave_the_timers(b: Bench) -> None:
+async def test_broken_hints_leave_the_timers(b: Harness) -> None:
     b.platform = Quiet(b.world, HERE)
     b.platform.breaks = True
     assert await serve(b, 6 * MINUTE) == [0, 300]
 
 
 @virtual
-async def test_a_thing_that_will_be_due_has_a_pass_of_its_own(b: Bench) -> None:
+async def test_a_thing_that_will_be_due_has_a_pass_of_its_own(b: Harness) -> None:
     """It is due in 90 s, and that is when it is reclaimed."""
     b.platform = Quiet(b.world, HERE)
     thing = b.ended("eval", ago=HOUR - timedelta(seconds=90))
@@ -123,7 +123,7 @@ async def test_a_thing_that_will_be_due_has_a_pass_of_its_own(b: Bench) -> None:
 
 
 @virtual
-async def test_an_exact_hint_looks_at_just_what_changed(b: Bench) -> None:
+async def test_an_exact_hint_looks_at_just_what_changed(b: Harness) -> None:
     due, other = b.ended("eval", ago=HOUR / 2), b.running("train")
     b.platform = Exact(b.world, HERE)
     b.platform.named = ((100.0, due.ref),)
@@ -133,7 +133,7 @@ async def test_an_exact_hint_looks_at_just_what_changed(b: Bench) -> None:
 
 
 @virtual
-async def test_what_falls_due_is_reclaimed_without_a_look_at_everything(b: Bench) -> None:
+async def test_what_falls_due_is_reclaimed_without_a_look_at_everything(b: Harness) -> None:
     thing = b.ended("eval", ago=HOUR - timedelta(seconds=90))
     b.platform = Exact(b.world, HERE)
     assert await serve(b, 2 * MINUTE) == [0, 90]
@@ -142,7 +142,7 @@ async def test_what_falls_due_is_reclaimed_without_a_look_at_everything(b: Bench
 
 
 @virtual
-async def test_exact_hints_do_not_replace_the_regular_look(b: Bench) -> None:
+async def test_exact_hints_do_not_replace_the_regular_look(b: Harness) -> None:
     b.platform = Exact(b.world, HERE)
     b.platform.named = tuple((50.0, b.running("train").ref) for _ in range(10))
     await serve(b, 11 * MINUTE)
@@ -150,7 +150,7 @@ async def test_exact_hints_do_not_replace_the_regular_look(b: Bench) -> None:
 
 
 @virtual
-async def test_what_a_narrow_look_could_not_see_brings_the_regular_one_forward(b: Bench) -> None:
+async def test_what_a_narrow_look_could_not_see_brings_the_regular_one_forward(b: Harness) -> None:
     thing = b.ended("eval", ago=HOUR - timedelta(seconds=90))
     b.platform = Exact(b.world, HERE)
     b.loop.call_later(80, lambda: setattr(b.platform, "blind", True))
@@ -161,7 +161,7 @@ async def test_what_a_narrow_look_could_not_see_brings_the_regular_one_forward(b
 
 
 @virtual
-async def test_a_flood_of_exact_hints_is_one_look_at_everything(b: Bench) -> None:
+async def test_a_flood_of_exact_hints_is_one_look_at_everything(b: Harness) -> None:
     b.platform = Exact(b.world, HERE)
     refs = [msgspec.structs.replace(b.running("train").ref, uid=f"uid-{n}") for n in range(2 * MANY)]
     b.platform.named = ((20.0, refs[0]), *((0.0, ref) for ref in refs[1:]))
@@ -170,7 +170,7 @@ async def test_a_flood_of_exact_hints_is_one_look_at_everything(b: Bench) -> Non
 
 
 @virtual
-async def test_a_part_that_an_exact_hint_names_is_not_taken_for_a_workload(b: Bench) -> None:
+async def test_a_part_that_an_exact_hint_names_is_not_taken_for_a_workload(b: Harness) -> None:
     part = b.running("worker")
     part.root = b.running("train").ref
     b.platform = Exact(b.world, HERE)
@@ -178,12 +178,12 @@ async def test_a_part_that_an_exact_hint_names_is_not_taken_for_a_workload(b: Be
     assert part.ref.key not in await b.ledger.present("docker", "node-3")
 
 
-async def watch_once(b: Bench, ref: Ref) -> None:
+async def watch_once(b: Harness, ref: Ref) -> None:
     await reclaim(b.keeper, b.platform, b.book, only=[ref])
 
 
 @virtual
-async def test_mode_plan_never_acts_unattended(b: Bench) -> None:
+async def test_mode_plan_never_acts_unattended(b: Harness) -> None:
     thing = b.ended("eval")
     b.set_policy(mode=Mode.PLAN)
     await serve(b, 11 * MINUTE)
@@ -192,7 +192,7 @@ async def test_mode_plan_never_acts_unattended(b: Bench) -> None:
 
 
 @virtual
-async def test_a_changed_policy_counts_at_the_next_pass(b: Bench) -> None:
+async def test_a_changed_policy_counts_at_the_next_pass(b: Harness) -> None:
     thing = b.ended("eval")
     b.platform = Quiet(b.world, HERE)
     b.set_policy(mode=Mode.PLAN)
@@ -204,7 +204,7 @@ async def test_a_changed_policy_counts_at_the_next_pass(b: Bench) -> None:
 
 
 @virtual
-async def test_idle_work_is_warned_twice_and_stopped_then_removed(b: Bench) -> None:
+async def test_idle_work_is_warned_twice_and_stopped_then_removed(b: Harness) -> None:
     """The whole way, with nothing but the meter's ticks: measured, warned, warned, stopped, removed."""
     thing = b.running("train", timedelta())
     states: list[State] = []
@@ -217,7 +217,7 @@ async def test_idle_work_is_warned_twice_and_stopped_then_removed(b: Bench) -> N
 
 
 @virtual
-async def test_after_a_restart_idle_time_and_warnings_begin_anew(b: Bench) -> None:
+async def test_after_a_restart_idle_time_and_warnings_begin_anew(b: Harness) -> None:
     """It was used while no daemon ran. What was measured and announced before that counts no more."""
     thing = b.running("train", timedelta())
     await serve(b, 59 * MINUTE)
@@ -237,7 +237,7 @@ async def test_after_a_restart_idle_time_and_warnings_begin_anew(b: Bench) -> No
 
 
 @virtual
-async def test_after_a_restart_whoever_ran_too_long_has_the_whole_lead_again(b: Bench) -> None:
+async def test_after_a_restart_whoever_ran_too_long_has_the_whole_lead_again(b: Harness) -> None:
     thing = await b.overdue("train")
     begun, states = b.now(), list[State]()
     b.loop.call_later(9.5 * 60, lambda: states.append(thing.state))
@@ -249,7 +249,7 @@ async def test_after_a_restart_whoever_ran_too_long_has_the_whole_lead_again(b: 
 
 
 @virtual
-async def test_a_daemon_that_stood_still_begins_its_lead_anew(b: Bench) -> None:
+async def test_a_daemon_that_stood_still_begins_its_lead_anew(b: Harness) -> None:
     await b.overdue("train")
     b.loop.call_later(5 * 60, lambda: b.loop.skip(20 * 60))  # the process was stopped, or the machine slept
     await serve(b, 26 * MINUTE)
@@ -259,7 +259,7 @@ async def test_a_daemon_that_stood_still_begins_its_lead_anew(b: Bench) -> None:
 
 
 @virtual
-async def test_a_wrong_clock_at_the_start_makes_no_old_warning_valid(b: Bench) -> None:
+async def test_a_wrong_clock_at_the_start_makes_no_old_warning_valid(b: Harness) -> None:
     """It is put right between two ticks; what was sent before this daemon ran stays expired."""
     thing = await b.overdue("train")
     b.clock.skew = -5 * HOUR
@@ -269,7 +269,7 @@ async def test_a_wrong_clock_at_the_start_makes_no_old_warning_valid(b: Bench) -
 
 
 @virtual
-async def test_a_clock_that_was_ahead_for_a_while_does_not_expire_the_warnings_of_hours(b: Bench) -> None:
+async def test_a_clock_that_was_ahead_for_a_while_does_not_expire_the_warnings_of_hours(b: Harness) -> None:
     def set_clock(hours: int) -> None:
         b.clock.skew = hours * HOUR
 
@@ -282,7 +282,7 @@ async def test_a_clock_that_was_ahead_for_a_while_does_not_expire_the_warnings_o
 
 
 @virtual
-async def test_without_a_daemon_a_warning_of_an_earlier_look_counts(b: Bench) -> None:
+async def test_without_a_daemon_a_warning_of_an_earlier_look_counts(b: Harness) -> None:
     """`apply` from a timer warns in one run and stops in the next."""
     thing = await b.overdue("train")
     await reclaim(b.keeper, b.platform, b.book, act=True)
@@ -290,7 +290,7 @@ async def test_without_a_daemon_a_warning_of_an_earlier_look_counts(b: Bench) ->
 
 
 @virtual
-async def test_busy_work_is_left_alone(b: Bench) -> None:
+async def test_busy_work_is_left_alone(b: Harness) -> None:
     thing = b.running("train", timedelta(), busy_until=b.now() + 5 * HOUR)
     await serve(b, 80 * MINUTE)
     assert thing.state is State.RUNNING
@@ -298,7 +298,7 @@ async def test_busy_work_is_left_alone(b: Bench) -> None:
 
 
 @virtual
-async def test_a_pass_that_does_not_finish_is_missed_once(b: Bench) -> None:
+async def test_a_pass_that_does_not_finish_is_missed_once(b: Harness) -> None:
     """Promise 7: a pass that did not happen raises an alert."""
     b.platform = Stuck(b.world, HERE)
     stop = asyncio.Event()
@@ -313,7 +313,7 @@ async def test_a_pass_that_does_not_finish_is_missed_once(b: Bench) -> None:
 
 
 @virtual
-async def test_a_pass_that_another_one_prevents_is_tried_again_soon_and_is_no_complaint(b: Bench) -> None:
+async def test_a_pass_that_another_one_prevents_is_tried_again_soon_and_is_no_complaint(b: Harness) -> None:
     """Somebody's own request or `apply` holds the place for a moment."""
     b.platform = Quiet(b.world, HERE)
     async with b.ledger.lease("docker", "node-3"):
@@ -323,7 +323,7 @@ async def test_a_pass_that_another_one_prevents_is_tried_again_soon_and_is_no_co
 
 
 @virtual
-async def test_a_pass_that_another_one_prevents_for_long_is_missed(b: Bench) -> None:
+async def test_a_pass_that_another_one_prevents_for_long_is_missed(b: Harness) -> None:
     """Promise 7."""
     b.platform = Quiet(b.world, HERE)
     async with b.ledger.lease("docker", "node-3"):
@@ -332,7 +332,7 @@ async def test_a_pass_that_another_one_prevents_for_long_is_missed(b: Bench) -> 
 
 
 @virtual
-async def test_a_clock_that_jumped_is_not_trusted_for_a_quarter_of_an_hour(b: Bench) -> None:
+async def test_a_clock_that_jumped_is_not_trusted_for_a_quarter_of_an_hour(b: Harness) -> None:
     b.platform = Quiet(b.world, HERE)
     thing = b.ended("eval", ago=timedelta())
     b.loop.call_later(250, lambda: setattr(b.clock, "skew", 5 * HOUR))
@@ -343,7 +343,7 @@ async def test_a_clock_that_jumped_is_not_trusted_for_a_quarter_of_an_hour(b: Be
 
 
 @virtual
-async def test_after_a_long_silence_nothing_is_acted_on_at_first(b: Bench) -> None:
+async def test_after_a_long_silence_nothing_is_acted_on_at_first(b: Harness) -> None:
     """Was it away, or is the clock wrong? Nobody can tell."""
     b.platform = Quiet(b.world, HERE)
     await serve(b, MINUTE)
@@ -361,7 +361,7 @@ def test_a_clock_behind_the_ledger_has_jumped() -> None:
 
 
 @virtual
-async def test_the_clock_is_compared_with_the_steady_one(b: Bench) -> None:
+async def test_the_clock_is_compared_with_the_steady_one(b: Harness) -> None:
     seen = ClockWatch()
     assert seen.doubt(b.clock.now()) is None
     await asyncio.sleep(7200)
@@ -375,7 +375,7 @@ async def test_the_clock_is_compared_with_the_steady_one(b: Bench) -> None:
 
 
 @virtual
-async def test_a_schedule_looks_at_every_pass_and_acts_at_its_moment(b: Bench) -> None:
+async def test_a_schedule_looks_at_every_pass_and_acts_at_its_moment(b: Harness) -> None:
     b.platform = Quiet(b.world, HERE)
     thing = b.ended("eval")
     moment = (b.now() + 20 * MINUTE).astimezone()
@@ -385,7 +385,7 @@ async def test_a_schedule_looks_at_every_pass_and_acts_at_its_moment(b: Bench) -
 
 
 @virtual
-async def test_the_moment_of_a_schedule_acts(b: Bench) -> None:
+async def test_the_moment_of_a_schedule_acts(b: Harness) -> None:
     b.platform = Quiet(b.world, HERE)
     thing = b.ended("eval")
     moment = (b.now() + 20 * MINUTE).astimezone()
@@ -395,7 +395,7 @@ async def test_the_moment_of_a_schedule_acts(b: Bench) -> None:
 
 
 @virtual
-async def test_a_moment_that_another_pass_took_is_not_lost(b: Bench) -> None:
+async def test_a_moment_that_another_pass_took_is_not_lost(b: Harness) -> None:
     """The pass at 02:00 found the place leased; the next one makes up for it instead of waiting a day."""
     b.platform = Quiet(b.world, HERE)
     thing = b.ended("eval")
@@ -409,7 +409,7 @@ async def test_a_moment_that_another_pass_took_is_not_lost(b: Bench) -> None:
 
 
 @virtual
-async def test_without_a_meter_nothing_is_measured(b: Bench) -> None:
+async def test_without_a_meter_nothing_is_measured(b: Harness) -> None:
     b.platform, b.meter = Quiet(b.world, HERE), None  # type: ignore[assignment]
     b.running("train")
     await serve(b, 11 * MINUTE)
@@ -417,7 +417,7 @@ async def test_without_a_meter_nothing_is_measured(b: Bench) -> None:
 
 
 @virtual
-async def test_waste_is_reported_every_five_minutes_and_nothing_follows(b: Bench) -> None:
+async def test_waste_is_reported_every_five_minutes_and_nothing_follows(b: Harness) -> None:
     """C8.11: of work whose class has no idle time; whoever works beside it is not in the report."""
     b.set_policy(classes={"managed": ClassSettings(idle=None, max_runtime=None)})
     b.platform = Quiet(b.world, HERE)

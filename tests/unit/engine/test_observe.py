@@ -25,7 +25,7 @@ from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import CALM, Faults
-from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 from tests.unit.lifecycle.examples import NOW, subject
 
 
@@ -46,7 +46,7 @@ class ReadOnly(SimulatedPlatform):
 
 
 @virtual
-async def test_what_is_there_is_seen_counted_and_decided(b: Bench) -> None:
+async def test_what_is_there_is_seen_counted_and_decided(b: Harness) -> None:
     b.running("train")
     b.ended("eval")
     b.device(0)
@@ -57,7 +57,7 @@ async def test_what_is_there_is_seen_counted_and_decided(b: Bench) -> None:
 
 
 @virtual
-async def test_looking_writes_nothing(b: Bench) -> None:
+async def test_looking_writes_nothing(b: Harness) -> None:
     b.running("train")
     found = await survey(b.keeper, b.platform, b.book)
     assert [type(line) for line in found.to_write.lines] == [Noticed]
@@ -65,7 +65,7 @@ async def test_looking_writes_nothing(b: Bench) -> None:
 
 
 @virtual
-async def test_a_platform_out_of_scope_is_not_looked_at(b: Bench) -> None:
+async def test_a_platform_out_of_scope_is_not_looked_at(b: Harness) -> None:
     b.ended("eval")
     b.set_policy(scope={})
     assert (await survey(b.keeper, b.platform, b.book)).counts.seen == 0
@@ -73,7 +73,7 @@ async def test_a_platform_out_of_scope_is_not_looked_at(b: Bench) -> None:
 
 
 @virtual
-async def test_a_silent_platform_is_unseen_and_nothing_is_missing(b: Bench) -> None:
+async def test_a_silent_platform_is_unseen_and_nothing_is_missing(b: Harness) -> None:
     b.running("train")
     await reclaim(b.keeper, b.platform, b.book)
     b.world.faults = Faults(silent=1)
@@ -83,7 +83,7 @@ async def test_a_silent_platform_is_unseen_and_nothing_is_missing(b: Bench) -> N
 
 
 @virtual
-async def test_a_partial_list_cannot_tell_what_is_missing(b: Bench) -> None:
+async def test_a_partial_list_cannot_tell_what_is_missing(b: Harness) -> None:
     for n in range(4):
         b.running(f"job-{n}", devices=())
     await reclaim(b.keeper, b.platform, b.book)
@@ -93,7 +93,7 @@ async def test_a_partial_list_cannot_tell_what_is_missing(b: Bench) -> None:
 
 
 @virtual
-async def test_what_is_missing_from_a_complete_list_is_looked_for_before_it_counts_as_gone(b: Bench) -> None:
+async def test_what_is_missing_from_a_complete_list_is_looked_for_before_it_counts_as_gone(b: Harness) -> None:
     b.platform = Forgetful(b.world, HERE)
     there, gone = b.running("there"), b.running("gone")
     await reclaim(b.keeper, b.platform, b.book)
@@ -106,7 +106,7 @@ async def test_what_is_missing_from_a_complete_list_is_looked_for_before_it_coun
 
 
 @virtual
-async def test_a_narrower_scope_is_not_taken_for_things_that_vanished(b: Bench) -> None:
+async def test_a_narrower_scope_is_not_taken_for_things_that_vanished(b: Harness) -> None:
     """What the policy does not cover any more is not missing; else the breaker would stay open for ever."""
     for n in range(5):
         b.running(f"job-{n}", space="private", devices=())
@@ -119,7 +119,7 @@ async def test_a_narrower_scope_is_not_taken_for_things_that_vanished(b: Bench) 
 
 
 @virtual
-async def test_a_verb_the_platform_does_not_offer_is_reported_only(b: Bench) -> None:
+async def test_a_verb_the_platform_does_not_offer_is_reported_only(b: Harness) -> None:
     b.platform = ReadOnly(b.world, HERE)
     b.ended("eval")
     made = (await b.decide())["eval"]
@@ -128,7 +128,7 @@ async def test_a_verb_the_platform_does_not_offer_is_reported_only(b: Bench) -> 
 
 
 @virtual
-async def test_nobody_is_warned_of_a_stop_the_platform_does_not_offer(b: Bench) -> None:
+async def test_nobody_is_warned_of_a_stop_the_platform_does_not_offer(b: Harness) -> None:
     b.platform = ReadOnly(b.world, HERE)
     b.running("train", 100 * MINUTE)
     made = (await b.decide())["train"]
@@ -136,7 +136,7 @@ async def test_nobody_is_warned_of_a_stop_the_platform_does_not_offer(b: Bench) 
 
 
 @virtual
-async def test_narrowing_drops_decisions_not_what_was_counted(b: Bench) -> None:
+async def test_narrowing_drops_decisions_not_what_was_counted(b: Harness) -> None:
     b.ended("eval")
     b.ended("other", owner="bob")
     found = await survey(b.keeper, b.platform, b.book, Narrow(owner="bob"))
@@ -145,7 +145,7 @@ async def test_narrowing_drops_decisions_not_what_was_counted(b: Bench) -> None:
 
 
 @virtual
-async def test_a_child_is_not_counted_as_running_work(b: Bench) -> None:
+async def test_a_child_is_not_counted_as_running_work(b: Harness) -> None:
     root = b.running("run")
     b.running("run-0", root=root.ref, devices=("GPU-0",))
     found = await survey(b.keeper, b.platform, b.book)
@@ -153,7 +153,7 @@ async def test_a_child_is_not_counted_as_running_work(b: Bench) -> None:
 
 
 @virtual
-async def test_what_changed_is_noted_once(b: Bench) -> None:
+async def test_what_changed_is_noted_once(b: Harness) -> None:
     thing = b.running("train", devices=())
     for _ in range(3):
         await reclaim(b.keeper, b.platform, b.book)
@@ -202,7 +202,7 @@ def test_unknown_facts_of_a_noticed_thing_are_not_recorded_as_facts() -> None:
 
 
 @virtual
-async def test_decisions_are_recorded_when_they_change_and_complaints_with_them(b: Bench) -> None:
+async def test_decisions_are_recorded_when_they_change_and_complaints_with_them(b: Harness) -> None:
     b.ended("eval", marks=Marks(ttl=Unknown("soon is no span")))
     for _ in range(2):
         made = list((await b.decide()).values())
@@ -212,19 +212,19 @@ async def test_decisions_are_recorded_when_they_change_and_complaints_with_them(
 
 
 @virtual
-async def test_a_silent_decision_is_not_recorded(b: Bench) -> None:
+async def test_a_silent_decision_is_not_recorded(b: Harness) -> None:
     b.running("api", class_="api", devices=())
     made = list((await b.decide()).values())
     assert await changed_decisions(b.keeper, PendingLines(), made, b.now()) == []
 
 
-async def demand(b: Bench) -> bool:
+async def demand(b: Harness) -> bool:
     await survey(b.keeper, b.platform, b.book)
     return b.keeper.pressure.gpus_are_scarce(("docker", "node-3"))
 
 
 @virtual
-async def test_demand_is_high_after_five_minutes_over_the_mark_and_until_below_the_lower_one(b: Bench) -> None:
+async def test_demand_is_high_after_five_minutes_over_the_mark_and_until_below_the_lower_one(b: Harness) -> None:
     """C8.6: count GPUs, not containers; on at 80 % for 5 min, off below 70 %."""
     for n in range(10):
         b.device(n)
@@ -241,7 +241,7 @@ async def test_demand_is_high_after_five_minutes_over_the_mark_and_until_below_t
 
 
 @virtual
-async def test_a_moment_over_the_mark_does_not_count_later(b: Bench) -> None:
+async def test_a_moment_over_the_mark_does_not_count_later(b: Harness) -> None:
     """It must be over the mark for five minutes on end; between the marks that time begins anew."""
     for n in range(10):
         b.device(n)
@@ -256,7 +256,7 @@ async def test_a_moment_over_the_mark_does_not_count_later(b: Bench) -> None:
 
 
 @virtual
-async def test_high_demand_shortens_idle_times_of_workloads_only(b: Bench) -> None:
+async def test_high_demand_shortens_idle_times_of_workloads_only(b: Harness) -> None:
     b.device(0)
     b.running("train")
     b.add("/tmp/tmp1", shape=Shape.TREE, state=State.ENDED)
@@ -270,7 +270,9 @@ async def test_high_demand_shortens_idle_times_of_workloads_only(b: Bench) -> No
 
 
 @virtual
-async def test_a_process_that_nothing_ties_to_this_place_is_shown_and_neither_counted_nor_remembered(b: Bench) -> None:
+async def test_a_process_that_nothing_ties_to_this_place_is_shown_and_neither_counted_nor_remembered(
+    b: Harness,
+) -> None:
     """Another engine on the same machine: its coming and going is no sign of a broken world."""
     b.add("strange", shape=Shape.ORPHAN, state=State.RUNNING, proof=None)
     b.add("left", shape=Shape.ORPHAN, state=State.RUNNING, proof="its cgroup is that of the ended container")
@@ -283,7 +285,7 @@ async def test_a_process_that_nothing_ties_to_this_place_is_shown_and_neither_co
 class Past:
     """Knows what happened in the last forty minutes, as somebody else measured it."""
 
-    def __init__(self, b: Bench) -> None:
+    def __init__(self, b: Harness) -> None:
         self.b, self.asked = b, 0
 
     async def read(self, subjects: Sequence[Subject]) -> list[Sample]:
@@ -299,7 +301,7 @@ class Past:
 
 
 @virtual
-async def test_a_single_look_judges_by_what_others_measured(b: Bench) -> None:
+async def test_a_single_look_judges_by_what_others_measured(b: Harness) -> None:
     thing = b.running("train")
     assert (await b.decide())[thing.ref.name].verdict is Verdict.UNKNOWN, "nobody measured it here"
     past = Past(b)
@@ -311,7 +313,7 @@ async def test_a_single_look_judges_by_what_others_measured(b: Bench) -> None:
 
 
 @virtual
-async def test_a_daemon_measures_by_itself(b: Bench) -> None:
+async def test_a_daemon_measures_by_itself(b: Harness) -> None:
     b.running("train")
     past = Past(b)
     b.change_ports(recall=past)
@@ -340,7 +342,7 @@ def test_another_end_under_the_same_identity_is_noticed_and_counted() -> None:
 
 
 @virtual
-async def test_running_work_is_counted_by_what_the_idle_rule_does_with_it(b: Bench) -> None:
+async def test_running_work_is_counted_by_what_the_idle_rule_does_with_it(b: Harness) -> None:
     """C8.8: monitored, or skipped: no GPU, monitoring, grace, dev container, not known."""
     classes = {"infrastructure": ClassSettings(untouchable=True), "devcontainer": ClassSettings(max_runtime=HOUR)}
     b.set_policy(classes={**b.policy.classes, **classes})

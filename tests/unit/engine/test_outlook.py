@@ -12,17 +12,17 @@ from gpukeeper.model.decision import Action, Announcement, Decision
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import Match
 from gpukeeper.model.subject import Category, Shape, State
-from tests.unit.engine.bench import HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import HOUR, MINUTE, Harness, virtual
 from tests.unit.lifecycle.examples import NOW
 
 
-async def told(b: Bench, who: str) -> dict[str, Decision]:
+async def told(b: Harness, who: str) -> dict[str, Decision]:
     found = await outlook.outlooks(b.keeper, b.book, who, "policy.yaml")
     return {one.seen.ref.name: one for place in found.places for one in place.decisions}
 
 
 @virtual
-async def test_own_work_comes_first_and_with_its_reason(b: Bench) -> None:
+async def test_own_work_comes_first_and_with_its_reason(b: Harness) -> None:
     b.keeper.request_state.enabled = True
     b.set_policy(match=(Match(class_="api", name="mine"),))
     b.running("theirs", owner="bob")
@@ -42,7 +42,7 @@ async def test_own_work_comes_first_and_with_its_reason(b: Bench) -> None:
 
 
 @virtual
-async def test_a_narrow_pass_changes_what_it_looked_at_and_forgets_what_is_gone(b: Bench) -> None:
+async def test_a_narrow_pass_changes_what_it_looked_at_and_forgets_what_is_gone(b: Harness) -> None:
     b.keeper.request_state.enabled = True
     first, second = b.running("first"), b.running("second")
     await reclaim(b.keeper, b.platform, b.book, act=False)
@@ -55,7 +55,7 @@ async def test_a_narrow_pass_changes_what_it_looked_at_and_forgets_what_is_gone(
 
 
 @virtual
-async def test_no_more_is_kept_than_a_bound_and_of_trees_what_is_due(b: Bench) -> None:
+async def test_no_more_is_kept_than_a_bound_and_of_trees_what_is_due(b: Harness) -> None:
     b.keeper.request_state.enabled = True
     for number in range(4):
         b.running(f"r{number}", 10 * MINUTE)
@@ -70,14 +70,14 @@ async def test_no_more_is_kept_than_a_bound_and_of_trees_what_is_due(b: Bench) -
 
 
 @virtual
-async def test_nothing_is_kept_where_nobody_can_ask(b: Bench) -> None:
+async def test_nothing_is_kept_where_nobody_can_ask(b: Harness) -> None:
     b.running("mine")
     await reclaim(b.keeper, b.platform, b.book, act=False)
     assert b.keeper.request_state.outlooks == {}
 
 
 @virtual
-async def test_where_gpus_are_scarce_is_told(b: Bench) -> None:
+async def test_where_gpus_are_scarce_is_told(b: Harness) -> None:
     b.keeper.pressure.set_scarce(("docker", "node-3"))
     b.keeper.uptime.watched_from = 7.0
     assert outlook.daemon_state(b.keeper) == outlook.DaemonState((("docker", "node-3"),), 7.0)

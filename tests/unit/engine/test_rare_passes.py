@@ -12,7 +12,7 @@ from gpukeeper.model.event import Closed, WarningSent
 from gpukeeper.model.policy import ClassSettings, Schedule
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.platforms.simulated.clock import BEGIN
-from tests.unit.engine.bench import DAY, HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import DAY, HERE, HOUR, MINUTE, Harness, virtual
 from tests.unit.engine.test_loop import Quiet, serve
 
 FIRST = 19 * HOUR  # after the first pass: the moment of the schedule
@@ -21,13 +21,13 @@ NIGHTLY = Schedule(every=30 * MINUTE, at=f"{MOMENT.minute} {MOMENT.hour} * * *")
 AFTERWARDS = (FIRST + DAY + 2 * HOUR).total_seconds()  # two hours after the second night's pass
 
 
-def notebook(b: Bench, schedule: Schedule) -> Any:
+def notebook(b: Harness, schedule: Schedule) -> Any:
     b.platform = Quiet(b.world, HERE)
     b.set_policy(schedule=schedule, classes={"docker": ClassSettings(idle=30 * MINUTE)})
     return b.running("notebook", HOUR)
 
 
-def steps(b: Bench) -> list[tuple[int, str]]:
+def steps(b: Harness) -> list[tuple[int, str]]:
     """The night of each warning, stop and removal, counted from 1."""
     lines = [line for line in b.ledger.lines if isinstance(line, WarningSent | Closed)]
     return [
@@ -37,14 +37,14 @@ def steps(b: Bench) -> list[tuple[int, str]]:
 
 
 @virtual
-async def test_one_acting_pass_a_night_warns_twice_and_stops_in_the_third(b: Bench) -> None:
+async def test_one_acting_pass_a_night_warns_twice_and_stops_in_the_third(b: Harness) -> None:
     notebook(b, NIGHTLY)
     await serve(b, 4 * DAY)
     assert steps(b) == [(1, "warn 1"), (2, "warn 2"), (3, Action.STOP), (4, Action.REMOVE)]
 
 
 @virtual
-async def test_use_between_two_nights_ends_the_period_that_was_warned_about(b: Bench) -> None:
+async def test_use_between_two_nights_ends_the_period_that_was_warned_about(b: Harness) -> None:
     thing = notebook(b, NIGHTLY)
 
     def use() -> None:
@@ -56,7 +56,7 @@ async def test_use_between_two_nights_ends_the_period_that_was_warned_about(b: B
 
 
 @virtual
-async def test_a_gap_between_two_nights_ends_the_period_that_was_warned_about(b: Bench) -> None:
+async def test_a_gap_between_two_nights_ends_the_period_that_was_warned_about(b: Harness) -> None:
     """Whether it was used in that hour is unknown."""
     notebook(b, NIGHTLY)
     read = b.meter.read
@@ -71,14 +71,14 @@ async def test_a_gap_between_two_nights_ends_the_period_that_was_warned_about(b:
 
 
 @virtual
-async def test_passes_two_hours_apart_warn_twice_and_stop(b: Bench) -> None:
+async def test_passes_two_hours_apart_warn_twice_and_stop(b: Harness) -> None:
     notebook(b, Schedule(every=2 * HOUR))
     await serve(b, 7 * HOUR)
     assert [what for _, what in steps(b)] == ["warn 1", "warn 2", Action.STOP]
 
 
 @virtual
-async def test_a_schedule_with_several_moments_a_night_takes_one_step_at_each(b: Bench) -> None:
+async def test_a_schedule_with_several_moments_a_night_takes_one_step_at_each(b: Harness) -> None:
     notebook(b, Schedule(at=f"*/10 {MOMENT.hour} * * *"))
     await serve(b, DAY)
     lines = [line.at - BEGIN - FIRST for line in b.ledger.lines if isinstance(line, WarningSent | Closed)]
@@ -87,7 +87,7 @@ async def test_a_schedule_with_several_moments_a_night_takes_one_step_at_each(b:
 
 
 @virtual
-async def test_acting_passes_a_week_apart_warn_and_never_stop(b: Bench) -> None:
+async def test_acting_passes_a_week_apart_warn_and_never_stop(b: Harness) -> None:
     """Nobody expects a stop that was announced for last week. `policy check` warns about such a schedule."""
     thing = notebook(b, Schedule(every=HOUR, at=f"{MOMENT.minute} {MOMENT.hour} * * {MOMENT.isoweekday() % 7}"))
     await serve(b, 9 * DAY)
@@ -96,7 +96,7 @@ async def test_acting_passes_a_week_apart_warn_and_never_stop(b: Bench) -> None:
 
 
 @virtual
-async def test_without_serve_nothing_is_measured_and_nobody_is_warned(b: Bench) -> None:
+async def test_without_serve_nothing_is_measured_and_nobody_is_warned(b: Harness) -> None:
     thing = notebook(b, NIGHTLY)
     for _ in range(4):
         await reclaim(b.keeper, b.platform, b.book)

@@ -19,11 +19,11 @@ from gpukeeper.model.policy import Amount, Breaker, Budget
 from gpukeeper.model.subject import Gone, State
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import Faults
-from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 
 @virtual
-async def test_a_pass_reclaims_what_is_due_and_records_itself(b: Bench) -> None:
+async def test_a_pass_reclaims_what_is_due_and_records_itself(b: Harness) -> None:
     due, young = b.ended("old"), b.ended("young", ago=MINUTE)
     report = await reclaim(b.keeper, b.platform, b.book)
     assert b.world.find(due.ref) is None
@@ -35,7 +35,7 @@ async def test_a_pass_reclaims_what_is_due_and_records_itself(b: Bench) -> None:
 
 
 @virtual
-async def test_mode_plan_observes_decides_and_records_but_touches_nothing(b: Bench) -> None:
+async def test_mode_plan_observes_decides_and_records_but_touches_nothing(b: Harness) -> None:
     due = b.ended("old")
     report = await reclaim(b.keeper, b.platform, b.book, act=False)
     assert len(report.plan.steps) == 1
@@ -45,14 +45,14 @@ async def test_mode_plan_observes_decides_and_records_but_touches_nothing(b: Ben
 
 
 @virtual
-async def test_planning_writes_nothing(b: Bench) -> None:
+async def test_planning_writes_nothing(b: Harness) -> None:
     b.ended("old")
     report = await look_and_plan(b.keeper, b.platform, b.book)
     assert (len(report.plan.steps), report.acted, b.ledger.lines) == (1, False, [])
 
 
 @virtual
-async def test_a_plan_that_nobody_confirms_is_not_carried_out(b: Bench) -> None:
+async def test_a_plan_that_nobody_confirms_is_not_carried_out(b: Harness) -> None:
     due, asked = b.ended("old"), list[Plan]()
 
     async def no(plan: Plan) -> bool:
@@ -65,7 +65,7 @@ async def test_a_plan_that_nobody_confirms_is_not_carried_out(b: Bench) -> None:
 
 
 @virtual
-async def test_a_confirmed_plan_is_carried_out_and_its_progress_told(b: Bench) -> None:
+async def test_a_confirmed_plan_is_carried_out_and_its_progress_told(b: Harness) -> None:
     b.ended("old")
     b.running("train", 100 * MINUTE)
     told: list[Any] = []
@@ -78,7 +78,7 @@ async def test_a_confirmed_plan_is_carried_out_and_its_progress_told(b: Bench) -
 
 
 @virtual
-async def test_nothing_to_do_asks_nobody(b: Bench) -> None:
+async def test_nothing_to_do_asks_nobody(b: Harness) -> None:
     async def never(plan: Plan) -> bool:
         raise AssertionError("asked about an empty plan")
 
@@ -86,7 +86,7 @@ async def test_nothing_to_do_asks_nobody(b: Bench) -> None:
 
 
 @virtual
-async def test_pausing_counts_between_two_steps(b: Bench) -> None:
+async def test_pausing_counts_between_two_steps(b: Harness) -> None:
     """The owner is told, an admin hears it and pauses: the removal after it does not happen."""
     due = b.ended("old")
     b.running("train", 100 * MINUTE)
@@ -99,7 +99,7 @@ async def test_pausing_counts_between_two_steps(b: Bench) -> None:
 
 
 @virtual
-async def test_a_warning_that_is_not_needed_any_more_is_not_counted(b: Bench) -> None:
+async def test_a_warning_that_is_not_needed_any_more_is_not_counted(b: Harness) -> None:
     thing = b.running("train", 100 * MINUTE)
 
     async def meanwhile(plan: Plan) -> bool:
@@ -111,7 +111,7 @@ async def test_a_warning_that_is_not_needed_any_more_is_not_counted(b: Bench) ->
 
 
 @virtual
-async def test_two_passes_never_overlap_on_one_place(b: Bench) -> None:
+async def test_two_passes_never_overlap_on_one_place(b: Harness) -> None:
     async with b.ledger.lease("docker", "node-3"):
         with pytest.raises(LeaseHeld):
             await reclaim(b.keeper, b.platform, b.book)
@@ -119,7 +119,7 @@ async def test_two_passes_never_overlap_on_one_place(b: Bench) -> None:
 
 
 @virtual
-async def test_the_budget_defers_the_youngest(b: Bench) -> None:
+async def test_the_budget_defers_the_youngest(b: Harness) -> None:
     things = [b.ended(f"job-{n}", ago=n * HOUR) for n in (2, 3, 4)]
     b.set_policy(budget=Budget(per_pass=Amount(count=2)))
     report = await reclaim(b.keeper, b.platform, b.book)
@@ -128,7 +128,7 @@ async def test_the_budget_defers_the_youngest(b: Bench) -> None:
 
 
 @virtual
-async def test_the_hour_counts_over_passes(b: Bench) -> None:
+async def test_the_hour_counts_over_passes(b: Harness) -> None:
     for n in range(4):
         b.ended(f"job-{n}", ago=(n + 2) * HOUR)
     b.set_policy(budget=Budget(per_pass=Amount(count=2), per_hour=Amount(count=3)))
@@ -138,7 +138,7 @@ async def test_the_hour_counts_over_passes(b: Bench) -> None:
 
 
 @virtual
-async def test_an_open_breaker_touches_nothing_and_is_recorded(b: Bench) -> None:
+async def test_an_open_breaker_touches_nothing_and_is_recorded(b: Harness) -> None:
     things = [await b.overdue(f"job-{n}") for n in range(3)]
     b.set_policy(breaker=Breaker(running=0.2))
     report = await reclaim(b.keeper, b.platform, b.book)
@@ -148,7 +148,7 @@ async def test_an_open_breaker_touches_nothing_and_is_recorded(b: Bench) -> None
 
 
 @virtual
-async def test_a_person_may_allow_it_once(b: Bench) -> None:
+async def test_a_person_may_allow_it_once(b: Harness) -> None:
     things = [await b.overdue(f"job-{n}") for n in range(3)]
     b.set_policy(breaker=Breaker(running=0.2))
     await reclaim(b.keeper, b.platform, b.book, allow=2)
@@ -156,7 +156,7 @@ async def test_a_person_may_allow_it_once(b: Bench) -> None:
 
 
 @virtual
-async def test_a_clock_behind_the_ledger_touches_nothing(b: Bench) -> None:
+async def test_a_clock_behind_the_ledger_touches_nothing(b: Harness) -> None:
     due = b.ended("old")
     await b.ledger.append([Passed(at=b.now() + HOUR, pass_id=1, **_place_counts())])
     assert (await look_and_plan(b.keeper, b.platform, b.book)).plan.breaker is not None
@@ -170,7 +170,7 @@ def _place_counts() -> dict[str, Any]:
 
 
 @virtual
-async def test_a_clock_that_jumps_between_two_steps_ends_the_pass(b: Bench) -> None:
+async def test_a_clock_that_jumps_between_two_steps_ends_the_pass(b: Harness) -> None:
     due = b.ended("old")
     b.running("train", 100 * MINUTE)
     b.world.on_warning = lambda owner, message: setattr(b.clock, "skew", timedelta(hours=3))
@@ -180,7 +180,7 @@ async def test_a_clock_that_jumps_between_two_steps_ends_the_pass(b: Bench) -> N
 
 
 @virtual
-async def test_failures_are_counted_and_what_changed_is_none(b: Bench) -> None:
+async def test_failures_are_counted_and_what_changed_is_none(b: Harness) -> None:
     b.ended("old")
     b.world.faults = Faults(refused=1)
     report = await reclaim(b.keeper, b.platform, b.book)
@@ -189,7 +189,7 @@ async def test_failures_are_counted_and_what_changed_is_none(b: Bench) -> None:
 
 
 @virtual
-async def test_only_what_is_narrowed_to_is_touched(b: Bench) -> None:
+async def test_only_what_is_narrowed_to_is_touched(b: Harness) -> None:
     mine, other = b.ended("mine"), b.ended("other", owner="bob")
     await reclaim(b.keeper, b.platform, b.book, narrow=Narrow(owner="ann"))
     assert b.world.find(mine.ref) is None
@@ -197,7 +197,7 @@ async def test_only_what_is_narrowed_to_is_touched(b: Bench) -> None:
 
 
 @virtual
-async def test_everything_that_vanished_is_forgotten_in_one_pass(b: Bench) -> None:
+async def test_everything_that_vanished_is_forgotten_in_one_pass(b: Harness) -> None:
     things = [b.running(f"job-{n}", devices=()) for n in range(400)]
     await reclaim(b.keeper, b.platform, b.book)
     for thing in things:
@@ -209,7 +209,7 @@ async def test_everything_that_vanished_is_forgotten_in_one_pass(b: Bench) -> No
 
 
 @virtual
-async def test_looks_at_what_is_missing_are_bounded_in_each_pass(b: Bench) -> None:
+async def test_looks_at_what_is_missing_are_bounded_in_each_pass(b: Harness) -> None:
     things = [b.running(f"job-{n}", devices=()) for n in range(MOST_LOOKS + 10)]
     await reclaim(b.keeper, b.platform, b.book)
     for thing in things:
@@ -221,7 +221,7 @@ async def test_looks_at_what_is_missing_are_bounded_in_each_pass(b: Bench) -> No
 
 
 @virtual
-async def test_removals_that_the_platform_announced_open_no_breaker_and_are_believed_at_once(b: Bench) -> None:
+async def test_removals_that_the_platform_announced_open_no_breaker_and_are_believed_at_once(b: Harness) -> None:
     class Announcing(SimulatedPlatform):
         async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
             return [Gone(ref, b.now(), announced=True) for ref in refs]
@@ -238,7 +238,7 @@ async def test_removals_that_the_platform_announced_open_no_breaker_and_are_beli
 
 
 @virtual
-async def test_a_platform_that_cannot_confirm_what_is_missing_forgets_nothing(b: Bench) -> None:
+async def test_a_platform_that_cannot_confirm_what_is_missing_forgets_nothing(b: Harness) -> None:
     class Failing(SimulatedPlatform):
         async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
             raise PlatformError("no list could be made")
@@ -254,14 +254,14 @@ async def test_a_platform_that_cannot_confirm_what_is_missing_forgets_nothing(b:
 
 
 @virtual
-async def test_a_silent_place_is_recorded_as_unseen(b: Bench) -> None:
+async def test_a_silent_place_is_recorded_as_unseen(b: Harness) -> None:
     b.world.faults = Faults(silent=1)
     await reclaim(b.keeper, b.platform, b.book)
     assert b.lines(Passed)[0].unseen == ("docker/node-3: docker/node-3 did not answer within 10 s (3 tries)",)
 
 
 @virtual
-async def test_what_a_platform_lists_twice_is_acted_on_once_and_reported(b: Bench) -> None:
+async def test_what_a_platform_lists_twice_is_acted_on_once_and_reported(b: Harness) -> None:
     class Twice(SimulatedPlatform):
         async def observe(self, scope: Any) -> Any:
             async for page in super().observe(scope):

@@ -19,17 +19,17 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import Faults
 from gpukeeper.platforms.simulated.world import SimulatedPlace
-from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 from tests.unit.engine.test_observe import ReadOnly
 from tests.unit.engine.test_verify import intent
 
 
-async def ask(b: Bench, verb: str, workload: str = "", who: str = "ann", **more: object) -> Reply:
+async def ask(b: Harness, verb: str, workload: str = "", who: str = "ann", **more: object) -> Reply:
     return await requests.fulfil(b.keeper, b.book, who, Request(verb=verb, workload=workload, **more))  # type: ignore[arg-type]
 
 
 @virtual
-async def test_the_owner_holds_and_releases(b: Bench) -> None:
+async def test_the_owner_holds_and_releases(b: Harness) -> None:
     thing = b.ended("eval")
     reply = await ask(b, "hold", "eval", seconds=7200, reason="looking at it")
     assert reply == Reply(done=True, words="docker/node-3/eval is held until 2026-03-02 10:00 UTC (2h).")
@@ -42,14 +42,14 @@ async def test_the_owner_holds_and_releases(b: Bench) -> None:
 
 
 @virtual
-async def test_a_hold_without_a_length_is_as_long_as_the_class_allows(b: Bench) -> None:
+async def test_a_hold_without_a_length_is_as_long_as_the_class_allows(b: Harness) -> None:
     b.ended("eval")
     assert "(1d)" in (await ask(b, "hold", "eval")).words
     assert b.lines(Held)[0].by == "ann"
 
 
 @virtual
-async def test_what_is_not_ones_own_is_refused_with_a_sentence(b: Bench) -> None:
+async def test_what_is_not_ones_own_is_refused_with_a_sentence(b: Harness) -> None:
     b.running("eval")
     for verb in ("hold", "release", "stop", "remove"):
         reply = await ask(b, verb, "eval", who="bob")
@@ -60,14 +60,14 @@ async def test_what_is_not_ones_own_is_refused_with_a_sentence(b: Bench) -> None
 
 
 @virtual
-async def test_a_part_of_something_cannot_be_held_alone(b: Bench) -> None:
+async def test_a_part_of_something_cannot_be_held_alone(b: Harness) -> None:
     root = b.running("run")
     b.running("run-0", root=root.ref)
     assert "only the root can be held" in (await ask(b, "hold", "run-0")).words
 
 
 @virtual
-async def test_an_ambiguous_name_is_refused_with_all_it_fits(b: Bench) -> None:
+async def test_an_ambiguous_name_is_refused_with_all_it_fits(b: Harness) -> None:
     one, other = b.ended("eval"), b.ended("eval")
     reply = await ask(b, "remove", "eval")
     assert reply.words.startswith('"eval" matches 2 objects; use more of the path, or the uid:')
@@ -77,7 +77,7 @@ async def test_an_ambiguous_name_is_refused_with_all_it_fits(b: Bench) -> None:
 
 
 @virtual
-async def test_a_thing_that_is_named_like_another_uid_does_not_stand_before_it(b: Bench) -> None:
+async def test_a_thing_that_is_named_like_another_uid_does_not_stand_before_it(b: Harness) -> None:
     wanted = b.ended("eval")
     shield = b.ended(wanted.ref.uid)
     assert (await ask(b, "remove", wanted.ref.uid)).done
@@ -86,13 +86,13 @@ async def test_a_thing_that_is_named_like_another_uid_does_not_stand_before_it(b
 
 
 @virtual
-async def test_a_name_that_fits_nothing_says_where_to_look(b: Bench) -> None:
+async def test_a_name_that_fits_nothing_says_where_to_look(b: Harness) -> None:
     reply = await ask(b, "hold", "nope")
     assert reply.words == 'nothing in the policy\'s scope is named "nope". See: gpukeeper workload list'
 
 
 @virtual
-async def test_a_silent_place_does_not_prevent_a_hold_elsewhere(b: Bench) -> None:
+async def test_a_silent_place_does_not_prevent_a_hold_elsewhere(b: Harness) -> None:
     class Silent(SimulatedPlatform):
         async def observe(self, scope: object):  # type: ignore[no-untyped-def,override]
             from gpukeeper.model.errors import PlatformError
@@ -107,14 +107,14 @@ async def test_a_silent_place_does_not_prevent_a_hold_elsewhere(b: Bench) -> Non
 
 
 @virtual
-async def test_what_is_out_of_scope_cannot_be_asked_about(b: Bench) -> None:
+async def test_what_is_out_of_scope_cannot_be_asked_about(b: Harness) -> None:
     b.ended("eval")
     b.set_policy(scope={})
     assert "nothing in the policy's scope" in (await ask(b, "remove", "eval")).words
 
 
 @virtual
-async def test_the_owner_stops_busy_work_at_once(b: Bench) -> None:
+async def test_the_owner_stops_busy_work_at_once(b: Harness) -> None:
     thing = b.running("train", 5 * MINUTE)
     reply = await ask(b, "stop", "train")
     assert reply == Reply(
@@ -126,7 +126,7 @@ async def test_the_owner_stops_busy_work_at_once(b: Bench) -> None:
 
 
 @virtual
-async def test_a_request_that_was_not_fulfilled_is_partly_done(b: Bench) -> None:
+async def test_a_request_that_was_not_fulfilled_is_partly_done(b: Harness) -> None:
     b.running("train")
     b.world.faults = Faults(refused=1)
     reply = await ask(b, "stop", "train")
@@ -134,7 +134,7 @@ async def test_a_request_that_was_not_fulfilled_is_partly_done(b: Bench) -> None
 
 
 @virtual
-async def test_infrastructure_is_not_stopped_on_request_either(b: Bench) -> None:
+async def test_infrastructure_is_not_stopped_on_request_either(b: Harness) -> None:
     thing = b.running("exporter", class_="infrastructure")
     b.set_policy(classes={"infrastructure": ClassSettings(untouchable=True)})
     reply = await ask(b, "stop", "exporter", who="root")
@@ -143,7 +143,7 @@ async def test_infrastructure_is_not_stopped_on_request_either(b: Bench) -> None
 
 
 @virtual
-async def test_a_request_needs_the_verb_the_lease_and_no_pause(b: Bench) -> None:
+async def test_a_request_needs_the_verb_the_lease_and_no_pause(b: Harness) -> None:
     b.running("train")
     async with b.ledger.lease("docker", "node-3"):
         with pytest.raises(LeaseHeld):
@@ -155,21 +155,21 @@ async def test_a_request_needs_the_verb_the_lease_and_no_pause(b: Bench) -> None
 
 
 @virtual
-async def test_a_verb_the_platform_does_not_offer_is_refused(b: Bench) -> None:
+async def test_a_verb_the_platform_does_not_offer_is_refused(b: Harness) -> None:
     b.platform = ReadOnly(b.world, HERE)
     b.running("train")
     assert (await ask(b, "stop", "train")).words == "docker offers no stop; nothing was done"
 
 
 @virtual
-async def test_only_an_admin_pauses_and_resumes(b: Bench) -> None:
+async def test_only_an_admin_pauses_and_resumes(b: Harness) -> None:
     for verb in ("pause", "resume"):
         assert (await ask(b, verb)).words == "only an admin may do that; ann is not one of: root"
     assert await b.ledger.paused() is None
 
 
 @virtual
-async def test_a_second_pause_keeps_the_first_reason_and_says_whose_it_is(b: Bench) -> None:
+async def test_a_second_pause_keeps_the_first_reason_and_says_whose_it_is(b: Harness) -> None:
     b.policy = msgspec.structs.replace(b.policy, admins=("root", "eve"))
     await ask(b, "pause", who="eve", reason="driver update")
     second = await ask(b, "pause", who="root", reason="moving a rack")
@@ -181,14 +181,14 @@ async def test_a_second_pause_keeps_the_first_reason_and_says_whose_it_is(b: Ben
 
 
 @virtual
-async def test_a_resume_of_nothing_says_so_with_2(b: Bench) -> None:
+async def test_a_resume_of_nothing_says_so_with_2(b: Harness) -> None:
     reply = await ask(b, "resume", who="root")
     assert (reply.done, reply.exit_code, reply.words) == (False, 2, "not paused; nothing was changed")
     assert not b.ledger.lines
 
 
 @virtual
-async def test_an_unknown_verb_is_refused(b: Bench) -> None:
+async def test_an_unknown_verb_is_refused(b: Harness) -> None:
     assert (await ask(b, "explode")).words == 'unknown request "explode"; nothing was done'
 
 
@@ -198,7 +198,7 @@ def test_a_request_never_says_who_asks() -> None:
 
 
 @virtual
-async def test_what_was_stopped_is_started_again(b: Bench) -> None:
+async def test_what_was_stopped_is_started_again(b: Harness) -> None:
     thing = b.running("train")
     await ask(b, "stop", "train")
     assert (await ask(b, "restore", "train")).words.startswith("docker/node-3/train was restored and runs again.")
@@ -209,7 +209,7 @@ async def test_what_was_stopped_is_started_again(b: Bench) -> None:
 
 
 @virtual
-async def test_what_was_removed_comes_back_from_its_evidence(b: Bench) -> None:
+async def test_what_was_removed_comes_back_from_its_evidence(b: Harness) -> None:
     """C9.3: offer `restore`."""
     b.ended("eval")
     await reclaim(b.keeper, b.platform, b.book)
@@ -219,13 +219,13 @@ async def test_what_was_removed_comes_back_from_its_evidence(b: Bench) -> None:
 
 
 @virtual
-async def test_what_was_never_reclaimed_cannot_be_restored(b: Bench) -> None:
+async def test_what_was_never_reclaimed_cannot_be_restored(b: Harness) -> None:
     b.running("train")
     assert "gpukeeper reclaimed nothing named" in (await ask(b, "restore", "train")).words
 
 
 @virtual
-async def test_only_the_owner_or_an_admin_restores(b: Bench) -> None:
+async def test_only_the_owner_or_an_admin_restores(b: Harness) -> None:
     b.ended("eval")
     await reclaim(b.keeper, b.platform, b.book)
     assert "belongs to ann; bob may not restore it" in (await ask(b, "restore", "eval", who="bob")).words
@@ -233,7 +233,7 @@ async def test_only_the_owner_or_an_admin_restores(b: Bench) -> None:
 
 
 @virtual
-async def test_a_restore_that_is_not_possible_says_why(b: Bench) -> None:
+async def test_a_restore_that_is_not_possible_says_why(b: Harness) -> None:
     b.ended("eval")
     await reclaim(b.keeper, b.platform, b.book)
     b.evidence.saved.clear()
@@ -243,7 +243,7 @@ async def test_a_restore_that_is_not_possible_says_why(b: Bench) -> None:
 
 
 @virtual
-async def test_a_refused_restore_is_recorded_and_told(b: Bench) -> None:
+async def test_a_refused_restore_is_recorded_and_told(b: Harness) -> None:
     class Stubborn(SimulatedPlatform):
         async def restore(self, ref: object, evidence: Evidence | None) -> Refused:  # type: ignore[override]
             return Refused("its image is gone")
@@ -257,7 +257,7 @@ async def test_a_refused_restore_is_recorded_and_told(b: Bench) -> None:
 
 
 @virtual
-async def test_trimmed_children_are_nothing_to_restore(b: Bench) -> None:
+async def test_trimmed_children_are_nothing_to_restore(b: Harness) -> None:
     """The root of trimmed children had finished by itself; starting it again would train anew."""
     thing = b.ended("run", ago=30 * MINUTE, children=2)
     await reclaim(b.keeper, b.platform, b.book)
@@ -267,7 +267,7 @@ async def test_trimmed_children_are_nothing_to_restore(b: Bench) -> None:
 
 
 @virtual
-async def test_a_restore_of_an_ambiguous_name_is_refused(b: Bench) -> None:
+async def test_a_restore_of_an_ambiguous_name_is_refused(b: Harness) -> None:
     """Bob's `eval` was removed after ann's: ann's restore must neither be refused as bob's nor bring back his."""
     b.ended("eval", ago=3 * HOUR)
     b.ended("eval", ago=2 * HOUR, owner="bob")
@@ -278,7 +278,7 @@ async def test_a_restore_of_an_ambiguous_name_is_refused(b: Bench) -> None:
 
 
 @virtual
-async def test_open_intents_are_settled_before_a_request(b: Bench) -> None:
+async def test_open_intents_are_settled_before_a_request(b: Harness) -> None:
     thing = b.running("train")
     await b.ledger.append([intent(b, thing)])
     assert (await requests.act_now(b.keeper, b.book, "train", "ann", Action.STOP)).result is Result.RECLAIMED
@@ -289,7 +289,7 @@ async def test_open_intents_are_settled_before_a_request(b: Bench) -> None:
 
 
 @virtual
-async def test_a_request_about_unknown_limits_needs_no_grace(b: Bench) -> None:
+async def test_a_request_about_unknown_limits_needs_no_grace(b: Harness) -> None:
     class Vague(SimulatedPlatform):
         async def observe(self, scope: object):  # type: ignore[no-untyped-def,override]
             async for page in super().observe(scope):  # type: ignore[arg-type]
@@ -311,7 +311,7 @@ GARBLED = Unknown("gpukeeper.io/hold-until='tomorrow' is no time such as 2026-12
 
 
 @virtual
-async def test_releasing_what_nothing_holds_claims_nothing(b: Bench) -> None:
+async def test_releasing_what_nothing_holds_claims_nothing(b: Harness) -> None:
     b.ended("eval")
     reply = await ask(b, "release", "eval")
     assert (reply.done, reply.exit_code) == (False, 2)
@@ -320,7 +320,7 @@ async def test_releasing_what_nothing_holds_claims_nothing(b: Bench) -> None:
 
 
 @virtual
-async def test_a_user_cannot_release_a_mark_and_reads_how_it_ends(b: Bench) -> None:
+async def test_a_user_cannot_release_a_mark_and_reads_how_it_ends(b: Harness) -> None:
     thing = b.ended("eval")
     thing.marks = Marks(hold_until=GARBLED, unhold="kubectl annotate")
     reply = await ask(b, "release", "eval")
@@ -334,7 +334,7 @@ async def test_a_user_cannot_release_a_mark_and_reads_how_it_ends(b: Bench) -> N
 
 
 @virtual
-async def test_an_admin_releases_a_mark_that_cannot_be_read(b: Bench) -> None:
+async def test_an_admin_releases_a_mark_that_cannot_be_read(b: Harness) -> None:
     thing = b.ended("eval")
     thing.marks = Marks(hold_until=GARBLED)
     await reclaim(b.keeper, b.platform, b.book)
@@ -347,7 +347,7 @@ async def test_an_admin_releases_a_mark_that_cannot_be_read(b: Bench) -> None:
 
 
 @virtual
-async def test_a_mark_that_can_be_read_is_not_released_by_a_command(b: Bench) -> None:
+async def test_a_mark_that_can_be_read_is_not_released_by_a_command(b: Harness) -> None:
     thing = b.ended("eval")
     thing.marks = Marks(hold_until=b.keeper.clock.now() + 2 * HOUR)
     for who in ("ann", "root"):
@@ -359,7 +359,7 @@ async def test_a_mark_that_can_be_read_is_not_released_by_a_command(b: Bench) ->
 
 
 @virtual
-async def test_a_hold_says_what_it_does_not_prevent_and_when(b: Bench) -> None:
+async def test_a_hold_says_what_it_does_not_prevent_and_when(b: Harness) -> None:
     b.running("eval", HOUR)
     words = (await ask(b, "hold", "eval", seconds=7200)).words
     assert "The hold does not prevent max_runtime: stop at 2026-03-02 09:00 UTC (in 1h). An admin can suspend" in words
@@ -367,7 +367,7 @@ async def test_a_hold_says_what_it_does_not_prevent_and_when(b: Bench) -> None:
 
 
 @virtual
-async def test_a_restore_says_in_what_state_it_comes_back_and_what_comes_next(b: Bench) -> None:
+async def test_a_restore_says_in_what_state_it_comes_back_and_what_comes_next(b: Harness) -> None:
     b.running("eval", MINUTE)
     assert (await ask(b, "stop", "eval")).done
     words = (await ask(b, "restore", "eval")).words

@@ -20,7 +20,7 @@ from gpukeeper.model.policy import AtFinish, Breaker, ClassSettings, PlaceScope,
 from gpukeeper.model.subject import Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.clock import BEGIN
-from tests.unit.engine.bench import DAY, HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import DAY, HERE, HOUR, MINUTE, Harness, virtual
 from tests.unit.engine.test_loop import Exact, serve
 
 REF = Ref("kubernetes", "lab", "jobset", "run-7", "uid-7", "team-a")
@@ -30,7 +30,7 @@ REF = Ref("kubernetes", "lab", "jobset", "run-7", "uid-7", "team-a")
 
 
 @virtual
-async def test_an_open_breaker_is_not_walked_around_one_hint_at_a_time(b: Bench) -> None:
+async def test_an_open_breaker_is_not_walked_around_one_hint_at_a_time(b: Harness) -> None:
     """Of one thing that a hint names never too much is due. What the look at everything found stands."""
     b.set_policy(breaker=Breaker(running=0.2, floor=1))
     things = [await b.overdue(f"train-{n}") for n in range(5)]
@@ -44,7 +44,7 @@ async def test_an_open_breaker_is_not_walked_around_one_hint_at_a_time(b: Bench)
 
 
 @virtual
-async def test_a_breaker_that_closed_again_lets_narrow_passes_act(b: Bench) -> None:
+async def test_a_breaker_that_closed_again_lets_narrow_passes_act(b: Harness) -> None:
     b.set_policy(breaker=Breaker(running=0.2, floor=1))
     things = [await b.overdue(f"train-{n}") for n in range(5)]
     b.platform = Exact(b.world, HERE)
@@ -57,7 +57,7 @@ async def test_a_breaker_that_closed_again_lets_narrow_passes_act(b: Bench) -> N
 
 
 @virtual
-async def test_a_lease_that_is_lost_while_evidence_is_taken_ends_the_step(b: Bench) -> None:
+async def test_a_lease_that_is_lost_while_evidence_is_taken_ends_the_step(b: Harness) -> None:
     thing = b.ended("eval")
     step = await b.step(thing, Action.REMOVE)
     b.keeper.permission.why_not = lambda: "another holds the lease"
@@ -67,7 +67,7 @@ async def test_a_lease_that_is_lost_while_evidence_is_taken_ends_the_step(b: Ben
 
 
 @virtual
-async def test_a_lease_that_is_lost_after_the_intent_ends_the_step(b: Bench) -> None:
+async def test_a_lease_that_is_lost_after_the_intent_ends_the_step(b: Harness) -> None:
     thing = b.ended("eval")
     step = await b.step(thing, Action.REMOVE)
     said = iter([None, "another holds the lease"])
@@ -125,7 +125,7 @@ def test_what_was_restored_was_not_stopped_by_us_any_more() -> None:
 
 
 @virtual
-async def test_a_hint_does_not_use_up_the_moment_of_a_schedule(b: Bench) -> None:
+async def test_a_hint_does_not_use_up_the_moment_of_a_schedule(b: Harness) -> None:
     """Something changes all the time in a cluster. A look at one thing at 02:00 must not cost everything its night."""
     thing, other = b.ended("eval"), b.running("train")
     b.platform = Exact(b.world, HERE)

@@ -16,7 +16,7 @@ from gpukeeper.model.event import Closed, Held, Intended
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Marks, State, Subject
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 from tests.unit.engine.test_trees import NODES, Lab
 
 ANN, BOB = 1001, 1002
@@ -39,20 +39,20 @@ class Told(SimulatedPlatform):
         return msgspec.structs.replace(found, **self.facts) if isinstance(found, Subject) else found
 
 
-def told(b: Bench, place: Any = HERE, **facts: Any) -> type[Told]:
+def told(b: Harness, place: Any = HERE, **facts: Any) -> type[Told]:
     kind = type("ToldHere", (Told,), {"facts": facts, "lists": 0})
     b.platform = kind(b.world, place)
     return kind
 
 
-async def ask(b: Bench, verb: str, workload: str, who: str = "ann", uid: int | None = ANN, **more: Any) -> Reply:
+async def ask(b: Harness, verb: str, workload: str, who: str = "ann", uid: int | None = ANN, **more: Any) -> Reply:
     return await requests.fulfil(b.keeper, b.book, who, Request(verb=verb, workload=workload, **more), uid=uid)
 
 
 # An owner who is only claimed
 
 
-async def taken_off(b: Bench, *, verified: bool) -> list[str]:
+async def taken_off(b: Harness, *, verified: bool) -> list[str]:
     """What a release takes off the thing itself, with the daemon's right to change every object."""
     names: list[str] = []
 
@@ -67,17 +67,17 @@ async def taken_off(b: Bench, *, verified: bool) -> list[str]:
 
 
 @virtual
-async def test_who_is_only_claimed_takes_no_hold_off_the_thing_itself(b: Bench) -> None:
+async def test_who_is_only_claimed_takes_no_hold_off_the_thing_itself(b: Harness) -> None:
     assert await taken_off(b, verified=False) == []
 
 
 @virtual
-async def test_a_verified_owner_takes_a_hold_off_the_thing_itself(b: Bench) -> None:
+async def test_a_verified_owner_takes_a_hold_off_the_thing_itself(b: Harness) -> None:
     assert await taken_off(b, verified=True) == ["train"]
 
 
 @virtual
-async def test_who_is_only_claimed_to_be_the_owner_holds_and_does_not_stop_or_remove(b: Bench) -> None:
+async def test_who_is_only_claimed_to_be_the_owner_holds_and_does_not_stop_or_remove(b: Harness) -> None:
     told(b, owner_verified=False, evidence=("label ds01.user names ann",))
     thing = b.running("train")
     for verb in ("stop", "remove"):
@@ -92,7 +92,7 @@ async def test_who_is_only_claimed_to_be_the_owner_holds_and_does_not_stop_or_re
 
 
 @virtual
-async def test_a_claim_ends_only_ones_own_holds(b: Bench) -> None:
+async def test_a_claim_ends_only_ones_own_holds(b: Harness) -> None:
     told(b, owner_verified=False, owner="ann")
     b.ended("eval")
     await ask(b, "hold", "eval", seconds=600)
@@ -106,7 +106,7 @@ async def test_a_claim_ends_only_ones_own_holds(b: Bench) -> None:
 
 
 @virtual
-async def test_a_claim_is_not_enough_to_restore_what_a_pass_removed(b: Bench) -> None:
+async def test_a_claim_is_not_enough_to_restore_what_a_pass_removed(b: Harness) -> None:
     told(b, owner_verified=False)
     b.ended("eval")
     await reclaim(b.keeper, b.platform, b.book)
@@ -128,7 +128,7 @@ def test_a_line_of_an_older_version_counts_as_not_verified() -> None:
 
 
 @virtual
-async def test_a_tree_goes_when_everything_in_it_is_the_askers(b: Bench) -> None:
+async def test_a_tree_goes_when_everything_in_it_is_the_askers(b: Harness) -> None:
     lab = Lab(b)
     told(b, NODES, uids=frozenset({ANN}))
     tree = lab.tree("tmp1", owner="ann", gib=1)  # far below the policy's threshold, which a person may skip
@@ -137,7 +137,7 @@ async def test_a_tree_goes_when_everything_in_it_is_the_askers(b: Bench) -> None
 
 
 @virtual
-async def test_a_tree_with_others_files_or_nobody_knows_whose_is_refused(b: Bench) -> None:
+async def test_a_tree_with_others_files_or_nobody_knows_whose_is_refused(b: Harness) -> None:
     lab = Lab(b)
     kind = told(b, NODES)
     tree = lab.tree("tmp1", owner="ann")
@@ -158,7 +158,7 @@ async def test_a_tree_with_others_files_or_nobody_knows_whose_is_refused(b: Benc
 
 
 @virtual
-async def test_ages_use_and_names_of_the_policy_bind_a_person_too(b: Bench) -> None:
+async def test_ages_use_and_names_of_the_policy_bind_a_person_too(b: Harness) -> None:
     lab = Lab(b)
     told(b, NODES, uids=frozenset({ANN}))
     lab.tree("tmp-young", unused=MINUTE, owner="ann")
@@ -171,7 +171,7 @@ async def test_ages_use_and_names_of_the_policy_bind_a_person_too(b: Bench) -> N
 
 
 @virtual
-async def test_what_grows_others_files_after_the_look_is_left_to_the_platform_with_the_uid(b: Bench) -> None:
+async def test_what_grows_others_files_after_the_look_is_left_to_the_platform_with_the_uid(b: Harness) -> None:
     """The step carries whose rights bound it; an admin's carries none."""
     lab = Lab(b)
     kind = told(b, NODES, uids=frozenset({ANN}))
@@ -192,7 +192,7 @@ async def test_what_grows_others_files_after_the_look_is_left_to_the_platform_wi
 
 
 @virtual
-async def test_a_token_is_for_what_was_shown_and_for_who_asked(b: Bench) -> None:
+async def test_a_token_is_for_what_was_shown_and_for_who_asked(b: Harness) -> None:
     b.set_policy(mode=Mode.PLAN)
     thing = b.running("train")
     shown = await ask(b, "stop", "train")
@@ -210,7 +210,7 @@ async def test_a_token_is_for_what_was_shown_and_for_who_asked(b: Bench) -> None
 
 
 @virtual
-async def test_in_mode_enforce_who_wants_to_be_asked_is_asked(b: Bench) -> None:
+async def test_in_mode_enforce_who_wants_to_be_asked_is_asked(b: Harness) -> None:
     thing = b.running("train")
     shown = await ask(b, "stop", "train", confirm=True)
     assert (shown.done, thing.state) == (False, State.RUNNING)
@@ -219,7 +219,7 @@ async def test_in_mode_enforce_who_wants_to_be_asked_is_asked(b: Bench) -> None:
 
 
 @virtual
-async def test_what_one_may_not_do_is_refused_before_any_question(b: Bench) -> None:
+async def test_what_one_may_not_do_is_refused_before_any_question(b: Harness) -> None:
     b.set_policy(mode=Mode.PLAN)
     b.running("train")
     reply = await ask(b, "stop", "train", "bob", BOB)
@@ -228,7 +228,7 @@ async def test_what_one_may_not_do_is_refused_before_any_question(b: Bench) -> N
 
 
 @virtual
-async def test_a_reason_of_any_length_is_not_written_down(b: Bench) -> None:
+async def test_a_reason_of_any_length_is_not_written_down(b: Harness) -> None:
     b.ended("eval")
     assert not (await ask(b, "hold", "eval", seconds=60, reason="x" * 1001)).done
     assert b.lines(Held) == []
@@ -238,7 +238,7 @@ async def test_a_reason_of_any_length_is_not_written_down(b: Bench) -> None:
 
 
 @virtual
-async def test_a_name_of_the_last_pass_costs_one_look(b: Bench) -> None:
+async def test_a_name_of_the_last_pass_costs_one_look(b: Harness) -> None:
     kind = told(b)
     b.ended("eval", ago=MINUTE)
     train = b.running("train")
@@ -252,7 +252,7 @@ async def test_a_name_of_the_last_pass_costs_one_look(b: Bench) -> None:
 
 
 @virtual
-async def test_many_unknown_names_are_looked_for_together_and_with_pauses(b: Bench) -> None:
+async def test_many_unknown_names_are_looked_for_together_and_with_pauses(b: Harness) -> None:
     kind = told(b)
     b.ended("eval", ago=MINUTE)
     b.keeper.request_state.enabled = True
@@ -268,7 +268,7 @@ async def test_many_unknown_names_are_looked_for_together_and_with_pauses(b: Ben
 
 
 @virtual
-async def test_what_is_to_be_acted_on_by_name_is_listed_anew(b: Bench) -> None:
+async def test_what_is_to_be_acted_on_by_name_is_listed_anew(b: Harness) -> None:
     """A second one of that name may have come since the last pass."""
     told(b)
     b.running("train")
@@ -280,7 +280,7 @@ async def test_what_is_to_be_acted_on_by_name_is_listed_anew(b: Bench) -> None:
 
 
 @virtual
-async def test_a_pass_that_was_turned_away_comes_before_the_next_request(b: Bench) -> None:
+async def test_a_pass_that_was_turned_away_comes_before_the_next_request(b: Harness) -> None:
     """An admin does not wait."""
     b.running("train"), b.running("eval")
     b.keeper.request_state.turned_away.add(("docker", "node-3"))
@@ -295,7 +295,7 @@ async def test_a_pass_that_was_turned_away_comes_before_the_next_request(b: Benc
 
 
 @virtual
-async def test_a_release_without_a_hold_writes_nothing(b: Bench) -> None:
+async def test_a_release_without_a_hold_writes_nothing(b: Harness) -> None:
     b.ended("eval")
     reply = await ask(b, "release", "eval")
     assert (reply.done, b.ledger.lines) == (False, [])

@@ -15,29 +15,29 @@ from gpukeeper.model.event import Closed, Complaint, WarningSent
 from gpukeeper.model.policy import ClassSettings, GpuSettings
 from gpukeeper.model.subject import State
 from gpukeeper.platforms.simulated.thing import Thing
-from tests.unit.engine.bench import HOUR, MINUTE, POLICY, Bench, virtual
+from tests.unit.engine.harness import HOUR, MINUTE, POLICY, Harness, virtual
 
 RULE = "taken_gpu"
 
 
-def restarted(b: Bench, stopped: timedelta = 3 * HOUR, ago: timedelta = 10 * MINUTE, **facts: Any) -> Thing:
+def restarted(b: Harness, stopped: timedelta = 3 * HOUR, ago: timedelta = 10 * MINUTE, **facts: Any) -> Thing:
     """Ann's, stopped so long ago and started again."""
     known = {"previous_end": b.now() - stopped, "busy_until": b.now() + 9 * HOUR, "owner": "ann", "run": 2}
     return b.running("train-ann", ago, **(known | facts))
 
 
-def tenant(b: Bench, ago: timedelta = HOUR, **facts: Any) -> Thing:
+def tenant(b: Harness, ago: timedelta = HOUR, **facts: Any) -> Thing:
     """Bob's, on the same GPU."""
     return b.running("eval-bob", ago, **({"owner": "bob", "busy_until": b.now() + 9 * HOUR} | facts))
 
 
-async def decided(b: Bench, thing: Thing) -> Decision:
+async def decided(b: Harness, thing: Thing) -> Decision:
     found = await survey(b.keeper, b.platform, b.book)
     return next(one for one in found.decisions if one.seen.ref == thing.ref)
 
 
 @virtual
-async def test_the_owner_of_restarted_work_is_warned_once_and_it_is_reported(b: Bench) -> None:
+async def test_the_owner_of_restarted_work_is_warned_once_and_it_is_reported(b: Harness) -> None:
     mine, other = restarted(b), tenant(b)
     for _ in range(3):
         await reclaim(b.keeper, b.platform, b.book, act=True)
@@ -52,7 +52,7 @@ async def test_the_owner_of_restarted_work_is_warned_once_and_it_is_reported(b: 
 
 
 @virtual
-async def test_the_setting_stops_it_one_pass_after_the_warning(b: Bench) -> None:
+async def test_the_setting_stops_it_one_pass_after_the_warning(b: Harness) -> None:
     b.set_policy(gpu=GpuSettings(stop_on_taken=True))
     mine, other = restarted(b), tenant(b)
     await reclaim(b.keeper, b.platform, b.book, act=True)
@@ -65,7 +65,7 @@ async def test_the_setting_stops_it_one_pass_after_the_warning(b: Bench) -> None
 
 
 @virtual
-async def test_a_tenant_that_left_meanwhile_is_none(b: Bench) -> None:
+async def test_a_tenant_that_left_meanwhile_is_none(b: Harness) -> None:
     """The list knew it; the look before the step does not find it running any more."""
     b.set_policy(gpu=GpuSettings(stop_on_taken=True))
     mine, other = restarted(b), tenant(b)
@@ -77,7 +77,7 @@ async def test_a_tenant_that_left_meanwhile_is_none(b: Bench) -> None:
 
 
 @virtual
-async def test_who_is_not_in_the_way_is_no_new_tenant(b: Bench) -> None:
+async def test_who_is_not_in_the_way_is_no_new_tenant(b: Harness) -> None:
     monitor = {"infrastructure": ClassSettings(untouchable=True)}
     b.set_policy(classes={**POLICY.classes, **monitor})
     begins = {"its own other work": {"owner": "ann"}, "a monitor": {"class_": "infrastructure"}}
@@ -91,7 +91,7 @@ async def test_who_is_not_in_the_way_is_no_new_tenant(b: Bench) -> None:
 
 
 @virtual
-async def test_tenants_are_forgotten_with_the_list_that_showed_them(b: Bench) -> None:
+async def test_tenants_are_forgotten_with_the_list_that_showed_them(b: Harness) -> None:
     for number in range(20):
         tenant(b, devices=(f"MIG-{number}",))
         await survey(b.keeper, b.platform, b.book)

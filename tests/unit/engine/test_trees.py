@@ -22,7 +22,7 @@ from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import CALM, Faults
 from gpukeeper.platforms.simulated.thing import Thing, tell
 from gpukeeper.platforms.simulated.world import Crashed, SimulatedPlace, World
-from tests.unit.engine.bench import DAY, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 from tests.unit.lifecycle.examples import subject
 
 GIB = 1024**3
@@ -37,9 +37,9 @@ KEPT = {
 
 
 class Lab:
-    """A bench whose place has two nodes with disks of 200 GiB."""
+    """A harness whose place has two nodes with disks of 200 GiB."""
 
-    def __init__(self, b: Bench) -> None:
+    def __init__(self, b: Harness) -> None:
         self.b = b
         b.world = World(1, b.clock, (NODES,))
         b.platform = SimulatedPlatform(b.world, NODES)
@@ -71,7 +71,7 @@ def lying_on(used: float, inodes: float | None = None, name: str = "/tmp", node:
 
 
 @virtual
-async def test_a_disk_is_too_full_from_the_high_mark_until_it_is_below_the_low_one(b: Bench) -> None:
+async def test_a_disk_is_too_full_from_the_high_mark_until_it_is_below_the_low_one(b: Harness) -> None:
     b.set_policy(disk=DiskMarks(high=0.8, low=0.7))
     seen = [
         (used, b.keeper.pressure.is_too_full(lying_on(used), b.book.policy.disk))
@@ -81,7 +81,7 @@ async def test_a_disk_is_too_full_from_the_high_mark_until_it_is_below_the_low_o
 
 
 @virtual
-async def test_inodes_count_like_bytes(b: Bench) -> None:
+async def test_inodes_count_like_bytes(b: Harness) -> None:
     """C10.1: a disk without inodes is as full as one without bytes."""
     assert b.keeper.pressure.is_too_full(lying_on(0.1, inodes=0.81), b.book.policy.disk)
     assert b.keeper.pressure.is_too_full(lying_on(0.1, inodes=0.71), b.book.policy.disk)
@@ -89,7 +89,7 @@ async def test_inodes_count_like_bytes(b: Bench) -> None:
 
 
 @virtual
-async def test_each_disk_of_each_node_has_its_own_marks(b: Bench) -> None:
+async def test_each_disk_of_each_node_has_its_own_marks(b: Harness) -> None:
     assert b.keeper.pressure.is_too_full(lying_on(0.9), b.book.policy.disk)
     assert not b.keeper.pressure.is_too_full(lying_on(0.75, node="worker-2"), b.book.policy.disk)
     assert not b.keeper.pressure.is_too_full(lying_on(0.75, name="/scratch"), b.book.policy.disk)
@@ -97,7 +97,7 @@ async def test_each_disk_of_each_node_has_its_own_marks(b: Bench) -> None:
 
 
 @virtual
-async def test_a_disk_that_nobody_looked_at_is_not_too_full(b: Bench) -> None:
+async def test_a_disk_that_nobody_looked_at_is_not_too_full(b: Harness) -> None:
     assert not b.keeper.pressure.is_too_full(subject(shape=Shape.TREE), b.book.policy.disk)
     assert b.keeper.pressure == Pressure()
 
@@ -109,7 +109,7 @@ def crowded(lab: Lab, number: int = 6) -> list[Thing]:
 
 
 @virtual
-async def test_what_only_a_full_disk_makes_due_stays_once_enough_came_back(b: Bench) -> None:
+async def test_what_only_a_full_disk_makes_due_stays_once_enough_came_back(b: Harness) -> None:
     """C10.1: two removals bring it from 85 % to 65 %; one step sees that, and the rest is not even begun."""
     lab = Lab(b)
     trees = crowded(lab)
@@ -130,7 +130,7 @@ async def test_what_only_a_full_disk_makes_due_stays_once_enough_came_back(b: Be
     assert (report.deferred, report.failed) == (0, [])
 
 
-async def work_begins(b: Bench, busy: Any, why: str) -> None:
+async def work_begins(b: Harness, busy: Any, why: str) -> None:
     """After the first step. One more sees it; those after it on the same node are not even begun, others go on."""
     lab = Lab(b)
     trees = [lab.tree(f"tmp{n}", unused=(20 - n) * HOUR) for n in range(6)]
@@ -153,18 +153,18 @@ async def work_begins(b: Bench, busy: Any, why: str) -> None:
 
 
 @virtual
-async def test_work_that_begins_ends_the_steps_on_trees_beside_it(b: Bench) -> None:
+async def test_work_that_begins_ends_the_steps_on_trees_beside_it(b: Harness) -> None:
     await work_begins(b, "task train runs", "work runs beside it: task train runs")
 
 
 @virtual
-async def test_a_node_that_cannot_be_asked_any_more_ends_them_too(b: Bench) -> None:
+async def test_a_node_that_cannot_be_asked_any_more_ends_them_too(b: Harness) -> None:
     why = "whether work runs beside it is unknown (Ray did not answer)"
     await work_begins(b, Unknown("Ray did not answer"), why)
 
 
 @virtual
-async def test_what_is_old_enough_anyway_goes_on_after_the_disk_is_empty_enough(b: Bench) -> None:
+async def test_what_is_old_enough_anyway_goes_on_after_the_disk_is_empty_enough(b: Harness) -> None:
     lab = Lab(b)
     young, old = crowded(lab, 4), [lab.tree(f"tmp-old{n}", unused=(9 - n) * HOUR, gib=30) for n in range(3)]
     lab.first.others = 0
@@ -176,7 +176,7 @@ async def test_what_is_old_enough_anyway_goes_on_after_the_disk_is_empty_enough(
 
 
 @virtual
-async def test_an_empty_disk_of_one_node_does_not_spare_the_trees_of_another(b: Bench) -> None:
+async def test_an_empty_disk_of_one_node_does_not_spare_the_trees_of_another(b: Harness) -> None:
     lab = Lab(b)
     trees = crowded(lab)
     lab.second.others = 160 * GIB
@@ -187,7 +187,7 @@ async def test_an_empty_disk_of_one_node_does_not_spare_the_trees_of_another(b: 
 
 
 @virtual
-async def test_between_the_marks_ages_stay_short_over_passes(b: Bench) -> None:
+async def test_between_the_marks_ages_stay_short_over_passes(b: Harness) -> None:
     lab = Lab(b)
     lab.first.others = 170 * GIB
     await lab.pass_()
@@ -203,7 +203,7 @@ async def test_between_the_marks_ages_stay_short_over_passes(b: Bench) -> None:
 
 
 @virtual
-async def test_scarce_gpus_shorten_no_age_of_a_tree(b: Bench) -> None:
+async def test_scarce_gpus_shorten_no_age_of_a_tree(b: Harness) -> None:
     lab = Lab(b)
     tree = lab.tree("tmp1", unused=20 * MINUTE)
     for n in range(2):
@@ -229,7 +229,7 @@ def over(lab: Lab, name: str) -> Thing:
 
 
 @virtual
-async def test_trees_use_up_no_budget_of_work(b: Bench) -> None:
+async def test_trees_use_up_no_budget_of_work(b: Harness) -> None:
     """A thousand trees must not keep a GPU from coming back."""
     lab = Lab(b)
     b.set_policy(budget=budget(per_pass=Amount(count=1), per_hour=Amount(count=1)))
@@ -241,7 +241,7 @@ async def test_trees_use_up_no_budget_of_work(b: Bench) -> None:
 
 
 @virtual
-async def test_work_uses_up_no_budget_of_trees(b: Bench) -> None:
+async def test_work_uses_up_no_budget_of_trees(b: Harness) -> None:
     lab = Lab(b)
     b.set_policy(budget=budget(per_hour=Amount(count=2), trees=2))
     work, trees = [over(lab, f"job-{n}") for n in range(3)], [lab.tree(f"tmp{n}") for n in range(3)]
@@ -252,7 +252,7 @@ async def test_work_uses_up_no_budget_of_trees(b: Bench) -> None:
 
 
 @virtual
-async def test_the_hour_of_trees_counts_over_passes(b: Bench) -> None:
+async def test_the_hour_of_trees_counts_over_passes(b: Harness) -> None:
     lab = Lab(b)
     b.set_policy(budget=budget(trees=3))
     trees = [lab.tree(f"tmp{n}", unused=(20 - n) * HOUR) for n in range(5)]
@@ -267,7 +267,7 @@ async def test_the_hour_of_trees_counts_over_passes(b: Bench) -> None:
 
 
 @virtual
-async def test_places_share_the_hour_of_trees(b: Bench) -> None:
+async def test_places_share_the_hour_of_trees(b: Harness) -> None:
     """Another place used it up after this plan was made: what is left waits, and the outcome says so."""
     lab = Lab(b)
     b.set_policy(budget=budget(trees=2))
@@ -294,7 +294,7 @@ async def test_places_share_the_hour_of_trees(b: Bench) -> None:
 
 
 @virtual
-async def test_a_person_may_allow_more_trees_than_an_hour_has(b: Bench) -> None:
+async def test_a_person_may_allow_more_trees_than_an_hour_has(b: Harness) -> None:
     lab = Lab(b)
     b.set_policy(budget=budget(trees=1))
     trees = [lab.tree(f"tmp{n}", unused=(20 - n) * HOUR) for n in range(5)]
@@ -303,7 +303,7 @@ async def test_a_person_may_allow_more_trees_than_an_hour_has(b: Bench) -> None:
 
 
 @virtual
-async def test_the_cheapest_category_goes_first_and_then_the_oldest(b: Bench) -> None:
+async def test_the_cheapest_category_goes_first_and_then_the_oldest(b: Harness) -> None:
     """C10.1: what an interruption left, dead sessions, temporary trees, reports."""
     lab = Lab(b)
     lab.tree("report", unused=90 * DAY, kind="report", category=Category.REPORT)
@@ -330,7 +330,7 @@ class Hasty(SimulatedPlatform):
 
 
 @virtual
-async def test_files_opened_between_the_last_look_and_the_act_keep_it(b: Bench) -> None:
+async def test_files_opened_between_the_last_look_and_the_act_keep_it(b: Harness) -> None:
     lab = Lab(b)
     tree = lab.tree("tmp1")
     b.platform = hasty = Hasty(b.world, NODES)
@@ -341,7 +341,7 @@ async def test_files_opened_between_the_last_look_and_the_act_keep_it(b: Bench) 
 
 
 @virtual
-async def test_a_node_that_gets_busy_after_the_plan_keeps_its_trees(b: Bench) -> None:
+async def test_a_node_that_gets_busy_after_the_plan_keeps_its_trees(b: Harness) -> None:
     lab = Lab(b)
     tree, other = lab.tree("tmp1"), lab.tree("tmp2", node=lab.second)
 
@@ -356,7 +356,7 @@ async def test_a_node_that_gets_busy_after_the_plan_keeps_its_trees(b: Bench) ->
 
 
 @virtual
-async def test_a_session_that_lives_again_is_left_alone(b: Bench) -> None:
+async def test_a_session_that_lives_again_is_left_alone(b: Harness) -> None:
     lab = Lab(b)
     session = lab.tree("ray/session_1", unused=2 * DAY, kind="session", category=Category.DEAD_SESSION)
 
@@ -371,7 +371,7 @@ async def test_a_session_that_lives_again_is_left_alone(b: Bench) -> None:
 
 
 @virtual
-async def test_an_interrupted_removal_is_closed_as_found_and_finished_by_the_next_pass(b: Bench) -> None:
+async def test_an_interrupted_removal_is_closed_as_found_and_finished_by_the_next_pass(b: Harness) -> None:
     """The same uid, found in the trash; nothing half-visible stays."""
     lab = Lab(b)
     tree, name = lab.tree("tmp1"), "/tmp/tmp1"
@@ -392,7 +392,7 @@ async def test_an_interrupted_removal_is_closed_as_found_and_finished_by_the_nex
 @pytest.mark.parametrize("category", ["dead-session", "report"])
 def test_a_category_without_an_age_is_only_reported(category: str) -> None:
     @virtual
-    async def story(b: Bench) -> None:
+    async def story(b: Harness) -> None:
         lab = Lab(b)
         b.set_policy(kept={category: Kept(older_than=None, under_pressure=HOUR)})
         lab.first.others = 190 * GIB
@@ -406,7 +406,7 @@ def test_a_category_without_an_age_is_only_reported(category: str) -> None:
 
 
 @virtual
-async def test_a_tree_tells_which_disk_it_is_on(b: Bench) -> None:
+async def test_a_tree_tells_which_disk_it_is_on(b: Harness) -> None:
     lab = Lab(b)
     told = tell(lab.tree("tmp1"), b.now())
     assert told.disk_name == "worker-1 /tmp"

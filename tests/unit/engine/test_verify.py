@@ -17,7 +17,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import CALM, Faults
 from gpukeeper.platforms.simulated.thing import Thing
-from tests.unit.engine.bench import HERE, Bench, virtual
+from tests.unit.engine.harness import HERE, Harness, virtual
 from tests.unit.lifecycle.examples import EVAL, NOW, ended, subject
 
 LOST = Unknown("the platform did not answer")
@@ -62,7 +62,7 @@ def test_trimming_what_ended_is_over_when_that_is_gone(dead: Any, result: Result
     assert as_found(Action.TRIM, "run-1", ended(dead_children=dead), running=False)[0] is result
 
 
-def intent(b: Bench, thing: Thing, action: Action = Action.STOP) -> Intended:
+def intent(b: Harness, thing: Thing, action: Action = Action.STOP) -> Intended:
     return Intended(
         at=b.now(),
         ref=thing.ref,
@@ -77,7 +77,7 @@ def intent(b: Bench, thing: Thing, action: Action = Action.STOP) -> Intended:
 
 
 @virtual
-async def test_an_open_intent_is_closed_as_found_and_never_replayed(b: Bench) -> None:
+async def test_an_open_intent_is_closed_as_found_and_never_replayed(b: Harness) -> None:
     thing = b.running("train")
     await b.ledger.append([intent(b, thing)])
     lines = await settle(b.keeper, b.platform)
@@ -89,7 +89,7 @@ async def test_an_open_intent_is_closed_as_found_and_never_replayed(b: Bench) ->
 
 
 @virtual
-async def test_what_an_interrupted_stop_changed_on_the_way_is_taken_back(b: Bench) -> None:
+async def test_what_an_interrupted_stop_changed_on_the_way_is_taken_back(b: Harness) -> None:
     taken_back: list[tuple[str, Evidence]] = []
 
     class Careful(SimulatedPlatform):
@@ -109,7 +109,7 @@ async def test_what_an_interrupted_stop_changed_on_the_way_is_taken_back(b: Benc
 
 
 @virtual
-async def test_what_was_done_before_the_interruption_is_recorded(b: Bench) -> None:
+async def test_what_was_done_before_the_interruption_is_recorded(b: Harness) -> None:
     stopped, removed = b.running("train"), b.ended("eval")
     await b.ledger.append([intent(b, stopped)])
     stopped.end(b.now(), Outcome.STOPPED)
@@ -122,7 +122,7 @@ async def test_what_was_done_before_the_interruption_is_recorded(b: Bench) -> No
 
 
 @virtual
-async def test_what_cannot_be_looked_at_stays_open_and_is_not_touched(b: Bench) -> None:
+async def test_what_cannot_be_looked_at_stays_open_and_is_not_touched(b: Harness) -> None:
     thing = b.ended("eval")
     await b.ledger.append([intent(b, thing, Action.REMOVE)])
     b.world.faults = Faults(blind=1)

@@ -14,29 +14,29 @@ from gpukeeper.model.policy import Budget, Mode, PlaceScope, Temporary
 from gpukeeper.model.subject import Category, Shape, State
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.thing import Thing
-from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 MANY = 2000
 
 
-def a_tree(b: Bench, number: int, *, age: timedelta, in_use: bool = False) -> Thing:
+def a_tree(b: Harness, number: int, *, age: timedelta, in_use: bool = False) -> Thing:
     tree = b.add(f"/tmp/tmp{number}", kind="tree", shape=Shape.TREE, state=State.ENDED, category=Category.TEMPORARY)
     tree.last_used, tree.size, tree.in_use = b.now() - age, 10_000, in_use
     return tree
 
 
-def bench_of_trees(b: Bench, older_than: timedelta = HOUR) -> None:
+def bench_of_trees(b: Harness, older_than: timedelta = HOUR) -> None:
     entry = Temporary(root="/tmp", names=("tmp*",), above=1, older_than=older_than, platform="docker")
     b.set_policy(scope={"docker": PlaceScope()}, temporary=(entry,), budget=Budget(trees=50))
 
 
-def written(b: Bench, before: int) -> tuple[int, int]:
+def written(b: Harness, before: int) -> tuple[int, int]:
     lines = b.ledger.lines[before:]
     return len(lines), sum(len(msgspec.json.encode(line)) for line in lines)
 
 
 @virtual
-async def test_trees_that_stay_cost_nothing_from_the_first_pass_on(b: Bench) -> None:
+async def test_trees_that_stay_cost_nothing_from_the_first_pass_on(b: Harness) -> None:
     bench_of_trees(b)
     trees = [a_tree(b, number, age=MINUTE) for number in range(MANY)]
     for number in range(3):
@@ -49,7 +49,7 @@ async def test_trees_that_stay_cost_nothing_from_the_first_pass_on(b: Bench) -> 
 
 
 @virtual
-async def test_trees_that_are_due_are_written_once_and_no_more_than_a_bound_in_one_pass(b: Bench) -> None:
+async def test_trees_that_are_due_are_written_once_and_no_more_than_a_bound_in_one_pass(b: Harness) -> None:
     """In mode plan they stay due for ever."""
     bench_of_trees(b)
     for number in range(3 * TREE_LINES):
@@ -65,7 +65,7 @@ async def test_trees_that_are_due_are_written_once_and_no_more_than_a_bound_in_o
 
 
 @virtual
-async def test_a_user_who_makes_others_every_pass_stays_within_the_bound(b: Bench) -> None:
+async def test_a_user_who_makes_others_every_pass_stays_within_the_bound(b: Harness) -> None:
     bench_of_trees(b)
     workload = b.ended("eval")
     here = b.world.things[HERE.key]
@@ -88,7 +88,7 @@ async def test_a_user_who_makes_others_every_pass_stays_within_the_bound(b: Benc
 
 
 @virtual
-async def test_a_tree_that_was_due_and_is_used_again_is_written(b: Bench) -> None:
+async def test_a_tree_that_was_due_and_is_used_again_is_written(b: Harness) -> None:
     bench_of_trees(b)
     b.set_policy(mode=Mode.PLAN)
     tree = a_tree(b, 1, age=2 * HOUR)
@@ -109,7 +109,7 @@ class Unreadable(SimulatedPlatform):
 
 
 @virtual
-async def test_a_line_of_a_pass_is_short_however_much_was_not_seen(b: Bench) -> None:
+async def test_a_line_of_a_pass_is_short_however_much_was_not_seen(b: Harness) -> None:
     b.platform = Unreadable(b.world, HERE)
     report = await reclaim(b.keeper, b.platform, b.book)
     assert len(report.survey.unseen) == MANY

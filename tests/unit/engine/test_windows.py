@@ -17,10 +17,10 @@ from gpukeeper.model.policy import Amount, AtFinish, Breaker, Budget, Mode, Rete
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.thing import Thing
-from tests.unit.engine.bench import DAY, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 
 
-def open_intent(b: Bench, thing: Thing, action: Action, rule: str) -> Intended:
+def open_intent(b: Harness, thing: Thing, action: Action, rule: str) -> Intended:
     return Intended(
         at=b.now(),
         ref=thing.ref,
@@ -36,7 +36,7 @@ def open_intent(b: Bench, thing: Thing, action: Action, rule: str) -> Intended:
 
 
 @virtual
-async def test_the_owners_own_stop_after_a_crash_is_not_taken_for_ours(b: Bench) -> None:
+async def test_the_owners_own_stop_after_a_crash_is_not_taken_for_ours(b: Harness) -> None:
     """Killed between intent and act; the owner stops it hours later. It must not go as "stopped because idle"."""
     thing = b.running("notebook", 3 * HOUR)
     await reclaim(b.keeper, b.platform, b.book, act=False)
@@ -49,7 +49,7 @@ async def test_the_owners_own_stop_after_a_crash_is_not_taken_for_ours(b: Bench)
 
 
 @virtual
-async def test_a_hold_granted_while_signals_are_read_counts(b: Bench) -> None:
+async def test_a_hold_granted_while_signals_are_read_counts(b: Harness) -> None:
     thing = await b.overdue("train")
     await asyncio.sleep(900)
     read = b.signals.series
@@ -65,7 +65,7 @@ async def test_a_hold_granted_while_signals_are_read_counts(b: Bench) -> None:
 
 
 @virtual
-async def test_a_hold_of_an_unknown_rule_is_refused(b: Bench) -> None:
+async def test_a_hold_of_an_unknown_rule_is_refused(b: Harness) -> None:
     b.ended("old")
     wrong = requests.Request(verb="hold", workload="old", suspends=("retenton",))
     reply = await requests.fulfil(b.keeper, b.book, "root", wrong)
@@ -74,7 +74,7 @@ async def test_a_hold_of_an_unknown_rule_is_refused(b: Bench) -> None:
 
 
 @virtual
-async def test_what_is_refused_again_and_again_does_not_keep_the_rest_waiting(b: Bench) -> None:
+async def test_what_is_refused_again_and_again_does_not_keep_the_rest_waiting(b: Harness) -> None:
     b.set_policy(budget=Budget(per_pass=Amount(count=2), per_hour=Amount(count=100)))
     for name in ("stuck-1", "stuck-2"):
         b.ended(name, ago=5 * HOUR)
@@ -93,7 +93,7 @@ async def test_what_is_refused_again_and_again_does_not_keep_the_rest_waiting(b:
 
 
 @virtual
-async def test_children_of_a_later_run_are_warned_about_anew(b: Bench) -> None:
+async def test_children_of_a_later_run_are_warned_about_anew(b: Harness) -> None:
     b.set_policy(at_finish=AtFinish.NONE)
     thing = b.ended("train", children=2)
     await reclaim(b.keeper, b.platform, b.book)
@@ -109,7 +109,7 @@ async def test_children_of_a_later_run_are_warned_about_anew(b: Bench) -> None:
 
 
 @virtual
-async def test_after_a_long_hold_people_are_warned_again(b: Bench) -> None:
+async def test_after_a_long_hold_people_are_warned_again(b: Harness) -> None:
     thing = await b.overdue("train")
     await requests.hold(b.keeper, b.book, "train", "root", 7 * DAY, suspends=("max_runtime", "idle"))
     await asyncio.sleep(7 * 86400 + 1)
@@ -119,7 +119,7 @@ async def test_after_a_long_hold_people_are_warned_again(b: Bench) -> None:
 
 
 @virtual
-async def test_a_pause_during_the_capture_stops_the_removal(b: Bench) -> None:
+async def test_a_pause_during_the_capture_stops_the_removal(b: Harness) -> None:
     thing = b.ended("old")
     capture = b.platform.capture
 
@@ -136,7 +136,7 @@ async def test_a_pause_during_the_capture_stops_the_removal(b: Bench) -> None:
 
 
 @virtual
-async def test_children_that_would_be_ended_count_for_the_breaker(b: Bench) -> None:
+async def test_children_that_would_be_ended_count_for_the_breaker(b: Harness) -> None:
     for number in range(10):
         b.ended(f"train-{number}", ago=20 * MINUTE, children=3)
     b.set_policy(breaker=Breaker(running=0.2), retention=Retention(succeeded=DAY), at_finish=AtFinish.RUNNING)
@@ -146,7 +146,7 @@ async def test_children_that_would_be_ended_count_for_the_breaker(b: Bench) -> N
 
 
 @virtual
-async def test_a_daemon_does_not_believe_at_once_that_most_things_vanished(b: Bench) -> None:
+async def test_a_daemon_does_not_believe_at_once_that_most_things_vanished(b: Harness) -> None:
     things = [b.ended(f"eval-{number}", ago=MINUTE) for number in range(10)]
     await reclaim(b.keeper, b.platform, b.book)
     for thing in things[:8]:
@@ -162,7 +162,7 @@ async def test_a_daemon_does_not_believe_at_once_that_most_things_vanished(b: Be
 
 
 @virtual
-async def test_an_endless_hold_is_refused_in_words(b: Bench) -> None:
+async def test_an_endless_hold_is_refused_in_words(b: Harness) -> None:
     b.running("notebook")
     for seconds in (1e300, 1e13):
         asked = requests.Request(verb="hold", workload="notebook", seconds=seconds)
@@ -170,7 +170,7 @@ async def test_an_endless_hold_is_refused_in_words(b: Bench) -> None:
 
 
 @virtual
-async def test_a_request_waits_for_what_is_not_settled(b: Bench) -> None:
+async def test_a_request_waits_for_what_is_not_settled(b: Harness) -> None:
     thing = b.ended("old", ago=MINUTE)
     await b.ledger.append([open_intent(b, thing, Action.REMOVE, "retention")])
     look = b.platform.look
@@ -186,7 +186,7 @@ async def test_a_request_waits_for_what_is_not_settled(b: Bench) -> None:
 
 
 @virtual
-async def test_somebody_elses_hold_stands_against_a_request(b: Bench) -> None:
+async def test_somebody_elses_hold_stands_against_a_request(b: Harness) -> None:
     thing = b.ended("old")
     await requests.hold(b.keeper, b.book, "old", "ann", HOUR, reason="mine")
     reply = await requests.fulfil(b.keeper, b.book, "root", requests.Request(verb="remove", workload="old"))
@@ -195,7 +195,7 @@ async def test_somebody_elses_hold_stands_against_a_request(b: Bench) -> None:
 
 
 @virtual
-async def test_in_mode_plan_a_request_needs_a_person(b: Bench) -> None:
+async def test_in_mode_plan_a_request_needs_a_person(b: Harness) -> None:
     """Who is shown exactly what would be done; the yes counts once."""
     thing = b.ended("old")
     b.set_policy(mode=Mode.PLAN)

@@ -28,7 +28,7 @@ from gpukeeper.model.event import Closed, WarningSent
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Gone, State
 from gpukeeper.model.unknown import Unknown
-from tests.unit.engine.bench import Unwritable
+from tests.unit.engine.harness import Unwritable
 from tests.unit.interfaces.workers import GIB, Workers, disk, node, session, tree
 from tests.unit.interfaces.workers import passed as a_pass_over
 

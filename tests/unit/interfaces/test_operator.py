@@ -17,14 +17,14 @@ from gpukeeper.model.event import Closed
 from gpukeeper.model.policy import Mode
 from gpukeeper.platforms.kubernetes.lease import Leadership
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 from tests.unit.platforms.kubernetes.test_lease import Line, Server
 
 
 class Fixed:
     """A policy that is what the test says."""
 
-    def __init__(self, b: Bench) -> None:
+    def __init__(self, b: Harness) -> None:
         self._b = b
         self.problem: str | None = None
         self.asked = 0
@@ -67,9 +67,9 @@ class Counting(SimulatedPlatform):
 
 
 class One:
-    """One operator with its connection to the lease, over the bench's world and a ledger."""
+    """One operator with its connection to the lease, over the harness's world and a ledger."""
 
-    def __init__(self, b: Bench, server: Server | None, name: str = "one") -> None:
+    def __init__(self, b: Harness, server: Server | None, name: str = "one") -> None:
         self.b, self.line = b, Line(server) if server is not None else None
         self.reports: list[PassReport] = []
         self.said: list[str] = []
@@ -105,19 +105,19 @@ class One:
         return self.metrics.registry.get_sample_value(name, labels)
 
 
-def another(b: Bench) -> Bench:
+def another(b: Harness) -> Harness:
     """A second machine in the same world, with a ledger of its own."""
-    two = Bench(b.loop)
+    two = Harness(b.loop)
     two.world, two.platform, two.clock, two.policy = b.world, type(b.platform)(b.world, HERE), b.clock, b.policy
     return two
 
 
-def removed(b: Bench) -> list[str]:
+def removed(b: Harness) -> list[str]:
     return [line.ref.name for line in b.lines(Closed) if line.ref is not None and line.action is Action.REMOVE]
 
 
 @virtual
-async def test_who_leads_reclaims_and_who_stands_by_lists_nothing(b: Bench) -> None:
+async def test_who_leads_reclaims_and_who_stands_by_lists_nothing(b: Harness) -> None:
     b.platform = Counting(b.world, HERE)
     server, second = Server(), another(b)
     b.ended("old")
@@ -134,7 +134,7 @@ async def test_who_leads_reclaims_and_who_stands_by_lists_nothing(b: Bench) -> N
 
 
 @virtual
-async def test_after_a_crash_the_other_goes_on(b: Bench) -> None:
+async def test_after_a_crash_the_other_goes_on(b: Harness) -> None:
     server, second = Server(), another(b)
     one = One(b, server).start()
     await asyncio.sleep(1)
@@ -150,7 +150,7 @@ async def test_after_a_crash_the_other_goes_on(b: Bench) -> None:
 
 
 @virtual
-async def test_being_stopped_ends_the_step_under_way_and_then_hands_over(b: Bench) -> None:
+async def test_being_stopped_ends_the_step_under_way_and_then_hands_over(b: Harness) -> None:
     b.platform = slow = Slow(b.world, HERE)
     slow.takes = 7.0
     server, second = Server(), another(b)
@@ -171,7 +171,7 @@ async def test_being_stopped_ends_the_step_under_way_and_then_hands_over(b: Benc
 
 
 @virtual
-async def test_a_leader_that_cannot_renew_takes_no_further_step_and_leads_again_later(b: Bench) -> None:
+async def test_a_leader_that_cannot_renew_takes_no_further_step_and_leads_again_later(b: Harness) -> None:
     b.platform = slow = Slow(b.world, HERE)
     slow.takes = 20.0
     for name in ("a", "b", "c"):
@@ -191,7 +191,7 @@ async def test_a_leader_that_cannot_renew_takes_no_further_step_and_leads_again_
 
 
 @virtual
-async def test_two_operators_never_act_on_the_same_thing(b: Bench) -> None:
+async def test_two_operators_never_act_on_the_same_thing(b: Harness) -> None:
     """Leaders fall silent again and again; every removal has one outcome, in one ledger."""
     server, second = Server(), another(b)
     one, two = One(b, server).start(), One(second, server, "two").start()
@@ -211,7 +211,7 @@ async def test_two_operators_never_act_on_the_same_thing(b: Bench) -> None:
 
 
 @virtual
-async def test_without_election_it_leads_at_once(b: Bench) -> None:
+async def test_without_election_it_leads_at_once(b: Harness) -> None:
     b.ended("old")
     one = One(b, None).start()
     await asyncio.sleep(1)
@@ -220,7 +220,7 @@ async def test_without_election_it_leads_at_once(b: Bench) -> None:
 
 
 @virtual
-async def test_a_bug_of_a_platform_does_not_end_the_operator(b: Bench) -> None:
+async def test_a_bug_of_a_platform_does_not_end_the_operator(b: Harness) -> None:
     class Buggy(SimulatedPlatform):
         async def observe(self, scope: Any) -> Any:
             raise AssertionError("a bug")
@@ -239,7 +239,7 @@ async def test_a_bug_of_a_platform_does_not_end_the_operator(b: Bench) -> None:
 
 
 @virtual
-async def test_an_operator_that_is_ended_midway_leaves_the_lease_to_run_out(b: Bench) -> None:
+async def test_an_operator_that_is_ended_midway_leaves_the_lease_to_run_out(b: Harness) -> None:
     server = Server()
     one = One(b, server).start()
     await asyncio.sleep(60)
@@ -259,7 +259,7 @@ async def text(page: Callable[[], Awaitable[Any]]) -> tuple[int, str]:
 
 
 @virtual
-async def test_a_loop_that_is_stuck_is_not_healthy(b: Bench) -> None:
+async def test_a_loop_that_is_stuck_is_not_healthy(b: Harness) -> None:
     class Stuck(SimulatedPlatform):
         async def observe(self, scope: Any) -> Any:
             await asyncio.sleep(10**6)
@@ -274,7 +274,7 @@ async def test_a_loop_that_is_stuck_is_not_healthy(b: Bench) -> None:
 
 
 @virtual
-async def test_a_long_pass_that_takes_steps_is_healthy(b: Bench) -> None:
+async def test_a_long_pass_that_takes_steps_is_healthy(b: Harness) -> None:
     b.platform = slow = Slow(b.world, HERE)
     slow.takes = 10 * 60
     for number in range(6):
@@ -287,7 +287,7 @@ async def test_a_long_pass_that_takes_steps_is_healthy(b: Bench) -> None:
 
 
 @virtual
-async def test_who_stands_by_is_healthy_and_ready(b: Bench) -> None:
+async def test_who_stands_by_is_healthy_and_ready(b: Harness) -> None:
     server = Server()
     server.write({"metadata": {}, "spec": {"holderIdentity": "two", "leaseDurationSeconds": 10**6}})
     one = One(b, server).start()
@@ -298,7 +298,7 @@ async def test_who_stands_by_is_healthy_and_ready(b: Bench) -> None:
 
 
 @virtual
-async def test_it_is_not_ready_while_the_cluster_cannot_be_reached(b: Bench) -> None:
+async def test_it_is_not_ready_while_the_cluster_cannot_be_reached(b: Harness) -> None:
     one = One(b, None).start()
     await asyncio.sleep(1)
     assert await text(one.operator.readyz) == (200, "ok\n")
@@ -310,7 +310,7 @@ async def test_it_is_not_ready_while_the_cluster_cannot_be_reached(b: Bench) -> 
 
 
 @virtual
-async def test_it_is_not_ready_while_the_policy_is_broken_or_about_something_else(b: Bench) -> None:
+async def test_it_is_not_ready_while_the_policy_is_broken_or_about_something_else(b: Harness) -> None:
     one = One(b, None).start()
     one.book.problem = "line 3: mode: enforced"
     assert await text(one.operator.readyz) == (503, "the policy is not valid: line 3: mode: enforced\n")
@@ -323,7 +323,7 @@ async def test_it_is_not_ready_while_the_policy_is_broken_or_about_something_els
 
 
 @virtual
-async def test_who_stands_by_reads_the_policy_when_asked_whether_it_is_ready(b: Bench) -> None:
+async def test_who_stands_by_reads_the_policy_when_asked_whether_it_is_ready(b: Harness) -> None:
     server = Server()
     server.write({"metadata": {}, "spec": {"holderIdentity": "two", "leaseDurationSeconds": 10**6}})
     one = One(b, server).start()
@@ -335,7 +335,7 @@ async def test_who_stands_by_reads_the_policy_when_asked_whether_it_is_ready(b: 
 
 
 @virtual
-async def test_mode_plan_leads_and_touches_nothing(b: Bench) -> None:
+async def test_mode_plan_leads_and_touches_nothing(b: Harness) -> None:
     b.set_policy(mode=Mode.PLAN)
     b.ended("old", 3 * HOUR)
     one = One(b, Server()).start()

@@ -12,7 +12,7 @@ from pathlib import Path
 FILES_IN_A_FOLDER, FOLDERS_IN_A_FOLDER = 500, 20
 
 
-class DiskBed:
+class DiskTrees:
     """`cool` is None where no filesystem can be mounted: then only what is in the cache can be measured."""
 
     def __init__(self, folder: Path, cool: Callable[[], None] | None) -> None:
@@ -31,12 +31,12 @@ class DiskBed:
 
 
 @contextmanager
-def disk_bed(files: int) -> Iterator[DiskBed]:
+def disk_trees(files: int) -> Iterator[DiskTrees]:
     """Large enough for so many empty files."""
     with tempfile.TemporaryDirectory(prefix="gpukeeper-benchmark-") as made:
         folder = Path(made)
         if os.geteuid() != 0:
-            yield DiskBed(folder, None)
+            yield DiskTrees(folder, None)
             return
         image, point = folder / "image", folder / "disk"
         point.mkdir()
@@ -48,7 +48,7 @@ def disk_bed(files: int) -> Iterator[DiskBed]:
         try:
             _mount(device, point)
             try:
-                yield DiskBed(point, lambda: _remount(device, point))
+                yield DiskTrees(point, lambda: _remount(device, point))
             finally:
                 subprocess.run(["umount", point], check=True)
         finally:

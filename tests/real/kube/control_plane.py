@@ -197,7 +197,7 @@ class ControlPlane(Cluster):
     def grant(self, user: str, rules: Sequence[Mapping[str, Any]], *, namespace: str | None = None) -> str:
         """Rules as in a Role, `apiGroups` [""] unless said. The name of role and binding, for `revoke`."""
         self._grants += 1
-        name = f"bed-{user}-{self._grants}".replace(":", "-")
+        name = f"test-{user}-{self._grants}".replace(":", "-")
         role, binding = ("Role", "RoleBinding") if namespace else ("ClusterRole", "ClusterRoleBinding")
         whole = [{"apiGroups": [""], **rule} for rule in rules]
         subject: Object = {"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user}
@@ -248,7 +248,7 @@ class ControlPlane(Cluster):
         return self._write_kubeconfig(user, login, namespace, None)
 
     def _write_kubeconfig(self, user: str, login: Mapping[str, str], namespace: str | None, server: str | None) -> Path:
-        context: Object = {"cluster": "bed", "user": user} | ({"namespace": namespace} if namespace else {})
+        context: Object = {"cluster": "test", "user": user} | ({"namespace": namespace} if namespace else {})
         cluster = {
             "server": server or f"https://{self.host}:{self.port}",
             "certificate-authority-data": _encoded(self.certificates.authority),
@@ -256,9 +256,9 @@ class ControlPlane(Cluster):
         config = {
             "apiVersion": "v1",
             "kind": "Config",
-            "current-context": "bed",
-            "clusters": [{"name": "bed", "cluster": cluster}],
-            "contexts": [{"name": "bed", "context": context}],
+            "current-context": "test",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "contexts": [{"name": "test", "context": context}],
             "users": [{"name": user, "user": dict(login)}],
         }
         text = json.dumps(config, indent=1)
@@ -385,10 +385,10 @@ class ControlPlane(Cluster):
     def _etcd(self, port: int, peer_port: int) -> list[str]:
         here, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
         return [
-            *("--name=bed", f"--data-dir={self.folder}/etcd", "--unsafe-no-fsync", "--log-level=warn"),
+            *("--name=test", f"--data-dir={self.folder}/etcd", "--unsafe-no-fsync", "--log-level=warn"),
             *(f"--listen-client-urls={here}", f"--advertise-client-urls={here}"),
             *(f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}"),
-            f"--initial-cluster=bed={peers}",
+            f"--initial-cluster=test={peers}",
         ]
 
     def _apiserver(self, etcd_port: int) -> list[str]:
@@ -456,7 +456,7 @@ def _remove_rest(number: int, folder: Path) -> None:
 
 def _raw_patch(api: Api, path: str, body: bytes) -> int:
     return api.call(
-        "PATCH", path, body, query={"fieldManager": "bed", "force": "true"}, content_type=PATCHES["apply"], deadline=60
+        "PATCH", path, body, query={"fieldManager": "test", "force": "true"}, content_type=PATCHES["apply"], deadline=60
     ).status
 
 

@@ -46,7 +46,7 @@ import os, sys, time
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-ray.init(address={address!r}, log_to_driver=False, namespace="bed")
+ray.init(address={address!r}, log_to_driver=False, namespace="engine")
 
 def on(node_id):
     return NodeAffinitySchedulingStrategy(node_id, soft=False)

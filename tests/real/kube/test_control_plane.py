@@ -1,4 +1,4 @@
-"""The bed itself: each controller does what the tests on it rely on. Facts of the controllers, not of gpukeeper."""
+"""The control plane itself: each controller does what the tests on it rely on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.real.docker import kernel
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Refused, condition
-from tests.real.kube.bed import Cluster, ControlPlane, control_plane, given_cluster
+from tests.real.kube.control_plane import Cluster, ControlPlane, control_plane, given_cluster
 from tests.real.kube.nodes import DEFAULT_LOG
 from tests.real.kube.real_node import RealNode
 
@@ -83,7 +83,7 @@ def test_a_killed_run_takes_its_plane_with_it() -> None:
 
 _PLANE = """
 import sys, time
-from tests.real.kube.bed import control_plane
+from tests.real.kube.control_plane import control_plane
 with control_plane() as plane:
     print(*(program.pid for program in plane.programs.values()), flush=True)
     time.sleep(600)
@@ -115,18 +115,18 @@ def test_a_ninth_gpu_waits(api: Api, namespace: str, kwok_node: str) -> None:
 
 @pytest.mark.usefixtures("kwok_node")
 def test_annotations_say_how_and_when_pods_end(api: Api, namespace: str) -> None:
-    api.create(objects.job("fails", annotations={"bed/exit-code": "3", "bed/finish-after": "1s"}), namespace)
+    api.create(objects.job("fails", annotations={"test/exit-code": "3", "test/finish-after": "1s"}), namespace)
     api.wait_condition("jobs", namespace, "fails", "Failed")
     (pod,) = api.list("pods", namespace)
     assert pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
-    api.create(objects.pod("stuck", annotations={"bed/starts": "never"}), namespace)
+    api.create(objects.pod("stuck", annotations={"test/starts": "never"}), namespace)
     api.wait_condition("pods", namespace, "stuck", "PodScheduled")
     assert (api.get("pods", namespace, "stuck") or {})["status"]["phase"] == "Pending"
 
 
 @pytest.mark.usefixtures("kwok_node")
 def test_a_pod_may_stay_in_deletion(plane: ControlPlane, api: Api, namespace: str) -> None:
-    for name, said in (("goes", {}), ("stays", {"bed/ends": "never"})):
+    for name, said in (("goes", {}), ("stays", {"test/ends": "never"})):
         api.create(objects.pod(name, annotations=said), namespace)
     api.wait_pods(namespace, 2)
     for name in ("stays", "goes"):
@@ -141,7 +141,7 @@ def test_a_pod_may_stay_in_deletion(plane: ControlPlane, api: Api, namespace: st
 
 @pytest.mark.usefixtures("kwok_node")
 def test_a_pod_may_need_time_to_end(api: Api, namespace: str) -> None:
-    api.create(objects.pod("slow", annotations={"bed/end-after": "1s"}), namespace)
+    api.create(objects.pod("slow", annotations={"test/end-after": "1s"}), namespace)
     api.wait_pods(namespace, 1)
     began = time.monotonic()
     api.delete("pods", namespace, "slow")
@@ -172,7 +172,7 @@ def test_a_jobset_completes_and_its_time_to_live_removes_it(jobset: ControlPlane
 
 @pytest.mark.usefixtures("kwok_node")
 def test_a_jobset_fails(jobset: ControlPlane, namespace: str) -> None:
-    jobset.api.create(objects.jobset("set", annotations={"bed/exit-code": "1"}), namespace)
+    jobset.api.create(objects.jobset("set", annotations={"test/exit-code": "1"}), namespace)
     jobset.api.wait_condition("jobsets", namespace, "set", "Failed")
 
 

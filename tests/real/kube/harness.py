@@ -70,7 +70,7 @@ class LaterClock:
         return datetime.now(UTC) + self.ahead
 
 
-class Bench:
+class Harness:
     """`kubeconfig`: of the account that gpukeeper has."""
 
     def __init__(self, kubeconfig: Path, *namespaces: str, meter: Meter | None = None, **changes: Any) -> None:

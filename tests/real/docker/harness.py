@@ -1,6 +1,6 @@
-"""A keeper over a bed's engine, with a ledger in memory and a clock that a test sets forward: hours pass at once.
+"""A keeper over a engine's engine, with a ledger in memory and a clock that a test sets forward: hours pass at once.
 
-The engine, its containers, processes and files are real. What gpukeeper says is not believed: tests ask the bed.
+The engine, its containers, processes and files are real. What gpukeeper says is not believed: tests ask the engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpukeeper.notify.catalog import owner_channels
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
-from tests.real.docker.bed import Bed
+from tests.real.docker.private_engine import PrivateEngine
 
 SOMEBODY, UID = "nobody", "65534"  # a person whom every machine knows, above the uids of services
 SOMEBODY_ELSE = "daemon"
@@ -76,13 +76,13 @@ class LaterClock:
         return datetime.now(UTC) + self.ahead
 
 
-class Bench:
-    def __init__(self, bed: Bed, **changes: Any) -> None:
-        self.bed, self.clock = bed, LaterClock()
+class Harness:
+    def __init__(self, engine: PrivateEngine, **changes: Any) -> None:
+        self.engine, self.clock = engine, LaterClock()
         self.book = Rulebook(load_text(policy(**changes), "test").policy)
         self.ledger, self.signals, self.evidence = InMemoryLedger(), InMemorySignals(), InMemoryEvidence()
         self.platform = DockerPlatform(
-            Engine(bed.host, {}),
+            Engine(engine.host, {}),
             "here",
             self.clock,
             self._inventory,
@@ -185,11 +185,11 @@ class Bench:
         )
 
     async def _inventory(self) -> Any:
-        return self.bed.inventory()
+        return self.engine.inventory()
 
 
-def ended(bed: Bed, name: str, code: int = 0, **how: Any) -> str:
+def ended(engine: PrivateEngine, name: str, code: int = 0, **how: Any) -> str:
     """A container that did its work and ended, with this exit code."""
-    made = bed.run(name, cmd=["sh", "-c", f"echo {name} was here; exit {code}"], **how)
-    bed.until(lambda: bed.state(name) == "exited", f"{name} ended")
+    made = engine.run(name, cmd=["sh", "-c", f"echo {name} was here; exit {code}"], **how)
+    engine.until(lambda: engine.state(name) == "exited", f"{name} ended")
     return made

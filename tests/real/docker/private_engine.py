@@ -1,10 +1,10 @@
 """A private container engine for tests: its own folder, socket, bridge and GPUs. The host's own Docker stays out of it.
 
-    with docker_bed() as bed:
-        bed.run("train", gpus=[0], labels={"owner": "ann"})
-        bed.exec("train", programs.shell(bed.gpus[0].path))
-        bed.until(lambda: bed.holders(0))
-        code, out, err = bed.gpukeeper("plan", policy="scope: {docker: {}}")
+    with docker_engine() as engine:
+        engine.run("train", gpus=[0], labels={"owner": "ann"})
+        engine.exec("train", programs.shell(engine.gpus[0].path))
+        engine.until(lambda: engine.holders(0))
+        code, out, err = engine.gpukeeper("plan", policy="scope: {docker: {}}")
 
 Set-up and assertions go through the engine's API and /proc, never through gpukeeper's code.
 """
@@ -56,7 +56,7 @@ class Ran:
         return iter((self.code, self.out, self.err))
 
 
-class Bed:
+class PrivateEngine:
     """What Docker's and Podman's have in common. `name` of a container may be its id everywhere."""
 
     kind = ""
@@ -195,7 +195,7 @@ class Bed:
         config: Mapping[str, object] | None = None,
         host_config: Mapping[str, object] | None = None,
     ) -> str:
-        """`gpus`: indexes of `bed.gpus`, given as devices: these run. `asks`: device requests (`--gpus`), which the
+        """`gpus`: indexes of `engine.gpus`, given as devices: these run. `asks`: device requests (`--gpus`), which the
         engine accepts and cannot start without NVIDIA's runtime. `ports`: in the container to on the host (0: any).
         `config` and `host_config` add raw fields of the API."""
         self.load(image)
@@ -337,7 +337,7 @@ class Bed:
         return [pid for pid in kernel.all_pids() if wanted in kernel.read(pid, "cgroup")]
 
     def holders(self, gpu: int) -> list[int]:
-        """The pids that have this one of `bed.gpus` open."""
+        """The pids that have this one of `engine.gpus` open."""
         return [pid for pid in kernel.all_pids() if self.gpus[gpu].path in kernel.open_files(pid)]
 
     def events(self, since: float, *, container: str | None = None) -> list[dict[str, Any]]:
@@ -368,7 +368,7 @@ class Bed:
         return msgspec.convert([fake_driver.inventory(gpu) for gpu in self._driver["gpus"]], tuple[GpuFacts, ...])
 
     def set_gpu(self, gpu: int, **facts: object) -> None:
-        """What `bed.gpukeeper` hears of it from now on: busy (percent), memory_used_mib, pids, advice."""
+        """What `engine.gpukeeper` hears of it from now on: busy (percent), memory_used_mib, pids, advice."""
         known = self._driver["gpus"][gpu]
         assert facts.keys() <= known.keys(), f"not facts of a pretended GPU: {facts.keys() - known.keys()}"
         known.update(facts)
@@ -396,8 +396,8 @@ class Bed:
         deadline: float = 120,
         halt: tuple[str, str] | None = None,
     ) -> Ran:
-        """Run the real command against this engine, with a ledger of its own: `bed.folder / "state"`. `halt`: a point
-        and a name, where it kills itself (`tests/halt.py`)."""
+        """Run the real command against this engine, with its own ledger: `engine.folder / "state"`. `halt`: a point and
+        a name, where it kills itself (`tests/halt.py`)."""
         if halt is not None:
             arguments, env = (*halt, *arguments), {**(env or {}), "PYTHONPATH": PYTHONPATH}
         child = self.popen(*arguments, policy=policy, env=env, program=_HALTING if halt else _WRAPPER)
@@ -501,7 +501,7 @@ class Bed:
         return script
 
 
-class DockerBed(Bed):
+class DockerEngine(PrivateEngine):
     kind = "dockerd"
     container_cgroup = "docker/{id}"
 
@@ -548,7 +548,7 @@ class DockerBed(Bed):
         ]
 
 
-class PodmanBed(Bed):
+class PodmanEngine(PrivateEngine):
     kind = "podman"
     container_cgroup = "libpod_parent/libpod-{id}"
 
@@ -578,26 +578,26 @@ class PodmanBed(Bed):
 
 
 @contextmanager
-def docker_bed(*, live_restore: bool = False) -> Iterator[DockerBed]:
+def docker_engine(*, live_restore: bool = False) -> Iterator[DockerEngine]:
     """dockerd, started. At most one for each process: they are not light."""
     with _place() as (folder, block):
-        bed = DockerBed(folder, block, live_restore=live_restore)
+        engine = DockerEngine(folder, block, live_restore=live_restore)
         try:
-            bed.start()
-            yield bed
+            engine.start()
+            yield engine
         finally:
-            bed.close()
+            engine.close()
 
 
 @contextmanager
-def podman_bed() -> Iterator[PodmanBed]:
+def podman_engine() -> Iterator[PodmanEngine]:
     with _place() as (folder, block):
-        bed = PodmanBed(folder, block)
+        engine = PodmanEngine(folder, block)
         try:
-            bed.start()
-            yield bed
+            engine.start()
+            yield engine
         finally:
-            bed.close()
+            engine.close()
 
 
 @contextmanager

@@ -39,7 +39,7 @@ POLICY = Policy(
 L = TypeVar("L")
 
 
-class Bench:
+class Harness:
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
         self.clock = VirtualClock(loop)
@@ -137,14 +137,14 @@ class Bench:
         return [type(line).__name__ for line in self.ledger.lines]
 
 
-def virtual(story: Callable[[Bench], Awaitable[None]]) -> Callable[[], None]:
+def virtual(story: Callable[[Harness], Awaitable[None]]) -> Callable[[], None]:
     """Makes a test of a story that is told in virtual time."""
 
     def test() -> None:
         loop = VirtualLoop()
 
         async def tell() -> None:
-            await story(Bench(loop))
+            await story(Harness(loop))
 
         run_virtually(tell(), loop)
 

@@ -54,7 +54,7 @@ _AS_NOBODY = """
 import ctypes, os, sys, time
 from pathlib import Path
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/src"]
-from tests.real.disk.bed import *
+from tests.real.disk.filesystems import *
 from tests.unit.disk.trees import *
 os.chdir(sys.argv[2])
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
