@@ -193,7 +193,7 @@ for s in held:
         answers.append(s.recv(65536).decode())
     except OSError:
         pass
-refused = sum("too many requests" in one for one in answers)
+refused = sum("too many concurrent requests" in one for one in answers)
 print(refused, sum(map(bool, answers)) - refused, flush=True)
 sys.stdin.read()
 """

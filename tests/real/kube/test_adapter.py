@@ -75,7 +75,7 @@ def test_after_400_pods_ended_the_next_pass_is_whole_again(plane: ControlPlane, 
     grace = {"gracePeriodSeconds": 0, "fieldSelector": "metadata.name!=stays"}
     plane.api.call("DELETE", everything, query=grace)
     plane.until(lambda: len(plane.api.list("pods", namespace)) == 1, "400 pods are gone")
-    assert "400 of 401 things" in str(harness.again().plan.breaker)
+    assert "400 of 401 objects" in str(harness.again().plan.breaker)
     present = harness.run(harness.ledger.present("kubernetes", harness.platform.place))
     assert [ref.name for ref in present.values()] == ["stays"], "what is remembered is what exists"
     before = sum(harness.cluster.asked.values())

@@ -266,7 +266,8 @@ def test_a_jobset_that_v21_made_anew_under_a_complete_trainjob(
     # Its parts say what they are part of.
     child = asked.about(second, now)
     assert (
-        "jobset/run-7 is part of trainjob/run-7: removed alone, Kubeflow Trainer v2.1.0 makes" in child.causes[0].words
+        "jobset/run-7 is part of trainjob/run-7: if it is removed alone, Kubeflow Trainer v2.1.0 recreates"
+        in child.causes[0].words
     )
     assert f"explain {namespace}/trainjob/run-7" in child.causes[0].remedy
     part = asked.about(worker, now)

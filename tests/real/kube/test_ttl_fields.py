@@ -86,7 +86,7 @@ def test_a_ttl_that_the_crd_of_a_trainjob_has_is_left_to_the_platform(with_ttl: 
     one = with_ttl.until(named, "the API server keeps the field")
     found = Asked(with_ttl).about(one, datetime.now(UTC))
     assert "TTL 2h" in found.tree[0]
-    one_of(found, "its TTL of 2h ends in")
+    one_of(found, "its TTL of 2h expires in")
 
     harness = Harness(with_ttl.kubeconfig(), namespace)
     harness.later(minutes=61)

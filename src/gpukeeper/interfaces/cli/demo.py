@@ -113,4 +113,4 @@ def _print(week: Week) -> None:
         f"\n{week.reclaimed} reclaimed, {week.warned} warnings sent before, {week.kept_by_hold} kept by a hold, "
         f"{week.changed} skipped because they changed at the last moment."
     )
-    typer.echo("Nothing was changed on this machine. To plan for it: gpukeeper plan")
+    typer.echo("Nothing was changed on this machine. Next: gpukeeper plan")

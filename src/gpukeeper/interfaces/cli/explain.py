@@ -6,6 +6,7 @@ Every signal with its threshold, the next actions if nothing changes, and what w
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,13 +55,13 @@ def explain(
         _show(found, json=json, watch=watch)
         if not watch:
             return None
-        asyncio.run(asyncio.sleep(max(1.0, pause.total_seconds())))
+        time.sleep(max(1.0, pause.total_seconds()))
     with opened(policy, write=False) as session:
         while True:
             _show(asyncio.run(_look(session, workload)), json=json, watch=watch)
             if not watch:
                 return None
-            asyncio.run(asyncio.sleep(max(1.0, pause.total_seconds())))
+            time.sleep(max(1.0, pause.total_seconds()))
 
 
 def _show(found: Explanation, *, json: bool, watch: bool) -> None:

@@ -8,6 +8,7 @@ Contradictions are reported as findings. Nothing is repaired here; `apply` or a 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -70,7 +71,7 @@ def observe(
                 print_view(view, quiet=quiet)
             if not watch:
                 return
-            asyncio.run(asyncio.sleep(max(1.0, pause.total_seconds())))
+            time.sleep(max(1.0, pause.total_seconds()))
 
 
 View: TypeAlias = "FleetView | GpusView | WasteView"
