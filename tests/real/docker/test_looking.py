@@ -96,7 +96,7 @@ def test_explain_says_why_and_what_would_change_it(docker: DockerEngine) -> None
     assert ran.code == 0, ran
     for words in (
         "Decision: keep",
-        "label owner says nobody",
+        "label owner names nobody",
         docker.gpus[0].uuid,
         "What would change it:",
         "max_runtime",
