@@ -100,7 +100,7 @@ def test_a_plain_head_cannot_be_asked_and_it_is_said_what_to_set(version: str) -
         ray = of_the_worker(here)
         node = node_of(ray)
         assert isinstance(node.busy, Unknown)
-        assert f"listens on 127.0.0.1 of the head ({HEAD}) only" in node.busy.why
+        assert f"listens only on 127.0.0.1 of the head ({HEAD})" in node.busy.why
         assert "--dashboard-host=0.0.0.0" in node.busy.why
         assert "ray.dashboard" in node.busy.why
         assert tree.exists()
