@@ -11,12 +11,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 LEFT_BEHIND_MAX = 4  # threads of one kind of work that timed out; with that many no more are started
-_left_behind: defaultdict[object, set[threading.Thread]] = defaultdict(set)  # by the code that they run
+_left_behind: defaultdict[object, set[threading.Thread]] = defaultdict(
+    set
+)  # by the code that they run, and its purpose
 
 
-async def in_thread(work: Callable[[], T], deadline: timedelta) -> T:
+async def in_thread(work: Callable[[], T], deadline: timedelta, *, purpose: str = "") -> T:
     """TimeoutError if it takes longer; the thread is then abandoned. Also, at once, if too many threads of the same
-    work are: a disk that hangs must not prevent other work.
+    work and purpose are: a disk that hangs must not prevent other work.
 
     Not asyncio.to_thread: its threads are waited for when the program ends, and a thread inside a dead network
     filesystem never ends.
@@ -41,7 +43,7 @@ async def in_thread(work: Callable[[], T], deadline: timedelta) -> T:
         except RuntimeError:
             return  # the loop is closed: there is no caller any more
 
-    left = _left_behind[getattr(work, "__code__", type(work))]
+    left = _left_behind[getattr(work, "__code__", type(work)), purpose]
     left.difference_update([one for one in left if not one.is_alive()])
     if len(left) >= LEFT_BEHIND_MAX:
         raise TimeoutError(f"{LEFT_BEHIND_MAX} earlier calls have not returned; no more are started until they do")
@@ -50,7 +52,7 @@ async def in_thread(work: Callable[[], T], deadline: timedelta) -> T:
     try:
         async with asyncio.timeout(deadline.total_seconds()):
             return await answer
-    except TimeoutError:
+    except (TimeoutError, asyncio.CancelledError):  # the deadline of the caller may be shorter
         if not answer.done() or answer.cancelled():
             left.add(thread)
         raise

@@ -163,17 +163,19 @@ class Client:
         unix_socket: str | None = None,
         tls: ssl.SSLContext | None = None,
         enter: Callable[[], None] | None = None,
+        purpose: str = "",
     ) -> None:
         """`url` may have a path, which is prepended to every target, and user and password. ValueError: it is no URL.
 
         `enter` is called in the thread that connects, before it does: to enter another network namespace.
+        `purpose`: a name lookup that hangs blocks only servers of the same purpose. An address may come from a user.
         """
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError("the address is not of the form http://HOST or https://HOST")
         self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
         self._encrypted, self._tls, self._unix_socket = parts.scheme == "https", tls, unix_socket
-        self._enter = enter
+        self._enter, self._purpose = enter, purpose
         self._prefix = parts.path.rstrip("/")
         self._fields = {
             "Host": parts.netloc.rpartition("@")[2],
@@ -252,7 +254,7 @@ class Client:
         if self._unix_socket is not None:
             return await asyncio.open_unix_connection(self._unix_socket, limit=HEAD_MAX)
         # In a thread that can be abandoned: a name service may hang, and asyncio would wait for it at the end.
-        made = await in_thread(self._dial, CONNECT)
+        made = await in_thread(self._dial, CONNECT, purpose=self._purpose)
         if not self._encrypted:
             return await asyncio.open_connection(sock=made, limit=HEAD_MAX)
         self._tls = self._tls or ssl.create_default_context()
@@ -282,12 +284,17 @@ class Client:
 
 
 async def get(
-    url: str, *, size_max: int, headers: Mapping[str, str] | None = None, enter: Callable[[], None] | None = None
+    url: str,
+    *,
+    size_max: int,
+    purpose: str,
+    headers: Mapping[str, str] | None = None,
+    enter: Callable[[], None] | None = None,
 ) -> Response:
     """One request to a server that is not used again soon."""
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    async with Client(f"{parts.scheme}://{parts.netloc}", enter=enter) as client:
+    async with Client(f"{parts.scheme}://{parts.netloc}", enter=enter, purpose=purpose) as client:
         return await client.request("GET", target, headers=headers, size_max=size_max)
 
 

@@ -27,14 +27,38 @@ def test_with_too_many_left_behind_only_that_work_is_not_begun_until_they_come_b
             for _ in range(blocking.LEFT_BEHIND_MAX + 5):
                 with pytest.raises(TimeoutError):
                     await in_thread(work, AT_ONCE)
-            left = set(blocking._left_behind[work.__code__])
+            left = set(blocking._left_behind[work.__code__, ""])
             assert len(left) == blocking.LEFT_BEHIND_MAX
             assert await in_thread(lambda: 8, A_WHILE) == 8
+            with pytest.raises(TimeoutError):
+                await in_thread(work, AT_ONCE, purpose="another")
+            assert len(begun) == blocking.LEFT_BEHIND_MAX + 1, "only the same purpose is blocked"
+            left |= blocking._left_behind[work.__code__, "another"]
         finally:
             hangs.set()
         for thread in left:
             thread.join()
-        assert len(begun) == blocking.LEFT_BEHIND_MAX
+        assert len(begun) == blocking.LEFT_BEHIND_MAX + 1
         assert await in_thread(work, A_WHILE) == 7
+
+    asyncio.run(main())
+
+
+def test_work_whose_caller_gives_up_earlier_is_counted_too() -> None:
+    hangs, begun = threading.Event(), list[int]()
+
+    def work() -> None:
+        begun.append(1)
+        hangs.wait()
+
+    async def main() -> None:
+        try:
+            for _ in range(blocking.LEFT_BEHIND_MAX + 5):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(AT_ONCE.total_seconds()):
+                        await in_thread(work, A_WHILE)
+            assert len(begun) == blocking.LEFT_BEHIND_MAX
+        finally:
+            hangs.set()
 
     asyncio.run(main())

@@ -310,7 +310,7 @@ def test_a_network_that_cannot_be_entered_is_told() -> None:
         raise ProcessLookupError("the raylet has ended")
 
     with pytest.raises(CannotConnect, match="the raylet has ended"):
-        asyncio.run(get("http://127.0.0.1:9/", size_max=1, enter=enter))
+        asyncio.run(get("http://127.0.0.1:9/", size_max=1, purpose="test", enter=enter))
 
 
 @pytest.mark.parametrize("url", ["engine:2375", "file:///etc/passwd", "http://", "http://[", "http://a:99999"])
@@ -336,7 +336,7 @@ def test_one_question_over_tcp_with_a_login_in_its_address() -> None:
         listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
         try:
-            return await get(f"http://ann:se%40cret@127.0.0.1:{port}/m?a=b#c", size_max=MIB)
+            return await get(f"http://ann:se%40cret@127.0.0.1:{port}/m?a=b#c", size_max=MIB, purpose="test")
         finally:
             listener.close()
 
@@ -379,7 +379,9 @@ def test_both_sides_show_their_certificates(certificates: Path) -> None:
 def test_a_certificate_of_nobody_we_trust_is_refused(certificates: Path) -> None:
     theirs, _ = contexts(certificates)
     with pytest.raises(CannotConnect, match="certificate verify failed"):
-        asyncio.run(over_tcp(HELLO, lambda port: get(f"https://127.0.0.1:{port}/", size_max=MIB), theirs))
+        asyncio.run(
+            over_tcp(HELLO, lambda port: get(f"https://127.0.0.1:{port}/", size_max=MIB, purpose="test"), theirs)
+        )
 
 
 def test_a_certificate_for_another_name_is_refused(certificates: Path) -> None:
@@ -397,7 +399,7 @@ def test_a_server_that_does_not_connect_in_time_is_given_up(monkeypatch: pytest.
     monkeypatch.setattr(http_client, "CONNECT", timedelta(milliseconds=50))
 
     async def ask(port: int) -> Response:
-        return await get(f"https://127.0.0.1:{port}/", size_max=MIB)
+        return await get(f"https://127.0.0.1:{port}/", size_max=MIB, purpose="test")
 
     async def silent() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections, and begins no handshake

@@ -90,7 +90,7 @@ async def fetch_text(url: str, deadline: timedelta) -> str | Unknown:
         )
     try:
         async with asyncio.timeout(deadline.total_seconds()):
-            answer = await http_client.get(url, size_max=SIZE_MAX)
+            answer = await http_client.get(url, size_max=SIZE_MAX, purpose="dcgm")
         if answer.status != HTTPStatus.OK:
             return Unknown(
                 f"the DCGM exporter at {url} could not be queried: it answered {answer.status} {answer.reason}"

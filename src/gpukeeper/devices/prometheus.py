@@ -140,7 +140,7 @@ class Prometheus:
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     async def _download(self, url: str) -> bytes:
-        answer = await http_client.get(url, headers=self._headers(), size_max=self._size_max)
+        answer = await http_client.get(url, headers=self._headers(), size_max=self._size_max, purpose="prometheus")
         if answer.status >= 300:
             raise ValueError(_refusal(answer))
         return answer.body

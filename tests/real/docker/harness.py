@@ -1,4 +1,4 @@
-"""A keeper over a engine's engine, with a ledger in memory and a clock that a test sets forward: hours pass at once.
+"""A keeper of a private engine, with a ledger in memory and a clock that a test sets forward: hours pass at once.
 
 The engine, its containers, processes and files are real. What gpukeeper says is not believed: tests ask the engine.
 """

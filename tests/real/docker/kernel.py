@@ -1,4 +1,4 @@
-"""What the kernel says of a engine, and the end of everything a engine left there: processes, cgroups, mounts."""
+"""What the kernel reports about an engine, and the removal of what it left there: processes, cgroups, mounts."""
 
 from __future__ import annotations
 

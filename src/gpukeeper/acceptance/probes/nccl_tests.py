@@ -1,7 +1,7 @@
 """NVIDIA's nccl-tests, if installed: runs all_reduce_perf over all GPUs of this machine and parses its table.
 
-Their average over all sizes means nothing (small ones dominate it), so each size is told. A program that not found
-was not run; that is said, and is no pass. params: program, gpus, first, last (sizes, as it takes them), timeout_s.
+Their average over all sizes means nothing (small ones dominate it), so each size is reported. A program that was not
+found was not run, which is not a pass. params: program, gpus, first, last (sizes, as it takes them), timeout_s.
 """
 
 from __future__ import annotations

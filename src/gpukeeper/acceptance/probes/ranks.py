@@ -1,7 +1,7 @@
 """One rank of a probe over several GPUs: runs the probe in its group and writes the record.
 
 Every rank writes `rank-<n>.json` when it ended, whatever happened, and `rank-<n>.stage` on the way there, so that one
-that never joined the others can be told from one that died among them.
+that never joined the others can be distinguished from one that died among them.
 """
 
 from __future__ import annotations

@@ -173,7 +173,9 @@ class StateApi:
         if urlsplit(self.address).scheme not in {"http", "https"}:
             raise ValueError("not a valid dashboard address; write it like http://head:8265")
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        answer = await http_client.get(self.address + path, headers=headers, size_max=SIZE_MAX, enter=self._enter)
+        answer = await http_client.get(
+            self.address + path, headers=headers, size_max=SIZE_MAX, enter=self._enter, purpose="ray"
+        )
         if answer.status >= 300:
             raise ValueError(_refusal(answer))
         return answer.body
