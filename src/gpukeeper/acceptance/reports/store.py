@@ -77,7 +77,7 @@ class ReportFolder:
         report = document.encodable(report)
         contents = {**_views(report), **_old(report, summary, with_legacy), **(extra or {})}
         if keep:
-            contents[KEEP] = b"Retention leaves this run alone. Delete this file to let it go.\n"
+            contents[KEEP] = b"This report is excluded from automatic deletion. Delete this file to end that.\n"
         made = self.path / f"{_UNFINISHED}{report.run}-{secrets.token_hex(4)}"
         try:
             self.path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class ReportFolder:
         """Take a run out of retention, or give it back."""
         marker = self.find(wanted) / KEEP
         if kept:
-            _write_one(marker, b"Retention leaves this run alone. Delete this file to let it go.\n", anew=False)
+            _write_one(marker, b"This report is excluded from automatic deletion. Delete this file to end that.\n", anew=False)
         else:
             marker.unlink(missing_ok=True)
         return marker.parent
