@@ -57,7 +57,7 @@ class BenchWith(SimulatedWorkbench):
 
 def run_on(bench: BenchWith, within_s: float = 60.0) -> Report:
     """As on real GPUs."""
-    wish = RunRequest(device="cuda", within_s=within_s, expected=bench._count)
+    wish = RunRequest(device="cuda", within_s=within_s, expected=bench._gpus.count)
     order = RunConfig(
         run="run", version="0", wish=wish, checks=CHECKS, limits=reference.limits, history=lambda gpus: {}
     )
