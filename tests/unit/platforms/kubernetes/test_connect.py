@@ -764,9 +764,7 @@ def test_the_place_is_the_contexts_name(tmp_path: Path) -> None:
 
 def test_lightkube_is_imported_in_three_modules_and_its_deletes_nowhere() -> None:
     allowed = {f"platforms/kubernetes/{name}.py" for name in ("auth", "exchange", "plugin")}
-    typed = {
-        f"platforms/kubernetes/{name}.py" for name in ("connect", "connections")
-    }  # they name httpx2's types alone
+    typed = {f"platforms/kubernetes/{name}.py" for name in ("connect", "connections")}  # they name httpx2's types alone
     importing = re.compile(r"^\s*(?:from|import) (?:lightkube|httpx2)\b", re.MULTILINE)
     found = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
     assert {name for name, text in found.items() if importing.search(text)} == allowed | typed
