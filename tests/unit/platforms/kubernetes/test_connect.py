@@ -777,7 +777,7 @@ def test_lightkube_is_imported_in_three_modules_and_its_deletes_nowhere() -> Non
 
 def test_the_command_line_does_not_import_the_client() -> None:
     program = (
-        "import sys, gpukeeper.interfaces.cli, gpukeeper.wiring, gpukeeper.platforms.kubernetes.connect;"
+        "import sys, gpukeeper.interfaces.cli, gpukeeper.wiring.session, gpukeeper.platforms.kubernetes.connect;"
         "print([name for name in ('httpx2', 'lightkube') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
