@@ -19,7 +19,8 @@ import msgspec
 
 from gpukeeper.disk import kernel, measure, rights, trash, worker_pool
 from gpukeeper.disk.erase import TreeDeleter
-from gpukeeper.disk.open_files import KERNEL, OpenFiles, users_of_trash
+from gpukeeper.disk.kernel import KERNEL
+from gpukeeper.disk.open_files import OpenFiles, users_of_trash
 from gpukeeper.disk.trash import Trash, TrashedTree
 from gpukeeper.disk.walk import LOCKED, OPEN, Identity, TreeWalk, WalkStopped, WalkTotals, printable
 from gpukeeper.model.decision import Changed, Refused

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from gpukeeper.disk import measure, remove, worker_pool
+from gpukeeper.disk.kernel import KERNEL
 from gpukeeper.disk.measure import open_directory
-from gpukeeper.disk.open_files import KERNEL, OpenFiles
+from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove_files
 from gpukeeper.disk.trash import DELETING, TAKEN, TrashedTree, take
 from gpukeeper.model.decision import Changed, Refused
