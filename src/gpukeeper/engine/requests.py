@@ -15,6 +15,7 @@ from gpukeeper.engine.confirm import LASTS, Asker, Pending
 from gpukeeper.engine.find import FoundSubject, find, look_at
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import key_of
+from gpukeeper.engine.schedule import opening
 from gpukeeper.engine.verify import evidence_of, settle
 from gpukeeper.engine.view import holds_elsewhere
 from gpukeeper.lifecycle.decide import NOT_HELD, REQUEST, decide, why_not_yet
@@ -148,7 +149,7 @@ async def hold(
 
 def _not_prevented(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
     """What ends it in spite of the hold, and when: so that no user relies on the hold alone."""
-    act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards)
+    act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards, opening(book.policy.schedule))
     if act is None:
         return ""
     grant = " An admin can suspend that, too." if act.rule in NOT_HELD else ""
@@ -406,7 +407,7 @@ async def _stays(keeper: Keeper, book: Rulebook, ref: Ref, undone: Action) -> st
         return f"It could not be read yet ({problem})"
     now, state = keeper.clock.now(), found.view.subject.state
     is_now = f"Its state is unknown ({state.why})" if isinstance(state, Unknown) else f"It is {state}"
-    coming = ahead(found.view, book, now, found.platform.guards)
+    coming = ahead(found.view, book, now, found.platform.guards, opening(book.policy.schedule))
     if not coming:
         why = decide(found.view, book, now).reason
         return f"{is_now} now; no action is scheduled for it: {why}"

@@ -1,6 +1,6 @@
 """How many steps were begun lately, by rule. Asked before every step, so each line of the journal is read once only.
 
-Other processes write to the same journal (`apply` beside a daemon), so what is new is read from it, and not counted here.
+Other processes write to the same journal (`apply` beside a daemon), so what is new is read from it, not counted here.
 """
 
 from __future__ import annotations

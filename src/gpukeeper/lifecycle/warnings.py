@@ -17,6 +17,7 @@ from gpukeeper.model.unknown import Unknown
 
 _ENDS = {Action.STOP: "will be stopped", Action.REMOVE: "will be removed"}
 DAY = timedelta(days=1)
+ONE_NIGHT = timedelta(hours=26)  # to the pass of the next night: 25 hours when clocks go back, and it may come late
 LONGEST_NOTE = timedelta(days=7)  # between a note on an object and the time that it announces
 AT_ONCE = (0.0,)  # one warning as soon as the condition holds
 
@@ -24,7 +25,7 @@ AT_ONCE = (0.0,)  # one warning as soon as the condition holds
 def valid_for(settings: Warnings, limit: timedelta) -> timedelta:
     """How long a warning counts. Nobody acts on what was announced for last week: a hold, an exemption or a pause was
     in between."""
-    return limit + settings.lead + settings.undelivered + DAY
+    return limit + settings.lead + settings.undelivered + ONE_NIGHT
 
 
 class Countdown(msgspec.Struct, frozen=True, kw_only=True):
