@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpukeeper.model.decision import Plan
     from gpukeeper.model.event import GpuChecked
     from gpukeeper.views.nodes import Change
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 
 @o.with_selection

@@ -38,7 +38,7 @@ def demo(
 ) -> None:
     """Simulate a week on a fleet and show what was reclaimed and why. Changes nothing on this machine."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.wiring import play
+    from gpukeeper.wiring.demo import play
 
     live = not once and not json and overwrites(sys.stdout)
     week = _play_live(seed, days) if live else play(seed, timedelta(days=days))
@@ -51,7 +51,7 @@ def demo(
 def _play_live(seed: int, days: int) -> Week:
     from rich.live import Live
 
-    from gpukeeper.wiring import play
+    from gpukeeper.wiring.demo import play
 
     newest: deque[tuple[str, ...]] = deque(maxlen=NEWEST)
     counts: Counter[str] = Counter()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpukeeper.model.diagnosis import Cause, Diagnosis
     from gpukeeper.model.event import Event
     from gpukeeper.model.unknown import Unknown
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 
 def explain(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpukeeper.model.condition import GpuMemory
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.views.node import GpuCondition
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 PATIENCE = timedelta(seconds=10)
 HISTORY = 20  # lines
@@ -110,7 +110,7 @@ def _change(verb: str, gpu: str, reason: str, policy: Path | None, json: bool) -
 def _inventory() -> tuple[GpuFacts, ...] | Unknown:
     from gpukeeper.devices.inventory import inventory
     from gpukeeper.model.unknown import Unknown
-    from gpukeeper.wiring import FLEET
+    from gpukeeper.wiring.places import FLEET
 
     if os.environ.get(FLEET):
         return Unknown("a fleet from files has no GPUs", by_design=True)

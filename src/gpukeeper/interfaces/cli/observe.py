@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpukeeper.model.subject import Subject
     from gpukeeper.views.fleet import FleetView, SubjectRow
     from gpukeeper.views.gpus import GpusView, WasteView
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 HEAD = ("state", "name", "owner", "class", "gpus", "size", "since")
 WASTE_HEAD = ("unused for", "workload", "owner", "class", "gpus")

@@ -189,7 +189,7 @@ def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[
 def _demo() -> Iterator[Gather]:
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.views.top import top_view
-    from gpukeeper.wiring import simulated_fleet
+    from gpukeeper.wiring.demo import simulated_fleet
 
     with simulated_fleet() as fleet:
         yield lambda: top_view(fleet.snapshot(), fleet.book, Narrow(), fleet.now())
