@@ -32,7 +32,10 @@ def apply(
     budget: Annotated[
         int | None,
         typer.Option(
-            "--budget", min=1, help="Allow this many steps once, ignoring budget and breaker. Check the plan first."
+            "--budget",
+            min=1,
+            metavar="N",
+            help="Allow this many steps once, ignoring budget and breaker. Check the plan first.",
         ),
     ] = None,
     yes: o.Yes = False,

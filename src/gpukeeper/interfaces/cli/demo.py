@@ -29,9 +29,10 @@ WIDE = 110
 
 def demo(
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Seed of the simulation; the same seed gives the same result.")
+        int,
+        typer.Option("--seed", min=0, metavar="N", help="Seed of the simulation; the same seed gives the same result."),
     ] = 7,
-    days: Annotated[int, typer.Option("--days", min=1, max=31, help="Number of days to simulate.")] = 7,
+    days: Annotated[int, typer.Option("--days", min=1, max=31, metavar="N", help="Number of days to simulate.")] = 7,
     once: Annotated[bool, typer.Option("--once", help="Print only the result, without the live view.")] = False,
     json: o.Json = False,
 ) -> None:

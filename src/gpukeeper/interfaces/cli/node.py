@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 PATIENCE = timedelta(seconds=10)
 HISTORY = 20  # lines
-app = typer.Typer(
-    no_args_is_help=True, help="List and show the GPUs of this machine. Admins: quarantine and return them."
-)
+app = typer.Typer(no_args_is_help=True, help="List, show, quarantine and return the GPUs of this machine.")
 Gpu: TypeAlias = Annotated[
     str,
     typer.Argument(
@@ -33,12 +31,12 @@ Gpu: TypeAlias = Annotated[
         help="UUID or a unique prefix, index on this machine, or gpu-0 as printed by observe.",
     ),
 ]
-Reason: TypeAlias = Annotated[str, typer.Option("--reason", help="Reason, shown to all users.")]
+Reason: TypeAlias = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to all users.")]
 
 
 @app.command("list")
 def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """List the GPUs with their last recorded condition, and why and since when they are quarantined."""
+    """List the GPUs with their last recorded condition. Shows why and since when they are quarantined."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import opened, print_message
     from gpukeeper.model.unknown import Unknown

@@ -45,11 +45,11 @@ def observe(
         ),
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every few seconds until Ctrl-C.")] = False,
-    every: Annotated[str, typer.Option("--every", help="Interval of --watch.")] = "5s",
+    every: Annotated[str, typer.Option("--every", metavar="DURATION", help="Interval of --watch.")] = "5s",
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Show workloads, leftovers and GPUs, contradictions, and what could not be read. Changes nothing."""
+    """Show workloads, leftovers, GPUs and contradictions. Also what could not be read. Changes nothing."""
     from gpukeeper.engine.fleet import observe_fleet
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import opened, span

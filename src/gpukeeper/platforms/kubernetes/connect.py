@@ -126,7 +126,9 @@ class Cluster:
         try:
             from gpukeeper.platforms.kubernetes import auth
         except ImportError as error:
-            raise UsageError("Kubernetes support needs: pip install 'gpukeeper[kubernetes]'") from error
+            raise UsageError(
+                "Kubernetes needs an extra. In a clone of gpukeeper: pip install '.[kubernetes]'"
+            ) from error
         files = kubeconfigs(environ)
         if files:
             return cls(auth.from_files(files, context, environ, auth.utc_now), requests, burst)
