@@ -353,11 +353,6 @@ async def _change_gpu(keeper: Keeper, book: Rulebook, who: str, request: Request
     return f"{uuid} was returned."
 
 
-from gpukeeper.engine.restore import restore, restored_in_words
-from gpukeeper.engine.schedule import opening
-from gpukeeper.engine.verify import settle
-
-
 def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:
     subject, limits = view.subject, book.settings(view.subject).limits
     return Decision(
