@@ -32,9 +32,9 @@ from gpukeeper.model.policy import Mode, PlaceScope
 from gpukeeper.model.subject import Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
-LOOKS_AT = (timedelta(seconds=1), timedelta(seconds=5), timedelta(seconds=30))  # after the end; then once at `settle`
-LOOKS_AFTER_RESET = (5.0, 30.0)  # seconds
-LONGEST = timedelta(minutes=5)  # beyond `settle`: each look and a reset have deadlines of their own
+CHECKS_AT = (timedelta(seconds=1), timedelta(seconds=5), timedelta(seconds=30))  # after the end; then once at `settle`
+CHECKS_AFTER_RESET = (5.0, 30.0)  # seconds
+LONGEST = timedelta(minutes=5)  # beyond `settle`: each check and a reset have deadlines of their own
 AT_SHUTDOWN = timedelta(seconds=5)
 _LIVE = (State.RUNNING, State.PAUSED)
 _MAY_RUN = (*_LIVE, State.CREATED)  # what is being started has processes before it is seen to run
@@ -53,7 +53,7 @@ async def held(ports: Ports, platform: Platform, ref: Ref) -> ReleasedGpus | Non
     if ports.gpus is None or not platform.local:
         return None
     try:
-        found = await platform.look(ref)
+        found = await platform.read(ref)
     except PlatformError:
         return None
     if not isinstance(found, Subject) or isinstance(found.devices, Unknown) or not found.devices:
@@ -187,13 +187,13 @@ async def _within_time(keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuChe
 
 
 async def _check(keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck) -> tuple[CheckResult, str]:
-    found, residue_since = await _look(keeper, gpus, check), None
+    found, residue_since = await _assess(keeper, gpus, check), None
     for pause in _pauses(book.policy.gpu.settle):
         if found.settled:
             break
         residue_since = (residue_since or keeper.clock.now()) if found.residue else None
         await asyncio.sleep(pause)
-        found = await _look(keeper, gpus, check)
+        found = await _assess(keeper, gpus, check)
     if found.status is not CleanStatus.DIRTY:
         return found.result, found.reason
     residue_for = keeper.clock.now() - residue_since if residue_since is not None and found.residue else None
@@ -201,12 +201,12 @@ async def _check(keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck) ->
 
 
 def _pauses(settle: timedelta) -> list[float]:
-    """Between looks, the first of which is at once."""
-    at = [timedelta(), *(look for look in LOOKS_AT if look < settle), settle]
+    """Between checks; the first one is immediate."""
+    at = [timedelta(), *(after for after in CHECKS_AT if after < settle), settle]
     return [(after - before).total_seconds() for before, after in pairwise(at)]
 
 
-async def _look(ports: Ports, gpus: Gpus, check: GpuCheck) -> Cleanliness:
+async def _assess(ports: Ports, gpus: Gpus, check: GpuCheck) -> Cleanliness:
     condition = await gpus.condition(check.uuid, check.began)
     if isinstance(condition, Unknown):
         return assess_gpu(condition, {}, None)
@@ -216,7 +216,7 @@ async def _look(ports: Ports, gpus: Gpus, check: GpuCheck) -> Cleanliness:
 
 
 async def _learn(ports: Ports, condition: Condition, lives: Lives, known: int | None) -> int | None:
-    """The baseline after this look."""
+    """The baseline after this check."""
     lower = new_baseline(condition, lives, known)
     if lower is None:
         return known
@@ -238,7 +238,7 @@ async def _life(ports: Ports, check: GpuCheck, uid: str) -> Life | Unknown:
         if platform is None:
             return Unknown(f"{ref.platform}/{ref.place} cannot be queried")
         try:
-            found = await platform.look_by_id(uid)
+            found = await platform.read_by_id(uid)
         except PlatformError as problem:
             return Unknown(str(problem))
         if isinstance(found, Unknown):
@@ -269,9 +269,9 @@ async def _reset(
     if not isinstance(answer, Accepted):
         return CheckResult.RESET_FAILED, f"{found.reason}; the reset failed: {answer.why}"
     after = found
-    for seconds in LOOKS_AFTER_RESET:
+    for seconds in CHECKS_AFTER_RESET:
         await asyncio.sleep(seconds)
-        after = await _look(keeper, gpus, check)
+        after = await _assess(keeper, gpus, check)
         if after.status is CleanStatus.CLEAN:
             return CheckResult.CLEANED, f"{found.reason}; reset, and {after.reason}"
     return CheckResult.RESET_FAILED, f"{found.reason}; reset, and then: {after.reason}"
@@ -315,7 +315,7 @@ async def _users(keeper: Keeper, book: Rulebook, uuid: str) -> tuple[str, ...] |
 
 def _has(view: View, book: Rulebook, uuid: str, now: datetime) -> bool | Unknown:
     subject = view.subject
-    kept = stop_hold.ask(view, book.settings(subject), now).verdict in (Verdict.PROTECT, Verdict.UNKNOWN)
+    kept = stop_hold.evaluate(view, book.settings(subject), now).verdict in (Verdict.PROTECT, Verdict.UNKNOWN)
     if isinstance(subject.state, State) and subject.state not in _MAY_RUN and not kept:
         return False
     if isinstance(subject.devices, Unknown):

@@ -47,7 +47,7 @@ async def explained(
     keeper: Keeper, book: Rulebook, found: FoundSubject, history: Sequence[Event], strange: Sequence[Finding] = ()
 ) -> Explanation:
     view, ref = found.view, found.view.subject.ref
-    closer = await found.platform.look(ref)
+    closer = await found.platform.read(ref)
     if isinstance(closer, Subject):  # what its removal would destroy is learned by a closer look only
         view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, loses=closer.loses))
     said = await found.platform.diagnose(ref)

@@ -134,7 +134,7 @@ async def _observed_at(
 async def _parts(keeper: Keeper, platform: Platform, book: Rulebook, words: str) -> list[FoundSubject]:
     """What is part of a workload: to be explained, never acted on by itself."""
     try:
-        looked = [await platform.look(ref) for ref in await platform.parts(words)]
+        looked = [await platform.read(ref) for ref in await platform.parts(words)]
     except Exception as problem:
         _why_unseen(platform, problem)
         return []
@@ -161,7 +161,7 @@ async def _looked_at(keeper: Keeper, book: Rulebook, refs: Sequence[Ref]) -> lis
     found = []
     for ref in refs[:MOST_PATHS]:
         platform = keeper.platform_at(ref)
-        looked = None if platform is None else await platform.look(ref)
+        looked = None if platform is None else await platform.read(ref)
         if platform is not None and isinstance(looked, Subject):
             (view,) = await build_views(keeper, platform, [looked], book, [], keeper.clock.now())
             found.append(FoundSubject(platform, view))

@@ -18,14 +18,14 @@ MOST_LOOKS = 1_000  # in one pass, where a platform can only be asked about one 
 AT_ONCE = 16
 
 
-async def gone_by_looks(
-    look: Callable[[Ref], Awaitable[Subject | Gone | Unknown]], refs: Sequence[Ref]
+async def gone_by_reading(
+    read: Callable[[Ref], Awaitable[Subject | Gone | Unknown]], refs: Sequence[Ref]
 ) -> Sequence[Gone]:
     """One look for each, for platforms that have nothing better."""
     found: list[Gone] = []
     for first in range(0, min(len(refs), MOST_LOOKS), AT_ONCE):
         some = refs[first : min(first + AT_ONCE, MOST_LOOKS)]
-        found += [one for one in await asyncio.gather(*map(look, some)) if isinstance(one, Gone)]
+        found += [one for one in await asyncio.gather(*map(read, some)) if isinstance(one, Gone)]
     return found
 
 

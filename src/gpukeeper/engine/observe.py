@@ -88,7 +88,7 @@ async def survey(
     before = {} if only is not None else await _before(keeper, platform, book)
     unsettled = {i.ref.key for i in await keeper.ledger.open_intents(platform.name, platform.place) if i.ref}
     found.counts.before = sum(map(_counts, before.values()))
-    look = _Observation(keeper, found, book, unsettled, narrow)
+    observation = _Observation(keeper, found, book, unsettled, narrow)
     if only is not None:
         # A hint may be about what the policy does not cover: a whole look would never find that it is gone.
         only = [ref for ref in only if in_scope(book.policy, ref)]
@@ -97,7 +97,7 @@ async def survey(
     try:
         async for page in pages:
             found.unseen += page.unseen
-            made = await look.decide(page.subjects)
+            made = await observation.decide(page.subjects)
             for subject in page.subjects:
                 before.pop(subject.ref.key, None)
             refs += [one.ref for one in page.subjects] if keeper.request_state.enabled else []
@@ -108,7 +108,7 @@ async def survey(
             found.decisions += made
     except PlatformError as problem:
         found.unseen.append(Unseen(f"{platform.name}/{platform.place}", str(problem)))
-    look.remember()
+    observation.remember()
     if only is not None:
         counts = found.counts
         counts.seen, counts.running = keeper.last_passes.counted(here) or (counts.seen, counts.running)
@@ -122,7 +122,7 @@ async def survey(
             found.gone = await confirmed(platform, found.missing)
         announced = {one.ref.key for one in found.gone if one.announced}
         found.counts.vanished = await _vanished(keeper, platform, [r for r in found.missing if r.key not in announced])
-    await look.update_demand()
+    await observation.update_demand()
     return found
 
 
@@ -213,7 +213,7 @@ async def _looked_at(platform: Platform, refs: Sequence[Ref], found: Survey) -> 
     """Just these, each by its uid, as if they had been listed; some at once, for each waits for answers."""
     for first in range(0, len(refs), AT_ONCE):
         some = refs[first : first + AT_ONCE]
-        looked = await asyncio.gather(*map(platform.look, some))
+        looked = await asyncio.gather(*map(platform.read, some))
         found.gone = [*found.gone, *(one for one in looked if isinstance(one, Gone))]
         # A part of something is no workload.
         whole = tuple(one for one in looked if isinstance(one, Subject) and not isinstance(one.root, str))

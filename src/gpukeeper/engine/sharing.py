@@ -34,25 +34,25 @@ class Shared(Generic[T]):
     """A blocking read, called by threads. Its result is shared and must not be changed. Reads with other arguments are
     separate."""
 
-    def __init__(self, look: Callable[..., T]) -> None:
-        self._look = look
+    def __init__(self, read: Callable[..., T]) -> None:
+        self._read = read
         self._lock = threading.Lock()
         self._next: dict[tuple[Hashable, ...], _Read[T]] = {}  # not begun
         self._turn: dict[tuple[Hashable, ...], threading.Lock] = {}  # one at a time; the others gather meanwhile
 
     def __call__(self, *about: Hashable) -> T:
         with self._lock:
-            look = self._next.get(about)
-            if look is not None:
+            read = self._next.get(about)
+            if read is not None:
                 turn = None
             else:
-                look = self._next[about] = _Read()
+                read = self._next[about] = _Read()
                 turn = self._turn.setdefault(about, threading.Lock())
         if turn is not None:
-            self._run(look, turn, about)
-        return look.get()
+            self._run(read, turn, about)
+        return read.get()
 
-    def _run(self, look: _Read[T], turn: threading.Lock, about: tuple[Hashable, ...]) -> None:
+    def _run(self, read: _Read[T], turn: threading.Lock, about: tuple[Hashable, ...]) -> None:
         waits = turn.locked()
         with turn:
             if waits:
@@ -60,11 +60,11 @@ class Shared(Generic[T]):
             with self._lock:
                 del self._next[about]  # who comes from now on asked after it began
             try:
-                look.result = self._look(*about)
+                read.result = self._read(*about)
             except BaseException as error:  # everybody who waits for it gets that
-                look.error = error
+                read.error = error
             finally:
-                look.done.set()
+                read.done.set()
 
 
 class SharedQuestion(Generic[T]):

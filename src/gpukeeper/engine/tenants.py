@@ -84,7 +84,7 @@ def _hints(one: Subject, known: Tenancies, book: Rulebook) -> Iterator[tuple[str
 async def _proven(platform: Platform, one: Subject, device: str, hint: Tenancy) -> Tenant | None:
     """It runs now, as then, and has that device; and it is somebody else's."""
     with suppress(PlatformError):
-        found = await platform.look(hint.ref)
+        found = await platform.read(hint.ref)
         if not isinstance(found, Subject) or not _has_gpus(found) or found.started != hint.started:
             return None
         owner = found.owner if isinstance(found.owner, str) else None

@@ -162,10 +162,10 @@ def runs_on_gpus(subject: Subject) -> bool:
 def left_alone(view: View, book: Rulebook, now: datetime, offers: Offers) -> str | None:
     """Why not even an emergency stop touches it; None when it may."""
     settings, ref = book.settings(view.subject), view.subject.ref
-    standing = target.ask(view, settings, now)
+    standing = target.evaluate(view, settings, now)
     if standing.verdict is not Verdict.SILENT:
         return standing.reason
-    exempt = exemption.ask(view, settings, now)
+    exempt = exemption.evaluate(view, settings, now)
     if "*" in exempt.suspends:  # from every rule; an exemption from some is not one from this
         return exempt.reason
     if Action.STOP not in offers.get((ref.platform, ref.place), ()):
@@ -221,7 +221,7 @@ def _how(view: View, book: Rulebook, now: datetime) -> ClaimState | None:
         if subject.class_ == BARE:
             return ClaimState.BARE
         return ClaimState.PAUSED if subject.state is State.PAUSED else ClaimState.RUNNING
-    if subject.state is State.ENDED and stop_hold.ask(view, settings, now).verdict is Verdict.PROTECT:
+    if subject.state is State.ENDED and stop_hold.evaluate(view, settings, now).verdict is Verdict.PROTECT:
         return ClaimState.KEPT
     return ClaimState.CHILDREN if subject.state is State.ENDED and subject.live_children != 0 else None
 

@@ -71,7 +71,7 @@ def test_as_a_root_it_is_skipped_reported_and_asked_again_later(
     roots = [Temporary(root=str(one), names=("tmp*",), above=0) for one in (tmp_path / "dead", tmp_path)]
     platform = HostPlatform("node-1", roots, Ahead(), inventory=no_gpus, scan=open_files.scan)
 
-    async def look() -> tuple[set[str], list[Unseen]]:
+    async def read() -> tuple[set[str], list[Unseen]]:
         names, unseen = set(), list[Unseen]()
         async for page in platform.observe(PlaceScope()):
             names |= {Path(one.ref.name).name for one in page.subjects if one.shape is Shape.TREE}
@@ -80,12 +80,12 @@ def test_as_a_root_it_is_skipped_reported_and_asked_again_later(
 
     with dead_mount(tmp_path / "dead"):
         for _ in range(PASSES):
-            names, unseen = machine.run(look())
+            names, unseen = machine.run(read())
             assert names == {"tmp-a"}
             assert [one.what for one in unseen] == [str(tmp_path / "dead")]
             assert f"fuse.dead at {tmp_path}/dead hangs" in unseen[0].why
         assert children() == 0
-    assert machine.run(look())[1] == []
+    assert machine.run(read())[1] == []
 
 
 def test_what_did_not_answer_is_asked_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

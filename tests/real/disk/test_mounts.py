@@ -17,7 +17,7 @@ from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
 from tests.real.disk.filesystems import mounted, need_root, picture
-from tests.unit.disk.trees import READY, child, everything_seen, expected, look, removed, trash_in, tree
+from tests.unit.disk.trees import READY, child, everything_seen, expected, read, removed, trash_in, tree
 
 IN_USE = Changed("it is in use: mounted somewhere, or by the kernel itself")
 
@@ -39,7 +39,7 @@ def test_a_bind_mount_of_the_same_filesystem_inside_is_untouched(
     outside, path = tree(tmp_path, "outside"), tree(tmp_path)
     wanted, before = expected(path), picture(outside)
     with mounted(path / "d0", "--bind", outside):
-        assert isinstance(look(path).size, Unknown)
+        assert isinstance(read(path).size, Unknown)
         assert removed(path, wanted, scan=scan) == answer
         assert picture(outside) == before
         assert trash_in(tmp_path) == []
@@ -160,5 +160,5 @@ def test_a_look_is_the_same_by_mount_ids_where_openat2_is_missing(
     outside, path = tree(tmp_path, "outside"), tree(tmp_path)
     monkeypatch.setattr("gpukeeper.disk.kernel.has_openat2", lambda: False)
     with mounted(path / "d0", "--bind", outside):
-        assert look(path).size == Unknown("contains a mount point")
-    assert msgspec.structs.replace(look(path), entries=0).problems == ()
+        assert read(path).size == Unknown("contains a mount point")
+    assert msgspec.structs.replace(read(path), entries=0).problems == ()

@@ -100,7 +100,7 @@ def test_a_look_at_an_engine_that_is_gone_is_unknown_never_gone(docker: DockerEn
     harness = Harness(docker)
     ref = harness.subject("mine").ref
     docker.kill9()
-    assert isinstance(harness.run(harness.platform.look(ref)), Unknown)
+    assert isinstance(harness.run(harness.platform.read(ref)), Unknown)
     docker.start()
 
 

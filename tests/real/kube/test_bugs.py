@@ -242,7 +242,7 @@ def test_the_jobset_of_a_trainjob(trainer_v23: ControlPlane, namespace: str) -> 
         assert "trainjob/run" in harness.subjects()
         assert not [name for name in harness.subjects() if name.startswith(("jobset/", "job/", "pod/"))]
         ref = Ref("kubernetes", harness.platform.place, "jobset", "run", child["metadata"]["uid"], namespace)
-        looked = harness.run(harness.platform.look(ref))
+        looked = harness.run(harness.platform.read(ref))
         assert isinstance(looked, Subject)
         assert str(looked.root).endswith("trainjob/run")
         reply = harness.ask("root", "remove", ref.path, attended=True)
@@ -375,7 +375,7 @@ def test_a_mark_that_was_copied_to_a_replicaset(plane: ControlPlane, namespace: 
     ref = Ref(
         "kubernetes", harness.platform.place, "replicaset", copy["metadata"]["name"], copy["metadata"]["uid"], namespace
     )
-    looked = harness.run(harness.platform.look(ref))
+    looked = harness.run(harness.platform.read(ref))
     assert isinstance(looked, Subject)
     assert str(looked.root).endswith("deployment/serve")
     assert harness.again().outcomes == []

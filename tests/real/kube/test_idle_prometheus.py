@@ -285,7 +285,7 @@ def answer(folder: Path, samples: list[Sample], subject: Subject) -> Answer:
         now = Wall().now()
         series = await signals.series([subject.ref.key], now - 2 * timedelta(hours=1), now)
         view = View(subject, series.get(subject.ref.key, ()), EMPTY)
-        return idle.ask(view, Rulebook(POLICY).settings(subject), now)
+        return idle.evaluate(view, Rulebook(POLICY).settings(subject), now)
 
     try:
         return asyncio.run(ask())

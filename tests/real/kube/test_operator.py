@@ -131,10 +131,10 @@ def holder(api: Api, namespace: str) -> str:
     return str((api.get("leases", namespace, LEASE) or {}).get("spec", {}).get("holderIdentity") or "")
 
 
-def until(look: Callable[[], Any], what: str, deadline: float) -> float:
+def until(read: Callable[[], Any], what: str, deadline: float) -> float:
     """How long it took."""
     began = time.monotonic()
-    while not look():
+    while not read():
         assert time.monotonic() - began < deadline, f"not within {deadline:.0f} s: {what}"
         time.sleep(0.05)
     return time.monotonic() - began

@@ -149,7 +149,7 @@ def test_without_a_right_on_pods_no_root_goes(plane: ControlPlane, namespace: st
     (said,) = [one for one in found if one.seen.ref.kind == "job"]
     assert (said.action, said.verdict) == (Action.KEEP, Verdict.UNKNOWN)
     assert "whether its children still run is unknown" in said.reason
-    looked = harness.run(harness.platform.look(said.seen.ref))
+    looked = harness.run(harness.platform.read(said.seen.ref))
     assert isinstance(looked, Subject)
     assert isinstance(looked.live_children, Unknown)
     plane.grant(user, [SEE[0]], namespace=namespace)

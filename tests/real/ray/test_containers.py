@@ -265,7 +265,7 @@ def test_work_that_begins_after_the_look_keeps(engine: DockerEngine) -> None:
         assert found.busy is None
         pid = engine.exec("ray-worker-1", [*PYTHON, CALLED.format("ray::step", "import time; time.sleep(1e6)")])
         engine.until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::step"), "the worker runs")
-        return await ray.act(removal(found), found), await ray.look(found.ref)
+        return await ray.act(removal(found), found), await ray.read(found.ref)
 
     answer, again = run(late())
     assert isinstance(answer, Changed)
@@ -283,12 +283,12 @@ def test_a_container_that_was_restarted_since_has_other_files(engine: DockerEngi
     async def late() -> Any:
         found = await tree(ray, "ray-worker-1", "tmpone")
         engine.stop_container("ray-worker-1", timeout=0)
-        stopped = await ray.look(found.ref), await ray.act(removal(found), found)
+        stopped = await ray.read(found.ref), await ray.act(removal(found), found)
         engine.start_container("ray-worker-1")
-        return stopped, await ray.look(found.ref), await ray.act(removal(found), found), found
+        return stopped, await ray.read(found.ref), await ray.act(removal(found), found), found
 
-    (look, answer), again, then, found = run(late())
-    assert isinstance(look, Unknown)
+    (read, answer), again, then, found = run(late())
+    assert isinstance(read, Unknown)
     assert isinstance(answer, Changed)
     # The same device number may come back with the start, or another: never is the tree taken for gone.
     assert not isinstance(again, Gone)

@@ -120,5 +120,5 @@ def test_with_a_dashboard_that_workers_reach_an_idle_one_is_cleaned_and_a_busy_o
         assert (subject.busy, subject.in_use) == (None, False)
         step = Step("1.1", Decision(subject.seen, Action.REMOVE, "temporary_tree", "because"))
         assert isinstance(run(ray.act(step, subject)), Accepted)
-        assert isinstance(run(ray.look(subject.ref)), Gone)
+        assert isinstance(run(ray.read(subject.ref)), Gone)
         assert not tree.exists()

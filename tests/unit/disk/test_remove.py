@@ -31,7 +31,7 @@ from tests.unit.disk.trees import (
     everything_seen,
     expected,
     finished,
-    look,
+    read,
     removed,
     trash_in,
     tree,
@@ -58,7 +58,7 @@ def kept(path: Path) -> bool:
 def test_a_tree_that_nobody_uses_is_removed_and_its_bytes_are_counted(tmp_path: Path) -> None:
     path = tree(tmp_path)
     os.sync()
-    found = look(path)
+    found = read(path)
     answer = removed(path)
     assert isinstance(answer, TreeRemoval), answer
     assert (answer.entries, answer.bytes_back, answer.left) == (16, found.size, ())
@@ -277,7 +277,7 @@ def test_hard_links_give_back_once_and_nothing_with_a_link_outside(tmp_path: Pat
     (path / "d0/outside").write_bytes(b"x" * 900_000)
     os.link(path / "d0/outside", tmp_path / "other")
     os.sync()
-    found = look(path)
+    found = read(path)
     folders = sum(one.stat().st_blocks for one in (path, path / "d0", path / "d1")) * 512
     assert found.back == (path / "d0/inside").stat().st_blocks * 512 + folders
     assert isinstance(found.size, int)
@@ -319,7 +319,7 @@ def test_a_large_tree_is_shared_out_and_leaves_nothing(tmp_path: Path, monkeypat
     os.link(path / "d0/f0", path / "d59/second")
     (path / "d7/deep").mkdir()
     os.sync()
-    found, told = look(path), list[int]()
+    found, told = read(path), list[int]()
     answer = removed(path, progress=told.append)
     assert isinstance(answer, TreeRemoval)
     assert (answer.entries, answer.bytes_back, answer.left) == (found.entries, found.back, ())

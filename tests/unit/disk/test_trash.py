@@ -30,7 +30,7 @@ from gpukeeper.disk.trash import (
     take,
 )
 from gpukeeper.model.decision import Changed, Refused
-from tests.unit.disk.trees import expected, finished, look, trash_in, tree
+from tests.unit.disk.trees import expected, finished, read, trash_in, tree
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else for a while")
 
@@ -70,9 +70,9 @@ def test_what_is_taken_is_out_of_reach_and_can_be_put_back(tmp_path: Path, paren
 def test_what_was_taken_and_put_back_has_content_as_old_as_before(tmp_path: Path, parent: int) -> None:
     path = tree(tmp_path)
     before = expected(path)  # waits for the clock of files to move on
-    age = look(path).content
+    age = read(path).content
     assert put_back(parent, taken_from(parent, path)) is None
-    assert look(path).content == age
+    assert read(path).content == age
     assert path.stat().st_ctime_ns > before.ctime_ns
 
 

@@ -55,8 +55,8 @@ async def test_what_a_stop_removes_is_captured_whole(b: Harness) -> None:
     asked: list[tuple[str, ...]] = []
 
     class Vanishing(SimulatedPlatform):
-        async def look(self, ref: Any) -> Any:
-            found = await super().look(ref)
+        async def read(self, ref: Any) -> Any:
+            found = await super().read(ref)
             return msgspec.structs.replace(found, goes_when_stopped=True) if isinstance(found, Subject) else found
 
         async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
@@ -73,11 +73,11 @@ async def test_a_warning_says_what_would_be_lost_and_reaches_people_inside(b: Ha
     heard: list[str] = []
 
     class Inside(SimulatedPlatform):
-        async def look(self, ref: Any) -> Any:
-            found = await super().look(ref)
+        async def read(self, ref: Any) -> Any:
+            found = await super().read(ref)
             return msgspec.structs.replace(found, loses=("2 GiB written inside it",))
 
-        async def tell(self, subject: Subject, message: str) -> bool:
+        async def notify(self, subject: Subject, message: str) -> bool:
             heard.append(message)
             return True
 

@@ -242,8 +242,8 @@ async def test_who_belongs_to_something_nobody_knows_leaves_it_unknown(b: Harnes
 class Exact(SimulatedPlatform):
     """Asked for a thing of the wrong kind, an engine does not know."""
 
-    async def look(self, ref: Any) -> Any:
-        found = await super().look(ref)
+    async def read(self, ref: Any) -> Any:
+        found = await super().read(ref)
         wrong = isinstance(found, Subject) and found.ref.kind != ref.kind
         return Unknown("the engine has no such kind") if wrong else found
 
@@ -271,7 +271,7 @@ async def test_an_orphan_alone_leaves_nobody_to_ask(b: Harness) -> None:
 
 
 class Silent(SimulatedPlatform):
-    async def look(self, ref: Any) -> Any:
+    async def read(self, ref: Any) -> Any:
         raise PlatformError("docker/node-3 did not answer")
 
 

@@ -28,7 +28,7 @@ from gpukeeper.platforms.simulated.world import SimulatedPlace
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 THERE = SimulatedPlace("docker", "node-4", ("GPU-2",), ("ann",))
-CALLS = ("observe", "look", "capture", "act", "wake")
+CALLS = ("observe", "read", "capture", "act", "wake")
 
 
 class Broken(SimulatedPlatform):
@@ -52,9 +52,9 @@ class Broken(SimulatedPlatform):
         async for ref in super().wake():
             yield ref
 
-    async def look(self, ref: Ref) -> Any:
-        self._break("look")
-        return await super().look(ref)
+    async def read(self, ref: Ref) -> Any:
+        self._break("read")
+        return await super().read(ref)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Any:
         self._break("capture")
@@ -111,7 +111,7 @@ def test_a_bug_at_one_place_stops_neither_serve_nor_another_place(call: str) -> 
         assert not two.is_there(two.there)
         passes = [line for line in two.b.ledger.lines if isinstance(line, Passed)]
         assert sum(line.place == THERE.place for line in passes) >= 4
-        if call in ("observe", "look", "capture"):
+        if call in ("observe", "read", "capture"):
             assert [line for line in passes if line.place == HERE.place] == []
         said = two.said[0]
         for words in ("a bug in gpukeeper", "docker/node-3", "KeyError", "test_isolation.py"):

@@ -56,8 +56,8 @@ class Exact(Quiet):
         async for page in super().observe(scope):
             yield page
 
-    async def look(self, ref: Ref) -> Any:
-        return Unknown("the platform did not answer") if self.blind else await super().look(ref)
+    async def read(self, ref: Ref) -> Any:
+        return Unknown("the platform did not answer") if self.blind else await super().read(ref)
 
 
 class Stuck(Quiet):

@@ -34,8 +34,8 @@ class Told(SimulatedPlatform):
             subjects = tuple(msgspec.structs.replace(one, **self.facts) for one in page.subjects)
             yield msgspec.structs.replace(page, subjects=subjects)
 
-    async def look(self, ref: Any) -> Any:
-        found = await super().look(ref)
+    async def read(self, ref: Any) -> Any:
+        found = await super().read(ref)
         return msgspec.structs.replace(found, **self.facts) if isinstance(found, Subject) else found
 
 

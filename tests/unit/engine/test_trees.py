@@ -20,7 +20,7 @@ from gpukeeper.model.subject import Category, Disk, Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import CALM, Faults
-from gpukeeper.platforms.simulated.thing import Thing, tell
+from gpukeeper.platforms.simulated.thing import Thing, subject_of
 from gpukeeper.platforms.simulated.world import Crashed, SimulatedPlace, World
 from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 from tests.unit.lifecycle.examples import subject
@@ -408,6 +408,6 @@ def test_a_category_without_an_age_is_only_reported(category: str) -> None:
 @virtual
 async def test_a_tree_tells_which_disk_it_is_on(b: Harness) -> None:
     lab = Lab(b)
-    told = tell(lab.tree("tmp1"), b.now())
+    told = subject_of(lab.tree("tmp1"), b.now())
     assert told.disk_name == "worker-1 /tmp"
     assert msgspec.structs.replace(told, disk=None).disk_name == ""

@@ -93,7 +93,7 @@ async def test_what_an_interrupted_stop_changed_on_the_way_is_taken_back(b: Harn
     taken_back: list[tuple[str, Evidence]] = []
 
     class Careful(SimulatedPlatform):
-        async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+        async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
             taken_back.append((ref.name, evidence))
 
     b.platform = Careful(b.world, HERE)

@@ -173,13 +173,13 @@ async def test_an_endless_hold_is_refused_in_words(b: Harness) -> None:
 async def test_a_request_waits_for_what_is_not_settled(b: Harness) -> None:
     thing = b.ended("old", ago=MINUTE)
     await b.ledger.append([open_intent(b, thing, Action.REMOVE, "retention")])
-    look = b.platform.look
+    read = b.platform.read
 
     async def blind(ref: Any) -> Any:
-        b.platform.look = look  # type: ignore[method-assign]
+        b.platform.read = read  # type: ignore[method-assign]
         return Unknown("busy")
 
-    b.platform.look = blind  # type: ignore[method-assign]
+    b.platform.read = blind  # type: ignore[method-assign]
     reply = await requests.fulfil(b.keeper, b.book, "ann", requests.Request(verb="remove", workload="old"))
     assert "is still open" in reply.words
     assert b.world.find(thing.ref) is thing

@@ -160,12 +160,12 @@ def test_where_nothing_was_done_nobody_looks_again(capsys: pytest.CaptureFixture
 class Vanishing(Workers):
     """Nobody knows what became of its nodes."""
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.kind == "node":
             if ref.name == "worker-2":
                 raise PlatformError("lab did not answer")
             return Gone(ref, self.there[ref.key].seen.at)
-        return await super().look(ref)
+        return await super().read(ref)
 
 
 def test_a_node_that_cannot_be_looked_at_afterwards_is_not_empty(capsys: pytest.CaptureFixture[str]) -> None:

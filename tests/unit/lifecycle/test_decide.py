@@ -157,7 +157,7 @@ def test_a_rule_asked_about_another_shape_is_silent() -> None:
     settings = BOOK.settings(subject())
     for rule in RULES:
         if rule.NAME in ("orphan", "temporary_tree", "unused_image", "build_cache"):
-            assert rule.ask(View(subject()), settings, NOW).verdict is Verdict.SILENT
+            assert rule.evaluate(View(subject()), settings, NOW).verdict is Verdict.SILENT
 
 
 def test_every_rule_says_in_a_sentence_what_it_does() -> None:
@@ -183,9 +183,9 @@ def test_of_two_rules_that_each_spare_some_only_what_both_spare_is_asked(monkeyp
         says("runtime", Verdict.DUE, action=Action.STOP),
         says("stuck", Verdict.WAIT),
     )
-    monkeypatch.setitem(decide_module._ASK, (Shape.WORKLOAD, State.RUNNING), rules)
+    monkeypatch.setitem(decide_module._APPLICABLE, (Shape.WORKLOAD, State.RUNNING), rules)
     assert decide(idle_view(), BOOK, NOW).action is Action.KEEP
-    monkeypatch.setitem(decide_module._ASK, (Shape.WORKLOAD, State.RUNNING), rules[1:])
+    monkeypatch.setitem(decide_module._APPLICABLE, (Shape.WORKLOAD, State.RUNNING), rules[1:])
     assert decide(idle_view(), BOOK, NOW).action is Action.STOP
 
 

@@ -20,7 +20,7 @@ class Place:
         self.name, self.place, self.answer = name, place, answer
         self.asked: list[str] = []
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         self.asked.append(message)
         if isinstance(self.answer, PlatformError):
             raise self.answer

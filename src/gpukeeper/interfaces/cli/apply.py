@@ -130,7 +130,7 @@ async def _apply(
     return [
         AppliedPass(
             report,
-            await _changes(report, look=acted),
+            await _changes(report, read=acted),
             await _afterwards(session, report) if acted and again else report,
         )
         for report in reports
@@ -160,7 +160,7 @@ async def _reclaim(session: Session, platform: Platform, **how: Any) -> PassRepo
         return report
 
 
-async def _changes(report: PassReport, *, look: bool) -> list[Change]:
+async def _changes(report: PassReport, *, read: bool) -> list[Change]:
     from gpukeeper.engine.failures import bug_words
     from gpukeeper.model.errors import PlatformError
     from gpukeeper.model.subject import Subject
@@ -168,10 +168,10 @@ async def _changes(report: PassReport, *, look: bool) -> list[Change]:
     from gpukeeper.views.nodes import Change
 
     async def again(before: Subject) -> Subject | Unknown | None:
-        if not look:
+        if not read:
             return None
         try:
-            found = await report.survey.platform.look(before.ref)
+            found = await report.survey.platform.read(before.ref)
         except PlatformError as problem:
             return Unknown(str(problem))
         except Exception as bug:  # everything was done; a figure is missing

@@ -156,7 +156,7 @@ class ContainerActions:
             return recipe.image
         return name if found.id == recipe.image else recipe.image
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         """After an interruption between disabling the restart policy and the stop: restores the policy."""
         found = await self._records.inspect(ref.uid)
         policy = archive.restart_policy(evidence)

@@ -20,7 +20,7 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders, signals
 from gpukeeper.devices.counters import processes_of
 from gpukeeper.devices.holders import Holder
-from gpukeeper.engine.missing import gone_by_looks
+from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -126,7 +126,7 @@ class DockerPlatform:
             return
         async with self._engine.opened():
             # The machine first: a process of a container that starts in between must not look orphaned.
-            around = await self._around.look()
+            around = await self._around.snapshot()
             containers, unseen = await self.records.refresh()
             yield self._page((), unseen)
             for start in range(0, len(containers), PAGE):
@@ -154,7 +154,7 @@ class DockerPlatform:
             await asyncio.sleep(RECONNECT[min(tries, len(RECONNECT) - 1)])
             tries += 1
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         try:
             async with self._engine.opened():
                 match ref.kind:
@@ -170,11 +170,11 @@ class DockerPlatform:
             return Unknown(str(problem))
         return Unknown(f"the engine has no kind {ref.kind!r}")
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
-        return await self.look(Ref(self.name, self._place, translate.CONTAINER, uid, uid))
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        return await self.read(Ref(self.name, self._place, translate.CONTAINER, uid, uid))
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_looks(self.look, refs)
+        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is not Shape.WORKLOAD:
@@ -209,7 +209,7 @@ class DockerPlatform:
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         """Sends it to the terminals inside, from outside: nothing is run or written in the container."""
         container = self.records.known(subject.ref.uid)
         if container is None or not container.state.pid or not self._engine.local:
@@ -283,10 +283,10 @@ class DockerPlatform:
         """Its components; the rules add the rest."""
         return Diagnosis()
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         with suppress(PlatformError):
             async with self._engine.opened():
-                await self._acts.take_back(ref, evidence)
+                await self._acts.revert_stop(ref, evidence)
 
     def _tell(self, pid: int, message: str) -> bool:
         pids = processes_of(pid, proc=self._proc)
@@ -315,7 +315,7 @@ class DockerPlatform:
             await stream.aclose()
 
     async def _read_container(self, ref: Ref) -> Subject | Gone | Unknown:
-        around = await self._around.look()
+        around = await self._around.snapshot()
         container = await self.records.inspect(ref.uid)
         if container is None:
             return Gone(ref, self._clock.now())
@@ -329,7 +329,7 @@ class DockerPlatform:
         holder = await self._holder(ref)
         if not isinstance(holder, Holder):
             return holder
-        around = await self._around.look()
+        around = await self._around.snapshot()
         found = await self.records.inspect(str(holder.container))
         for id_ in container_ids(holder, self._proc):
             # A container may be started inside the control group of another: running containers are checked first.
@@ -395,7 +395,7 @@ class DockerPlatform:
         """
         if not self._engine.local:
             return ()
-        around = await self._around.look()
+        around = await self._around.snapshot()
         if around.blind is not None:
             raise PlatformError(f"the processes that hold its GPUs are unknown: {around.blind}")
         return holders_of(container, around, self._proc)

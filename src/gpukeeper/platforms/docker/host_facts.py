@@ -87,7 +87,7 @@ class HostInspector:
     def follow(self, trusted_labels: Sequence[str], keep_alive: str) -> None:
         self._trusted, self._keep_alive = tuple(trusted_labels), keep_alive
 
-    async def look(self) -> HostSnapshot:
+    async def snapshot(self) -> HostSnapshot:
         if not self._local:
             return HostSnapshot(ELSEWHERE, {})
         gpus = await self._inventory()
@@ -135,14 +135,14 @@ class HostInspector:
         found: dict[str, bool] = {}
         looked_at: list[str] = []
 
-        def look() -> None:
+        def check_files() -> None:
             for id_, root, path, created in wanted:
                 looked_at.append(id_)
                 with suppress(OSError):
                     found[id_] = keepalive.is_there(root, path, created)
 
         try:
-            await in_thread(look, PEEK)
+            await in_thread(check_files, PEEK)
         except TimeoutError:
             self._skip_for_a_while(looked_at[-1:])
         self._peeked = dict(found)

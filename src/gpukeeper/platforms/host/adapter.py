@@ -20,7 +20,7 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.devices.inventory import inventory as read_inventory
 from gpukeeper.disk import filesystems, open_files
 from gpukeeper.disk.measure import Limits
-from gpukeeper.engine.missing import gone_by_looks
+from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
@@ -162,24 +162,24 @@ class HostPlatform:
         finally:
             watch.close()
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.kind in {translate.GPU, translate.SLICE}:
-            return await self._gpus.look(ref)
+            return await self._gpus.read(ref)
         if ref.kind == translate.PROCESS:
             return await self._gpus.read_holder(ref)
         if ref.kind in TREES:
-            found = await self._trees.look(ref)
+            found = await self._trees.read(ref)
             trees = await self._identified((found,)) if isinstance(found, Subject) else found
             return (await self._beside(trees))[0] if isinstance(trees, tuple) else trees
         if ref.kind == translate.DISK:
-            return await self._disks.look(ref)
+            return await self._disks.read(ref)
         return Unknown(f"this machine has no kind {ref.kind!r}")
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         return Unknown("no process outside containers carries the id of a workload")
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_looks(self.look, refs)
+        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is not Shape.TREE:
@@ -198,7 +198,7 @@ class HostPlatform:
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         return False  # users of the machine itself use its terminals
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
@@ -214,7 +214,7 @@ class HostPlatform:
         """Its components; the rules add the rest."""
         return Diagnosis()
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         """A stop here is one call: nothing has to be undone."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:

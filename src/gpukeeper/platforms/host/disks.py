@@ -50,7 +50,7 @@ class Disks:
         used = await self._open_files() if facts else NOBODY
         return tuple(self._subject(one, used) for one in facts.values()), tuple(unseen)
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         found, unseen = await self.observe()
         for one in found:
             if one.ref.uid == ref.uid:

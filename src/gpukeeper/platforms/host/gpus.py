@@ -53,7 +53,7 @@ class Gpus:
         for start in range(PAGE, len(subjects), PAGE):
             yield subjects[start : start + PAGE], ()
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         gpus = await self._ask()
         if isinstance(gpus, Unknown):
             return gpus

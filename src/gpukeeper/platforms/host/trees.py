@@ -107,7 +107,7 @@ class Trees:
         self._ranked = {path: ranked for path, ranked in self._ranked.items() if path in listed}
         self._contents = {uid: at for uid, at in self._contents.items() if uid in there}
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         wanted = translate.two_numbers(ref.uid, ":")
         if wanted is None:
             return Unknown(f"{ref.uid!r} does not identify a tree")

@@ -70,7 +70,7 @@ class ObjectReader:
     def reading(self) -> translate.TranslationSettings:
         return translate.TranslationSettings.of(self._policy)
 
-    async def look(self, kind: Kind, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, kind: Kind, ref: Ref) -> Subject | Gone | Unknown:
         version = await self._discovery.served(kind)
         if isinstance(version, Unknown):
             return version

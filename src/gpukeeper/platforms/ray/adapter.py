@@ -19,7 +19,7 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import Limits
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.engine.missing import gone_by_looks
+from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
@@ -98,7 +98,7 @@ class RayPlatform:
         self._looks = NodeReader(
             self._at, files, read, lambda node: works(node.name, node.uid, node.door), proc, limits
         )
-        self._around: SharedQuestion[DiscoveredNodes] = SharedQuestion(self._discovery.look)
+        self._around: SharedQuestion[DiscoveredNodes] = SharedQuestion(self._discovery.discover)
         self._load_of: SharedQuestion[Load] = SharedQuestion(self._query_load)
         self._speaking: SharedQuestion[dict[str, str]] = SharedQuestion(self._query_dashboards)
         self._together: dict[str, int | Unknown] = {}  # by node, of the last observe
@@ -161,13 +161,13 @@ class RayPlatform:
         for hint in hints:
             yield hint
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         try:
-            return await self._look(ref)
+            return await self._read(ref)
         except PlatformError as problem:
             return Unknown(str(problem))
 
-    async def _look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def _read(self, ref: Ref) -> Subject | Gone | Unknown:
         here = await self._discover()
         if ref.kind == translate.NODE:
             return await self._read_node(ref, here)
@@ -184,11 +184,11 @@ class RayPlatform:
             return found
         return self._beside(found, node, await self._load_of(node.name, node.uid))
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         return Unknown("the processes of Ray do not carry the id of a workload")
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_looks(self.look, refs)
+        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.ref.kind not in {translate.SESSION, translate.LOGS} or subject.category is Category.UNFINISHED:
@@ -231,7 +231,7 @@ class RayPlatform:
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         return False  # a tree has no terminals
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
@@ -245,7 +245,7 @@ class RayPlatform:
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         """Which process, socket or work keeps it."""
-        found = await self.look(ref)
+        found = await self.read(ref)
         if not isinstance(found, Subject):
             return Diagnosis() if isinstance(found, Gone) else found
         causes = [Cause(words) for words in (found.labels.get("kept_by"), found.kept) if words]
@@ -254,7 +254,7 @@ class RayPlatform:
         causes += [Cause(fact.why) for fact in (found.in_use, found.busy) if isinstance(fact, Unknown)]
         return Diagnosis(tree=(ref.path,), causes=tuple(causes))
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         """A removal itself puts back what it does not delete."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:

@@ -64,7 +64,7 @@ class Discovery:
         self._folders = tuple(folders)
         self._told: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root that was ever reported there
 
-    async def look(self) -> DiscoveredNodes:
+    async def discover(self) -> DiscoveredNodes:
         """OSError or TimeoutError if not even the processes can be listed."""
         listed = await self._containers(settings_of(self.policy).workers)
         inside: tuple[NodeContainer, ...] = () if isinstance(listed, Unknown) else tuple(listed)

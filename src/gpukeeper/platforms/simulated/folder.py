@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.engine.missing import gone_by_looks
+from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -90,7 +90,7 @@ class FolderPlatform:
         return
         yield None
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         """By inode, whatever its name is now: a renamed file is not gone."""
         now = datetime.now(UTC)
         for path in sorted(self._folder.iterdir()):
@@ -99,11 +99,11 @@ class FolderPlatform:
                 return Gone(ref, now) if found is None else found
         return Gone(ref, now)
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
-        return await self.look(Ref(self.name, self.place, "container", uid, uid))
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        return await self.read(Ref(self.name, self.place, "container", uid, uid))
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_looks(self.look, refs)
+        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         try:
@@ -125,7 +125,7 @@ class FolderPlatform:
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         return False
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
@@ -141,7 +141,7 @@ class FolderPlatform:
         """Its components; the rules add the rest."""
         return Diagnosis()
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         """A stop here is one call: nothing has to be undone."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:

@@ -123,7 +123,7 @@ def recorded_last_use(thing: Thing) -> datetime | None:
     return max(one for one in (thing.changed, thing.moved, hidden) if one is not None)
 
 
-def tell(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
+def subject_of(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
     """As the adapter sees it. `vague` names the one fact that could not be read."""
     facts: dict[str, object] = {
         "state": State.REMOVING if thing.removing else thing.state,

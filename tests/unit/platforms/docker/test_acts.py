@@ -156,7 +156,7 @@ def test_a_policy_that_an_interruption_left_off_is_given_back(
 ) -> None:
     fake = FakeEngine(told(host={"RestartPolicy": {"Name": policy, "MaximumRetryCount": 0}}, state=state))
     evidence = Evidence({"manifest.json": json.dumps(told(host=ALWAYS)).encode()})
-    act(fake, lambda acts: acts.take_back(Ref("docker", "here", "container", "eval", ID), evidence))
+    act(fake, lambda acts: acts.revert_stop(Ref("docker", "here", "container", "eval", ID), evidence))
     assert fake.acts() == calls
     assert policy_of(fake) == ("always" if calls or policy == "always" else "no")
 

@@ -43,7 +43,7 @@ def left_behind(fake: FakeEngine, proc: Path) -> Subject:
             docker = platform(engine, proc)
             await docker.records.refresh()
             ref = adapter.translate.PlaceAndTime("node-3", StillClock().now()).ref("process", "python-20", "20@4200")
-            found = await docker.look(ref)
+            found = await docker.read(ref)
             assert isinstance(found, Subject)
             return found
 

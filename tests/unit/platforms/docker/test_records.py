@@ -252,10 +252,10 @@ def test_a_404_without_the_engines_own_words_proves_nothing(words: str) -> None:
     fake = FakeEngine(told())
     fake.answers[INSPECT] = (404, words)
 
-    async def look(records: Records) -> object:
+    async def read(records: Records) -> object:
         return await records.inspect(ID)
 
-    assert isinstance(play(fake, look), Unknown)
+    assert isinstance(play(fake, read), Unknown)
 
 
 @pytest.mark.parametrize("called", ["lab:1", "lab", IMAGE, IMAGE.removeprefix("sha256:")[:12]])

@@ -42,10 +42,10 @@ def test_the_disk_of_a_root_is_shown_once_as_df_tells_it(tmp_path: Path) -> None
 def test_a_disk_is_looked_at_by_its_number(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     disk = only_disk(machine)
-    again = machine.look(disk)
+    again = machine.read(disk)
     assert again.ref == disk.ref
     other = msgspec.structs.replace(disk.ref, uid="12345678")
-    assert isinstance(machine.run(machine.platform.look(other)), Gone)
+    assert isinstance(machine.run(machine.platform.read(other)), Gone)
 
 
 def test_who_holds_deleted_files_is_said_from_a_gigabyte_on(tmp_path: Path) -> None:
@@ -90,5 +90,5 @@ def test_a_disk_that_cannot_be_asked_is_unseen(tmp_path: Path) -> None:
 
     assert [one for one in machine.run(unseen()) if "the disk of" in one.what]
     ref = msgspec.structs.replace(only_disk(Machine(tmp_path)).ref)
-    assert isinstance(machine.run(machine.platform.look(ref)), Unknown)
+    assert isinstance(machine.run(machine.platform.read(ref)), Unknown)
     assert disks.disk_of(str(tmp_path / ("x" * 300))) is None

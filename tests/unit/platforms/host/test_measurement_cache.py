@@ -130,7 +130,7 @@ def test_a_look_always_walks(tmp_path: Path, walks: Walks) -> None:
     on.tree()
     (seen,) = on.observe().values()
     with nothing_walked(walks, "tmp-a"):
-        on.look(seen)
+        on.read(seen)
 
 
 def test_another_thing_of_the_same_name_is_walked(tmp_path: Path, walks: Walks) -> None:
@@ -176,7 +176,7 @@ def test_heavy_trees_far_below_the_threshold_are_not_walked(tmp_path: Path) -> N
         assert isinstance(heavy.together, int)
         assert 250_000 < heavy.together < 1_000_000
         assert heavy.together == small.together
-    fresh = on.look(heavy)
+    fresh = on.read(heavy)
     assert isinstance(fresh, Subject)
     assert isinstance(fresh.size, int), "a look measures"
 

@@ -43,7 +43,7 @@ def test_what_a_command_line_names_is_in_use(tmp_path: Path, words: str) -> None
         who = f"pid {pid} ({COMM}) names it in its command line"
         assert (seen["tmp-a"].in_use, seen["tmp-a"].kept) == (True, who)
         assert (seen["tmp-ab"].in_use, seen["tmp-ab"].kept) == (False, None)
-        assert on.look(before).in_use is True
+        assert on.read(before).in_use is True
         assert on.remove(before) == Changed(f"it is in use: {who}"), "it was named after the look"
     assert isinstance(on.remove(on.observe()["tmp-a"]), Accepted)
 

@@ -87,8 +87,8 @@ def test_a_look_alone_knows_the_newest_too(tmp_path: Path) -> None:
     report(tmp_path, "run-0"), report(tmp_path, "run-1")
     seen = machine(tmp_path).observe()
     on = machine(tmp_path, keep_last=1)
-    assert on.look(seen["run-1"]).kept == "it is the newest of its root"
-    assert on.look(seen["run-0"]).kept is None
+    assert on.read(seen["run-1"]).kept == "it is the newest of its root"
+    assert on.read(seen["run-0"]).kept is None
 
 
 def test_when_newer_ones_go_meanwhile_an_older_one_becomes_one_of_the_newest(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_when_newer_ones_go_meanwhile_an_older_one_becomes_one_of_the_newest(tmp
     seen = on.observe()
     assert seen["run-0"].kept is None
     newer.rename(tmp_path.parent / f"{tmp_path.name}-moved")
-    assert on.look(seen["run-0"]).kept == "it is the newest of its root"
+    assert on.read(seen["run-0"]).kept == "it is the newest of its root"
     assert older.exists()
 
 
@@ -145,7 +145,7 @@ def test_a_report_that_was_taken_and_put_back_is_no_newer_for_it(tmp_path: Path)
     for looking in (on, machine(tmp_path, keep_last=1)):
         after = looking.observe()
         assert {name: one.kept for name, one in after.items()} == {name: one.kept for name, one in before.items()}
-        assert looking.look(after["run-0"]).kept is None
+        assert looking.read(after["run-0"]).kept is None
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", ""])
@@ -192,8 +192,8 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     before = snapshot(path)
     on = machine(tmp_path)
     evidence, seen = saved(on, "run-1"), on.observe()["run-1"]
-    assert isinstance(on.remove(on.look(seen)), Accepted)
-    assert isinstance(on.look(seen), Gone)
+    assert isinstance(on.remove(on.read(seen)), Accepted)
+    assert isinstance(on.read(seen), Gone)
     assert on.run(on.platform.restore(seen.ref, evidence)) == Accepted()
     assert snapshot(path) == before
     assert (path / "again.txt").stat().st_ino == (path / "summary.txt").stat().st_ino

@@ -47,7 +47,7 @@ def test_nothing_is_found_or_removed_behind_somebody_elses_link(tmp_path: Path, 
     assert [one for page in pages for one in page.subjects if one.ref.kind == kind] == []
     assert [one.why.startswith(why) for page in pages for one in page.unseen] == [True]
     for one in (seen, bobs_seen):
-        looked = on.look(one)
+        looked = on.read(one)
         assert isinstance(looked, Unknown), "what cannot be looked for is not gone"
         assert "use its target in the policy" in looked.why
         assert isinstance(on.remove(one), Changed | Refused)
@@ -83,7 +83,7 @@ def test_another_root_is_handled_as_usual(tmp_path: Path) -> None:
     (good / "run-1").mkdir()
     on = Machine(good, reports=Reports(roots=(str(bad), str(good)), keep_last=0))
     swapped(bad, good, NOBODY)
-    assert isinstance(on.look(on.observe()["run-1"]).size, int)
+    assert isinstance(on.read(on.observe()["run-1"]).size, int)
     on.remove(on.observe()["run-1"])
     assert on.names() == []
 

@@ -58,10 +58,10 @@ def pod_of(api: StoredApi, path: str) -> Pod:
 
 
 def looks(api: StoredApi, kind: Kind, path: str, state: State = State.ENDED, **facts: Any) -> ReadAgain:
-    async def look() -> Subject | Gone | Unknown:
+    async def read() -> Subject | Gone | Unknown:
         return seen(api, kind, path, state, **facts)
 
-    return look
+    return read
 
 
 async def never() -> Subject | Gone | Unknown:
@@ -178,10 +178,10 @@ def test_a_look_after_a_conflict_that_finds_nothing_ends_it(found: Gone | Unknow
     fresh = seen(api, JOB, path)
     api.touch(path)
 
-    async def look() -> Subject | Gone | Unknown:
+    async def read() -> Subject | Gone | Unknown:
         return found
 
-    assert remove(api, JOB, fresh, look) == answer
+    assert remove(api, JOB, fresh, read) == answer
     assert path in api.objects
 
 
@@ -478,7 +478,7 @@ def test_a_stop_that_did_not_come_about_leaves_no_note() -> None:
     noted = {"name": "x", "annotations": {STOPPED: '{"replicas":3}', "team": "a"}}
     path = api.put(DEPLOYMENT, {"metadata": noted, "spec": {"replicas": 3}})
     ref = seen(api, DEPLOYMENT, path).ref
-    act(api, lambda acts: acts.take_back(DEPLOYMENT, ref))
+    act(api, lambda acts: acts.revert_stop(DEPLOYMENT, ref))
     assert api.objects[path]["metadata"]["annotations"] == {"team": "a"}
 
 
@@ -489,7 +489,7 @@ def test_the_note_of_what_is_stopped_stays() -> None:
         {"metadata": {"name": "x", "annotations": {STOPPED: '{"replicas":3}'}}, "spec": {"replicas": 0}},
     )
     ref = seen(api, DEPLOYMENT, path).ref
-    act(api, lambda acts: acts.take_back(DEPLOYMENT, ref))
+    act(api, lambda acts: acts.revert_stop(DEPLOYMENT, ref))
     assert api.writes() == []
 
 

@@ -58,7 +58,7 @@ def test_trees_of_the_policys_names_go_and_no_others(tmp_path: Path) -> None:
     answer = run(ray.act(step(found), found))
     assert isinstance(answer, Accepted)
     assert answer.bytes_back == found.size
-    assert isinstance(run(ray.look(found.ref)), Gone)
+    assert isinstance(run(ray.read(found.ref)), Gone)
     assert not (tmp_path / "tmpone").exists()
 
 
@@ -170,7 +170,7 @@ def test_an_interrupted_removal_is_found_and_finished(tmp_path: Path) -> None:
     ray = platform(tmp_path)
     before = one_of(ray, tmp_path, "tmpone")
     taken = left_in_trash(tmp_path, "tmpone", begun=True)
-    left = run(ray.look(before.ref))
+    left = run(ray.read(before.ref))
     assert isinstance(left, Subject)
     assert (left.category, left.ref.uid) == (Category.UNFINISHED, before.ref.uid)
     assert left.ref.name == f"{tmp_path}/{taken.trash}/tmpone"
@@ -179,7 +179,7 @@ def test_an_interrupted_removal_is_found_and_finished(tmp_path: Path) -> None:
     found = one_of(ray, tmp_path, "tmpone")
     assert found.category is Category.UNFINISHED
     assert isinstance(run(ray.act(step(found), found)), Accepted)
-    assert isinstance(run(ray.look(before.ref)), Gone)
+    assert isinstance(run(ray.read(before.ref)), Gone)
     assert [path.name for path in tmp_path.iterdir()] == ["ray"]
     assert not folder.exists()
 
@@ -227,7 +227,7 @@ def test_a_look_at_a_node_tells_what_it_holds_now(tmp_path: Path) -> None:
     assert isinstance(node.size, int)
     assert (node.ref.namespace, node.ref.name, node.disk is not None) == ("", "here", True)
     (folder / "data").unlink()
-    again = run(ray.look(node.ref))
+    again = run(ray.read(node.ref))
     assert isinstance(again, Subject)
     assert isinstance(again.size, int)
     assert again.size < node.size
@@ -243,16 +243,16 @@ def test_a_node_that_is_not_here_is_unknown_while_any_may_sleep(tmp_path: Path) 
 
     ray = platform(tmp_path, containers=containers)
     ref = Ref("ray", "here", "tree", "/tmp/tmpone", "1:2", "worker")
-    assert isinstance(run(ray.look(ref)), Unknown)
+    assert isinstance(run(ray.read(ref)), Unknown)
     asleep.clear()
     about = tmp_path.stat()
     gone = Ref("ray", "here", "tree", "/tmp/tmpone", f"{about.st_dev}:2", "worker")
-    assert isinstance(run(ray.look(gone)), Gone)
+    assert isinstance(run(ray.read(gone)), Gone)
     # Found by a raylet once, which ended; its files may be there.
     found = Ref("ray", "here", "tree", "/tmp/tmpone", f"{about.st_dev}:2", "0123456789ab")
-    assert isinstance(run(ray.look(found)), Unknown)
+    assert isinstance(run(ray.read(found)), Unknown)
     # Without an engine nobody knows which containers there are.
-    assert isinstance(run(platform(tmp_path).look(gone)), Unknown)
+    assert isinstance(run(platform(tmp_path).read(gone)), Unknown)
 
 
 def test_an_engine_that_does_not_answer_is_said_and_the_rest_is_seen(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_nothing_is_brought_back_told_or_taken_back(tmp_path: Path) -> None:
     ray = platform(tmp_path)
     found = one_of(ray, tmp_path, "tmpone")
     assert isinstance(run(ray.restore(found.ref, None)), Refused)
-    assert run(ray.tell(found, "hello")) is False
+    assert run(ray.notify(found, "hello")) is False
     assert run(ray.parts("x")) == ()
 
 
@@ -354,7 +354,7 @@ def test_a_tree_has_a_uid_that_outlasts_its_device_number(tmp_path: Path, monkey
     ray = platform(tmp_path)
     found = one_of(ray, tmp_path, "tmpone")
     assert found.lasting == f"fsid-a:{(tmp_path / 'tmpone').stat().st_ino}"
-    again = run(ray.look(found.ref))
+    again = run(ray.read(found.ref))
     assert isinstance(again, Subject)
     assert again.lasting == found.lasting
 
@@ -375,11 +375,11 @@ def test_many_trees_go_for_the_price_of_a_few_looks_at_open_files(tmp_path: Path
 
     async def all_of_them() -> list[object]:
         async def one(subject: Subject) -> object:
-            fresh = await ray.look(subject.ref)
+            fresh = await ray.read(subject.ref)
             assert isinstance(fresh, Subject)
             answer = await ray.act(step(fresh), fresh)
             # Removals beside it make files of their own, which may get the inode of this one: it is gone all the same.
-            assert isinstance(await ray.look(subject.ref), Gone)
+            assert isinstance(await ray.read(subject.ref), Gone)
             return answer
 
         return await asyncio.gather(*(one(subject) for subject in found))
@@ -429,7 +429,7 @@ def test_what_is_compared_with_above_is_the_sum_over_all_roots_of_a_node(tmp_pat
     assert len(trees) == len(sizes)
     total = sum(one.size for one in trees if isinstance(one.size, int))
     assert [one.together for one in trees] == [total, total]
-    again = run(ray.look(trees[0].ref))
+    again = run(ray.read(trees[0].ref))
     assert isinstance(again, Subject)
     assert again.together == total
 
@@ -468,6 +468,6 @@ def test_a_second_disk_that_the_policy_names_is_told(tmp_path: Path) -> None:
         assert disk.disk is not None
         assert (disk.ref.namespace, disk.ref.name, disk.disk.name) == ("here", "/dev/shm", "/dev/shm")
         assert disk.shape is Shape.NODE
-        again = run(ray.look(disk.ref))
+        again = run(ray.read(disk.ref))
         assert isinstance(again, Subject)
         assert again.ref == disk.ref

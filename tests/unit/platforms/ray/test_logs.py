@@ -97,7 +97,7 @@ def test_logs_of_the_dead_go_and_all_others_stay(tmp_path: Path) -> None:
     assert isinstance(answer, Accepted)
     assert answer.bytes_back == found.size
     assert entries(logs) == set(LEFT)
-    assert isinstance(run(ray.look(found.ref)), Gone)
+    assert isinstance(run(ray.read(found.ref)), Gone)
 
 
 def test_they_wait_until_they_are_old_enough(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_one_more_that_grows_old_meanwhile_waits_for_the_next_hour(tmp_path: Pat
     assert found is not None
     assert found.labels["files"] == str(len(OF_THE_DEAD) - 1)
     clock.at += timedelta(minutes=59)
-    again = run(ray.look(found.ref))
+    again = run(ray.read(found.ref))
     assert isinstance(again, Subject)
     assert again.seen.incarnation == found.seen.incarnation
 

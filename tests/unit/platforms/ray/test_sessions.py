@@ -73,7 +73,7 @@ def test_what_a_crash_left_is_dead_and_goes_after_an_hour(tmp_path: Path) -> Non
     assert isinstance(answer, Accepted)
     assert isinstance(answer.bytes_back, int)
     assert answer.bytes_back > 0
-    assert isinstance(run(ray.look(found.ref)), Gone)
+    assert isinstance(run(ray.read(found.ref)), Gone)
     assert list((tmp_path / "ray").iterdir()) == []
 
 
@@ -289,7 +289,7 @@ def test_the_ends_of_its_newest_logs_are_evidence_and_reading_them_is_no_use(tmp
     assert sorted(taken.files) == ["logs/old/gone.err", "logs/raylet.out", "logs/worker.out"]
     assert len(taken.files["logs/worker.out"]) == 64 * 1024
     assert taken.files["logs/worker.out"].endswith(b"xend")
-    again = run(ray.look(found.ref))
+    again = run(ray.read(found.ref))
     assert isinstance(again, Subject)
     assert (again.seen.incarnation, again.last_used) == (found.seen.incarnation, found.last_used)
     assert isinstance(run(ray.capture(found, ("manifest",))), NothingToCapture)
@@ -352,7 +352,7 @@ def test_a_root_that_is_itself_a_temp_dir_of_ray_is_looked_into(tmp_path: Path) 
     found = one_of(ray, tmp_path, SESSION)
     assert (found.category, found.in_use) == (Category.DEAD_SESSION, False)
     assert isinstance(run(ray.act(step(found), found)), Accepted)
-    assert isinstance(run(ray.look(found.ref)), Gone)
+    assert isinstance(run(ray.read(found.ref)), Gone)
     assert not (tmp_path / SESSION).exists()
 
 

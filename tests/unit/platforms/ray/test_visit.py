@@ -87,7 +87,7 @@ def test_a_raylet_that_nobody_listed_brings_only_its_own_files(scratch: Path) ->
         for stolen in (one_of(platform(bob), bob, name) for name in (SESSION, "tmpbob")):
             ref = msgspec.structs.replace(stolen.ref, namespace=node)
             forged = msgspec.structs.replace(stolen, seen=msgspec.structs.replace(stolen.seen, ref=ref))
-            assert not isinstance(run(ray.look(ref)), Subject)
+            assert not isinstance(run(ray.read(ref)), Subject)
             assert not isinstance(run(ray.act(step(forged), forged)), Accepted)
         mine = next(one for one in found if one.ref.name.endswith(OTHER))
         assert isinstance(run(ray.act(step(mine), mine)), Accepted)
@@ -148,7 +148,7 @@ def test_a_root_of_this_machine_is_left_to_it_under_whatever_name_a_node_has_it(
         node = next(one for one in run(observed(ray, theirs)) if one.ref.name == "worker")
         uid = f"{about.st_dev}:{about.st_ino}"
         ref = msgspec.structs.replace(node.ref, kind="tree", name="x", uid=uid, namespace="worker")
-        assert isinstance(run(ray.look(ref)), Unknown if covered else Subject)
+        assert isinstance(run(ray.read(ref)), Unknown if covered else Subject)
 
 
 @ROOT
