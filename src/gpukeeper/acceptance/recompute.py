@@ -17,7 +17,7 @@ import msgspec
 from gpukeeper.acceptance import catalog
 from gpukeeper.acceptance.check import CheckContext, CheckRun, CheckSize, RunRequest
 from gpukeeper.acceptance.checks import environment, health
-from gpukeeper.acceptance.judging import tally
+from gpukeeper.acceptance.judging import verdicts
 from gpukeeper.acceptance.record import Finding, GpuSummary, Remedy, Report, Thresholds
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade, rank, worst
@@ -37,15 +37,15 @@ def recomputed(report: Report, doubts: Iterable[str] = ()) -> Report:
     wish = wish_of(report)
     asked = wish or RunRequest(device=report.device)
     known = _gpus(report)
-    gpus = tally.wanted(known, asked.gpus)
+    gpus = verdicts.wanted(known, asked.gpus)
     added = [*_expectations(report, asked), *(_doubt("changed", words) for words in doubts)]
     added += [_doubt("incomplete", words) for words in _incomplete(report, wish, gpus)]
     added += [_doubt("contradiction", words) for words in _contradictions(report, wish, known)]
-    verdict, reason = tally.of_run(asked, gpus, (*report.findings, *added), interrupted=report.interrupted)
+    verdict, reason = verdicts.of_run(asked, gpus, (*report.findings, *added), interrupted=report.interrupted)
     if rank(verdict) > rank(report.verdict):
         words = f"the verdict of the report is {report.verdict}, its findings give {verdict}"
         added.append(_doubt("verdict", words))
-        verdict, reason = tally.of_run(asked, gpus, (*report.findings, *added), interrupted=report.interrupted)
+        verdict, reason = verdicts.of_run(asked, gpus, (*report.findings, *added), interrupted=report.interrupted)
     if rank(report.verdict) >= rank(verdict):
         verdict, reason = report.verdict, report.reason
     findings = (*report.findings, *added)
@@ -70,7 +70,7 @@ def _tallies(report: Report, gpus: Sequence[Gpu], findings: Sequence[Finding]) -
     """The worse of the stored verdict and the verdict of its findings, for GPUs that the machine lists."""
     stored = {one.gpu: one for one in report.tallies}
     found = []
-    for one in tally.of_gpus(gpus, findings, {}, 0.0):
+    for one in verdicts.of_gpus(gpus, findings, {}, 0.0):
         old = stored.get(one.gpu)
         keep = old is not None and rank(old.verdict) >= rank(one.verdict)
         found.append(old if old is not None and keep else msgspec.structs.replace(one, busy=old.busy if old else None))

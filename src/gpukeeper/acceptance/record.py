@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.model.condition import NOT_ASKED
+from gpukeeper.model.condition import NOT_QUERIED
 from gpukeeper.model.direct import direct
 from gpukeeper.model.gpu import Fact, Gpu, Reading
 from gpukeeper.model.grade import Grade
@@ -46,7 +46,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     gpus: tuple[Gpu, ...] | Unknown
     silent: tuple[str, ...] = ()  # GPUs that are there and do not answer: why, one each
-    on_bus: int | Unknown = NOT_ASKED  # GPUs that the PCI bus shows, whatever the driver says
+    on_bus: int | Unknown = NOT_QUERIED  # GPUs that the PCI bus shows, whatever the driver says
     environment: Mapping[str, Fact] = {}  # driver, cuda, torch, nccl, kernel, python, shm, memlock, …
     topology: Mapping[str, Mapping[str, str]] = {}  # by uuid and uuid: nvlink, switch, bridge, node, system
 

@@ -18,7 +18,7 @@ import msgspec
 
 from gpukeeper.acceptance import suite
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, RunMode, RunRequest
-from gpukeeper.acceptance.judging import circumstances, judge, tally
+from gpukeeper.acceptance.judging import circumstances, judge, verdicts
 from gpukeeper.acceptance.judging.power import detection_power
 from gpukeeper.acceptance.ports import Workbench
 from gpukeeper.acceptance.record import (
@@ -161,7 +161,7 @@ async def _observe(workbench: Workbench, order: RunConfig, clock: Clock) -> RunS
     gpus: tuple[Gpu, ...] = ()
     if not isinstance(machine.gpus, Unknown):
         _refuse_unknown(machine.gpus, order.wish.gpus)
-        gpus = tally.wanted(machine.gpus, order.wish.gpus)
+        gpus = verdicts.wanted(machine.gpus, order.wish.gpus)
     run = RunState(order, started, machine, gpus, history=order.history(gpus))
     run.before = await _look(workbench, run)
     return run
@@ -169,7 +169,7 @@ async def _observe(workbench: Workbench, order: RunConfig, clock: Clock) -> RunS
 
 def _refuse_unknown(gpus: Sequence[Gpu], names: Sequence[str]) -> None:
     """A requested GPU that does not exist is an error: the verdict must not be about the others only."""
-    unknown = [name for name in names if not tally.wanted(gpus, (name,))]
+    unknown = [name for name in names if not verdicts.wanted(gpus, (name,))]
     if unknown:
         here = ", ".join(f"{gpu.index} ({gpu.identity})" for gpu in gpus) or "none"
         raise UsageError(f"--gpus {', '.join(unknown)}: GPU not found. Nothing was run. Available GPUs: {here}")
@@ -330,7 +330,7 @@ async def _verified(workbench: Workbench, run: RunState, one: PlannedCheck, cloc
             tries.append(_read(run, one, merged, again))
         except Exception as error:  # what the tries before it showed still counts
             tries.append(_failed(run, one.check, error))
-    return tally.confirmed(tries)
+    return verdicts.confirmed(tries)
 
 
 def _read(run: RunState, one: PlannedCheck, trial: CheckRun, latest: CheckRun) -> tuple[Finding, ...]:
@@ -343,8 +343,8 @@ def _suspects(tries: Sequence[tuple[Finding, ...]]) -> set[str | None]:
     """GPUs (None: the node) about which the tries so far do not agree, or which failed only once."""
     return {
         key[2]
-        for key in {tally.key(one) for found in tries for one in found if tally.needs_another(one)}
-        if tally.undecided([tally.find(one, key) for one in tries])
+        for key in {verdicts.key(one) for found in tries for one in found if verdicts.needs_another(one)}
+        if verdicts.undecided([verdicts.find(one, key) for one in tries])
     }
 
 
@@ -396,8 +396,8 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, tuple[Finding, 
 
 def _report(run: RunState, ended: datetime) -> Report:
     order, seconds = run.order, (ended - run.started).total_seconds()
-    tallies = tally.of_gpus(run.gpus, run.findings, run.busy, seconds)
-    verdict, reason = tally.of_run(
+    tallies = verdicts.of_gpus(run.gpus, run.findings, run.busy, seconds)
+    verdict, reason = verdicts.of_run(
         order.wish, run.gpus, run.findings, interrupted=run.interrupted, self_test=order.self_test
     )
     return Report(

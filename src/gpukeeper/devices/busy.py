@@ -16,7 +16,7 @@ import msgspec
 
 from gpukeeper.devices.dcgm import ExportedGpu
 from gpukeeper.devices.driver.facts import Activity, GpuFacts, SliceFacts
-from gpukeeper.model.condition import NOT_ASKED
+from gpukeeper.model.condition import NOT_QUERIED
 from gpukeeper.model.unknown import Unknown
 
 Export: TypeAlias = Mapping[tuple[str, int | None], ExportedGpu]
@@ -225,7 +225,7 @@ class Heartbeat:
         self._grew: datetime | None = None
         self._fell: datetime | None = None
 
-    def update(self, value: int | Unknown, now: datetime, before: int | Unknown = NOT_ASKED) -> None:
+    def update(self, value: int | Unknown, now: datetime, before: int | Unknown = NOT_QUERIED) -> None:
         self._asked = earlier(self._asked, now) or now
         self._grew, self._fell = earlier(self._grew, now), earlier(self._fell, now)
         if isinstance(value, Unknown):

@@ -15,7 +15,7 @@ from gpukeeper.acceptance.reports.document import report_json
 from gpukeeper.acceptance.reports.merge import FleetReport
 from gpukeeper.acceptance.reports.store import StoredRun
 from gpukeeper.acceptance.reports.wording import fact, figure, gpu_words, retest_command
-from gpukeeper.acceptance.suite import NOT_ASKED_FOR
+from gpukeeper.acceptance.suite import is_not_selected
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.grade import Grade
@@ -192,7 +192,7 @@ def coverage_lines(coverage: Iterable[NotTested], *, verbose: bool) -> list[str]
     """What was skipped, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for one in coverage:
-        if not verbose and (one.within or one.why == NOT_ASKED_FOR):
+        if not verbose and (one.within or is_not_selected(one.why)):
             continue  # listed in the next steps, or deselected by the user
         name = f"{one.check} ({one.what})" if one.what else one.check
         by_reason.setdefault(one.why, []).append(name)

@@ -75,7 +75,7 @@ def test_what_is_left_out_is_named_with_the_time_that_runs_it() -> None:
     ("wish", "gpus", "why"),
     [
         (RunRequest(skip=("x",)), GPUS, "skipped on request (--skip)"),
-        (RunRequest(only=("y",)), GPUS, "not among the checks asked for"),
+        (RunRequest(only=("y",)), GPUS, "not among the selected checks"),
         (RunRequest(), (), "no GPU available"),
         (RunRequest(), GPUS[:1], "needs 2 GPUs, 1 available"),
         (RunRequest(), (GPUS[0], Gpu(uuid="MIG-1", index=1, part_of="GPU-0")), "does not apply to slices of a GPU"),

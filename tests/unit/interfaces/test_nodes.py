@@ -174,8 +174,8 @@ def test_a_node_that_cannot_be_looked_at_afterwards_is_not_empty(capsys: pytest.
     )
     done = applied(one)
     assert [str(change.after) for change in done[0].nodes] == [
-        "not known: it no longer exists",
-        "not known: lab did not answer",
+        "unknown: it no longer exists",
+        "unknown: lab did not answer",
     ]
     apply._print(one, done, json=False, quiet=True)
     out = capsys.readouterr().out

@@ -101,7 +101,8 @@ def test_a_device_that_any_process_has_open_is_held_and_says_by_whom() -> None:
         ),
         (opened(None, "615"), None, ClaimState.FREE, ""),  # an H200 without clients
         (opened(None, "3686"), None, ClaimState.UNSURE, "its baseline is unknown"),
-        (opened(None, "not known: not supported"), 4, ClaimState.UNSURE, "its used memory is unknown"),
+        (opened(None, "unknown: not supported"), 4, ClaimState.UNSURE, "its used memory is unknown"),
+        (opened(None, "not known: not supported"), 4, ClaimState.UNSURE, "its used memory is unknown"),  # text before
         (
             opened(Unknown("that needs root")),
             4,
@@ -243,8 +244,9 @@ def test_else_what_the_driver_says_of_the_device(labels: dict[str, str], use: fl
     assert one.use == (use if use is not None else Unknown("not measured"))
 
 
-def test_use_that_the_driver_could_not_tell_is_not_measured() -> None:
-    (one,) = claimed(device(0, utilisation_percent="not known: not supported"), named("eval", "GPU-0"))
+@pytest.mark.parametrize("text", ["unknown: not supported", "not known: not supported"])  # now, and before
+def test_use_that_the_driver_could_not_report_is_not_measured(text: str) -> None:
+    (one,) = claimed(device(0, utilisation_percent=text), named("eval", "GPU-0"))
     assert one.use == Unknown("not measured")
 
 

@@ -10,7 +10,7 @@ from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.record import Finding, GpuSummary, Machine, NotTested, Report
 from gpukeeper.acceptance.reports.merge import merge
-from gpukeeper.acceptance.suite import NOT_ASKED_FOR
+from gpukeeper.acceptance.suite import NOT_SELECTED
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
@@ -74,13 +74,21 @@ def test_what_was_left_out_by_reason_and_the_shortest_span_that_adds_something()
     left = (
         NotTested(check="links", why="needs two GPUs"),
         NotTested(check="ddp", why="needs two GPUs"),
-        NotTested(check="gemm", why=NOT_ASKED_FOR),
+        NotTested(check="gemm", why=NOT_SELECTED),
         NotTested(check="stress", why="takes long", within="4h"),
         NotTested(check="training", what="long", why="takes long", within="30m"),
     )
     assert coverage_lines(left, verbose=False) == ["not tested: links, ddp: needs two GPUs"]
     assert len(coverage_lines(left, verbose=True)) == 3
     assert next_steps(report(coverage=left)) == ["Not tested yet; --within 30m adds: training (long)"]
+
+
+def test_a_stored_report_with_the_former_reason_of_unselected_checks() -> None:
+    left = (
+        NotTested(check="gemm", why="not among the checks asked for"),
+        NotTested(check="links", why="needs two GPUs"),
+    )
+    assert coverage_lines(left, verbose=False) == ["not tested: links: needs two GPUs"]
 
 
 def test_the_verdict_with_how_long_it_took() -> None:

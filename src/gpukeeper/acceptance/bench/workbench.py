@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from gpukeeper.acceptance.bench import foreign, machine
+from gpukeeper.acceptance.bench import machine, other_processes
 from gpukeeper.acceptance.bench.probing import ProbeLauncher, ProbeWorkers, run_ranks
 from gpukeeper.acceptance.record import Machine, ProbeFailure, ProbeReply, ProbeRequest
 from gpukeeper.blocking import in_thread
@@ -60,7 +60,7 @@ class LocalWorkbench:
         self._facts: tuple[GpuFacts, ...] | None = None
         self._used_before_us: dict[str, Fact] | None = None  # MiB, by uuid
         self._busy_before_us: dict[str, Fact] = {}  # percent, by uuid
-        self._own: set[foreign.Name] = set()  # processes of ours that had a GPU open at a scan
+        self._own: set[other_processes.Name] = set()  # processes of ours that had a GPU open at a scan
         self._met: dict[str, dict[int, str]] = {}  # by uuid: others' processes since the last look, pid and words
         self._hidden: frozenset[str] = frozenset()  # GPUs that are somebody else's for now
         self._logs: dict[str, str] = {}
@@ -188,14 +188,17 @@ class LocalWorkbench:
         self._used_before_us = {uuid: one.states.get("memory_used_mib") for uuid, one in seen.items()}
         self._busy_before_us = {uuid: one.states.get("utilisation") for uuid, one in seen.items()}
 
-        if any(isinstance(use, int | float) and use >= foreign.BUSY_PERCENT for use in self._busy_before_us.values()):
+        if any(
+            isinstance(use, int | float) and use >= other_processes.BUSY_PERCENT
+            for use in self._busy_before_us.values()
+        ):
             await asyncio.sleep(SETTLES_S)  # a driver that was just opened, or a program that just ended, shows use
             again = await self._driver.health()
             now = {} if isinstance(again, Unknown) else health_of(again, self._opened, lambda *_: (), {})
             self._busy_before_us = {uuid: one.states.get("utilisation") for uuid, one in now.items()}
 
-    def _scan(self) -> foreign.OtherProcesses:
-        found = foreign.scan(known=self._own)
+    def _scan(self) -> other_processes.OtherProcesses:
+        found = other_processes.scan(known=self._own)
         self._own |= found.own
         return found
 
@@ -271,13 +274,13 @@ def _is_absent(facts: DriverAnswer) -> bool:
     return facts.state == "no driver" and not Path("/proc/driver/nvidia").exists()
 
 
-def _others(neighbours: foreign.OtherProcesses, gpus: Sequence[GpuFacts]) -> dict[str, dict[int, str]]:
+def _others(neighbours: other_processes.OtherProcesses, gpus: Sequence[GpuFacts]) -> dict[str, dict[int, str]]:
     """By uuid of a GPU or slice: processes of others on it now, by pid."""
     found: dict[str, dict[int, str]] = {}
     for one in gpus:
         slices = () if isinstance(one.slices, Unknown) else one.slices
         uuids = [part.uuid for part in slices] or ([one.uuid] if isinstance(one.uuid, str) else [])
-        found |= {uuid: {pid: foreign.describe(pid) for pid in neighbours.others(one, uuid)} for uuid in uuids}
+        found |= {uuid: {pid: other_processes.describe(pid) for pid in neighbours.others(one, uuid)} for uuid in uuids}
     return found
 
 
@@ -287,7 +290,7 @@ def _with_met(look: Health, met: Mapping[int, str]) -> Health:
     pids = tuple(sorted({*now, *met}))
     if not pids:
         return look
-    named = {pid: met.get(pid) or foreign.describe(pid) for pid in pids}
+    named = {pid: met.get(pid) or other_processes.describe(pid) for pid in pids}
     return msgspec.structs.replace(look, foreign=pids, named=named)
 
 

@@ -25,7 +25,7 @@ from gpukeeper.acceptance.check import (
     too_little,
     unknown_words,
 )
-from gpukeeper.acceptance.judging import answers, judge, ranks
+from gpukeeper.acceptance.judging import judge, ranks, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
@@ -86,7 +86,7 @@ def _curve(same: Sequence[Values]) -> Curve:
     if any("left_out" in one for one in same):
         why = next(str(one["left_out"]) for one in same if "left_out" in one)
         return Curve(str(first["op"]), int(first["bytes"]), (), why)
-    rounds = zip(*(answers.figures(one.get("busbw")) for one in same), strict=True)
+    rounds = zip(*(replies.figures(one.get("busbw")) for one in same), strict=True)
     return Curve(str(first["op"]), int(first["bytes"]), tuple(min(each) for each in rounds))
 
 
@@ -213,7 +213,7 @@ def _under_half(name: str, judged: Sequence[Finding], context: CheckContext) -> 
 
 
 def _latency(name: str, said: Values, results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
-    rounds = list(zip(*(answers.figures(answer.get("latency_us")) for answer in results.values()), strict=True))
+    rounds = list(zip(*(replies.figures(answer.get("latency_us")) for answer in results.values()), strict=True))
     method = f"latency/{said['backend']}/n{said['world']}/{said.get('variant')}/{said.get('latency_bytes')}B"
     samples = tuple(max(each) for each in rounds)
     asked = Measurement(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
-from gpukeeper.acceptance.judging import answers, judge, ranks
+from gpukeeper.acceptance.judging import judge, ranks, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
@@ -79,7 +79,7 @@ def _of_gpus(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding
 
 
 def _middle(pairs: Sequence[Values]) -> tuple[float, ...]:
-    repeats = zip(*(answers.figures(pair["gbps"]) for pair in pairs), strict=True)
+    repeats = zip(*(replies.figures(pair["gbps"]) for pair in pairs), strict=True)
     return tuple(statistics.median(each) for each in repeats)
 
 
@@ -117,7 +117,7 @@ def _slow(pair: Values, way: str, usual: float, count: int, context: CheckContex
         value=value,
         unit="GB/s",
         method=f"p2p/copy/{way}",
-        samples=answers.figures(pair["gbps"]),
+        samples=replies.figures(pair["gbps"]),
         peer_median=usual,
         peer_n=count,
         confirm=verdict is Grade.FAIL,
@@ -125,7 +125,7 @@ def _slow(pair: Values, way: str, usual: float, count: int, context: CheckContex
 
 
 def _median(pair: Values) -> float:
-    samples = answers.figures(pair["gbps"])
+    samples = replies.figures(pair["gbps"])
     return statistics.median(samples) if samples else 0.0
 
 

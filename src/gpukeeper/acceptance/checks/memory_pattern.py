@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
-from gpukeeper.acceptance.judging import answers
+from gpukeeper.acceptance.judging import replies
 from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
@@ -26,7 +26,7 @@ def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     share = params_of(NAME, trial.serving, context).get("share", 0.0)
     asked = float(share) if isinstance(share, int | float) and not context.small else 0.0
-    _, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, asked))
+    _, findings = replies.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, asked))
     return findings
 
 

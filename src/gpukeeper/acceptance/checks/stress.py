@@ -10,7 +10,7 @@ from statistics import fmean, median
 from msgspec.structs import replace
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
-from gpukeeper.acceptance.judging import answers, judge
+from gpukeeper.acceptance.judging import judge, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.gpu import Gpu, Reading
 from gpukeeper.model.grade import Grade
@@ -37,13 +37,13 @@ def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
-    results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, context))
+    results, findings = replies.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, context))
     return (*findings, *_speeds(results, context))
 
 
 def _of(gpu: str, result: Values, context: CheckContext) -> Iterable[Finding]:
     yield _right(gpu, result)
-    speeds = answers.figures([window["tflops"] for window in result["windows"]])
+    speeds = replies.figures([window["tflops"] for window in result["windows"]])
     yield _steady(gpu, speeds)
     yield _rise(gpu, float(result["step_ms_first"]), float(result["step_ms_last"]))
     if not context.small:
@@ -241,7 +241,7 @@ def _speeds(results: dict[str, Values], context: CheckContext) -> Iterable[Findi
             gpu=gpu,
             unit="TFLOP/s",
             method=str(result.get("method", "")),
-            samples=_thirds(answers.figures([one.get("tflops") for one in result.get("windows") or ()])),
+            samples=_thirds(replies.figures([one.get("tflops") for one in result.get("windows") or ()])),
         )
         for gpu, result in results.items()
     ]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
-from gpukeeper.acceptance.judging import answers, judge, ranks
+from gpukeeper.acceptance.judging import judge, ranks, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.grade import Grade
@@ -68,7 +68,7 @@ def _interpret(results: Mapping[int, Values], context: CheckContext) -> tuple[Fi
 
 def _samples(said: Values, context: CheckContext) -> tuple[Finding, ...]:
     per_step = float(said["global_batch_size"])
-    rates = tuple(1e3 * per_step / one for one in _tens(answers.figures(said["step_ms"])))
+    rates = tuple(1e3 * per_step / one for one in _tens(replies.figures(said["step_ms"])))
     asked = Measurement(
         check=NAME,
         metric="samples",
@@ -92,7 +92,7 @@ def _local(results: Mapping[int, Values], context: CheckContext) -> tuple[Findin
             gpu=ranks.uuid(rank, context),
             unit="ms",
             method=f"{result['method']}/local",
-            samples=_tens(answers.figures(result["local_step_ms"]), 4),
+            samples=_tens(replies.figures(result["local_step_ms"]), 4),
             lower_is_better=True,
         )
         for rank, result in results.items()

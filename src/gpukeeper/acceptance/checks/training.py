@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
-from gpukeeper.acceptance.judging import answers
+from gpukeeper.acceptance.judging import replies
 from gpukeeper.acceptance.judging.judge import missing
 from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
@@ -41,9 +41,9 @@ def invalid_params(params: Mapping[str, Any]) -> Iterable[str]:
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     wanted = params_of(NAME, trial.serving, context).get("min_fall", MIN_FALL)
     least = float(wanted) if isinstance(wanted, int | float) else MIN_FALL
-    results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, least))
+    results, findings = replies.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, least))
     hashes = {gpu: said for gpu, result in results.items() if (said := _said(result))}
-    votes = answers.against_majority(hashes, context)
+    votes = replies.against_majority(hashes, context)
     return (*findings, *(_vote(gpu, stand, n, results[gpu]) for gpu, (stand, n) in votes.items()))
 
 
@@ -54,7 +54,7 @@ def _of(gpu: str, result: Values, least: float) -> Iterable[Finding]:
 
 
 def _loss(gpu: str, runs: list[Mapping[str, Any]], least: float) -> Finding:
-    falls = answers.figures([run["fall"] for run in runs])
+    falls = replies.figures([run["fall"] for run in runs])
     start, end = float(runs[0]["loss_start"]), float(runs[0]["loss_end"])
     worst = min(falls) if all(math.isfinite(fall) for fall in falls) else math.nan
     good = worst >= least  # false for not-a-number
@@ -157,7 +157,7 @@ def _said(result: Values) -> str | None:
 
 
 def _transformer(result: Values) -> list[Mapping[str, Any]]:
-    return list(answers.mapping(result.get("transformer")).get("runs") or ())
+    return list(replies.mapping(result.get("transformer")).get("runs") or ())
 
 
 def _evidence(result: Values) -> dict[str, Any]:

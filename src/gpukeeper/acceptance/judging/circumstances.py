@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from gpukeeper.acceptance.check import CheckContext, CheckRun
-from gpukeeper.acceptance.judging import judge, settings, tally
+from gpukeeper.acceptance.judging import judge, settings, verdicts
 from gpukeeper.acceptance.record import Finding, Remedy
 from gpukeeper.model.gpu import Health
 from gpukeeper.model.grade import Grade
@@ -34,7 +34,7 @@ STOP = "Stop it, or wait until it ends, and test again"
 def is_slow(finding: Finding) -> bool:
     """A FAIL or WARN about speed, or a speed that was too noisy to judge."""
     if finding.verdict is Grade.INCONCLUSIVE:
-        return finding.code.endswith(tally.NOISY)
+        return finding.code.endswith(verdicts.NOISY)
     judged = finding.verdict in (Grade.FAIL, Grade.WARN)
     return judged and (finding.unit in SPEED_UNITS or finding.code.endswith(SPEED_CODES))
 

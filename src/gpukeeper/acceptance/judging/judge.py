@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from gpukeeper.acceptance.check import CheckContext
 from gpukeeper.acceptance.judging import history, peers
-from gpukeeper.acceptance.judging.lines import Bounds, Figure, grade, repeatability
+from gpukeeper.acceptance.judging.bounds import Bounds, Figure, grade, repeatability
 from gpukeeper.acceptance.record import Finding, Measurement, Remedy, Thresholds
 from gpukeeper.model.grade import Grade, rank
 

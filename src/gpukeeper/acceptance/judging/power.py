@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from gpukeeper.acceptance.check import CheckContext
 from gpukeeper.acceptance.judging import history, judge, peers
-from gpukeeper.acceptance.judging.lines import Figure
+from gpukeeper.acceptance.judging.bounds import Figure
 from gpukeeper.acceptance.record import Finding, Power
 
 

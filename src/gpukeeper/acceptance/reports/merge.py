@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from gpukeeper.acceptance.judging import peers
-from gpukeeper.acceptance.judging.lines import Figure
+from gpukeeper.acceptance.judging.bounds import Figure
 from gpukeeper.acceptance.record import Finding, Report
 from gpukeeper.acceptance.reports.tables import rows
 from gpukeeper.acceptance.reports.wording import (

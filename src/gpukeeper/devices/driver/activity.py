@@ -11,7 +11,7 @@ import msgspec
 
 from gpukeeper.devices.driver.facts import NO_SLICE_UTILISATION, Activity, GpuFacts, SliceFacts
 from gpukeeper.devices.driver.nvml import energy, errors, every_gpu, fact, never, number_in, refused
-from gpukeeper.model.condition import NOT_ASKED
+from gpukeeper.model.condition import NOT_QUERIED
 from gpukeeper.model.unknown import Unknown
 
 SHORTEST_WINDOW_S = 1.0  # the slowest product takes one utilisation sample per second
@@ -132,7 +132,7 @@ class ActivityMonitor:
 
     def _measured(self, handle: Any, gpu: GpuFacts, window: float) -> GpuFacts:
         uuid = str(gpu.uuid)
-        before, self._energy[uuid] = self._energy.get(uuid, NOT_ASKED), energy(self._nvml, handle)
+        before, self._energy[uuid] = self._energy.get(uuid, NOT_QUERIED), energy(self._nvml, handle)
         if gpu.sliced is True:
             busy: dict[str, Any] = {"gpm": ONLY_SLICES, "utilisation": NO_SLICE_UTILISATION}
         else:

@@ -20,7 +20,7 @@ from gpukeeper.model.subject import Marks
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, NOT_ASKED, SHOWN, TTL, TTL_NAME
+from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, NOT_CHECKED, SHOWN, TTL, TTL_NAME
 from gpukeeper.platforms.kubernetes.wire import Meta, Spec, Wire, when
 
 HOLD_UNTIL, OWNER, EXEMPT = "gpukeeper.io/hold-until", "gpukeeper.io/owner", "gpukeeper.io/exempt"
@@ -78,7 +78,7 @@ def read(
     foreign: Sequence[str] = (),
     pods_hold: str | None = None,
     gitops: bool = False,
-    ttl_field: bool | Unknown = NOT_ASKED,
+    ttl_field: bool | Unknown = NOT_CHECKED,
 ) -> tuple[Marks, tuple[str, ...]]:
     """The marks, and problems to fix. `gitops`: objects of a GitOps tool are acted on, too.
     `ttl_field`: whether the served TrainJob has one."""

@@ -17,7 +17,7 @@ from gpukeeper.platforms.kubernetes.kinds.catalog import makes_runs
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
 from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, Kind, Lever
 from gpukeeper.platforms.kubernetes.kinds.pod import POD, of_pod
-from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
+from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_CHECKED
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
 from gpukeeper.platforms.kubernetes.pod_totals import PodTotals, held, held_slices
 from gpukeeper.platforms.kubernetes.settings import settings_of
@@ -52,7 +52,7 @@ class TranslationSettings(msgspec.Struct, frozen=True):
     owner_labels: tuple[str, ...] = ()
     foreign_ttl: tuple[str, ...] = ()
     gitops: bool = False
-    ttl_field: bool | Unknown = NOT_ASKED  # of a TrainJob: read from the cluster
+    ttl_field: bool | Unknown = NOT_CHECKED  # of a TrainJob: read from the cluster
 
     @classmethod
     def of(cls, policy: Policy) -> TranslationSettings:

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.bench import foreign
 from gpukeeper.acceptance.bench import workbench as workbench_module
-from gpukeeper.acceptance.bench.foreign import OtherProcesses
+from gpukeeper.acceptance.bench.other_processes import OtherProcesses
 from gpukeeper.acceptance.bench.probing import ProbeLauncher
 from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 from gpukeeper.acceptance.record import ProbeFailure, ProbeRequest, ProbeResult
@@ -144,7 +143,7 @@ def test_who_was_there_before_our_first_worker_is_not_hidden_by_it(
     """In a container memory alone tells of others, and from our first worker on it is also ours."""
     ours = Holder(pid=os.getpid(), starttime=1, uid=0, comm="python", stopped=False, minors=(200,))
     walled = OtherProcesses((ours,), frozenset({os.getpid()}), {}, walled=True)
-    monkeypatch.setattr(foreign, "scan", lambda **_: walled)
+    monkeypatch.setattr(other_processes, "scan", lambda **_: walled)
     python, started = tmp_path / "python", tmp_path / "started"
     python.write_text(f'#!/bin/sh\n: > "{started}"\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
@@ -188,7 +187,7 @@ def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_look
                 loop.call_soon_threadsafe(gone.set)  # what the scan before this one saw is remembered
             return somebody if len(scans) == 1 else nobody
 
-        monkeypatch.setattr(foreign, "scan", scan)
+        monkeypatch.setattr(other_processes, "scan", scan)
         await bench._watched(asyncio.wait_for(gone.wait(), 60))
         return await bench.health(), await bench.health()
 

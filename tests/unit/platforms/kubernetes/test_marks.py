@@ -22,7 +22,7 @@ from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
+from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_CHECKED
 from gpukeeper.platforms.kubernetes.marks import (
     FAR,
     AnnouncedWarnings,
@@ -51,7 +51,7 @@ def marks(
     foreign: tuple[str, ...] = (),
     pods_hold: str | None = None,
     gitops: bool = False,
-    ttl_field: bool | Unknown = NOT_ASKED,
+    ttl_field: bool | Unknown = NOT_CHECKED,
     **metadata: Any,
 ) -> tuple[Marks, tuple[str, ...]]:
     """Without the command that holds it, which every object has."""
