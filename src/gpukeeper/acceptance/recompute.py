@@ -35,17 +35,17 @@ ADVICE = "Test the machine again, or copy the report directory from the machine"
 def recomputed(report: Report, doubts: Iterable[str] = ()) -> Report:
     """`doubts`: what the reader of the file noticed, a sentence each (the manifest does not match)."""
     wish = wish_of(report)
-    asked = wish or RunRequest(device=report.device)
+    request = wish or RunRequest(device=report.device)
     known = _gpus(report)
-    gpus = verdicts.wanted(known, asked.gpus)
-    added = [*_expectations(report, asked), *(_doubt("changed", words) for words in doubts)]
+    gpus = verdicts.wanted(known, request.gpus)
+    added = [*_expectations(report, request), *(_doubt("changed", words) for words in doubts)]
     added += [_doubt("incomplete", words) for words in _incomplete(report, wish, gpus)]
     added += [_doubt("contradiction", words) for words in _contradictions(report, wish, known)]
-    verdict, reason = verdicts.of_run(asked, gpus, (*report.findings, *added), interrupted=report.interrupted)
+    verdict, reason = verdicts.of_run(request, gpus, (*report.findings, *added), interrupted=report.interrupted)
     if rank(verdict) > rank(report.verdict):
         words = f"the verdict of the report is {report.verdict}, its findings give {verdict}"
         added.append(_doubt("verdict", words))
-        verdict, reason = verdicts.of_run(asked, gpus, (*report.findings, *added), interrupted=report.interrupted)
+        verdict, reason = verdicts.of_run(request, gpus, (*report.findings, *added), interrupted=report.interrupted)
     if rank(report.verdict) >= rank(verdict):
         verdict, reason = report.verdict, report.reason
     findings = (*report.findings, *added)

@@ -118,8 +118,8 @@ def _exemptions(loaded: Loaded) -> list[Row]:
 def exemption_words(one: Exemption) -> str:
     named = (("owner", one.owner), ("workload", one.workload), ("class", one.class_))
     whom = ", ".join(f"{word} {name}" for word, name in named if name)
-    said = "refused" if one.refused else f"{', '.join(one.rules) or 'every rule'}{_until(one)}"
-    return f"{whom}: {said} ({one.reason or 'no reason given'})"
+    effect = "refused" if one.refused else f"{', '.join(one.rules) or 'every rule'}{_until(one)}"
+    return f"{whom}: {effect} ({one.reason or 'no reason given'})"
 
 
 def _until(one: Exemption) -> str:

@@ -100,8 +100,8 @@ class Prometheus:
 
     async def range(self, query: str, since: datetime, until: datetime, step: timedelta) -> list[TimeSeries] | Unknown:
         """A PromQL expression, evaluated at each step."""
-        asked = {"query": query, "start": _time(since), "end": _time(until), "step": f"{step.total_seconds():.0f}"}
-        return await self._ask("query_range", asked, _lines)
+        parameters = {"query": query, "start": _time(since), "end": _time(until), "step": f"{step.total_seconds():.0f}"}
+        return await self._ask("query_range", parameters, _lines)
 
     async def _ask(self, what: str, query: Mapping[str, Sequence[str]], read: Callable[[bytes], T]) -> T | Unknown:
         if isinstance(self._base, Unknown):
@@ -201,10 +201,10 @@ def _value(text: str) -> float:
 
 def _refusal(answer: http_client.Response) -> str:
     try:
-        said = reading.decode(answer.body, type=_ApiResponse).error
+        message = reading.decode(answer.body, type=_ApiResponse).error
     except msgspec.MsgspecError:
-        said = ""
-    words = f"it answered {answer.status} {said or answer.reason}"
+        message = ""
+    words = f"it answered {answer.status} {message or answer.reason}"
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         words += f"; set a token in {TOKEN} or {TOKEN_FILE}, or user and password in the address"
     return words

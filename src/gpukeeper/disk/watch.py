@@ -159,10 +159,10 @@ class FileWatcher:
         now = self._clock()
         while True:
             try:
-                told = os.read(self._fd, _BUFFER)
+                data = os.read(self._fd, _BUFFER)
             except BlockingIOError:
                 break
-            for event in parse(told):
+            for event in parse(data):
                 if event.pid != os.getpid():
                     self._note(event, known, now)
         if len(self._last) > REMEMBERED:
@@ -227,14 +227,14 @@ def entry_of(folder: str, path: str, name: str) -> str | None:
     return path[len(prefix) :].split("/", 1)[0] if path.startswith(prefix) else None
 
 
-def parse(told: bytes) -> Iterator[Event]:
+def parse(data: bytes) -> Iterator[Event]:
     at = 0
-    while at + _EVENT.size <= len(told):
-        length, _, _, head, mask, _, pid = _EVENT.unpack_from(told, at)
+    while at + _EVENT.size <= len(data):
+        length, _, _, head, mask, _, pid = _EVENT.unpack_from(data, at)
         if mask & _OVERFLOW:
             yield Event(b"", None, "", 0, lost=True)
         else:
-            yield _event(told[at + head : at + length], pid)
+            yield _event(data[at + head : at + length], pid)
         at += max(length, _EVENT.size)
 
 

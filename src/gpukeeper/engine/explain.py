@@ -50,7 +50,7 @@ async def explained(
     closer = await found.platform.read(ref)
     if isinstance(closer, Subject):  # what its removal would destroy is learned by a closer look only
         view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, loses=closer.loses))
-    said = await found.platform.diagnose(ref)
+    diagnosis = await found.platform.diagnose(ref)
     now = keeper.clock.now()
     given = answers(view, book, now)
     return Explanation(
@@ -64,8 +64,8 @@ async def explained(
         remedies=remedies(view, book, given, now),
         findings=tuple(one for one in strange if any(about.key == ref.key for about in one.about)),
         history=tuple(history[-HISTORY:]),
-        diagnosis=None if isinstance(said, Unknown) else said,
-        undiagnosed=said if isinstance(said, Unknown) else None,
+        diagnosis=None if isinstance(diagnosis, Unknown) else diagnosis,
+        undiagnosed=diagnosis if isinstance(diagnosis, Unknown) else None,
     )
 
 

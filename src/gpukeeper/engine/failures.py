@@ -18,8 +18,8 @@ def bug_words(problem: Exception) -> str:
     """One line: what it is, and where in the code it came from."""
     frames = traceback.extract_tb(problem.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    said = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
-    return f"this is a bug in gpukeeper, please report it: {said[:LONGEST]}{where}"
+    text = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+    return f"this is a bug in gpukeeper, please report it: {text[:LONGEST]}{where}"
 
 
 def pass_stopped(place: str, problem: Exception) -> str:

@@ -43,23 +43,23 @@ async def find(keeper: Keeper, book: Rulebook, words: str, *, acting: bool = Fal
     refs = _listed(keeper, book, words)
     by_uid = len(refs) == 1 and refs[0].uid == words
     if len(refs) == 1 and (by_uid or not acting):
-        looked = await _looked_at(keeper, book, refs)
-        if looked:
-            return looked[0]
+        found = await _looked_at(keeper, book, refs)
+        if found:
+            return found[0]
     return await _listed_anew(keeper, book, words)
 
 
 async def look_at(keeper: Keeper, book: Rulebook, ref: Ref) -> FoundSubject | None:
     """The same object as it is now. None: it does not exist, or cannot be read."""
-    looked = await _looked_at(keeper, book, [ref])
-    return looked[0] if looked else None
+    found = await _looked_at(keeper, book, [ref])
+    return found[0] if found else None
 
 
 async def _listed_anew(keeper: Keeper, book: Rulebook, words: str) -> FoundSubject:
     steady = asyncio.get_running_loop().time
-    asked = steady()
+    began = steady()
     async with keeper.request_state.listing:
-        if all(one.begun >= asked - FRESH for one in _listings(keeper, book)):
+        if all(one.begun >= began - FRESH for one in _listings(keeper, book)):
             silent = [why for one in _listings(keeper, book) for why in one.unseen]
             matches = await _looked_at(keeper, book, _listed(keeper, book, words))
         else:
@@ -84,8 +84,8 @@ async def _only_one(
     if len(matches) > 1:
         paths = sorted(f"{m.view.subject.ref.path} ({m.view.subject.ref.uid})" for m in matches)
         more = f"\n  and {len(paths) - MOST_PATHS} more" if len(paths) > MOST_PATHS else ""
-        told = "\n  ".join(paths[:MOST_PATHS]) + more
-        raise UsageError(f'"{words}" matches {len(matches)} objects; use more of the path, or the uid:\n  {told}')
+        listed = "\n  ".join(paths[:MOST_PATHS]) + more
+        raise UsageError(f'"{words}" matches {len(matches)} objects; use more of the path, or the uid:\n  {listed}')
     return matches[0]
 
 
@@ -134,11 +134,11 @@ async def _observed_at(
 async def _parts(keeper: Keeper, platform: Platform, book: Rulebook, words: str) -> list[FoundSubject]:
     """What is part of a workload: to be explained, never acted on by itself."""
     try:
-        looked = [await platform.read(ref) for ref in await platform.parts(words)]
+        found = [await platform.read(ref) for ref in await platform.parts(words)]
     except Exception as problem:
         _why_unseen(platform, problem)
         return []
-    parts = [one for one in looked if isinstance(one, Subject)]
+    parts = [one for one in found if isinstance(one, Subject)]
     views = await build_views(keeper, platform, parts, book, [], keeper.clock.now())
     return [FoundSubject(platform, view) for view in views]
 

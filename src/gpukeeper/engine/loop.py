@@ -277,17 +277,17 @@ async def _look_for_missed_passes(w: Watch) -> None:
 
 async def _complain(w: Watch, what: str) -> None:
     """Log and record it, unless that was a moment ago. If the ledger cannot be written (a full disk), go on."""
-    said = _say(w, what)
-    if said is not None:
+    text = _say(w, what)
+    if text is not None:
         with suppress(LedgerError):
-            await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=said)])
+            await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=text)])
 
 
 def _say(w: Watch, what: str) -> str | None:
-    said = w.throttle.admit(what, asyncio.get_running_loop().time())
-    if said is not None:
-        w.on_complaint(said)
-    return said
+    text = w.throttle.admit(what, asyncio.get_running_loop().time())
+    if text is not None:
+        w.on_complaint(text)
+    return text
 
 
 async def _wait(bell: asyncio.Event, span: timedelta) -> None:

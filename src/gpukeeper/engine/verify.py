@@ -74,8 +74,8 @@ async def settle(keeper: Keeper, platform: Platform) -> list[Closed]:
     keeper.followed.keep_only(key_of(platform), {intent.step for intent in intents})
     for intent in intents:
         assert intent.ref is not None
-        looked = await platform.read(intent.ref)
-        result, words = as_found(intent.action, intent.incarnation, looked, running=intent.running)
+        found = await platform.read(intent.ref)
+        result, words = as_found(intent.action, intent.incarnation, found, running=intent.running)
         if result is Result.UNKNOWN:
             continue  # stays open; nothing is done to it before it could be read
         if intent.action is Action.STOP and result is Result.STILL_THERE:

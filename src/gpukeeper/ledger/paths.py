@@ -14,8 +14,8 @@ LONGEST_SOCKET_PATH = 107  # bytes; the kernel has no room for more
 
 def state_folder(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
     """`$GPUKEEPER_STATE`; else /var/lib/gpukeeper for root, the XDG state folder for everyone else."""
-    if told := environ.get("GPUKEEPER_STATE"):
-        return _expanded(Path(told)).absolute()
+    if configured := environ.get("GPUKEEPER_STATE"):
+        return _expanded(Path(configured)).absolute()
     if (os.geteuid() if uid is None else uid) == 0:
         return Path("/var/lib/gpukeeper")
     # The XDG specification says that a relative path there is to be ignored.
@@ -54,8 +54,8 @@ def reports_folder(ledger: Path) -> Path:
 def socket_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
     """Where the daemon listens: `$GPUKEEPER_SOCKET`; /run/gpukeeper for root's, which everybody may ask; else below
     the state folder."""
-    if told := environ.get("GPUKEEPER_SOCKET"):
-        return Path(told)
+    if configured := environ.get("GPUKEEPER_SOCKET"):
+        return Path(configured)
     if environ.get("GPUKEEPER_STATE"):
         return state_folder(environ, uid) / "socket"
     root = Path("/run/gpukeeper/socket")

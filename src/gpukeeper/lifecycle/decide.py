@@ -123,11 +123,11 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
 def answers(view: View, book: Rulebook, now: datetime) -> tuple[Answer, ...]:
     """The answers of all rules, suspended or not; `explain` shows them."""
     settings, shape = book.settings(view.subject), view.subject.shape
-    said = {
+    given = {
         name: not_before_announced(view, evaluate(view, settings, now), now)
         for name, evaluate in _APPLICABLE[shape, None]
     }
-    return tuple([said.get(name, silent) for name, silent in _NOT_FOR[shape]])
+    return tuple([given.get(name, silent) for name, silent in _NOT_FOR[shape]])
 
 
 def still_holds(step: Step, fresh: View, book: Rulebook, now: datetime) -> str | None:

@@ -120,15 +120,15 @@ def in_spite_of(
     return next((one for one in coming if one.action is not Action.WARN and one.at < granted.until), None)
 
 
-def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime) -> tuple[str, ...]:
+def remedies(view: View, book: Rulebook, answers: tuple[Answer, ...], now: datetime) -> tuple[str, ...]:
     """What would change what happens, in sentences for the owner. Empty: nothing is going to happen."""
     path = view.subject.ref.path
-    by_rule = {answer.rule: answer for answer in said}
+    by_rule = {answer.rule: answer for answer in answers}
     if by_rule[target.NAME].verdict is not Verdict.SILENT:
         return ()
     exempt = by_rule[exemption.NAME]
-    pending = {a.rule for a in said if a.verdict in _PENDING and not exempt.suspends & {a.rule, "*"}}
-    found = [f"what is unknown becomes known: {a.reason}" for a in said if a.verdict is Verdict.UNKNOWN]
+    pending = {a.rule for a in answers if a.verdict in _PENDING and not exempt.suspends & {a.rule, "*"}}
+    found = [f"what is unknown becomes known: {a.reason}" for a in answers if a.verdict is Verdict.UNKNOWN]
     if exempt.verdict is Verdict.PROTECT:
         found.append(f"an admin ends its exemption in the policy; currently {exempt.reason}")
     if was_stopped(view):
@@ -142,8 +142,8 @@ def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime
     if pending - NOT_HELD and counts and book.settings(view.subject).class_name != keep_alive.UNOWNED:
         found.append("touch the keep-alive file inside it")
     if max_runtime.NAME in pending:
-        asked = f"gpukeeper workload hold {path} --suspends {max_runtime.NAME}"
-        found.append(f"an admin grants more time: {asked}")
+        command = f"gpukeeper workload hold {path} --suspends {max_runtime.NAME}"
+        found.append(f"an admin grants more time: {command}")
     if pending and exempt.verdict is not Verdict.PROTECT:
         found.append("an admin exempts it in the policy")
     if any(one.until > now for one in view.memory.holds):

@@ -58,7 +58,7 @@ def may_hold(
     view: View,
     book: Rulebook,
     who: str,
-    asked: timedelta | None,
+    requested: timedelta | None,
     now: datetime,
     *,
     reason: str = "",
@@ -72,7 +72,7 @@ def may_hold(
         return NotAllowed(f"{view.subject.ref.path} is part of {view.subject.root}, and only the root can be held")
     limits = book.settings(view.subject).limits
     longest = limits.hold if not isinstance(limits, Unknown) else timedelta(days=1)
-    span = asked if asked is not None else longest
+    span = requested if requested is not None else longest
     if span <= timedelta():
         return NotAllowed("a hold needs a length such as 2h or 1d")
     unknown = next((name for name in suspends if name not in SUSPENDABLE), None)

@@ -149,7 +149,7 @@ def _retention(policy: Policy, environment: str | Unknown | None) -> Retention |
 def fits(match: Match, subject: Subject) -> bool:
     ref = subject.ref
     owner = subject.owner if isinstance(subject.owner, str) else None
-    asked = (
+    patterns = (
         (match.platform, ref.platform),
         (match.namespace, ref.namespace),
         (match.kind and match.kind.lower(), ref.kind),  # people write capitals, too
@@ -157,7 +157,7 @@ def fits(match: Match, subject: Subject) -> bool:
         (match.owner, owner),
         (match.image, subject.labels.get("image")),
     )
-    if not all(pattern is None or (value is not None and fnmatchcase(value, pattern)) for pattern, value in asked):
+    if not all(pattern is None or (value is not None and fnmatchcase(value, pattern)) for pattern, value in patterns):
         return False
     return match.label is None or has_label(subject, match.label)
 

@@ -50,12 +50,12 @@ class Command:
         complaint = os.memfd_create("complaint")  # not a pipe: a child that it leaves behind cannot keep us waiting
         try:
             status = await self._run(message, complaint)
-            said = os.pread(complaint, COMPLAINT_MAX, 0)
+            output = os.pread(complaint, COMPLAINT_MAX, 0)
         except OSError as error:
             return NotDelivered(f"it cannot be started: {error.strerror or error}")
         finally:
             os.close(complaint)
-        return Delivered() if status == 0 else NotDelivered(f"it ended with {status}: {_last_line(said)}")
+        return Delivered() if status == 0 else NotDelivered(f"it ended with {status}: {_last_line(output)}")
 
     async def _run(self, message: Message, complaint: int) -> int:
         running = await asyncio.create_subprocess_exec(
@@ -81,6 +81,6 @@ def _environ(message: Message) -> dict[str, str]:
     return {**own, "PATH": PATH, "GPUKEEPER_KIND": message.kind.value, "GPUKEEPER_ABOUT": plain(message.about)}
 
 
-def _last_line(said: bytes) -> str:
-    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+def _last_line(output: bytes) -> str:
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     return plain(lines[-1])[:COMPLAINT_SHOWN] if lines else "no message"

@@ -31,8 +31,8 @@ def find_python(wanted: str | None = None, variables: Mapping[str, str] = os.env
     for python in dict.fromkeys(filter(None, there)):
         if why_not(python) is None:
             return python
-    looked = ", ".join(dict.fromkeys((sys.executable, *filter(None, there))))
-    return Unknown(f"No module named 'torch' in any of {looked}. To install it: {GET_ONE}.")
+    searched = ", ".join(dict.fromkeys((sys.executable, *filter(None, there))))
+    return Unknown(f"No module named 'torch' in any of {searched}. To install it: {GET_ONE}.")
 
 
 def _asked_for(named: str, how: str, path: str | None) -> str | Unknown:
@@ -52,7 +52,7 @@ def _path_of(name: str, path: str | None) -> str | None:
 def why_not(python: str) -> str | None:
     """None: it has PyTorch."""
     try:
-        asked = subprocess.run(
+        done = subprocess.run(
             (python, "-c", _QUESTION),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -65,7 +65,7 @@ def why_not(python: str) -> str | None:
         return f"it did not start within {LOOKING_S:.0f} s"
     except OSError as error:
         return f"it could not be started: {error.strerror}"
-    if asked.returncode == _NO_TORCH:
+    if done.returncode == _NO_TORCH:
         return "No module named 'torch'"
-    last = asked.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-    return None if asked.returncode == 0 else f"it is not a working Python: {''.join(last) or 'no output'}"
+    last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+    return None if done.returncode == 0 else f"it is not a working Python: {''.join(last) or 'no output'}"

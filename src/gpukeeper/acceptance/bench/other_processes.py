@@ -77,8 +77,8 @@ class OtherProcesses:
             theirs = _besides_ours(memory_used_mib, used_before_us_mib) if here else memory_used_mib
             return self._behind_the_wall(theirs)
         if self.blind is not None:
-            said = listed.why if isinstance(listed, Unknown) else "the driver lists no other process"
-            return Unknown(f"{self.blind}; {said}", by_design=not isinstance(listed, Unknown))
+            reason = listed.why if isinstance(listed, Unknown) else "the driver lists no other process"
+            return Unknown(f"{self.blind}; {reason}", by_design=not isinstance(listed, Unknown))
         return ()
 
     def _behind_the_wall(self, used_mib: Fact) -> Unknown:

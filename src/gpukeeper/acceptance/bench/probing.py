@@ -66,12 +66,12 @@ class ProbeLauncher:
     def ranks(self, count: int, folder: Path, job: ProbeRequest) -> tuple[str, ...]:
         """All of one machine, at an address that needs no name service."""
         here = "127.0.0.1"
-        asked = _asked(job)
+        request = _asked(job)
         return (
             *(self.python, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(count)),
             *("--max-restarts", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{here}:0", "--local-addr", here),
             *("--log-dir", str(folder / "logs"), "--redirects", "3"),
-            *(self.main, "ranks", str(folder), self.kind, asked),
+            *(self.main, "ranks", str(folder), self.kind, request),
         )
 
     def environment(self, gpus: Sequence[str]) -> dict[str, str]:
@@ -114,12 +114,12 @@ class ProbeWorker:
             self._process = await ChildProcess.start(
                 self._bench.worker(), self._bench.environment((self._gpu,)), FOLDER
             )
-            said = _record(await self._process.line(self._bench.to_start_s))
+            record = _record(await self._process.line(self._bench.to_start_s))
         except BaseException as error:
             return await self._broken(error, began, self._bench.to_start_s)
-        hello = said.get("hello")
+        hello = record.get("hello")
         if not isinstance(hello, dict):
-            return await self._refused(said, began)
+            return await self._refused(record, began)
         self._hello = hello
         return hello
 
@@ -131,13 +131,13 @@ class ProbeWorker:
         began = time.monotonic()
         try:
             await self._process.send(_asked(job).encode())
-            said = _record(await self._process.line(job.deadline_s))
+            record = _record(await self._process.line(job.deadline_s))
         except BaseException as error:
             return await self._broken(error, began, job.deadline_s)
-        done = said.get("done")
+        done = record.get("done")
         if not isinstance(done, dict):
-            return await self._refused(said, began)
-        return ProbeResult(result=done, seconds=_number(said, "seconds"), busy_s=_number(said, "busy_s"))
+            return await self._refused(record, began)
+        return ProbeResult(result=done, seconds=_number(record, "seconds"), busy_s=_number(record, "busy_s"))
 
     async def close(self) -> None:
         process, self._process = self._process, None
@@ -147,10 +147,10 @@ class ProbeWorker:
             finally:
                 self.words = (self.words + process.words)[-KEPT_OF_A_LOG:]
 
-    async def _refused(self, said: Mapping[str, Any], began: float) -> ProbeFailure:
+    async def _refused(self, record: Mapping[str, Any], began: float) -> ProbeFailure:
         """It said itself what is wrong. A GPU after an error of CUDA is of no use to that process: the next is new."""
         await self.close()
-        words = _words(said) or f"invalid output: {str(said)[:500]}"
+        words = _words(record) or f"invalid output: {str(record)[:500]}"
         return ProbeFailure(kind=classify(words), words=words, seconds=time.monotonic() - began)
 
     async def _broken(self, error: BaseException, began: float, deadline_s: float) -> ProbeFailure:
@@ -296,8 +296,8 @@ def answer_of(rank: int, left: RanksOutput) -> ProbeReply:
     culprit = int(first[1]) if first else None
     if culprit not in (None, rank) and codes.get(rank, STOPPED_BY_TORCHRUN[0]) in STOPPED_BY_TORCHRUN:
         why = _words(left.records.get(culprit or 0, {})) or left.words.get(culprit or 0, "")
-        said = f"rank {rank} was stopped because rank {culprit} failed{_how(codes.get(culprit or 0))}"
-        return ProbeFailure(kind="failed", words=f"{_last_lines(why)}\n{said}".strip(), seconds=left.seconds)
+        message = f"rank {rank} was stopped because rank {culprit} failed{_how(codes.get(culprit or 0))}"
+        return ProbeFailure(kind="failed", words=f"{_last_lines(why)}\n{message}".strip(), seconds=left.seconds)
     code = codes.get(rank, left.exit_code)
     words = words or ("" if rank in codes else _last_lines(left.torchrun))  # its summary only repeats the exit code
     words = f"{words}\nrank {rank} exited without a record{_how(code)}".strip()
@@ -319,12 +319,12 @@ def _late(rank: int, words: str, left: RanksOutput) -> ProbeFailure:
 def _record(line: bytes) -> dict[str, Any]:
     """ValueError when it is none."""
     try:
-        said = reading.decode(line)
+        record = reading.decode(line)
     except msgspec.DecodeError as error:
         raise ValueError(f"invalid output: {error}") from error
-    if not isinstance(said, dict):
-        raise ValueError(f"invalid output: {str(said)[:500]}")
-    return said
+    if not isinstance(record, dict):
+        raise ValueError(f"invalid output: {str(record)[:500]}")
+    return record
 
 
 def _record_in(path: Path) -> dict[str, Any] | None:
@@ -336,13 +336,13 @@ def _record_in(path: Path) -> dict[str, Any] | None:
         return {"broken": {"words": str(error)}}
 
 
-def _words(said: Mapping[str, Any]) -> str:
-    broken = said.get("broken")
+def _words(record: Mapping[str, Any]) -> str:
+    broken = record.get("broken")
     return str(broken.get("words", "")) if isinstance(broken, Mapping) else ""
 
 
-def _number(said: Mapping[str, Any], key: str) -> float:
-    value = said.get(key)
+def _number(record: Mapping[str, Any], key: str) -> float:
+    value = record.get(key)
     return float(value) if isinstance(value, int | float) else 0.0
 
 

@@ -89,9 +89,9 @@ class LocalWorkbench:
             if isinstance(facts, Unknown):
                 return facts
             self._facts = facts.gpus
-        looks = await self._driver.health()
-        if isinstance(looks, Unknown):
-            return looks
+        readings = await self._driver.health()
+        if isinstance(readings, Unknown):
+            return readings
         known, met = self._facts, self._met
         self._met = {}
 
@@ -105,14 +105,14 @@ class LocalWorkbench:
                 used, busy = (self._used_before_us or {}).get(uuid), self._busy_before_us.get(uuid)
                 return neighbours.on(whole, uuid, listed, memory, used, busy)
 
-            found = health_of(looks, datetime.now(UTC), others, self._xids(known))
+            found = health_of(readings, datetime.now(UTC), others, self._xids(known))
             return {uuid: _with_met(one, met.get(uuid, {})) for uuid, one in found.items()}
 
         try:
             return self._only_ours(await in_thread(seen, SCAN))
         except (TimeoutError, OSError) as error:
             why = Unknown(f"processes and the kernel log could not be read: {error or 'timeout'}")
-            unseen = health_of(looks, datetime.now(UTC), lambda *_: why, {})
+            unseen = health_of(readings, datetime.now(UTC), lambda *_: why, {})
             return self._only_ours({uuid: _with_met(one, met.get(uuid, {})) for uuid, one in unseen.items()})
 
     async def readings(self) -> Sequence[Reading]:
@@ -183,8 +183,8 @@ class LocalWorkbench:
         """Once, before our first worker: what memory is in use then is not ours."""
         if self._device == CPU or self._used_before_us is not None:
             return
-        looks = await self._driver.health() if self._facts else ()
-        seen = {} if isinstance(looks, Unknown) else health_of(looks, self._opened, lambda *_: (), {})
+        readings = await self._driver.health() if self._facts else ()
+        seen = {} if isinstance(readings, Unknown) else health_of(readings, self._opened, lambda *_: (), {})
         self._used_before_us = {uuid: one.states.get("memory_used_mib") for uuid, one in seen.items()}
         self._busy_before_us = {uuid: one.states.get("utilisation") for uuid, one in seen.items()}
 
@@ -232,12 +232,12 @@ class LocalWorkbench:
             return hello, {**{key: hello.get(key) for key in OF_TORCH}, "torch_why": None, "interpreter": where}
         plain = await self._without_gpu() if self._device != CPU and gpu is not None else hello
         why = Unknown(hello.words)
-        said: dict[str, Fact] = dict.fromkeys(OF_TORCH, why)
+        facts: dict[str, Fact] = dict.fromkeys(OF_TORCH, why)
         if not isinstance(plain, ProbeFailure):
-            said = {key: plain.get(key) for key in OF_TORCH}
+            facts = {key: plain.get(key) for key in OF_TORCH}
         if hello.kind in USELESS:  # it is there, and no use on this machine
-            said |= {"torch": why, "torch_version": said["torch"]}
-        return {}, {**said, "torch_why": hello.words, "interpreter": where}
+            facts |= {"torch": why, "torch_version": facts["torch"]}
+        return {}, {**facts, "torch_why": hello.words, "interpreter": where}
 
     async def _without_gpu(self) -> dict[str, Any] | ProbeFailure:
         """It cannot use the GPU; which release it is it may still be able to say."""
@@ -284,14 +284,14 @@ def _others(neighbours: other_processes.OtherProcesses, gpus: Sequence[GpuFacts]
     return found
 
 
-def _with_met(look: Health, met: Mapping[int, str]) -> Health:
+def _with_met(reading: Health, met: Mapping[int, str]) -> Health:
     """What a look saw, and what came and went since the one before it."""
-    now = () if isinstance(look.foreign, Unknown) else look.foreign
+    now = () if isinstance(reading.foreign, Unknown) else reading.foreign
     pids = tuple(sorted({*now, *met}))
     if not pids:
-        return look
+        return reading
     named = {pid: met.get(pid) or other_processes.describe(pid) for pid in pids}
-    return msgspec.structs.replace(look, foreign=pids, named=named)
+    return msgspec.structs.replace(reading, foreign=pids, named=named)
 
 
 def _cause(no_python: Unknown) -> str:

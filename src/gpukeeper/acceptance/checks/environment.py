@@ -96,14 +96,14 @@ def _bus(machine: Machine) -> Iterator[Finding]:
 def _torch(machine: Machine) -> Iterator[Finding]:
     """Not installed, or not able to use this GPU: reported before anything else is tried (C1.9)."""
     torch, why = machine.environment.get("torch", Unknown("not checked")), machine.environment.get("torch_why")
-    said = why if isinstance(why, str) else torch.why if isinstance(torch, Unknown) else ""
-    if isinstance(torch, str) and not said:
+    reason = why if isinstance(why, str) else torch.why if isinstance(torch, Unknown) else ""
+    if isinstance(torch, str) and not reason:
         return
-    kind = classify(said)
+    kind = classify(reason)
     if kind == "failed" and not isinstance(torch, str):
         kind = "no_torch"
     lesson = FAILURE_KINDS[kind]
-    quoted = f" Output: {said}" if said else ""
+    quoted = f" Output: {reason}" if reason else ""
     words = f"{lesson.sentence} {lesson.advice}{quoted}"
     yield _finding(lesson.grade, kind.replace("_", "-"), words, lesson.remedy)
 

@@ -33,8 +33,8 @@ def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
-    asked = params_of(NAME, trial.serving, context).get("dtypes")
-    dtypes = [str(one) for one in asked] if isinstance(asked, list | tuple) else list(DTYPES)
+    requested = params_of(NAME, trial.serving, context).get("dtypes")
+    dtypes = [str(one) for one in requested] if isinstance(requested, list | tuple) else list(DTYPES)
     results, findings = replies.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, dtypes))
     return (*findings, *_votes(results, dtypes, context))
 

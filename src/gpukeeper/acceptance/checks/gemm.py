@@ -46,9 +46,9 @@ def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     results, findings = replies.of_gpus(NAME, trial)
     wanted = params_of(NAME, trial.serving, context)
-    asked = wanted.get("dtypes")
+    requested = wanted.get("dtypes")
     found = list(findings)
-    for dtype in asked if isinstance(asked, list | tuple) else DTYPES:
+    for dtype in requested if isinstance(requested, list | tuple) else DTYPES:
         records = {gpu: _record(result, "dtypes", str(dtype)) for gpu, result in results.items()}
         found += _judged(str(dtype), records, results, context)
     for metric in ("sgemm", "batched"):
@@ -81,16 +81,16 @@ def _judged(
 
 def _evidence(metric: str, result: Values) -> dict[str, Any]:
     """Reported in addition: values of other sizes, and the products of the legacy kit."""
-    told: dict[str, Any] = {}
+    evidence: dict[str, Any] = {}
     sizes = {size: float(one) for size, one in _record(result, "sweep", metric).items()}
     if sizes:
-        told["sweep"] = sizes
+        evidence["sweep"] = sizes
         samples = sorted(replies.figures(_record(result, "dtypes", metric).get("tflops")))
         if samples and max(sizes.values()) > 0:
-            told["share_of_best"] = samples[len(samples) // 2] / max(sizes.values())
+            evidence["share_of_best"] = samples[len(samples) // 2] / max(sizes.values())
     if metric == "fp32" and result.get("matmul"):
-        told["matmul"] = result["matmul"]
-    return told
+        evidence["matmul"] = result["matmul"]
+    return evidence
 
 
 def _unsupported(metric: str, gpu: str, why: str) -> Finding:

@@ -62,7 +62,7 @@ def _data(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding]:
 
 def _of_gpus(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding]:
     """Each GPU by the middle of its links, so that one slow GPU does not make all the others slow."""
-    asked = [
+    measurements = [
         Measurement(
             check=NAME,
             metric="p2p",
@@ -75,7 +75,7 @@ def _of_gpus(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding
     ]
     matrix: dict[str, Any] = {"matrix": {f"{pair['from']}-{pair['to']}": _median(pair) for pair in pairs}}
     matrix["ways"] = {f"{pair['from']}-{pair['to']}": _way(pair, context) for pair in pairs}
-    return ranks.with_evidence(ranks.noted(judge.assess(asked, context)), matrix)
+    return ranks.with_evidence(ranks.noted(judge.assess(measurements, context)), matrix)
 
 
 def _middle(pairs: Sequence[Values]) -> tuple[float, ...]:

@@ -83,14 +83,14 @@ def _steady(gpu: str, speeds: Sequence[float]) -> Finding:
     parts = [median(speeds[at * size : (at + 1) * size]) for at in range(THIRDS)]
     apart = (max(parts) - min(parts)) / max(parts)
     grade = Grade.FAIL if apart > APART_FAIL else Grade.WARN if apart > APART_WARN else Grade.PASS
-    told = ", ".join(f"{part:.4g}" for part in parts)
+    shown = ", ".join(f"{part:.4g}" for part in parts)
     cause = "" if grade is Grade.PASS else " Check its temperature, power and clock event reasons in the timeline."
     return _finding(
         gpu,
         "steadiness",
         grade,
         "steady-ok" if grade is Grade.PASS else "unsteady",
-        f"Speed in the three thirds of the run: {told} TFLOP/s, {apart:.1%} apart (allowed {APART_WARN:.0%}).{cause}",
+        f"Speed in the three thirds of the run: {shown} TFLOP/s, {apart:.1%} apart (allowed {APART_WARN:.0%}).{cause}",
         Remedy.NONE if grade is Grade.PASS else Remedy.WATCH,
         value=apart,
         unit="share",
@@ -150,8 +150,8 @@ def _without_use(gpu: Gpu, context: CheckContext) -> Finding:
     fact = health.states.get("utilisation") if health else None
     if not isinstance(fact, Unknown) or not fact.by_design:
         return missing
-    told = f"Utilization is not available: {fact.why}."
-    return replace(missing, verdict=Grade.SKIPPED, code=f"{NAME}-use-told", message=told, action=Remedy.NONE)
+    message = f"Utilization is not available: {fact.why}."
+    return replace(missing, verdict=Grade.SKIPPED, code=f"{NAME}-use-told", message=message, action=Remedy.NONE)
 
 
 def _temperature(gpu: Gpu, seen: Sequence[float], context: CheckContext) -> Finding:
@@ -247,8 +247,8 @@ def _speeds(results: dict[str, Values], context: CheckContext) -> Iterable[Findi
     ]
     for finding in judge.assess(measured, context):
         if finding.code.endswith("-no-yardstick"):
-            told = f"{finding.value:.4g} TFLOP/s under full load; reported, not judged: no reference value."
-            yield replace(finding, verdict=Grade.SKIPPED, code="stress-speed-told", message=told, action=Remedy.NONE)
+            message = f"{finding.value:.4g} TFLOP/s under full load; reported, not judged: no reference value."
+            yield replace(finding, verdict=Grade.SKIPPED, code="stress-speed-told", message=message, action=Remedy.NONE)
         else:
             yield finding
 
@@ -292,8 +292,8 @@ def _finding(
     )
 
 
-def _seconds(asked: object, usual: float) -> float:
-    return float(asked) if isinstance(asked, int | float) else usual
+def _seconds(requested: object, usual: float) -> float:
+    return float(requested) if isinstance(requested, int | float) else usual
 
 
 _LOAD = {"n": 8192, "dtype": "bf16", "verify_every": 8}

@@ -42,7 +42,7 @@ def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     wanted = params_of(NAME, trial.serving, context).get("min_fall", MIN_FALL)
     least = float(wanted) if isinstance(wanted, int | float) else MIN_FALL
     results, findings = replies.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, least))
-    hashes = {gpu: said for gpu, result in results.items() if (said := _said(result))}
+    hashes = {gpu: digest for gpu, result in results.items() if (digest := _said(result))}
     votes = replies.against_majority(hashes, context)
     return (*findings, *(_vote(gpu, stand, n, results[gpu]) for gpu, (stand, n) in votes.items()))
 
@@ -58,9 +58,9 @@ def _loss(gpu: str, runs: list[Mapping[str, Any]], least: float) -> Finding:
     start, end = float(runs[0]["loss_start"]), float(runs[0]["loss_end"])
     worst = min(falls) if all(math.isfinite(fall) for fall in falls) else math.nan
     good = worst >= least  # false for not-a-number
-    told = f"from {start:.4g} to {end:.4g} in {runs[0]['steps']} steps, on the same data"
+    progress = f"from {start:.4g} to {end:.4g} in {runs[0]['steps']} steps, on the same data"
     bad = (
-        f"The loss went {told}; it must fall by {least:.0%}. The same steps converge on every healthy GPU. Test"
+        f"The loss went {progress}; it must fall by {least:.0%}. The same steps converge on every healthy GPU. Test"
         " again; if it persists, take it out of service."
     )
     return Finding(
@@ -69,7 +69,7 @@ def _loss(gpu: str, runs: list[Mapping[str, Any]], least: float) -> Finding:
         gpu=gpu,
         verdict=Grade.PASS if good else Grade.FAIL,
         code="training-loss-ok" if good else "training-loss-did-not-fall",
-        message=f"The loss fell by {worst:.0%}, {told}." if good else bad,
+        message=f"The loss fell by {worst:.0%}, {progress}." if good else bad,
         action=Remedy.NONE if good else Remedy.REPLACE_GPU,
         value=worst if math.isfinite(worst) else None,
         unit="share",

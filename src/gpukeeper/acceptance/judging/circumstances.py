@@ -67,9 +67,9 @@ def _not_judged(finding: Finding, what: str, words: str, action: Remedy) -> Find
     )
 
 
-def disturbance(gpu: str, looks: Sequence[Mapping[str, Health]]) -> str:
+def disturbance(gpu: str, readings: Sequence[Mapping[str, Health]]) -> str:
     """Other processes on the GPU, or why they are unknown although there are signs of some; empty: none found."""
-    seen = [look.get(gpu) for look in looks]
+    seen = [reading.get(gpu) for reading in readings]
     if who := processes(one for one in seen if one is not None):
         return f"Another program used the GPU at the same time: {who}. {STOP}"
     for one in seen:
@@ -82,12 +82,12 @@ def disturbance(gpu: str, looks: Sequence[Mapping[str, Health]]) -> str:
     return ""
 
 
-def processes(looks: Iterable[Health]) -> str:
+def processes(readings: Iterable[Health]) -> str:
     """All that were seen, by pid: "pid 4242 (ann: python train.py)"."""
     named: dict[int, str] = {}
-    for look in looks:
-        if not isinstance(look.foreign, Unknown):
-            named |= {pid: named.get(pid) or look.named.get(pid, f"pid {pid}") for pid in look.foreign}
+    for reading in readings:
+        if not isinstance(reading.foreign, Unknown):
+            named |= {pid: named.get(pid) or reading.named.get(pid, f"pid {pid}") for pid in reading.foreign}
     listed = [words for _, words in sorted(named.items())]
     more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
     return ", ".join(listed[:MOST_NAMED]) + more

@@ -217,8 +217,8 @@ _HARMLESS = re.compile(r"^.*\[c10d\] The IPv6 network addresses of .* cannot be 
 
 def classify(words: str, exit_code: int | None = None, timed_out: bool = False) -> str:
     """The kind of failure, by its output and how it ended."""
-    said = _HARMLESS.sub("", words)
-    found = next((kind for kind, signs in _KINDS if signs.search(said)), None)
+    output = _HARMLESS.sub("", words)
+    found = next((kind for kind, signs in _KINDS if signs.search(output)), None)
     if found:
         return found
     if timed_out:

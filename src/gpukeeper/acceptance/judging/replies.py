@@ -55,10 +55,10 @@ def against_majority(values: Mapping[str, str], context: CheckContext) -> dict[s
     """
     found: dict[str, tuple[str, int]] = {}
     for group in _by_model(values, context):
-        said, votes = Counter(values[gpu] for gpu in group).most_common(1)[0]
+        majority, votes = Counter(values[gpu] for gpu in group).most_common(1)[0]
         decided = votes * 2 > len(group)  # never among two that differ: nobody knows which one is wrong
         for gpu in group:
-            alike = decided and values[gpu] == said
+            alike = decided and values[gpu] == majority
             found[gpu] = ("like" if alike else "odd" if decided else "split", len(group))
     return found
 

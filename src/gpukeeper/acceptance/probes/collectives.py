@@ -49,7 +49,7 @@ def run(device: Any, group: RankGroup, params: dict[str, Any]) -> dict[str, Any]
     with device.working():
         results = [bench.measure(op, size) for size in sizes for op in ops]
         latency = bench.latency(int(params.get("latency_bytes") or 8))
-    said = read_log(nccl_log())
+    log = read_log(nccl_log())
     return {
         "results": results,
         "latency_us": latency,
@@ -57,10 +57,10 @@ def run(device: Any, group: RankGroup, params: dict[str, Any]) -> dict[str, Any]
         "variant": str(params.get("variant") or "default"),
         "switches": switches(str(params.get("variant") or "default")),
         "dtype": dtype,
-        "algorithm": said.algorithms.get("all_reduce"),
-        "algorithms": said.algorithms,
-        "transports": said.transports,
-        "nvls": said.nvls,
+        "algorithm": log.algorithms.get("all_reduce"),
+        "algorithms": log.algorithms,
+        "transports": log.transports,
+        "nvls": log.nvls,
         "nccl_version": _nccl_version(torch) if group.place.backend == "nccl" else None,
     }
 

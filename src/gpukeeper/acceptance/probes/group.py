@@ -136,11 +136,11 @@ class _Variables:
     def meeting(self, world: int, *, by_torchrun: bool) -> tuple[str, int]:
         """Where the first rank listens. Port 29500 unless another is said."""
         names = ["MASTER_ADDR"] if by_torchrun else ["MASTER_ADDR", "K8S_MASTER_ADDR", "PET_MASTER_ADDR"]
-        said = {name: self.environment[name].strip() for name in names if self.environment.get(name, "").strip()}
-        if len({self._machine(value) for value in said.values()}) > 1:
-            pairs = " and ".join(f"{name}={value}" for name, value in said.items())
+        values = {name: self.environment[name].strip() for name in names if self.environment.get(name, "").strip()}
+        if len({self._machine(value) for value in values.values()}) > 1:
+            pairs = " and ".join(f"{name}={value}" for name, value in values.items())
             self.problems.append(f"{pairs} name different machines. Keep the one of rank 0.")
-        address = next(iter(said.values()), "")
+        address = next(iter(values.values()), "")
         port = self.number("MASTER_PORT", 1)
         if port is None and not by_torchrun:
             port = self.number("PET_MASTER_PORT", 1)
@@ -163,14 +163,14 @@ class _Variables:
         if kind not in BACKENDS:
             self.problems.append(f"{kind!r} is not a valid device; use cuda or cpu.")
             return ""
-        said = self.environment.get("BACKEND", "").strip().lower() or BACKENDS[kind]
-        if said not in BACKENDS.values():
-            self.problems.append(f"BACKEND={said} is unknown; use nccl or gloo.")
-        elif said == "nccl" and kind == "cpu":
+        backend = self.environment.get("BACKEND", "").strip().lower() or BACKENDS[kind]
+        if backend not in BACKENDS.values():
+            self.problems.append(f"BACKEND={backend} is unknown; use nccl or gloo.")
+        elif backend == "nccl" and kind == "cpu":
             self.problems.append(
                 "BACKEND=nccl needs GPUs, and this run is on the CPU. Unset BACKEND, or set it to gloo."
             )
-        return said
+        return backend
 
 
 # Meeting the others

@@ -35,8 +35,8 @@ def run(device: Any, params: dict[str, Any]) -> dict[str, Any]:
         )  # fmt: skip
     answer = read(done.stdout)
     if not answer["rows"]:
-        said = (done.stderr.strip() or done.stdout.strip())[-_TAIL:]
-        raise RuntimeError(f"{Path(program).name} exited with code {done.returncode} and printed no table: {said}")
+        output = (done.stderr.strip() or done.stdout.strip())[-_TAIL:]
+        raise RuntimeError(f"{Path(program).name} exited with code {done.returncode} and printed no table: {output}")
     return {**answer, "program": Path(program).name, "gpus": gpus, "exit": done.returncode}
 
 

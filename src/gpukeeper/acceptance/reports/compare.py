@@ -122,16 +122,16 @@ def _below(before: Grade, after: Grade) -> bool:
 def text(comparison: Comparison) -> str:
     """For a terminal: what matters first."""
     before, after = comparison.before, comparison.after
-    told = [_side_words(before), _side_words(after), comparison.sentence]
-    told += [f"GPU {name} is only in the second run." for name in comparison.added]
-    told += [f"GPU {name} is only in the first run." for name in comparison.removed]
-    told += [
+    lines = [_side_words(before), _side_words(after), comparison.sentence]
+    lines += [f"GPU {name} is only in the second run." for name in comparison.added]
+    lines += [f"GPU {name} is only in the first run." for name in comparison.removed]
+    lines += [
         f"{one.gpu} {_named(one.check, one.metric)}: {one.before or 'not tested'} → {one.after or 'not tested'}"
         for one in comparison.verdicts
     ]
-    told += [f"{name}: {old} → {new}" for name, (old, new) in comparison.environment.items()]
-    told += [change.sentence for change in comparison.changes]
-    return "\n".join(printable(line) for line in [*told, *comparison.not_compared]) + "\n"
+    lines += [f"{name}: {old} → {new}" for name, (old, new) in comparison.environment.items()]
+    lines += [change.sentence for change in comparison.changes]
+    return "\n".join(printable(line) for line in [*lines, *comparison.not_compared]) + "\n"
 
 
 def _figures(report: Report) -> dict[_Key, Finding]:
@@ -157,11 +157,11 @@ def _identities(report: Report) -> set[str]:
 
 def _changes(report: Report, pairs: Iterable[tuple[_Key, Finding, Finding]]) -> tuple[ValueChange, ...]:
     listed = list(pairs)
-    asked = [statistics.p_value(old.samples, new.samples) for _, old, new in listed]
-    corrected = iter(statistics.holm([p for p in asked if p is not None]))
+    p_values = [statistics.p_value(old.samples, new.samples) for _, old, new in listed]
+    corrected = iter(statistics.holm([p for p in p_values if p is not None]))
     found = [
         _change(report, key, old, new, None if p is None else next(corrected))
-        for (key, old, new), p in zip(listed, asked, strict=True)
+        for (key, old, new), p in zip(listed, p_values, strict=True)
     ]
     return tuple(sorted(found, key=lambda one: (not (one.sure and one.worse), not one.sure, -abs(one.share or 0))))
 

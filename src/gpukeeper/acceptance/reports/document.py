@@ -103,8 +103,8 @@ def _expect_schema(text: bytes, where: str) -> None:
             f"{where} has schema {schema!r}; this version of gpukeeper reads {SCHEMA}. "
             "Read it with the version that wrote it."
         )
-    said = f"its schema is {schema!r}" if schema else "it has no schema"
-    raise KeeperError(f"{where} is not an acceptance report of gpukeeper: {said}, expected {SCHEMA}.")
+    found = f"its schema is {schema!r}" if schema else "it has no schema"
+    raise KeeperError(f"{where} is not an acceptance report of gpukeeper: {found}, expected {SCHEMA}.")
 
 
 def _finite(finding: Finding) -> Finding:

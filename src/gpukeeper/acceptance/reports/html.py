@@ -169,14 +169,14 @@ def _told(finding: Finding) -> Markup:
 
 def _held_against(finding: Finding) -> str:
     """The value and every limit it was compared with."""
-    told = [f"measured {figure(finding.value, finding.unit)}"]
+    parts = [f"measured {figure(finding.value, finding.unit)}"]
     lines = (("floor", finding.floor), ("reference", finding.reference), ("ceiling", finding.ceiling))
-    told += [f"{name} {figure(value, finding.unit)}" for name, value in lines if value is not None]
+    parts += [f"{name} {figure(value, finding.unit)}" for name, value in lines if value is not None]
     if finding.peer_median is not None:
-        told.append(f"median of {finding.peer_n} peers {figure(finding.peer_median, finding.unit)}")
+        parts.append(f"median of {finding.peer_n} peers {figure(finding.peer_median, finding.unit)}")
     if finding.baseline is not None:
-        told.append(f"before {figure(finding.baseline, finding.unit)}")
-    return " · ".join(told)
+        parts.append(f"before {figure(finding.baseline, finding.unit)}")
+    return " · ".join(parts)
 
 
 def _map(report: Report) -> Markup | None:
@@ -322,8 +322,8 @@ def _coverage(report: Report) -> Markup:
 def _counters(report: Report) -> Markup:
     """A line for every counter of a GPU, with the checks during which it changed."""
     if not report.deltas:
-        asked = "No error counter that could be read changed while a check ran."
-        words = asked if report.findings else "No check ran, so no counter was read."
+        unchanged = "No error counter that could be read changed while a check ran."
+        words = unchanged if report.findings else "No check ran, so no counter was read."
         return section("counters", "Counters", element("p", words))
     grouped: dict[tuple[str, str], list[Delta]] = {}
     for one in report.deltas:

@@ -145,7 +145,8 @@ def files(report: Report, summary: str = SUMMARY) -> dict[str, str]:
             written[name] = made
     written[host_file(report.node)] = _host(report)
     return {
-        name: msgspec.json.format(msgspec.json.encode(said), indent=1).decode() + "\n" for name, said in written.items()
+        name: msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n"
+        for name, content in written.items()
     }
 
 
@@ -278,8 +279,8 @@ def _ddp_training(report: Report) -> dict[str, Any] | None:
     if not ranks:
         return None
     first = ranks[0].result
-    told = {name: first.get(name) for name in LEGACY_FIELDS[DDP_TRAINING] if name != "improved"}
-    return {**told, "improved": len(ranks) == first.get("world") and _passed(report, "ddp")}
+    fields = {name: first.get(name) for name in LEGACY_FIELDS[DDP_TRAINING] if name != "improved"}
+    return {**fields, "improved": len(ranks) == first.get("world") and _passed(report, "ddp")}
 
 
 def _throughput(report: Report) -> dict[str, Any] | None:
@@ -289,9 +290,13 @@ def _throughput(report: Report) -> dict[str, Any] | None:
 
 def _why_not(report: Report, checks: frozenset[str]) -> str:
     """What the run itself says, else that nothing of it ran."""
-    told = [one.message for one in report.findings if family(one.check) in checks]
-    told += [one.why for one in report.coverage if family(one.check) in checks]
-    return told[0] if told else ("no_gpu" if not gpus_of(report.machine) else f"not part of this run: {report.reason}")
+    messages = [one.message for one in report.findings if family(one.check) in checks]
+    messages += [one.why for one in report.coverage if family(one.check) in checks]
+    return (
+        messages[0]
+        if messages
+        else ("no_gpu" if not gpus_of(report.machine) else f"not part of this run: {report.reason}")
+    )
 
 
 def _host(report: Report) -> dict[str, Any]:

@@ -61,8 +61,8 @@ def running(check: str, what: str = "") -> str:
 
 def started(params: Mapping[str, object], check: str) -> str:
     """What a probe was asked for, under the verbose tag of its kind."""
-    told = " ".join(f"{name}={value}" for name, value in params.items())
-    return line(_VERBOSE.get(plain(check), SHELL), f"{check} {told}".rstrip())
+    settings = " ".join(f"{name}={value}" for name, value in params.items())
+    return line(_VERBOSE.get(plain(check), SHELL), f"{check} {settings}".rstrip())
 
 
 def shell(command: str) -> str:

@@ -111,8 +111,8 @@ class ContainerCapture:
         until = self._clock.now().timestamp()
         with suppress(EngineError, EngineSilent, TimeoutError):
             async with asyncio.timeout(5):
-                heard = self._engine.events({"container": [container.id]}, since=f"{begin:.9f}", until=f"{until:.9f}")
-                async for event in heard:
+                events = self._engine.events({"container": [container.id]}, since=f"{begin:.9f}", until=f"{until:.9f}")
+                async for event in events:
                     lines.append(msgspec.json.encode(event))  # noqa: PERF401 - what came before a break counts
         return b"\n".join(lines) + b"\n"
 

@@ -214,10 +214,10 @@ def holders_of(container: Inspected, around: HostSnapshot, proc: str = "/proc") 
     another user's container, and would pass for its owner, or add a GPU to it. A container that is not running holds
     none.
     """
-    found, said = around.holders.get(container.id, ()), container.state
-    if not found or not (said.running or said.paused or said.restarting):
+    found, state = around.holders.get(container.id, ()), container.state
+    if not found or not (state.running or state.paused or state.restarting):
         return ()
-    groups = _groups_of(said.pid, container.id, proc) if said.pid else frozenset()
+    groups = _groups_of(state.pid, container.id, proc) if state.pid else frozenset()
     if not groups:
         return found  # its first process cannot be read from here: nothing to compare with
     return tuple(one for one in found if frozenset() < _groups_of(one.pid, container.id, proc) <= groups)

@@ -67,10 +67,10 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         pid = os.posix_spawnp(command[0], list(command), environ, setsigmask=before)
         while (code := _reaped(pid)) is None:
-            told = signal.sigwaitinfo(waited)
-            if told.si_signo != signal.SIGCHLD and told.si_code != _BY_THE_KERNEL:
+            received = signal.sigwaitinfo(waited)
+            if received.si_signo != signal.SIGCHLD and received.si_code != _BY_THE_KERNEL:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, told.si_signo)
+                    os.kill(pid, received.si_signo)
         return code
     finally:
         # Further signals are ignored: what follows ends by itself.

@@ -181,11 +181,11 @@ class KubernetesPlatform:
         followed = {ref.uid: ref for ref in refs if self._removals.follows(ref.uid)}
         others = [ref for ref in refs if ref.uid not in followed]
         announced = [ref for ref in others if self._removals.reported_gone(ref.uid)]
-        asked = [ref for ref in others if not self._removals.reported_gone(ref.uid)]
+        remaining = [ref for ref in others if not self._removals.reported_gone(ref.uid)]
         scope = self._policy.scope.get(self.name)
         async with self._cluster.opened():
             everywhere = scope is not None and self._wanted(scope).named is None
-            found = await absent(self._cluster, self._discovery.served, asked, everywhere=everywhere)
+            found = await absent(self._cluster, self._discovery.served, remaining, everywhere=everywhere)
             removed = await gone_by_reading(
                 self.read, list(followed.values())
             )  # what it had running may still need its grace

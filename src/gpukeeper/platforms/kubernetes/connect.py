@@ -170,13 +170,13 @@ class Cluster:
         """A whole list, page by page; the deadline is for one. What cannot be listed to its end raises: absence is
         proven only by a list that ended and is not `inconsistent`."""
         token, expired, inconsistent = "", False, False
-        asked = dict(query)
+        parameters = dict(query)
         while True:
             try:
                 body = await self._request(
                     "GET",
                     path,
-                    {**asked, "limit": limit, "continue": token or None},
+                    {**parameters, "limit": limit, "continue": token or None},
                     deadline=deadline,
                     accept=accept,
                 )
@@ -197,7 +197,7 @@ class Cluster:
                 raise ClusterUnavailable(f"the cluster repeats the same page of {path}")
             token = following
             # A token carries its version; naming one beside it is refused.
-            asked = {name: value for name, value in query.items() if not name.startswith("resourceVersion")}
+            parameters = {name: value for name, value in query.items() if not name.startswith("resourceVersion")}
             yield ListPage(
                 items=page.items or (),
                 version=page.metadata.resource_version,
@@ -219,7 +219,7 @@ class Cluster:
         **query: object,
     ) -> AsyncGenerator[WatchEvent[T], None]:
         """What changes after this version, and bookmarks, until the server ends it. ApiError 410: list again."""
-        asked = {
+        parameters = {
             "timeoutSeconds": int(WATCH.total_seconds() * (0.75 + self._chance() / 2)),
             **query,
             "watch": True,
@@ -228,7 +228,7 @@ class Cluster:
         }
         decoder = self._decoders.of(type_)
         async with AsyncExitStack() as stack:
-            answer = await self._open_watch(stack, path, asked, accept)
+            answer = await self._open_watch(stack, path, parameters, accept)
             try:
                 async with aclosing(lines(answer.aiter_bytes(), inactive.total_seconds())) as found:
                     async for line in found:
@@ -272,9 +272,9 @@ class Cluster:
         deadline: timedelta,
         content: str = "application/json",
     ) -> bytes:
-        asked = {"fieldManager": "gpukeeper", **query}
+        parameters = {"fieldManager": "gpukeeper", **query}
         return bytes(
-            await self._request(method, path, asked, msgspec.json.encode(body), content=content, deadline=deadline)
+            await self._request(method, path, parameters, msgspec.json.encode(body), content=content, deadline=deadline)
         )
 
     async def _request(

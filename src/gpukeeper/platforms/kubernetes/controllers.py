@@ -147,10 +147,10 @@ class Controllers:
             return Unknown(f"no Deployment of {report.controller.name} was found, so its log could not be read")
         lines: list[str] = []
         for one in report.installed:
-            said = await self._log(one)
-            if isinstance(said, Unknown):
-                return said
-            lines += said
+            log = await self._log(one)
+            if isinstance(log, Unknown):
+                return log
+            lines += log
         return clashes_in(lines, names)
 
     async def _log(self, one: ControllerDeployment) -> list[str] | Unknown:

@@ -112,12 +112,12 @@ def refusal(status: int, body: bytes | msgspec.Raw, retry_after: float | None = 
 
 def cannot_connect(place: str, address: str, why: str) -> ClusterUnavailable:
     hint = ""
-    said = why.lower()
-    if "certificate" in said:
+    message = why.lower()
+    if "certificate" in message:
         hint = "; check the certificate-authority in the kubeconfig"
-    elif "refused" in said or "timed out" in said or "no route" in said or "unreachable" in said:
+    elif "refused" in message or "timed out" in message or "no route" in message or "unreachable" in message:
         hint = "; check that it runs and is reachable from here: `kubectl version`"
-    elif "name" in said and ("known" in said or "resolution" in said):
+    elif "name" in message and ("known" in message or "resolution" in message):
         hint = "; its host name cannot be resolved"
     return ClusterUnavailable(f"the cluster {place} at {address} cannot be reached: {why}{hint}")
 

@@ -145,15 +145,15 @@ def _problems(
                 yield f"init container {_name_of(init)} is not in job {job} of the runtime; the Trainer rejects this"
 
 
-def _init(said: dict[str, Any], origin: str) -> InitContainer:
+def _init(record: dict[str, Any], origin: str) -> InitContainer:
     variables = tuple(
         EnvironmentVariable(_name_of(one), _word(one.get("value")) if "valueFrom" not in one else "(valueFrom)", origin)
-        for one in _list(said.get("env"))
+        for one in _list(record.get("env"))
     )
     mounts = tuple(
-        VolumeMount(_word(one.get("mountPath")), _name_of(one), origin) for one in _list(said.get("volumeMounts"))
+        VolumeMount(_word(one.get("mountPath")), _name_of(one), origin) for one in _list(record.get("volumeMounts"))
     )
-    return InitContainer(_name_of(said), _word(said.get("image")), variables, mounts)
+    return InitContainer(_name_of(record), _word(record.get("image")), variables, mounts)
 
 
 def _inits(job: dict[str, Any]) -> list[dict[str, Any]]:

@@ -143,8 +143,8 @@ class ObjectReader:
         self.last[read_object.subject.ref.uid] = read_object
 
     def is_stuck(self, source: Root | Pod) -> bool:
-        asked = when(source.metadata.deletion_timestamp)
-        return isinstance(asked, datetime) and self._clock.at().now - asked > finalizers.PATIENCE
+        deleted_at = when(source.metadata.deletion_timestamp)
+        return isinstance(deleted_at, datetime) and self._clock.at().now - deleted_at > finalizers.PATIENCE
 
     async def with_block(self, subject: Subject, source: Root | Pod, above: Climb | None) -> Subject:
         """What blocks its removal. Read only if it takes long."""

@@ -127,8 +127,8 @@ def busy(node_id: str, answers: ClusterState) -> str | Unknown | None:
     )
     if found or node.state != ALIVE:
         return found or Unknown(f"Ray reports node {_short(node_id)} as {_printable(node.state.lower())}")
-    asked: tuple[Said[object], ...] = (answers.workers, answers.actors, answers.tasks, answers.groups, answers.jobs)
-    return next((part for part in asked if isinstance(part, Unknown)), None)
+    listings: tuple[Said[object], ...] = (answers.workers, answers.actors, answers.tasks, answers.groups, answers.jobs)
+    return next((part for part in listings if isinstance(part, Unknown)), None)
 
 
 def without(job: str, answers: ClusterState) -> ClusterState:
@@ -142,8 +142,8 @@ def without(job: str, answers: ClusterState) -> ClusterState:
     )
 
 
-def _but(said: Said[T], is_ours: Callable[[T], bool]) -> Said[T]:
-    return said if isinstance(said, Unknown) else tuple(one for one in said if not is_ours(one))
+def _but(listing: Said[T], is_ours: Callable[[T], bool]) -> Said[T]:
+    return listing if isinstance(listing, Unknown) else tuple(one for one in listing if not is_ours(one))
 
 
 def _find(node_id: str, nodes: Said[RayNode]) -> RayNode | Unknown:
@@ -206,8 +206,8 @@ def _holds(group: PlacementGroup, node: RayNode) -> bool:
     return any(bundle.node_id == node.node_id for bundle in group.bundles or ())
 
 
-def _known(said: Said[T]) -> tuple[T, ...]:
-    return said if is_known(said) else ()
+def _known(listing: Said[T]) -> tuple[T, ...]:
+    return listing if is_known(listing) else ()
 
 
 def _sentence(names: Sequence[str], before: str, after: str, many_before: str, many_after: str) -> str | None:

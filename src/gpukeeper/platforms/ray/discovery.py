@@ -91,8 +91,8 @@ class Discovery:
         paths = tuple(dict.fromkeys((DEFAULT_TMP, *settings_of(self.policy).roots)))
         found = nodes.find(everyone, inside, self._place, nodes.sees_our_files(self._proc, paths))
         ours = tuple(one for one in found.nodes if not one.is_machine or self._counts(one))
-        asked = self._containers is not no_containers
-        return DiscoveredNodes(everyone, msgspec.structs.replace(found, nodes=ours), asked)
+        queried = self._containers is not no_containers
+        return DiscoveredNodes(everyone, msgspec.structs.replace(found, nodes=ours), queried)
 
     def again(self, name: str, uid: str, door: NodeAccess) -> Node | None:
         """With its current processes. Blocks. None: the process through which its files were reached has ended."""
@@ -110,11 +110,11 @@ class Discovery:
     def _ray_roots(self, node: Node) -> tuple[RayRoot, ...]:
         folders = temporary_folders(self._environ) if node.is_machine else (DEFAULT_TMP,)
         usual = [str(Path(folder, RAY)) for folder in dict.fromkeys((*folders, *settings_of(self.policy).roots))]
-        told = self._told.setdefault(node.uid, {})
+        reported = self._told.setdefault(node.uid, {})
         for path, uids in nodes.reported_roots(node).items():
-            told[path] = told.get(path, frozenset()) | uids
-        by_word = tuple(RayRoot(path, uids) for path, uids in told.items() if path not in usual)
-        known = {*usual, *told}
+            reported[path] = reported.get(path, frozenset()) | uids
+        by_word = tuple(RayRoot(path, uids) for path, uids in reported.items() if path not in usual)
+        known = {*usual, *reported}
         named = (os.path.normpath(path) for path in settings_of(self.policy).roots)
         itself = tuple(RayRoot(path, maybe=True) for path in dict.fromkeys(named) if path not in known)
         return (*(RayRoot(path) for path in usual), *by_word, *itself)

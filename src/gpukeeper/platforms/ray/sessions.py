@@ -100,9 +100,11 @@ def standing(
         user = open_files.user_of(session.name, found, visit.below(folder))
         if user is not None:
             return SessionState(True, visit.about(user), found)
-        asked = user_files(fd)
-        unknown = [one for one in (*answers, _unseen(session, folder, visit, found), asked) if isinstance(one, Unknown)]
-        findings = (asked.why,) if asked is not None else ()
+        opened = user_files(fd)
+        unknown = [
+            one for one in (*answers, _unseen(session, folder, visit, found), opened) if isinstance(one, Unknown)
+        ]
+        findings = (opened.why,) if opened is not None else ()
         return SessionState(unknown[0] if unknown else False, None, found, findings)
     finally:
         os.close(fd)
@@ -201,8 +203,8 @@ def _unseen(session: Session, folder: NodeDirectory, visit: Visit, found: TreeMe
     """Why it is not known to be unused. Its sockets were checked one by one, so they are no reason."""
     if (unseen := visit.why_unseen(folder, session.name)) is not None:
         return unseen
-    asked = msgspec.structs.replace(found, sockets=0, fifos=0)
-    used = open_files.is_in_use(session.name, asked, visit.below(folder))
+    without_sockets = msgspec.structs.replace(found, sockets=0, fifos=0)
+    used = open_files.is_in_use(session.name, without_sockets, visit.below(folder))
     if used is True:
         return Unknown("it is also mounted somewhere else")
     return used if isinstance(used, Unknown) else None

@@ -38,10 +38,10 @@ def listener(session: int) -> str | Unknown | None:
 
 def _ask(folder: int, name: str) -> str | Unknown | None:
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
-            asked.settimeout(PATIENCE)
-            asked.connect(f"/proc/self/fd/{folder}/{name}")
-            pid = struct.unpack("3i", asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(PATIENCE)
+            client.connect(f"/proc/self/fd/{folder}/{name}")
+            pid = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     except OSError as error:
         if error.errno in NOBODY:
             return None

@@ -232,6 +232,6 @@ def _version(facts: os.stat_result) -> str:
 
 
 def _tell(ref: Ref, workload: Workload, facts: os.stat_result, now: datetime) -> Subject:
-    told: dict[str, Any] = {name: getattr(workload, name) for name in Workload.__struct_fields__}
+    fields: dict[str, Any] = {name: getattr(workload, name) for name in Workload.__struct_fields__}
     started = workload.started.isoformat() if workload.started else ""
-    return Subject(seen=Seen(ref, f"start {started}", _version(facts), now), marks=Marks(), **told)
+    return Subject(seen=Seen(ref, f"start {started}", _version(facts), now), marks=Marks(), **fields)

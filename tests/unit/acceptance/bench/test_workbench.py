@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.acceptance.bench import other_processes
 from gpukeeper.acceptance.bench import workbench as workbench_module
 from gpukeeper.acceptance.bench.other_processes import OtherProcesses
 from gpukeeper.acceptance.bench.probing import ProbeLauncher

@@ -35,10 +35,10 @@ NOT_ENDED = Ending()
 
 def by_conditions(root: Root, succeeded: Sequence[str], failed: Sequence[str], now: datetime) -> Ending:
     """By the condition types that mark the end if their status is True."""
-    said = [one for one in root.status.conditions or () if one.type in failed or one.type in succeeded]
-    over = [one for one in said if one.status == "True"]
+    conditions = [one for one in root.status.conditions or () if one.type in failed or one.type in succeeded]
+    over = [one for one in conditions if one.status == "True"]
     if not over:
-        odd = next((one for one in said if one.status != "False"), None)
+        odd = next((one for one in conditions if one.status != "False"), None)
         return NOT_ENDED if odd is None else Ending(Unknown(f"its condition {odd.type} is {odd.status[:20]!r}"))
     written = latest(one.last_transition_time for one in over)
     return Ending(
