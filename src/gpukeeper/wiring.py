@@ -437,7 +437,7 @@ def _find(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], gpus: 
     if _wants_ray(loaded, found.reaches):
         inside = ray.no_containers if beside is None else partial(_nodes_in, beside)
         own = _own_folders(loaded, environ)
-        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, folders=own)
+        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, directories=own)
         others.append(nodes)
         busy = nodes.busy_here
     client = _cluster(loaded, environ, found.reaches)
@@ -451,28 +451,28 @@ def _find(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], gpus: 
 
 
 def _fleet_of_files(fleet: str) -> _Found:
-    kind, *folders = fleet.split(":")
-    if kind != "folder" or not folders or not all(Path(one).is_dir() for one in folders):
+    kind, *directories = fleet.split(":")
+    if kind != "folder" or not directories or not all(Path(one).is_dir() for one in directories):
         raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH[:PATH…] with existing directories')
     from gpukeeper.platforms.simulated.folder import FolderPlatform
 
-    places = [FolderPlatform(Path(one)) for one in folders]
+    places = [FolderPlatform(Path(one)) for one in directories]
     reaches = [
         Reach(one.name, one.place, True, f"a fleet from files below {where}")
-        for one, where in zip(places, folders, strict=True)
+        for one, where in zip(places, directories, strict=True)
     ]
     return _Found(reaches, list(places))
 
 
 def _host(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], busy: Busy, needed: Needed) -> HostPlatform:
-    policy, folders = loaded.policy, _own_folders(loaded, environ)
+    policy, directories = loaded.policy, _own_folders(loaded, environ)
     return HostPlatform(
         hostname(),
         policy.temporary,
         clock,
         reports=policy.reports,
         marks=policy.disk,
-        folders=folders,
+        directories=directories,
         busy=busy,
         needed=needed,
     )

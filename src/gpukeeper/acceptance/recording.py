@@ -18,7 +18,7 @@ def ref_of(node: str) -> Ref:
     return Ref("host", node, "node", node, node)
 
 
-def line_of(report: Report, folder: str) -> NodeTested:
+def line_of(report: Report, directory: str) -> NodeTested:
     """`folder`: where the report was written. Later runs are held against its figures, so only those that passed, or
     that nothing could be held against yet, are remembered: a GPU that gets slower must not become its own yardstick.
     Figures of all GPUs together are the node's."""
@@ -39,7 +39,7 @@ def line_of(report: Report, folder: str) -> NodeTested:
         verdict=report.verdict,
         reason=report.reason,
         device=report.device,
-        report=folder,
+        report=directory,
         expected=report.expected,
         gpus=gpus,
         values=values,

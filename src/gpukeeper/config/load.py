@@ -116,8 +116,8 @@ def _untrusted(loaded: Loaded, path: Path) -> tuple[str, ...]:
 def _user_file(environ: Mapping[str, str]) -> Iterator[Path]:
     """None for a uid that has no home folder."""
     with suppress(RuntimeError):
-        folder = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
-        yield Path(folder) / "gpukeeper" / "policy.yaml"
+        directory = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+        yield Path(directory) / "gpukeeper" / "policy.yaml"
 
 
 def load_file(path: Path) -> Loaded:
@@ -133,7 +133,7 @@ def load_file(path: Path) -> Loaded:
     return replace(loaded, warnings=(*loaded.warnings, *warnings), untrusted=untrusted)
 
 
-def load_text(text: str, name: str = "policy.yaml", folder: Path = Path()) -> Loaded:
+def load_text(text: str, name: str = "policy.yaml", directory: Path = Path()) -> Loaded:
     """`folder`: where `exemptions_from` is looked for. Raises PolicyError with every problem."""
     read = document.read(text)
     if not isinstance(read.tree, dict):
@@ -143,7 +143,7 @@ def load_text(text: str, name: str = "policy.yaml", folder: Path = Path()) -> Lo
     found += _apart_from(found, check(file))
     if found:
         raise PolicyError(problems.messages_in_order(found, name, read.lines))
-    return _loaded(file, layers, name, folder)
+    return _loaded(file, layers, name, directory)
 
 
 def _no_settings(read: document.Document) -> Problem:
@@ -163,10 +163,10 @@ def _touches(one: problems.Path, other: problems.Path) -> bool:
     return one[:shared] == other[:shared]
 
 
-def _loaded(file: PolicyFile, layers: Layered, name: str, folder: Path) -> Loaded:
+def _loaded(file: PolicyFile, layers: Layered, name: str, directory: Path) -> Loaded:
     more = FromFile(())
     if file.exemptions_from is not None:
-        more = read_exemptions(folder / file.exemptions_from, file.classes)
+        more = read_exemptions(directory / file.exemptions_from, file.classes)
     inline = tuple(build_exemption(one) for one in file.exemptions)
     inline_origins = tuple(layers.origins.get(("exemptions", i), name) for i in range(len(inline)))
     exemptions = more.exemptions if isinstance(more.exemptions, Unknown) else (*inline, *more.exemptions)

@@ -42,7 +42,7 @@ class ChildProcess:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], environment: Mapping[str, str] | None = None, folder: str | None = None
+        cls, command: Sequence[str], environment: Mapping[str, str] | None = None, directory: str | None = None
     ) -> Self:
         """OSError if not even the supervisor can be started; a program that cannot be started is one that ended at
         once. `folder`: its working directory; None: ours.
@@ -57,7 +57,7 @@ class ChildProcess:
                 env=None if environment is None else dict(environment),
                 pass_fds=(read_end,),
                 start_new_session=True,  # Ctrl-C is ours to handle
-                cwd=folder,
+                cwd=directory,
                 limit=LONGEST_LINE,
             )
         except BaseException:

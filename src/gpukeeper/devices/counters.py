@@ -271,8 +271,8 @@ def _members(home: Path, root: Path) -> tuple[int, ...] | Unknown:
     if group is None:
         return NO_GROUP
     found: set[int] = set()
-    for folder, _folders, _files in os.walk(group.path):
-        found.update(_listed(Path(folder, "cgroup.procs")))
+    for directory, _folders, _files in os.walk(group.path):
+        found.update(_listed(Path(directory, "cgroup.procs")))
     if 0 in found:
         return Unknown("some of its processes are outside the pid namespace that gpukeeper runs in")
     return tuple(sorted(found))
@@ -299,14 +299,14 @@ def _newest(inputs: Iterable[float]) -> datetime | Unknown:
     return datetime.fromtimestamp(newest, UTC) if newest is not None else NO_TERMINAL
 
 
-def _terminal_inputs(folder: Path) -> Iterator[float]:
+def _terminal_inputs(directory: Path) -> Iterator[float]:
     """By the open descriptor, never by a path inside the workload: that could lead anywhere."""
     for number in range(3):
         try:
             # A file on a hanging disk would block us: only what can be a terminal is read.
-            if not _TERMINAL.match(str((folder / str(number)).readlink())):
+            if not _TERMINAL.match(str((directory / str(number)).readlink())):
                 continue
-            found = (folder / str(number)).stat()
+            found = (directory / str(number)).stat()
         except OSError as error:
             if error.errno in _NO_TERMINAL:
                 continue

@@ -76,7 +76,7 @@ def no_progress(entries: int) -> None:
 
 
 def remove(
-    folder: int,
+    directory: int,
     name: str,
     expected: ExpectedTree,
     *,
@@ -92,11 +92,11 @@ def remove(
     `still_free` gets the tree's descriptor (of a directory) and returns what uses it. `sockets`: dead sockets and pipes
     in it may be removed. `until`: of the monotonic clock.
     """
-    before = _as_expected(folder, name, expected)
+    before = _as_expected(directory, name, expected)
     if not isinstance(before, os.stat_result):
         return before
     device, inode = expected.identity
-    with trash.making(folder, f"{device}:{inode}") as bin_:
+    with trash.making(directory, f"{device}:{inode}") as bin_:
         if isinstance(bin_, Refused):
             return bin_
         taken = bin_.take(name, expected.identity)
@@ -114,7 +114,7 @@ def remove(
 
 
 def finish(
-    folder: int,
+    directory: int,
     taken: TrashedTree,
     *,
     scan: Callable[[], OpenFiles],
@@ -126,7 +126,7 @@ def finish(
     Half deleted: the rest is deleted, unless it is in use; it never gets its own name again.
     """
     try:
-        with trash.opening(folder, taken.trash) as bin_:
+        with trash.opening(directory, taken.trash) as bin_:
             if not taken.deleting:
                 return bin_.put_back(taken) or Changed("an interrupted run had moved it to the trash; it was put back")
             bin_.free_place()
@@ -137,7 +137,7 @@ def finish(
 
 
 def remove_files(
-    folder: int,
+    directory: int,
     files: Sequence[tuple[str, ExpectedTree]],
     *,
     scan: Callable[[], OpenFiles],
@@ -145,12 +145,12 @@ def remove_files(
 ) -> FileRemoval:
     """Many closed files of one directory, with one read of open files."""
     kept: dict[str, Changed | Refused | Unknown] = {}
-    with trash.making(folder, trash.SEVERAL) as bin_:
+    with trash.making(directory, trash.SEVERAL) as bin_:
         if isinstance(bin_, Refused):
             return FileRemoval(removal=_NOTHING, removed=(), kept={name: bin_ for name, _ in files})
         taken: list[tuple[TrashedTree, os.stat_result]] = []
         for name, expected in files:
-            before = _as_expected(folder, name, expected)
+            before = _as_expected(directory, name, expected)
             got = bin_.take(name, expected.identity) if isinstance(before, os.stat_result) else before
             if isinstance(got, TrashedTree) and isinstance(before, os.stat_result):
                 taken.append((got, before))
@@ -316,12 +316,12 @@ class _Act:
         self.taken = msgspec.structs.replace(self.taken, deleting=True)
 
 
-def _as_expected(folder: int, name: str, expected: ExpectedTree) -> os.stat_result | Changed | Refused:
+def _as_expected(directory: int, name: str, expected: ExpectedTree) -> os.stat_result | Changed | Refused:
     """Checked again before it is moved, so that a tree that changed is not even touched."""
     if not name or "/" in name or name in {".", ".."} or trash.is_trash(name):
         return Refused(f"{printable(name)!r} is not a valid name of a tree")
     try:
-        found = kernel.stat_inside(folder, name)
+        found = kernel.stat_inside(directory, name)
     except FileNotFoundError:
         return Changed("it is gone already")
     except OSError as error:
@@ -330,7 +330,7 @@ def _as_expected(folder: int, name: str, expected: ExpectedTree) -> os.stat_resu
     if (found.st_dev, found.st_ino) != expected.identity:
         return Changed("another entry has its name now")
     if expected.uid is not None:
-        why = rights.why_not_removable(folder, found.st_uid, expected.uid)
+        why = rights.why_not_removable(directory, found.st_uid, expected.uid)
         if why is not None:
             return Refused(f"it was not removed: {why}")
     if found.st_ctime_ns > expected.ctime_ns:
@@ -429,9 +429,9 @@ def _free_bytes(fd: int) -> int:
     return found.f_bfree * found.f_frsize
 
 
-def _is_there(folder: int, name: str) -> bool:
+def _is_there(directory: int, name: str) -> bool:
     with suppress(FileNotFoundError):
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
         return True
     return False
 

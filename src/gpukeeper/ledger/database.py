@@ -117,18 +117,18 @@ def _make_file(path: Path) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(directory: Path) -> Iterator[None]:
     """Two processes that open a new ledger at the same time must not both turn it to WAL and migrate it."""
-    with translated(folder):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with translated(directory):
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _lock(fd, folder)
+        _lock(fd, directory)
         yield
     finally:
         os.close(fd)
 
 
-def _lock(fd: int, folder: Path) -> None:
+def _lock(fd: int, directory: Path) -> None:
     end = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -136,8 +136,8 @@ def _lock(fd: int, folder: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > end:
                 raise LedgerError(
-                    f"Another program has locked the directory {folder} for {BUSY_SECONDS} s. Nothing was changed. "
-                    f"Which one: fuser -v {folder}. End it, or {_ELSEWHERE}."
+                    f"Another program has locked the directory {directory} for {BUSY_SECONDS} s. Nothing was changed. "
+                    f"Which one: fuser -v {directory}. End it, or {_ELSEWHERE}."
                 ) from None
             time.sleep(0.05)
         else:

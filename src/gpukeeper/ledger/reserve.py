@@ -16,8 +16,8 @@ ROOM_BYTES = 4 * RESERVE_BYTES
 
 
 class Reserve:
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "reserve"
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "reserve"
 
     def ensure(self) -> bool:
         """Whether it is there, after making it if there is room."""

@@ -49,33 +49,33 @@ def why_untrusted(path: Path, *, holds_entry: bool = False) -> str | None:
     return None
 
 
-def make_private(folder: Path) -> None:
+def make_private(directory: Path) -> None:
     """Makes a folder for us alone, or checks that it is. Raises LedgerError."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
     except OSError as error:
         raise LedgerError(
-            f"The directory {folder} for the ledger cannot be created: {error.strerror or error}. Nothing was changed. "
-            "Create it yourself, or use another directory with GPUKEEPER_STATE."
+            f"The directory {directory} for the ledger cannot be created: {error.strerror or error}. Nothing was "
+            "changed. Create it yourself, or use another directory with GPUKEEPER_STATE."
         ) from error
-    check(folder)
+    check(directory)
     if not found.st_mode & 0o077 or found.st_uid != os.geteuid():
         return  # of a volume that root prepared for us we cannot change the mode
     if not found.st_mode & 0o007 and _is_our_group(found.st_gid):
-        folder.chmod(0o700)  # as earlier versions made it
+        directory.chmod(0o700)  # as earlier versions made it
         return
     raise LedgerError(
-        f"The directory {folder} is open to others (mode {found.st_mode & 0o777:04o}): they could read what is in it "
-        f"and lock it forever. Nothing was done. Fix: chmod 700 {shlex.quote(str(folder))}"
+        f"The directory {directory} is open to others (mode {found.st_mode & 0o777:04o}): "
+        f"they could read what is in it and lock it forever. Nothing was done. Fix: chmod 700 {shlex.quote(str(directory))}"
     )
 
 
-def check(folder: Path) -> None:
+def check(directory: Path) -> None:
     """Of state that is there. Raises LedgerError."""
-    why = why_untrusted(folder)
+    why = why_untrusted(directory)
     if why is not None:
-        raise LedgerError(f"The state in {folder} is not trusted: {why}. Nothing was done.")
+        raise LedgerError(f"The state in {directory} is not trusted: {why}. Nothing was done.")
 
 
 def _steps(path: Path) -> list[str]:

@@ -220,7 +220,7 @@ def next_steps(report: Report) -> list[str]:
     return steps
 
 
-def acceptance_document(report: Report, folder: str) -> dict[str, object]:
+def acceptance_document(report: Report, directory: str) -> dict[str, object]:
     """The report for programs, without what is in samples.json, and where all of it is."""
     body: dict[str, object] = reading.decode(report_json(report))
-    return {name: value for name, value in body.items() if name not in NOT_SAID} | {"report_folder": folder or None}
+    return {name: value for name, value in body.items() if name not in NOT_SAID} | {"report_folder": directory or None}

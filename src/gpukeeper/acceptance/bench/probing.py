@@ -63,15 +63,15 @@ class ProbeLauncher:
     def worker(self) -> tuple[str, ...]:
         return self.python, self.main, "worker", "cuda:0" if self.kind == "cuda" else "cpu"
 
-    def ranks(self, count: int, folder: Path, job: ProbeRequest) -> tuple[str, ...]:
+    def ranks(self, count: int, directory: Path, job: ProbeRequest) -> tuple[str, ...]:
         """All of one machine, at an address that needs no name service."""
         here = "127.0.0.1"
         request = _asked(job)
         return (
             *(self.python, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(count)),
             *("--max-restarts", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{here}:0", "--local-addr", here),
-            *("--log-dir", str(folder / "logs"), "--redirects", "3"),
-            *(self.main, "ranks", str(folder), self.kind, request),
+            *("--log-dir", str(directory / "logs"), "--redirects", "3"),
+            *(self.main, "ranks", str(directory), self.kind, request),
         )
 
     def environment(self, gpus: Sequence[str]) -> dict[str, str]:
@@ -87,8 +87,8 @@ class ProbeLauncher:
 
 def _asked(job: ProbeRequest) -> str:
     """Folders that a person named from where they are: probes are elsewhere."""
-    folders = {name: str(Path(at).absolute()) for name, at in job.params.items() if name.endswith("_dir") and at}
-    return json.dumps({"probe": job.probe, "params": {**job.params, **folders}})
+    directories = {name: str(Path(at).absolute()) for name, at in job.params.items() if name.endswith("_dir") and at}
+    return json.dumps({"probe": job.probe, "params": {**job.params, **directories}})
 
 
 class ProbeWorker:
@@ -230,21 +230,21 @@ async def run_ranks(
     bench: ProbeLauncher, gpus: Sequence[str], job: ProbeRequest
 ) -> tuple[dict[str, ProbeReply], dict[str, str]]:
     """An answer for every rank, by its number; and the logs that are worth keeping, by their names."""
-    folder = Path(tempfile.mkdtemp(prefix="gpukeeper-ranks-"))
+    directory = Path(tempfile.mkdtemp(prefix="gpukeeper-ranks-"))
     began, deadline = time.monotonic(), job.deadline_s + bench.ranks_to_start_s
     environment = {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING,NET",
         **bench.environment(gpus),
-        "NCCL_DEBUG_FILE": str(folder / NCCL_LOG),
+        "NCCL_DEBUG_FILE": str(directory / NCCL_LOG),
     }
     try:
-        code, words = await _torchrun(bench.ranks(len(gpus), folder, job), environment, deadline)
-        left = gather(folder, len(gpus), words, code, deadline, time.monotonic() - began)
+        code, words = await _torchrun(bench.ranks(len(gpus), directory, job), environment, deadline)
+        left = gather(directory, len(gpus), words, code, deadline, time.monotonic() - began)
         answers = {str(rank): answer_of(rank, left) for rank in range(len(gpus))}
-        return answers, {"torchrun": words, **_logs(folder)}
+        return answers, {"torchrun": words, **_logs(directory)}
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 async def _torchrun(
@@ -265,14 +265,14 @@ async def _torchrun(
 
 
 def gather(
-    folder: Path, count: int, torchrun: str, exit_code: int | None, deadline_s: float, seconds: float
+    directory: Path, count: int, torchrun: str, exit_code: int | None, deadline_s: float, seconds: float
 ) -> RanksOutput:
-    stderr = {int(path.parent.name): path for path in folder.glob("logs/*/attempt_*/*/stderr.log")}
-    records = {rank: _record_in(folder / f"rank-{rank}.json") for rank in range(count)}
+    stderr = {int(path.parent.name): path for path in directory.glob("logs/*/attempt_*/*/stderr.log")}
+    records = {rank: _record_in(directory / f"rank-{rank}.json") for rank in range(count)}
     return RanksOutput(
         records={rank: record for rank, record in records.items() if record is not None},
         words={rank: _tail(path) for rank, path in stderr.items()},
-        stages={rank: _tail(folder / f"rank-{rank}.stage").strip() for rank in range(count)},
+        stages={rank: _tail(directory / f"rank-{rank}.stage").strip() for rank in range(count)},
         torchrun=torchrun,
         exit_code=exit_code,
         deadline_s=deadline_s,
@@ -374,8 +374,8 @@ def _tail(path: Path, most: int = 65536) -> str:
         return ""
 
 
-def _logs(folder: Path) -> dict[str, str]:
+def _logs(directory: Path) -> dict[str, str]:
     """NCCL's own words begin with what matters, the rings and the algorithms; ranks' end with it."""
-    found = {path.name: _tail(path, KEPT_OF_A_LOG) for path in sorted(folder.glob("nccl-*.log"))}
-    ranks = {f"rank-{path.parent.name}.{path.name}": path for path in folder.glob("logs/*/attempt_*/*/std*.log")}
+    found = {path.name: _tail(path, KEPT_OF_A_LOG) for path in sorted(directory.glob("nccl-*.log"))}
+    ranks = {f"rank-{path.parent.name}.{path.name}": path for path in directory.glob("logs/*/attempt_*/*/std*.log")}
     return {**found, **{name: words for name, path in sorted(ranks.items()) if (words := _tail(path))}}

@@ -179,8 +179,8 @@ class _Variables:
 class joined:  # noqa: N801 - used as a statement
     """All ranks connected, or an error with the rendezvous address."""
 
-    def __init__(self, place: RankInfo, folder: Path, device: Any, params: dict[str, Any], *, alone: bool) -> None:
-        self._place, self._folder, self._device, self._alone = place, folder, device, alone
+    def __init__(self, place: RankInfo, directory: Path, device: Any, params: dict[str, Any], *, alone: bool) -> None:
+        self._place, self._folder, self._device, self._alone = place, directory, device, alone
         self._timeout = timedelta(seconds=float(params.get("timeout_s") or GROUP_TIMEOUT_S))
         os.environ.update(switches(str(params.get("variant") or "default")))  # NCCL reads them once, at its start
 
@@ -258,8 +258,8 @@ def switches(variant: str) -> dict[str, str]:
 # How far it came
 
 
-def stage(folder: Path, rank: int, name: str) -> None:
-    write(folder / f"rank-{rank}.stage", name)
+def stage(directory: Path, rank: int, name: str) -> None:
+    write(directory / f"rank-{rank}.stage", name)
 
 
 def write(path: Path, text: str) -> None:

@@ -181,14 +181,14 @@ class Engine:
 
     def _tls(self) -> ssl.SSLContext | None:
         """Like the docker command: DOCKER_TLS_VERIFY and DOCKER_CERT_PATH."""
-        folder = self._environ.get("DOCKER_CERT_PATH")
-        if not folder or not self._environ.get("DOCKER_TLS_VERIFY"):
+        directory = self._environ.get("DOCKER_CERT_PATH")
+        if not directory or not self._environ.get("DOCKER_TLS_VERIFY"):
             return None  # for https:// the system's certificate authorities decide
         try:
-            context = ssl.create_default_context(cafile=str(Path(folder, "ca.pem")))
-            context.load_cert_chain(str(Path(folder, "cert.pem")), str(Path(folder, "key.pem")))
+            context = ssl.create_default_context(cafile=str(Path(directory, "ca.pem")))
+            context.load_cert_chain(str(Path(directory, "cert.pem")), str(Path(directory, "key.pem")))
         except OSError as error:
-            raise UsageError(f"the certificates in DOCKER_CERT_PATH={folder} cannot be read: {error}") from error
+            raise UsageError(f"the certificates in DOCKER_CERT_PATH={directory} cannot be read: {error}") from error
         return context
 
     @property

@@ -111,7 +111,7 @@ class HostInspector:
         uids = tuple(sorted({holder.uid for holder in mine}))
         wanted = not nothing or not container.labels.keys().isdisjoint((TTL, *self._trusted))
         inherited = await self._inherited(container) if wanted else {}
-        people = await self._directory.people(container, uids, self._trusted, folders=self._local and not nothing)
+        people = await self._directory.people(container, uids, self._trusted, directories=self._local and not nothing)
         return ContainerFacts(
             asks=asks,
             devices=devices,

@@ -69,7 +69,7 @@ class HostPlatform:
         *,
         reports: Reports | None = None,
         marks: DiskMarks | None = None,
-        folders: Sequence[str] = (),
+        directories: Sequence[str] = (),
         busy: Busy = nothing_known,
         needed: Needed = nothing_needed,
         inventory: Inventory = read_inventory,
@@ -82,7 +82,7 @@ class HostPlatform:
         `busy`: what work of a cluster runs on this machine and may need the files below that root, in a few words.
         `needed`: directories that stopped containers have mounted.
         """
-        self._place, self._clock, self._folders, self._busy = place, clock, tuple(folders), busy
+        self._place, self._clock, self._folders, self._busy = place, clock, tuple(directories), busy
         self._timeouts = timeouts or Timeouts()
         self._unreadable = (marks or DiskMarks()).unreadable
         # Many steps may be in progress at once, and each of them reads several times.

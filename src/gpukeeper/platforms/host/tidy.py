@@ -54,8 +54,8 @@ def make_folder(root: str | None, environ: Mapping[str, str]) -> Path:
     return path
 
 
-def environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    inside = str(folder / INSIDE)
+def environment(directory: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    inside = str(directory / INSIDE)
     return {**environ, **dict.fromkeys(VARIABLES, inside), MARK: inside}
 
 
@@ -84,20 +84,20 @@ def moment() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
-def remove_folder(folder: Path, since: int, proc: str = "/proc") -> int | Remainder:
+def remove_folder(directory: Path, since: int, proc: str = "/proc") -> int | Remainder:
     """Bytes returned, or why it is kept. With the checks of every other removal. `since`: the moment before the command
     began.
     """
     try:
-        with measure.open_directory(str(folder)) as parent:
+        with measure.open_directory(str(directory)) as parent:
             answer = _removed(parent, since, proc)
         if not isinstance(answer, TreeRemoval):
-            return Remainder(str(folder), answer.why)
+            return Remainder(str(directory), answer.why)
         if answer.left:
-            return Remainder(str(folder), "; ".join(answer.left))
-        folder.rmdir()
+            return Remainder(str(directory), "; ".join(answer.left))
+        directory.rmdir()
     except OSError as error:
-        return Remainder(str(folder), error.strerror or str(error))
+        return Remainder(str(directory), error.strerror or str(error))
     return 0 if isinstance(answer.bytes_back, Unknown) else answer.bytes_back
 
 

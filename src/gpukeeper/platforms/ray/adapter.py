@@ -81,7 +81,7 @@ class RayPlatform:
         everyone: Everyone | None = None,
         limits: Limits | None = None,
         timeouts: Timeouts | None = None,
-        folders: Sequence[str] = (),
+        directories: Sequence[str] = (),
     ) -> None:
         """`folders`: directories of gpukeeper itself, which no removal may include. `scan` and `everyone`: which files
         are open, and which processes exist; by default all of `proc`.
@@ -91,7 +91,14 @@ class RayPlatform:
         # Many steps may be in progress at once, and each of them reads several times.
         files, read = Shared(scan or (lambda: self._scan(proc))), Shared(everyone or (lambda: read_all(proc)))
         self._discovery = Discovery(
-            place, policy, containers, environ, proc=proc, everyone=read, timeouts=self._timeouts, folders=folders
+            place,
+            policy,
+            containers,
+            environ,
+            proc=proc,
+            everyone=read,
+            timeouts=self._timeouts,
+            directories=directories,
         )
         self._idleness = Idleness(environ, read, proc, self._timeouts)
         works = Shared(self._query_work)
@@ -387,7 +394,7 @@ class RayPlatform:
         self, node: Node, found: tuple[NodeSurvey, int | Unknown, OpenFiles], load: Load, queries: DashboardQueries
     ) -> Subject:
         surveyed, size, used = found
-        folder = surveyed.folder
+        directory = surveyed.folder
         answered = {one.session_name: queries.answered().get(one.session_name) for one in node.raylets}
         boards = [one for one in answered.values() if one is not None]
         facts = translate.NodeFacts(
@@ -396,16 +403,19 @@ class RayPlatform:
             incarnation=f"{node.door.pid or 0}@{node.door.starttime}",
             size=size,
             busy=load.busy,
-            disk=None if folder is None else folder.disk,
-            disk_size=None if folder is None else folder.size,
-            disk_free=None if folder is None else folder.free,
+            disk=None if directory is None else directory.disk,
+            disk_size=None if directory is None else directory.size,
+            disk_free=None if directory is None else directory.free,
             live=surveyed.live,
             dead=surveyed.dead,
             cpu=load.cpu,
             versions=tuple(sorted({one.version for one in boards})),
             addresses=tuple(sorted({one.api.address for one in boards})),
             sessions=tuple(sorted(answered)),
-            findings=(*surveyed.findings, *self._complaints(node, load, folder is not None and folder.disk.full, used)),
+            findings=(
+                *surveyed.findings,
+                *self._complaints(node, load, directory is not None and directory.disk.full, used),
+            ),
         )
         return translate.node_subject(facts, self._at())
 

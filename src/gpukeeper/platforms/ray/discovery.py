@@ -55,13 +55,13 @@ class Discovery:
         proc: str = "/proc",
         everyone: Everyone = read_all,
         timeouts: Timeouts | None = None,
-        folders: Sequence[str] = (),
+        directories: Sequence[str] = (),
     ) -> None:
         """`folders`: of gpukeeper itself."""
         self._place, self.policy, self._containers = place, policy, containers
         self._environ, self._proc, self._everyone = environ, proc, everyone
         self._timeouts = timeouts or Timeouts()
-        self._folders = tuple(folders)
+        self._folders = tuple(directories)
         self._told: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root that was ever reported there
 
     async def discover(self) -> DiscoveredNodes:
@@ -108,8 +108,10 @@ class Discovery:
             return any(_is_there(root, one) for one in self._ray_roots(machine))
 
     def _ray_roots(self, node: Node) -> tuple[RayRoot, ...]:
-        folders = temporary_folders(self._environ) if node.is_machine else (DEFAULT_TMP,)
-        usual = [str(Path(folder, RAY)) for folder in dict.fromkeys((*folders, *settings_of(self.policy).roots))]
+        directories = temporary_folders(self._environ) if node.is_machine else (DEFAULT_TMP,)
+        usual = [
+            str(Path(directory, RAY)) for directory in dict.fromkeys((*directories, *settings_of(self.policy).roots))
+        ]
         reported = self._told.setdefault(node.uid, {})
         for path, uids in nodes.reported_roots(node).items():
             reported[path] = reported.get(path, frozenset()) | uids

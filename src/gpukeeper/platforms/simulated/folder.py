@@ -62,8 +62,8 @@ class FolderPlatform:
     local = True
     guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory
 
     @property
     def place(self) -> str:

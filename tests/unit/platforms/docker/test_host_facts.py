@@ -138,7 +138,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def known(directory: UserDirectory, one: Inspected) -> users.KnownUsers:
-    return asyncio.run(directory.people(one, (), (), folders=True))
+    return asyncio.run(directory.people(one, (), (), directories=True))
 
 
 def binds(*sources: str) -> Inspected:

@@ -25,7 +25,7 @@ def only_disk(machine: Machine) -> Subject:
 
 
 def test_the_disk_of_a_root_is_shown_once_as_df_tells_it(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, folders=[str(tmp_path / "not" / "there" / "yet")])
+    machine = Machine(tmp_path, directories=[str(tmp_path / "not" / "there" / "yet")])
     machine.tree()
     disk, tree = only_disk(machine), machine.observe()["tmp-a"]
     assert (disk.ref.kind, disk.ref.uid) == ("disk", str(tmp_path.stat().st_dev))

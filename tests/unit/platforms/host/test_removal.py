@@ -164,7 +164,7 @@ def test_a_tree_that_holds_a_folder_of_gpukeeper_or_another_root_stays(tmp_path:
     ledger.mkdir(parents=True)
     (tmp_path / "tmp-disk" / "scratch").mkdir(parents=True)
     (tmp_path / "short").symlink_to(tmp_path / "tmp-disk" / "scratch")
-    machine = Machine(tmp_path, folders=[str(ledger)])
+    machine = Machine(tmp_path, directories=[str(ledger)])
     entries = [Temporary(root=str(tmp_path / name), names=("tmp*",), above=0) for name in ("", "short")]
     machine.platform.follow(Policy(temporary=tuple(entries)))
     seen = machine.observe()

@@ -305,7 +305,7 @@ def test_two_removals_of_one_tree_do_not_meet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", ["", "deep/er"])
-@pytest.mark.parametrize("named", ["reports", "temporary", "roots", "capture", "folders"])
+@pytest.mark.parametrize("named", ["reports", "temporary", "roots", "capture", "directories"])
 def test_what_the_policy_names_or_we_need_ourselves_is_in_no_tree_that_goes(
     tmp_path: Path, named: str, inside: str
 ) -> None:
@@ -318,7 +318,7 @@ def test_what_the_policy_names_or_we_need_ourselves_is_in_no_tree_that_goes(
         "temporary": {"policy": {"temporary": (nodes, host)}},
         "roots": {"settings": {"roots": (str(tmp_path), str(needed))}},
         "capture": {"policy": {"capture": Capture(to=str(needed))}},
-        "folders": {"folders": (str(needed / "not-made-yet"),)},
+        "directories": {"directories": (str(needed / "not-made-yet"),)},
     }
     free = one_of(platform(tmp_path), tmp_path, "tmp_results")
     assert free.kept is None
@@ -333,7 +333,7 @@ def test_what_the_policy_names_or_we_need_ourselves_is_in_no_tree_that_goes(
 def test_a_session_that_holds_our_own_folder_stays(tmp_path: Path) -> None:
     folder = session(tmp_path)
     free = one_of(platform(tmp_path), tmp_path, SESSION)
-    ray = platform(tmp_path, folders=(str(folder / "logs"),))
+    ray = platform(tmp_path, directories=(str(folder / "logs"),))
     assert one_of(ray, tmp_path, SESSION).kept is not None
     assert isinstance(run(ray.act(step(free), free)), Changed)
     assert folder.is_dir()

@@ -162,7 +162,7 @@ def test_a_folder_that_we_need_stays_under_whatever_name_a_node_has_it(scratch: 
         async def containers(patterns: object) -> object:
             return [NodeContainer("worker", pid, "abc")]
 
-        ray = platform(theirs, here=real(pid), containers=containers, folders=(str(needed),))
+        ray = platform(theirs, here=real(pid), containers=containers, directories=(str(needed),))
         assert one_of(ray, theirs, "tmpone").kept is not None
 
 
