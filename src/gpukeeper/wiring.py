@@ -35,7 +35,7 @@ from gpukeeper.ledger.trust import make_private
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import LedgerError, PolicyError, UsageError
 from gpukeeper.model.event import Event
-from gpukeeper.model.message import Kind
+from gpukeeper.model.message import MessageKind
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.ports import Clock, Meter
 from gpukeeper.model.subject import Subject
@@ -119,7 +119,7 @@ class Session:
         for line in lines:
             closed = admin_events.breaker_closed(line)
             if closed is not None:
-                self.messages.is_over(Kind.BREAKER, closed)
+                self.messages.is_over(MessageKind.BREAKER, closed)
             message = admin_events.message_of(line)
             if message is not None:
                 self.messages.to_admins(message)

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices.driver.client import A_MOMENT, CHILD, TO_OPEN, DriverClient
 from gpukeeper.devices.driver.facts import NO_SLICE_UTILISATION, GpuFacts, Listed, SliceFacts
-from gpukeeper.devices.driver.protocol import DriverReply, Subject
+from gpukeeper.devices.driver.protocol import DriverReply, FactGroup
 from gpukeeper.devices.inventory import gpus_in
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.durations import in_words
@@ -50,7 +50,7 @@ class HealthMonitor:
         with suppress(TimeoutError):
             await in_thread(self._client.close, 2 * A_MOMENT)
 
-    async def _ask(self, about: Subject) -> DriverReply | Unknown:
+    async def _ask(self, about: FactGroup) -> DriverReply | Unknown:
         longest = self._client.longest
         async with self._one_at_a_time:
             try:

@@ -27,7 +27,7 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.event import Captured, Closed, Complaint, Intended, WarningSent
 from gpukeeper.model.fold import warned_by
-from gpukeeper.model.message import Kind, Message
+from gpukeeper.model.message import Message, MessageKind
 from gpukeeper.model.subject import Disk, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -90,7 +90,9 @@ async def _report_missed(keeper: Keeper, step: Step, missed: str) -> None:
     line = Complaint(at=keeper.clock.now(), ref=decision.seen.ref, owner=decision.owner, what=what)
     await keeper.ledger.append([line])
     path = decision.seen.ref.path
-    await keeper.notifier.to_owner(Message(kind=Kind.LOSS, about=path, text=what, at=line.at, owner=decision.owner))
+    await keeper.notifier.to_owner(
+        Message(kind=MessageKind.LOSS, about=path, text=what, at=line.at, owner=decision.owner)
+    )
 
 
 async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> WarningSent | None:
@@ -105,7 +107,7 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     lost = _lost(fresh.subject, decision.then)
     message, until = f"{decision.seen.ref.path}: {decision.reason}{lost}", decision.announced
     told = Message(
-        kind=Kind.WARNING,
+        kind=MessageKind.WARNING,
         about=decision.seen.ref.path,
         text=message,
         at=begun,

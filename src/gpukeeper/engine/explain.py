@@ -10,7 +10,7 @@ import msgspec
 
 from gpukeeper.engine.find import FoundSubject
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.lifecycle.claims import Finding
+from gpukeeper.lifecycle.claims import Contradiction
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.explain import MeasuredSignal, remedies, signals
 from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
@@ -36,7 +36,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     signals: tuple[MeasuredSignal, ...] = ()
     ahead: tuple[UpcomingAction, ...] = ()
     remedies: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Contradiction, ...] = ()
     history: tuple[Event, ...] = ()
     diagnosis: Diagnosis | None = None  # its platform's own view of why it is still there
     undiagnosed: Unknown | None = None  # why there is none
@@ -44,7 +44,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def explained(
-    keeper: Keeper, book: Rulebook, found: FoundSubject, history: Sequence[Event], strange: Sequence[Finding] = ()
+    keeper: Keeper, book: Rulebook, found: FoundSubject, history: Sequence[Event], strange: Sequence[Contradiction] = ()
 ) -> Explanation:
     view, ref = found.view, found.view.subject.ref
     closer = await found.platform.read(ref)

@@ -67,7 +67,8 @@ def make_private(directory: Path) -> None:
         return
     raise LedgerError(
         f"The directory {directory} is open to others (mode {found.st_mode & 0o777:04o}): "
-        f"they could read what is in it and lock it forever. Nothing was done. Fix: chmod 700 {shlex.quote(str(directory))}"
+        "they could read what is in it and lock it forever. Nothing was done. "
+        f"Fix: chmod 700 {shlex.quote(str(directory))}"
     )
 
 

@@ -65,7 +65,7 @@ def findings_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: dat
     return tuple(FindingView(one.kind, tuple(ref.path for ref in one.about), one.words) for one in everything)
 
 
-def all_findings(found: FleetSnapshot, book: Rulebook, now: datetime) -> tuple[claims.Finding, ...]:
+def all_findings(found: FleetSnapshot, book: Rulebook, now: datetime) -> tuple[claims.Contradiction, ...]:
     return claims.findings(
         found.views, book, now, recorded=found.recorded, absent=found.absent, doubtful=found.doubtful
     )

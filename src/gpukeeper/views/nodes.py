@@ -30,7 +30,7 @@ def _number(labels: Mapping[str, str], name: str) -> int | None:
     return int(words) if words.isascii() and words.isdecimal() else None
 
 
-class Change(NamedTuple):
+class SubjectChange(NamedTuple):
     """A node or a disk as a pass found it, and as it was afterwards. None: nothing was done there, so none looked."""
 
     before: Subject
@@ -53,7 +53,7 @@ class NodeChange(msgspec.Struct, frozen=True):
     after: NodeFigures | Unknown | None
 
 
-def node_change(change: Change) -> NodeChange:
+def node_change(change: SubjectChange) -> NodeChange:
     ref, after = change.before.ref, change.after
     return NodeChange(
         ref.kind, ref.name, _figures(change.before), _figures(after) if isinstance(after, Subject) else after

@@ -10,7 +10,7 @@ import msgspec
 
 from gpukeeper.engine.fleet import FleetSnapshot
 from gpukeeper.engine.outlook import Outlooks
-from gpukeeper.lifecycle.claims import Claim, ClaimState, next_event
+from gpukeeper.lifecycle.claims import ClaimState, GpuClaim, next_event
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.forecast import ahead
 from gpukeeper.lifecycle.narrow import Narrow
@@ -113,7 +113,7 @@ def _next_actions(view: View, book: Rulebook, now: datetime, offered: Collection
     return NextActions(class_, steps, reasons.get(steps[-1].rule, "") if steps else "")
 
 
-def _line(claim: Claim, device: Subject | None, upcoming: Mapping[str, NextActions], now: datetime) -> GpuLine:
+def _line(claim: GpuClaim, device: Subject | None, upcoming: Mapping[str, NextActions], now: datetime) -> GpuLine:
     key = "" if claim.holder is None else claim.holder.key
     coming = upcoming.get(key, NextActions("", ()))
     return GpuLine(
@@ -135,7 +135,7 @@ def _line(claim: Claim, device: Subject | None, upcoming: Mapping[str, NextActio
     )
 
 
-def _use(claim: Claim, device: Subject | None) -> float | Unknown | None:
+def _use(claim: GpuClaim, device: Subject | None) -> float | Unknown | None:
     if claim.how in _UNUSED:
         return None
     if not isinstance(claim.use, Unknown) or claim.holder is not None or device is None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.interfaces.daemon.limiter import Limits
+from gpukeeper.interfaces.daemon.limiter import RateLimits
 from tests.engines import require
 from tests.real.host.machine import A_WHILE, AS_NOBODY, NOBODY, Host, can_be_nobody, sees_everybody, until
 
@@ -203,7 +203,7 @@ refused = sum("too many concurrent requests" in one for one in answers)
 print(refused, sum(map(bool, answers)) - refused, flush=True)
 sys.stdin.read()
 """
-EACH = Limits().each
+EACH = RateLimits().each
 REQUEST = json.dumps({"verb": "hold", "workload": "no-such-thing", "seconds": 60}) + "\n"
 
 

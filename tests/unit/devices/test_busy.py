@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpukeeper.devices.busy import GpuUse, UsageJudge, of_sources
 from gpukeeper.devices.dcgm import ExportedGpu
-from gpukeeper.devices.driver.facts import Activity, GpuFacts, SliceFacts
+from gpukeeper.devices.driver.facts import ActivityFacts, GpuFacts, SliceFacts
 from gpukeeper.model.unknown import Unknown
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -43,8 +43,8 @@ def whole(uuid: str = "GPU-1", **facts: Any) -> GpuFacts:
         "sliced": False,
         **facts,
     }
-    measured = {name: given_.pop(name) for name in Activity.__struct_fields__ if name in given_}
-    return GpuFacts(**given_, activity=Activity(**measured))
+    measured = {name: given_.pop(name) for name in ActivityFacts.__struct_fields__ if name in given_}
+    return GpuFacts(**given_, activity=ActivityFacts(**measured))
 
 
 def cut(parts: tuple[SliceFacts, ...] | Unknown = MIG, **facts: Any) -> GpuFacts:
@@ -60,7 +60,7 @@ def part(gpm: float | Unknown, uuid: str = "MIG-1", gi: int = 7) -> SliceFacts:
         compute_instance=0,
         memory_used_mib=500,
         listed=(1,),
-        activity=Activity(gpm=gpm),
+        activity=ActivityFacts(gpm=gpm),
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 from gpukeeper.disk.measure import (
     CHANGED,
     MOUNT_POINT,
-    Limits,
+    MeasureLimits,
     TreeMeasurement,
     instant,
     measure,
@@ -177,14 +177,14 @@ def test_a_folder_swapped_for_a_link_during_the_walk_is_not_entered(tmp_path: Pa
 def test_a_tree_beyond_the_limit_of_entries_has_no_known_size(tmp_path: Path) -> None:
     for number in range(5):
         filled(tmp_path / "tree" / str(number), 1)
-    assert isinstance(measured(tmp_path / "tree", limits=Limits(entries=6)).size, int)
-    assert measured(tmp_path / "tree", limits=Limits(entries=5)).size == Unknown("has more than 5 entries")
+    assert isinstance(measured(tmp_path / "tree", limits=MeasureLimits(entries=6)).size, int)
+    assert measured(tmp_path / "tree", limits=MeasureLimits(entries=5)).size == Unknown("has more than 5 entries")
 
 
 def test_a_tree_beyond_the_limit_of_depth_has_no_known_size(tmp_path: Path) -> None:
     (tmp_path / "tree/a/b/c").mkdir(parents=True)
-    assert isinstance(measured(tmp_path / "tree", limits=Limits(depth=4)).size, int)
-    assert measured(tmp_path / "tree", limits=Limits(depth=3)).size == Unknown("is deeper than 3 levels")
+    assert isinstance(measured(tmp_path / "tree", limits=MeasureLimits(depth=4)).size, int)
+    assert measured(tmp_path / "tree", limits=MeasureLimits(depth=3)).size == Unknown("is deeper than 3 levels")
 
 
 def test_when_time_is_up_the_walk_ends_and_says_so(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Category, Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.nodes import Change
+from gpukeeper.views.nodes import SubjectChange
 from gpukeeper.views.plan import plan_view
 from tests.unit.interfaces.workers import GIB, HOUR, POLICY, Workers, disk, node, session, tree
 
@@ -189,5 +189,5 @@ def test_bytes_that_were_not_measured_are_not_in_the_sum(capsys: pytest.CaptureF
 
 
 def test_a_disk_is_told_with_its_place() -> None:
-    change = Change(disk("/", 0.81), disk("/", 0.64))
+    change = SubjectChange(disk("/", 0.81), disk("/", 0.64))
     assert nodes.change_in_words(change, 0) == "host/node-3: disk /: 81% -> 64%"

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gpukeeper.interfaces.telemetry import pages
-from gpukeeper.interfaces.telemetry.pages import Endpoint, Response, listening, read_endpoint, words
+from gpukeeper.interfaces.telemetry.pages import Endpoint, PageResponse, listening, read_endpoint, words
 from gpukeeper.model.errors import UsageError
 
 
@@ -19,10 +19,10 @@ def a_port() -> int:
 
 
 def served(story: Callable[[int], Awaitable[None]], patience: float = pages.PATIENCE) -> None:
-    async def fine() -> Response:
+    async def fine() -> PageResponse:
         return words(None)
 
-    async def bad() -> Response:
+    async def bad() -> PageResponse:
         return words("no pass finished for 40m")
 
     async def tell() -> None:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from gpukeeper.lifecycle.claims import (
-    Claim,
     ClaimState,
-    Finding,
+    Contradiction,
+    GpuClaim,
     claims,
     findings,
     left_alone,
@@ -68,7 +68,7 @@ def stopped_by_hand(name: str, *devices: str, **facts: Any) -> View:
     return View(ended(5 * MINUTE, **(known | facts)), (), memory)
 
 
-def claimed(*views: View, **more: Any) -> tuple[Claim, ...]:
+def claimed(*views: View, **more: Any) -> tuple[GpuClaim, ...]:
     return claims(views, BOOK, NOW, offers=ALL, **more)
 
 
@@ -76,7 +76,7 @@ def found(*views: View, **more: Any) -> list[tuple[str, str]]:
     return [(one.kind, one.words) for one in findings(views, BOOK, NOW, **more)]
 
 
-def lines(all_claims: tuple[Claim, ...]) -> list[tuple[str, str, str]]:
+def lines(all_claims: tuple[GpuClaim, ...]) -> list[tuple[str, str, str]]:
     return [(one.how.value, one.name, one.holder.name if one.holder else "-") for one in all_claims]
 
 
@@ -301,7 +301,7 @@ def test_what_an_adapter_found_is_passed_on() -> None:
     (one,) = findings([named("eval", "GPU-0", findings=("its owner label names nobody here: zoe",))], BOOK, NOW)
     ref = Ref("docker", "node-3", "container", "eval", "uid-eval")
     words = "docker/node-3/eval: its owner label names nobody here: zoe"
-    assert one == Finding(kind="reported", about=(ref,), words=words)
+    assert one == Contradiction(kind="reported", about=(ref,), words=words)
 
 
 def test_two_running_workloads_on_one_gpu_are_a_duplicate() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.model.message import Delivered, Kind, Message, NotDelivered
+from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.notify.command import Command, CommandKind
 
 MESSAGE = Message(
-    kind=Kind.BREAKER,
+    kind=MessageKind.BREAKER,
     about="docker/node-3",
     text="41 of 60 \x1b[2J would stop\nall at once",
     at=datetime(2026, 5, 1, tzinfo=UTC),

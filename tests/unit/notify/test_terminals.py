@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from gpukeeper.model.message import Delivered, Kind, Message
+from gpukeeper.model.message import Delivered, Message, MessageKind
 from gpukeeper.notify.inside import tell_inside
 from gpukeeper.notify.terminals import Terminals
 
@@ -178,7 +178,9 @@ def test_the_owner_is_told_on_the_host_and_nobody_else(tmp_path: Path) -> None:
 
 
 def delivered(terminals: Terminals, owner: str | None) -> bool:
-    message = Message(kind=Kind.WARNING, about="", text=WARNING, at=datetime(2026, 5, 1, tzinfo=UTC), owner=owner)
+    message = Message(
+        kind=MessageKind.WARNING, about="", text=WARNING, at=datetime(2026, 5, 1, tzinfo=UTC), owner=owner
+    )
     return isinstance(asyncio.run(terminals.send(message)), Delivered)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.message import Delivered, Kind, Message, NotDelivered
+from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.model.subject import Subject
 from gpukeeper.notify.workload import InsideWorkload
 from gpukeeper.platforms.docker.translate import container_subject
@@ -29,7 +29,7 @@ class Place:
 
 def sent(subject: Subject | None, *places: Place) -> Delivered | NotDelivered:
     at = datetime(2026, 5, 1, tzinfo=UTC)
-    message = Message(kind=Kind.WARNING, about="x", text="idle", at=at, subject=subject)
+    message = Message(kind=MessageKind.WARNING, about="x", text="idle", at=at, subject=subject)
     return asyncio.run(InsideWorkload(places).send(message))
 
 

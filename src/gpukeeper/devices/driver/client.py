@@ -25,7 +25,7 @@ from datetime import timedelta
 
 import msgspec
 
-from gpukeeper.devices.driver.protocol import NO_ID, DriverReply, DriverRequest, Subject
+from gpukeeper.devices.driver.protocol import NO_ID, DriverReply, DriverRequest, FactGroup
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
@@ -43,7 +43,7 @@ _abandoned: list[subprocess.Popen[bytes]] = []
 _counting = threading.Lock()
 
 
-def ask_once(about: Subject, deadline: timedelta, child: Sequence[str] = CHILD) -> DriverReply | Unknown:
+def ask_once(about: FactGroup, deadline: timedelta, child: Sequence[str] = CHILD) -> DriverReply | Unknown:
     """Blocks, for no longer than the deadline and a moment. No process of ours has a GPU open afterwards."""
     until = time.monotonic() + deadline.total_seconds()
     client = DriverClient(child, deadline)
@@ -83,7 +83,7 @@ class DriverClient:
         """Of one request that has to wait for another one first."""
         return self._deadline * (1 + self._to_open) + A_MOMENT
 
-    def ask(self, about: Subject) -> DriverReply | Unknown:
+    def ask(self, about: FactGroup) -> DriverReply | Unknown:
         """After a failed reply, as after Unknown, the next request starts another process: what this one opened may be
         stale (the driver was reloaded, a GPU was lost).
         """
@@ -125,7 +125,7 @@ class DriverClient:
         finally:
             self._one_at_a_time.release()
 
-    def _ask(self, about: Subject) -> DriverReply | Unknown:
+    def _ask(self, about: FactGroup) -> DriverReply | Unknown:
         deadline = self._deadline if self._child is not None else self._deadline * self._to_open
         until = time.monotonic() + deadline.total_seconds()
         try:

@@ -20,7 +20,7 @@ Listed: TypeAlias = tuple[int, ...] | Unknown  # pids that the driver lists; dea
 NO_SLICE_UTILISATION = Unknown("the driver reports no utilisation of a GPU that is split into slices", by_design=True)
 
 
-class Activity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ActivityFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How busy a GPU or slice was since the previous request. Percentages are means."""
 
     window_s: float = 0.0
@@ -32,7 +32,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     energy_before_mj: int | Unknown = NOT_QUERIED  # when the window began
 
 
-NOT_MEASURED = Activity()
+NOT_MEASURED = ActivityFacts()
 
 
 class SliceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,7 +47,7 @@ class SliceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_used_mib: int | Unknown = NOT_QUERIED
     listed: Listed = NOT_QUERIED
     sms: int | Unknown = NOT_QUERIED
-    activity: Activity = NOT_MEASURED
+    activity: ActivityFacts = NOT_MEASURED
 
 
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -69,7 +69,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     remap_failed: bool | Unknown = NOT_QUERIED  # condition, health
     reset_alone: bool | Unknown = NOT_QUERIED  # condition
     energy_mj: int | Unknown = NOT_QUERIED  # usage, health: since the driver was loaded
-    activity: Activity = NOT_MEASURED  # usage
+    activity: ActivityFacts = NOT_MEASURED  # usage
     serial: str | Unknown = NOT_QUERIED  # identity
     facts: Mapping[str, Fact] = {}  # identity: what does not change
     counters: Mapping[str, int | Unknown | None] = {}  # health: they only rise

@@ -15,8 +15,8 @@ from gpukeeper.model.condition import NOT_QUERIED
 from gpukeeper.model.gpu import Reading
 from gpukeeper.model.unknown import Unknown
 
-Subject: TypeAlias = Literal["inventory", "condition", "usage", "identity", "health", "readings"]
-SUBJECTS: tuple[str, ...] = get_args(Subject)
+FactGroup: TypeAlias = Literal["inventory", "condition", "usage", "identity", "health", "readings"]
+SUBJECTS: tuple[str, ...] = get_args(FactGroup)
 State: TypeAlias = Literal["answered", "no driver", "failed"]  # no driver: the library or the kernel module is missing
 NO_ID = 0  # of a reply to an invalid line
 

@@ -20,7 +20,7 @@ SPECIFIERS = {"%T": "/tmp", "%V": "/var/tmp", "%t": "/run", "%S": "/var/lib", "%
 NO_AGE = frozenset({"", "-"})
 
 
-class Line(NamedTuple):
+class TmpfilesLine(NamedTuple):
     file: str
     type: str
     path: str
@@ -50,7 +50,7 @@ def _by_tmpfiles(folder: str, root: Path) -> Iterator[str]:
         return
 
 
-def _lines(root: Path) -> Iterator[Line]:
+def _lines(root: Path) -> Iterator[TmpfilesLine]:
     """In the order in which they count. A file hides those of its name in later folders; a link to /dev/null, too."""
     files: dict[str, Path] = {}
     for folder in FOLDERS:
@@ -63,7 +63,7 @@ def _lines(root: Path) -> Iterator[Line]:
                 for short, long in SPECIFIERS.items():
                     where = where.replace(short, long)
                 age = words[5].lstrip("~") if len(words) > 5 else ""
-                yield Line(f"/{path.relative_to(root)}", words[0].strip("+-=~^"), where.rstrip("/") or "/", age)
+                yield TmpfilesLine(f"/{path.relative_to(root)}", words[0].strip("+-=~^"), where.rstrip("/") or "/", age)
 
 
 def _by_tmpreaper(folder: str, root: Path) -> Iterator[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Plan
     from gpukeeper.model.event import GpuChecked
-    from gpukeeper.views.nodes import Change
+    from gpukeeper.views.nodes import SubjectChange
     from gpukeeper.wiring import Session
 
 
@@ -66,7 +66,7 @@ class AppliedPass(NamedTuple):
     """A pass at one place, and what became of its nodes and disks."""
 
     report: PassReport
-    nodes: list[Change]
+    nodes: list[SubjectChange]
     after: PassReport  # with what is there now, where that was asked for
 
 
@@ -160,12 +160,12 @@ async def _reclaim(session: Session, platform: Platform, **how: Any) -> PassRepo
         return report
 
 
-async def _changes(report: PassReport, *, read: bool) -> list[Change]:
+async def _changes(report: PassReport, *, read: bool) -> list[SubjectChange]:
     from gpukeeper.engine.failures import bug_words
     from gpukeeper.model.errors import PlatformError
     from gpukeeper.model.subject import Subject
     from gpukeeper.model.unknown import Unknown
-    from gpukeeper.views.nodes import Change
+    from gpukeeper.views.nodes import SubjectChange
 
     async def again(before: Subject) -> Subject | Unknown | None:
         if not read:
@@ -178,7 +178,7 @@ async def _changes(report: PassReport, *, read: bool) -> list[Change]:
             return Unknown(bug_words(bug))
         return found if isinstance(found, Subject | Unknown) else Unknown("it no longer exists")
 
-    return [Change(before, await again(before)) for before in report.survey.nodes]
+    return [SubjectChange(before, await again(before)) for before in report.survey.nodes]
 
 
 async def _confirm(plan: Plan) -> bool:
@@ -224,7 +224,7 @@ def _print(session: Session, done: list[AppliedPass], *, json: bool, quiet: bool
         print_message(applied_summary(reports))
 
 
-def _print_nodes(report: PassReport, nodes: list[Change]) -> None:
+def _print_nodes(report: PassReport, nodes: list[SubjectChange]) -> None:
     """Each node and disk before and after, and the total that was freed."""
     from gpukeeper.interfaces.terminal.nodes import change_in_words
     from gpukeeper.model.durations import size_in_words

@@ -20,7 +20,7 @@ from gpukeeper.notify.terminals import plain
 from gpukeeper.views.workload import WorkloadRow, workload_row
 
 if TYPE_CHECKING:
-    from gpukeeper.lifecycle.claims import Claim
+    from gpukeeper.lifecycle.claims import GpuClaim
     from gpukeeper.model.event import Closed, Event, WarningSent
 
 CLEAR = "\x1b[H\x1b[2J"
@@ -132,7 +132,7 @@ def line_row(seq: int, line: Event) -> tuple[str, ...]:
     return (str(row.seq).rjust(6), at, row.type.ljust(10), row.result.ljust(11), row.where, row.words)
 
 
-def claim_row(claim: Claim, now: datetime) -> tuple[str, ...]:
+def claim_row(claim: GpuClaim, now: datetime) -> tuple[str, ...]:
     """One device and who has it."""
     holder = claim.holder.path if claim.holder is not None else claim.by or "-"
     since = in_words(now - claim.since) if claim.since is not None else "-"
@@ -140,7 +140,7 @@ def claim_row(claim: Claim, now: datetime) -> tuple[str, ...]:
     return (claim.how.value, claim.name, holder, owner, since, _use(claim, now), claim.next)
 
 
-def _use(claim: Claim, now: datetime) -> str:
+def _use(claim: GpuClaim, now: datetime) -> str:
     """Percent, and how old that is when it is not from just now."""
     if claim.holder is None or claim.how.value == "kept for its owner":
         return "-"  # nothing runs that could use it

@@ -19,7 +19,7 @@ import msgspec
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices.inventory import inventory as read_inventory
 from gpukeeper.disk import filesystems, open_files
-from gpukeeper.disk.measure import Limits
+from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
@@ -46,7 +46,7 @@ from gpukeeper.platforms.host.acts import TreeRemover
 from gpukeeper.platforms.host.connect import Needed, Scan, Timeouts, nothing_needed
 from gpukeeper.platforms.host.directories import TreeScope
 from gpukeeper.platforms.host.disks import Disks
-from gpukeeper.platforms.host.gpus import Gpus, Inventory
+from gpukeeper.platforms.host.gpus import HostGpus, Inventory
 from gpukeeper.platforms.host.roots import roots_of
 from gpukeeper.platforms.host.trees import Trees
 
@@ -75,7 +75,7 @@ class HostPlatform:
         inventory: Inventory = read_inventory,
         proc: str = "/proc",
         scan: Scan | None = None,
-        limits: Limits | None = None,
+        limits: MeasureLimits | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
         """`folders`: directories of gpukeeper itself; their disks are shown, and no tree that contains one is removed.
@@ -89,9 +89,9 @@ class HostPlatform:
         scan = Shared(scan or (lambda: open_files.scan(proc, unreadable=self._unreadable)))
         named = self._named(temporary, reports or Reports(), marks or DiskMarks())
         mentioned = Shared(partial(mentions.below, proc=proc))
-        self._gpus = Gpus(self._at, inventory, proc, self._timeouts)
+        self._gpus = HostGpus(self._at, inventory, proc, self._timeouts)
         self._trees = Trees(
-            self._at, named, scan, limits or Limits(), self._timeouts, mentioned, SharedQuestion(needed)
+            self._at, named, scan, limits or MeasureLimits(), self._timeouts, mentioned, SharedQuestion(needed)
         )
         self._disks = Disks(self._at, self._on_disk, scan, proc, self._timeouts)
         self._removals = TreeRemover(scan, self._timeouts, mentioned)

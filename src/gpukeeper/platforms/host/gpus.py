@@ -31,7 +31,7 @@ HOLDERS = "processes that hold GPUs"
 HIDEPID = "this machine hides the processes of other users (hidepid); run as root to see them"
 
 
-class Gpus:
+class HostGpus:
     def __init__(
         self, at: Callable[[], translate.PlaceAndTime], inventory: Inventory, proc: str, timeouts: Timeouts
     ) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import access_times, measure, mounts, open_files
 from gpukeeper.disk.access_times import LastUse, ReadRecording, Reads
-from gpukeeper.disk.measure import Limits, TreeMeasurement
+from gpukeeper.disk.measure import MeasureLimits, TreeMeasurement
 from gpukeeper.disk.remote_use import why_unseen
 from gpukeeper.disk.trash import is_trash
 from gpukeeper.disk.unresponsive import Responsiveness
@@ -63,7 +63,7 @@ class Trees:
         at: Callable[[], translate.PlaceAndTime],
         named: TreeScope,
         scan: Scan,
-        limits: Limits,
+        limits: MeasureLimits,
         timeouts: Timeouts,
         mentioned: Mentioned = mentions.below,
         needed: Needed = nothing_needed,
@@ -206,7 +206,7 @@ class Trees:
         return [one for one in first if one is not HEAVY] + again
 
     async def _measure_some(
-        self, directory: RootDirectory, entries: Sequence[TreeEntry], until: float, limits: Limits | None
+        self, directory: RootDirectory, entries: Sequence[TreeEntry], until: float, limits: MeasureLimits | None
     ) -> list[Found]:
         found: list[Found] = []
         for start in range(0, len(entries), PAGE):
@@ -221,7 +221,7 @@ class Trees:
         directory: RootDirectory,
         in_use: InUse,
         until: float,
-        limits: Limits | None,
+        limits: MeasureLimits | None,
         *,
         fresh: bool = True,
     ) -> Found:
@@ -242,7 +242,7 @@ class Trees:
         directory: RootDirectory,
         in_use: InUse,
         until: float,
-        limits: Limits | None,
+        limits: MeasureLimits | None,
         *,
         fresh: bool,
     ) -> Subject | LargeTree | None:
@@ -274,7 +274,7 @@ class Trees:
         return _unmeasured(top, STAYS) if known is None and stays else known
 
     def _walk(
-        self, entry: TreeEntry, in_use: InUse, until: float, limits: Limits, top: os.stat_result
+        self, entry: TreeEntry, in_use: InUse, until: float, limits: MeasureLimits, top: os.stat_result
     ) -> TreeMeasurement | None:
         """A tree that contains a mount is not walked: a single file mounted inside escapes a walk, or may hang it."""
         known = mounts.own_mounts() if isinstance(in_use, Unknown) else in_use.below.open_files.own_mounts

@@ -17,7 +17,7 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import open_files
-from gpukeeper.disk.measure import Limits
+from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.engine.sharing import Shared, SharedQuestion
@@ -79,7 +79,7 @@ class RayPlatform:
         proc: str = "/proc",
         scan: Callable[[], OpenFiles] | None = None,
         everyone: Everyone | None = None,
-        limits: Limits | None = None,
+        limits: MeasureLimits | None = None,
         timeouts: Timeouts | None = None,
         directories: Sequence[str] = (),
     ) -> None:

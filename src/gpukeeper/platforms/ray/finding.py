@@ -16,7 +16,7 @@ from gpukeeper.model.policy import Temporary
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import logs, sessions, translate, trees
 from gpukeeper.platforms.ray.nodes import RayRoot
-from gpukeeper.platforms.ray.sessions import Session
+from gpukeeper.platforms.ray.sessions import RaySession
 from gpukeeper.platforms.ray.survey import SurveyOptions, by_root, opened_logs
 from gpukeeper.platforms.ray.visit import NodeDirectory, Visit, names_in, taken_in
 
@@ -30,7 +30,7 @@ class Location(msgspec.Struct, frozen=True):
     name: str
     kind: str
     taken: TrashedTree | None = None  # it is in our trash
-    session: Session | None = None
+    session: RaySession | None = None
     logs: int = -1  # the open directory of its logs
 
 
@@ -92,7 +92,7 @@ def _in_folder(
 
 
 def _in_logs(
-    directory: NodeDirectory, known: Sequence[Session], ref: Ref, wanted: tuple[int, int], held: ExitStack
+    directory: NodeDirectory, known: Sequence[RaySession], ref: Ref, wanted: tuple[int, int], held: ExitStack
 ) -> Location | None:
     """The directory of logs itself, or something that an interrupted removal left in it."""
     for session in known:
@@ -107,7 +107,7 @@ def _in_logs(
 
 
 def _in_logs_of(
-    session: Session, fd: int, directory: NodeDirectory, ref: Ref, wanted: tuple[int, int], open_: ExitStack
+    session: RaySession, fd: int, directory: NodeDirectory, ref: Ref, wanted: tuple[int, int], open_: ExitStack
 ) -> Location | None:
     top = os.fstat(fd)
     if ref.kind == translate.LOGS:

@@ -36,7 +36,7 @@ _BETWEEN = re.compile(r"[\s=,;:'\"]")
 ROCKSDB = ("CURRENT", "MANIFEST-")
 
 
-class Session(msgspec.Struct, frozen=True):
+class RaySession(msgspec.Struct, frozen=True):
     """One directory. `path`: as its node sees it."""
 
     name: str
@@ -54,7 +54,7 @@ class SessionState(msgspec.Struct, frozen=True):
     findings: tuple[str, ...] = ()
 
 
-def listed(directory: NodeDirectory, root: RayRoot) -> Iterator[Session]:
+def listed(directory: NodeDirectory, root: RayRoot) -> Iterator[RaySession]:
     """Directories only, named as Ray names them: `session_latest` is a link, and other entries are users' own."""
     if root.maybe and not is_temp_dir(directory.fd):
         return
@@ -66,7 +66,7 @@ def listed(directory: NodeDirectory, root: RayRoot) -> Iterator[Session]:
         except FileNotFoundError:
             continue
         if stat.S_ISDIR(found.st_mode) and root.holds(found.st_uid) and directory.counts(found.st_uid):
-            yield Session(name, str(Path(directory.path, name)), (found.st_dev, found.st_ino), found.st_uid)
+            yield RaySession(name, str(Path(directory.path, name)), (found.st_dev, found.st_ino), found.st_uid)
 
 
 def is_temp_dir(directory: int) -> bool:
@@ -80,7 +80,7 @@ def is_temp_dir(directory: int) -> bool:
 
 
 def standing(
-    session: Session, directory: NodeDirectory, visit: Visit, running_sessions: Mapping[str, str]
+    session: RaySession, directory: NodeDirectory, visit: Visit, running_sessions: Mapping[str, str]
 ) -> SessionState:
     """`running_sessions`: names of sessions that a dashboard reports as running, each with a sentence."""
     try:
@@ -110,7 +110,7 @@ def standing(
         os.close(fd)
 
 
-def subject_of(session: Session, state: SessionState, directory: NodeDirectory, visit: Visit) -> Subject | Unknown:
+def subject_of(session: RaySession, state: SessionState, directory: NodeDirectory, visit: Visit) -> Subject | Unknown:
     owner = visit.owner(session.uid)
     if state.alive is True:
         why = state.why or "it is in use"
@@ -135,12 +135,12 @@ def subject_of(session: Session, state: SessionState, directory: NodeDirectory, 
     )
 
 
-def named_by(session: Session, visit: Visit) -> str | Unknown | None:
+def named_by(session: RaySession, visit: Visit) -> str | Unknown | None:
     """A process that names it in its argv, by whatever path: what counts is where that path leads."""
     return refers(session, visit.around.everyone, {one.pid for one in visit.node.processes}, visit.around.proc)
 
 
-def refers(session: Session, everyone: Iterable[Process], own: set[int], proc: str) -> str | None:
+def refers(session: RaySession, everyone: Iterable[Process], own: set[int], proc: str) -> str | None:
     for process in everyone:
         if process.cut:
             return (
@@ -188,7 +188,7 @@ def user_files(session: int) -> Unknown | None:
     return None
 
 
-def _leads_to(session: Session, process: Process, path: str, proc: str) -> bool:
+def _leads_to(session: RaySession, process: Process, path: str, proc: str) -> bool:
     """A link that cannot be followed may lead there."""
     if len(path) >= LONG:
         return True
@@ -199,7 +199,7 @@ def _leads_to(session: Session, process: Process, path: str, proc: str) -> bool:
         return True
 
 
-def _unseen(session: Session, directory: NodeDirectory, visit: Visit, found: TreeMeasurement) -> Unknown | None:
+def _unseen(session: RaySession, directory: NodeDirectory, visit: Visit, found: TreeMeasurement) -> Unknown | None:
     """Why it is not known to be unused. Its sockets were checked one by one, so they are no reason."""
     if (unseen := visit.why_unseen(directory, session.name)) is not None:
         return unseen

@@ -29,12 +29,12 @@ from gpukeeper.platforms.ray.busy import (
     OVER_GROUP,
     OVER_JOB,
     OVER_TASK,
-    Actor,
     ClusterState,
     Job,
     PlacementGroup,
+    RayActor,
     RayNode,
-    Said,
+    Rows,
     Task,
     Worker,
 )
@@ -81,7 +81,7 @@ class StateApi:
         jobs = await self._jobs_of(workers, await self._all("jobs", Job))
         tasks = await self._all("tasks", Task)
         groups = await self._all("placement_groups", PlacementGroup)
-        actors = await self._all("actors", Actor)
+        actors = await self._all("actors", RayActor)
         nodes = await self._all("nodes", RayNode)
         stranger = self._mismatch(await self.version(), session)
         if stranger is not None:
@@ -103,7 +103,7 @@ class StateApi:
             f"Ray at {self.address} is {_first(version.session or 'a session without a name')}, not {session}"
         )
 
-    async def _jobs_of(self, workers: Said[Worker], jobs: Said[Job]) -> Said[Job]:
+    async def _jobs_of(self, workers: Rows[Worker], jobs: Rows[Job]) -> Rows[Job]:
         """With the jobs that have ended although a driver of theirs is alive."""
         if isinstance(workers, Unknown) or isinstance(jobs, Unknown):
             return jobs
@@ -115,7 +115,7 @@ class StateApi:
             found += page.result
         return tuple(found)
 
-    async def _all(self, kind: str, row: type[T]) -> Said[T]:
+    async def _all(self, kind: str, row: type[T]) -> Rows[T]:
         """Every row that has not ended. Ray's own source returns a limited number of rows, ended or not; then by
         state.
         """

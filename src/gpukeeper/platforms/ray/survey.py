@@ -21,7 +21,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import errors, logs, sessions, translate, trees
 from gpukeeper.platforms.ray.connect import DEFAULT_TMP, RAY
 from gpukeeper.platforms.ray.nodes import RayRoot
-from gpukeeper.platforms.ray.sessions import Session
+from gpukeeper.platforms.ray.sessions import RaySession
 from gpukeeper.platforms.ray.translate import LogFile
 from gpukeeper.platforms.ray.visit import NodeDirectory, ProtectedPaths, Visit
 
@@ -121,7 +121,7 @@ def by_root(temporary: Sequence[Temporary]) -> dict[str, list[Temporary]]:
 
 
 def logs_of(
-    session: Session, directory: NodeDirectory, visit: Visit, wants: SurveyOptions
+    session: RaySession, directory: NodeDirectory, visit: Visit, wants: SurveyOptions
 ) -> tuple[Subject | None, tuple[str, ...]]:
     """Of one live session; and sentences about files that grow too large."""
     with opened_logs(directory, session.name) as fd:
@@ -260,7 +260,7 @@ def _add_sessions(
     _add_unfinished(directory, visit, found)
 
 
-def unfinished_logs(fd: int, session: Session, directory: NodeDirectory, visit: Visit) -> list[Subject]:
+def unfinished_logs(fd: int, session: RaySession, directory: NodeDirectory, visit: Visit) -> list[Subject]:
     """Of an interrupted removal of many log files."""
     found = []
     for place in logs.FOLDERS:

@@ -12,7 +12,7 @@ import msgspec
 
 from gpukeeper.disk import access_times, measure, mounts, open_files, procfs, trash
 from gpukeeper.disk.access_times import LastUse, Reads
-from gpukeeper.disk.measure import Limits, TreeMeasurement
+from gpukeeper.disk.measure import MeasureLimits, TreeMeasurement
 from gpukeeper.disk.mounts import MountEntry
 from gpukeeper.disk.open_files import DirectoryUse, OpenFiles
 from gpukeeper.disk.remote_use import why_unseen
@@ -76,12 +76,12 @@ class Visit:
         around: MachineSnapshot,
         at: translate.PlaceAndTime,
         until: float,
-        limits: Limits | None = None,
+        limits: MeasureLimits | None = None,
         needed: ProtectedPaths | None = None,
     ) -> None:
         """`until`: of the monotonic clock; what was not measured by then is unknown."""
         self.node, self.root, self.around, self.at, self.until = node, root, around, at, until
-        self.limits = limits or Limits()
+        self.limits = limits or MeasureLimits()
         who = self.around.proc + "/" + ("self" if node.door.pid is None else str(node.door.pid))
         self.mounts = mounts.parse_mounts(procfs.read(f"{who}/mountinfo", procfs.TABLE))
         self._used: OpenFiles | None = None
@@ -217,7 +217,7 @@ def visiting(
     around: MachineSnapshot,
     at: translate.PlaceAndTime,
     until: float,
-    limits: Limits | None = None,
+    limits: MeasureLimits | None = None,
     needed: ProtectedPaths | None = None,
 ) -> Iterator[Visit]:
     """FileNotFoundError: the node ended in the meantime."""

@@ -13,7 +13,7 @@ DAY = timedelta(hours=24)
 
 
 @dataclass
-class Node:
+class SimulatedNode:
     """What trees are on: a disk, and work beside them."""
 
     name: str
@@ -53,7 +53,7 @@ class Thing:
     read: datetime | None = None  # the last recorded read; others within a day of it are not recorded
     in_use: bool = False
     category: Category = Category.TEMPORARY
-    node: Node | None = None  # of a tree
+    node: SimulatedNode | None = None  # of a tree
     proof: str | None = None
     marks: Marks = field(default_factory=Marks)
     labels: dict[str, str] = field(default_factory=dict)

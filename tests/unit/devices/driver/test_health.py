@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from gpukeeper.devices.driver import sampler as sampling
-from gpukeeper.devices.driver.child import Session
+from gpukeeper.devices.driver.child import DriverSession
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.driver.health import spans
 from gpukeeper.devices.driver.protocol import SUBJECTS, DriverReply, DriverRequest
@@ -33,7 +33,7 @@ from tests.unit.devices.driver.fake_nvml import (
 
 def asked(nvml: Nvml, about: str) -> DriverReply:
     """As its parent reads it."""
-    session = Session(nvml, sleep=lambda _: None)
+    session = DriverSession(nvml, sleep=lambda _: None)
     try:
         answer = session.answer(msgspec.json.encode(DriverRequest(1, about)))
         return msgspec.json.decode(msgspec.json.encode(answer), type=DriverReply)
@@ -286,7 +286,7 @@ def test_the_sampler_goes_on_by_itself() -> None:
         seen.release()
         return 1000
 
-    watch = Session(Nvml(says={"PowerUsage": power}))
+    watch = DriverSession(Nvml(says={"PowerUsage": power}))
     watch.answer(msgspec.json.encode(DriverRequest(1, "readings")))  # begins it
     assert seen.acquire(timeout=30)
     assert seen.acquire(timeout=30)

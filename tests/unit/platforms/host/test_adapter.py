@@ -20,7 +20,7 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.inventory import inventory
 from gpukeeper.disk import filesystems
-from gpukeeper.disk.measure import Limits
+from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Action,
@@ -166,7 +166,7 @@ def test_a_tree_that_a_child_sits_in_is_in_use(tmp_path: Path) -> None:
 
 def test_a_tree_beyond_patience_or_limits_is_listed_with_an_unknown_size(tmp_path: Path) -> None:
     tree(tmp_path)
-    for given in ({"timeouts": Timeouts(trees=timedelta(seconds=-1))}, {"limits": Limits(entries=1)}):
+    for given in ({"timeouts": Timeouts(trees=timedelta(seconds=-1))}, {"limits": MeasureLimits(entries=1)}):
         (found,) = subjects(host(tmp_path, **given)).values()
         assert isinstance(found.size, Unknown)
         assert isinstance(found.in_use, Unknown)

@@ -11,12 +11,12 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import (
-    Actor,
     Bundle,
     ClusterState,
     Driver,
     Job,
     PlacementGroup,
+    RayActor,
     RayNode,
     Task,
     Worker,
@@ -41,8 +41,8 @@ def driver(job_id: str, node_id: str = HERE, alive: bool = True) -> Worker:
     return Worker(job_id + "f" * 48, "DRIVER", alive, node_id, 7)
 
 
-def actor(name: str = "Trainer", state: str = "ALIVE", node_id: str | None = HERE) -> Actor:
-    return Actor(f"{name}-{state}", name, state, node_id)
+def actor(name: str = "Trainer", state: str = "ALIVE", node_id: str | None = HERE) -> RayActor:
+    return RayActor(f"{name}-{state}", name, state, node_id)
 
 
 def task(name: str = "train_step", state: str = "RUNNING", node_id: str | None = HERE) -> Task:

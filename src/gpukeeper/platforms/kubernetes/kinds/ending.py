@@ -15,7 +15,7 @@ import msgspec
 
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.wire import EPOCH, Condition, Meta, Root, when
+from gpukeeper.platforms.kubernetes.wire import EPOCH, Meta, Root, StatusCondition, when
 
 SKEW = timedelta(minutes=5)  # clocks of a cluster differ; beyond this a time is wrong
 REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
@@ -50,7 +50,7 @@ def by_conditions(root: Root, succeeded: Sequence[str], failed: Sequence[str], n
     )
 
 
-def _reason(condition: Condition) -> str:
+def _reason(condition: StatusCondition) -> str:
     """The reason that the controller gives, such as BackoffLimitExceeded; not one that only repeats the failure."""
     word = condition.reason
     return word if REASON.fullmatch(word) and not word.endswith("Failed") else ""
