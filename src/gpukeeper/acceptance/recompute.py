@@ -2,7 +2,7 @@
 
 The verdict field of a file is a claim. Findings, coverage, the machine and what was expected are the evidence, and the
 worse of both counts. Evidence that is missing or contradicts itself is a finding of its own (check `report`) and makes
-the report INCONCLUSIVE. A report that the engine wrote and nobody changed comes back as it is.
+the report INCONCLUSIVE. A report as written by a run, without changes, is returned as it is.
 
 This detects reports that were damaged, cut or edited. It does not detect a report that was forged as a whole: reports
 are not signed.
@@ -55,7 +55,7 @@ def recomputed(report: Report, doubts: Iterable[str] = ()) -> Report:
 
 
 def wish_of(report: Report) -> RunRequest | None:
-    """None: the report does not say what was asked for."""
+    """None: the report does not contain the request."""
     try:
         return msgspec.convert(report.settings.get("wish"), RunRequest)
     except msgspec.ValidationError:
@@ -120,7 +120,7 @@ def _absent(report: Report) -> list[str]:
 
 
 def _gaps(report: Report, gpus: Sequence[Gpu]) -> Iterator[tuple[str, int]]:
-    """What passed on one GPU was run on every GPU of its model: each passed, too, or says what it did instead."""
+    """What passed on one GPU was run on every GPU of its model: each passed, too, or has another result."""
     there = {(one.check, one.metric, one.gpu) for one in report.findings}
     other = {(one.check, one.gpu) for one in report.findings if rank(one.verdict) > rank(Grade.PASS)}
     models = {gpu.uuid: gpu.name for gpu in gpus}

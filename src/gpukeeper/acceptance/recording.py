@@ -51,7 +51,7 @@ def _may_be_held_against(finding: Finding) -> bool:
 
 
 def told_apart(machine: Machine) -> Machine:
-    """A board with several GPUs has one serial number; what several GPUs share tells none of them from another."""
+    """A board with several GPUs has one serial number; a number that several GPUs share identifies none of them."""
     if isinstance(machine.gpus, Unknown):
         return machine
     counts = Counter(gpu.serial for gpu in machine.gpus if not isinstance(gpu.serial, Unknown))

@@ -1,8 +1,7 @@
 """The story of an acceptance run: observe the machine, decide which checks fit, act (run them), verify (judge; what
 fails is seen again before it counts), record.
 
-Nothing here knows what a check means; acceptance/ does. An interruption leaves a report of what was seen, which accepts
-nobody.
+Nothing here depends on a single check. An interruption leaves a report of the results so far, which accepts no node.
 """
 
 from __future__ import annotations
@@ -191,7 +190,7 @@ async def _look(workbench: Workbench, run: RunState, check: str = "") -> dict[st
 
 
 def _unused(check: str, looks: Collection[str]) -> str:
-    """A look of an earlier try stays: what it saw may be gone from the next one."""
+    """A reading of an earlier attempt stays: what it found may be gone in the next one."""
     names = chain((check,), (f"{check}, attempt {number}" for number in count(2)))
     return next(name for name in names if name not in looks)
 
@@ -266,7 +265,7 @@ def _not_run(run: RunState, check: Check, why: str) -> tuple[Finding, ...]:
 
 
 def _asked_for_in_vain(run: RunState) -> tuple[Finding, ...]:
-    """Checks asked for by name of which nothing was judged: a good verdict must not read as if it were theirs."""
+    """Checks selected by name without any result: a good verdict must not read as if it included them."""
     judged = {one.check for one in run.findings if one.verdict is not Grade.SKIPPED}
     return tuple(
         Finding(
@@ -316,7 +315,7 @@ async def _verified(workbench: Workbench, run: RunState, one: PlannedCheck, cloc
     """Run it and read it; what fails by a figure that could be chance is run again.
 
     On all GPUs: alone, a suspect has the machine's power and air for itself and is held against others that did not.
-    Only one that gave no answer is not asked again: it would hang as long once more.
+    Only a probe without a reply is not repeated: it would hang as long again.
     """
     gpus = [gpu.uuid for gpu in run.gpus]
     first = await _ask(workbench, run, one, clock, gpus)

@@ -21,7 +21,7 @@ GET_ONE = "pip install 'gpukeeper[accept]', or set --python or GPUKEEPER_PYTHON 
 
 
 def find_python(wanted: str | None = None, variables: Mapping[str, str] = os.environ) -> str | Unknown:
-    """The one that was asked for, and no other; else ours; else the first on PATH that has PyTorch. Or why none."""
+    """The configured one, and no other; else ours; else the first on PATH that has PyTorch. Or why there is none."""
     named = wanted or variables.get(VARIABLE)
     if named:
         return _asked_for(named, "--python" if wanted else VARIABLE, variables.get("PATH"))

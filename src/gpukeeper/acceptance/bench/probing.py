@@ -1,7 +1,7 @@
 """Runs probes in processes of their own: a worker for each GPU, or ranks over several of them by torchrun.
 
 Whatever happens there is an answer: a probe that hangs is ended with everything it started, one that dies is quoted.
-Who asks next gets a new process. What they said on their way is kept for the report, the last of it.
+The next request gets a new process. The end of their output is kept for the report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpukeeper.model import reading
 
 TO_START_S = 180.0  # PyTorch from a cold disk, eight at once; CUDA wakes the GPU
 RANKS_TO_START_S = 90.0
-# The folder we were started in is nobody we trust: before Python 3.11 nothing else keeps `-m` from importing from it.
+# The directory we were started in is not trusted: before Python 3.11 nothing else keeps `-m` from importing from it.
 FOLDER = "/"
 LAST_LINES = 40
 KEPT_OF_A_LOG = 256 * 1024
@@ -75,7 +75,7 @@ class ProbeLauncher:
         )
 
     def environment(self, gpus: Sequence[str]) -> dict[str, str]:
-        """Nobody else's job around us may tell ranks who they are, and the folder we are in is nobody we trust."""
+        """Variables of a surrounding job must not define the ranks, and the current directory is not trusted."""
         kept = {name: value for name, value in os.environ.items() if not _LEFT_OVER.fullmatch(name)}
         shown = {
             "CUDA_VISIBLE_DEVICES": ",".join(gpus) if self.kind == "cuda" else "",
@@ -86,7 +86,7 @@ class ProbeLauncher:
 
 
 def _asked(job: ProbeRequest) -> str:
-    """Folders that a person named from where they are: probes are elsewhere."""
+    """Directories relative to the user's current directory: probes run in another one."""
     directories = {name: str(Path(at).absolute()) for name, at in job.params.items() if name.endswith("_dir") and at}
     return json.dumps({"probe": job.probe, "params": {**job.params, **directories}})
 
@@ -98,7 +98,7 @@ class ProbeWorker:
         self._bench, self._gpu = bench, gpu
         self._process: ChildProcess | None = None
         self._hello: dict[str, Any] = {}
-        self.words = ""  # what earlier processes said last, and this one so far
+        self.words = ""  # the last output of earlier processes, and the output of this one
 
     @property
     def pid(self) -> int | None:
@@ -148,7 +148,7 @@ class ProbeWorker:
                 self.words = (self.words + process.words)[-KEPT_OF_A_LOG:]
 
     async def _refused(self, record: Mapping[str, Any], began: float) -> ProbeFailure:
-        """It said itself what is wrong. A GPU after an error of CUDA is of no use to that process: the next is new."""
+        """It reported the failure itself. After a CUDA error the process cannot use the GPU: the next one is new."""
         await self.close()
         words = _words(record) or f"invalid output: {str(record)[:500]}"
         return ProbeFailure(kind=classify(words), words=words, seconds=time.monotonic() - began)
@@ -354,7 +354,7 @@ async def _exit_code(process: ChildProcess) -> int | None:
 
 
 def _how(code: int | None) -> str:
-    """128 + n is what the holder says of signal n, -n what torchrun does."""
+    """Signal n is reported as 128 + n by the supervisor, as -n by torchrun."""
     number = None if code is None else -code if code < 0 else code - 128 if code > 128 else None
     if number is not None:
         return f" by signal {number}"

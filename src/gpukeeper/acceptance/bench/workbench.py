@@ -1,6 +1,6 @@
 """The local machine with its GPUs as the workbench of an acceptance run: reads its state, and runs probes on it.
 
-With `cpu` the CPU stands in for GPUs: the same probes, the same answers, nothing to look at. Closed by whoever opened
+With `cpu` the CPU stands in for GPUs: the same probes, the same results, no health to read. Closed by whoever opened
 it; should we be killed, everything it started ends by itself.
 """
 
@@ -61,8 +61,10 @@ class LocalWorkbench:
         self._used_before_us: dict[str, Fact] | None = None  # MiB, by uuid
         self._busy_before_us: dict[str, Fact] = {}  # percent, by uuid
         self._own: set[other_processes.Name] = set()  # processes of ours that had a GPU open at a scan
-        self._met: dict[str, dict[int, str]] = {}  # by uuid: others' processes since the last look, pid and words
-        self._hidden: frozenset[str] = frozenset()  # GPUs that are somebody else's for now
+        self._met: dict[
+            str, dict[int, str]
+        ] = {}  # by uuid: other users' processes since the last reading, pid and description
+        self._hidden: frozenset[str] = frozenset()  # GPUs that other processes use now
         self._logs: dict[str, str] = {}
         self._ranks_ran = 0
 
@@ -203,7 +205,7 @@ class LocalWorkbench:
         return found
 
     async def _watched(self, work: Awaitable[_T]) -> _T:
-        """The work's answer. Processes of others that come and go while it runs are remembered for the next look."""
+        """The result of the work. Other processes that come and go meanwhile are stored for the next reading."""
         watching = asyncio.create_task(self._watch())
         try:
             return await work
@@ -217,13 +219,14 @@ class LocalWorkbench:
             try:
                 found = await in_thread(lambda: _others(self._scan(), known), SCAN)  # noqa: B023 - awaited in this round
             except (TimeoutError, OSError):
-                found = {}  # the look after the work says that it cannot be seen
+                found = {}  # the reading after the work reports that it cannot be seen
             for uuid, processes in found.items():
                 self._met[uuid] = {**processes, **self._met.get(uuid, {})}
             await asyncio.sleep(WATCH_S)
 
     async def _greeting(self, gpu: str | None) -> tuple[dict[str, Any], dict[str, Fact]]:
-        """What PyTorch says of itself, and what of that goes into the report. Its worker stays for the first probe."""
+        """What PyTorch reports about itself, and which part of it is stored in the report. Its worker stays for the
+        first probe."""
         if isinstance(self._python, Unknown):
             return {}, {**dict.fromkeys(OF_TORCH, self._python), "torch_why": _cause(self._python)}
         where = machine.written(self._python)
@@ -240,7 +243,7 @@ class LocalWorkbench:
         return {}, {**facts, "torch_why": hello.words, "interpreter": where}
 
     async def _without_gpu(self) -> dict[str, Any] | ProbeFailure:
-        """It cannot use the GPU; which release it is it may still be able to say."""
+        """It cannot use the GPU, but may still report its release."""
         alone = ProbeWorkers(replace(self._bench, kind=CPU))
         try:
             return await alone.hello(CPU)
@@ -285,7 +288,7 @@ def _others(neighbours: other_processes.OtherProcesses, gpus: Sequence[GpuFacts]
 
 
 def _with_met(reading: Health, met: Mapping[int, str]) -> Health:
-    """What a look saw, and what came and went since the one before it."""
+    """What a reading found, and what came and went since the previous one."""
     now = () if isinstance(reading.foreign, Unknown) else reading.foreign
     pids = tuple(sorted({*now, *met}))
     if not pids:

@@ -1,6 +1,6 @@
 """Collectives over all GPUs: every element right on every rank, and as fast as their links allow.
 
-Three of them: as NCCL chooses, over NVLink alone, over the network alone. Speed is told as nccl-tests do (bus
+Three of them: as NCCL chooses, over NVLink alone, over the network alone. Speed is reported as by nccl-tests (bus
 bandwidth), of the slowest rank, and judged from 1 GiB on: below, healthy fabrics show a fraction of it.
 """
 

@@ -59,7 +59,7 @@ def _interpret(results: Mapping[int, Values], context: CheckContext) -> tuple[Fi
 
 
 def _parameters(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
-    """Any rank that saw a difference counts: the one that is wrong may say that all is well."""
+    """Any rank that saw a difference counts: the wrong one may report no difference."""
     differing = next((one for one in results.values() if one["hashes_equal"] is not True), None)
     evidence = {"digests": {str(rank): one.get("digest") for rank, one in results.items()}}
     if differing is None:

@@ -134,7 +134,7 @@ def _limits(machine: Machine) -> Iterator[Finding]:
             Grade.WARN, "shm-small", f"{words} --ipc=host (a memory-backed volume in a pod)", Remedy.CHECK_CONFIG
         )
     locked = machine.environment.get("memlock")
-    several = not isinstance(machine.gpus, Unknown) and len(machine.gpus) > 1  # one GPU has nobody to talk to over RDMA
+    several = not isinstance(machine.gpus, Unknown) and len(machine.gpus) > 1  # one GPU has no peer to reach over RDMA
     if isinstance(locked, int) and several:
         words = (
             f"only {locked >> 10} KiB of memory can be locked, so RDMA and pinned copies may fail. Remove the limit:"

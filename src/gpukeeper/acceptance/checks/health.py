@@ -20,9 +20,9 @@ from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
 NAME = "health"
-LOADED = 50.0  # percent of use: above it a reading tells how the GPU is under load
+LOADED = 50.0  # percent of use: above it a reading counts as under load
 MATTERS = ("ecc_enabled", "ecc_uncorrected_volatile", "remap_pending", "remap_failed")
-START = ""  # the look before the first check
+START = ""  # the reading before the first check
 
 # Why the clocks are held back: bits of NVML.
 HARD_REASONS = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "external power brake"}
@@ -235,7 +235,7 @@ def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], context: CheckContext)
 
 
 def _checks_with(uuid: str, number: int, context: CheckContext) -> list[str]:
-    """In which it was logged anew. The log of a look has all since the run began, where it could be read."""
+    """In which it was logged again. The log of a reading has everything since the run began, if it could be read."""
     found, most = [], _count(context.before[uuid].xids, number)
     for check, _, later in _steps(uuid, context):
         now = _count(later.xids, number)

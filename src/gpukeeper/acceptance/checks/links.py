@@ -15,7 +15,7 @@ from gpukeeper.model.grade import Grade
 NAME = "links"
 PAIR_WARNS = 0.95  # of the median of its equals
 PAIR_FAILS = 0.90  # two GPUs are innocent of their link, so it takes more than for one GPU
-LEAST_PAIRS = 6  # three GPUs: fewer cannot tell which link is the odd one
+LEAST_PAIRS = 6  # three GPUs: with fewer it is unknown which link is the odd one
 
 
 def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
@@ -84,7 +84,7 @@ def _middle(pairs: Sequence[Values]) -> tuple[float, ...]:
 
 
 def _of_pairs(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding]:
-    """Every pair against those that are connected alike: one bad link among fifty does not move anybody's middle."""
+    """Every pair against those that are connected alike: one bad link among fifty does not change the median."""
     alike: dict[str, list[Values]] = defaultdict(list)
     for pair in pairs:
         alike[_way(pair, context)].append(pair)

@@ -12,7 +12,7 @@ from gpukeeper.model.grade import Grade
 NAME = "memory_pattern"
 SMALL = {"bytes": 16 << 20, "chunk": 1 << 20, "passes": 1, "seconds": 0}
 GIB = 1 << 30
-ENOUGH = 0.8  # of what was asked for; less is said to be less
+ENOUGH = 0.8  # of what was requested; less is reported as less
 
 
 def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:

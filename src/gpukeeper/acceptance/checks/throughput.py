@@ -1,7 +1,7 @@
 """Training speed of a real model: of all GPUs together, of each by itself, and how well it scales.
 
 No table of training speeds is known that was measured rightly, so speeds are held against equal GPUs and earlier runs;
-a first run's are noted. What cannot be believed (more GPUs than one faster than possible) is inconclusive.
+a first run's are noted. An implausible result (several GPUs faster than possible) is inconclusive.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
 
 
 def _interpret(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
-    """The speed of all ranks stands in every rank's record: it is taken from one, never added up."""
+    """Every rank's record has the speed of all ranks: it is taken from one, never added up."""
     record = results[0]
     return (
         *_samples(record, context),

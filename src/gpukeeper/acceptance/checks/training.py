@@ -150,7 +150,7 @@ def _vote(gpu: str, stand: str, n: int, result: Values) -> Finding:
 
 
 def _said(result: Values) -> str | None:
-    """All hashes of a GPU that agrees with itself; one that does not has no say."""
+    """All hashes of a GPU whose runs agree; a GPU whose runs differ does not count."""
     if result.get("equal") is not True or result.get("deterministic") is not True or not result.get("runs"):
         return None
     return " ".join(str(runs[0].get("hash")) for runs in (result["runs"], _transformer(result)) if runs)

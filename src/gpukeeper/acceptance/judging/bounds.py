@@ -10,7 +10,7 @@ from functools import cached_property
 
 from gpukeeper.model.grade import Grade
 
-NOISE_SHARE = 0.25  # of the margin: a figure that scatters more cannot tell a good GPU from a bad one
+NOISE_SHARE = 0.25  # of the margin: a value that scatters more does not separate a good GPU from a bad one
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def repeatability(samples: Sequence[float]) -> float | None:
 
 
 def grade(figure: Figure, bounds: Bounds) -> Grade:
-    """By the median. A noisy figure is told only where no sample contradicts: all below failing, or all above warning.
+    """By the median. A noisy value is judged only if no sample contradicts: all below `fail`, or all above `warn`.
 
     Slower by a common factor is never better: PASS, WARN, FAIL in this order; when noisy PASS, INCONCLUSIVE, FAIL.
     """

@@ -16,7 +16,7 @@ from gpukeeper.acceptance.record import Measurement
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
-LEAST = 3  # of two that differ, nobody knows which one is wrong
+LEAST = 3  # if two differ, it is unknown which one is wrong
 MANY = 16
 WARN_DROP = 0.03
 FAIL_DROP = 0.05

@@ -14,16 +14,17 @@ from gpukeeper.acceptance.record import Finding, ProbeFailure, ProbeResult, Reme
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 
-STOPPED = "was stopped because rank"  # of a rank that ended because another one did: that one says why
+STOPPED = "was stopped because rank"  # of a rank that ended because another one did: that one has the reason
 
 
 Reader = Callable[[Mapping[int, Values], CheckContext], Iterable[Finding]]
 
 
 def interpret(check: str, trial: CheckRun, context: CheckContext, reader: Reader) -> tuple[Finding, ...]:
-    """What the reader makes of all ranks' results. It is asked only when every rank has one: half a collective is none.
+    """The findings of the reader about all ranks' results. Called only if every rank has one: half a collective is
+    none.
 
-    An answer without what a probe always says is no measurement.
+    A reply without the fields that a probe always sends is no measurement.
     """
     answers = results(trial)
     found = broken(check, trial, context)

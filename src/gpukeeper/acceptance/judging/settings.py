@@ -2,7 +2,7 @@
 
 Nothing here changes a setting. A power limit can be read. Application clocks and locked clocks show in the driver's
 reasons for the clocks; where it gives none, a clock that stays at one value far below the maximum, with power and heat
-to spare, is one that somebody fixed.
+to spare, is one that was fixed by a setting.
 """
 
 from __future__ import annotations

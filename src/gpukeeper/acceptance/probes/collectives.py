@@ -1,7 +1,7 @@
 """Collectives over all ranks: is every element right on every rank, and how fast was it?
 
 Payloads are integers that any order of summing gives exactly, so one wrong bit shows whatever algorithm ran. A value
-depends on rank, round and position; buffers are filled anew before every round, since an in-place sum repeated on its
+depends on rank, round and position; buffers are filled again before every round, since an in-place sum repeated on its
 own result is a sum of sums. What is timed is what is verified.
 
 params: ops, sizes (bytes of the whole array, as nccl-tests count them), rounds (null: twice the ranks), dtype, variant,
@@ -396,12 +396,12 @@ class _Runner:
         return int(mine.item())
 
 
-# What NCCL says it did
+# What NCCL reports
 
 
 @dataclass(frozen=True)
 class NcclLog:
-    """None: it did not say."""
+    """None: it did not report it."""
 
     algorithms: dict[str, str]  # by op, of its largest size
     transports: dict[str, int] | None
@@ -446,7 +446,7 @@ def _named(word: str, names: Sequence[str]) -> str:
 
 
 def nccl_log() -> Iterator[str] | None:
-    """This rank's own file, where the parent asked for one. NCCL writes the host's name as it sees fit."""
+    """This rank's own file, if the parent requested one. NCCL writes the host's name as it sees fit."""
     name = Path(os.environ.get("NCCL_DEBUG_FILE") or "none")
     found = sorted(name.parent.glob(name.name.replace("%h", "*").replace("%p", str(os.getpid()))))
     return _lines(found[0]) if found else None

@@ -1,6 +1,6 @@
 """Data sets in local directories: nothing is downloaded, and a missing data set is an error, never replaced.
 
-Needs neither PyTorch nor numpy. CIFAR comes as pickles, which can run anybody's code: here they can build lists, dicts
+Needs neither PyTorch nor numpy. CIFAR comes as pickles, which can run arbitrary code: here they can build lists, dicts
 and arrays of bytes, and nothing else.
 """
 
@@ -231,7 +231,7 @@ def unpickle(file: BinaryIO) -> Any:
     return {key.encode() if isinstance(key, str) else key: value for key, value in found.items()}
 
 
-# ImageNet: a folder for each class
+# ImageNet: a directory for each class
 
 
 def _imagenet(inner: str) -> Callable[[Path, int, int], ImageSet]:

@@ -1,6 +1,7 @@
-"""The group of ranks that a probe over several GPUs runs in: who a rank is, how it joins the others, how far it came.
+"""The group of ranks that a probe over several GPUs runs in: the identity of a rank, how it joins the others, how far
+it came.
 
-Started by torchrun, or inside work that somebody else launched: both say who a rank is by the environment. The group is
+Started by torchrun, or inside work of another launcher: both define a rank by the environment. The group is
 made of all ranks at once, before anything runs. PyTorch is imported only when a rank joins.
 """
 
@@ -19,7 +20,7 @@ BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
 class BadSetting(ValueError):
-    """Asked for something that cannot work, in a sentence."""
+    """A request that cannot work, as a sentence."""
 
 
 class RendezvousError(Exception):
@@ -32,7 +33,7 @@ class DataMissing(Exception):
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Who a rank is, and where the ranks meet."""
+    """The identity of a rank, and where the ranks meet."""
 
     rank: int
     world: int
@@ -60,11 +61,11 @@ class RankGroup:
         return self.place.world
 
 
-# Who am I?
+# Identity of this rank
 
 
 def read_place(environment: Mapping[str, str], kind: str) -> RankInfo:
-    """From torchrun's own variables, or those of who launched the work: PET_* and K8S_MASTER_ADDR count only there.
+    """From torchrun's own variables, or those of the launcher: PET_* and K8S_MASTER_ADDR count only there.
 
     All contradictions at once, as BadSetting: a rank that guesses waits for others that never come.
     """
@@ -134,7 +135,7 @@ class _Variables:
         return 0
 
     def meeting(self, world: int, *, by_torchrun: bool) -> tuple[str, int]:
-        """Where the first rank listens. Port 29500 unless another is said."""
+        """Where the first rank listens. Port 29500 unless another is set."""
         names = ["MASTER_ADDR"] if by_torchrun else ["MASTER_ADDR", "K8S_MASTER_ADDR", "PET_MASTER_ADDR"]
         values = {name: self.environment[name].strip() for name in names if self.environment.get(name, "").strip()}
         if len({self._machine(value) for value in values.values()}) > 1:
@@ -155,7 +156,7 @@ class _Variables:
         return address or "127.0.0.1", PORT if port is None else port
 
     def _machine(self, address: str) -> str:
-        """svc and svc.<namespace>.svc.cluster.local are the same name; POD_NAMESPACE says whose namespace."""
+        """svc and svc.<namespace>.svc.cluster.local are the same name; POD_NAMESPACE has the namespace."""
         namespace = self.environment.get("POD_NAMESPACE", "").strip() or "default"
         return address.lower().rstrip(".").removesuffix(".cluster.local").removesuffix(f".{namespace}.svc")
 

@@ -14,7 +14,7 @@ from typing import Any
 from gpukeeper.acceptance.probes.group import BadSetting
 
 _TIMEOUT_S = 600.0
-_TAIL = 2000  # characters of what it said, where it failed
+_TAIL = 2000  # characters of its output, if it failed
 
 
 def run(device: Any, params: dict[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def _run(
     who: dict[str, Any] = {"rank": place.rank, "world": place.world, "backend": place.backend}
     who |= {"local_rank": place.local_rank, "host": socket.gethostname()}
     if name in ALONE and place.rank > 0:
-        return {**who, "by": 0}, 0.0  # the first rank says it for all
+        return {**who, "by": 0}, 0.0  # the first rank reports it for all
     stage(directory, place.rank, "start")
     device = _device(kind, place, alone=name in ALONE)
     with joined(place, directory, device, params, alone=name in ALONE) as group:
@@ -102,7 +102,7 @@ def _device(kind: str, place: RankInfo, *, alone: bool) -> Any:
 
 
 def _why_no_cuda(torch: Any) -> str:
-    """The words of the attempt itself: they say whether it is the driver, the build or the absence of a GPU."""
+    """The message of the attempt itself: it shows whether it is the driver, the build or the absence of a GPU."""
     try:
         torch.zeros(1, device="cuda")
     except Exception as error:

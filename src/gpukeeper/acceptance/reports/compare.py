@@ -1,7 +1,7 @@
 """Two reports side by side: what changed, and whether that is more than noise. Pure.
 
 Figures are compared per GPU by its identity, and only where the method is the same. The test knows the noise inside
-the two runs; what differs from run to run anyway (clocks, heat) is not in it, so a small change is only told.
+the two runs; what differs from run to run anyway (clocks, heat) is not in it, so a small change is only reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpukeeper.acceptance.reports.wording import (
 from gpukeeper.model.grade import Grade, rank
 
 SURE = 0.05  # after the correction for how many figures are compared
-SHARES = {"share": 100.0, "percent": 1.0}  # units whose difference is told in points
+SHARES = {"share": 100.0, "percent": 1.0}  # units whose difference is shown in points
 NEAR_ZERO = 0.01
 MATTERS = 0.02  # a smaller change happens between any two runs
 
@@ -47,7 +47,7 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 class ValueChange(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of one GPU in both runs. `share`: 0.03 is 3 % more; none of a figure that is a share itself, or near
-    zero. `p`: corrected; None: too few samples to say."""
+    zero. `p`: corrected; None: too few samples."""
 
     identity: str
     gpu: str
@@ -202,7 +202,7 @@ def _named(check: str, metric: str) -> str:
 
 
 def _comparable(before: float, after: float) -> bool:
-    """A relative change of what is nearly nothing, or changes its sign, says nothing."""
+    """A relative change of what is nearly nothing, or changes its sign, means nothing."""
     return before * after > 0 and abs(before) >= NEAR_ZERO * abs(after)
 
 

@@ -1,6 +1,6 @@
 """The report as one page: verdict, required action, problems; then everything else. Pure.
 
-Self-contained: no script, nothing from outside. It is handed to people who were not there.
+Self-contained: no script, nothing from outside. It is read by people who were not present.
 """
 
 from __future__ import annotations

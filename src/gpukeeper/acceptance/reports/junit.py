@@ -63,7 +63,8 @@ def _case(report: Report, check: str, gpu: str | None, findings: Sequence[Findin
 
 
 def _run_case(report: Report) -> ET.Element:
-    """The run itself: it fails or is an error only where no finding already says so, lest one fault counts twice."""
+    """The run itself: it fails or is an error only if no finding already does, so that one fault does not count
+    twice."""
     case = ET.Element("testcase", classname=_clean(report.node), name=RUN, time="0.000")
     shown = worst(finding.verdict for finding in report.findings) if report.findings else None
     if report.verdict in _OUTCOME and (shown is not report.verdict or report.interrupted):

@@ -1,6 +1,6 @@
 """The report files of the older test kits, for programs that still read them. Pure: names and contents.
 
-Where the old kits wrote `true` for a figure they had not kept, these files say value, unit and method. LEGACY_FIELDS
+Where the old kits wrote `true` for a figure they had not kept, these files have value, unit and method. LEGACY_FIELDS
 is every file and field; docs/reference/acceptance-files.md is compared with it.
 """
 
@@ -111,7 +111,7 @@ _BYTES = {"fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "bf16": 2, "fp16": 2, "f
 
 def is_ours(name: str, content: bytes) -> bool:
     """Whether a file of that name was written by us or by an older kit: an object with documented fields and no others.
-    `results.json` is anybody's name, and nobody's other file may be replaced."""
+    `results.json` is a common name, and no other file may be replaced."""
     fields = _SKIP_FIELDS if name in SKIPPED.values() else LEGACY_FIELDS.get(name, LEGACY_FIELDS[SUMMARY])
     try:
         found = reading.decode(content, type=dict[str, Any])
@@ -289,7 +289,7 @@ def _throughput(report: Report) -> dict[str, Any] | None:
 
 
 def _why_not(report: Report, checks: frozenset[str]) -> str:
-    """What the run itself says, else that nothing of it ran."""
+    """The messages of the run, else that nothing of it ran."""
     messages = [one.message for one in report.findings if family(one.check) in checks]
     messages += [one.why for one in report.coverage if family(one.check) in checks]
     return (

@@ -94,7 +94,7 @@ _Stratum: TypeAlias = tuple[str, str, str, str, str]  # check, metric, method, u
 
 
 def merge(reports: Iterable[Report], expected: Sequence[str] = ()) -> FleetReport:
-    """`expected`: names of nodes that must be there; empty: whoever is."""
+    """`expected`: names of nodes that must have a report; empty: any."""
     machines = _machines(reports)
     newest = [_that_counts(one.runs) for one in machines]
     nodes = tuple(sorted((_node(one) for one in newest), key=lambda one: (-rank(one.verdict), one.node)))
@@ -202,7 +202,7 @@ def _node(report: Report) -> FleetNode:
 
 
 def _believed(report: Report) -> tuple[Grade, str]:
-    """Only a run on all GPUs, of all checks, to its end, can accept a node, whatever its file says."""
+    """Only a run on all GPUs, of all checks, to its end, can accept a node, whatever its file contains."""
     doubts = _doubts(report)
     if doubts and report.verdict in {Grade.PASS, Grade.WARN, Grade.SKIPPED}:
         return Grade.INCONCLUSIVE, f"{' and '.join(doubts)}; its own verdict {report.verdict} does not count."
@@ -306,7 +306,7 @@ def _place(report: Report, finding: Finding) -> str:
 
 
 def _outliers(found: Sequence[tuple[Report, Finding, float]]) -> Iterable[Outlier]:
-    """By the rules for peers of one run, which know what can be told among few and among many."""
+    """By the rules for peers of one run, which take the number of peers into account."""
     group = [_good(finding, value) for _, finding, value in found]
     for (report, finding, value), good in zip(found, group, strict=True):
         standing = peers.stand(good, group)

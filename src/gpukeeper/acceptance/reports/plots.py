@@ -1,6 +1,6 @@
 """Pictures of a report as inline SVG: strips, matrices, curves, timelines. Pure; colours come from the page's style.
 
-Every picture has a title and says in words what it shows; no meaning is in colour alone.
+Every picture has a title and a description in words; no meaning is in colour alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The folder that keeps reports: one folder for a run, there whole or not at all.
+"""The directory of reports: one directory for a run, complete or absent.
 
-Retention removes only what is certainly ours and nothing but ours: a folder with a report of this schema, a manifest
+Retention removes only what is certainly ours and nothing else: a directory with a report of this schema, a manifest
 that names all files in it, no KEEP. Links are never followed, and what cannot be read is named.
 """
 
@@ -35,7 +35,7 @@ _LARGEST = 256 << 20  # bytes; samples of a day on eight GPUs are a fifth of it
 
 
 class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in the folder. `problem`: why nothing else is known of it."""
+    """A run in the directory. `problem`: why nothing else is known of it."""
 
     run: str
     path: str
@@ -70,7 +70,8 @@ class ReportFolder:
         summary: str = legacy.SUMMARY,
         extra: Mapping[str, bytes] | None = None,
     ) -> Path:
-        """All views of a report; the path of its folder. `extra`: logs to keep with it. A run is never overwritten."""
+        """All views of a report; the path of its directory. `extra`: logs to keep with it. A run is never
+        overwritten."""
         final = self.path / _run_name(report.run)
         if os.path.lexists(final):
             raise UsageError(f"{final} exists already; a report is never overwritten. Nothing was written.")
@@ -82,7 +83,7 @@ class ReportFolder:
         try:
             self.path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             _write_all(made, contents)
-            made.rename(final)  # the system refuses when somebody else wrote this run meanwhile
+            made.rename(final)  # the system refuses if another process wrote this run meanwhile
             _sync(self.path)
         except OSError as error:
             shutil.rmtree(made, ignore_errors=True)
@@ -107,7 +108,7 @@ class ReportFolder:
         return [*(one for one in entries if not one.started), *readable]
 
     def find(self, wanted: str) -> Path:
-        """The folder of a run: by its name, by how its name begins, or by a path to it or to its report.json."""
+        """The directory of a run: by its name, by how its name begins, or by a path to it or to its report.json."""
         given = Path(wanted)
         if given.name == document.REPORT and given.is_file():
             return given.parent
@@ -177,7 +178,7 @@ class ReportFolder:
         return RetentionResult(removed=tuple(removed), spared=spared)
 
     def _folders(self) -> Iterable[Path]:
-        """Real folders only: a link may lead anywhere."""
+        """Real directories only: a link may lead anywhere."""
         try:
             with os.scandir(self.path) as entries:
                 return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -188,7 +189,7 @@ class ReportFolder:
 
 
 def _size(directory: Path) -> int:
-    """Bytes of its files. What cannot be looked at counts nothing; whether it may go is asked later."""
+    """Bytes of its files. What cannot be read counts as 0; whether it may be removed is checked later."""
     size = 0
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
@@ -209,7 +210,7 @@ def _views(report: Report) -> dict[str, bytes]:
 
 
 def refuse_summary(name: str) -> None:
-    """Also asked before a run: an hour of testing must not end without its report."""
+    """Also checked before a run: an hour of testing must not end without its report."""
     taken = {document.REPORT, document.SAMPLES, HTML, CSV, JUNIT, METRICS, KEEP, MANIFEST}
     if not _RUN_NAME.fullmatch(name) or name in taken:
         raise UsageError(f"--report-name {name!r}: not a plain file name. Use for example summary.json.")
@@ -270,7 +271,7 @@ def read(path: Path) -> bytes:
 
 
 def load_file(path: Path) -> Report:
-    """The report in this file. One that the manifest beside it does not vouch for accepts nobody."""
+    """The report in this file. One that the manifest beside it does not confirm accepts no node."""
     text = read(path)
     return document.read_report(text, str(path), _unlisted(path, text))
 
@@ -293,7 +294,7 @@ def _digest(content: bytes) -> str:
 
 
 def _entry(directory: Path) -> StoredRun | None:
-    """None: nothing of ours, as far as anybody can see."""
+    """None: nothing of ours, as far as can be seen."""
     if directory.name.startswith(_UNFINISHED):
         words = "incomplete: the run ended while its report was written. Delete it manually"
         return StoredRun(run=directory.name, path=str(directory), problem=words)
@@ -343,14 +344,14 @@ def _why_not_removed(directory: Path, entry: StoredRun) -> str:
 
 
 def _remove(directory: Path, number: int, listed: Mapping[str, str]) -> str:
-    """What is unlinked are names seen in this very folder, never what a file says."""
+    """What is unlinked are names seen in this very directory, never names from a file."""
     with os.scandir(number) as entries:
         there = {one.name: stat.S_ISREG(one.stat(follow_symlinks=False).st_mode) for one in entries}
     foreign = sorted(name for name, plain in there.items() if not plain or name not in {*listed, MANIFEST})
     if foreign:
         return f"it contains files that gpukeeper did not write: {', '.join(foreign[:3])}"
     gone = directory.with_name(f"{_UNFINISHED}{directory.name}-{secrets.token_hex(4)}")
-    directory.rename(gone)  # from here on nobody takes a half of it for a report
+    directory.rename(gone)  # from here on a part of it is not taken for a report
     for name in there:
         os.unlink(name, dir_fd=number)
     gone.rmdir()
