@@ -49,7 +49,7 @@ class ReleasedGpus(msgspec.Struct, frozen=True):
 
 
 async def held(ports: Ports, platform: Platform, ref: Ref) -> ReleasedGpus | None:
-    """The GPUs a thing has now, asked before it is ended. None: none that are known."""
+    """The GPUs that a workload has now, read before it is ended. None: none that are known."""
     if ports.gpus is None or not platform.local:
         return None
     try:
@@ -62,11 +62,11 @@ async def held(ports: Ports, platform: Platform, ref: Ref) -> ReleasedGpus | Non
 
 
 async def newly_ended(keeper: Keeper, platform: Platform, lines: Iterable[Event]) -> list[ReleasedGpus]:
-    """Work that was noticed to have ended by itself, or by somebody else."""
+    """Work that was found to have ended by itself, or by others."""
     if keeper.gpus is None or not platform.local:
         return []
     ended = [one for one in lines if isinstance(one, Noticed) and one.state is State.ENDED]
-    # What ended long ago, and is only new to us, says nothing about its GPUs of today.
+    # What ended long ago, and is only new to us, proves nothing about its GPUs of today.
     refs = [one.ref for one in ended if one.ref and (one.ended is None or one.at - one.ended < RECENT)]
     found = [await held(keeper, platform, ref) for ref in refs]
     given_back = [one for one in found if one is not None]
@@ -79,7 +79,7 @@ async def prove_clean(
     given_back: Sequence[ReleasedGpus],
     progress: Callable[[GpuChecked], None] | None = None,
 ) -> list[GpuChecked]:
-    """Look at all those GPUs at once. A daemon goes on meanwhile; anybody else waits, and gets what was found."""
+    """Check all those GPUs at once. A daemon continues meanwhile; other callers wait for the result."""
     _raise_what_failed(keeper)
     if keeper.gpus is None:
         return []
@@ -96,7 +96,7 @@ async def prove_clean(
 
 
 async def finish(keeper: Keeper, patience: timedelta = AT_SHUTDOWN) -> None:
-    """At the end of a daemon: checks under way get a moment, then what they did not find out is recorded so."""
+    """At the end of a daemon: checks in progress get a moment, then they are recorded as without a result."""
     tasks = [check.task for check in keeper.gpu_checks.under_way.values() if check.task is not None]
     if tasks:
         await asyncio.wait(tasks, timeout=patience.total_seconds())
@@ -112,7 +112,7 @@ async def finish(keeper: Keeper, patience: timedelta = AT_SHUTDOWN) -> None:
 
 
 async def learn_baselines(ports: Ports) -> None:
-    """How much memory each GPU uses while nobody holds it, where that was never seen. Later checks need it."""
+    """How much memory each GPU uses without holders, if that was never measured. Later checks need it."""
     shares = await ports.gpus.shares() if ports.gpus is not None else {}
     if ports.gpus is None or isinstance(shares, Unknown):
         return
@@ -150,7 +150,7 @@ def gpu_ref(ports: Ports, uuid: str) -> Ref:
 
 
 def _begin(keeper: Keeper, book: Rulebook, gpus: Gpus, one: ReleasedGpus) -> list[GpuCheck]:
-    """A check of each of its GPUs; one that is under way covers it, too."""
+    """A check of each of its GPUs; one that is in progress covers it, too."""
     keeper.gpu_checks.prove(one.ref.key, one.incarnation, keeper.clock.now())
     started = []
     for uuid in one.devices:
@@ -226,13 +226,13 @@ async def _learn(ports: Ports, condition: Condition, lives: Lives, known: int | 
 
 
 async def _lives(ports: Ports, check: GpuCheck, condition: Condition) -> dict[str, Life | Unknown]:
-    """Of each workload that a holder belongs to, as its platform says now."""
+    """Of each workload that a holder belongs to, as its platform reports now."""
     ids = {holder.workload_id for holder in condition.holders if isinstance(holder.workload_id, str)}
     return {one: await _life(ports, check, one) for one in ids}
 
 
 async def _life(ports: Ports, check: GpuCheck, uid: str) -> Life | Unknown:
-    """As the places say whose work had that GPU."""
+    """As reported by the places whose work had that GPU."""
     for ref in {(one.platform, one.place): one for one in check.ended.values()}.values():
         platform = ports.platform_at(ref)
         if platform is None:
@@ -256,7 +256,7 @@ async def _life(ports: Ports, check: GpuCheck, uid: str) -> Life | Unknown:
 async def _reset(
     keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck, found: Cleanliness, residue_for: timedelta | None
 ) -> tuple[CheckResult, str]:
-    """What a dirty GPU comes to: reset and clean, reset in vain, or just dirty."""
+    """What a dirty GPU comes to: reset and clean, reset without effect, or just dirty."""
     if not book.policy.gpu.reset:
         return found.result, found.reason
     refused = await _why_no_reset(keeper, book, gpus, check, residue_for)

@@ -26,7 +26,7 @@ HISTORY = 8  # lines
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """As of `now`. `whole`: False where who asks is told no more than `observe` shows."""
+    """As of `now`. `whole`: False if the user may see no more than `observe` shows."""
 
     now: datetime
     subject: Subject
@@ -48,7 +48,7 @@ async def explained(
 ) -> Explanation:
     view, ref = found.view, found.view.subject.ref
     closer = await found.platform.read(ref)
-    if isinstance(closer, Subject):  # what its removal would destroy is learned by a closer look only
+    if isinstance(closer, Subject):  # what its removal would destroy is read only for a single object
         view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, loses=closer.loses))
     diagnosis = await found.platform.diagnose(ref)
     now = keeper.clock.now()

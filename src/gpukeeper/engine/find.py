@@ -1,8 +1,8 @@
-"""Finding the one thing that a person names.
+"""Finds the one object that a user names.
 
-A daemon that answers many people does not list the world for each of them: a name is looked up in the list of its last
-pass, and then only that one thing is looked at. What is not in that list, and what is to be acted on by its name, is
-listed anew, for all who ask at that moment together and with pauses, so that passes go on.
+A daemon with many users does not list every place for each of them: a name is looked up in the list of its last
+pass, and then only that one object is read. What is not in that list, and what is to be acted on by its name, is
+listed again, once for all requests at that moment and with pauses, so that passes continue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FoundSubject(msgspec.Struct, frozen=True):
 
 
 async def find(keeper: Keeper, book: Rulebook, words: str, *, acting: bool = False) -> FoundSubject:
-    """The one thing whose path ends with these words, as it is now. `acting`: it will be stopped or removed."""
+    """The one object whose path ends with these words, as it is now. `acting`: it will be stopped or removed."""
     if not keeper.request_state.enabled:
         matches, silent = await _observed(keeper, book, words)
         return await _only_one(keeper, book, words, matches, silent)
@@ -73,7 +73,7 @@ async def _listed_anew(keeper: Keeper, book: Rulebook, words: str) -> FoundSubje
 async def _only_one(
     keeper: Keeper, book: Rulebook, words: str, matches: list[FoundSubject], silent: list[str]
 ) -> FoundSubject:
-    # Whoever gives a thing the uid of another as its name must not keep that one from being named.
+    # An object whose name is the uid of another one must not prevent that one from being named.
     matches = [one for one in matches if one.view.subject.ref.uid == words] or matches
     if not matches:
         matches = [one for platform in keeper.platforms for one in await _parts(keeper, platform, book, words)]

@@ -15,7 +15,7 @@ class LastPasses:
     _failures: dict[PlaceKey, str] = field(default_factory=dict)
 
     def count(self, place: PlaceKey, seen: int, running: int) -> None:
-        """How much a look at everything found."""
+        """How much a full pass found."""
         self._counted[place] = (seen, running)
 
     def counted(self, place: PlaceKey) -> tuple[int, int] | None:

@@ -1,6 +1,6 @@
 """The loop of `serve`: wake hints, timers at due times, meter ticks; one pass at a time on each place.
 
-A hint or a timer only makes the next pass come sooner. What is done follows from that pass's own look at the world.
+A hint or a timer only makes the next pass come sooner. What is done follows from what that pass itself reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GAP = timedelta(seconds=5)  # least time between two passes, however many hints 
 SHORT_GAP = timedelta(milliseconds=200)  # the same for narrow passes
 BLIND = timedelta(seconds=15)  # what could not be read is read again after this
 MANY = 500  # hints; with more of them a full pass is cheaper
-MISSING_FOR = timedelta(minutes=15)  # before a daemon believes that half of a place vanished
+MISSING_FOR = timedelta(minutes=15)  # before a daemon accepts that half of a place vanished
 STOOD_STILL = timedelta(minutes=1)  # a tick that comes so much too late was no tick
 MISSED = 3  # a pass is missed after this many intervals
 
@@ -41,11 +41,11 @@ class Watch:
     """What one `serve` keeps while it runs. Nothing here is needed after a restart."""
 
     keeper: Keeper
-    book: Callable[[], Rulebook]  # asked before every pass, so that a changed policy counts at once
+    book: Callable[[], Rulebook]  # called before every pass, so that a changed policy applies at once
     stop: asyncio.Event
     on_report: Callable[[PassReport], None] = lambda report: None
     on_complaint: Callable[[str], None] = lambda what: None
-    refresh: Callable[[], Awaitable[None]] | None = None  # awaited before `book` is asked: reading a file may block
+    refresh: Callable[[], Awaitable[None]] | None = None  # awaited before `book` is called: reading a file may block
     under_way: Callable[[PassReport], None] = lambda report: None
     live: dict[str, list[Subject]] = field(default_factory=dict)
     finished: dict[str, float] = field(default_factory=dict)  # steady time of the last finished pass
@@ -62,7 +62,7 @@ class Watch:
 
 
 async def watch(w: Watch) -> None:
-    """Runs until `stop` is set. A bug stops the pass at one place, and is reported; everything else goes on."""
+    """Runs until `stop` is set. A bug stops the pass at one place, and is reported; everything else continues."""
     begun = asyncio.get_running_loop().time()
     w.keeper.permission.stopping = False
     w.keeper.uptime.begin(begun)
@@ -194,7 +194,7 @@ async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence
 
 
 def next_look(report: PassReport, now: datetime, every: timedelta) -> timedelta:
-    """Until the next thing is due, within the policy's interval."""
+    """Until the next step is due, within the policy's interval."""
     due = [d.due for d in report.survey.decisions if d.verdict is Verdict.WAIT and d.due is not None]
     soonest = min(due, default=now + every) - now
     return max(GAP, min(soonest, every))
@@ -211,7 +211,7 @@ async def _listen(platform: Platform, agenda: Agenda, woken: asyncio.Event) -> N
 async def _listen_again(
     w: Watch, platform: Platform, agenda: Agenda, woken: asyncio.Event, ended: asyncio.Task[None]
 ) -> asyncio.Task[None]:
-    """Hints that ended have ended. A bug in them is reported, and they are asked for again after a whole look."""
+    """Hints that ended have ended. A bug in them is reported, and they are requested again after a full pass."""
     problem = ended.exception()
     if not isinstance(problem, Exception):
         return ended

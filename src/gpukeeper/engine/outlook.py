@@ -36,7 +36,7 @@ class PolicyHead(msgspec.Struct, frozen=True):
 class PlaceOutlook(msgspec.Struct, frozen=True, kw_only=True):
     platform: str
     place: str
-    at: datetime  # of the last look
+    at: datetime  # of the last read
     seen: int
     running: int
     unseen: tuple[Unseen, ...]
@@ -63,7 +63,7 @@ class Outlooks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DaemonState(msgspec.Struct, frozen=True):
-    """What only a daemon knows: where GPUs are scarce, and since when (steady time) it has watched."""
+    """What only a daemon has: where GPUs are scarce, and since when (steady time) it has watched."""
 
     scarce: tuple[tuple[str, str], ...]
     watched_from: float | None

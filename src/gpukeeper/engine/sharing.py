@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-GATHER = 0.05  # seconds; those who got the last look ask for the next one before long
+GATHER = 0.05  # seconds; callers of the last read soon request the next one
 
 
 class _Read(Generic[T]):
@@ -58,10 +58,10 @@ class Shared(Generic[T]):
             if waits:
                 threading.Event().wait(GATHER)
             with self._lock:
-                del self._next[about]  # who comes from now on asked after it began
+                del self._next[about]  # later callers came after it began
             try:
                 read.result = self._read(*about)
-            except BaseException as error:  # everybody who waits for it gets that
+            except BaseException as error:  # every waiting caller gets it
                 read.error = error
             finally:
                 read.done.set()

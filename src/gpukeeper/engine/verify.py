@@ -108,7 +108,8 @@ def gpu_hours(gpus: int | Unknown, since: datetime | None, now: datetime) -> flo
 
 def _as_found_line(intent: Intended, result: Result, words: str, keeper: Keeper) -> Closed:
     """What the platform took from us in this very process, and what then needed its time, came back by us. After an
-    interruption nobody knows: the command may never have been given, so that somebody did it is the lenient reading."""
+    interruption it is unknown: the command may never have been sent, so the lenient assumption is that others did
+    it."""
     now, later = keeper.clock.now(), Unknown("settled in a later pass")
     ours = keeper.followed.take(intent.step)
     gpus, size = (ours.gpus, ours.size) if ours is not None and result is Result.RECLAIMED else (later, later)

@@ -1,7 +1,7 @@
 """Which workload has which GPU, and contradictions. Pure; `observe` shows them, and nothing is repaired.
 
 A device is a whole GPU or a slice of one, known from the inventory of its place. Only a place whose inventory is there
-can tell that a device is free or missing; elsewhere a claim is shown as the workload names it.
+can show that a device is free or missing; elsewhere a claim is shown as the workload names it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def findings(
 ) -> tuple[Contradiction, ...]:
     """What does not fit together.
 
-    `recorded`: the ledger's memory from before this look. `absent`: what the ledger has and a complete list has not.
+    `recorded`: the ledger's memory from before this read. `absent`: what the ledger has and a complete list has not.
     `doubtful`: places of which not everything was seen; what is missing there proves nothing.
     """
     inventory = Inventory([view.subject for view in views])
@@ -299,7 +299,7 @@ def _nobodys(inventory: Inventory, found: Sequence[GpuClaim], recorded: Mapping[
 
 def _doubt(device: Subject, baseline_mib: int | None) -> str | None:
     """Why it may not be free although nothing is known to hold it. Where every process was seen, as much memory as the
-    driver itself may need counts as none. Where only the driver's list tells, memory must be at a known baseline."""
+    driver itself may need counts as none. Where only the driver's list is known, memory must be at a known baseline."""
     if isinstance(device.busy, Unknown) and (baseline_mib is None or not device.busy.by_design):
         return f"which processes have it open is unknown: {device.busy.why}"
     used = device.labels.get("memory_used_mib", "not measured")
@@ -322,7 +322,7 @@ def _shared(having: Sequence[tuple[Subject, ClaimState]], inventory: Inventory) 
         name = inventory.name(place, device)
         wider = [one for other in inventory.overlapping(place, device) for one in by_device.get((place, other), ())]
         claiming, own = _claiming(wider), _claiming(mine)
-        # Where a whole GPU and its slices meet it is said once, at the whole GPU.
+        # Where a whole GPU and its slices meet it is reported once, at the whole GPU.
         if len(claiming) > 1 and own and (len(own) == len(claiming) or (place, device) in inventory.cut):
             words = f"{name} is claimed by {len(claiming)} running workloads: {_all(claiming)}{_came_back(claiming)}"
             yield Contradiction(kind="duplicate", about=tuple(s.ref for s in claiming), words=words)
@@ -337,7 +337,8 @@ def _shared(having: Sequence[tuple[Subject, ClaimState]], inventory: Inventory) 
 
 
 def _came_back(claiming: Sequence[Subject]) -> str:
-    """A claim is fixed when a workload is made: started again after its stop-hold, it meets whoever came meanwhile."""
+    """A claim is fixed when a workload is made: started again after its stop-hold, it may meet a workload that came
+    meanwhile."""
     started = [(s.started, s) for s in claiming if isinstance(s.started, datetime)]
     if len(started) < len(claiming):
         return ""

@@ -62,7 +62,7 @@ def idle_window(view: View, book: Rulebook) -> timedelta | None:
 
 
 def _looked_at(view: View) -> list[Series]:
-    """A slice that was cut anew leaves a series behind; only what is held now counts."""
+    """A slice that was created again leaves a series behind; only what is held now counts."""
     devices = view.subject.devices
     held = None if isinstance(devices, Unknown) else devices
     return [one for one in view.series if one.signal is not Signal.GPU or held is None or one.device in held]
@@ -152,7 +152,7 @@ def remedies(view: View, book: Rulebook, answers: tuple[Answer, ...], now: datet
 
 
 def was_stopped(view: View) -> bool:
-    """By gpukeeper, and nobody has set it going since."""
+    """By gpukeeper, and it was not started since."""
     stopped, subject = view.memory.stopped, view.subject
     over = subject.state in (State.ENDED, State.SUSPENDED)
     ours = stopped is not None and stopped.by == GPUKEEPER and stopped.incarnation == subject.seen.incarnation

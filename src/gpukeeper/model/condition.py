@@ -21,7 +21,7 @@ INFRASTRUCTURE = tuple(
     )
 )
 IN_A_WORKLOAD = frozenset({"nv-hostengine", "dcgm-exporter"})  # these watch GPUs, often from a workload of their own
-OF_A_SESSION = frozenset({"Xorg", "Xwayland", "gnome-shell"})  # these run as whoever is logged in
+OF_A_SESSION = frozenset({"Xorg", "Xwayland", "gnome-shell"})  # these run as the user who is logged in
 
 
 class GpuHolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Xid(msgspec.Struct, frozen=True):
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU or slice as of one look."""
+    """One GPU or slice as of one read."""
 
     uuid: str
     at: Moment

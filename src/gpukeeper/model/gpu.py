@@ -37,14 +37,14 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as of one look. `counters` only rise, and are judged by their change; `states` are as of now."""
+    """One GPU as of one read. `counters` only rise, and are judged by their change; `states` are as of now."""
 
     uuid: str
     at: datetime
     counters: Mapping[str, int | Unknown | None] = {}
     states: Mapping[str, Fact] = {}
     xids: tuple[Xid, ...] | Unknown = ()
-    foreign: tuple[int, ...] | Unknown = ()  # pids that are not ours and were on it since the look before this one
+    foreign: tuple[int, ...] | Unknown = ()  # pids that are not ours and were on it since the previous read
     named: Mapping[int, str] = {}  # by pid of `foreign`: whose process it is, and its command
 
 

@@ -57,7 +57,7 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
 
 
 def on_request(view: View, settings: Settings, now: datetime) -> Answer:
-    """When its owner asks: nothing is skipped."""
+    """At the request of its owner: nothing is skipped."""
     return evaluate(view, settings, now)
 
 
