@@ -35,7 +35,7 @@ _TARGET = re.compile(r"[!-~]+")
 
 
 class HttpError(Exception):
-    """The server did not send a complete response; the message says why."""
+    """The server did not send a complete response; the message has the reason."""
 
 
 class CannotConnect(HttpError):

@@ -222,7 +222,7 @@ def _read_folder(value: object) -> str:
 _FOLDER_SCHEMA = {"type": "string", "pattern": "^/", "x-kind": "absolute path"}
 Folder = Annotated[str, *_kind(_read_folder, str, _FOLDER_SCHEMA)]
 
-# A slip of the pen here would delete what nobody can bring back, so these are never temporary.
+# A typo here would delete what cannot be restored, so these are never temporary.
 _NEVER_TEMPORARY = frozenset(
     f"/{name}"
     for name in (

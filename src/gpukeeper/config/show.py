@@ -17,7 +17,7 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Exemption
 from gpukeeper.model.unknown import Unknown
 
-# The limits of a class that people ask about, and the words for "there is none".
+# The limits of a class that are shown, and the text for "there is none".
 _OWNER_LIMITS = {
     "idle": "none",
     "idle_when_large": "none",
@@ -219,7 +219,7 @@ def _section_rows(loaded: Loaded, section: str) -> list[Row]:
 
 
 def _owner_exemptions(loaded: Loaded, owner: str) -> list[Row]:
-    """Those that name the owner; one for a workload or class without an owner may concern anybody."""
+    """Those that name the owner; one for a workload or class without an owner may concern every user."""
     exemptions = loaded.policy.exemptions
     if isinstance(exemptions, Unknown):
         return _exemptions(loaded)

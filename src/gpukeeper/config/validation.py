@@ -19,7 +19,7 @@ from gpukeeper.config.sections import PolicyFile
 from gpukeeper.config.units import shown
 
 # In the place of an entry that cannot be used, so that the others keep their numbers and are checked. Each is valid;
-# what the checks say about its place is not told, since a mistake there was.
+# a result of the checks there is not reported, since a mistake there was.
 _STAND_INS: dict[str | int, dict[str, Any]] = {
     "match": {"class": "docker", "name": "-"},
     "exemptions": {"owner": "-", "reason": "-"},
@@ -39,8 +39,8 @@ def validated(tree: dict[str, Any], lines: Mapping[Path, int], name: str) -> tup
             before = copy.deepcopy(tree)
             for mistake in error.errors(include_url=False):
                 if _inherited(mistake["loc"], before):
-                    continue  # told where it is written
-                if mistake["input"] is not None:  # the reader has told of a missing value
+                    continue  # reported where it is written
+                if mistake["input"] is not None:  # the reader has reported a missing value
                     problems.append(_in_our_words(mistake))
                 _take_out(tree, mistake["loc"])
             assert tree != before, "what is built in does not fit the schema"

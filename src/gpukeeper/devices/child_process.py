@@ -45,7 +45,7 @@ class ChildProcess:
         cls, command: Sequence[str], environment: Mapping[str, str] | None = None, directory: str | None = None
     ) -> Self:
         """OSError if not even the supervisor can be started; a program that cannot be started is one that ended at
-        once. `folder`: its working directory; None: ours.
+        once. `directory`: its working directory; None: ours.
         """
         read_end, write_end = os.pipe()
         try:

@@ -1,7 +1,8 @@
 """What a workload does besides its GPU, read from outside by the pid of its first process: CPU, disk, network, typing.
 
-Counters of its control group, so that every process in it counts, whoever started it. Reads only, on the host's own
-/proc. What this workload cannot have is Unknown by design; a read that failed is Unknown and must not be skipped.
+Counters of its control group, so that every process in it counts, no matter which user started it. Reads only, on the
+host's own /proc. What this workload cannot have is Unknown by design; a read that failed is Unknown and must not be
+skipped.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def _group(home: Path, root: Path, kind: str) -> ControlGroup | None:
     if path is None:
         return None
     for tree in (f"{root}", f"{root}/unified") if v2 else _trees(str(root), kind):
-        if os.path.isdir(found := f"{tree}/{path}"):  # noqa: PTH112  (as text: asked of every workload all the time)
+        if os.path.isdir(found := f"{tree}/{path}"):  # noqa: PTH112  (as text: read for every workload all the time)
             return ControlGroup(Path(found), v2)
     raise FileNotFoundError(errno.ENOENT, f"{path} is not below {root}")
 

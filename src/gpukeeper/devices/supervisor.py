@@ -89,7 +89,7 @@ def descendants(root: int, *, ended: bool = False) -> set[int]:
     """All processes below that one, without it. Zombies only if requested."""
     parents: dict[int, int] = {}
     gone: set[int] = set()
-    for name in os.listdir("/proc"):  # noqa: PTH208 - this is asked often
+    for name in os.listdir("/proc"):  # noqa: PTH208 - this is called often
         if not name.isdecimal():
             continue
         try:

@@ -87,7 +87,7 @@ def remove(
     sockets: bool = False,
 ) -> RemovalResult:
     """The entry `name` of the open directory. Removal if it was deleted, as far as possible; otherwise it is where it
-    was, and the result says why, or where it is now.
+    was, and the result has the reason, or where it is now.
 
     `still_free` gets the tree's descriptor (of a directory) and returns what uses it. `sockets`: dead sockets and pipes
     in it may be removed. `until`: of the monotonic clock.

@@ -123,7 +123,7 @@ class Trash:
         return self.put_back(taken) or Changed("another entry had its name; that entry was put back")
 
     def put_back(self, taken: TrashedTree) -> Refused | None:
-        """Under its name, or beside it if another entry has that. Refused tells where it is then."""
+        """Under its name, or beside it if another entry has that. Refused names its place then."""
         if self._put_in_place(taken):
             return None
         try:

@@ -302,7 +302,7 @@ class TreeWalk:
     def _look_for_open(
         self, directory: OpenDirectory, chunk: list[os.DirEntry[str]], found: list[os.stat_result]
     ) -> None:
-        """Asked of the kernel, file by file: a scan of processes may miss one that keeps moving its descriptors."""
+        """Queried from the kernel, file by file: a scan of processes may miss one that keeps moving its descriptors."""
         if not self.locking:
             return
         for entry, one in zip(chunk, found, strict=True):

@@ -22,8 +22,8 @@ class LastPasses:
         return self._counted.get(place)
 
     def set_breaker(self, place: PlaceKey, breaker: str | None) -> None:
-        """Hints come one by one, and of one thing at a time never too much is due: what a look at everything found
-        stands until the next one."""
+        """Hints come one by one, and for one object at a time never too much is due: what a full pass found
+        applies until the next one."""
         self._breakers.pop(place, None)
         if breaker is not None:
             self._breakers[place] = breaker

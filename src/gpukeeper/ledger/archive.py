@@ -69,7 +69,7 @@ def _nothing(step: str) -> None:
 async def rotate(
     ledger: SqliteLedger, keep: LedgerKeep, now: datetime, between: Callable[[str], None] = _nothing
 ) -> Rotation:
-    """Archive, delete what is past its time, prune signals. Raises LeaseHeld when another run is at work."""
+    """Archive, delete what has expired, prune signals. Raises LeaseHeld if another run is in progress."""
     directory = archive_folder(ledger.path)
     async with ledger.lease("ledger", "archive"):
         finished = await _finish(ledger, directory, now)
@@ -97,7 +97,7 @@ async def status(ledger: SqliteLedger, *, check: bool = False) -> LedgerStatus:
 
 
 async def believed_now(ledger: SqliteLedger, now: datetime) -> datetime | None:
-    """The time by which things are deleted for ever: two days further a run at most, whatever the clock says.
+    """The time by which data is deleted forever: at most two days further per run, whatever the clock shows.
     None: this clock was not observed before."""
 
     def do(c: sqlite3.Connection) -> datetime | None:
@@ -124,7 +124,7 @@ async def _finish(ledger: SqliteLedger, directory: Path, now: datetime) -> tuple
 
 def _unfinished(ledger: Path, directory: Path) -> list[tuple[Path, Header]]:
     with translated(ledger), closing(open_for_reading(ledger)) as c:
-        # Numbers alone prove nothing: a ledger begun anew counts from 1 again. The digest of the rows does.
+        # Numbers alone prove nothing: a new ledger counts from 1 again. The digest of the rows does.
         same = [(path, h) for path, h in headers(directory) if digest_rows(c, h.first, h.last) == h]
         for path, header in same:
             verify(path, header)
@@ -163,7 +163,7 @@ def _retire(c: sqlite3.Connection, header: Header, now: datetime, where: str) ->
 
 def _forget(c: sqlite3.Connection, header: Header, now: datetime) -> None:
     """What is not there any more, has no line left and no hold that still counts needs no memory. Nor does what was
-    decided about it: of a tree or a process that went by itself no line says so."""
+    decided about it: no line records that a tree or a process disappeared by itself."""
     # NOT IN and not a join: SQLite makes one index of each list instead of searching `present` for every memory.
     silent_keys = (
         "key NOT IN (SELECT key FROM present) AND key NOT IN "

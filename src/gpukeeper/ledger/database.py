@@ -167,7 +167,8 @@ def _connect_reading(path: Path) -> sqlite3.Connection:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.OperationalError as error:
         connection.close()
-        # Without rights on the folder, or on a full disk, the -shm file that WAL needs cannot be made. As long as there
+        # Without rights on the directory, or on a full disk, the -shm file that WAL needs cannot be made. As long as
+        # there
         # is no -wal file, everything is in the main one.
         if error.sqlite_errorcode & 0xFF not in _NO_SHM or _has_content(path.with_name(path.name + "-wal")):
             raise
@@ -179,7 +180,7 @@ def _connect_reading(path: Path) -> sqlite3.Connection:
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """Ours, of a version we know, readable. Only looks."""
+    """Ours, of a known version, readable. Read-only."""
     found = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

@@ -28,8 +28,8 @@ from gpukeeper.model.unknown import Unknown
 
 INDEX = "index.json"
 SAVED_WITHIN = timedelta(minutes=2)  # one capture; a mount that hangs must not keep a pass from going on
-WALKED_WITHIN = timedelta(minutes=10)  # the whole folder
-ROOM_WITHIN = 60.0  # seconds to wait for other captures to be written before the folder is measured
+WALKED_WITHIN = timedelta(minutes=10)  # the whole directory
+ROOM_WITHIN = 60.0  # seconds to wait for other captures to be written before the directory is measured
 _DAY = re.compile(r"\d{8}")
 _NAME = re.compile(r"\d{8}/[A-Za-z0-9_][A-Za-z0-9._-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
@@ -43,7 +43,7 @@ class SavedFile(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True):
-    """Written last: a folder without it is what a crash left, and is no evidence."""
+    """Written last: a directory without it was left by a crash, and is no evidence."""
 
     ref: Ref
     step: str
@@ -173,7 +173,7 @@ class DirectoryEvidence:
         with _folder(self.root) as root:
             used = self._usage().bytes
             for day in os.listdir(root):  # noqa: PTH208 (a descriptor, not a path)
-                # Only days; whatever else somebody put here is not ours to delete.
+                # Only days; any other entry here is not ours to delete.
                 if _DAY.fullmatch(day) and day < before:
                     _prune_day(root, day)
             os.fsync(root)
@@ -195,7 +195,7 @@ class DirectoryEvidence:
 
 
 def _prune_day(root: int, day: str) -> None:
-    """Only folders with an index of ours in them; a day with anything else in it stays."""
+    """Only directories with an index of ours in them; a day with anything else in it stays."""
     with suppress(OSError):
         with _folder(day, root) as days:
             for name in os.listdir(days):  # noqa: PTH208
@@ -234,7 +234,7 @@ def _unused(name: str, used: set[str]) -> str:
 
 
 def _make_folder(parent: int, name: str) -> str:
-    """A step that is captured again after a crash gets a folder of its own."""
+    """A step that is captured again after a crash gets a directory of its own."""
     number, free = 2, name
     while True:
         try:

@@ -58,7 +58,7 @@ def lease_name(platform: str, place: str) -> str:
 
 
 def _sign(fd: int) -> None:
-    """Who holds it, for the sentence others get. Only words: the lock itself is the kernel's."""
+    """The holder, for messages to others. Only text: the lock itself is the kernel's."""
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200]
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"pid {os.getpid()} ({command})".encode("utf-8", "backslashreplace"), 0)

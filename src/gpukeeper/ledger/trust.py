@@ -1,7 +1,7 @@
 """Whether others could change what gpukeeper trusts: its policy, its state, the directory of its socket. Reads only.
 
-As ssh does with its files: each must belong to root or to us and be writable by no other user, and so must every folder
-and link on the way to it. A folder that everybody may write to is no danger where it is sticky, as /tmp is.
+As ssh does with its files: each must belong to root or to us and be writable by no other user, and so must every
+directory and link on the way to it. A directory that every user may write to is safe if it is sticky, as /tmp is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OTHERS, _GROUP = 0o002, 0o020
 def why_untrusted(path: Path, *, holds_entry: bool = False) -> str | None:
     """Why another user could change it, and the command that fixes that. None: it is trusted, or does not exist.
 
-    `holds_entry`: it is a folder in which we make an entry of our own; a sticky one will do."""
+    `holds_entry`: it is a directory in which we create an entry of our own; a sticky one suffices."""
     at, left, links = Path("/"), _steps(path.absolute()), 0
     try:
         while left:
@@ -45,12 +45,12 @@ def why_untrusted(path: Path, *, holds_entry: bool = False) -> str | None:
             else:
                 at = here
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return None  # opening it will say so
+        return None  # opening it will report that
     return None
 
 
 def make_private(directory: Path) -> None:
-    """Makes a folder for us alone, or checks that it is. Raises LedgerError."""
+    """Creates a private directory, or checks that it is one. Raises LedgerError."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat()

@@ -28,7 +28,7 @@ def tell_inside(pids: Sequence[int], message: str, proc: str = "/proc") -> int:
 
 def _write(path: str, text: bytes, notified: set[tuple[int, int, int]]) -> bool:
     try:
-        # Asked before opening too: to open some devices is to act on them.
+        # Checked before opening, too: opening some devices acts on them.
         if not _is_terminal(os.stat(path)):  # noqa: PTH116 - a link of /proc, resolved by the kernel
             return False
         fd = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
@@ -36,7 +36,7 @@ def _write(path: str, text: bytes, notified: set[tuple[int, int, int]]) -> bool:
         return False
     try:
         facts = os.fstat(fd)
-        # Every workload may have terminals of its own with the same number; the filesystem tells them apart.
+        # Every workload may have terminals of its own with the same number; the filesystem distinguishes them.
         terminal = (facts.st_dev, facts.st_ino, facts.st_rdev)
         if terminal in notified or not _is_terminal(facts) or not os.isatty(fd):
             return False

@@ -74,7 +74,7 @@ class GpuVerdict(msgspec.Struct, frozen=True):
 
 
 class NodeVerdict(msgspec.Struct, frozen=True):
-    """`gpus`: None: not known. A node without a report has no run."""
+    """`gpus`: None: unknown. A node without a report has no run."""
 
     verdict: Grade
     node: str
@@ -133,7 +133,8 @@ def _known(machine: Machine, name: str) -> bool:
 
 
 def finding_lines(findings: Sequence[Finding], report: Report | None, *, verbose: bool) -> list[str]:
-    """One for each; but what holds for several GPUs alike is one line, unless all is wanted. A fault is told alone."""
+    """One for each; but equal findings of several GPUs are one line, unless all are requested. A fault has its own
+    line."""
     alike: dict[tuple[str, ...], list[Finding]] = {}
     for number, one in enumerate(findings):
         apart = verbose or one.gpu is None or one.verdict not in TOGETHER

@@ -65,7 +65,7 @@ def _place(report: PassReport, nodes: Sequence[SubjectChange]) -> PlaceApplied:
 
 
 def bytes_back(lines: Iterable[Closed]) -> tuple[int, int]:
-    """The sum, and for how many reclaimed things it was not measured."""
+    """The sum, and for how many reclaimed objects it was not measured."""
     sizes = [line.bytes_back for line in lines if line.result is Result.RECLAIMED]
     return sum(one for one in sizes if not isinstance(one, Unknown)), sum(isinstance(one, Unknown) for one in sizes)
 

@@ -106,7 +106,7 @@ def _class(found: Explanation) -> object:
 
 
 def _labels(subject: Subject) -> list[tuple[str, object]]:
-    """What somebody wrote on it, as it is: data. Only the documented ones mean anything to a rule."""
+    """Its labels as they are: data. Only the documented ones have a meaning for a rule."""
     if subject.shape is not Shape.WORKLOAD:
         return []
     written = [f"{key}={value}" for key, value in sorted(subject.labels.items())]

@@ -51,7 +51,7 @@ def waste_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: dateti
 
 
 def claims_of(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime) -> tuple[GpuClaim, ...]:
-    """Those of what was asked for. A free device has no owner, so it is shown only when nothing was narrowed."""
+    """Those of what was requested. A free device has no owner, so it is shown only when nothing was narrowed."""
     everything = claims(found.views, book, now, recorded=found.recorded, offers=found.offers)
     fits, alone = fitting(found, narrow, now), narrow == Narrow()
     return tuple(one for one in everything if (one.holder.key in fits if one.holder is not None else alone))

@@ -14,7 +14,7 @@ NODE, DISK = "node", "disk"
 
 
 class Bytes(NamedTuple):
-    """Of a disk, as far as its platform tells it."""
+    """Of a disk, as far as its platform reports it."""
 
     size: int | None
     free: int | None
@@ -31,7 +31,8 @@ def _number(labels: Mapping[str, str], name: str) -> int | None:
 
 
 class SubjectChange(NamedTuple):
-    """A node or a disk as a pass found it, and as it was afterwards. None: nothing was done there, so none looked."""
+    """A node or a disk as a pass found it, and as it was afterwards. None: nothing was done there, so it was not read
+    again."""
 
     before: Subject
     after: Subject | Unknown | None

@@ -44,8 +44,8 @@ class GpuLine(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     place: str
     how: ClaimState
-    device: str = ""  # empty: not known which
-    count: int = 1  # of devices, where they are not known one by one
+    device: str = ""  # empty: unknown which
+    count: int = 1  # of devices, if they are not known one by one
     holder: str = ""  # its path, or the processes
     owner: str | Unknown | None = None
     class_: str | Unknown = ""
@@ -96,7 +96,7 @@ def top_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime
 
 
 class NextActions(msgspec.Struct, frozen=True):
-    """`reason`: what the rule that acts says now; empty where none will."""
+    """`reason`: of the rule that acts; empty if none will."""
 
     class_: str | Unknown
     steps: tuple[NextStep, ...]
@@ -188,7 +188,7 @@ def _daemon_line(decision: Decision, now: datetime) -> GpuLine:
 
 
 def _steps(decision: Decision, now: datetime) -> tuple[NextStep, ...]:
-    """As far as a decision alone tells: what it does, and what a warning announces."""
+    """As far as it follows from a decision alone: what it does, and what a warning announces."""
     if decision.action is Action.WARN:
         then = NextStep(decision.then.value, decision.announced, decision.rule)
         return (NextStep(decision.action.value, None, decision.rule), then)

@@ -185,7 +185,7 @@ class _Program:
 
     def send(self, question: DriverRequest) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # its last output says more
+        with suppress(BrokenPipeError):  # its last output is more exact
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")
 
     def line(self, until: float) -> bytes:

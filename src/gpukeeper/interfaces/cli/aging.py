@@ -2,8 +2,8 @@
 their settings only.
 
 What is quiet is not dead: unpacked code and spilled objects of a running cluster are not touched for days, and their
-loss hangs it. tmpfiles.d(5): the line of the nearest folder counts, `x` keeps a folder and all below it out, `X` only
-the folder itself, and a line with `!` is for the boot.
+loss hangs it. tmpfiles.d(5): the line of the nearest directory counts, `x` excludes a directory and all below it, `X`
+only the directory itself, and a line with `!` is for the boot.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _by_tmpfiles(folder: str, root: Path) -> Iterator[str]:
 
 
 def _lines(root: Path) -> Iterator[TmpfilesLine]:
-    """In the order in which they count. A file hides those of its name in later folders; a link to /dev/null, too."""
+    """In the order in which they count. A file hides those of its name in later directories; a link to /dev/null,
+    too."""
     files: dict[str, Path] = {}
     for folder in FOLDERS:
         for path in sorted((root / folder).glob("*.conf")):

@@ -67,7 +67,7 @@ class AppliedPass(NamedTuple):
 
     report: PassReport
     nodes: list[SubjectChange]
-    after: PassReport  # with what is there now, where that was asked for
+    after: PassReport  # with what exists now, if that was requested
 
 
 def _may_act(session: Session, *, yes: bool, json: bool) -> None:

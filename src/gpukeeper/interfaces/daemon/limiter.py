@@ -93,7 +93,7 @@ class RequestLimiter:
         self._next()
 
     def _next(self) -> None:
-        """Starts what may start. Who was served goes to the end of the line."""
+        """Starts what may start. A user who was served goes to the end of the queue."""
         for uid in list(self.waiting):
             queue = self.waiting[uid]
             while queue and queue[0].done():

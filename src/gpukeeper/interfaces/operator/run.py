@@ -33,7 +33,7 @@ from gpukeeper.wiring import Session
 
 # The lease has its own rate limit: a throttled client or a large list must not cost the lease.
 REQUESTS, BURST = 5.0, 10
-FRESH = 5.0  # seconds for which the answer of /readyz is kept, however many ask
+FRESH = 5.0  # seconds for which the response of /readyz is cached
 
 
 class Election(NamedTuple):
@@ -58,11 +58,11 @@ class Operator:
     book: CurrentPolicy
     metrics: Metrics
     leadership: Leadership | None
-    reach: Callable[[], Awaitable[object]]  # asks the cluster something small; PlatformError: it cannot be reached
+    reach: Callable[[], Awaitable[object]]  # sends the cluster a small request; PlatformError: it cannot be reached
     tell: Callable[[PassReport], None]
     log: Callable[[str], None]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    turned: float | None = None  # steady time at which a pass was last finished; None: it stands by
+    turned: float | None = None  # steady time at which a pass was last finished; None: on standby
     _ready: tuple[float, PageResponse] | None = None
 
     async def run(self) -> None:

@@ -65,7 +65,7 @@ async def listening(where: Endpoint, pages: Mapping[str, Page], patience: float 
                 async with asyncio.timeout(2 * patience):
                     await _serve(reader, writer, pages, patience)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked went away, or asks for nothing that is here
+            pass  # the client closed the connection, or requests no page that exists
         finally:
             at_once -= 1
             writer.close()

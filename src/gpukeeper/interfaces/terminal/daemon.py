@@ -21,7 +21,7 @@ from gpukeeper.wiring import FLEET
 if TYPE_CHECKING:
     from gpukeeper.engine.keeper import Keeper
 
-SECONDS = 180.0  # a stop may take its grace and the looks afterwards
+SECONDS = 180.0  # a stop may take its grace and the reads afterwards
 SOON = 3.0  # for what one can do without
 R = TypeVar("R", bound=Reply)
 T = TypeVar("T")

@@ -53,7 +53,7 @@ def opened(
         try:
             yield session
         except UsageError:
-            if quiet and only is None:  # what was asked for may be there
+            if quiet and only is None:  # what was requested may be there
                 print_unreachable(session)
             raise
     finally:
@@ -125,7 +125,7 @@ def narrowed(
 
 
 def own_only(session: Session, narrow: Narrow) -> Narrow:
-    """Somebody may really be called nobody; what has no owner is an admin's all the same."""
+    """A user may really be named nobody; what has no owner is an admin's all the same."""
     from gpukeeper.lifecycle.holds import is_admin
 
     return narrow if is_admin(session.book, session.user) else msgspec.structs.replace(narrow, nobodys=False)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpukeeper.model.event import Closed, Event, WarningSent
 
 CLEAR = "\x1b[H\x1b[2J"
-OLD = timedelta(minutes=2)  # a measurement older than this says so
+OLD = timedelta(minutes=2)  # a measurement older than this is marked
 COLOURS = {
     "remove": typer.colors.RED,
     "stop": typer.colors.MAGENTA,
@@ -133,7 +133,7 @@ def line_row(seq: int, line: Event) -> tuple[str, ...]:
 
 
 def claim_row(claim: GpuClaim, now: datetime) -> tuple[str, ...]:
-    """One device and who has it."""
+    """One device and its holder."""
     holder = claim.holder.path if claim.holder is not None else claim.by or "-"
     since = in_words(now - claim.since) if claim.since is not None else "-"
     owner = fact(claim.owner) if claim.holder is not None else "-"
@@ -151,7 +151,7 @@ def _use(claim: GpuClaim, now: datetime) -> str:
 
 
 def fact(value: object) -> str:
-    """In a cell: what is not known, and what does not exist, are two things."""
+    """In a cell: unknown and absent are shown differently."""
     return "?" if isinstance(value, Unknown) else "-" if value is None else str(value)
 
 
@@ -160,7 +160,7 @@ def when(at: datetime | None, now: datetime) -> str:
 
 
 def clear(*, when: bool) -> None:
-    """The screen, before the next look is shown; only where there is one."""
+    """Clears the screen before the next result; only on a terminal."""
     if when and overwrites(sys.stdout):
         typer.echo(CLEAR, nl=False)
 

@@ -249,7 +249,7 @@ def belongs(pid: int, container: str, proc: str = "/proc") -> bool:
     machine, and a pid may have been reused.
     """
     try:
-        with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as cgroup:  # noqa: PTH123  (asked often)
+        with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as cgroup:  # noqa: PTH123  (called often)
             return container in holders.parse_containers(cgroup.read())
     except OSError:
         return False

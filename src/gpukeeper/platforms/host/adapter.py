@@ -78,7 +78,7 @@ class HostPlatform:
         limits: MeasureLimits | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
-        """`folders`: directories of gpukeeper itself; their disks are shown, and no tree that contains one is removed.
+        """`directories`: those of gpukeeper itself; their disks are shown, and no tree that contains one is removed.
         `busy`: what work of a cluster runs on this machine and may need the files below that root, in a few words.
         `needed`: directories that stopped containers have mounted.
         """

@@ -62,7 +62,8 @@ Mentioned: TypeAlias = Callable[[tuple[str, ...]], Mentions]
 
 
 def below(directories: Iterable[str], proc: str = "/proc") -> Mentions:
-    """The entries of one directory that a process names. `folders`: that directory, in each way it may be written."""
+    """The entries of one directory that a process names. `directories`: that directory, in each way it may be
+    written."""
     prefixes = [os.fsencode(directory.rstrip("/") + "/") for directory in dict.fromkeys(directories)]
     found: dict[bytes, ProcessText] = {}
     too_much: ProcessText | None = None

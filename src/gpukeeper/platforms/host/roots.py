@@ -189,7 +189,7 @@ def nearest_device(directory: str) -> int:
 def why_kept(
     entry: TreeEntry, roots: Sequence[TreeRoot], directories: Sequence[str], links: Sequence[Link]
 ) -> str | None:
-    """Why it is kept however old it is; None: it may be removed. `folders`: what must not be removed with it, links
+    """Why it is kept however old it is; None: it may be removed. `directories`: what must not be removed with it, links
     resolved.
     """
     if entry.taken is not None:

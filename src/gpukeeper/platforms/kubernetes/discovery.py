@@ -109,8 +109,8 @@ class ApiDiscovery:
         return Resource(root=root, plural=found.name, namespaced=found.namespaced)
 
     async def ttl_field(self, kind: Kind, items: Iterable[Root | Pod]) -> bool | Unknown:
-        """Whether the served version has a TTL field, of a kind whose releases differ in that. Asked where one of these
-        names a TTL: a server drops what its CRD does not have, so that the others need no answer. Only a yes is
+        """Whether the served version has a TTL field, of a kind whose releases differ in that. Checked where one of
+        these names a TTL: a server drops what its CRD does not have, so that the others need no answer. Only a yes is
         remembered; a no contradicts the object."""
         named = (one for one in items if isinstance(one, Root) and kind.ttl_seconds(one.spec) is not None)
         if not kind.ttl_in_crd or next(named, None) is None:

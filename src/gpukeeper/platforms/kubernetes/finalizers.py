@@ -24,7 +24,7 @@ FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
 JOB_TRACKING = "batch.kubernetes.io/job-tracking"
 NODE = "its node"  # in place of a finalizer; no list of finalizers names it
 PATIENCE = timedelta(seconds=60)  # past its grace
-CIRCLE = timedelta(seconds=30)  # a child made sooner after its root's removal was asked for may be the last one
+CIRCLE = timedelta(seconds=30)  # a child created sooner after its root's removal was requested may be the last one
 NOTHING_LEFT = timedelta(minutes=5)  # the collector needs seconds
 
 

@@ -63,7 +63,7 @@ class Leadership:
         self._path = f"{self._collection}/{name}"
         self._duration, self._renew_deadline, self._retry = duration, renew_deadline, retry
         self._ours: dict[str, Any] | None = None  # the lease as we wrote it last; None: we do not hold it
-        self._renewed = 0.0  # steady time just before we asked for that
+        self._renewed = 0.0  # steady time just before we requested that
         self._version, self._changed = "", 0.0  # of another's lease: as last seen, and since when it is so
         self._holder, self._problem = "", ""
         self.won, self.lost = asyncio.Event(), asyncio.Event()
@@ -125,7 +125,7 @@ class Leadership:
             return None
 
     def _is_free(self, found: dict[str, Any]) -> bool:
-        """Given back, or not renewed for as long as its holder asked for. Counted from when we saw it change: the times
+        """Given back, or not renewed for as long as its holder requested. Counted from when we saw it change: the times
         in it are those of another clock."""
         self._holder = str(found["spec"].get("holderIdentity") or "")
         version = found["metadata"]["resourceVersion"]

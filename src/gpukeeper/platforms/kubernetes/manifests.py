@@ -1,8 +1,8 @@
 """What the init containers of a TrainJob will be, from its manifest and that of its runtime only, without a cluster.
 
-The Trainer lays what the TrainJob says over the runtime: in v2.0 `podSpecOverrides`, in v2.1 `podTemplateOverrides`,
-since v2.2 `runtimePatches`. Lists are merged as Kubernetes merges them (strategic merge): containers and variables by
-name, mounts by path. What its plugins add by themselves (Flux) is not in here.
+The Trainer applies the TrainJob's settings over the runtime: in v2.0 `podSpecOverrides`, in v2.1
+`podTemplateOverrides`, since v2.2 `runtimePatches`. Lists are merged as Kubernetes merges them (strategic merge):
+containers and variables by name, mounts by path. What its plugins add by themselves (Flux) is not in here.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _merge(below: Sequence[T], above: Sequence[T], key: Callable[[T], str], both
 
 
 def _patches(spec: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """By job: what each patch of the TrainJob says of its init containers, in the order of the manifest."""
+    """By job: what each patch of the TrainJob sets for its init containers, in the order of the manifest."""
     for one in _list(spec.get("podSpecOverrides")):
         yield from ((_name_of(job), _list(one.get("initContainers"))) for job in _list(one.get("targetJobs")))
     for one in _list(spec.get("podTemplateOverrides")):

@@ -69,7 +69,7 @@ NO_TERMINAL = Unknown("terminal input in a pod cannot be measured", by_design=Tr
 NO_PROMETHEUS = Unknown("needs a Prometheus that scrapes cAdvisor of the kubelets", by_design=True)
 NOT_STARTED = Unknown("its start time is unknown, so measurements cannot be assigned to it")
 
-Run: TypeAlias = tuple[str, str]  # of which thing, in which incarnation
+Run: TypeAlias = tuple[str, str]  # of which object, in which incarnation
 Fetch: TypeAlias = Callable[[str, timedelta], Awaitable[str | Unknown]]
 
 
@@ -121,7 +121,7 @@ class RunProgress(msgspec.Struct):
 class ClusterMeter:
     """`pods` returns the living pods of a workload by name; without it their uids are not compared.
 
-    `only`: labels that every series of this cluster has, where a Prometheus knows several clusters.
+    `only`: labels that every series of this cluster has, if a Prometheus has several clusters.
     """
 
     def __init__(

@@ -299,5 +299,5 @@ def begin_of(minute: int) -> datetime:
 
 
 def whole(minute: int) -> tuple[datetime, datetime]:
-    """From when to when a value of this minute speaks, so that it is kept with this minute and not with the next."""
+    """The interval that a value of this minute covers, so that it is kept with this minute and not with the next."""
     return begin_of(minute) - MOMENT, begin_of(minute + 1) - MOMENT

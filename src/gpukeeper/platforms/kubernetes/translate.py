@@ -209,7 +209,7 @@ def state_of(kind: Kind, root: Root, totals: PodTotals, ending: Ending) -> State
 
 
 def _has_run(kind: Kind, root: Root, totals: PodTotals) -> bool:
-    """A set or a service whose pods wait for a node may have run for months; nothing in it says "never"."""
+    """A set or a service whose pods wait for a node may have run for months; nothing in it proves "never"."""
     return kind.runs or when(root.status.start_time) is not None or totals.dead > 0 or totals.ran or ran(root.status)
 
 

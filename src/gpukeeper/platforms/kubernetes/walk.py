@@ -121,7 +121,7 @@ class ClusterWalk:
         ]
 
     def _lists(self, kind: Kind) -> bool:
-        """What is never a workload itself is listed only where it stands between a root and pods that were found."""
+        """What is never a workload itself is listed only if it is between a root and pods that were found."""
         return (
             kind.matters is not Matters.NEVER
             or kind.in_runs

@@ -83,7 +83,7 @@ class RayPlatform:
         timeouts: Timeouts | None = None,
         directories: Sequence[str] = (),
     ) -> None:
-        """`folders`: directories of gpukeeper itself, which no removal may include. `scan` and `everyone`: which files
+        """`directories`: those of gpukeeper itself, which no removal may include. `scan` and `everyone`: which files
         are open, and which processes exist; by default all of `proc`.
         """
         self._place, self._clock = place, clock

@@ -1,4 +1,4 @@
-"""Which nodes exist now, and what to look for on each, according to the policy and to raylets. Reads only."""
+"""Which nodes exist now, and what to search for on each, according to the policy and to raylets. Reads only."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Discovery:
         timeouts: Timeouts | None = None,
         directories: Sequence[str] = (),
     ) -> None:
-        """`folders`: of gpukeeper itself."""
+        """`directories`: of gpukeeper itself."""
         self._place, self.policy, self._containers = place, policy, containers
         self._environ, self._proc, self._everyone = environ, proc, everyone
         self._timeouts = timeouts or Timeouts()

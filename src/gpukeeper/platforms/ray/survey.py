@@ -31,7 +31,7 @@ TRIES = 3  # files come and go while a live session is counted
 
 
 class SurveyOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to look for on one node."""
+    """What to search for on one node."""
 
     ray_roots: tuple[RayRoot, ...]
     temporary: tuple[Temporary, ...]

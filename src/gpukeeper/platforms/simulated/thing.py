@@ -1,4 +1,4 @@
-"""A thing of the simulated world as it really is, and (pure) as the adapter reports it."""
+"""An object of the simulated world in its true state, and (pure) as the adapter reports it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The simulated world: its true state, an agenda of what users will do, and a log of everything that happened.
 
 It changes at every call: every port call first lets time and users move on. The log is in order over reads, acts and
-ledger lines, so that a checker can ask "what was true when".
+ledger lines, so that a checker can find out what was true when.
 """
 
 from __future__ import annotations
