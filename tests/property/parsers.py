@@ -125,7 +125,7 @@ def _told(subject: Subject) -> None:
 
 def _container(data: bytes) -> None:
     found = docker_api._decode(data, docker_wire.Inspected, "/containers/x/json")
-    asked = gpu_requests.asked(found)
+    asked = gpu_requests.requested_gpus(found)
     inventory = (docker_examples.WHOLE, docker_examples.CUT)
     people = owners.KnownUsers({1000: "ann"}, frozenset({"ann"}), {})
     facts = docker_examples.facts(

@@ -50,7 +50,7 @@ def _may_be_held_against(finding: Finding) -> bool:
     return finding.verdict is Grade.PASS or (finding.verdict is Grade.SKIPPED and bool(finding.samples))
 
 
-def told_apart(machine: Machine) -> Machine:
+def with_unique_serials(machine: Machine) -> Machine:
     """A board with several GPUs has one serial number; a number that several GPUs share identifies none of them."""
     if isinstance(machine.gpus, Unknown):
         return machine
@@ -78,6 +78,6 @@ def history_of(tested: Iterable[Past]) -> dict[str, tuple[Past, ...]]:
 
 
 def _identities(report: Report) -> dict[str | None, str]:
-    machine = told_apart(report.machine)
+    machine = with_unique_serials(report.machine)
     gpus = () if isinstance(machine.gpus, Unknown) else machine.gpus
     return {None: report.node, **{gpu.uuid: gpu.identity for gpu in gpus}}

@@ -33,7 +33,7 @@ from gpukeeper.acceptance.record import (
     Thresholds,
     Values,
 )
-from gpukeeper.acceptance.recording import told_apart
+from gpukeeper.acceptance.recording import with_unique_serials
 from gpukeeper.acceptance.suite import CheckPlan, PlannedCheck
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Gpu, Health, Reading
@@ -137,7 +137,7 @@ async def accept(workbench: Workbench, order: RunConfig, clock: Clock, stop: asy
         run.left_out(left_out)
     try:
         await _act(workbench, run, programme, clock, stop)
-        after = await _look(workbench, run)
+        after = await _read_health(workbench, run)
     except _Interrupted:
         after = run.last
     run.interrupted = stop.is_set()
@@ -149,20 +149,20 @@ async def accept(workbench: Workbench, order: RunConfig, clock: Clock, stop: asy
             except Exception as error:
                 run.found(_failed(run, one.check, error))
     if not run.interrupted:
-        run.found(_asked_for_in_vain(run))
+        run.found(_without_result(run))
     return _report(run, clock.now())
 
 
 async def _observe(workbench: Workbench, order: RunConfig, clock: Clock) -> RunState:
     started = clock.now()
-    machine = told_apart(await workbench.machine())
+    machine = with_unique_serials(await workbench.machine())
     order.progress(machine)
     gpus: tuple[Gpu, ...] = ()
     if not isinstance(machine.gpus, Unknown):
         _refuse_unknown(machine.gpus, order.wish.gpus)
         gpus = verdicts.wanted(machine.gpus, order.wish.gpus)
     run = RunState(order, started, machine, gpus, history=order.history(gpus))
-    run.before = await _look(workbench, run)
+    run.before = await _read_health(workbench, run)
     return run
 
 
@@ -174,7 +174,7 @@ def _refuse_unknown(gpus: Sequence[Gpu], names: Sequence[str]) -> None:
         raise UsageError(f"--gpus {', '.join(unknown)}: GPU not found. Nothing was run. Available GPUs: {here}")
 
 
-async def _look(workbench: Workbench, run: RunState, check: str = "") -> dict[str, Health]:
+async def _read_health(workbench: Workbench, run: RunState, check: str = "") -> dict[str, Health]:
     """Health of every GPU now. One that cannot be read has no entry; the health check reports it."""
     try:
         seen = await workbench.health()
@@ -233,7 +233,7 @@ async def _act(workbench: Workbench, run: RunState, programme: CheckPlan, clock:
             _leave_out(run, rest)
             raise
         except Exception as error:  # whatever it is, it must not take the report of the others with it
-            await _look(workbench, run, one.check.name)
+            await _read_health(workbench, run, one.check.name)
             found = _failed(run, one.check, error)
         run.found(found)
 
@@ -264,7 +264,7 @@ def _not_run(run: RunState, check: Check, why: str) -> tuple[Finding, ...]:
     return _unmeasured(run, check, "not-run", words)
 
 
-def _asked_for_in_vain(run: RunState) -> tuple[Finding, ...]:
+def _without_result(run: RunState) -> tuple[Finding, ...]:
     """Checks selected by name without any result: a good verdict must not read as if it included them."""
     judged = {one.check for one in run.findings if one.verdict is not Grade.SKIPPED}
     return tuple(
@@ -318,13 +318,13 @@ async def _verified(workbench: Workbench, run: RunState, one: PlannedCheck, cloc
     Only a probe without a reply is not repeated: it would hang as long again.
     """
     gpus = [gpu.uuid for gpu in run.gpus]
-    first = await _ask(workbench, run, one, clock, gpus)
+    first = await _run_probes(workbench, run, one, clock, gpus)
     answering = [uuid for uuid in gpus if isinstance(first.answers.get(uuid), ProbeResult)]
     tries = [_read(run, one, first, first)]
     while len(tries) < ATTEMPTS and (suspects := _suspects(tries)):
         run.order.progress(CheckRepeated(one.check.name, len(tries) + 1, tuple(sorted(filter(None, suspects)))))
         try:
-            again = await _ask(workbench, run, one, clock, answering, again=True)
+            again = await _run_probes(workbench, run, one, clock, answering, again=True)
             merged = replace(again, answers={**first.answers, **again.answers})
             tries.append(_read(run, one, merged, again))
         except Exception as error:  # what the tries before it showed still counts
@@ -347,7 +347,7 @@ def _suspects(tries: Sequence[tuple[Finding, ...]]) -> set[str | None]:
     }
 
 
-async def _ask(
+async def _run_probes(
     workbench: Workbench, run: RunState, one: PlannedCheck, clock: Clock, gpus: Sequence[str], *, again: bool = False
 ) -> CheckRun:
     """`gpus`: the GPUs to run on, where each has its own probe."""
@@ -361,7 +361,7 @@ async def _ask(
         given = await workbench.each(dict.fromkeys(gpus, job))
         answers = {uuid: given.get(uuid, SILENT) for uuid in gpus}
     _add_busy(run, answers)
-    after = await _look(workbench, run, one.check.name)
+    after = await _read_health(workbench, run, one.check.name)
     seconds = (clock.now() - began).total_seconds()
     for who, answer in answers.items():
         record = {"check": one.check.name, "who": who, "params": job.params, "again": again}

@@ -83,9 +83,9 @@ class WalkTotals:
         self.content_ns = max(self.content_ns, changed, modified)
         self.newest_ns = max(self.newest_ns, changed, modified, self.read_ns)
         if not self.open_inodes.isdisjoint(map(_inode, found)):
-            self._look_for_users(found)
+            self._count_users(found)
         if max(map(_links, found)) > 1 or not all(map(stat.S_ISREG, set(map(_mode, found)))):
-            self._look_at_kinds(found)
+            self._count_kinds(found)
 
     def problem(self, problem: str) -> None:
         if len(self.problems) < PROBLEMS_KEPT:
@@ -132,12 +132,12 @@ class WalkTotals:
                 self.blocks -= blocks  # both had counted it
             known[1] += seen
 
-    def _look_for_users(self, found: Iterable[os.stat_result]) -> None:
+    def _count_users(self, found: Iterable[os.stat_result]) -> None:
         for one in found:
             known = self.open_files.get((ANY_DEVICE, one.st_ino), self.held_by)
             self.held_by = self.open_files.get((one.st_dev, one.st_ino), known)
 
-    def _look_at_kinds(self, found: Iterable[os.stat_result]) -> None:
+    def _count_kinds(self, found: Iterable[os.stat_result]) -> None:
         for one in found:
             kind = stat.S_IFMT(one.st_mode)
             if one.st_nlink > 1 and kind != stat.S_IFDIR:
@@ -297,11 +297,9 @@ class TreeWalk:
         if any(map(stat.S_ISDIR, set(map(_mode, found)))):
             self.tally.problem(CHANGED)  # a file when it was listed
         self.count(found)
-        self._look_for_open(directory, chunk, found)
+        self._find_open(directory, chunk, found)
 
-    def _look_for_open(
-        self, directory: OpenDirectory, chunk: list[os.DirEntry[str]], found: list[os.stat_result]
-    ) -> None:
+    def _find_open(self, directory: OpenDirectory, chunk: list[os.DirEntry[str]], found: list[os.stat_result]) -> None:
         """Queried from the kernel, file by file: a scan of processes may miss one that keeps moving its descriptors."""
         if not self.locking:
             return

@@ -24,7 +24,7 @@ from gpukeeper.model.errors import KeeperError, PlatformError, UsageError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Subject
 
-SAID = 2  # of what could not be read
+SHOWN_PROBLEMS = 2  # of what could not be read
 FRESH = 5.0  # seconds; a list that is not older answers for the world as it is now
 PAUSE = 1.0  # seconds between two lists made for requests, at least; else twice as long as the last one took
 MOST_PATHS = 20  # in a sentence
@@ -43,15 +43,15 @@ async def find(keeper: Keeper, book: Rulebook, words: str, *, acting: bool = Fal
     refs = _listed(keeper, book, words)
     by_uid = len(refs) == 1 and refs[0].uid == words
     if len(refs) == 1 and (by_uid or not acting):
-        found = await _looked_at(keeper, book, refs)
+        found = await _read_subjects(keeper, book, refs)
         if found:
             return found[0]
     return await _listed_anew(keeper, book, words)
 
 
-async def look_at(keeper: Keeper, book: Rulebook, ref: Ref) -> FoundSubject | None:
+async def read_subject(keeper: Keeper, book: Rulebook, ref: Ref) -> FoundSubject | None:
     """The same object as it is now. None: it does not exist, or cannot be read."""
-    found = await _looked_at(keeper, book, [ref])
+    found = await _read_subjects(keeper, book, [ref])
     return found[0] if found else None
 
 
@@ -61,7 +61,7 @@ async def _listed_anew(keeper: Keeper, book: Rulebook, words: str) -> FoundSubje
     async with keeper.request_state.listing:
         if all(one.begun >= began - FRESH for one in _listings(keeper, book)):
             silent = [why for one in _listings(keeper, book) for why in one.unseen]
-            matches = await _looked_at(keeper, book, _listed(keeper, book, words))
+            matches = await _read_subjects(keeper, book, _listed(keeper, book, words))
         else:
             await asyncio.sleep(max(keeper.request_state.next_list - steady(), 0.0))
             begun = steady()
@@ -78,8 +78,8 @@ async def _only_one(
     if not matches:
         matches = [one for platform in keeper.platforms for one in await _parts(keeper, platform, book, words)]
     if not matches:
-        more = f"; and {len(silent) - SAID} more" if len(silent) > SAID else ""
-        unseen = f" Not everything could be read: {'; '.join(silent[:SAID])}{more}." if silent else ""
+        more = f"; and {len(silent) - SHOWN_PROBLEMS} more" if len(silent) > SHOWN_PROBLEMS else ""
+        unseen = f" Not everything could be read: {'; '.join(silent[:SHOWN_PROBLEMS])}{more}." if silent else ""
         raise UsageError(f'nothing in the policy\'s scope is named "{words}".{unseen} See: gpukeeper workload list')
     if len(matches) > 1:
         paths = sorted(f"{m.view.subject.ref.path} ({m.view.subject.ref.uid})" for m in matches)
@@ -157,7 +157,7 @@ def _listed(keeper: Keeper, book: Rulebook, words: str) -> list[Ref]:
     return [ref for ref in refs if ref.uid == words] or refs
 
 
-async def _looked_at(keeper: Keeper, book: Rulebook, refs: Sequence[Ref]) -> list[FoundSubject]:
+async def _read_subjects(keeper: Keeper, book: Rulebook, refs: Sequence[Ref]) -> list[FoundSubject]:
     found = []
     for ref in refs[:MOST_PATHS]:
         platform = keeper.platform_at(ref)

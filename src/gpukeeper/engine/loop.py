@@ -73,7 +73,7 @@ async def watch(w: Watch) -> None:
             w.finished[_place(platform)] = begun
             group.create_task(_watch_place(w, platform))
         group.create_task(_tick(w))
-        group.create_task(_look_for_missed_passes(w))
+        group.create_task(_report_missed_passes(w))
         group.create_task(_learn_baselines(w))
         await w.stop.wait()
         w.keeper.permission.stopping = True
@@ -173,7 +173,7 @@ async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence
     act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
     report = await reclaim(w.keeper, platform, book, act=act, only=only, under_way=w.under_way)
     if report.stopped is not None:
-        _say(w, report.stopped)  # the pass wrote it down
+        _throttled(w, report.stopped)  # the pass wrote it down
         w.on_report(report)
         agenda.retry(asyncio.get_running_loop().time(), every)
         return every
@@ -190,10 +190,10 @@ async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence
         if only is not None and report.survey.unseen:
             agenda.retry(w.finished[place], BLIND)
         return every
-    return next_look(report, w.keeper.clock.now(), every)
+    return next_pass_in(report, w.keeper.clock.now(), every)
 
 
-def next_look(report: PassReport, now: datetime, every: timedelta) -> timedelta:
+def next_pass_in(report: PassReport, now: datetime, every: timedelta) -> timedelta:
     """Until the next step is due, within the policy's interval."""
     due = [d.due for d in report.survey.decisions if d.verdict is Verdict.WAIT and d.due is not None]
     soonest = min(due, default=now + every) - now
@@ -261,7 +261,7 @@ async def _learn_baselines(w: Watch) -> None:
         await _complain(w, f"the memory baselines of the GPUs were not measured: {bug_words(bug)}")
 
 
-async def _look_for_missed_passes(w: Watch) -> None:
+async def _report_missed_passes(w: Watch) -> None:
     ended = w.bell()
     while not w.stop.is_set():
         every = w.every
@@ -277,13 +277,13 @@ async def _look_for_missed_passes(w: Watch) -> None:
 
 async def _complain(w: Watch, what: str) -> None:
     """Log and record it, unless that was a moment ago. If the ledger cannot be written (a full disk), go on."""
-    text = _say(w, what)
+    text = _throttled(w, what)
     if text is not None:
         with suppress(LedgerError):
             await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=text)])
 
 
-def _say(w: Watch, what: str) -> str | None:
+def _throttled(w: Watch, what: str) -> str | None:
     text = w.throttle.admit(what, asyncio.get_running_loop().time())
     if text is not None:
         w.on_complaint(text)

@@ -14,7 +14,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 
-MOST_LOOKS = 1_000  # in one pass, if a platform can only be queried for one at a time; the rest waits for the next
+MOST_READS = 1_000  # in one pass, if a platform can only be queried for one at a time; the rest waits for the next
 AT_ONCE = 16
 
 
@@ -23,8 +23,8 @@ async def gone_by_reading(
 ) -> Sequence[Gone]:
     """One read for each, for platforms without a bulk query."""
     found: list[Gone] = []
-    for first in range(0, min(len(refs), MOST_LOOKS), AT_ONCE):
-        some = refs[first : min(first + AT_ONCE, MOST_LOOKS)]
+    for first in range(0, min(len(refs), MOST_READS), AT_ONCE):
+        some = refs[first : min(first + AT_ONCE, MOST_READS)]
         found += [one for one in await asyncio.gather(*map(read, some)) if isinstance(one, Gone)]
     return found
 

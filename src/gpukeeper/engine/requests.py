@@ -12,7 +12,7 @@ import msgspec
 from gpukeeper.engine import clean
 from gpukeeper.engine.act import take
 from gpukeeper.engine.confirm import LASTS, Asker, Pending
-from gpukeeper.engine.find import FoundSubject, find, look_at
+from gpukeeper.engine.find import FoundSubject, find, read_subject
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import key_of
 from gpukeeper.engine.verify import evidence_of, settle
@@ -172,7 +172,7 @@ async def _release_from_it(keeper: Keeper, book: Rulebook, found: FoundSubject) 
     if isinstance(answer, Refused | Unknown):
         how = subject.marks.unhold
         raise UsageError(f"{subject.ref.path} is still held: {answer.why}. A user with that permission can run: {how}")
-    return None if answer is None else await look_at(keeper, book, subject.ref)
+    return None if answer is None else await read_subject(keeper, book, subject.ref)
 
 
 async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> str:
@@ -218,7 +218,7 @@ async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -
 async def _confirmed(keeper: Keeper, book: Rulebook, pending: Pending) -> FoundSubject:
     """What the person was shown, if a fresh look still gives that."""
     ref = pending.seen.ref
-    found = await look_at(keeper, book, ref)
+    found = await read_subject(keeper, book, ref)
     if found is None or found.view.subject.seen.incarnation != pending.seen.incarnation:
         raise UsageError(f"{ref.path} has changed since the confirmation was requested; nothing was done. Try again")
     return found
@@ -400,7 +400,7 @@ async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
 async def _stays(keeper: Keeper, book: Rulebook, ref: Ref, undone: Action) -> str:
     """In what state it came back, and what comes next by which rule. What was made anew has another uid."""
     try:
-        found = await look_at(keeper, book, ref) if undone is not Action.REMOVE else None
+        found = await read_subject(keeper, book, ref) if undone is not Action.REMOVE else None
         found = found or await find(keeper, book, ref.path, acting=True)
     except KeeperError as problem:
         return f"It could not be read yet ({problem})"

@@ -89,7 +89,9 @@ async def rotate(
 async def status(ledger: SqliteLedger, *, check: bool = False) -> LedgerStatus:
     """`check` reads every archive from end to end; otherwise only its header."""
     directory = archive_folder(ledger.path)
-    archives = await asyncio.to_thread(lambda: tuple(_look(p, check) for p in sorted(directory.glob("journal-*.gz"))))
+    archives = await asyncio.to_thread(
+        lambda: tuple(_archive_info(p, check) for p in sorted(directory.glob("journal-*.gz")))
+    )
     lines, oldest, newest = await ledger.read(_extent)
     size = sum(p.stat().st_size for p in ledger.path.parent.glob(ledger.path.name + "*"))
     there = Reserve(ledger.path.parent).is_there()
@@ -191,7 +193,7 @@ def _delete_old(directory: Path, before: datetime) -> tuple[str, ...]:
     return tuple(sorted(gone))
 
 
-def _look(path: Path, check: bool) -> ArchiveInfo:
+def _archive_info(path: Path, check: bool) -> ArchiveInfo:
     header = None
     try:
         header = read_header(path)

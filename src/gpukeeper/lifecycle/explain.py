@@ -43,7 +43,7 @@ class MeasuredSignal(msgspec.Struct, frozen=True, kw_only=True):
 def signals(view: View, book: Rulebook, now: datetime) -> tuple[MeasuredSignal, ...]:
     """Every series that the idle rule reads. None without an idle time."""
     window = idle_window(view, book)
-    return () if window is None else tuple(_measured(one, book, window, now) for one in _looked_at(view))
+    return () if window is None else tuple(_measured(one, book, window, now) for one in _series_of_held(view))
 
 
 def idle_window(view: View, book: Rulebook) -> timedelta | None:
@@ -61,7 +61,7 @@ def idle_window(view: View, book: Rulebook) -> timedelta | None:
     return allowed * book.policy.demand.idle_factor if view.pressure else allowed
 
 
-def _looked_at(view: View) -> list[Series]:
+def _series_of_held(view: View) -> list[Series]:
     """A slice that was created again leaves a series behind; only what is held now counts."""
     devices = view.subject.devices
     held = None if isinstance(devices, Unknown) else devices
@@ -171,6 +171,6 @@ def _bring_it_back(view: View, book: Rulebook, now: datetime) -> str:
 def _use_it(view: View, book: Rulebook) -> str:
     """Every GPU series has its threshold; the smallest is the one to reach."""
     thresholds = book.policy.activity
-    parts = [one.slice for one in _looked_at(view) if one.signal is Signal.GPU]
+    parts = [one.slice for one in _series_of_held(view) if one.signal is Signal.GPU]
     least = min((thresholds.gpu_slice if part else thresholds.gpu for part in parts), default=thresholds.gpu)
     return f"use the GPU above {least:g} %"

@@ -15,7 +15,7 @@ from gpukeeper.notify.terminals import TERMINAL_MAJORS, as_written
 STANDARD = (0, 1, 2)  # input, output, errors: where a person sits
 
 
-def tell_inside(pids: Sequence[int], message: str, proc: str = "/proc") -> int:
+def notify_inside(pids: Sequence[int], message: str, proc: str = "/proc") -> int:
     """How many terminals took the whole message. Never blocks: one that is full or stopped does not get it."""
     text = as_written(message)
     notified: set[tuple[int, int, int]] = set()

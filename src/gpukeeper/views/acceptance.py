@@ -22,8 +22,8 @@ from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
 TOGETHER = frozenset({Grade.PASS, Grade.SKIPPED, Grade.INCONCLUSIVE})  # of several GPUs in one line
-TOLD = ("driver", "cuda_driver", "torch", "cuda", "nccl")  # of the environment, in the opening line
-NOT_SAID = ("schema", "timeline", "records")  # of a report: the document's own, and what is in samples.json
+OPENING = ("driver", "cuda_driver", "torch", "cuda", "nccl")  # of the environment, in the opening line
+LEFT_OUT = ("schema", "timeline", "records")  # of a report: the document's own, and what is in samples.json
 
 
 class RunsView(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ def machine_words(machine: Machine, wish: RunRequest) -> str:
         name = fact(gpu.name) if not gpu.profile else f"{fact(gpu.name)} {gpu.profile}"
         names[name] = names.get(name, 0) + 1
     here = ", ".join(f"{count} × {name}" for name, count in names.items()) or "no GPU"
-    facts = [f"{name.replace('_', ' ')} {fact(machine.environment[name])}" for name in TOLD if _known(machine, name)]
+    facts = [f"{name.replace('_', ' ')} {fact(machine.environment[name])}" for name in OPENING if _known(machine, name)]
     mode = {"cpu": " (CPU mode: no GPU is tested)", "simulated": " (simulated: no GPU is tested)"}.get(wish.device, "")
     return f"{machine.node}: {here}{mode}" + (f"; {', '.join(facts)}" if facts else "")
 
@@ -224,4 +224,4 @@ def next_steps(report: Report) -> list[str]:
 def acceptance_document(report: Report, directory: str) -> dict[str, object]:
     """The report for programs, without what is in samples.json, and where all of it is."""
     body: dict[str, object] = reading.decode(report_json(report))
-    return {name: value for name, value in body.items() if name not in NOT_SAID} | {"report_folder": directory or None}
+    return {name: value for name, value in body.items() if name not in LEFT_OUT} | {"report_folder": directory or None}

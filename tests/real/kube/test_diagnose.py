@@ -60,7 +60,7 @@ class Asked:
     def kuberay(self, now: datetime) -> Any:
         async def ask() -> Any:
             async with self.cluster.opened():
-                return await self.controllers.ask(KUBERAY, now)
+                return await self.controllers.state(KUBERAY, now)
 
         return asyncio.run(ask())
 

@@ -66,7 +66,7 @@ class ProbeLauncher:
     def ranks(self, count: int, directory: Path, job: ProbeRequest) -> tuple[str, ...]:
         """All of one machine, at an address that needs no name service."""
         here = "127.0.0.1"
-        request = _asked(job)
+        request = _request_json(job)
         return (
             *(self.python, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(count)),
             *("--max-restarts", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{here}:0", "--local-addr", here),
@@ -85,7 +85,7 @@ class ProbeLauncher:
         return {**kept, **shown, **more}
 
 
-def _asked(job: ProbeRequest) -> str:
+def _request_json(job: ProbeRequest) -> str:
     """Directories relative to the user's current directory: probes run in another one."""
     directories = {name: str(Path(at).absolute()) for name, at in job.params.items() if name.endswith("_dir") and at}
     return json.dumps({"probe": job.probe, "params": {**job.params, **directories}})
@@ -130,7 +130,7 @@ class ProbeWorker:
         assert self._process is not None
         began = time.monotonic()
         try:
-            await self._process.send(_asked(job).encode())
+            await self._process.send(_request_json(job).encode())
             record = _record(await self._process.line(job.deadline_s))
         except BaseException as error:
             return await self._broken(error, began, job.deadline_s)

@@ -77,7 +77,7 @@ class LocalWorkbench:
     async def machine(self) -> Machine:
         environment = await in_thread(machine.environment, SCAN)
         gpus, rest = (self._cpus(environment), {}) if self._device == CPU else await self._gpus(environment)
-        await self._look_before_us()
+        await self._read_before_us()
         hello, more = await self._greeting(gpus[0].uuid if isinstance(gpus, tuple) and gpus else None)
         if isinstance(gpus, tuple) and gpus and hello:
             gpus = (with_facts(gpus[0], {key: hello[key] for key in OF_A_GPU if key in hello}), *gpus[1:])
@@ -181,7 +181,7 @@ class LocalWorkbench:
         self._hidden = frozenset(one.uuid for one in named) - {one.uuid for one in gpus}
         return gpus, {"silent": silent, "on_bus": found, "topology": facts.topology}
 
-    async def _look_before_us(self) -> None:
+    async def _read_before_us(self) -> None:
         """Once, before our first worker: what memory is in use then is not ours."""
         if self._device == CPU or self._used_before_us is not None:
             return

@@ -112,7 +112,7 @@ def _uniform(machine: Machine) -> Iterator[Finding]:
     gpus = () if isinstance(machine.gpus, Unknown) else machine.gpus
     for fact, what in UNIFORM:
         for name in sorted({gpu.name for gpu in gpus if isinstance(gpu.name, str)}):
-            seen = Counter(str(gpu.facts[fact]) for gpu in gpus if gpu.name == name and _told(gpu.facts.get(fact)))
+            seen = Counter(str(gpu.facts[fact]) for gpu in gpus if gpu.name == name and _is_known(gpu.facts.get(fact)))
             if len(seen) > 1:
                 odd = ", ".join(f"{count}× {version}" for version, count in seen.most_common())
                 words = f"{what} of {name} differs between GPUs ({odd}). Update them to one version"
@@ -155,7 +155,7 @@ def _fabric(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _told(fact: Fact) -> bool:
+def _is_known(fact: Fact) -> bool:
     return fact is not None and not isinstance(fact, Unknown)
 
 

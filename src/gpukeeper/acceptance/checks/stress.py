@@ -160,7 +160,7 @@ def _temperature(gpu: Gpu, seen: Sequence[float], context: CheckContext) -> Find
         return judge.missing(NAME, "temperature", gpu.uuid, "the driver did not report the temperature")
     limit, why = hot_limit(gpu, context)
     if limit is None:
-        return _told(gpu.uuid, "temperature", max(seen), "C", f"At most {max(seen):.0f} °C; {why}.")
+        return _reported(gpu.uuid, "temperature", max(seen), "C", f"At most {max(seen):.0f} °C; {why}.")
     lasting = median(seen[len(seen) // 2 :])
     grade = Grade.FAIL if lasting >= limit else Grade.WARN if max(seen) >= limit else Grade.PASS
     advice = "" if grade is Grade.PASS else " Check fans, airflow, filters and the room."
@@ -197,7 +197,7 @@ def _power(gpu: Gpu, watts: Sequence[float], context: CheckContext) -> Finding:
     limit = health.states.get("power_limit_w") if health else None
     mean = fmean(watts)
     if not isinstance(limit, int | float) or isinstance(limit, bool) or limit <= 0:
-        return _told(gpu.uuid, "power", mean, "W", f"It drew {mean:.0f} W; its power limit is unknown.")
+        return _reported(gpu.uuid, "power", mean, "W", f"It drew {mean:.0f} W; its power limit is unknown.")
     share = mean / limit
     good = share >= LEAST_POWER
     known = isinstance(gpu.name, str) and DRAWS_ITS_LIMIT.fullmatch(gpu.name) is not None
@@ -223,7 +223,7 @@ def _power(gpu: Gpu, watts: Sequence[float], context: CheckContext) -> Finding:
 def _clock(gpu: Gpu, loaded: Sequence[Reading]) -> Iterable[Finding]:
     clocks = [one.sm_mhz for one in loaded if one.sm_mhz is not None]
     if clocks:
-        yield _told(
+        yield _reported(
             gpu.uuid,
             "clock",
             fmean(clocks),
@@ -258,7 +258,7 @@ def _thirds(speeds: Sequence[float]) -> tuple[float, ...]:
     return tuple(speeds[len(speeds) // THIRDS :])
 
 
-def _told(gpu: str, metric: str, value: float, unit: str, message: str) -> Finding:
+def _reported(gpu: str, metric: str, value: float, unit: str, message: str) -> Finding:
     return _finding(gpu, metric, Grade.SKIPPED, f"{metric}-told", message, Remedy.NONE, value=value, unit=unit)
 
 

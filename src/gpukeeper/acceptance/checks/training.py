@@ -42,7 +42,7 @@ def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     wanted = params_of(NAME, trial.serving, context).get("min_fall", MIN_FALL)
     least = float(wanted) if isinstance(wanted, int | float) else MIN_FALL
     results, findings = replies.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, least))
-    hashes = {gpu: digest for gpu, result in results.items() if (digest := _said(result))}
+    hashes = {gpu: digest for gpu, result in results.items() if (digest := _digest(result))}
     votes = replies.against_majority(hashes, context)
     return (*findings, *(_vote(gpu, stand, n, results[gpu]) for gpu, (stand, n) in votes.items()))
 
@@ -149,7 +149,7 @@ def _vote(gpu: str, stand: str, n: int, result: Values) -> Finding:
     return _verdict(gpu, "peers", grade, code, message, action, _evidence(result))
 
 
-def _said(result: Values) -> str | None:
+def _digest(result: Values) -> str | None:
     """All hashes of a GPU whose runs agree; a GPU whose runs differ does not count."""
     if result.get("equal") is not True or result.get("deterministic") is not True or not result.get("runs"):
         return None

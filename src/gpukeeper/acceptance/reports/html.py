@@ -152,15 +152,15 @@ def _attention(report: Report) -> Markup:
 
 def _card(report: Report, gpu: str | None, findings: Sequence[Finding]) -> Markup:
     head = element("h3", badge(findings[0].verdict), f"  {gpu_words(report, gpu)}")
-    shown = [_told(finding) for finding in findings[:_AT_FIRST]]
-    rest = [_told(finding) for finding in findings[_AT_FIRST:]]
+    shown = [_details(finding) for finding in findings[:_AT_FIRST]]
+    rest = [_details(finding) for finding in findings[_AT_FIRST:]]
     more = element("details", element("summary", f"{len(rest)} more"), *rest) if rest else None
     remedy = hardest(one for one in findings if one.verdict is findings[0].verdict)
     act = element("p", f"Action: {DUTIES[remedy][1]}.", class_="do") if remedy is not Remedy.NONE else None
     return element("li", head, *shown, more, act, class_=findings[0].verdict.value)
 
 
-def _told(finding: Finding) -> Markup:
+def _details(finding: Finding) -> Markup:
     where = element("span", f"{SYMBOLS[finding.verdict]} {metric_words(finding)} · {finding.code}", class_="where")
     against = element("span", _held_against(finding), class_="where") if finding.value is not None else None
     lines = [where, element("br"), finding.message, *((element("br"), against) if against else ())]

@@ -14,7 +14,7 @@ import msgspec
 
 from gpukeeper.acceptance.record import Finding, Report
 from gpukeeper.acceptance.reports import lines
-from gpukeeper.acceptance.reports.records import ProbeRecord, broken, family, floats, mappings, said
+from gpukeeper.acceptance.reports.records import ProbeRecord, broken, family, floats, mappings, probe_records
 from gpukeeper.acceptance.reports.wording import fact, gpu_of, gpu_words, gpus_of, needs_attention, serial_of, value_of
 from gpukeeper.model import reading
 from gpukeeper.model.grade import Grade, worst
@@ -232,7 +232,7 @@ def _figure(report: Report, finding: Finding) -> dict[str, Any]:
 
 def _trainings(report: Report) -> list[dict[str, Any]]:
     found = []
-    for one in said(report, "training"):
+    for one in probe_records(report, "training"):
         for run in mappings(one.result.get("runs"))[:1]:
             figures = {name: run.get(name) for name in ("loss_start", "loss_end")}
             found.append({"gpu": gpu_words(report, one.by), **figures, "improved": _passed(report, "training", one.by)})
@@ -246,7 +246,7 @@ def _passed(report: Report, check: str, gpu: str | None = None) -> bool:
 
 
 def _ddp_tests(report: Report) -> dict[str, Any] | None:
-    ranks = said(report, "collectives")
+    ranks = probe_records(report, "collectives")
     reduced = [_all_reduce(one) for one in ranks]
     if not reduced:
         return None
@@ -275,7 +275,7 @@ def _all_reduce(rank: ProbeRecord) -> Mapping[str, Any]:
 
 
 def _ddp_training(report: Report) -> dict[str, Any] | None:
-    ranks = said(report, "ddp")
+    ranks = probe_records(report, "ddp")
     if not ranks:
         return None
     first = ranks[0].result
@@ -284,7 +284,7 @@ def _ddp_training(report: Report) -> dict[str, Any] | None:
 
 
 def _throughput(report: Report) -> dict[str, Any] | None:
-    ranks = said(report, "throughput")
+    ranks = probe_records(report, "throughput")
     return {name: ranks[0].result.get(name) for name in LEGACY_FIELDS[THROUGHPUT]} if ranks else None
 
 

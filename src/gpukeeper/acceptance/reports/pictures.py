@@ -9,7 +9,7 @@ from statistics import median
 from gpukeeper.acceptance.record import Finding, Report
 from gpukeeper.acceptance.reports import plots
 from gpukeeper.acceptance.reports.markup import Markup, element
-from gpukeeper.acceptance.reports.records import floats, mappings, said
+from gpukeeper.acceptance.reports.records import floats, mappings, probe_records
 from gpukeeper.acceptance.reports.wording import (
     direction,
     figure,
@@ -87,7 +87,7 @@ def _shared(values: Iterable[float | None]) -> float | None:
 
 
 def _of_ranks(report: Report, check: str) -> Iterable[Markup]:
-    ranks = said(report, check)
+    ranks = probe_records(report, check)
     if not ranks:
         return
     yield from _bus_curves(ranks[0].result.get("results") or ranks[0].result.get("rows"))

@@ -205,7 +205,7 @@ def _peer_uid(connection: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(raw)[1])
 
 
-def tell_systemd(words: str) -> None:
+def notify_systemd(words: str) -> None:
     """READY=1, STOPPING=1: only if systemd set NOTIFY_SOCKET."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:

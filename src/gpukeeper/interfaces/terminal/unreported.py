@@ -8,9 +8,7 @@ from gpukeeper.model.event import Closed, WarningSent
 
 class UnreportedLines:
     def __init__(self) -> None:
-        self._reported: dict[
-            tuple[str, str], tuple[PassReport, int, int, int]
-        ] = {}  # by place: of the current pass
+        self._reported: dict[tuple[str, str], tuple[PassReport, int, int, int]] = {}  # by place: of the current pass
 
     def new(self, report: PassReport, *, over: bool) -> tuple[list[Closed], list[WarningSent]]:
         """Outcomes and warnings since the last call for this pass. `over`: nothing more will come of it."""

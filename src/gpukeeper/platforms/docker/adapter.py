@@ -41,7 +41,7 @@ from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.notify.inside import tell_inside
+from gpukeeper.notify.inside import notify_inside
 from gpukeeper.platforms.docker import translate
 from gpukeeper.platforms.docker.acts import ContainerActions
 from gpukeeper.platforms.docker.capture import ContainerCapture
@@ -218,7 +218,7 @@ class DockerPlatform:
         if not belongs(pid, container.id, self._proc):
             return False
         try:
-            return await in_thread(lambda: self._tell(pid, message), TELLING)
+            return await in_thread(lambda: self._notify(pid, message), TELLING)
         except (TimeoutError, OSError):
             return False
 
@@ -288,9 +288,9 @@ class DockerPlatform:
             async with self._engine.opened():
                 await self._acts.revert_stop(ref, evidence)
 
-    def _tell(self, pid: int, message: str) -> bool:
+    def _notify(self, pid: int, message: str) -> bool:
         pids = processes_of(pid, proc=self._proc)
-        return not isinstance(pids, Unknown) and tell_inside(pids, message, self._proc) > 0
+        return not isinstance(pids, Unknown) and notify_inside(pids, message, self._proc) > 0
 
     async def _read_events(self) -> AsyncIterator[Ref | None]:
         since = self._clock.now().timestamp()

@@ -20,7 +20,7 @@ from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.holders import Holder, text_of
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.docker import keepalive
-from gpukeeper.platforms.docker.gpu_requests import asked, devices_of
+from gpukeeper.platforms.docker.gpu_requests import devices_of, requested_gpus
 from gpukeeper.platforms.docker.owners import owned
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import TTL, ContainerFacts, slices_among
@@ -103,7 +103,7 @@ class HostInspector:
         return HostSnapshot(gpus, found, holders.mig_minors(self._proc), blind)
 
     async def facts(self, container: Inspected, around: HostSnapshot) -> ContainerFacts:
-        asks = asked(container, self._records.info.default_runtime)
+        asks = requested_gpus(container, self._records.info.default_runtime)
         mine = holders_of(container, around, self._proc)
         held = HostSnapshot(around.gpus, {container.id: mine}, around.mig_minors).held(container.id)
         devices = devices_of(container, asks, held, around.gpus)
@@ -127,7 +127,7 @@ class HostInspector:
         runtime = self._records.info.default_runtime
         wanted = []
         for one in containers if self._local else ():
-            if self._is_dead(one.id) or (one.id not in around.holders and not asked(one, runtime)):
+            if self._is_dead(one.id) or (one.id not in around.holders and not requested_gpus(one, runtime)):
                 continue
             place, created = self._where(one), when(one.created)
             if isinstance(place, tuple) and isinstance(created, datetime):

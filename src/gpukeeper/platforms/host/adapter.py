@@ -135,7 +135,7 @@ class HostPlatform:
             return
         async for subjects, unseen in self._gpus.observe():
             yield Snapshot(self.name, self._place, self._clock.now(), subjects, unseen)
-        silent = await self._trees.ask_roots()
+        silent = await self._trees.unresponsive_roots()
         disks, unseen = await self._disks.observe()
         unseen = (*silent, *unseen)
         if disks or unseen:
@@ -192,7 +192,7 @@ class HostPlatform:
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         if step.decision.action not in self.guards or fresh.shape is not Shape.TREE:
-            return errors.LOOKS_ONLY
+            return errors.READ_ONLY
         return await self._removals.remove(fresh, self._trees.named, step.uid)
 
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:

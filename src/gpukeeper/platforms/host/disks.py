@@ -21,7 +21,7 @@ from gpukeeper.platforms.host.connect import Page, Scan, Timeouts
 from gpukeeper.platforms.host.roots import nearest
 
 NOTABLE = 1_000_000_000  # bytes of deleted files that one process holds open
-NOBODY = OpenFiles({}, {}, (), frozenset(), "the list of open files could not be read")
+UNREADABLE = OpenFiles({}, {}, (), frozenset(), "the list of open files could not be read")
 
 
 class Disks:
@@ -47,7 +47,7 @@ class Disks:
                 unseen.append(errors.too_slow(f"the disk of {directory}", deadline))
             except OSError as error:
                 unseen.append(errors.unreadable(f"the disk of {directory}", error))
-        used = await self._open_files() if facts else NOBODY
+        used = await self._open_files() if facts else UNREADABLE
         return tuple(self._subject(one, used) for one in facts.values()), tuple(unseen)
 
     async def read(self, ref: Ref) -> Subject | Gone | Unknown:
@@ -61,7 +61,7 @@ class Disks:
         try:
             return await in_thread(self._scan, self._timeouts.processes)
         except (OSError, TimeoutError):
-            return NOBODY
+            return UNREADABLE
 
     def _subject(self, facts: Usage, used: OpenFiles) -> Subject:
         held: Counter[int] = Counter()

@@ -38,7 +38,7 @@ class HostGpus:
         self._at, self._inventory, self._proc, self._timeouts = at, inventory, proc, timeouts
 
     async def observe(self) -> AsyncIterator[Page]:
-        gpus = await self._ask()
+        gpus = await self._query()
         devices, unseen = translate.gpu_subjects(() if isinstance(gpus, Unknown) else gpus, self._at())
         if isinstance(gpus, Unknown):
             unseen = (Unseen("GPUs", gpus.why),)
@@ -54,7 +54,7 @@ class HostGpus:
             yield subjects[start : start + PAGE], ()
 
     async def read(self, ref: Ref) -> Subject | Gone | Unknown:
-        gpus = await self._ask()
+        gpus = await self._query()
         if isinstance(gpus, Unknown):
             return gpus
         subjects, unseen = translate.gpu_subjects(gpus, self._at())
@@ -64,7 +64,7 @@ class HostGpus:
         return Unknown(f"{unseen[0].what}: {unseen[0].why}") if unseen else Gone(ref, self._at().now)
 
     async def read_holder(self, ref: Ref) -> Subject | Gone | Unknown:
-        gpus = await self._ask()
+        gpus = await self._query()
         deadline = self._timeouts.processes
         try:
             return await in_thread(lambda: self._find(ref, gpus), deadline)
@@ -73,7 +73,7 @@ class HostGpus:
         except OSError as error:
             return Unknown(errors.unreadable(ref.name, error).why)
 
-    async def _ask(self) -> Facts:
+    async def _query(self) -> Facts:
         deadline = self._timeouts.gpus
         try:
             return await in_thread(lambda: self._inventory(deadline), deadline + A_MOMENT)

@@ -83,7 +83,7 @@ class Trees:
         self._contents: dict[str, datetime | Unknown] = {}  # of reports, by uid: when their content last changed
         self._remembered = MeasurementCache()
 
-    async def ask_roots(self) -> tuple[Unseen, ...]:
+    async def unresponsive_roots(self) -> tuple[Unseen, ...]:
         """Roots whose filesystem does not answer are skipped until it does."""
         self.named, unseen = await directories.answering(self._all, self._answering, self._timeouts.tree)
         return unseen
@@ -120,9 +120,9 @@ class Trees:
             return Unknown(f"its root {errors.unreadable(ref.name, error).why}")
         if entry is None:
             return Gone(ref, self._at().now)
-        return entry if isinstance(entry, Unknown) else await self._look_at(entry, ref)
+        return entry if isinstance(entry, Unknown) else await self._read_entry(entry, ref)
 
-    async def _look_at(self, entry: TreeEntry, ref: Ref) -> Subject | Unknown:
+    async def _read_entry(self, entry: TreeEntry, ref: Ref) -> Subject | Unknown:
         directory = await directories.learn(self.named, entry.folder, [entry], self._timeouts.tree)
         if isinstance(directory, Unseen):
             return Unknown(directory.why)

@@ -160,7 +160,7 @@ class KubernetesPlatform:
 
     async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.kind == remnants.SERVICE.name:
-            return await self._look_at_remnant(ref)
+            return await self._read_remnant(ref)
         kind = BY_NAME.get(ref.kind)
         if kind is None:
             return Unknown(f"gpukeeper does not support the kind {ref.kind}")
@@ -370,7 +370,7 @@ class KubernetesPlatform:
         async for one in remnants.left_by_runs(self._cluster, self._wanted(scope), self._server_clock.at().now):
             yield await self._remnant(one)
 
-    async def _look_at_remnant(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def _read_remnant(self, ref: Ref) -> Subject | Gone | Unknown:
         async with self._cluster.opened():
             found = await remnants.read(self._cluster, ref, self._server_clock.at().now)
             return await self._remnant(found) if isinstance(found, remnants.Service) else found

@@ -54,7 +54,7 @@ class Controllers:
         self._first_seen: dict[str, _FirstSeen] = {}  # by name
         self._last: dict[str, tuple[ControllerReport, float]] = {}
 
-    async def ask(self, controller: Controller, now: datetime) -> ControllerState:
+    async def state(self, controller: Controller, now: datetime) -> ControllerState:
         return (await self.report(controller, now)).controller_state
 
     async def report(self, controller: Controller, now: datetime) -> ControllerReport:

@@ -103,7 +103,7 @@ class Leadership:
             self._problem = "timeout: the cluster did not answer"
         except PlatformError as problem:
             self._problem = _advised(problem)
-        self._tell()
+        self._log_change()
 
     async def _take_or_renew(self) -> None:
         if self._ours is not None and await self._put(self._ours):
@@ -179,7 +179,7 @@ class Leadership:
     async def _give_back(self) -> None:
         """Without a holder the next one takes it at once. Not ours any more, or no answer: it runs out by itself."""
         ours, self._ours, self._holder = self._ours, None, ""
-        self._tell()
+        self._log_change()
         if ours is None:
             return
         # One second: instances that read the duration and not the holder need not wait, either.
@@ -188,7 +188,7 @@ class Leadership:
             async with asyncio.timeout((self._renew_deadline / 2).total_seconds()):
                 await self._cluster.put(self._path, {**ours, "spec": spec})
 
-    def _tell(self) -> None:
+    def _log_change(self) -> None:
         leads = self.why_not() is None
         gained, gone = (self.won, self.lost) if leads else (self.lost, self.won)
         gained.set()

@@ -102,7 +102,7 @@ def read(
         hold_with=f"kubectl -n {root_meta.namespace} annotate --overwrite"
         f" {kind.in_kubectl} {root_meta.name} {HOLD_UNTIL}=",
         warned=_warned(root_meta, notes),
-        asks_exemption=_asks(root_meta),
+        asks_exemption=_requested_exemption(root_meta),
         managed_elsewhere=managed_elsewhere(kind, root_meta, spec, gitops=gitops),
     )
     if spec is not None:
@@ -334,7 +334,7 @@ def _unhold(kind: Kind, meta: Meta) -> str:
     return f"kubectl -n {meta.namespace} annotate {kind.in_kubectl} {meta.name} {HOLD_UNTIL}-"
 
 
-def _asks(meta: Meta) -> str | None:
+def _requested_exemption(meta: Meta) -> str | None:
     given = {**(meta.labels or {}), **(meta.annotations or {})}
     for key in (EXEMPT, INFRASTRUCTURE):
         if given.get(key, "false").strip().lower() != "false":

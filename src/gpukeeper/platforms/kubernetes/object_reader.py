@@ -153,7 +153,7 @@ class ObjectReader:
         try:
             below = await descendants(self._cluster, served, kind, meta)
             controller_state = {
-                one.name: await self._controllers.ask(one, now) for one in finalizers.controllers_of(meta)
+                one.name: await self._controllers.state(one, now) for one in finalizers.controllers_of(meta)
             }
             above = above or await climb(self._cluster, served, meta)
         except PlatformError:

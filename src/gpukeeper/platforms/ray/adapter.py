@@ -102,7 +102,7 @@ class RayPlatform:
         )
         self._idleness = Idleness(environ, read, proc, self._timeouts)
         works = Shared(self._query_work)
-        self._looks = NodeReader(
+        self._reader = NodeReader(
             self._at, files, read, lambda node: works(node.name, node.uid, node.door), proc, limits
         )
         self._around: SharedQuestion[DiscoveredNodes] = SharedQuestion(self._discovery.discover)
@@ -208,7 +208,7 @@ class RayPlatform:
             return Unknown(f"{subject.ref.namespace} is not available now")
         wants, timeouts = self._discovery.wants(node), self._timeouts.tree
         return await self._in_thread(
-            lambda: self._looks.capture(subject, node, here.everyone, wants, timeouts), timeouts, subject.ref.name
+            lambda: self._reader.capture(subject, node, here.everyone, wants, timeouts), timeouts, subject.ref.name
         )
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
@@ -227,7 +227,7 @@ class RayPlatform:
 
         def work() -> Accepted | Changed | Refused | Unknown:
             try:
-                return self._looks.remove(fresh, node, here.everyone, wants, self._timeouts.removal, step.uid)
+                return self._reader.remove(fresh, node, here.everyone, wants, self._timeouts.removal, step.uid)
             except FileNotFoundError:
                 return Changed(reach.GONE)
             finally:
@@ -296,7 +296,7 @@ class RayPlatform:
     ) -> tuple[NodeSurvey, int | Unknown, OpenFiles] | Unseen:
         wants, timeouts = self._discovery.wants(node, running_sessions), self._timeouts.node
         found = await self._in_thread(
-            lambda: self._looks.everything(node, here.everyone, wants, timeouts), timeouts, node.name
+            lambda: self._reader.everything(node, here.everyone, wants, timeouts), timeouts, node.name
         )
         return Unseen(node.name, found.why) if isinstance(found, Unknown) else found
 
@@ -305,7 +305,7 @@ class RayPlatform:
     ) -> Subject | Unknown | None:
         wants, timeouts = self._discovery.wants(node, running_sessions), self._timeouts.tree
         return await self._in_thread(
-            lambda: self._looks.one(ref, node, here.everyone, wants, timeouts), timeouts, ref.name
+            lambda: self._reader.one(ref, node, here.everyone, wants, timeouts), timeouts, ref.name
         )
 
     async def _query_dashboards(self) -> dict[str, str]:

@@ -62,7 +62,7 @@ class Discovery:
         self._environ, self._proc, self._everyone = environ, proc, everyone
         self._timeouts = timeouts or Timeouts()
         self._folders = tuple(directories)
-        self._told: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root that was ever reported there
+        self._reported: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root ever reported there
 
     async def discover(self) -> DiscoveredNodes:
         """OSError or TimeoutError if not even the processes can be listed."""
@@ -112,7 +112,7 @@ class Discovery:
         usual = [
             str(Path(directory, RAY)) for directory in dict.fromkeys((*directories, *settings_of(self.policy).roots))
         ]
-        reported = self._told.setdefault(node.uid, {})
+        reported = self._reported.setdefault(node.uid, {})
         for path, uids in nodes.reported_roots(node).items():
             reported[path] = reported.get(path, frozenset()) | uids
         by_word = tuple(RayRoot(path, uids) for path, uids in reported.items() if path not in usual)

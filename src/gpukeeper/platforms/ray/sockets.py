@@ -13,7 +13,7 @@ from gpukeeper.model.unknown import Unknown
 
 FOLDER = "sockets"
 PATIENCE = 2.0  # seconds
-NOBODY = frozenset({errno.ECONNREFUSED, errno.ENOENT})
+NO_LISTENER = frozenset({errno.ECONNREFUSED, errno.ENOENT})
 
 
 def listener(session: int) -> str | Unknown | None:
@@ -28,7 +28,7 @@ def listener(session: int) -> str | Unknown | None:
         return Unknown(f"its sockets could not be read: {error.strerror}")
     try:
         names = sorted(name for name in os.listdir(directory) if _is_socket(directory, name))  # noqa: PTH208
-        answers = [answer for name in names if (answer := _ask(directory, name)) is not None]
+        answers = [answer for name in names if (answer := _connect_error(directory, name)) is not None]
     except OSError as error:
         return Unknown(f"its sockets could not be read: {error.strerror}")
     finally:
@@ -36,14 +36,14 @@ def listener(session: int) -> str | Unknown | None:
     return next((one for one in answers if isinstance(one, str)), next(iter(answers), None))
 
 
-def _ask(directory: int, name: str) -> str | Unknown | None:
+def _connect_error(directory: int, name: str) -> str | Unknown | None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(PATIENCE)
             client.connect(f"/proc/self/fd/{directory}/{name}")
             pid = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     except OSError as error:
-        if error.errno in NOBODY:
+        if error.errno in NO_LISTENER:
             return None
         return Unknown(f"whether a process listens on its socket {name} is unknown: {error.strerror or error}")
     return f"pid {pid} listens on its socket {name}"

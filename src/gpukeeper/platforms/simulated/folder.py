@@ -195,7 +195,7 @@ class FolderPlatform:
             return None
         except (OSError, msgspec.DecodeError) as error:
             return Unknown(str(error))
-        return _tell(self._ref(path, facts), workload, facts, now)
+        return _subject(self._ref(path, facts), workload, facts, now)
 
     def _ref(self, path: Path, facts: os.stat_result) -> Ref:
         return Ref(self.name, self.place, "container", _name(path), _uid(facts))
@@ -231,7 +231,7 @@ def _version(facts: os.stat_result) -> str:
     return str(facts.st_mtime_ns)
 
 
-def _tell(ref: Ref, workload: Workload, facts: os.stat_result, now: datetime) -> Subject:
+def _subject(ref: Ref, workload: Workload, facts: os.stat_result, now: datetime) -> Subject:
     fields: dict[str, Any] = {name: getattr(workload, name) for name in Workload.__struct_fields__}
     started = workload.started.isoformat() if workload.started else ""
     return Subject(seen=Seen(ref, f"start {started}", _version(facts), now), marks=Marks(), **fields)
