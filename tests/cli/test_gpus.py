@@ -50,7 +50,7 @@ def test_gpus_for_programs(fleet: Fleet) -> None:
     assert one["use"] == {"why": "not measured", "by_design": False}
 
 
-def test_findings_are_said_and_nothing_is_repaired(fleet: Fleet) -> None:
+def test_findings_are_reported_and_nothing_is_repaired(fleet: Fleet) -> None:
     """C13.2: exit 0 all the same; looking is no verdict."""
     running(fleet, "eval", "GPU-0")
     running(fleet, "train", "GPU-0", owner="bob")

@@ -340,7 +340,7 @@ def test_uids_are_unique_and_stable(made: Made) -> None:
     assert len(first) >= len(made.names)
 
 
-def test_a_look_finds_the_same_thing_in_the_same_incarnation(made: Made) -> None:
+def test_a_read_finds_the_same_thing_in_the_same_incarnation(made: Made) -> None:
     async def read() -> tuple[Subject, Any]:
         subject = await subject_of(made, made.names[0])
         return subject, await made.platform.read(subject.ref)
@@ -401,7 +401,7 @@ def test_irreversible_verbs_are_atomic(made: Made) -> None:
     assert all(made.platform.guards[a] is Guard.NOT_RUNNING for a in weaker)
 
 
-def test_a_removal_removes_exactly_what_was_looked_at(made: Made) -> None:
+def test_a_removal_removes_exactly_what_was_read(made: Made) -> None:
     offers(made, Action.REMOVE)
 
     async def remove() -> tuple[Any, Any, Any]:
@@ -416,7 +416,7 @@ def test_a_removal_removes_exactly_what_was_looked_at(made: Made) -> None:
 
 
 @pytest.mark.parametrize("how", ["replace", "change"])
-def test_a_removal_refuses_what_changed_since_it_was_looked_at(made: Made, how: str) -> None:
+def test_a_removal_refuses_what_changed_since_it_was_read(made: Made, how: str) -> None:
     offers(made, Action.REMOVE)
 
     async def remove() -> tuple[Any, Subject]:
@@ -443,7 +443,7 @@ def test_a_verb_that_is_not_offered_is_refused_and_does_nothing(made: Made) -> N
     assert isinstance(found, Subject)
 
 
-def test_evidence_is_captured_or_it_is_said_why_not(made: Made) -> None:
+def test_evidence_is_captured_or_it_is_reported_why_not(made: Made) -> None:
     async def capture() -> Any:
         subject = await subject_of(made, made.names[0])
         return await made.platform.capture(subject, ("manifest", "logs"))

@@ -41,7 +41,7 @@ def test_case(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_every_case_says_why(path: Path) -> None:
+def test_every_case_gives_the_reason(path: Path) -> None:
     case = json.loads(path.read_text())
     assert set(case) <= KEYS, set(case) - KEYS
     assert len(case["why"]) > 20

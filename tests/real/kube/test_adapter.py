@@ -84,7 +84,7 @@ def test_after_400_pods_ended_the_next_pass_is_whole_again(plane: ControlPlane, 
     assert sum(harness.cluster.asked.values()) - before < 60, "nothing is asked about what is forgotten"
 
 
-def test_a_look_by_uid_tells_a_namesake_from_the_one_before(plane: ControlPlane, namespace: str) -> None:
+def test_a_read_by_uid_tells_a_namesake_from_the_one_before(plane: ControlPlane, namespace: str) -> None:
     ended_pod(plane.api, namespace, "run")
     harness = Harness(plane.kubeconfig(), namespace)
     before = harness.subjects()["pod/run"].ref
@@ -367,7 +367,7 @@ def whole_looks(one: Proxy) -> int:
 
 
 @pytest.mark.usefixtures("kwok_node")
-def test_what_finishes_goes_after_its_ttl_without_a_look_at_everything(plane: ControlPlane, namespace: str) -> None:
+def test_what_finishes_goes_after_its_ttl_without_a_read_of_everything(plane: ControlPlane, namespace: str) -> None:
     for name in ("one", "two"):
         made = objects.job(name)
         made["metadata"]["annotations"] = {"gpukeeper.io/ttl": "3s"}
@@ -396,7 +396,7 @@ def test_what_finishes_goes_after_its_ttl_without_a_look_at_everything(plane: Co
     assert {asked.path.rpartition("/")[2] for asked in everything} <= {"events"}, [one.path for one in everything]
 
 
-def test_after_a_gap_everything_is_looked_at_again(plane: ControlPlane, namespace: str) -> None:
+def test_after_a_gap_everything_is_read_again(plane: ControlPlane, namespace: str) -> None:
     """What ended while nobody could hear of it goes at once when the API server is back."""
     ended_pod(plane.api, namespace, "stays")
     harness = Harness(plane.kubeconfig(), namespace, schedule={"every": "10m"})
@@ -490,7 +490,7 @@ def differences(harness: Harness) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("training_operator", "kuberay")
-def test_a_list_and_a_look_say_the_same(trainer_v23: ControlPlane, namespace: str) -> None:
+def test_a_list_and_a_read_say_the_same(trainer_v23: ControlPlane, namespace: str) -> None:
     plane = trainer_v23
     node = f"node-{namespace}"
     plane.gpu_node(node, gpus=64)

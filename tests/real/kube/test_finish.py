@@ -266,7 +266,7 @@ def finished_job(plane: ControlPlane, namespace: str, made: Object | None = None
 
 
 @pytest.mark.parametrize(("environment", "hours"), [("ci", 0.1), ("production", 49), (None, 1.1)])
-def test_the_label_of_a_namespace_says_which_retention(
+def test_the_label_of_a_namespace_shows_which_retention(
     plane: ControlPlane, namespace: str, environment: str | None, hours: float
 ) -> None:
     """C5.1"""

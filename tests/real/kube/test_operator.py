@@ -306,7 +306,7 @@ def test_the_rights_of_the_examples_are_enough_to_reclaim(
 
 
 @pytest.mark.usefixtures("kwok_node")
-def test_observing_alone_removes_nothing_and_says_what_is_missing(
+def test_observing_alone_removes_nothing_and_shows_what_is_missing(
     make: Make, account: Callable[..., Path], api: Api, namespace: str
 ) -> None:
     one = make("one", account("operator.yaml", "rbac-observe.yaml"))

@@ -306,7 +306,7 @@ def test_a_driver_alone_makes_its_node_busy(fresh_cluster: FRESH) -> None:
     until(lambda: run(node_of(ray, cluster)).busy is None, "the node is idle again")
 
 
-def test_a_ray_that_cannot_be_asked_is_not_idle(fresh_cluster: FRESH) -> None:
+def test_a_ray_that_cannot_be_queried_is_not_idle(fresh_cluster: FRESH) -> None:
     cluster = fresh_cluster(NEWEST)
     ray = platform(cluster)
     leave(cluster, "tmpone")

@@ -92,7 +92,7 @@ def driver_on_the_worker(here: Machines) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_plain_head_cannot_be_asked_and_it_is_said_what_to_set(version: str) -> None:
+def test_a_plain_head_cannot_be_queried_and_it_is_reported_what_to_set(version: str) -> None:
     """`ray start --head` binds its dashboard to 127.0.0.1: a worker elsewhere is kept as it is, with the remedy."""
     require("ray", has_ray(version))
     with two_machines(version) as here:

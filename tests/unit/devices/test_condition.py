@@ -148,7 +148,7 @@ def test_a_gpu_that_fell_off_the_bus_is_not_another_one() -> None:
     assert isinstance(find((), "GPU-1"), Unknown)
 
 
-def test_a_slice_whose_instance_is_not_known_is_unknown() -> None:
+def test_a_slice_whose_instance_is_unknown_is_unknown() -> None:
     part = SliceFacts(uuid="MIG-1", index=0, gpu_instance=Unknown("no permission"), compute_instance=0)
     gpu = GpuFacts(index=0, uuid="GPU-1", minor=0, sliced=True, slices=(part,))
     assert find((gpu,), "MIG-1") == Unknown("no permission")
@@ -214,7 +214,7 @@ def test_nothing_but_the_uuid_of_a_whole_gpu_is_ever_passed_on(tmp_path: Path, u
     assert not (tmp_path / "told").exists()
 
 
-def test_a_refused_reset_says_why(tmp_path: Path) -> None:
+def test_a_refused_reset_gives_the_reason(tmp_path: Path) -> None:
     answer = asyncio.run(reset(UUID, program=fake(tmp_path, "print('in use'); raise SystemExit(4)")))
     assert answer == Refused("nvidia-smi refused (exit 4, not permitted): in use")
 
@@ -243,7 +243,7 @@ HOLDER = GpuHolder(pid=9, starttime=1, uid=0, comm="python", ours=True)
         (Unknown("silent"), False),
     ],
 )
-def test_a_gpu_that_somebody_opened_at_the_last_moment_is_not_reset(
+def test_a_gpu_that_a_user_opened_at_the_last_moment_is_not_reset(
     tmp_path: Path, found: Condition | Unknown, done: bool
 ) -> None:
     async def read(uuid: str, since: datetime) -> Condition | Unknown:

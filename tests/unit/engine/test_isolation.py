@@ -136,7 +136,7 @@ def test_the_ledger_has_a_complaint_when_it_begins_and_not_every_pass() -> None:
     story("observe", tell)
 
 
-def test_the_same_line_is_said_seldom_and_counted() -> None:
+def test_the_same_line_is_reported_seldom_and_counted() -> None:
     async def tell(two: Two) -> None:
         await two.serve(HOUR)
         bugs = [line for line in two.said if "a bug in gpukeeper" in line]
@@ -175,7 +175,7 @@ async def test_a_platform_that_fails_in_the_middle_is_no_bug(b: Harness) -> None
 
 
 @virtual
-async def test_a_plan_says_which_place_it_could_not_make(b: Harness) -> None:
+async def test_a_plan_shows_which_place_it_could_not_make(b: Harness) -> None:
     b.platform = Broken(b.world, HERE)
     b.platform.bug_in = "observe"
     report = await look_and_plan(b.keeper, b.platform, b.book)
@@ -214,7 +214,7 @@ def test_a_bug_in_measuring_costs_one_place_its_minutes() -> None:
 
 
 @virtual
-async def test_a_policy_that_cannot_even_be_asked_for_stops_no_daemon(b: Harness) -> None:
+async def test_a_policy_that_cannot_even_be_requested_stops_no_daemon(b: Harness) -> None:
     """And a reader of reports that fails stops no pass."""
     said: list[str] = []
     asked = 0

@@ -42,7 +42,7 @@ async def test_own_work_comes_first_and_with_its_reason(b: Harness) -> None:
 
 
 @virtual
-async def test_a_narrow_pass_changes_what_it_looked_at_and_forgets_what_is_gone(b: Harness) -> None:
+async def test_a_narrow_pass_changes_what_it_read_and_forgets_what_is_gone(b: Harness) -> None:
     b.keeper.request_state.enabled = True
     first, second = b.running("first"), b.running("second")
     await reclaim(b.keeper, b.platform, b.book, act=False)
@@ -77,7 +77,7 @@ async def test_nothing_is_kept_where_nobody_can_ask(b: Harness) -> None:
 
 
 @virtual
-async def test_where_gpus_are_scarce_is_told(b: Harness) -> None:
+async def test_where_gpus_are_scarce_is_reported(b: Harness) -> None:
     b.keeper.pressure.set_scarce(("docker", "node-3"))
     b.keeper.uptime.watched_from = 7.0
     assert outlook.daemon_state(b.keeper) == outlook.DaemonState((("docker", "node-3"),), 7.0)

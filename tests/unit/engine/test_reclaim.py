@@ -221,7 +221,7 @@ async def test_looks_at_what_is_missing_are_bounded_in_each_pass(b: Harness) -> 
 
 
 @virtual
-async def test_removals_that_the_platform_announced_open_no_breaker_and_are_believed_at_once(b: Harness) -> None:
+async def test_removals_that_the_platform_announced_open_no_breaker_and_are_accepted_at_once(b: Harness) -> None:
     class Announcing(SimulatedPlatform):
         async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
             return [Gone(ref, b.now(), announced=True) for ref in refs]

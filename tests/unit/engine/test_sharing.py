@@ -29,7 +29,7 @@ class Gate:
         return number
 
 
-def test_who_asks_while_a_look_runs_gets_the_next_one_and_shares_it() -> None:
+def test_who_asks_while_a_read_runs_gets_the_next_one_and_shares_it() -> None:
     gate = Gate()
     shared = Shared(gate.read)
     with ThreadPoolExecutor(20) as threads:
@@ -52,7 +52,7 @@ def test_looks_with_other_arguments_are_other_looks() -> None:
     assert shared() == ()
 
 
-def test_what_goes_wrong_goes_wrong_for_all_who_wait_and_the_next_look_is_a_new_one() -> None:
+def test_what_goes_wrong_goes_wrong_for_all_who_wait_and_the_next_read_is_a_new_one() -> None:
     answers = [OSError("first"), None]
 
     def read() -> str:

@@ -97,7 +97,7 @@ async def test_each_disk_of_each_node_has_its_own_marks(b: Harness) -> None:
 
 
 @virtual
-async def test_a_disk_that_nobody_looked_at_is_not_too_full(b: Harness) -> None:
+async def test_a_disk_that_nobody_read_is_not_too_full(b: Harness) -> None:
     assert not b.keeper.pressure.is_too_full(subject(shape=Shape.TREE), b.book.policy.disk)
     assert b.keeper.pressure == Pressure()
 
@@ -158,7 +158,7 @@ async def test_work_that_begins_ends_the_steps_on_trees_beside_it(b: Harness) ->
 
 
 @virtual
-async def test_a_node_that_cannot_be_asked_any_more_ends_them_too(b: Harness) -> None:
+async def test_a_node_that_cannot_be_queried_any_more_ends_them_too(b: Harness) -> None:
     why = "whether work runs beside it is unknown (Ray did not answer)"
     await work_begins(b, Unknown("Ray did not answer"), why)
 
@@ -330,7 +330,7 @@ class Hasty(SimulatedPlatform):
 
 
 @virtual
-async def test_files_opened_between_the_last_look_and_the_act_keep_it(b: Harness) -> None:
+async def test_files_opened_between_the_last_read_and_the_act_keep_it(b: Harness) -> None:
     lab = Lab(b)
     tree = lab.tree("tmp1")
     b.platform = hasty = Hasty(b.world, NODES)

@@ -93,7 +93,7 @@ async def test_what_is_refused_again_and_again_does_not_keep_the_rest_waiting(b:
 
 
 @virtual
-async def test_children_of_a_later_run_are_warned_about_anew(b: Harness) -> None:
+async def test_children_of_a_later_run_are_warned_about_again(b: Harness) -> None:
     b.set_policy(at_finish=AtFinish.NONE)
     thing = b.ended("train", children=2)
     await reclaim(b.keeper, b.platform, b.book)
@@ -186,7 +186,7 @@ async def test_a_request_waits_for_what_is_not_settled(b: Harness) -> None:
 
 
 @virtual
-async def test_somebody_elses_hold_stands_against_a_request(b: Harness) -> None:
+async def test_another_users_hold_stands_against_a_request(b: Harness) -> None:
     thing = b.ended("old")
     await requests.hold(b.keeper, b.book, "old", "ann", HOUR, reason="mine")
     reply = await requests.fulfil(b.keeper, b.book, "root", requests.Request(verb="remove", workload="old"))

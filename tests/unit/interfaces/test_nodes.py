@@ -37,12 +37,12 @@ def test_a_node_says_its_bytes_its_disk_its_sessions_and_whether_it_works() -> N
     )
 
 
-def test_what_is_not_known_of_a_node_says_so() -> None:
+def test_what_is_unknown_of_a_node_reports_it() -> None:
     one = node("worker-1", Unknown("du was silent"), busy=Unknown("Ray was silent"), disk=None, labels={})
     assert nodes.row(one) == ("node", "ray/lab/worker-1", "?", "?", "?", "-", "unknown: Ray was silent")
 
 
-def test_a_disk_says_how_full_it_is_and_nothing_of_work() -> None:
+def test_a_disk_shows_how_full_it_is_and_nothing_of_work() -> None:
     assert nodes.row(disk("/", 0.81)) == ("disk", "host/node-3/", "-", "81% of 100 GiB", "-", "-", "-")
 
 
@@ -89,14 +89,14 @@ def test_a_plan_ends_with_what_lies_around_by_category(capsys: pytest.CaptureFix
     assert place["trees"][0]["remove"] == {"number": 1, "bytes": 3 * GIB, "sized": 1, "unsized": 0}
 
 
-def test_a_narrowed_plan_adds_up_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_narrowed_plan_adds_up_what_was_requested(capsys: pytest.CaptureFixture[str]) -> None:
     here = Workers(node("worker-1"), tree("/tmp/ray/session_1", "worker-1"), tree("/tmp/ray/session_2", "worker-1"))
     (report,) = asyncio.run(plan.plans(session(here), Narrow(name="/tmp/ray/session_1")))
     assert [(one.category, one.total.number) for one in plan_view([report], HEAD).trees] == [("dead-session", 1)]
     assert [one.ref.name for one in report.survey.nodes] == ["worker-1"]
 
 
-def test_the_size_of_a_tree_that_is_not_known_is_no_dash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_size_of_a_tree_that_is_unknown_is_no_dash(capsys: pytest.CaptureFixture[str]) -> None:
     one = session(
         Workers(
             node("worker-1"),
@@ -168,7 +168,7 @@ class Vanishing(Workers):
         return await super().read(ref)
 
 
-def test_a_node_that_cannot_be_looked_at_afterwards_is_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_cannot_be_read_afterwards_is_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
     one = session(
         Vanishing(node("worker-1", 2 * GIB), node("worker-2", GIB), tree("/tmp/ray/session_1", "worker-1", GIB))
     )

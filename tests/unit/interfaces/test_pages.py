@@ -59,7 +59,7 @@ def test_a_probe_gets_ok_or_the_sentence() -> None:
     served(story)
 
 
-def test_what_is_not_here_is_said_and_nothing_can_be_changed() -> None:
+def test_what_is_not_here_is_reported_and_nothing_can_be_changed() -> None:
     async def story(port: int) -> None:
         head, body = await ask(port, b"GET /secrets HTTP/1.1\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 404 ")

@@ -147,7 +147,7 @@ def test_every_rule_answers_for_every_shape() -> None:
         assert all(answer.reason for answer in given)
 
 
-def test_rules_of_another_shape_say_so() -> None:
+def test_rules_of_another_shape_report_it() -> None:
     given = {a.rule: a for a in answers(View(subject(shape=Shape.IMAGE)), BOOK, NOW)}
     assert given["idle"].reason == "not for a image"
     assert given["target"].verdict is Verdict.SILENT
@@ -171,7 +171,7 @@ def test_the_latest_known_hold_ends_by_the_class_limit() -> None:
     assert decide(View(subject(), quiet(), memory), BOOK, NOW).reason == "held by ann for 1h more"
 
 
-def test_of_two_rules_that_each_spare_some_only_what_both_spare_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_rules_that_each_spare_some_only_what_both_spare_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second used to replace the first: a rule that the first had suspended could act."""
 
     def says(name: str, verdict: Verdict = Verdict.PROTECT, **more: Any) -> tuple[str, Any]:

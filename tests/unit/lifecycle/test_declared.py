@@ -103,7 +103,7 @@ def test_what_a_rule_leaves_out() -> None:
     )
 
 
-def test_every_rule_is_asked_with_what_others_declare() -> None:
+def test_every_rule_is_evaluated_with_what_others_declare() -> None:
     assert EVALUATORS.keys() == NAMES
     assert decide._APPLICABLE[Shape.WORKLOAD, State.ENDED] == tuple(
         (one.NAME, EVALUATORS[one.NAME]) for one in RULES if Shape.WORKLOAD in one.FOR and State.ENDED in states_of(one)

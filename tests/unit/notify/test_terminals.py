@@ -74,7 +74,7 @@ def test_whoever_sits_inside_is_told_once_for_each_terminal() -> None:
         assert shown(screen).count(WARNING) == 1
 
 
-def test_every_terminal_is_told() -> None:
+def test_every_terminal_is_reported() -> None:
     with terminal() as (first, a), terminal() as (second, b), sitting_at(a) as one, sitting_at(b) as two:
         assert notify_inside([one, two], WARNING) == 2
         assert WARNING in shown(first)
@@ -140,7 +140,7 @@ def test_names_cannot_drive_a_terminal() -> None:
         assert "eval" in words
 
 
-def test_the_other_end_of_a_terminal_is_not_somebodys_screen() -> None:
+def test_the_other_end_of_a_terminal_is_not_a_users_screen() -> None:
     """A program that drives terminals has that end open. To open it makes a new terminal, at which nobody sits."""
     with terminal() as (screen, _), sitting_at(screen) as pid:
         assert notify_inside([pid], WARNING) == 0

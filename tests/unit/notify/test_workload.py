@@ -37,7 +37,7 @@ def here(answer: bool | PlatformError) -> Place:
     return Place(SUBJECT.ref.platform, SUBJECT.ref.place, answer)
 
 
-def test_only_its_own_platform_is_asked() -> None:
+def test_only_its_own_platform_is_queried() -> None:
     own, other = here(True), Place("docker", "elsewhere", True)
     assert sent(SUBJECT, other, own) == Delivered()
     assert (own.asked, other.asked) == (["idle"], [])

@@ -50,7 +50,7 @@ def finding(gpu: str, verdict: Grade = Grade.PASS, value: float = 100.0) -> Find
     )
 
 
-def test_a_machine_in_words_leaves_out_what_is_not_known() -> None:
+def test_a_machine_in_words_leaves_out_what_is_unknown() -> None:
     assert machine_words(MACHINE, RunRequest()) == "node-3: 2 × NVIDIA H200; driver 570.1"
     silent = msgspec.structs.replace(MACHINE, gpus=Unknown("the driver is silent"))
     assert machine_words(silent, RunRequest()) == "node-3: the GPUs could not be read (the driver is silent)"
@@ -97,7 +97,7 @@ def test_the_verdict_with_how_long_it_took() -> None:
     assert again.startswith("Test again: gpukeeper accept")
 
 
-def test_the_document_has_no_samples_and_says_where_they_are() -> None:
+def test_the_document_has_no_samples_and_shows_where_they_are() -> None:
     document = acceptance_document(report(), "/reports/run-1")
     assert document["report_folder"] == "/reports/run-1"
     assert not {"schema", "timeline", "records"} & set(document)
@@ -110,7 +110,7 @@ def test_a_node_that_should_have_a_report_is_no_pass() -> None:
     assert rows[1].verdict is Grade.INCONCLUSIVE
 
 
-def test_a_check_says_what_it_proves_and_what_it_cannot() -> None:
+def test_a_check_shows_what_it_proves_and_what_it_cannot() -> None:
     for one in CHECKS:
         facts = check_facts(one)
         assert (facts.name, facts.proves, facts.cannot) == (one.name, one.proves, one.cannot)

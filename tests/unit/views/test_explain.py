@@ -53,7 +53,7 @@ def test_a_suspended_rule_names_what_suspends_it() -> None:
     assert [word for word, _ in verdicts((everything, due, other))] == ["protect", "stop", "suspended by exemption"]
 
 
-def test_the_document_says_why_a_diagnosis_is_missing() -> None:
+def test_the_document_gives_the_reason_a_diagnosis_is_missing() -> None:
     unknown = Unknown("the cluster did not answer")
     finding = Contradiction(kind="orphan", about=(EVAL,), words="it outlived its workload")
     view = explain_view(explained(idle_view(), undiagnosed=unknown, findings=(finding,)))

@@ -133,7 +133,7 @@ def test_a_workload_that_only_the_daemon_sees_is_shown_without_its_devices() -> 
     assert second.steps == (NextStep("", NOW + DAY, "idle"),), "which action, its rule does not say yet"
 
 
-def test_the_order_puts_what_is_not_known_last() -> None:
+def test_the_order_puts_what_is_unknown_last() -> None:
     def line(name: str, **facts: Any) -> GpuLine:
         return GpuLine(key=name, name=name, place="n", how=ClaimState.RUNNING, **facts)
 

@@ -41,7 +41,7 @@ def test_whom_only_the_driver_lists_counts_while_it_lives(tmp_path: Path) -> Non
     assert found == (77,)  # 78 is dead, 10 is ours
 
 
-def test_without_the_rights_to_look_the_drivers_list_counts_and_its_silence_is_said() -> None:
+def test_without_the_rights_to_look_the_drivers_list_counts_and_its_silence_is_reported() -> None:
     found = neighbours(blind="3 processes of other users could not be inspected: run as root").on(GPU, "GPU-0", (), 4)
     assert isinstance(found, Unknown)
     assert found.by_design
@@ -59,7 +59,7 @@ def test_behind_a_wall_pids_of_the_driver_mean_nothing(tmp_path: Path) -> None:
     assert found.by_design
 
 
-def test_memory_that_somebody_behind_the_wall_uses_leaves_it_open() -> None:
+def test_memory_that_a_user_behind_the_wall_uses_leaves_it_open() -> None:
     found = neighbours(walled=True).on(GPU, "GPU-0", (), 40_000)
     assert isinstance(found, Unknown)
     assert not found.by_design

@@ -171,7 +171,7 @@ for question in asked():
     assert "3000 MiB" in found.why
 
 
-def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_look(
+def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there = Holder(pid=1, starttime=1, uid=0, comm="python", stopped=False, minors=(200,))
@@ -198,7 +198,7 @@ def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_look
     assert (first["GPU-1"].foreign, second["GPU-0"].foreign) == ((), ())
 
 
-def test_gpus_of_somebody_else_are_neither_tested_nor_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_another_user_are_neither_tested_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
 
     async def use(bench: LocalWorkbench) -> Any:
@@ -256,7 +256,7 @@ def test_the_first_worker_stays_for_the_first_probe() -> None:
     assert isinstance(answers["GPU-1"], ProbeResult)
 
 
-def test_before_ranks_start_the_workers_are_gone_and_what_was_said_is_kept() -> None:
+def test_before_ranks_start_the_workers_are_gone_and_what_was_reported_is_kept() -> None:
     async def use(bench: LocalWorkbench) -> Any:
         await bench.each({"GPU-0": ProbeRequest(probe="fail", params={"words": "x"})})
         await bench.each({"GPU-0": ProbeRequest(probe="echo")})

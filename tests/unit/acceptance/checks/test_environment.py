@@ -118,7 +118,7 @@ def test_without_torch_nothing_can_be_tested(why: str, code: str) -> None:
     assert why in found.message
 
 
-def test_a_torch_that_is_there_and_cannot_use_the_gpu_says_why() -> None:
+def test_a_torch_that_is_there_and_cannot_use_the_gpu_gives_the_reason() -> None:
     found = of(torch_why="RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable")
     assert list(found) == ["busy-gpu"]
     assert found["busy-gpu"].verdict is Grade.INCONCLUSIVE
@@ -162,6 +162,6 @@ def test_a_switch_without_its_manager_warns() -> None:
     assert found["environment-fabric-manager"].verdict is Grade.WARN
 
 
-def test_on_a_cpu_only_torch_and_limits_are_asked() -> None:
+def test_on_a_cpu_only_torch_and_limits_are_queried() -> None:
     here = context(gpus(0), environment=FINE, wish=RunRequest(device="cpu", expected=8))
     assert list(read(here)) == ["environment-ok"]

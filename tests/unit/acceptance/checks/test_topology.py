@@ -56,7 +56,7 @@ def test_one_gpu_has_no_pairs() -> None:
     assert found.verdict is Grade.PASS
 
 
-def test_what_is_not_known_of_a_pair_accuses_nobody_and_passes_nobody() -> None:
+def test_what_is_unknown_of_a_pair_accuses_nobody_and_passes_nobody() -> None:
     (found,) = read(gpus(8), "not known")
     assert (found.verdict, found.code, found.gpu) == (Grade.INCONCLUSIVE, "topology-not-known", None)
     assert "28 pairs (GPU 0 and 1, " in found.message
@@ -77,7 +77,7 @@ def parts(whole: str, *profiles: str) -> tuple[Gpu, ...]:
     )
 
 
-def test_slices_are_told() -> None:
+def test_slices_are_reported() -> None:
     found = read(parts("GPU-0", "3g.71gb", "3g.71gb", "1g.18gb"))
     assert [one.verdict for one in found] == [Grade.SKIPPED, Grade.PASS]
     assert "1× 1g.18gb, 2× 3g.71gb" in found[0].message

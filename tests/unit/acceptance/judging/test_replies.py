@@ -15,7 +15,7 @@ from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, read, trial
 from tests.unit.acceptance.machines import context, gpus
 
 
-def test_what_was_measured_and_what_broke_are_told_apart() -> None:
+def test_what_was_measured_and_what_broke_are_distinguished() -> None:
     results, findings = replies.of_gpus("gemm", trial(memory_pattern.CHECK, {"a": 1}, OUT_OF_MEMORY))
     assert results == {"GPU-0": {"a": 1}}
     assert [(one.gpu, one.code, one.verdict) for one in findings] == [
@@ -49,7 +49,7 @@ def test_words_for_infinite_figures_become_figures_again() -> None:
         ("a", ""),
     ],
 )
-def test_a_majority_of_three_or_more_says_which_one_is_odd(said: str, stands: str) -> None:
+def test_a_majority_of_three_or_more_shows_which_one_is_odd(said: str, stands: str) -> None:
     values = {f"GPU-{i}": one for i, one in enumerate(said)}
     found = replies.against_majority(values, context(gpus(len(said))))
     assert [found[gpu][0] for gpu in values if gpu in found] == stands.split()

@@ -207,7 +207,7 @@ def test_a_gpu_without_a_single_measurement_is_not_accepted() -> None:
     assert (grade, "Nothing was measured on GPU 0" in reason) == (Grade.INCONCLUSIVE, True)
 
 
-def test_what_ran_by_name_only_is_said() -> None:
+def test_what_ran_by_name_only_is_reported() -> None:
     grade, reason = verdict(RunRequest(only=("gemm", "health")), [GOOD])
     assert (grade, reason.startswith("Only gemm ran besides environment and health, as requested.")) == (
         Grade.PASS,
@@ -215,7 +215,7 @@ def test_what_ran_by_name_only_is_said() -> None:
     )
 
 
-def test_what_only_looks_measures_no_gpu_also_when_asked_for_by_name() -> None:
+def test_what_only_looks_measures_no_gpu_also_when_requested_by_name() -> None:
     looked = Finding(check="topology", gpu="GPU-a", verdict=Grade.PASS, code="topology-ok", message="It is whole.")
     grade, reason = verdict(RunRequest(only=("topology",)), [looked])
     assert (grade, reason.startswith("None of the selected checks (--check) measured a GPU.")) == (
@@ -224,7 +224,7 @@ def test_what_only_looks_measures_no_gpu_also_when_asked_for_by_name() -> None:
     )
 
 
-def test_what_was_left_out_or_set_otherwise_is_said() -> None:
+def test_what_was_left_out_or_set_otherwise_is_reported() -> None:
     wish = RunRequest(skip=("stress", "exact"), params={"gemm": {"n": 512, "dtypes": ["bf16"]}})
     grade, reason = verdict(wish, [GOOD])
     assert grade is Grade.PASS
@@ -232,7 +232,7 @@ def test_what_was_left_out_or_set_otherwise_is_said() -> None:
     assert "--set gemm.n=512 gemm.dtypes=['bf16']" in reason
 
 
-def test_a_part_of_the_gpus_is_said() -> None:
+def test_a_part_of_the_gpus_is_reported() -> None:
     grade, reason = verdict(RunRequest(gpus=("0",)), [GOOD])
     assert (grade, reason.startswith("Only GPU 0 of this machine, as requested.")) == (Grade.PASS, True)
 

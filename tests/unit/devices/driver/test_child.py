@@ -36,7 +36,7 @@ def ask(session: DriverSession, about: str, number: int = 1) -> DriverReply:
 )
 @pytest.mark.parametrize("call", ["Init", "Count"])
 @pytest.mark.parametrize("about", ["inventory", "condition", "usage", "identity", "health"])
-def test_after_a_failure_the_driver_is_opened_anew(about: str, call: str, error: int, state: str) -> None:
+def test_after_a_failure_the_driver_is_opened_again(about: str, call: str, error: int, state: str) -> None:
     nvml = Nvml()
     session = DriverSession(nvml, sleep=lambda _: None)
     session.collect()
@@ -121,7 +121,7 @@ def test_the_real_child_answers_every_question_with_one_record_and_ends_with_its
     assert {one["state"] for one in answers} <= STATES
 
 
-def test_the_real_child_imports_nothing_from_the_folder_it_is_started_in(tmp_path: Path) -> None:
+def test_the_real_child_imports_nothing_from_the_directory_it_is_started_in(tmp_path: Path) -> None:
     for name in ("select", "json", "queue", "msgspec", "pynvml"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('taken over')")
     assert subprocess.run(CHILD, cwd=tmp_path, input=b"", capture_output=True, check=False).returncode == 0

@@ -240,7 +240,7 @@ def test_only_answers_to_other_questions_are_no_answer() -> None:
     assert "did not answer" in why(query_once("inventory", timedelta(seconds=1), program(text)))
 
 
-def test_a_program_that_could_not_read_the_question_says_so() -> None:
+def test_a_program_that_could_not_read_the_question_reports_it() -> None:
     text = "for question in asked(): give({'id': 0}, {'state': 'failed', 'why': 'the request could not be read'})"
     answer = query_once("inventory", MINUTE, program(text))
     assert isinstance(answer, DriverReply)
@@ -285,7 +285,7 @@ def test_closing_ends_the_program_and_a_later_question_starts_another() -> None:
         assert isinstance(client.query("usage"), DriverReply)
 
 
-def test_closing_while_it_is_asked_frees_the_caller() -> None:
+def test_closing_while_it_is_queried_frees_the_caller() -> None:
     answers: list[Any] = []
     with asking(program(HANGS)) as client:
         waiting = threading.Thread(target=lambda: answers.append(client.query("usage")))

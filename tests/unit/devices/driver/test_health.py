@@ -110,7 +110,7 @@ def test_a_driver_that_is_older_than_our_structures_does_not_have_the_fact() -> 
     assert why(states["fabric_health"]).by_design
 
 
-def test_a_driver_that_is_older_than_the_binding_does_not_end_the_look() -> None:
+def test_a_driver_that_is_older_than_the_binding_does_not_end_the_read() -> None:
     """The binding raises an error of its own then; the child must not die of it."""
 
     def mismatch(handle: str) -> Any:
@@ -143,7 +143,7 @@ def test_a_corrupt_inforom_is_an_answer() -> None:
         (Refuses(NOT_SUPPORTED), Refuses(NOT_SUPPORTED), None),
     ],
 )
-def test_a_repair_is_needed_when_either_says_so(repair: Any, memory: Any, expected: bool | None) -> None:
+def test_a_repair_is_needed_when_either_reports_it(repair: Any, memory: Any, expected: bool | None) -> None:
     said = read(Nvml(says={"RepairStatus": repair, "UnrepairableMemoryFlag_v1": memory})).states["repair_needed"]
     assert (said if isinstance(said, bool) else None) == expected
 
@@ -198,7 +198,7 @@ def test_facts_of_a_gpu_and_how_two_reach_each_other() -> None:
 @pytest.mark.parametrize(
     ("error", "way"), [(LOST, "not known"), (pynvml.NVML_ERROR_UNKNOWN, "not known"), (NOT_SUPPORTED, "system")]
 )
-def test_a_link_that_could_not_be_asked_for_is_not_a_link_that_is_not_there(error: int, way: str) -> None:
+def test_a_link_that_could_not_be_queried_is_not_a_link_that_is_not_there(error: int, way: str) -> None:
     """Over the bus would be a fault of the machine; a driver that fails to say is none."""
     answer = asked(Nvml(gpus=2, says={"P2PStatus": Refuses(error)}), "identity")
     assert answer.topology["UUID-gpu0"] == {"UUID-gpu1": way}
@@ -230,7 +230,7 @@ def test_what_the_child_says_is_what_its_parent_reads() -> None:
         (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "failed"),
     ],
 )
-def test_a_driver_that_is_not_there_and_one_that_fails_are_told_apart(error: int, state: str) -> None:
+def test_a_driver_that_is_not_there_and_one_that_fails_are_distinguished(error: int, state: str) -> None:
     assert asked(Nvml(says={"Init": Refuses(error)}), "health").state == state
 
 

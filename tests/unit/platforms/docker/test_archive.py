@@ -163,7 +163,7 @@ def take(fake: FakeEngine, what: tuple[str, ...]) -> Any:
 LOGS, DIFF = f"GET /containers/{ID}/logs", f"GET /containers/{ID}/changes"
 
 
-def test_everything_asked_for_is_captured() -> None:
+def test_everything_requested_is_captured() -> None:
     fake = FakeEngine(told(state=ended(), config={"Tty": True}))
     fake.answers |= {LOGS: (200, "last words\n"), DIFF: (200, '[{"Path": "/a", "Kind": 1}]')}
     found = take(fake, ("manifest", "logs", "events"))

@@ -99,7 +99,7 @@ def test_a_request_outranks_the_environment() -> None:
     assert requested_gpus(container(host=host, config={"Env": ["NVIDIA_VISIBLE_DEVICES=all"]})).names == ("1",)
 
 
-def test_what_it_holds_counts_beside_what_it_asked_for() -> None:
+def test_what_it_holds_counts_beside_what_it_requested() -> None:
     one = container(host=request(DeviceIDs=["0"]))
     assert devices_of(one, requested_gpus(one), ("GPU-b",), MACHINE) == ("GPU-a", "GPU-b")
     assert devices_of(one, GpuRequest(), ("GPU-b",), MACHINE) == ("GPU-b",)
@@ -144,7 +144,7 @@ def test_a_device_path_with_endless_digits_breaks_nothing() -> None:
     st.lists(st.text(max_size=20), max_size=3),
     st.lists(st.text(max_size=30), max_size=3),
 )
-def test_no_request_breaks_the_look(ids: list[str], count: int, paths: list[str], env: list[str]) -> None:
+def test_no_request_breaks_the_read(ids: list[str], count: int, paths: list[str], env: list[str]) -> None:
     host = {
         **request(DeviceIDs=ids, Count=count),
         "Devices": [{"PathOnHost": f"/dev/nvidia{path}"} for path in paths],

@@ -132,7 +132,7 @@ def test_an_entry_that_two_roots_name_is_listed_once(tmp_path: Path) -> None:
     assert list(subjects(platform)) == [f"{tmp_path}/short/pip-a"]
 
 
-def test_a_root_that_is_not_there_has_no_trees_and_one_that_is_no_folder_is_unseen(tmp_path: Path) -> None:
+def test_a_root_that_is_not_there_has_no_trees_and_one_that_is_no_directory_is_unseen(tmp_path: Path) -> None:
     assert subjects(host(tmp_path / "nothing")) == unseen(host(tmp_path / "nothing")) == {}
     (tmp_path / "file").touch()
     assert "could not be read" in unseen(host(tmp_path / "file"))[str(tmp_path / "file")]
@@ -186,7 +186,7 @@ def test_pages_hold_at_most_500(tmp_path: Path) -> None:
     assert [len(page.subjects) for page in pages] == [0, 1, 500, 1], "no GPU, one disk, trees"
 
 
-def test_a_place_outside_the_scope_is_not_looked_at(tmp_path: Path) -> None:
+def test_a_place_outside_the_scope_is_not_read(tmp_path: Path) -> None:
     tree(tmp_path)
     assert wait(pages_of(host(tmp_path), PlaceScope(places=("node-2*",)))) == []
 
@@ -194,7 +194,7 @@ def test_a_place_outside_the_scope_is_not_looked_at(tmp_path: Path) -> None:
 # Looking at one tree
 
 
-def test_a_tree_is_looked_at_by_identity_whatever_its_name_is_now(tmp_path: Path) -> None:
+def test_a_tree_is_read_by_identity_whatever_its_name_is_now(tmp_path: Path) -> None:
     path = tree(tmp_path)
     platform = host(tmp_path)
     (before,) = subjects(platform).values()
@@ -209,7 +209,7 @@ def test_a_tree_is_looked_at_by_identity_whatever_its_name_is_now(tmp_path: Path
     assert isinstance(wait(platform.read(before.ref)), Unknown)
 
 
-def test_a_tree_is_gone_only_when_its_filesystem_was_looked_at(tmp_path: Path) -> None:
+def test_a_tree_is_gone_only_when_its_filesystem_was_read(tmp_path: Path) -> None:
     path = tree(tmp_path)
     platform = host(tmp_path)
     (before,) = subjects(platform).values()
@@ -222,7 +222,7 @@ def test_a_tree_is_gone_only_when_its_filesystem_was_looked_at(tmp_path: Path) -
     assert isinstance(wait(platform.read(msgspec.structs.replace(before.ref, uid="garbled"))), Unknown)
 
 
-def test_the_sum_of_a_root_is_not_known_before_it_was_observed(tmp_path: Path) -> None:
+def test_the_sum_of_a_root_is_unknown_before_it_was_observed(tmp_path: Path) -> None:
     tree(tmp_path)
     (seen,) = subjects(host(tmp_path)).values()
     fresh = wait(host(tmp_path).read(seen.ref))
@@ -267,7 +267,7 @@ def test_a_gpu_and_the_process_that_holds_it_are_shown(proc: Path) -> None:
     assert unseen(gpu_host(proc)) == {}
 
 
-def test_a_gpu_that_root_or_a_process_just_begun_has_open_says_so(proc: Path) -> None:
+def test_a_gpu_that_root_or_a_process_just_begun_has_open_reports_it(proc: Path) -> None:
     """They are not shown as work, and the GPU is not free all the same."""
     add(proc, 21, "/dev/nvidia0", age=1)
     add(proc, 22, "/dev/nvidia0", uid=0)
@@ -366,7 +366,7 @@ def test_a_tree_has_nothing_to_capture_and_the_rest_is_not_captured(proc: Path, 
     assert isinstance(wait(platform.capture(gpu, ("logs",))), Unknown)
 
 
-def test_it_gives_no_hints_and_where_it_cannot_watch_says_so_at_once(
+def test_it_gives_no_hints_and_where_it_cannot_watch_reports_it_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpukeeper.disk.watch.FileWatcher.start", lambda _: "Operation not permitted")

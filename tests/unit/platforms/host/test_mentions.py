@@ -49,7 +49,7 @@ def test_what_a_command_line_names_is_in_use(tmp_path: Path, words: str) -> None
 
 
 @pytest.mark.parametrize("variable", ["TMPDIR", "TMP", "TEMP", "RAY_TMPDIR"])
-def test_the_folder_for_somebodys_temporary_files_is_in_use(tmp_path: Path, variable: str) -> None:
+def test_the_directory_for_a_users_temporary_files_is_in_use(tmp_path: Path, variable: str) -> None:
     on = Machine(tmp_path)
     on.tree("tmp-a"), on.tree("tmp-b")
     with running(**{variable: f"{tmp_path}/tmp-a/below", "OTHER": f"{tmp_path}/tmp-b"}) as pid:

@@ -26,7 +26,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_tree_is_removed_and_the_answer_says_what_came_back(machine: Machine) -> None:
+def test_a_tree_is_removed_and_the_answer_shows_what_came_back(machine: Machine) -> None:
     machine.tree("tmp-a"), machine.tree("tmp-b")
     seen = machine.observe()
     answer = machine.remove(seen["tmp-a"])
@@ -44,7 +44,7 @@ def test_a_plain_file_and_a_link_are_trees_too(machine: Machine, tmp_path: Path)
     assert machine.names() == ["kept"]
 
 
-def test_what_is_opened_after_the_look_is_kept(machine: Machine) -> None:
+def test_what_is_opened_after_the_read_is_kept(machine: Machine) -> None:
     path = machine.tree()
     seen = machine.observe()["tmp-a"]
     with held_open(path / "below" / "f0") as pid:
@@ -53,7 +53,7 @@ def test_what_is_opened_after_the_look_is_kept(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("how", ["write", "chmod", "add", "rename"])
-def test_what_changes_after_the_look_is_kept(machine: Machine, how: str) -> None:
+def test_what_changes_after_the_read_is_kept(machine: Machine, how: str) -> None:
     path = machine.tree()
     seen = machine.observe()["tmp-a"]
     a_tick()
@@ -99,7 +99,7 @@ def test_what_was_not_measured_is_refused(machine: Machine) -> None:
     assert machine.names() == ["tmp-a"]
 
 
-def test_when_not_everybody_could_be_looked_at_it_is_kept(tmp_path: Path) -> None:
+def test_when_not_everybody_could_be_read_it_is_kept(tmp_path: Path) -> None:
     def partly() -> OpenFiles:
         return msgspec.structs.replace(everything_seen(), hidden="the open files of 3 processes could not be read")
 
@@ -135,7 +135,7 @@ def test_a_removal_that_hangs_is_not_begun_a_second_time(tmp_path: Path) -> None
 # What stays
 
 
-def test_a_keep_file_keeps_a_tree_and_says_so(machine: Machine) -> None:
+def test_a_keep_file_keeps_a_tree_and_reports_it(machine: Machine) -> None:
     path = machine.tree()
     seen = machine.observe()["tmp-a"]
     (path / ".keep").touch()
@@ -159,7 +159,7 @@ def test_a_name_that_the_policy_keeps_is_shown_and_not_even_walked(tmp_path: Pat
     assert machine.names() == ["tmp-a", "tmp-model"]
 
 
-def test_a_tree_that_holds_a_folder_of_gpukeeper_or_another_root_stays(tmp_path: Path) -> None:
+def test_a_tree_that_holds_a_directory_of_gpukeeper_or_another_root_stays(tmp_path: Path) -> None:
     ledger = tmp_path / "tmp-state" / "gpukeeper"
     ledger.mkdir(parents=True)
     (tmp_path / "tmp-disk" / "scratch").mkdir(parents=True)
@@ -218,7 +218,7 @@ def test_what_an_interrupted_removal_left_is_shown_found_and_finished(machine: M
     assert isinstance(machine.read(before), Gone)
 
 
-def test_what_was_only_taken_is_put_back_and_decided_anew(machine: Machine) -> None:
+def test_what_was_only_taken_is_put_back_and_decided_again(machine: Machine) -> None:
     machine.tree()
     before = machine.observe()["tmp-a"]
     interrupted(machine, before, deleting=False)
@@ -243,7 +243,7 @@ def test_a_forged_trash_is_nobodys(machine: Machine) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("chattr") is None, reason="needs root and chattr")
-def test_what_could_not_be_deleted_is_said_and_waits_in_the_trash(tmp_path: Path) -> None:
+def test_what_could_not_be_deleted_is_reported_and_waits_in_the_trash(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     path = machine.tree() / "below" / "f1"
     if os.system(f"chattr +i {path} 2>/dev/null") != 0:
@@ -264,7 +264,7 @@ def test_what_could_not_be_deleted_is_said_and_waits_in_the_trash(tmp_path: Path
 # What stopped containers need
 
 
-def test_a_folder_that_a_stopped_container_has_mounted_stays(tmp_path: Path) -> None:
+def test_a_directory_that_a_stopped_container_has_mounted_stays(tmp_path: Path) -> None:
     async def needed() -> dict[str, str]:
         return {str(tmp_path / "tmp-a/below"): "the stopped container x has it mounted", str(tmp_path): "all of it"}
 

@@ -31,7 +31,7 @@ def swapped(path: Path, target: Path, owner: int) -> None:
 @needs_root
 @pytest.mark.parametrize("where", ["results", "alice"])
 @pytest.mark.parametrize("kind", ["tree", "report"])
-def test_nothing_is_found_or_removed_behind_somebody_elses_link(tmp_path: Path, kind: str, where: str) -> None:
+def test_nothing_is_found_or_removed_behind_another_users_link(tmp_path: Path, kind: str, where: str) -> None:
     root, bobs = tmp_path / "alice" / "results", tmp_path / "bob"
     for folder in (root, bobs, bobs / "results"):
         folder.mkdir(parents=True)
@@ -59,7 +59,7 @@ async def _pages(on: Machine) -> list[object]:
 
 
 @needs_root
-def test_nothing_is_saved_from_or_brought_back_behind_somebody_elses_link(tmp_path: Path) -> None:
+def test_nothing_is_saved_from_or_brought_back_behind_another_users_link(tmp_path: Path) -> None:
     root, bobs = tmp_path / "results", tmp_path / "bob"
     root.mkdir(), bobs.mkdir()
     on = machine(root, "report")

@@ -89,7 +89,7 @@ def test_ready_without_a_lease_is_alive() -> None:
     assert isinstance(Checks(StoredCluster(deployment())).state(), Alive)
 
 
-def test_scaled_to_0_with_an_old_lease_is_gone_at_the_second_look() -> None:
+def test_scaled_to_0_with_an_old_lease_is_gone_at_the_second_read() -> None:
     checks = Checks(StoredCluster(deployment(wanted=0, ready=0), lease(OLD)))
     assert isinstance(checks.state(), Unknown)
     assert isinstance(checks.state(after=10), Unknown), "not a whole duration of the Lease has passed"
@@ -99,7 +99,7 @@ def test_scaled_to_0_with_an_old_lease_is_gone_at_the_second_look() -> None:
     assert said.version == "v2.3.0"
 
 
-def test_absent_with_an_old_lease_is_gone_at_the_second_look() -> None:
+def test_absent_with_an_old_lease_is_gone_at_the_second_read() -> None:
     checks = Checks(StoredCluster(lease(OLD)))
     first = checks.state()
     assert isinstance(first, Unknown)
@@ -137,7 +137,7 @@ def test_a_lease_that_never_changes_while_we_look_is_stale_whatever_its_times_sa
     assert isinstance(checks.state(after=60), Down)
 
 
-def test_a_lease_whose_time_cannot_be_read_is_judged_by_our_own_looks_only() -> None:
+def test_a_lease_whose_time_cannot_be_read_is_judged_by_our_own_reads_only() -> None:
     checks = Checks(StoredCluster(lease("yesterday")))
     assert isinstance(checks.state(), Unknown)
     assert isinstance(checks.state(after=100), Unknown)
@@ -150,7 +150,7 @@ def test_a_lease_that_expired_a_minute_ago_is_not_gone_yet() -> None:
     assert isinstance(checks.state(after=20), Unknown)
 
 
-def test_a_return_between_two_looks_starts_the_count_anew() -> None:
+def test_a_return_between_two_reads_starts_the_count_again() -> None:
     cluster = StoredCluster(deployment(wanted=0, ready=0), lease(OLD))
     checks = Checks(cluster)
     checks.state()
@@ -206,7 +206,7 @@ def test_what_may_not_be_listed_is_never_gone(path: str, error: Exception) -> No
     assert "could not be listed" in said.why
 
 
-def test_where_all_namespaces_are_refused_the_usual_ones_are_asked() -> None:
+def test_where_all_namespaces_are_refused_the_usual_ones_are_queried() -> None:
     cluster = StoredCluster(deployment(), lease(NOW))
     cluster.refused = {"/apis/apps/v1/deployments": forbidden(), "/v1/leases": forbidden()}
     said = Checks(cluster).state()
@@ -281,12 +281,12 @@ def test_without_a_tag_the_charts_label_tells() -> None:
         ("v3.1.0", None),
     ],
 )
-def test_which_releases_make_a_jobset_anew(version: str, when: str | None) -> None:
+def test_which_releases_make_a_jobset_again(version: str, when: str | None) -> None:
     assert recreates_jobsets(version) == when
 
 
 @pytest.mark.parametrize("version", [None, "", "latest"])
-def test_a_release_that_is_not_known_may_make_a_jobset_anew(version: str | None) -> None:
+def test_a_release_that_is_unknown_may_make_a_jobset_again(version: str | None) -> None:
     assert isinstance(recreates_jobsets(version), Unknown)
 
 
@@ -326,11 +326,11 @@ def with_log() -> StoredCluster:
 
 
 def clashes(cluster: StoredCluster) -> tuple[str, ...] | Unknown:
-    async def state() -> tuple[str, ...] | Unknown:
+    async def clashes() -> tuple[str, ...] | Unknown:
         controllers = Controllers(cluster.as_cluster)
         return await controllers.clashes(await controllers.report(TRAINER, NOW), ["run-7"])
 
-    return asyncio.run(ask())
+    return asyncio.run(clashes())
 
 
 def test_the_log_of_its_pods_is_read() -> None:
@@ -338,7 +338,7 @@ def test_the_log_of_its_pods_is_read() -> None:
 
 
 @pytest.mark.parametrize("path", ["/log", "/pods"])
-def test_a_log_that_may_not_be_read_is_said(path: str) -> None:
+def test_a_log_that_may_not_be_read_is_reported(path: str) -> None:
     cluster = with_log()
     cluster.refused[path] = forbidden("pods/log")
     said = clashes(cluster)

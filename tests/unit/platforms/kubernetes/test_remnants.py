@@ -93,7 +93,7 @@ def test_without_the_rights_nothing_is_reported(refuse: str) -> None:
     assert found(service(), refuse=refuse) == []
 
 
-def test_one_is_looked_at_by_its_uid() -> None:
+def test_one_is_read_by_its_uid() -> None:
     ref = subject_of(found(service())[0], NamespaceFacts(), AT, TranslationSettings()).ref
 
     def again(*objects: Told) -> object:

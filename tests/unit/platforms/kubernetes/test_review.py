@@ -74,7 +74,7 @@ def test_what_ran_and_waits_for_nodes_again_was_not_never_started(kind: Kind, st
     assert decided(found).action is Action.KEEP
 
 
-def test_what_really_never_started_is_told_apart() -> None:
+def test_what_really_never_started_is_distinguished() -> None:
     waits = {"restarts": 0, "replicatedJobsStatus": [{"name": "node", "active": 1, "ready": 0}]}
     found = subject_of(JOBSET, root(status=waits), totals(PENDING))
     assert (found.state, decided(found).action) == (State.CREATED, Action.REMOVE)
@@ -105,7 +105,7 @@ def chain(failed: int) -> tuple[Told, ...]:
 
 
 @pytest.mark.parametrize(("failed", "state"), [(1, State.RUNNING), (0, State.CREATED)])
-def test_a_child_that_lost_a_pod_says_that_its_root_ran(failed: int, state: State) -> None:
+def test_a_child_that_lost_a_pod_reports_that_its_root_ran(failed: int, state: State) -> None:
     """A drained node takes the pod away; what is left of it is a count of its Job."""
     assert walked(Lab(*chain(failed)))["run-7"].state is state
 
@@ -140,7 +140,7 @@ def stopped(kind: Kind, generation: int, *, now: bool, incarnation: str = "1", n
 
 
 @pytest.mark.parametrize("kind", [JOBSET, TRAINJOB, RAYCLUSTER, DEPLOYMENT], ids=lambda kind: kind.name)
-def test_a_run_that_somebody_resumed_is_not_the_one_that_we_stopped(kind: Kind) -> None:
+def test_a_run_that_a_user_resumed_is_not_the_one_that_we_stopped(kind: Kind) -> None:
     """These kinds write no start. Else a run that its owner resumed and let finish would go at once when it ended."""
     assert stopped(kind, 3, now=True) == "1"
     again = stopped(kind, 4, now=False)
@@ -155,7 +155,7 @@ def test_a_note_whose_stop_came_no_further_changes_nothing(kind: Kind) -> None:
     assert stopped(kind, 2, now=False) == "1"
 
 
-def test_a_start_that_is_written_anew_is_the_incarnation() -> None:
+def test_a_start_that_is_written_again_is_the_incarnation() -> None:
     assert stopped(JOB, 4, now=False, incarnation=ago(hours=5), start=ago(hours=1)) == ago(hours=1)
 
 
@@ -418,7 +418,7 @@ def test_a_kind_that_was_there_is_not_gone_because_one_answer_lacks_it(tmp_path:
     assert third is None, "it was uninstalled"
 
 
-def test_what_left_the_version_that_was_looked_at_is_not_acted_on() -> None:
+def test_what_left_the_version_that_was_read_is_not_acted_on() -> None:
     """A subject of an earlier look: its finalizer, its children and its wish may be others by now."""
     made = ray()
     lab = Lab(made, head(made))

@@ -73,7 +73,7 @@ def test_odd_names_are_shown_harmlessly_and_go(tmp_path: Path, name: bytes) -> N
     assert not folder.exists()
 
 
-def test_a_file_that_is_open_keeps_its_tree_and_says_who(tmp_path: Path) -> None:
+def test_a_file_that_is_open_keeps_its_tree_and_names_who(tmp_path: Path) -> None:
     folder = tree(tmp_path, "tmpone")
     with child(OPEN, folder / "data") as pid:
         ray = platform(tmp_path)
@@ -98,7 +98,7 @@ def test_a_keep_file_keeps(tmp_path: Path) -> None:
     assert (folder / ".keep").exists()
 
 
-def test_work_on_the_node_is_said_of_its_temporary_trees_only(tmp_path: Path) -> None:
+def test_work_on_the_node_is_reported_of_its_temporary_trees_only(tmp_path: Path) -> None:
     tree(tmp_path, "tmpone")
     session(tmp_path)
     worker = process(2**22, "ray::train_step", mounts=None)
@@ -122,7 +122,7 @@ def test_work_that_begins_during_the_removal_puts_the_tree_back(tmp_path: Path) 
     assert (folder / "data").exists()
 
 
-def test_a_raylet_whose_ray_cannot_be_asked_makes_the_node_unknown(tmp_path: Path) -> None:
+def test_a_raylet_whose_ray_cannot_be_queried_makes_the_node_unknown(tmp_path: Path) -> None:
     tree(tmp_path, "tmpone")
     one = raylet(2**22, str(tmp_path / "ray"), "--python_worker_command=python --webui=127.0.0.1:9", mounts=None)
     ray = platform(tmp_path, here=lambda: (one,))
@@ -220,7 +220,7 @@ def test_a_machine_without_ray_is_no_node(tmp_path: Path) -> None:
     assert run(observed(ray, tmp_path)) == []
 
 
-def test_a_look_at_a_node_tells_what_it_holds_now(tmp_path: Path) -> None:
+def test_a_read_of_a_node_tells_what_it_holds_now(tmp_path: Path) -> None:
     folder = tree(tmp_path, "tmpone")
     ray = platform(tmp_path)
     node = next(one for one in run(observed(ray, tmp_path)) if one.shape is Shape.NODE)
@@ -255,7 +255,7 @@ def test_a_node_that_is_not_here_is_unknown_while_any_may_sleep(tmp_path: Path) 
     assert isinstance(run(platform(tmp_path).read(gone)), Unknown)
 
 
-def test_an_engine_that_does_not_answer_is_said_and_the_rest_is_seen(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_answer_is_reported_and_the_rest_is_seen(tmp_path: Path) -> None:
     tree(tmp_path, "tmpone")
 
     async def containers(patterns: object) -> object:
@@ -270,14 +270,14 @@ def test_an_engine_that_does_not_answer_is_said_and_the_rest_is_seen(tmp_path: P
     assert "tmpone" in names(ray, tmp_path)
 
 
-def test_another_place_is_not_looked_at(tmp_path: Path) -> None:
+def test_another_place_is_not_read(tmp_path: Path) -> None:
     async def pages() -> list[object]:
         return [page async for page in platform(tmp_path).observe(PlaceScope(places=("elsewhere",)))]
 
     assert run(pages()) == []
 
 
-def test_a_changed_policy_counts_from_the_next_look_on(tmp_path: Path) -> None:
+def test_a_changed_policy_counts_from_the_next_read_on(tmp_path: Path) -> None:
     tree(tmp_path, "tmpone")
     ray = platform(tmp_path)
     assert "tmpone" in names(ray, tmp_path)
@@ -330,7 +330,7 @@ def test_what_the_policy_names_or_we_need_ourselves_is_in_no_tree_that_goes(
     assert (folder / "data").exists()
 
 
-def test_a_session_that_holds_our_own_folder_stays(tmp_path: Path) -> None:
+def test_a_session_that_holds_our_own_directory_stays(tmp_path: Path) -> None:
     folder = session(tmp_path)
     free = one_of(platform(tmp_path), tmp_path, SESSION)
     ray = platform(tmp_path, directories=(str(folder / "logs"),))
@@ -339,7 +339,7 @@ def test_a_session_that_holds_our_own_folder_stays(tmp_path: Path) -> None:
     assert folder.is_dir()
 
 
-def test_work_of_ray_concerns_only_the_temporary_folders_that_ray_uses(tmp_path: Path) -> None:
+def test_work_of_ray_concerns_only_the_temporary_directories_that_ray_uses(tmp_path: Path) -> None:
     """Its dashboard does not answer, so whether it works is not known; that keeps its own folder and no other."""
     one = raylet(2**22, str(tmp_path / "ray"), "--python_worker_command=python --webui=127.0.0.1:9", mounts=None)
     ray = platform(tmp_path, here=lambda: (one,))
@@ -359,7 +359,7 @@ def test_a_tree_has_a_uid_that_outlasts_its_device_number(tmp_path: Path, monkey
     assert again.lasting == found.lasting
 
 
-def test_many_trees_go_for_the_price_of_a_few_looks_at_open_files(tmp_path: Path) -> None:
+def test_many_trees_go_for_the_price_of_a_few_reads_of_open_files(tmp_path: Path) -> None:
     """Each is moved away and looked at after that; those that wait at the same time share the look."""
     for number in range(60):
         tree(tmp_path, f"tmp{number}")
@@ -458,7 +458,7 @@ def test_above_may_count_everything_that_lies_there(tmp_path: Path) -> None:
         assert not more or one.together == node_in(found).size
 
 
-def test_a_second_disk_that_the_policy_names_is_told(tmp_path: Path) -> None:
+def test_a_second_disk_that_the_policy_names_is_reported(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gpukeeper-test-") as made:
         other = Path(made)
         tree(other, "tmptwo")

@@ -73,7 +73,7 @@ def trees(found: list[Subject]) -> set[str]:
 
 
 @ROOT
-def test_a_raylet_that_nobody_listed_brings_only_its_own_files(scratch: Path) -> None:
+def test_a_raylet_that_was_not_listed_brings_only_its_own_files(scratch: Path) -> None:
     """Anybody may call a program so, in a namespace where a stranger's folder lies below Ray's usual one."""
     bob, named_by_policy = bobs(scratch), scratch / "named_by_policy"
     named_by_policy.mkdir()
@@ -152,7 +152,7 @@ def test_a_root_of_this_machine_is_left_to_it_under_whatever_name_a_node_has_it(
 
 
 @ROOT
-def test_a_folder_that_we_need_stays_under_whatever_name_a_node_has_it(scratch: Path) -> None:
+def test_a_directory_that_we_need_stays_under_whatever_name_a_node_has_it(scratch: Path) -> None:
     mine, theirs = scratch / "mine", scratch / "theirs"
     needed = tree(mine, "tmpone") / "ledger"
     theirs.mkdir()
