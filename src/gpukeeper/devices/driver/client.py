@@ -2,7 +2,7 @@
 
 How long a client keeps the driver open, and with it every GPU initialised:
 
-    ask_once        inventory, condition   until the reply; the process has ended when it returns
+    query_once      inventory, condition   until the reply; the process has ended when it returns
     devices/usage   usage                  from the first reading until close(); a reset closes it before
     devices/health  an acceptance run      from the first request until the end of the run
 

@@ -117,7 +117,7 @@ async def _leased_run(
 ) -> tuple[Report, Mapping[str, str]]:
     """The report, and the output of the programs. One run at a time: two would slow each other."""
     from gpukeeper.acceptance.run import accept
-    from gpukeeper.wiring import node_name, open_bench
+    from gpukeeper.wiring.benches import node_name, open_bench
 
     node = node_name()
     async with ledger.lease(LEASE, node):
@@ -332,7 +332,7 @@ def self_test(options: AcceptOptions) -> int:
     """0 every planted fault was found and nothing else; 4 not so; 5 nothing could be planted on this machine itself."""
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.wiring import try_detectors
+    from gpukeeper.wiring.benches import try_detectors
 
     prepare(options, os.environ)
     printed = words.attempt_printer(options.json)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpukeeper.model.decision import Plan
     from gpukeeper.model.event import GpuChecked
     from gpukeeper.views.nodes import SubjectChange
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 
 @o.with_selection
@@ -32,7 +32,10 @@ def apply(
     budget: Annotated[
         int | None,
         typer.Option(
-            "--budget", min=1, help="Allow this many steps once, ignoring budget and breaker. Check the plan first."
+            "--budget",
+            min=1,
+            metavar="N",
+            help="Allow this many steps once, ignoring budget and breaker. Check the plan first.",
         ),
     ] = None,
     yes: o.Yes = False,

@@ -16,7 +16,7 @@ from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH, socket_path
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.wiring import FLEET
+from gpukeeper.wiring.places import FLEET
 
 if TYPE_CHECKING:
     from gpukeeper.engine.keeper import Keeper

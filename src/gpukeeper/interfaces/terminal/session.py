@@ -20,7 +20,7 @@ from gpukeeper.notify.terminals import plain
 
 if TYPE_CHECKING:
     from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 OUTCOMES = ("succeeded", "failed", "stopped")
 NOBODY = "nobody"  # --owner: what has no known owner
@@ -37,7 +37,7 @@ def opened(
 ) -> Iterator[Session]:
     """`tell`: how warnings are printed; default: `print_message`."""
     from gpukeeper.interfaces.terminal.daemon import load_daemon_state
-    from gpukeeper.wiring import open_session
+    from gpukeeper.wiring.session import open_session
 
     session = open_session(policy, write=write, only=only)
     tell = tell or print_message

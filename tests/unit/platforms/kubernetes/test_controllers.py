@@ -326,11 +326,11 @@ def with_log() -> StoredCluster:
 
 
 def clashes(cluster: StoredCluster) -> tuple[str, ...] | Unknown:
-    async def clashes() -> tuple[str, ...] | Unknown:
+    async def read() -> tuple[str, ...] | Unknown:
         controllers = Controllers(cluster.as_cluster)
         return await controllers.clashes(await controllers.report(TRAINER, NOW), ["run-7"])
 
-    return asyncio.run(clashes())
+    return asyncio.run(read())
 
 
 def test_the_log_of_its_pods_is_read() -> None:
