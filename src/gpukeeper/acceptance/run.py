@@ -189,10 +189,10 @@ async def _read_health(workbench: Workbench, run: RunState, check: str = "") -> 
     return now
 
 
-def _unused(check: str, looks: Collection[str]) -> str:
+def _unused(check: str, taken: Collection[str]) -> str:
     """A reading of an earlier attempt stays: what it found may be gone in the next one."""
     names = chain((check,), (f"{check}, attempt {number}" for number in count(2)))
-    return next(name for name in names if name not in looks)
+    return next(name for name in names if name not in taken)
 
 
 def changes(before: Mapping[str, Health], after: Mapping[str, Health], check: str) -> list[Delta]:

@@ -95,7 +95,7 @@ class ProcessScan:
 
     def is_vouched(self, home: Path) -> bool:
         """Of root only: users can give a program any name. Not by the owner of its /proc directory: that is root for
-        any process that may not be read, whoever runs it.
+        any process that may not be read, no matter which user runs it.
         """
         try:
             name = procfs.read(f"{home}/comm", procfs.STATUS).removesuffix(b"\n")

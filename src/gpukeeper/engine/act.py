@@ -167,7 +167,7 @@ def _lost(subject: Subject, then: Action) -> str:
 
 
 async def read_again(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> View | tuple[Result, str]:
-    """A fresh view of the thing, with a fresh measurement; or how the step ends without one."""
+    """A fresh view of the object, with a fresh measurement; or how the step ends without one."""
     found = await _read(platform, step)
     if not isinstance(found, Subject):
         return found

@@ -161,8 +161,8 @@ async def _read_subjects(keeper: Keeper, book: Rulebook, refs: Sequence[Ref]) ->
     found = []
     for ref in refs[:MOST_PATHS]:
         platform = keeper.platform_at(ref)
-        looked = None if platform is None else await platform.read(ref)
-        if platform is not None and isinstance(looked, Subject):
-            (view,) = await build_views(keeper, platform, [looked], book, [], keeper.clock.now())
+        one_found = None if platform is None else await platform.read(ref)
+        if platform is not None and isinstance(one_found, Subject):
+            (view,) = await build_views(keeper, platform, [one_found], book, [], keeper.clock.now())
             found.append(FoundSubject(platform, view))
     return found

@@ -141,10 +141,10 @@ def describe(pid: int, proc: str = "/proc") -> str:
         owner = f"uid {uid}"
     try:
         with Path(proc, str(pid), "cmdline").open("rb") as file:
-            said = file.read(4 * LONGEST_COMMAND).decode("utf-8", "replace").replace("\0", " ").strip()
+            arguments = file.read(4 * LONGEST_COMMAND).decode("utf-8", "replace").replace("\0", " ").strip()
     except OSError:
-        said = ""
-    shown = "".join(sign if sign.isprintable() else "?" for sign in said)
+        arguments = ""
+    shown = "".join(sign if sign.isprintable() else "?" for sign in arguments)
     command = shown if len(shown) <= LONGEST_COMMAND else f"{shown[:LONGEST_COMMAND]}…"
     return f"pid {pid} ({owner}: {command or 'command unknown'})"
 

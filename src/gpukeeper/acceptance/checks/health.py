@@ -292,10 +292,10 @@ def _hard_reasons(gpu: Gpu, mine: Sequence[Reading]) -> Iterator[Finding]:
 
 
 def _soft_reasons(gpu: Gpu, loaded: Sequence[Reading]) -> Iterator[Finding]:
-    told = [reading.reasons for reading in loaded if reading.reasons is not None]
-    if not told:
+    known = [reading.reasons for reading in loaded if reading.reasons is not None]
+    if not known:
         return
-    share = sum(bool(reasons & SOFT_HEAT) for reasons in told) / len(told)
+    share = sum(bool(reasons & SOFT_HEAT) for reasons in known) / len(known)
     warn, fail = SOFT_HEAT_SHARES
     if share > warn:
         words = (

@@ -32,8 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     directory, kind, wanted = Path(arguments[0]), arguments[1], json.loads(arguments[2])
     directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    told = os.environ.get("RANK", "")
-    rank = int(told) if told.isdigit() else 0  # for its record, should the rest not fit together
+    own_rank = os.environ.get("RANK", "")
+    rank = int(own_rank) if own_rank.isdigit() else 0  # for its record, should the rest not fit together
     try:
         place = read_place(os.environ, kind)
         rank = place.rank

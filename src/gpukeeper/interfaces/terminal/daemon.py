@@ -61,11 +61,11 @@ def _query(kind: type[T], request: Request, seconds: float = SECONDS) -> T | Non
     answer = exchange(request, seconds)
     if answer is None:
         return None
-    told = read_reply(answer, DataReply)
-    if not told.done:
-        raise failed(told)
+    reply = read_reply(answer, DataReply)
+    if not reply.done:
+        raise failed(reply)
     try:
-        return reading.decode(bytes(told.body), type=kind)
+        return reading.decode(bytes(reply.body), type=kind)
     except msgspec.MsgspecError as error:
         raise KeeperError(
             f"the daemon's reply cannot be decoded; it may be another version of gpukeeper ({error})"

@@ -75,5 +75,5 @@ def _size(size: int | Unknown) -> str:
 
 def _sessions(subject: Subject) -> str:
     """ "1 live, 3 dead", if its platform reports them."""
-    told = [(subject.labels.get(f"sessions_{word}"), word) for word in ("live", "dead")]
-    return ", ".join(f"{number} {word}" for number, word in told if number) or "-"
+    counts = [(subject.labels.get(f"sessions_{word}"), word) for word in ("live", "dead")]
+    return ", ".join(f"{number} {word}" for number, word in counts if number) or "-"

@@ -66,9 +66,9 @@ def _is_another_daemon() -> bool:
 
 def print_unreachable(session: Session, only: str | None = None, tell: Callable[[str], None] | None = None) -> None:
     """Platforms in the policy's scope that are not reachable from here."""
-    asked = None if only is None else only.partition("/")[0]
+    requested = None if only is None else only.partition("/")[0]
     for reach in session.reaches:
-        if not reach.reachable and reach.platform in session.book.policy.scope and asked in (None, reach.platform):
+        if not reach.reachable and reach.platform in session.book.policy.scope and requested in (None, reach.platform):
             (tell or print_message)(f"{reach.platform}: {reach.why}")
 
 

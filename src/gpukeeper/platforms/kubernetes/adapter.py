@@ -333,8 +333,8 @@ class KubernetesPlatform:
             if not isinstance(version, str):
                 return ()
             for namespace in wanted.named or (None,):
-                path, asked = kind.path(version, namespace), f"metadata.name={name}"
-                async for page in self._cluster.pages(path, Namespace, fieldSelector=asked):
+                path, selector = kind.path(version, namespace), f"metadata.name={name}"
+                async for page in self._cluster.pages(path, Namespace, fieldSelector=selector):
                     found += [self._server_clock.at().ref(kind, one.metadata) for one in page.items]
         return [ref for ref in found if wanted.covers(ref.namespace) and ref.ends_with(words)]
 

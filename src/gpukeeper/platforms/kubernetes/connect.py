@@ -263,8 +263,8 @@ class Cluster:
         deadline: timedelta,
         content: str = "application/json",
     ) -> bytes:
-        asked = {"fieldManager": "gpukeeper", **query}
-        request = ApiRequest(method, path, asked, msgspec.json.encode(body), content)
+        parameters = {"fieldManager": "gpukeeper", **query}
+        request = ApiRequest(method, path, parameters, msgspec.json.encode(body), content)
         return bytes(await self._request(request, deadline))
 
     async def _request(self, request: ApiRequest, deadline: timedelta) -> bytearray:
