@@ -23,7 +23,7 @@ MINUTE = timedelta(minutes=1)
 NOTHING = timedelta()
 TAIL_MAX = 3 * MINUTE  # since the newest reading: a cluster reports a minute after it is over and was scraped
 ALL = 10**9  # buckets
-BRIDGED = BRIDGED_MAX // MINUTE  # empty buckets between two readings that speak for all the time between them
+BRIDGED = BRIDGED_MAX // MINUTE  # empty buckets between two readings that cover all the time between them
 PAIR = 5  # two busy buckets of a secondary signal within this many count as activity; a lone one is a probe
 
 
@@ -53,11 +53,11 @@ def assess_use(
     now: datetime,
     horizon: timedelta = NOTHING,
 ) -> UseAssessment:
-    """Active, quiet since when, or unknown and why. Looks for activity as far back as `horizon`."""
+    """Active, quiet since when, or unknown and why. Searches for activity as far back as `horizon`."""
     minutes = max(1, window // MINUTE)
     reach = max(minutes, horizon // MINUTE)
     newest_bucket = _minute(now)
-    # Only of what it holds now: a slice that was cut anew leaves a series behind, which says nothing of anybody.
+    # Only of what it holds now: a slice that was created again leaves a series behind that belongs to no workload.
     gpus = [one for one in series if one.signal is Signal.GPU and one.device in devices]
     unmeasured = _unmeasured(gpus, devices, window)
     if unmeasured is not None:
@@ -169,8 +169,8 @@ def measured_span(one: Series, now: datetime) -> tuple[datetime, datetime] | Non
 
 
 def _borne_out(one: Series, since: datetime, until: datetime) -> tuple[datetime, datetime] | None:
-    """As much of that span as its buckets confirm. A reading speaks for BRIDGED_MAX at most and is in the bucket of its
-    end, so more empty buckets in a row than that are a gap, whatever the span says."""
+    """As much of that span as its buckets confirm. A reading covers BRIDGED_MAX at most and is in the bucket of its
+    end, so more empty buckets in a row than that are a gap, whatever the span is."""
     since = max(since, one.start)
     first = (_minute(since) - one.start) // MINUTE
     last = (_minute(until) - one.start) // MINUTE

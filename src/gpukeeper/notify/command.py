@@ -154,6 +154,6 @@ def _environ(message: Message) -> dict[str, str]:
     return {**own, "PATH": PATH, "GPUKEEPER_KIND": message.kind.value, "GPUKEEPER_ABOUT": plain(message.about)}
 
 
-def _last_line(said: bytes) -> str:
-    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+def _last_line(output: bytes) -> str:
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     return plain(lines[-1])[:LINE_SHOWN] if lines else "no message"

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.model.message import Delivered, Kind, Message, NotDelivered
+from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.notify.command import STDERR_KEPT, STDERR_MAX, Command, CommandKind, StderrTail
 
 MESSAGE = Message(
-    kind=Kind.BREAKER,
+    kind=MessageKind.BREAKER,
     about="docker/node-3",
     text="41 of 60 \x1b[2J would stop\nall at once",
     at=datetime(2026, 5, 1, tzinfo=UTC),
@@ -59,7 +59,7 @@ def test_it_gets_the_message_on_stdin_and_its_words_as_they_are(
     assert folder == "/"
 
 
-def test_a_program_that_fails_says_how(tmp_path: Path) -> None:
+def test_a_program_that_fails_shows_how(tmp_path: Path) -> None:
     failing = program(tmp_path, "sys.exit('first\\nthe server refused it')")
     assert why(sent(failing)) == "it ended with 1: the server refused it"
     assert why(sent(program(tmp_path, "os.kill(os.getpid(), 9)"))) == "it ended with -9: no message"

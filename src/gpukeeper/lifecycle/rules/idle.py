@@ -32,7 +32,7 @@ _NO_GPU = Answer(NAME, Verdict.SILENT, "it holds no GPU")
 _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class has no idle time")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject, limits = view.subject, settings.limits
     if subject.state in _OVER:
         return _after_stop(view, settings, now)
