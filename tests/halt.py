@@ -73,8 +73,8 @@ class HaltingPlatform(_Wrapped):
         """On this machine one step at a time: what else was under way at that moment would be chance."""
         return 1 if self._port.local else int(self._port.at_once(kind))
 
-    async def look(self, ref: Ref) -> Any:
-        found = await self._port.look(ref)
+    async def read(self, ref: Ref) -> Any:
+        found = await self._port.read(ref)
         self._halt.looked(ref)
         return found
 

@@ -194,7 +194,7 @@ def test_try_prints_the_class_the_timeline_and_what_it_assumes(policy: Path) -> 
     )
 
 
-def test_try_says_why_it_has_its_class(policy: Path) -> None:
+def test_try_gives_the_reason_it_has_its_class(policy: Path) -> None:
     policy.write_text(GOOD + 'match: [{class: serving, image: "triton:*"}]\n')
     tried = ("try", "--policy", policy, "--owner", "ann")
     assert f"class     serving (by match[0], {policy}:4)" in run(*tried, "--image", "triton:24").stdout

@@ -222,7 +222,7 @@ def _read_folder(value: object) -> str:
 _FOLDER_SCHEMA = {"type": "string", "pattern": "^/", "x-kind": "absolute path"}
 Folder = Annotated[str, *_kind(_read_folder, str, _FOLDER_SCHEMA)]
 
-# A slip of the pen here would delete what nobody can bring back, so these are never temporary.
+# A typo here would delete what cannot be restored, so these are never temporary.
 _NEVER_TEMPORARY = frozenset(
     f"/{name}"
     for name in (
@@ -233,12 +233,12 @@ _NEVER_TEMPORARY = frozenset(
 
 
 def _read_root(value: object) -> str:
-    folder = str(PurePosixPath("/", *PurePosixPath(_read_folder(value)).parts[1:]))  # //tmp/ is /tmp
-    if folder in _NEVER_TEMPORARY:
+    directory = str(PurePosixPath("/", *PurePosixPath(_read_folder(value)).parts[1:]))  # //tmp/ is /tmp
+    if directory in _NEVER_TEMPORARY:
         raise ValueError(
             f"{units.shown(value)} is not allowed as a temporary directory. Use one such as /tmp or /scratch/tmp."
         )
-    return folder
+    return directory
 
 
 Root = Annotated[str, *_kind(_read_root, str, _FOLDER_SCHEMA)]

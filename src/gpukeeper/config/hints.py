@@ -11,7 +11,7 @@ from gpukeeper.config.presets import BUILT_IN
 from gpukeeper.config.problems import Path, did_you_mean
 from gpukeeper.config.sections import PLATFORMS, Class, PolicyFile
 
-MANY = 3  # homes of a word; with more of them it says nothing about what was meant
+MANY = 3  # homes of a word; with more of them it gives no hint about what was meant
 # Words that people bring along and whose nearest neighbour by letters is the wrong setting.
 _OTHER_WORDS = {"stop_grace": "grace", "idle_after": "idle", "idle_timeout": "idle", "namespace": "namespaces"}
 _OTHER_WORDS["podman"] = "docker"  # by the same API
@@ -24,7 +24,7 @@ _REMOVED = {
 
 
 def for_unknown(path: Path, value: Any, known: list[str]) -> str:
-    """For a setting that is not known in its section."""
+    """For a setting that is unknown in its section."""
     word = str(path[-1])
     if word in _REMOVED:
         return _REMOVED[word]
@@ -70,7 +70,7 @@ def _names(section: type[BaseModel]) -> list[str]:
 
 
 def _sections(section: type[BaseModel], at: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Every section below this one, by where it is in a file; NAME stands for a name of one's own."""
+    """Every section below this one, by where it is in a file; NAME is a name of the user's choice."""
     for name, info in section.model_fields.items():
         here = f"{at}.{info.alias or name}".lstrip(".")
         for kind in _inner(info.annotation):

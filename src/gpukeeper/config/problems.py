@@ -17,7 +17,7 @@ class Problem:
     paths: tuple[Path, ...]
     sentence: str
     name_setting: bool = True  # False where the sentence names the setting itself
-    line: int | None = None  # where the reader knows it better than the path does
+    line: int | None = None  # if the reader knows it more exactly than the path
     once: str = ""  # of several with this word at one setting only the first is reported: fixing it fixes all
 
     def where(self, lines: Mapping[Path, int]) -> Path:

@@ -19,7 +19,7 @@ from gpukeeper.config.sections import PolicyFile
 from gpukeeper.config.units import shown
 
 # In the place of an entry that cannot be used, so that the others keep their numbers and are checked. Each is valid;
-# what the checks say about its place is not told, since a mistake there was.
+# a result of the checks there is not reported, since a mistake there was.
 _STAND_INS: dict[str | int, dict[str, Any]] = {
     "match": {"class": "docker", "name": "-"},
     "exemptions": {"owner": "-", "reason": "-"},

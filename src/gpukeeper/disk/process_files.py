@@ -95,7 +95,7 @@ class ProcessScan:
 
     def is_vouched(self, home: Path) -> bool:
         """Of root only: users can give a program any name. Not by the owner of its /proc directory: that is root for
-        any process that may not be read, whoever runs it.
+        any process that may not be read, no matter which user runs it.
         """
         try:
             name = procfs.read(f"{home}/comm", procfs.STATUS).removesuffix(b"\n")
@@ -143,12 +143,12 @@ class ProcessScan:
         another, or to the working directory, may be missed by any single read.
         """
         if self.comparable and pid == os.getpid():
-            self.look(home, pid, mounts, tables, {})  # once: reading ourselves opens and closes descriptors
+            self.read(home, pid, mounts, tables, {})  # once: reading ourselves opens and closes descriptors
             return
         before: dict[str, str] = {}
         agreeing = whole = 0
         for _ in range(LOOKS):
-            now = self.look(home, pid, mounts, tables, before)
+            now = self.read(home, pid, mounts, tables, before)
             if now is not None:
                 agreeing, whole = agreeing + 1 if now == before else 1, whole + 1
                 before = now
@@ -158,7 +158,7 @@ class ProcessScan:
                 break
         self.unsteady.append(f"pid {pid} keeps changing its open files, faster than they can be read")
 
-    def look(
+    def read(
         self, home: Path, pid: int, mounts: tuple[MountEntry, ...], tables: bool, known: dict[str, str]
     ) -> dict[str, str] | None:
         """Number and target; files only. None: something was closed between listing and reading, so it may have moved.

@@ -68,7 +68,7 @@ def no_progress(entries: int) -> None:
 
 
 def remove(
-    folder: int,
+    directory: int,
     name: str,
     expected: ExpectedTree,
     *,
@@ -79,16 +79,16 @@ def remove(
     sockets: bool = False,
 ) -> RemovalResult:
     """The entry `name` of the open directory. Removal if it was deleted, as far as possible; otherwise it is where it
-    was, and the result says why, or where it is now.
+    was, and the result has the reason, or where it is now.
 
     `still_free` gets the tree's descriptor (of a directory) and returns what uses it. `sockets`: dead sockets and pipes
     in it may be removed. `until`: of the monotonic clock.
     """
-    before = as_expected(folder, name, expected)
+    before = as_expected(directory, name, expected)
     if not isinstance(before, os.stat_result):
         return before
     device, inode = expected.identity
-    with trash.making(folder, f"{device}:{inode}") as bin_:
+    with trash.making(directory, f"{device}:{inode}") as bin_:
         if isinstance(bin_, Refused):
             return bin_
         taken = bin_.take(name, expected.identity)
@@ -106,7 +106,7 @@ def remove(
 
 
 def finish(
-    folder: int,
+    directory: int,
     taken: TrashedTree,
     *,
     scan: Callable[[], OpenFiles],
@@ -118,7 +118,7 @@ def finish(
     Half deleted: the rest is deleted, unless it is in use; it never gets its own name again.
     """
     try:
-        with trash.opening(folder, taken.trash) as bin_:
+        with trash.opening(directory, taken.trash) as bin_:
             if not taken.deleting:
                 return bin_.put_back(taken) or Changed("an interrupted run had moved it to the trash; it was put back")
             bin_.free_place()
@@ -268,12 +268,12 @@ class _Act:
         self.taken = msgspec.structs.replace(self.taken, deleting=True)
 
 
-def as_expected(folder: int, name: str, expected: ExpectedTree) -> os.stat_result | Changed | Refused:
+def as_expected(directory: int, name: str, expected: ExpectedTree) -> os.stat_result | Changed | Refused:
     """Checked again before it is moved, so that a tree that changed is not even touched."""
     if not name or "/" in name or name in {".", ".."} or trash.is_trash(name):
         return Refused(f"{printable(name)!r} is not a valid name of a tree")
     try:
-        found = kernel.stat_inside(folder, name)
+        found = kernel.stat_inside(directory, name)
     except FileNotFoundError:
         return Changed("it is gone already")
     except OSError as error:
@@ -282,7 +282,7 @@ def as_expected(folder: int, name: str, expected: ExpectedTree) -> os.stat_resul
     if (found.st_dev, found.st_ino) != expected.identity:
         return Changed("another entry has its name now")
     if expected.uid is not None:
-        why = rights.why_not_removable(folder, found.st_uid, expected.uid)
+        why = rights.why_not_removable(directory, found.st_uid, expected.uid)
         if why is not None:
             return Refused(f"it was not removed: {why}")
     if found.st_ctime_ns > expected.ctime_ns:

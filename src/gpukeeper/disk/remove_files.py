@@ -33,7 +33,7 @@ class FileRemoval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def remove_files(
-    folder: int,
+    directory: int,
     files: Sequence[tuple[str, ExpectedTree]],
     *,
     scan: Callable[[], OpenFiles],
@@ -41,12 +41,12 @@ def remove_files(
 ) -> FileRemoval:
     """Many closed files of one directory, with one read of open files."""
     kept: dict[str, Changed | Refused | Unknown] = {}
-    with trash.making(folder, trash.SEVERAL) as bin_:
+    with trash.making(directory, trash.SEVERAL) as bin_:
         if isinstance(bin_, Refused):
             return FileRemoval(removal=_NOTHING, removed=(), kept={name: bin_ for name, _ in files})
         taken: list[tuple[TrashedTree, os.stat_result]] = []
         for name, expected in files:
-            before = as_expected(folder, name, expected)
+            before = as_expected(directory, name, expected)
             got = bin_.take(name, expected.identity) if isinstance(before, os.stat_result) else before
             if isinstance(got, TrashedTree) and isinstance(before, os.stat_result):
                 taken.append((got, before))
@@ -104,8 +104,8 @@ def _keep_used(
     return free
 
 
-def _is_there(folder: int, name: str) -> bool:
+def _is_there(directory: int, name: str) -> bool:
     with suppress(FileNotFoundError):
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
         return True
     return False

@@ -43,7 +43,7 @@ Record: TypeAlias = "Callable[[Survey, Sequence[Decision], Collection[str]], Awa
 
 @dataclass(repr=False)
 class Survey:
-    """What one look at a place found and decided; how much that was; and what the ledger does not know of it yet."""
+    """What one observation of a place found and decided; how much that was; and what the ledger does not have yet."""
 
     platform: Platform
     at: datetime
@@ -51,9 +51,9 @@ class Survey:
     decisions: list[Decision] = field(default_factory=list)
     unseen: list[Unseen] = field(default_factory=list)
     missing: list[Ref] = field(default_factory=list)
-    gone: Sequence[Gone] = ()  # provably not there: of those that are missing, or that a narrow look asked for
+    gone: Sequence[Gone] = ()  # provably absent: of those that are missing, or that a narrow pass requested
     live: list[Subject] = field(default_factory=list)  # what the meter reads
-    nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the look
+    nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the pass
     wasted: list[Waste] = field(default_factory=list)  # held and not used; reported only
     counts: Counts = field(default_factory=Counts)
     to_write: PendingLines = field(default_factory=PendingLines)
@@ -88,14 +88,14 @@ async def survey(
     before = {} if only is not None else await _before(keeper, platform, book)
     unsettled = {i.ref.key for i in await keeper.ledger.open_intents(platform.name, platform.place) if i.ref}
     found.counts.before = sum(map(_counts, before.values()))
-    look = _Observation(keeper, found, book, unsettled, narrow)
+    observation = _Observation(keeper, found, book, unsettled, narrow)
     if only is not None:
-        # A hint may be about what the policy does not cover: a whole look would never find that it is gone.
+        # A hint may be about what the policy does not cover: a full pass would never find that it is gone.
         only = [ref for ref in only if in_scope(book.policy, ref)]
-    pages = platform.observe(scope) if only is None else _looked_at(platform, only, found)
+    pages = platform.observe(scope) if only is None else _read_each(platform, only, found)
     begun = asyncio.get_running_loop().time()
-    refs = await look.read(pages, before, record)
-    look.remember()
+    refs = await observation.read(pages, before, record)
+    observation.remember()
     if only is not None:
         counts = found.counts
         counts.seen, counts.running = keeper.last_passes.counted(here) or (counts.seen, counts.running)
@@ -105,13 +105,13 @@ async def survey(
     if not found.unseen:
         # Only a complete list shows what is missing.
         await _note_missing(keeper, found, before.values(), confirm=record is not None)
-    await look.update_demand()
+    await observation.update_demand()
     return found
 
 
 @dataclass
 class _Observation:
-    """What the pages of one look have in common."""
+    """What the pages of one observation have in common."""
 
     keeper: Keeper
     found: Survey
@@ -201,7 +201,7 @@ class _Observation:
 
 
 def _is_told(decision: Decision, soon: datetime) -> bool:
-    """Due, or odd, or due so soon that a timer is set for it. The rest is found again by the next whole look."""
+    """Due, or odd, or due so soon that a timer is set for it. The rest is found again by the next full pass."""
     if decision.verdict is Verdict.WAIT:
         return decision.due is not None and decision.due < soon
     odd = decision.verdict in (Verdict.REPORT, Verdict.UNKNOWN) or bool(decision.complaints)
@@ -213,15 +213,15 @@ async def _before(keeper: Keeper, platform: Platform, book: Rulebook) -> dict[st
     return {key: ref for key, ref in present.items() if in_scope(book.policy, ref)}
 
 
-async def _looked_at(platform: Platform, refs: Sequence[Ref], found: Survey) -> AsyncIterator[Snapshot]:
+async def _read_each(platform: Platform, refs: Sequence[Ref], found: Survey) -> AsyncIterator[Snapshot]:
     """Just these, each by its uid, as if they had been listed; some at once, for each waits for answers."""
     for first in range(0, len(refs), AT_ONCE):
         some = refs[first : first + AT_ONCE]
-        looked = await asyncio.gather(*map(platform.look, some))
-        found.gone = [*found.gone, *(one for one in looked if isinstance(one, Gone))]
+        results = await asyncio.gather(*map(platform.read, some))
+        found.gone = [*found.gone, *(one for one in results if isinstance(one, Gone))]
         # A part of something is no workload.
-        whole = tuple(one for one in looked if isinstance(one, Subject) and not isinstance(one.root, str))
-        unseen = [Unseen(r.path, one.why) for r, one in zip(some, looked, strict=True) if isinstance(one, Unknown)]
+        whole = tuple(one for one in results if isinstance(one, Subject) and not isinstance(one.root, str))
+        unseen = [Unseen(r.path, one.why) for r, one in zip(some, results, strict=True) if isinstance(one, Unknown)]
         yield Snapshot(platform.name, platform.place, found.at, whole, tuple(unseen))
 
 
@@ -277,7 +277,7 @@ def _begun(keeper: Keeper, decision: Decision, now: datetime) -> list[Event]:
 
 
 def _counts(ref: Ref) -> bool:
-    """A ref does not say its shape; of what is remembered only images are told apart, by their kind."""
+    """A ref has no shape; of what is remembered only images are distinguished, by their kind."""
     return ref.kind != Shape.IMAGE.value
 
 

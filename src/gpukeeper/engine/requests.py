@@ -1,4 +1,4 @@
-"""What people ask for: hold, release, stop, remove, restore, pause. The same rights by socket and by command line."""
+"""Requests of users: hold, release, stop, remove, restore, pause. The same rights by socket and by command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from gpukeeper.engine import clean
 from gpukeeper.engine.act import take
 from gpukeeper.engine.confirm import LASTS, Asker, Pending
-from gpukeeper.engine.find import FoundSubject, find, look_at
+from gpukeeper.engine.find import FoundSubject, find, read_subject
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import key_of
 from gpukeeper.engine.restore import restore, restored_in_words
@@ -46,15 +46,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reason: str = ""
     suspends: tuple[str, ...] = ()
     confirm: bool = False  # ask before acting; mode plan always does
-    token: str = ""  # of the reply that asked for a confirmation: the user confirmed
-    owner: str | None = None  # below here: of lines of the ledger that are asked for
+    token: str = ""  # of the reply that requested a confirmation: the user confirmed
+    owner: str | None = None  # below here: of lines of the ledger that are requested
     last: int = 100
     types: tuple[str, ...] = ()
     errors: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """With a token nothing was done: `words` say what would be, and the same request with that token does it."""
+    """With a token nothing was done: `words` show what would be, and the same request with that token does it."""
 
     done: bool
     words: str
@@ -63,13 +63,13 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataReply(Reply, frozen=True, kw_only=True):
-    """The answer to who only wants to know; `body` is JSON."""
+    """The reply to a read-only request; `body` is JSON."""
 
     body: msgspec.Raw = msgspec.Raw(b"null")
 
 
 async def fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request, *, uid: int | None = None) -> Reply:
-    """Do what was asked, with the rights of `who`, whose uid comes from the kernel. Every refusal is a sentence."""
+    """Perform the request, with the rights of `who`, whose uid comes from the kernel. Every refusal is a sentence."""
     try:
         words = await _fulfil(keeper, book, Asker(who, uid), request)
     except OverflowError:
@@ -155,18 +155,18 @@ async def _hold_on_it(found: FoundSubject, until: datetime) -> None:
 
 
 async def _release_from_it(keeper: Keeper, book: Rulebook, found: FoundSubject) -> FoundSubject | None:
-    """Without the hold on the thing itself, looked at again: marks of other tools may still hold it. None: it has none,
-    or only a new thing would be without it."""
+    """Without the hold on the object itself, read again: marks of other tools may still hold it. None: it has none,
+    or only a new object would be without it."""
     subject = found.view.subject
     answer = await found.platform.hold(subject, None) if subject.marks.unhold else None
     if isinstance(answer, Refused | Unknown):
         how = subject.marks.unhold
         raise UsageError(f"{subject.ref.path} is still held: {answer.why}. A user with that permission can run: {how}")
-    return None if answer is None else await look_at(keeper, book, subject.ref)
+    return None if answer is None else await read_subject(keeper, book, subject.ref)
 
 
 async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> str:
-    """Ends what `who` may end, and says what that was and what still holds. A claimed owner ends their own alone."""
+    """Ends what `who` may end, and reports what that was and what still holds. A claimed owner ends their own alone."""
     found = await find(keeper, book, words)
     _allow(may_touch(found.view, book, who))
     own = may_act(found.view, book, who) is not None  # only claimed: what holds for others stays
@@ -216,9 +216,9 @@ async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -
 
 
 async def _confirmed(keeper: Keeper, book: Rulebook, pending: Pending) -> FoundSubject:
-    """What the person was shown, if a fresh look still gives that."""
+    """What the user was shown, if a fresh read still gives that."""
     ref = pending.seen.ref
-    found = await look_at(keeper, book, ref)
+    found = await read_subject(keeper, book, ref)
     if found is None or found.view.subject.seen.incarnation != pending.seen.incarnation:
         raise UsageError(f"{ref.path} has changed since the confirmation was requested; nothing was done. Try again")
     return found
@@ -227,7 +227,8 @@ async def _confirmed(keeper: Keeper, book: Rulebook, pending: Pending) -> FoundS
 async def act_now(
     keeper: Keeper, book: Rulebook, words: str, who: str, action: Action, *, uid: int | None = None
 ) -> Closed:
-    """Stop or remove one thing because its owner or an admin asks. Same evidence, condition and outcome as a pass."""
+    """Stop or remove one object at the request of its owner or an admin. Same evidence, condition and outcome as a
+    pass."""
     return await _act_on(keeper, book, Asker(who, uid), await find(keeper, book, words, acting=True), action)
 
 
@@ -262,7 +263,7 @@ async def _let_pass(keeper: Keeper, found: FoundSubject) -> None:
 
 
 def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubject, action: Action) -> None:
-    """Raises UsageError: not by this person, not on this thing, or not now."""
+    """Raises UsageError: not by this user, not on this object, or not now."""
     view, who = found.view, asker.name
     subject, path = view.subject, view.subject.ref.path
     _allow(may_act(view, book, who))
@@ -272,7 +273,7 @@ def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubje
         raise UsageError("; ".join((f"{path} is only reported, nothing was done", *subject.findings)))
     if action not in found.platform.guards:
         raise UsageError(f"{found.platform.name} offers no {action}; nothing was done")
-    # What a file inside asks for, its owner may take back; and it is no obstacle to an admin in an emergency.
+    # What a file inside requests, its owner may revoke; and it is no obstacle to an admin in an emergency.
     own = {who, KEEP_ALIVE}
     held = next((h for h in view.memory.holds if h.by not in own and h.until > keeper.clock.now()), None)
     if held is not None:
@@ -317,7 +318,7 @@ def _described(view: View, action: Action) -> str:
 
 
 async def pause(keeper: Keeper, book: Rulebook, who: str, reason: str) -> str:
-    """The first pause stands, with its reason; a second one is recorded and its author is told about the first."""
+    """The first pause applies, with its reason; a second one is recorded and its author gets the first reason."""
     _allow_admin(book, who)
     before = await keeper.ledger.paused()
     await keeper.ledger.append([Paused(at=keeper.clock.now(), by=who, reason=reason)])
@@ -339,7 +340,7 @@ async def resume(keeper: Keeper, book: Rulebook, who: str) -> str:
 
 
 async def _change_gpu(keeper: Keeper, book: Rulebook, who: str, request: Request) -> str:
-    """`workload` is the uuid of a GPU or slice of the machine that is asked."""
+    """`workload` is the uuid of a GPU or slice of the machine that gets the request."""
     _allow_admin(book, who)
     uuid = request.workload
     if not GPU_UUID.fullmatch(uuid):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpukeeper.engine.find import find, look_at
+from gpukeeper.engine.find import find, read_subject
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.schedule import opening
 from gpukeeper.engine.verify import evidence_of
@@ -48,8 +48,8 @@ def _last_reclaimed(lines: Sequence[Event], words: str) -> tuple[Closed, Ref]:
     ]
     things = {(one.ref.path, one.owner): one for one in done if one.ref is not None}  # the newest of each
     if len(things) > 1:
-        told = "\n  ".join(_newest_of(one) for one in things.values())
-        raise UsageError(f'"{words}" matches {len(things)} objects; use more of the path, or the uid:\n  {told}')
+        listed = "\n  ".join(_newest_of(one) for one in things.values())
+        raise UsageError(f'"{words}" matches {len(things)} objects; use more of the path, or the uid:\n  {listed}')
     if not done or done[-1].ref is None:
         raise UsageError(f'gpukeeper reclaimed nothing named "{words}". See: gpukeeper ledger list --type outcome')
     return done[-1], done[-1].ref
@@ -103,9 +103,9 @@ async def restored_in_words(keeper: Keeper, book: Rulebook, ref: Ref, undone: Ac
 
 
 async def _stays(keeper: Keeper, book: Rulebook, ref: Ref, undone: Action) -> str:
-    """In what state it came back, and what comes next by which rule. What was made anew has another uid."""
+    """In what state it came back, and what comes next by which rule. What was recreated has another uid."""
     try:
-        found = await look_at(keeper, book, ref) if undone is not Action.REMOVE else None
+        found = await read_subject(keeper, book, ref) if undone is not Action.REMOVE else None
         found = found or await find(keeper, book, ref.path, acting=True)
     except KeeperError as problem:
         return f"It could not be read yet ({problem})"
@@ -115,5 +115,5 @@ async def _stays(keeper: Keeper, book: Rulebook, ref: Ref, undone: Action) -> st
     if not coming:
         why = decide(found.view, book, now).reason
         return f"{is_now} now; no action is scheduled for it: {why}"
-    told = [f"{one.action} by {one.rule} {due_in_words(one.at, now)}" for one in (coming[0], coming[-1])]
-    return f"{is_now} now. If nothing changes: {', then '.join(dict.fromkeys(told))}"
+    steps = [f"{one.action} by {one.rule} {due_in_words(one.at, now)}" for one in (coming[0], coming[-1])]
+    return f"{is_now} now. If nothing changes: {', then '.join(dict.fromkeys(steps))}"

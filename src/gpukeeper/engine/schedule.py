@@ -17,12 +17,12 @@ from gpukeeper.model.policy import Schedule
 
 CHANGE = timedelta(
     hours=3
-)  # more than clocks are ever set back; moments are looked for from so much before the last pass
+)  # more than clocks are ever set back; times are searched from this long before the last pass
 SEARCHED = 400  # moments: more than a year of daily ones
 
 
 class LocalZone(tzinfo):
-    """The zone that TZ or /etc/localtime says, with its changes: what the C library knows. A fixed offset, which
+    """The zone of TZ or /etc/localtime, with its changes: what the C library has. A fixed offset, which
     `astimezone()` alone gives, is wrong on the other side of a change."""
 
     def utcoffset(self, dt: datetime | None) -> timedelta | None:

@@ -119,7 +119,7 @@ class SqliteLedger:
         try:
             held = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            # The thread may get the lease after nobody waits for it any more.
+            # The thread may get the lease after the caller has stopped waiting.
             future.add_done_callback(_let_go)
             raise
         try:
@@ -164,7 +164,7 @@ class SqliteLedger:
         return await self.read(lambda c: state.gpus(c, place))
 
     async def rebuild(self) -> int:
-        """State anew from the journal, in one transaction. How many lines were folded."""
+        """Rebuild the state from the journal, in one transaction. Returns the number of lines folded."""
         return await self.change(lambda c: state.rebuild(c, str(self.path)))
 
     async def damage(self) -> list[str]:
@@ -184,7 +184,7 @@ class SqliteLedger:
         return await asyncio.wrap_future(self._thread.submit(self._with_reserve, work, acts))
 
     def _with_reserve(self, work: Callable[[sqlite3.Connection], T], acts: bool) -> T:
-        """On a full disk the reserve makes room for what is under way; nothing new begins until it is back."""
+        """On a full disk the reserve makes room for what is in progress; nothing new begins until it is back."""
         with translated(self.path):
             if not self._reserve.ensure() and acts:
                 raise LedgerError(full_sentence(self.path))

@@ -56,7 +56,7 @@ class Totals(msgspec.Struct, frozen=True):
     owners: Mapping[str, Reclaimed]
     rules: Mapping[str, Reclaimed]
     platforms: Mapping[str, Reclaimed]
-    covers_from: datetime | None = None  # later than asked for, when older lines are in the archive
+    covers_from: datetime | None = None  # later than requested, if older lines are in the archive
 
 
 def lines(c: sqlite3.Connection, wanted: LineFilter, where: str) -> list[tuple[int, Event]]:
@@ -87,7 +87,7 @@ def totals(c: sqlite3.Connection, since: datetime, where: str) -> Totals:
     counted: set[str] = set()
     for _, line in _decoded(rows, where):
         assert isinstance(line, Closed)
-        # A step that a crash made us look at again may have two outcomes; it gave back once.
+        # A step that was read again after a crash may have two outcomes; it freed once.
         if line.step not in counted:
             counted.add(line.step)
             _add(found, line)

@@ -1,6 +1,6 @@
-"""What comes when: the rules themselves, asked at one due time after the other, on a view that changes as things do.
+"""What happens when: the rules themselves, evaluated at one due time after the other, on a view that changes with time.
 
-Pure, and no second copy of any rule: `explain` asks until the first act, `policy try` until nothing is left to happen.
+Pure, and no second copy of any rule: `explain` evaluates until the first act, `policy try` until nothing is left.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def course(
             continue
         if not _is_offered(decision, offered):
             return
-        # A later look finds what was due before it; then is when it comes.
+        # A later pass finds what was due before it; it happens then.
         when = max(earliest, decision.due or at)
         opened = assumed.opens(when, acted)
         if opened > max(when, at):
@@ -179,7 +179,7 @@ def _stopped(view: View, decision: Decision, when: datetime, state: State) -> Vi
     noticed = Noticed(
         at=when, ref=subject.ref, incarnation=incarnation, state=state, started=started, ended=ended, outcome=outcome
     )
-    # The ledger knew this run before it was stopped, also where a hypothetical view did not say so.
+    # The ledger had this run before it was stopped, also if a hypothetical view does not contain it.
     known = msgspec.structs.replace(view.memory, incarnation=incarnation)
     memory = remember(remember(known, closed) or EMPTY, noticed) or EMPTY
     return msgspec.structs.replace(view, subject=subject, memory=memory)

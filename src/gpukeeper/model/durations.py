@@ -23,7 +23,7 @@ def in_words(span: timedelta) -> str:
 
 @lru_cache(maxsize=16384)
 def _two_units(count: int, large: str, small: str, size: int) -> str:
-    """`count` of the small unit. Few different ones are ever asked for: 3600, 1440, and one per hour of age."""
+    """`count` of the small unit. Few different ones are ever needed: 3600, 1440, and one per hour of age."""
     whole, rest = divmod(count, size)
     if not whole:
         return f"{rest}{small}"

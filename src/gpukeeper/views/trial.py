@@ -26,7 +26,7 @@ from gpukeeper.model.series import Series, Signal
 from gpukeeper.model.subject import Outcome, State, Subject
 
 INCARNATION = "run-1"
-STEPS = 5000  # one that is in use is asked again after every idle time
+STEPS = 5000  # one that is in use is evaluated again after every idle time
 BUSY = 100.0
 MARGIN = timedelta(hours=2)
 _SIGNALS = tuple(signal for signal in Signal if signal is not Signal.GPU)

@@ -29,11 +29,11 @@ class Bench:
 
     workbench: Workbench
     clock: Clock
-    logs: Callable[[], Mapping[str, str]] = dict  # what its programs said on their way, by the name of a file
+    logs: Callable[[], Mapping[str, str]] = dict  # output of its programs, by the name of a file
 
 
 def open_bench(wish: RunRequest, *, python: str | None = None, count: int | None = None) -> Bench:
-    """`python`: the interpreter that was asked for; without it one is found, and without any nothing is computed."""
+    """`python`: the configured interpreter; without it one is searched for, and without any nothing is computed."""
     from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 
     if wish.device == "simulated":
@@ -87,7 +87,7 @@ def _interpreter(wanted: str | None) -> str | Unknown:
 async def _places(
     python: str | Unknown, device: str, opened: list[LocalWorkbench]
 ) -> tuple[FaultTarget | Unknown, FaultTarget | Unknown]:
-    """Two ranks need two GPUs, else the CPU stands in for them; where a CPU was asked for, it does so for all."""
+    """Two ranks need two GPUs, else the CPU is used instead; if a CPU was requested, it is used for all."""
     from gpukeeper.acceptance.bench.workbench import LocalWorkbench
     from gpukeeper.acceptance.self_test import FaultTarget
 
@@ -104,7 +104,7 @@ async def _places(
     seen = await alone.workbench.machine()
     why = seen.gpus.why if isinstance(seen.gpus, Unknown) else seen.environment.get("torch_why")
     if why or isinstance(seen.gpus, Unknown) or not seen.gpus:
-        # What a CPU finds says nothing about the detectors on GPUs that somebody believes to have.
+        # A result on a CPU proves nothing about the detectors on GPUs.
         none = Unknown(f"there is no GPU to run them on ({why or 'none found'}). To run them on the CPU: --device cpu")
         return none, none
     return alone, alone if len(seen.gpus) > 1 else place("cpu", 2, "two ranks on this CPU")

@@ -40,7 +40,7 @@ FLEET = "GPUKEEPER_FLEET"  # folder:PATH[:PATH…] plays with places of files in
 
 @dataclass(frozen=True)
 class Reach:
-    """Whether a platform can be looked at from here, in a sentence."""
+    """Whether a platform can be read from here, in a sentence."""
 
     platform: str
     place: str
@@ -75,7 +75,7 @@ _NOT_FOUND = {
 
 
 def _ray_here(environ: Mapping[str, str]) -> Reach:
-    """Without a container engine: containers that the policy calls nodes are found when it is asked."""
+    """Without a container engine: containers that the policy calls nodes are found by querying it."""
     place, address = hostname(), environ.get("RAY_ADDRESS")
     try:
         names = names_here(place, environ)
@@ -135,7 +135,7 @@ def find_platforms(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str
     if _wants_ray(loaded, found.reaches):
         inside = ray.no_containers if beside is None else partial(_nodes_in, beside)
         own = _own_folders(loaded, environ)
-        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, folders=own)
+        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, directories=own)
         others.append(nodes)
         busy = nodes.busy_here
     client = _cluster(loaded, environ, found.reaches)
@@ -149,35 +149,35 @@ def find_platforms(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str
 
 
 def _fleet_of_files(fleet: str) -> FoundPlatforms:
-    kind, *folders = fleet.split(":")
-    if kind != "folder" or not folders or not all(Path(one).is_dir() for one in folders):
+    kind, *directories = fleet.split(":")
+    if kind != "folder" or not directories or not all(Path(one).is_dir() for one in directories):
         raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH[:PATH…] with existing directories')
     from gpukeeper.platforms.simulated.folder import FolderPlatform
 
-    places = [FolderPlatform(Path(one)) for one in folders]
+    places = [FolderPlatform(Path(one)) for one in directories]
     reaches = [
         Reach(one.name, one.place, True, f"a fleet from files below {where}")
-        for one, where in zip(places, folders, strict=True)
+        for one, where in zip(places, directories, strict=True)
     ]
     return FoundPlatforms(reaches, list(places))
 
 
 def _host(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], busy: Busy, needed: Needed) -> HostPlatform:
-    policy, folders = loaded.policy, _own_folders(loaded, environ)
+    policy, directories = loaded.policy, _own_folders(loaded, environ)
     return HostPlatform(
         hostname(),
         policy.temporary,
         clock,
         reports=policy.reports,
         marks=policy.disk,
-        folders=folders,
+        directories=directories,
         busy=busy,
         needed=needed,
     )
 
 
 def _own_folders(loaded: Loaded, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The folders of gpukeeper itself, which no removal may take along."""
+    """The directories of gpukeeper itself, which no removal may include."""
     path = ledger_path(environ)
     return str(path.parent), loaded.policy.capture.to or str(evidence_folder(path))
 
@@ -199,7 +199,7 @@ async def _nodes_in(engine: DockerPlatform, patterns: Sequence[str]) -> Sequence
 
 
 def _cluster(loaded: Loaded, environ: Mapping[str, str], reaches: list[Reach]) -> kubernetes.Cluster | None:
-    """A kubeconfig that cannot be used is said, and stops nobody who looks at something else."""
+    """A kubeconfig that cannot be used is reported, and does not prevent the use of other platforms."""
     if kubernetes.find(environ) is None:
         return None
     settings = cluster_settings(loaded.policy)
@@ -223,6 +223,6 @@ def local_meter(found: FoundPlatforms, loaded: Loaded, clock: SystemClock) -> tu
 
 
 def past_meter(found: FoundPlatforms, loaded: Loaded) -> Meter | None:
-    """A Prometheus knows the past, too."""
+    """A Prometheus has past values, too."""
     knows = cluster_settings(loaded.policy).prometheus is not None
     return Meters(*found.measured) if found.measured and knows else None

@@ -29,7 +29,7 @@ from gpukeeper.ledger.trust import make_private
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import LedgerError, PolicyError, UsageError
 from gpukeeper.model.event import Event
-from gpukeeper.model.message import Kind
+from gpukeeper.model.message import MessageKind
 from gpukeeper.model.policy import Mode
 from gpukeeper.notify.catalog import admin_channels, owner_channels
 from gpukeeper.notify.messages import Messages
@@ -40,7 +40,7 @@ from gpukeeper.wiring.places import Reach, find_platforms, local_meter, past_met
 
 @dataclass
 class Session:
-    """A Keeper over what is reachable, with the policy that applies and what should be said about both."""
+    """A Keeper over what is reachable, with the policy that applies and messages about both."""
 
     keeper: Keeper
     book: Rulebook
@@ -73,7 +73,7 @@ class Session:
         for line in lines:
             closed = admin_events.breaker_closed(line)
             if closed is not None:
-                self.messages.is_over(Kind.BREAKER, closed)
+                self.messages.is_over(MessageKind.BREAKER, closed)
             message = admin_events.message_of(line)
             if message is not None:
                 self.messages.to_admins(message)
@@ -102,7 +102,7 @@ def open_session(
     gpus = LocalGpus()
     found = find_platforms(loaded, clock, environ, gpus)
     platforms, reaches = tuple(found.platforms), found.reaches
-    # Of all platforms: however narrow the look, what is acted on is measured again first.
+    # Of all platforms: however narrow the pass, what is acted on is measured again first.
     usage, meter = local_meter(found, loaded, clock)
     if only is not None:
         platforms = tuple(p for p in platforms if only in (p.name, f"{p.name}/{p.place}"))
@@ -115,7 +115,7 @@ def open_session(
     capture = loaded.policy.capture
     evidence = DirectoryEvidence(Path(capture.to) if capture.to else evidence_folder(path), capture.quota)
     if usage is not None:
-        gpus.let_go = partial(asyncio.to_thread, usage.close)  # nobody may hold a GPU that is reset, nor we
+        gpus.let_go = partial(asyncio.to_thread, usage.close)  # no process may hold a GPU that is reset, nor we
     messages = Messages(owner_channels(platforms))
     keeper = Keeper(
         platforms=platforms,
@@ -138,7 +138,7 @@ class PolicyRead(NamedTuple):
 
 
 def read_policy(policy: Path | None, last: PolicyRead | None = None) -> PolicyRead:
-    """As the file says now; `last` where it did not change since. Blocks: a daemon calls it in a thread. PolicyError:
+    """As in the file now; `last` if it did not change since. Blocks: a daemon calls it in a thread. PolicyError:
     it is broken, or others could change it, and so nothing acts by it."""
     file, now = policy_file(policy), time.time()
     if last is not None and last.stamp is not None and stamp(last.loaded, file, now) == last.stamp:
@@ -160,7 +160,7 @@ def follow_policy(session: Session, loaded: Loaded) -> None:
 
 
 def _trust(loaded: Loaded) -> None:
-    """Refuses to act by a policy that other users can change. Commands that only look print a warning instead."""
+    """Refuses to act by a policy that other users can change. Commands that only read print a warning instead."""
     if loaded.untrusted:
         raise PolicyError([f"{one}. A policy that other users can change is not applied." for one in loaded.untrusted])
     if loaded.policy.capture.to:

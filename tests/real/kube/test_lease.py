@@ -85,7 +85,7 @@ def test_only_one_of_two_writes_at_the_same_version_holds_it(cluster: Cluster, a
     told(cluster, namespace, story)
 
 
-def test_a_namespace_that_is_not_there_is_said(cluster: Cluster) -> None:
+def test_a_namespace_that_is_not_there_is_reported(cluster: Cluster) -> None:
     async def story(candidate: Callable[[str], Leadership]) -> None:
         one = candidate("one")
         await one.attempt()

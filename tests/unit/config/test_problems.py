@@ -367,7 +367,7 @@ def test_a_mistake_is_told_with_what_to_write_instead(text: str, told: str) -> N
     assert problems(SCOPE + text + "\n") == [f"policy.yaml:2: {told}"]
 
 
-def test_an_empty_file_says_what_to_write() -> None:
+def test_an_empty_file_shows_what_to_write() -> None:
     assert problems("") == [f"policy.yaml:1: the file is empty: {NO_SCOPE}"]
     assert problems("# nothing yet\n") == [f"policy.yaml:1: the file is empty: {NO_SCOPE}"]
 
@@ -541,7 +541,7 @@ mode: plan
         load_text(text)
 
 
-def test_a_mistake_does_not_cause_another_to_be_told() -> None:
+def test_a_mistake_does_not_cause_another_to_be_reported() -> None:
     """`succeeded` cannot be read, so nobody can say that it is longer than `failed`."""
     assert len(problems(SCOPE + "retention: {succeeded: 2 days, failed: 1h}\n")) == 1
 

@@ -17,7 +17,7 @@ from gpukeeper.model.unknown import Unknown
 from tests.unit.disk.trees import A_WHILE, HOLD_OPEN, child, everything_seen, expected
 
 
-def test_many_files_cost_one_look(tmp_path: Path) -> None:
+def test_many_files_cost_one_read(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"log-{number}").write_bytes(b"x" * 5000)
     os.sync()

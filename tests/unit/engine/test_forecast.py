@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from gpukeeper.engine.find import look_at
+from gpukeeper.engine.find import read_subject
 from gpukeeper.engine.schedule import opening
 from gpukeeper.lifecycle.forecast import ahead
 from gpukeeper.lifecycle.settings import Rulebook
@@ -78,7 +78,7 @@ def test_the_passes_do_what_was_forecast(schedule: Schedule) -> None:
     async def story(b: Harness) -> None:
         thing = notebook(b, schedule)
         await serve(b, 2 * HOUR if schedule.at else 26 * MINUTE)
-        found = await look_at(b.keeper, b.book, thing.ref)
+        found = await read_subject(b.keeper, b.book, thing.ref)
         assert found is not None
         expected = ahead(found.view, b.book, b.now(), b.platform.guards, opening(schedule))
         await serve(b, 4 * DAY)

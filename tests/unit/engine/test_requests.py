@@ -86,7 +86,7 @@ async def test_a_thing_that_is_named_like_another_uid_does_not_stand_before_it(b
 
 
 @virtual
-async def test_a_name_that_fits_nothing_says_where_to_look(b: Harness) -> None:
+async def test_a_name_that_fits_nothing_shows_where_to_look(b: Harness) -> None:
     reply = await ask(b, "hold", "nope")
     assert reply.words == 'nothing in the policy\'s scope is named "nope". See: gpukeeper workload list'
 
@@ -107,7 +107,7 @@ async def test_a_silent_place_does_not_prevent_a_hold_elsewhere(b: Harness) -> N
 
 
 @virtual
-async def test_what_is_out_of_scope_cannot_be_asked_about(b: Harness) -> None:
+async def test_what_is_out_of_scope_cannot_be_checked(b: Harness) -> None:
     b.ended("eval")
     b.set_policy(scope={})
     assert "nothing in the policy's scope" in (await ask(b, "remove", "eval")).words
@@ -169,7 +169,7 @@ async def test_only_an_admin_pauses_and_resumes(b: Harness) -> None:
 
 
 @virtual
-async def test_a_second_pause_keeps_the_first_reason_and_says_whose_it_is(b: Harness) -> None:
+async def test_a_second_pause_keeps_the_first_reason_and_shows_whose_it_is(b: Harness) -> None:
     b.policy = msgspec.structs.replace(b.policy, admins=("root", "eve"))
     await ask(b, "pause", who="eve", reason="driver update")
     second = await ask(b, "pause", who="root", reason="moving a rack")
@@ -181,7 +181,7 @@ async def test_a_second_pause_keeps_the_first_reason_and_says_whose_it_is(b: Har
 
 
 @virtual
-async def test_a_resume_of_nothing_says_so_with_2(b: Harness) -> None:
+async def test_a_resume_of_nothing_reports_it_with_2(b: Harness) -> None:
     reply = await ask(b, "resume", who="root")
     assert (reply.done, reply.exit_code, reply.words) == (False, 2, "not paused; nothing was changed")
     assert not b.ledger.lines
@@ -192,7 +192,7 @@ async def test_an_unknown_verb_is_refused(b: Harness) -> None:
     assert (await ask(b, "explode")).words == 'unknown request "explode"; nothing was done'
 
 
-def test_a_request_never_says_who_asks() -> None:
+def test_a_request_never_names_who_asks() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"verb": "pause", "who": "root"}', type=Request)
 
@@ -279,7 +279,7 @@ async def test_a_mark_that_can_be_read_is_not_released_by_a_command(b: Harness) 
 
 
 @virtual
-async def test_a_hold_says_what_it_does_not_prevent_and_when(b: Harness) -> None:
+async def test_a_hold_shows_what_it_does_not_prevent_and_when(b: Harness) -> None:
     b.running("eval", HOUR)
     words = (await ask(b, "hold", "eval", seconds=7200)).words
     assert "The hold does not prevent max_runtime: stop at 2026-03-02 09:00 UTC (in 1h). An admin can suspend" in words

@@ -51,7 +51,7 @@ async def test_only_the_owner_or_an_admin_restores(b: Harness) -> None:
 
 
 @virtual
-async def test_a_restore_that_is_not_possible_says_why(b: Harness) -> None:
+async def test_a_restore_that_is_not_possible_gives_the_reason(b: Harness) -> None:
     b.ended("eval")
     await reclaim(b.keeper, b.platform, b.book)
     b.evidence.saved.clear()
@@ -61,7 +61,7 @@ async def test_a_restore_that_is_not_possible_says_why(b: Harness) -> None:
 
 
 @virtual
-async def test_a_refused_restore_is_recorded_and_told(b: Harness) -> None:
+async def test_a_refused_restore_is_recorded_and_reported(b: Harness) -> None:
     class Stubborn(SimulatedPlatform):
         async def restore(self, ref: object, evidence: Evidence | None) -> Refused:  # type: ignore[override]
             return Refused("its image is gone")

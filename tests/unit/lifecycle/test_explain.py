@@ -41,7 +41,7 @@ def would_change(view: View, book: Rulebook = BOOK) -> str:
 # Signals
 
 
-def test_every_signal_is_said_against_its_threshold_over_the_window() -> None:
+def test_every_signal_is_reported_against_its_threshold_over_the_window() -> None:
     values = (90.0,) * 40 + (NOT_MEASURED,) * 3 + (4.0,) + (0.5,) * 26
     view = View(subject(), (Series(Signal.GPU, "GPU-0", NOW - 69 * MINUTE, values),))
     (one,) = signals(view, BOOK, NOW)
@@ -71,7 +71,7 @@ def test_each_signal_has_its_own_threshold() -> None:
     assert found[Signal.DISK, ""] == 100_000.0
 
 
-def test_what_is_absent_by_design_or_not_measured_is_said() -> None:
+def test_what_is_absent_by_design_or_not_measured_is_reported() -> None:
     absent = Series(Signal.NETWORK, "", NOW, (), missing=Unknown("it has the host's network", by_design=True))
     silent = Series(Signal.CPU, "", NOW - MINUTE, (NOT_MEASURED, NOT_MEASURED))
     by_signal = {one.signal: one for one in signals(View(subject(), (absent, silent)), BOOK, NOW)}
@@ -241,7 +241,7 @@ def test_a_hold_does_not_help_against_the_maximum_runtime_but_an_admin_does() ->
     assert "use the GPU" not in words
 
 
-def test_what_is_not_known_would_change_it() -> None:
+def test_what_is_unknown_would_change_it() -> None:
     assert "what is unknown becomes known: GPU use was not measured yet" in would_change(View(subject()))
 
 

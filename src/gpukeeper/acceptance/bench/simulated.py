@@ -1,7 +1,7 @@
 """A machine with GPUs that exist only here: every probe answers with the figures of a real one, faults included.
 
 For the detector's own test and for ours. Its time is virtual (see simulated_gpus.py); `now` is the engine's clock. The
-judge cannot tell it from a real machine, and the report says that it was none.
+judge cannot tell it from a real machine, and the report states that it was none.
 """
 
 from __future__ import annotations

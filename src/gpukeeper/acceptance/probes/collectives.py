@@ -1,7 +1,7 @@
 """Collectives over all ranks: is every element right on every rank, and how fast was it?
 
 Payloads are integers that any order of summing gives exactly, so one wrong bit shows whatever algorithm ran. A value
-depends on rank, round and position; buffers are filled anew before every round, since an in-place sum repeated on its
+depends on rank, round and position; buffers are filled again before every round, since an in-place sum repeated on its
 own result is a sum of sums. What is timed is what is verified.
 
 params: ops, sizes (bytes of the whole array, as nccl-tests count them), rounds (null: twice the ranks), dtype, variant,
@@ -46,7 +46,7 @@ def run(device: Any, group: RankGroup, params: dict[str, Any]) -> dict[str, Any]
     with device.working():
         results = [bench.measure(op, size) for size in sizes for op in ops]
         latency = bench.latency(int(params.get("latency_bytes") or 8))
-    said = read_log(own_log())
+    log = read_log(own_log())
     return {
         "results": results,
         "latency_us": latency,
@@ -54,10 +54,10 @@ def run(device: Any, group: RankGroup, params: dict[str, Any]) -> dict[str, Any]
         "variant": str(params.get("variant") or "default"),
         "switches": switches(str(params.get("variant") or "default")),
         "dtype": dtype,
-        "algorithm": said.algorithms.get("all_reduce"),
-        "algorithms": said.algorithms,
-        "transports": said.transports,
-        "nvls": said.nvls,
+        "algorithm": log.algorithms.get("all_reduce"),
+        "algorithms": log.algorithms,
+        "transports": log.transports,
+        "nvls": log.nvls,
         "nccl_version": _nccl_version(torch) if group.place.backend == "nccl" else None,
     }
 

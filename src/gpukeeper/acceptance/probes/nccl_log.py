@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class NcclLog:
-    """None: it did not say."""
+    """None: it did not report it."""
 
     algorithms: dict[str, str]  # by op, of its largest size
     transports: dict[str, int] | None
@@ -57,7 +57,7 @@ def _named(word: str, names: Sequence[str]) -> str:
 
 
 def own_log() -> Iterator[str] | None:
-    """This rank's own file, where the parent asked for one. NCCL writes the host's name as it sees fit."""
+    """This rank's own file, if the parent requested one. NCCL writes the host's name as it sees fit."""
     name = Path(os.environ.get("NCCL_DEBUG_FILE") or "none")
     found = sorted(name.parent.glob(name.name.replace("%h", "*").replace("%p", str(os.getpid()))))
     return _lines(found[0]) if found else None

@@ -145,7 +145,7 @@ def _subject(one: WorkloadDescription, policy: Policy, now: datetime) -> Subject
 
 
 def _ref(one: WorkloadDescription, policy: Policy) -> Ref:
-    """Somewhere that the policy covers, where that was not said."""
+    """A place that the policy covers, if none was given."""
     scope = policy.scope.get(one.platform)
     place = one.place or _covered(scope.places if scope is not None else ())
     if one.platform == DOCKER:

@@ -122,7 +122,7 @@ def _remembered(session: Session) -> dict[str, GpuMemory]:
 
 
 def _known(inventory: tuple[GpuFacts, ...] | Unknown, remembered: dict[str, GpuMemory]) -> list[tuple[str, int | None]]:
-    """Every uuid with its index: what the driver names, then what only the ledger knows and is quarantined."""
+    """Every uuid with its index: what the driver names, then what is only in the ledger and quarantined."""
     from gpukeeper.model.unknown import Unknown
 
     found: dict[str, int | None] = {}
@@ -172,7 +172,7 @@ def _observed_names(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]
 
 
 def _held(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
-    """By uuid: the processes that have it open now and are no services; or that this is not known."""
+    """By uuid: the processes that have it open now and are no services; or that this is unknown."""
     from gpukeeper.devices import holders, occupancy
     from gpukeeper.model.unknown import Unknown
 

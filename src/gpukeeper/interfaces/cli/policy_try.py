@@ -225,7 +225,7 @@ def _because(loaded: Loaded, described: WorkloadDescription, found: TrialView) -
 
 
 def _what(one: UpcomingAction) -> str:
-    """A second warning says that it is the second; what is kept from then on is reported."""
+    """A second warning is shown as the second; what is kept from then on is reported."""
     if one.action.value == "keep":
         return "report"
     return f"{one.action} {one.stage}" if one.stage else str(one.action)

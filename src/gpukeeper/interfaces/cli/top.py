@@ -99,7 +99,7 @@ def _run(screen: Screen, gathering: Gathering, display: Display) -> int:
 
 @dataclass
 class Gathering:
-    """A thread that gathers again and again. What it found last, and how old that is, can be asked at any time."""
+    """A thread that gathers again and again. Its last result, and how old that is, can be read at any time."""
 
     source: Callable[[], AbstractContextManager[Gather]]
     every: float
@@ -164,7 +164,7 @@ class Gathering:
 
 @contextmanager
 def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[Gather]:
-    """What is seen from here, joined with what the daemon tells those who may not read its ledger."""
+    """What is seen from here, joined with what the daemon sends to users who may not read its ledger."""
     from gpukeeper.engine.fleet import observe_fleet
     from gpukeeper.interfaces.cli import daemon_plan
     from gpukeeper.interfaces.terminal.session import opened

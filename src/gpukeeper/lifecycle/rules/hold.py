@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Ask, not_holdable
+from gpukeeper.lifecycle.declared import Evaluator, not_holdable
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
@@ -25,11 +25,11 @@ YEAR = timedelta(days=365)
 _NONE = Answer(NAME, Verdict.SILENT, "it is not held")
 
 
-def asking(rules: Sequence[ModuleType]) -> Ask:
-    return partial(ask, not_held=not_holdable(rules))
+def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
+    return partial(evaluate, not_held=not_holdable(rules))
 
 
-def ask(view: View, settings: Settings, now: datetime, not_held: frozenset[str] = frozenset()) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime, not_held: frozenset[str] = frozenset()) -> Answer:
     """`not_held`: rules that a hold suspends only when an admin's names them."""
     mark = view.subject.marks.hold_until
     if mark is None and not view.memory.holds:

@@ -23,7 +23,7 @@ _NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")
 _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class has no maximum runtime")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject = view.subject
     if subject.state is not State.RUNNING and subject.state is not State.PAUSED:
         return _NOT_RUNNING

@@ -20,7 +20,7 @@ _RUNS = (State.RUNNING, State.PAUSED)
 _NO_LOOP = Answer(NAME, Verdict.SILENT, "it has not ended for good before")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject, ends = view.subject, view.memory.ends_seen
     if not subject.ends_for_good or subject.state not in _RUNS or ends == 0:
         return _NO_LOOP

@@ -23,7 +23,7 @@ ACTS = True
 _NOT_TAKEN = Answer(NAME, Verdict.SILENT, "it was not restarted on a GPU that another workload uses")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject, tenant = view.subject, view.tenant
     if tenant is None or (subject.state is not State.RUNNING and subject.state is not State.PAUSED):
         return _NOT_TAKEN

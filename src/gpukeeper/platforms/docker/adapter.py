@@ -19,7 +19,7 @@ import msgspec
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices.counters import processes_of
 from gpukeeper.devices.holders import Holder
-from gpukeeper.engine.missing import gone_by_looks
+from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -40,7 +40,7 @@ from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.notify.inside import tell_inside
+from gpukeeper.notify.inside import notify_inside
 from gpukeeper.platforms.docker import translate
 from gpukeeper.platforms.docker.acts import ContainerActions
 from gpukeeper.platforms.docker.capture import ContainerCapture
@@ -123,7 +123,7 @@ class DockerPlatform:
             return
         async with self._engine.opened():
             # The machine first: a process of a container that starts in between must not look orphaned.
-            around = await self._around.look()
+            around = await self._around.snapshot()
             containers, unseen = await self.records.refresh()
             yield self._page((), unseen)
             for start in range(0, len(containers), PAGE):
@@ -151,7 +151,7 @@ class DockerPlatform:
             await asyncio.sleep(RECONNECT[min(tries, len(RECONNECT) - 1)])
             tries += 1
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         try:
             async with self._engine.opened():
                 match ref.kind:
@@ -167,11 +167,11 @@ class DockerPlatform:
             return Unknown(str(problem))
         return Unknown(f"the engine has no kind {ref.kind!r}")
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
-        return await self.look(Ref(self.name, self._place, translate.CONTAINER, uid, uid))
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        return await self.read(Ref(self.name, self._place, translate.CONTAINER, uid, uid))
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_looks(self.look, refs)
+        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is not Shape.WORKLOAD:
@@ -206,7 +206,7 @@ class DockerPlatform:
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         """Sends it to the terminals inside, from outside: nothing is run or written in the container."""
         container = self.records.known(subject.ref.uid)
         if container is None or not container.state.pid or not self._engine.local:
@@ -215,7 +215,7 @@ class DockerPlatform:
         if not belongs(pid, container.id, self._proc):
             return False
         try:
-            return await in_thread(lambda: self._tell(pid, message), TELLING)
+            return await in_thread(lambda: self._notify(pid, message), TELLING)
         except (TimeoutError, OSError):
             return False
 
@@ -280,14 +280,14 @@ class DockerPlatform:
         """Its components; the rules add the rest."""
         return Diagnosis()
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         with suppress(PlatformError):
             async with self._engine.opened():
-                await self._acts.take_back(ref, evidence)
+                await self._acts.revert_stop(ref, evidence)
 
-    def _tell(self, pid: int, message: str) -> bool:
+    def _notify(self, pid: int, message: str) -> bool:
         pids = processes_of(pid, proc=self._proc)
-        return not isinstance(pids, Unknown) and tell_inside(pids, message, self._proc) > 0
+        return not isinstance(pids, Unknown) and notify_inside(pids, message, self._proc) > 0
 
     async def _read_events(self) -> AsyncIterator[Ref | None]:
         since = self._clock.now().timestamp()
@@ -312,7 +312,7 @@ class DockerPlatform:
             await stream.aclose()
 
     async def _read_container(self, ref: Ref) -> Subject | Gone | Unknown:
-        around = await self._around.look()
+        around = await self._around.snapshot()
         container = await self.records.inspect(ref.uid)
         if container is None:
             return Gone(ref, self._clock.now())
@@ -328,7 +328,7 @@ class DockerPlatform:
         """
         if not self._engine.local:
             return ()
-        around = await self._around.look()
+        around = await self._around.snapshot()
         if around.blind is not None:
             raise PlatformError(f"the processes that hold its GPUs are unknown: {around.blind}")
         return holders_of(container, around, self._proc)

@@ -60,7 +60,7 @@ class Orphans:
         holder = await self._holder(ref)
         if not isinstance(holder, Holder):
             return holder
-        around = await self._around.look()
+        around = await self._around.snapshot()
         found = await self._records.inspect(str(holder.container))
         for id_ in container_ids(holder, self._proc):
             # A container may be started inside the control group of another: running containers are checked first.

@@ -77,7 +77,7 @@ class ListedObject(msgspec.Struct):
 
 
 class ListPosition(msgspec.Struct, frozen=True):
-    """A list that was read, and the version from which a watch goes on."""
+    """A list that was read, and the version from which a watch continues."""
 
     path: str
     version: str

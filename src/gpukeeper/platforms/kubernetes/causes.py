@@ -24,7 +24,7 @@ from gpukeeper.platforms.kubernetes.kinds.pod import of_pod
 from gpukeeper.platforms.kubernetes.kinds.ttl import BY_RETENTION
 from gpukeeper.platforms.kubernetes.phrases import ago, counted, cut, lasting
 from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
-from gpukeeper.platforms.kubernetes.wire import Condition, Pod, Root, when
+from gpukeeper.platforms.kubernetes.wire import Pod, Root, StatusCondition, when
 
 ANNOUNCED = ("SuccessCriteriaMet", "FailureTarget")  # of a Job: its end is near, and not yet there
 BLOCKED_BELOW = 3
@@ -228,7 +228,7 @@ def _not_placed(facts: DiagnosisFacts) -> Iterator[Cause]:
         yield Cause(f"and {len(said) - UNPLACED} more pods cannot be scheduled")
 
 
-def _is_refused(one: Condition) -> bool:
+def _is_refused(one: StatusCondition) -> bool:
     return one.type == "PodScheduled" and one.status == "False" and one.reason == "Unschedulable"
 
 

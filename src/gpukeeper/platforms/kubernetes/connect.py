@@ -211,7 +211,7 @@ class Cluster:
         **query: object,
     ) -> AsyncGenerator[WatchEvent[T], None]:
         """What changes after this version, and bookmarks, until the server ends it. ApiError 410: list again."""
-        asked = {
+        parameters = {
             "timeoutSeconds": int(WATCH.total_seconds() * (0.75 + self._chance() / 2)),
             **query,
             "watch": True,
@@ -220,7 +220,7 @@ class Cluster:
         }
         decoder = self._decoders.of(type_)
         async with AsyncExitStack() as stack:
-            answer = await self._open_watch(stack, path, asked, accept)
+            answer = await self._open_watch(stack, path, parameters, accept)
             try:
                 async with aclosing(lines(answer.aiter_bytes(), inactive.total_seconds())) as found:
                     async for line in found:
@@ -263,8 +263,8 @@ class Cluster:
         deadline: timedelta,
         content: str = "application/json",
     ) -> bytes:
-        asked = {"fieldManager": "gpukeeper", **query}
-        request = ApiRequest(method, path, asked, msgspec.json.encode(body), content)
+        parameters = {"fieldManager": "gpukeeper", **query}
+        request = ApiRequest(method, path, parameters, msgspec.json.encode(body), content)
         return bytes(await self._request(request, deadline))
 
     async def _request(self, request: ApiRequest, deadline: timedelta) -> bytearray:

@@ -10,7 +10,7 @@ import msgspec
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.controller_state import ControllerReport
 from gpukeeper.platforms.kubernetes.kinds.kind import NoRuntime, RootFacts, RuntimeTtl, TreeNode
-from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
+from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_CHECKED
 from gpukeeper.platforms.kubernetes.tree import Climb, Descendants
 
 
@@ -22,7 +22,7 @@ class DiagnosisFacts(msgspec.Struct, frozen=True, kw_only=True):
     reports: Mapping[str, ControllerReport]  # of controllers, by their name
     now: datetime
     runtime: RuntimeTtl | NoRuntime | Unknown | None = None
-    ttl_field: bool | Unknown = NOT_ASKED  # whether the served version of a kind has one, where releases differ
+    ttl_field: bool | Unknown = NOT_CHECKED  # whether the served version of a kind has one, where releases differ
     events: tuple[str, ...] | Unknown = ()
     clashes: Mapping[str, tuple[str, ...] | Unknown] = {}  # by controller
 

@@ -95,11 +95,11 @@ async def read(answer: httpx2.Response, most: int, cut: bool, what: str) -> byte
 
 def retry_after(answer: httpx2.Response, skew: timedelta | None) -> float | None:
     """Seconds, or a time by the server's clock."""
-    said = answer.headers.get("Retry-After", "").strip()
-    if said.isdecimal():
-        return float(said)
+    value = answer.headers.get("Retry-After", "").strip()
+    if value.isdecimal():
+        return float(value)
     try:
-        at = parsedate_to_datetime(said)
+        at = parsedate_to_datetime(value)
         return max(0.0, (at - datetime.now(UTC) - (skew or timedelta())).total_seconds())
     except (ValueError, TypeError):
         return None

@@ -16,7 +16,7 @@ from gpukeeper.platforms.kubernetes.minutes import Pod, Share
 
 AT_ONCE, LETTERS_MAX = 64, 1500  # of names in one query: a URL must not grow too long
 
-Run: TypeAlias = tuple[str, str]  # of which thing, in which incarnation
+Run: TypeAlias = tuple[str, str]  # of which object, in which incarnation
 
 
 class History(Protocol):

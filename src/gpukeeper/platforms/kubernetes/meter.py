@@ -61,7 +61,7 @@ NOT_STARTED = Unknown("its start time is unknown, so measurements cannot be assi
 class ClusterMeter:
     """`pods` returns the living pods of a workload by name; without it their uids are not compared.
 
-    `only`: labels that every series of this cluster has, where a Prometheus knows several clusters.
+    `only`: labels that every series of this cluster has, if a Prometheus has several clusters.
     """
 
     def __init__(
@@ -141,14 +141,14 @@ class ClusterMeter:
             return [sample for one in group for sample in _unknown(one.subject, now, traces)]
         traces = [*(() if isinstance(traces, Unknown) else traces), *scraped]
         # Two hours of a thousand GPUs take seconds, and nothing may stop the loop.
-        said = await asyncio.to_thread(minutes_of_devices, traces, first, minute_of(now))
+        by_device = await asyncio.to_thread(minutes_of_devices, traces, first, minute_of(now))
         by_pod: dict[Pod, list[Trace]] = defaultdict(list)
         for found in traces:
             if found.pod is not None:
                 by_pod[found.pod].append(found)
         samples: list[Sample] = []
         for one in group:
-            samples += self._gpu_samples(one, by_pod, said, last, now)
+            samples += self._gpu_samples(one, by_pod, by_device, last, now)
         if any(one.first <= last for one in group):
             samples += await self._counters.read(group, self._progress, last, now)
         for one in group:
@@ -204,7 +204,7 @@ class ClusterMeter:
         self,
         wanted: PendingMeasurement,
         traces: Mapping[Pod, Sequence[Trace]],
-        said: Mapping[Device, DeviceMinutes],
+        by_device: Mapping[Device, DeviceMinutes],
         last: int,
         now: datetime,
     ) -> Iterator[Sample]:
@@ -229,7 +229,7 @@ class ClusterMeter:
                     why = Unknown(f"only {len(shares)} of {len(names)} GPUs of pod {pod[1]} are exported with its name")
                     yield from _unknown(subject, now, why, (name,))
                     continue
-                device = said.get(share[:2], DeviceMinutes({}, slice=False))
+                device = by_device.get(share[:2], DeviceMinutes({}, slice=False))
                 part = device.slice or name in subject.slices
                 values = {
                     minute: value
@@ -269,7 +269,7 @@ def _samples(
     last: int,
     now: datetime,
 ) -> Iterator[Sample]:
-    said = False
+    measured_any = False
     why: Unknown | None = None
     for minute, value in sorted(values.items()):
         if isinstance(value, Unknown):
@@ -280,11 +280,11 @@ def _samples(
             continue  # it is not over
         if minute > last:
             progress.early = {**progress.early, (name, minute): value}
-        said = True
+        measured_any = True
         if before is None or value > before:
             since, at = whole(minute)
             yield Sample(subject.ref.key, Signal.GPU, name, at, value, slice=part, since=since)
-    if not said:
+    if not measured_any:
         why = Unknown("nothing was exported for it since the last measurement") if why is None else why
         yield Sample(subject.ref.key, Signal.GPU, name, now, why, slice=part)
 

@@ -114,16 +114,16 @@ def _samples(
         return
     measured = [(pod, rates.get(pod, {})) for pod in wanted.devices if pod not in without]
     progress.counted |= {(pod, signal) for pod, mine in measured if mine}
-    said = False
+    measured_any = False
     for minute in range(wanted.first, last + 1):
         values = [
             mine[minute] for pod, mine in measured if minute in mine and minute > wanted.begins[pod]
         ]  # the rate of a minute includes the one before
         if len(values) == len(measured):
-            said = True
+            measured_any = True
             since, at = whole(minute)
             yield Sample(key, signal, "", at, max(values), since=since)
-    if not said:
+    if not measured_any:
         yield Sample(key, signal, "", now, Unknown("Prometheus does not have such counters for all its pods"))
 
 

@@ -129,10 +129,10 @@ class NodeRemoval:
             some = [
                 (one.name, ExpectedTree((one.device, one.inode), one.ctime_ns)) for one in files if one.folder == place
             ]
-            with logs.opened(spot.logs, place) as folder:
-                if folder is None or not some:
+            with logs.opened(spot.logs, place) as directory:
+                if directory is None or not some:
                     continue
-                done = remove_files(folder, some, scan=self._seen_from(spot), until=self._visit.until)
+                done = remove_files(directory, some, scan=self._seen_from(spot), until=self._visit.until)
             size = done.removal.bytes_back
             back += 0 if isinstance(size, Unknown) else size
             removed += len(done.removed)

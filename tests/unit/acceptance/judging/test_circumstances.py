@@ -83,8 +83,8 @@ def test_a_slow_gpu_is_found_where_processes_can_never_be_seen() -> None:
 
 
 def test_many_processes_are_counted() -> None:
-    look = Health(uuid="a", at=datetime(2026, 1, 1, tzinfo=UTC), foreign=(1, 2, 3, 4, 5))
-    assert circumstances.processes([look]) == "pid 1, pid 2, pid 3 and 2 more"
+    read = Health(uuid="a", at=datetime(2026, 1, 1, tzinfo=UTC), foreign=(1, 2, 3, 4, 5))
+    assert circumstances.processes([read]) == "pid 1, pid 2, pid 3 and 2 more"
 
 
 # Settings of the GPU

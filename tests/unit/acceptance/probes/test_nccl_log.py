@@ -24,7 +24,7 @@ a:1:1 [0] NCCL INFO 805306368 Bytes -> Algo 1 proto 2 time 3970.683594
 """
 
 
-def test_the_algorithm_of_the_largest_size_is_told() -> None:
+def test_the_algorithm_of_the_largest_size_is_reported() -> None:
     said = read_log(NEW.splitlines())
     assert said.algorithms == {"all_reduce": "NVLS/SIMPLE", "all_gather": "RING/SIMPLE"}
     assert (said.transports, said.nvls) == ({"P2P/CUMEM": 2}, True)
@@ -36,6 +36,6 @@ def test_numbers_of_older_releases_are_named() -> None:
     assert (said.transports, said.nvls) == ({"SHM/direct": 1, "NET/IB": 1}, False)
 
 
-def test_a_log_that_says_nothing_is_not_known() -> None:
+def test_a_log_that_says_nothing_is_unknown() -> None:
     assert read_log(None) == read_log([]) == read_log(["node-1:1:1 [0] NCCL INFO Bootstrap : Using eth0"])
     assert (read_log([]).transports, read_log([]).nvls) == (None, None)

@@ -21,13 +21,13 @@ from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, Controller
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending, by_conditions
 from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, RUN_POLICY_TTL, seconds
 from gpukeeper.platforms.kubernetes.wire import (
-    Condition,
     Meta,
     Pod,
     PodSpec,
     Root,
     RunPolicy,
     Spec,
+    StatusCondition,
     Template,
     Wire,
 )
@@ -110,7 +110,7 @@ class _WatchedSpec(Wire, frozen=True):
 
 
 class WatchedStatus(Wire, frozen=True):
-    conditions: tuple[Condition, ...] | None = None
+    conditions: tuple[StatusCondition, ...] | None = None
 
     @property
     def stage(self) -> str:
