@@ -15,6 +15,7 @@ from gpukeeper.engine.find import FoundSubject, find, read_subject
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import key_of
 from gpukeeper.engine.restore import restore, restored_in_words
+from gpukeeper.engine.schedule import opening
 from gpukeeper.engine.verify import settle
 from gpukeeper.engine.view import holds_elsewhere
 from gpukeeper.lifecycle.decide import NOT_HELD, REQUEST, why_not_yet
@@ -137,7 +138,7 @@ async def hold(
 
 def _not_prevented(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
     """What ends it in spite of the hold, and when: so that no user relies on the hold alone."""
-    act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards)
+    act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards, opening(book.policy.schedule))
     if act is None:
         return ""
     grant = " An admin can suspend that, too." if act.rule in NOT_HELD else ""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpukeeper.engine.find import find, read_subject
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.schedule import opening
 from gpukeeper.engine.verify import evidence_of
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.forecast import ahead
@@ -110,7 +111,7 @@ async def _stays(keeper: Keeper, book: Rulebook, ref: Ref, undone: Action) -> st
         return f"It could not be read yet ({problem})"
     now, state = keeper.clock.now(), found.view.subject.state
     is_now = f"Its state is unknown ({state.why})" if isinstance(state, Unknown) else f"It is {state}"
-    coming = ahead(found.view, book, now, found.platform.guards)
+    coming = ahead(found.view, book, now, found.platform.guards, opening(book.policy.schedule))
     if not coming:
         why = decide(found.view, book, now).reason
         return f"{is_now} now; no action is scheduled for it: {why}"
