@@ -221,7 +221,7 @@ def _because(loaded: Loaded, described: WorkloadDescription, found: TrialView) -
     if found.match is not None:
         return f"by match[{found.match}], {loaded.origin(('match', found.match))}"
     listed = "; no entry of match applies" if loaded.policy.match else ""
-    return f"recognised by {described.platform}{listed}"
+    return f"recognized by {described.platform}{listed}"
 
 
 def _what(one: UpcomingAction) -> str:

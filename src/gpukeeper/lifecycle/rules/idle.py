@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpukeeper.lifecycle.activity import MINUTE, Use, assess_use
+from gpukeeper.lifecycle.activity import MINUTE, Use, UseAssessment, assess_use
 from gpukeeper.lifecycle.settings import Rulebook, Settings
 from gpukeeper.lifecycle.warnings import Countdown, keep_it, staged, valid_for
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -140,11 +140,7 @@ def _judge(
     if judged.use is Use.ACTIVE:
         return Answer(NAME, Verdict.WAIT, judged.reason, due=now + _next(settings, limits, window))
     since = max(judged.since or now, graced, started)
-    words = f"idle for {in_words(now - since)}, allowed {in_words(window)}"
-    if view.pressure:
-        words += " while GPUs are scarce"
-    if judged.skipped:
-        words += f" (not checked: {', '.join(judged.skipped)})"
+    words = _condition(view, judged, window, now - since)
     if limits.on_idle is OnIdle.REPORT:
         if now - since < window:
             return Answer(NAME, Verdict.WAIT, words, due=since + window)
@@ -162,6 +158,15 @@ def _judge(
         only_after=max(judged.since or now, started),
     )
     return staged(view, settings, now, to)
+
+
+def _condition(view: View, judged: UseAssessment, window: timedelta, idle_for: timedelta) -> str:
+    words = f"idle for {in_words(idle_for)}, allowed {in_words(window)}"
+    if view.pressure:
+        words += " while GPUs are scarce"
+    if judged.skipped:
+        words += f" (not checked: {', '.join(judged.skipped)})"
+    return words
 
 
 def _next(settings: Settings, limits: ClassSettings, window: timedelta) -> timedelta:
