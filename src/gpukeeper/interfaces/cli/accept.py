@@ -10,19 +10,33 @@ from typing import Annotated
 
 import typer
 
-from gpukeeper.interfaces.cli import accept_reports
+from gpukeeper.interfaces.cli.lazy import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 
+COMMANDS = {
+    "list": Entry(
+        "gpukeeper.interfaces.cli.accept_reports:list_", "List the runs in the report directory, newest first."
+    ),
+    "show": Entry(
+        "gpukeeper.interfaces.cli.accept_reports:show",
+        "Show the report of one run: findings, GPUs, what was not tested, the verdict.",
+    ),
+    "compare": Entry(
+        "gpukeeper.interfaces.cli.accept_reports:compare",
+        "Show what changed between two runs, and whether it is more than noise.",
+    ),
+    "merge": Entry(
+        "gpukeeper.interfaces.cli.accept_reports:merge",
+        "Merge the reports of many nodes: the worst verdict counts, and outliers among all GPUs are listed.",
+    ),
+}
 app = typer.Typer(
+    cls=group_of(COMMANDS),
     invoke_without_command=True,
     help="Test the GPUs of this machine; list, show, compare and merge reports.",
     subcommand_metavar="[list|show|compare|merge]",
 )
-app.command("list")(accept_reports.list_)
-app.command("show")(accept_reports.show)
-app.command("compare")(accept_reports.compare)
-app.command("merge")(accept_reports.merge)
 
 
 @app.callback()

@@ -35,7 +35,7 @@ Run: TypeAlias = Annotated[
 def list_(report_dir: From = None, json: o.Json = False) -> None:
     """List the runs in the report directory, newest first."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.views.acceptance import RunsView
 
     folder = _folder(report_dir)
@@ -225,7 +225,7 @@ def _row(entry: StoredRun) -> tuple[str, ...]:
 
 
 def _write(path: Path, text: str) -> None:
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.model.errors import UsageError
 
     try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gpukeeper.acceptance.record import Report
 from gpukeeper.interfaces.cli.accept_settings import Flags, run_request
 from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings, read_variables
-from gpukeeper.interfaces.terminal.session import print_message
+from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.ledger.paths import ledger_path, reports_folder
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import KeeperError, UsageError

@@ -96,7 +96,7 @@ async def _not_paused(session: Session) -> None:
 
 def _whose(session: Session, owner: str | None) -> str | None:
     """Admins may reclaim the work of all users, other users only their own."""
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.lifecycle.holds import is_admin
     from gpukeeper.model.errors import UsageError
 
@@ -206,7 +206,7 @@ async def _confirm(plan: Plan) -> bool:
 def _print(session: Session, done: list[AppliedPass], *, json: bool, quiet: bool) -> None:
     from gpukeeper.interfaces.cli.plan import policy_head, print_notes
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.views.applied import applied_summary, applied_view
 
     if json:
@@ -228,7 +228,7 @@ def _print_nodes(report: PassReport, nodes: list[Change]) -> None:
     """Each node and disk before and after, and the total that was freed."""
     from gpukeeper.interfaces.terminal.nodes import change_in_words
     from gpukeeper.model.durations import size_in_words
-    from gpukeeper.notify.terminals import plain
+    from gpukeeper.model.printable import plain
     from gpukeeper.views.applied import bytes_back
 
     for change in nodes:
@@ -250,7 +250,7 @@ def _check_row(line: GpuChecked) -> tuple[str, ...]:
 def _write_textfile(textfile: Path | None, session: Session, reports: list[PassReport]) -> None:
     """Not without a place: its gauges would be missing, as if nothing were there."""
     from gpukeeper.interfaces.cli.plan import write_textfile
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
 
     if textfile is not None and any(report.leased for report in reports):
         print_message(f"--textfile {textfile} was not written: not every place could be read.")

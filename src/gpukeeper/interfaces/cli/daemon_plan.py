@@ -40,7 +40,7 @@ def _narrowed(place: PlaceOutlook, narrow: Narrow) -> PlaceOutlook:
 
 def show_plan(found: Outlooks, *, json: bool, verbose: bool, quiet: bool) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.views.plan import daemon_plan_summary, daemon_plan_view
 
     view = daemon_plan_view(found)
@@ -54,7 +54,7 @@ def show_plan(found: Outlooks, *, json: bool, verbose: bool, quiet: bool) -> Non
 
 
 def print_daemon_notes(found: Outlooks, *, quiet: bool) -> None:
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.views.plan import daemon_plan_notes
 
     for words in () if quiet else daemon_plan_notes(found):

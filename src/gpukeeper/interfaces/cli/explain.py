@@ -96,7 +96,7 @@ async def _look(session: Session, words: str) -> Explanation:
 
 def _print(found: Explanation) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.notify.terminals import plain
+    from gpukeeper.model.printable import plain
     from gpukeeper.views.explain import facts, verdicts
 
     subject, decision, now = found.subject, found.decision, found.now
@@ -118,8 +118,8 @@ def _print(found: Explanation) -> None:
 def _print_diagnosis(said: Diagnosis | Unknown | None) -> None:
     """As lines, not as a table: the indentation of the tree has a meaning, and a cause is a sentence."""
     from gpukeeper.interfaces.terminal import show
+    from gpukeeper.model.printable import plain
     from gpukeeper.model.unknown import Unknown
-    from gpukeeper.notify.terminals import plain
 
     if isinstance(said, Unknown):
         show.text(f"\nWhy it still exists could not be determined: {plain(said.why)}")
@@ -137,7 +137,7 @@ def _print_diagnosis(said: Diagnosis | Unknown | None) -> None:
 
 
 def _cause_lines(cause: Cause) -> Sequence[str]:
-    from gpukeeper.notify.terminals import plain
+    from gpukeeper.model.printable import plain
 
     told = f"  - {plain(cause.words)}"
     return (told, f"    {plain(cause.remedy)}") if cause.remedy else (told,)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpukeeper.interfaces.cli import ledger_status
+from gpukeeper.interfaces.cli.lazy import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal.local_ledger import opened_for_reading
@@ -20,7 +20,20 @@ if TYPE_CHECKING:
     from gpukeeper.views.history import TotalsRow
 
 MOST_ASKED = 1000  # lines that a daemon gives at once
-app = typer.Typer(no_args_is_help=True, help="Read the record of everything gpukeeper observed, decided and did.")
+COMMANDS = {
+    "status": Entry(
+        "gpukeeper.interfaces.cli.ledger_status:status",
+        "Show the size of the ledger, its files, first and last line, schema and archives.",
+    ),
+    "verify": Entry(
+        "gpukeeper.interfaces.cli.ledger_status:verify", "Read every line and archive and verify the checksums."
+    ),
+}
+app = typer.Typer(
+    cls=group_of(COMMANDS),
+    no_args_is_help=True,
+    help="Read the record of everything gpukeeper observed, decided and did.",
+)
 
 Type = Annotated[
     list[str] | None,
@@ -75,7 +88,8 @@ def _through_daemon(
 ) -> bool:
     """Whether another user's daemon answered. It returns only lines about the caller's own work."""
     from gpukeeper.interfaces.terminal.daemon import query_daemon
-    from gpukeeper.interfaces.terminal.session import print_message, span
+    from gpukeeper.interfaces.terminal.messages import print_message
+    from gpukeeper.interfaces.terminal.session import span
     from gpukeeper.ledger.lines import NumberedLine, says
 
     length = span(since, "--since")
@@ -98,7 +112,7 @@ def _through_daemon(
 
 def _print_lines(found: Sequence[tuple[int, Event]], *, json: bool, follow: bool) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.views.history import lines_view
 
     if json and not follow:
@@ -184,10 +198,6 @@ def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
         where = f" to {done.archive}" if done.archive else ""
         gone = f"{len(done.archives_deleted)} archives and {done.signals_deleted} expired measurements deleted"
         typer.echo(f"{done.lines} lines archived{where}; {gone}.")
-
-
-app.command("status")(ledger_status.status)
-app.command("verify")(ledger_status.verify)
 
 
 async def _lines(

@@ -34,7 +34,7 @@ def status(json: o.Json = False) -> None:
 def verify(json: o.Json = False) -> None:
     """Read every line and archive and verify the checksums. Changes nothing. Exit code 1: something is damaged."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.ledger.inspection import inspect
     from gpukeeper.model.errors import LedgerError
 

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from gpukeeper.model.errors import UsageError
-from gpukeeper.notify.terminals import plain
+from gpukeeper.model.printable import plain
 
 _NEXT = re.compile(r"^---.*$", re.MULTILINE)
 

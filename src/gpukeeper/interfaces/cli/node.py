@@ -40,7 +40,8 @@ Reason: TypeAlias = Annotated[str, typer.Option("--reason", help="Reason, shown 
 def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """List the GPUs with their last recorded condition, and why and since when they are quarantined."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import opened, print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
+    from gpukeeper.interfaces.terminal.session import opened
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.views.node import NodeView, gpu_condition
 

@@ -99,7 +99,7 @@ def print_json(view: View) -> None:
 
 
 def print_view(view: View, *, quiet: bool) -> None:
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.views.fleet import FleetView, unseen_everywhere
 
     number = _print_rows(view)

@@ -36,7 +36,8 @@ def plan(
     """Show what would be done now, and why. Changes nothing."""
     from gpukeeper.interfaces.cli import daemon_plan
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import opened, print_message, some_unreachable
+    from gpukeeper.interfaces.terminal.messages import print_message
+    from gpukeeper.interfaces.terminal.session import opened, some_unreachable
     from gpukeeper.views.plan import plan_view, summary
 
     policy, platform, narrow = selection.policy, selection.platform, selection.narrow
@@ -139,7 +140,7 @@ def _pile_in_words(pile: TreeCount) -> str:
 
 
 def print_notes(session: Session, reports: list[PassReport]) -> None:
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.views.plan import notes
 
     for words in notes(reports, session.book.policy):

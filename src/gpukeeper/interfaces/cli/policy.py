@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpukeeper.interfaces.cli import policy_try
+from gpukeeper.interfaces.cli.lazy import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
 
 if TYPE_CHECKING:
     from gpukeeper.config.load import Loaded
     from gpukeeper.config.show import OwnerView, Row
 
-app = typer.Typer(no_args_is_help=True, help="Check and show the policy. Changes nothing.")
+COMMANDS = {
+    "try": Entry(
+        "gpukeeper.interfaces.cli.policy_try:try_",
+        "Apply a policy to a hypothetical workload: show its class, and when it would be warned, stopped and removed.",
+    ),
+}
+app = typer.Typer(cls=group_of(COMMANDS), no_args_is_help=True, help="Check and show the policy. Changes nothing.")
 
 PolicyOption = Annotated[
     Path | None, typer.Option("--policy", metavar="PATH", help="The policy file.", show_default=False)
@@ -111,9 +117,6 @@ def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
         _print_json("policy-sentence", _head(loaded))
         return
     typer.echo(in_words(loaded.policy))
-
-
-app.command("try")(policy_try.try_)
 
 
 def _show_owner(loaded: Loaded, view: OwnerView, section: str | None, as_json: bool) -> None:

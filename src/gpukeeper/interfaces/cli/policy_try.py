@@ -165,7 +165,7 @@ def _print_json(loaded: Loaded, described: WorkloadDescription, found: TrialView
 
 def _print(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
 
     show.table(_facts(loaded, described, found))
     typer.echo("")

@@ -30,7 +30,8 @@ def stop_all(
     json: o.Json = False,
 ) -> None:
     """Stop all running GPU workloads, or one owner's. Asks for confirmation. Exit code 3: some were not stopped."""
-    from gpukeeper.interfaces.terminal.session import confirmed, opened, print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
+    from gpukeeper.interfaces.terminal.session import confirmed, opened
 
     with opened(policy, write=False, only=platform, quiet=json) as session:
         _may_act(session, owner, yes=yes, json=json)
@@ -102,7 +103,7 @@ async def _look(session: Session, owner: str | None) -> Targets:
 
 def _announce(found: Targets) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
 
     rows = [("stop", s.ref.path, show.fact(s.owner), "") for s in found.running]
     rows += [("skip", s.ref.path, show.fact(s.owner), why) for s, why in found.left]

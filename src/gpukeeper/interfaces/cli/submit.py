@@ -26,7 +26,7 @@ _GONE = Reply(
 def submit(verb: str, *, policy: Path | None, json: bool, confirm_action: Confirm | None = None, **fields: Any) -> None:
     """`agreed`: asks the person whether that is to be done. None: do not ask."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.notify.terminals import plain
+    from gpukeeper.model.printable import plain
 
     request = Request(verb=verb, confirm=confirm_action is not None, **fields)
     show.progress_line(f"{verb} {request.workload} …".replace("  ", " "))  # a stop gives its programs time to save
@@ -71,7 +71,8 @@ def _through_daemon(request: Request) -> Reply | None:
 
 
 def _directly(request: Request, policy: Path | None, confirm_action: Confirm | None = None) -> Reply:
-    from gpukeeper.interfaces.terminal.session import opened, print_message, print_unreachable
+    from gpukeeper.interfaces.terminal.messages import print_message
+    from gpukeeper.interfaces.terminal.session import opened, print_unreachable
 
     with opened(policy, write=True) as session:
         if os.geteuid() != 0:

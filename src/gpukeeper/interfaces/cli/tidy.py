@@ -23,7 +23,7 @@ def tidy(
 
     Files that a surviving process still has open are kept and reported.
     """
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.model.durations import size_in_words
     from gpukeeper.model.errors import UsageError
     from gpukeeper.platforms.host import tidy as host

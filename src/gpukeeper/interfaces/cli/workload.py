@@ -35,7 +35,8 @@ def list_(
     """List all workloads with their next action."""
     from gpukeeper.interfaces.cli import daemon_plan
     from gpukeeper.interfaces.cli.plan import plans
-    from gpukeeper.interfaces.terminal.session import narrowed, opened, print_message, print_unreachable
+    from gpukeeper.interfaces.terminal.messages import print_message
+    from gpukeeper.interfaces.terminal.session import narrowed, opened, print_unreachable
     from gpukeeper.views.plan import unseen_notes
 
     narrow = narrowed(owner=owner, image=image, class_=class_)
@@ -55,7 +56,7 @@ def list_(
 def _print_list(decisions: Iterable[Decision], now: datetime, *, json: bool) -> bool:
     """Whether there was something to print."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.views.workload import workload_row, workloads_view
 
     view = workloads_view(decisions)
@@ -138,7 +139,8 @@ def remove(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False
 def _act(verb: str, workload: str, policy: o.PolicyFile, yes: bool, json: bool) -> None:
     from gpukeeper.interfaces.cli.submit import submit
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import confirmed, print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
+    from gpukeeper.interfaces.terminal.session import confirmed
     from gpukeeper.model.errors import UsageError
 
     if not yes and not sys.stdin.isatty():

@@ -23,7 +23,7 @@ from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.colours import overwrites
 from gpukeeper.interfaces.terminal.layout import width_of, wrapped
 from gpukeeper.model.durations import in_words
-from gpukeeper.notify.terminals import plain
+from gpukeeper.model.printable import plain
 from gpukeeper.views.acceptance import (
     GpuVerdict,
     coverage_lines,

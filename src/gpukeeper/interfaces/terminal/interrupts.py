@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.interfaces.terminal.session import print_message
+from gpukeeper.interfaces.terminal.messages import print_message
 
 if TYPE_CHECKING:
     from gpukeeper.engine.keeper import Keeper

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,10 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from gpukeeper.interfaces.terminal.layout import width_of, wrapped
+from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.ledger.paths import socket_path, state_folder
 from gpukeeper.model.errors import UsageError
-from gpukeeper.notify.terminals import plain
 
 if TYPE_CHECKING:
     from gpukeeper.lifecycle.narrow import Narrow
@@ -77,12 +75,6 @@ def some_unreachable(session: Session) -> bool:
     covered = [reach for reach in session.reaches if reach.platform in session.book.policy.scope]
     broken = any(not reach.reachable and reach.place for reach in covered)
     return broken or not any(reach.reachable for reach in covered)
-
-
-def print_message(words: str) -> None:
-    """Prints a message to stderr; results go to stdout. Control characters in names are removed; line breaks stay."""
-    lines = (line for part in words.split("\n") for line in wrapped(plain(part), width_of(sys.stderr)))
-    typer.echo("\n".join(lines), err=True)
 
 
 def confirmed(question: str) -> bool:

@@ -15,8 +15,8 @@ from gpukeeper.interfaces.terminal.colours import colours, overwrites
 from gpukeeper.interfaces.terminal.layout import laid_out, width_of, wrapped
 from gpukeeper.model.decision import Decision, Result
 from gpukeeper.model.durations import in_words, size_in_words, when_in_words
+from gpukeeper.model.printable import plain
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.notify.terminals import plain
 from gpukeeper.views.workload import WorkloadRow, workload_row
 
 if TYPE_CHECKING:
