@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from gpukeeper.acceptance.ports import Workbench
+from gpukeeper.config.environment import FLEET
 from gpukeeper.config.load import Loaded, Stamp, load_policy, load_text, policy_file, stamp
 from gpukeeper.devices.counters import Counters
 from gpukeeper.devices.gpus import LocalGpus
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 
 SIMULATED_GPUS = 8
 SIMULATED_SEED = 7
-FLEET = "GPUKEEPER_FLEET"  # folder:PATH[:PATH…] plays with places of files instead of this machine
 
 
 class SystemClock:

@@ -13,6 +13,7 @@ import typer
 from gpukeeper.interfaces.cli.lazy import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.model.errors import UsageError
 
 COMMANDS = {
     "list": Entry(
@@ -132,8 +133,6 @@ def accept(
 
 def _refuse_options(context: typer.Context) -> None:
     """`accept --keep list` would silently keep nothing."""
-    from gpukeeper.model.errors import UsageError
-
     given = [
         one.opts[0]
         for one in context.command.params

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
-from datetime import timedelta
+import pwd
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+import msgspec
 import typer
 
+from gpukeeper.config.environment import FLEET
+from gpukeeper.devices import holders, occupancy
+from gpukeeper.devices.driver.facts import GpuFacts
+from gpukeeper.devices.inventory import inventory
+from gpukeeper.engine.requests import GPU_UUID
+from gpukeeper.interfaces.cli.submit import submit
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show as shown
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import opened
+from gpukeeper.model.condition import GpuMemory
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.history import lines_view
+from gpukeeper.views.node import GpuCondition, NodeGpuView, NodeView, gpu_condition
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from gpukeeper.devices.driver.facts import GpuFacts
-    from gpukeeper.model.condition import GpuMemory
-    from gpukeeper.model.unknown import Unknown
-    from gpukeeper.views.node import GpuCondition
     from gpukeeper.wiring import Session
+
 
 PATIENCE = timedelta(seconds=10)
 HISTORY = 20  # lines
@@ -39,12 +50,6 @@ Reason: TypeAlias = Annotated[str, typer.Option("--reason", help="Reason, shown 
 @app.command("list")
 def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """List the GPUs with their last recorded condition, and why and since when they are quarantined."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.messages import print_message
-    from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.model.unknown import Unknown
-    from gpukeeper.views.node import NodeView, gpu_condition
-
     with opened(policy, write=False) as session:
         inventory, remembered = _inventory(), _remembered(session)
         held = _held(inventory)
@@ -55,13 +60,13 @@ def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
             inventory.why if isinstance(inventory, Unknown) else None,
         )
         if json:
-            show.as_json("node-list", view)
+            shown.as_json("node-list", view)
             return
         if view.unseen is not None:
             print_message(
                 f"The GPUs of this machine could not be read ({view.unseen}). The list shows GPUs from the ledger."
             )
-        show.table([_row(gpu) for gpu in view.gpus], head=("condition", "gpu", "uuid", "since", "reason", "held by"))
+        shown.table([_row(gpu) for gpu in view.gpus], head=("condition", "gpu", "uuid", "since", "reason", "held by"))
         if not view.gpus:
             print_message("No GPUs found.")
 
@@ -69,13 +74,6 @@ def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
 @app.command()
 def show(gpu: Gpu, policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """Show everything recorded about one GPU."""
-    import msgspec
-
-    from gpukeeper.interfaces.terminal import show as shown
-    from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.views.history import lines_view
-    from gpukeeper.views.node import NodeGpuView, gpu_condition
-
     with opened(policy, write=False) as session:
         inventory, remembered = _inventory(), _remembered(session)
         uuid, index = _find(gpu, inventory, remembered)
@@ -102,19 +100,12 @@ def return_(gpu: Gpu, reason: Reason = "", policy: o.PolicyFile = None, json: o.
 
 
 def _change(verb: str, gpu: str, reason: str, policy: Path | None, json: bool) -> None:
-    from gpukeeper.interfaces.cli.submit import submit
-    from gpukeeper.interfaces.terminal.session import opened
-
     with opened(policy, write=False) as session:
         uuid, _ = _find(gpu, _inventory(), _remembered(session))
     submit(verb, policy=policy, json=json, workload=uuid, reason=reason)
 
 
 def _inventory() -> tuple[GpuFacts, ...] | Unknown:
-    from gpukeeper.devices.inventory import inventory
-    from gpukeeper.model.unknown import Unknown
-    from gpukeeper.wiring import FLEET
-
     if os.environ.get(FLEET):
         return Unknown("a fleet from files has no GPUs", by_design=True)
     return inventory(PATIENCE)
@@ -126,8 +117,6 @@ def _remembered(session: Session) -> dict[str, GpuMemory]:
 
 def _known(inventory: tuple[GpuFacts, ...] | Unknown, remembered: dict[str, GpuMemory]) -> list[tuple[str, int | None]]:
     """Every uuid with its index: what the driver names, then what only the ledger knows and is quarantined."""
-    from gpukeeper.model.unknown import Unknown
-
     found: dict[str, int | None] = {}
     for gpu in () if isinstance(inventory, Unknown) else inventory:
         if isinstance(gpu.uuid, str):
@@ -143,10 +132,6 @@ def _known(inventory: tuple[GpuFacts, ...] | Unknown, remembered: dict[str, GpuM
 def _find(
     words: str, inventory: tuple[GpuFacts, ...] | Unknown, remembered: dict[str, GpuMemory]
 ) -> tuple[str, int | None]:
-    from gpukeeper.engine.requests import GPU_UUID
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.model.unknown import Unknown
-
     known = _known(inventory, remembered)
     meant = _observed_names(inventory).get(words.rpartition("/")[2].lower().replace(" ", "-"))
     fitting = [one for one in known if words in (one[0], str(one[1])) or meant == one[0]] or [
@@ -163,8 +148,6 @@ def _find(
 
 def _observed_names(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
     """The uuid by the name that observe prints: gpu-0, gpu-0-slice-1."""
-    from gpukeeper.model.unknown import Unknown
-
     found: dict[str, str] = {}
     for gpu in () if isinstance(inventory, Unknown) else inventory:
         if isinstance(gpu.uuid, str):
@@ -176,9 +159,6 @@ def _observed_names(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]
 
 def _held(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
     """By uuid: the processes that have it open now and are no services; or that this is not known."""
-    from gpukeeper.devices import holders, occupancy
-    from gpukeeper.model.unknown import Unknown
-
     if isinstance(inventory, Unknown) or not inventory:
         return {}
     try:
@@ -191,8 +171,6 @@ def _held(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
 
 
 def _user(uid: int) -> str:
-    import pwd
-
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

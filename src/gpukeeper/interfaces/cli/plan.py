@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpukeeper.engine.counts import TreeCount
+from gpukeeper.engine.observe import Survey
+from gpukeeper.engine.outlook import PolicyHead
+from gpukeeper.engine.reclaim import PassReport, look_and_plan
+from gpukeeper.interfaces.cli import daemon_plan
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import opened, some_unreachable
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.model.durations import size_in_words
+from gpukeeper.model.errors import UsageError
+from gpukeeper.views.plan import PlanView, notes, plan_view, summary
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gpukeeper.engine.counts import TreeCount
-    from gpukeeper.engine.observe import Survey
-    from gpukeeper.engine.outlook import PolicyHead
-    from gpukeeper.engine.reclaim import PassReport
-    from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.views.plan import PlanView
     from gpukeeper.wiring import Session
 
 
@@ -34,12 +39,6 @@ def plan(
     verbose: o.Verbose = False,
 ) -> None:
     """Show what would be done now, and why. Changes nothing."""
-    from gpukeeper.interfaces.cli import daemon_plan
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.messages import print_message
-    from gpukeeper.interfaces.terminal.session import opened, some_unreachable
-    from gpukeeper.views.plan import plan_view, summary
-
     policy, platform, narrow = selection.policy, selection.platform, selection.narrow
     check_textfile(textfile, narrow)
     by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow) if textfile is None else None
@@ -85,16 +84,11 @@ def _nothing_answered(reports: list[PassReport]) -> bool:
 
 
 async def plans(session: Session, narrow: Narrow) -> list[PassReport]:
-    from gpukeeper.engine.reclaim import look_and_plan
-
     return [await look_and_plan(session.keeper, p, session.book, narrow) for p in session.keeper.platforms]
 
 
 def check_textfile(textfile: Path | None, narrow: Narrow) -> None:
     """Checked first. Metrics of a part of the objects would look like metrics of all."""
-    from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.model.errors import UsageError
-
     if textfile is None:
         return
     from gpukeeper.interfaces.telemetry.textfile import check
@@ -113,15 +107,11 @@ def write_textfile(textfile: Path | None, session: Session, reports: list[PassRe
 
 def _again(policy: Path | None, platform: str | None, narrow: Narrow) -> str:
     """The command that applies this plan. Without the same options `apply` would make another plan."""
-    from gpukeeper.lifecycle.narrow import Narrow
-
     plain = policy is None and platform is None and narrow == Narrow()
     return "gpukeeper apply" if plain else "gpukeeper apply, with the same options"
 
 
 def print_plan(view: PlanView, *, verbose: bool) -> None:
-    from gpukeeper.interfaces.terminal import show
-
     show.table([show.plan_row(d, verbose=verbose) for d in view.listed(kept=verbose)])
     rows = [(one.category, *map(_pile_in_words, (one.total, one.keep, one.remove))) for one in view.trees]
     if rows:  # how much there is, and how much would be removed
@@ -130,8 +120,6 @@ def print_plan(view: PlanView, *, verbose: bool) -> None:
 
 
 def _pile_in_words(pile: TreeCount) -> str:
-    from gpukeeper.model.durations import size_in_words
-
     if not pile.number:
         return "-"
     parts = [size_in_words(pile.bytes)] if pile.sized else []
@@ -140,15 +128,10 @@ def _pile_in_words(pile: TreeCount) -> str:
 
 
 def print_notes(session: Session, reports: list[PassReport]) -> None:
-    from gpukeeper.interfaces.terminal.messages import print_message
-    from gpukeeper.views.plan import notes
-
     for words in notes(reports, session.book.policy):
         print_message(words)
 
 
 def policy_head(session: Session) -> PolicyHead:
-    from gpukeeper.engine.outlook import PolicyHead
-
     policy = session.loaded.policy
     return PolicyHead(session.loaded.source, policy.digest, policy.preset, policy.mode)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from gpukeeper.config.load import Loaded, load_policy
+from gpukeeper.config.schema import json_schema
+from gpukeeper.config.sentence import sentence as in_words
+from gpukeeper.config.show import OwnerView, Row, for_owner, part_for_owner, part_of, rows
 from gpukeeper.interfaces.cli.lazy import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
-
-if TYPE_CHECKING:
-    from gpukeeper.config.load import Loaded
-    from gpukeeper.config.show import OwnerView, Row
+from gpukeeper.interfaces.terminal import show as shown
+from gpukeeper.model.errors import PolicyError
 
 COMMANDS = {
     "try": Entry(
@@ -40,10 +44,6 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Report all problems of a policy file, each with its line."""
-    from gpukeeper.config.load import load_policy
-    from gpukeeper.config.sentence import sentence
-    from gpukeeper.model.errors import PolicyError
-
     try:
         loaded = load_policy(file or policy)
     except PolicyError as error:
@@ -55,7 +55,7 @@ def check(
         _print_json("policy-check", {"valid": True, "problems": [], **_head(loaded)})
         return
     typer.echo(f"{loaded.source} is valid (digest {loaded.policy.digest}).")
-    typer.echo(sentence(loaded.policy))
+    typer.echo(in_words(loaded.policy))
 
 
 @app.command()
@@ -76,9 +76,6 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show all effective values, or one section, and the origin of each value."""
-    from gpukeeper.config.load import load_policy
-    from gpukeeper.config.show import for_owner, part_for_owner, part_of, rows
-
     loaded = load_policy(policy)
     _warn(loaded)
     if owner is not None:
@@ -98,19 +95,12 @@ def show(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a policy file, for editors."""
-    import json
-
-    from gpukeeper.config.schema import json_schema
-
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
 
 @app.command()
 def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
     """Print the policy as one English sentence."""
-    from gpukeeper.config.load import load_policy
-    from gpukeeper.config.sentence import sentence as in_words
-
     loaded = load_policy(policy)
     _warn(loaded)
     if as_json:
@@ -120,8 +110,6 @@ def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
 
 
 def _show_owner(loaded: Loaded, view: OwnerView, section: str | None, as_json: bool) -> None:
-    from gpukeeper.interfaces.terminal import show as shown
-
     if as_json:
         classes = {name: _plain(found) for name, found in view.classes.items()}
         applies = {"exemptions": _plain(view.exemptions), "demand": _plain(view.demand), "holds": _plain(view.holds)}
@@ -142,14 +130,10 @@ def _show_owner(loaded: Loaded, view: OwnerView, section: str | None, as_json: b
 
 
 def _print_rows(rows: Sequence[Row]) -> None:
-    from gpukeeper.interfaces.terminal import show as shown
-
     shown.table([(row.setting, row.text, row.origin) for row in rows], head=("setting", "value", "origin"))
 
 
 def _head(loaded: Loaded) -> dict[str, Any]:
-    from gpukeeper.config.sentence import sentence as in_words
-
     return {
         "source": loaded.source,
         "digest": loaded.policy.digest,
@@ -163,8 +147,6 @@ def _plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _warnings(loaded: Loaded) -> list[str]:
-    from datetime import UTC, datetime
-
     return [*loaded.warnings, *loaded.expired(datetime.now(UTC))]
 
 
@@ -174,6 +156,4 @@ def _warn(loaded: Loaded) -> None:
 
 
 def _print_json(kind: str, content: Mapping[str, Any]) -> None:
-    import json
-
     typer.echo(json.dumps({"schema": f"gpukeeper/{kind}/v1", **content}, indent=2, ensure_ascii=False))

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from gpukeeper.interfaces.terminal import completion
+from gpukeeper.config.load import Loaded, load_policy
+from gpukeeper.interfaces.cli.hypothetical import STATES, WorkloadDescription, hypothetical_workload
+from gpukeeper.interfaces.terminal import completion, show
 from gpukeeper.interfaces.terminal import options as o
-
-if TYPE_CHECKING:
-    from gpukeeper.config.load import Loaded
-    from gpukeeper.interfaces.cli.hypothetical import WorkloadDescription
-    from gpukeeper.lifecycle.forecast import UpcomingAction
-    from gpukeeper.model.subject import Outcome, State
-    from gpukeeper.views.trial import TrialView
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import span
+from gpukeeper.lifecycle.forecast import UpcomingAction
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.subject import Outcome, State
+from gpukeeper.views.trial import TrialView, trial
 
 Span = str | None
 
@@ -75,11 +77,6 @@ def try_(
     json: o.Json = False,
 ) -> None:
     """Apply a policy to a hypothetical workload: show its class, and when it would be warned, stopped and removed."""
-    from gpukeeper.config.load import load_policy
-    from gpukeeper.interfaces.cli.hypothetical import WorkloadDescription, hypothetical_workload
-    from gpukeeper.interfaces.terminal.session import span
-    from gpukeeper.views.trial import trial
-
     where, _, place = platform.partition("/")
     described = WorkloadDescription(
         platform=where,
@@ -115,8 +112,6 @@ def try_(
 
 
 def _labels(written: Iterable[str]) -> dict[str, str]:
-    from gpukeeper.model.errors import UsageError
-
     wrong = [one for one in written if not one.partition("=")[0]]
     if wrong:
         raise UsageError(f'--label "{wrong[0]}" has no key. Write it like team=vision, or team.')
@@ -124,10 +119,6 @@ def _labels(written: Iterable[str]) -> dict[str, str]:
 
 
 def _state(written: str | None, *, ended: bool) -> State:
-    from gpukeeper.interfaces.cli.hypothetical import STATES
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.model.subject import State
-
     if written is None:
         return State.ENDED if ended else State.RUNNING
     if written not in STATES:
@@ -136,17 +127,12 @@ def _state(written: str | None, *, ended: bool) -> State:
 
 
 def _outcome(written: str | None) -> Outcome | None:
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.model.subject import Outcome
-
     if written is not None and written not in tuple(Outcome):
         raise UsageError(f'--outcome "{written}" is not one of: {", ".join(Outcome)}')
     return None if written is None else Outcome(written)
 
 
 def _print_json(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> None:
-    from gpukeeper.interfaces.terminal import show
-
     head = {"source": loaded.source, "digest": loaded.policy.digest, "mode": loaded.policy.mode}
     body = {
         "policy": head,
@@ -164,9 +150,6 @@ def _print_json(loaded: Loaded, described: WorkloadDescription, found: TrialView
 
 
 def _print(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> None:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.messages import print_message
-
     show.table(_facts(loaded, described, found))
     typer.echo("")
     rows = [(_when(one.at, found.at), _what(one), one.rule, one.reason) for one in found.timeline]
@@ -179,8 +162,6 @@ def _print(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> 
 
 
 def _facts(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> list[tuple[str, str]]:
-    from gpukeeper.model.durations import in_words
-
     subject, now = found.subject, found.at
     ran = f" for {in_words(now - subject.started)}" if isinstance(subject.started, datetime) else ""
     state = f"{subject.outcome} {in_words(described.ended_since)} ago" if subject.outcome else f"{subject.state}{ran}"
@@ -213,6 +194,4 @@ def _what(one: UpcomingAction) -> str:
 
 
 def _when(at: datetime, now: datetime) -> str:
-    from gpukeeper.model.durations import in_words
-
     return f"in {in_words(at - now)}" if at > now else "now"

@@ -15,22 +15,25 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from gpukeeper.engine.fleet import observe_fleet
+from gpukeeper.interfaces.cli import daemon_plan
 from gpukeeper.interfaces.terminal import options as o
-
-if TYPE_CHECKING:
-    from gpukeeper.interfaces.terminal.screen import Screen
-    from gpukeeper.interfaces.terminal.top_picture import Age, Display
-    from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.views.top import TopView
+from gpukeeper.interfaces.terminal.colours import overwrites
+from gpukeeper.interfaces.terminal.screen import ENDED, INTERRUPTED, QUIT, Screen
+from gpukeeper.interfaces.terminal.session import narrowed, opened, span
+from gpukeeper.interfaces.terminal.top_picture import Age, Display, picture, scrolled
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.views.top import SORTS, TopView, top_view, with_daemon_plan, with_notes
 
 LEAST, REDRAW = 0.5, 1.0  # seconds
 LEAVE = 1.0  # seconds that a refresh in progress gets to end; then the program exits without it
 LATE = timedelta(seconds=10)
-Gather = Callable[[], "TopView"]
+Gather = Callable[[], TopView]
 
 
 def top(
@@ -44,12 +47,6 @@ def top(
     ] = False,
 ) -> None:
     """Show all GPUs live: utilization, memory, holder, owner, and the next action with its rule. q quits."""
-    from gpukeeper.interfaces.terminal.screen import Screen
-    from gpukeeper.interfaces.terminal.session import narrowed, span
-    from gpukeeper.interfaces.terminal.top_picture import Display
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.views.top import SORTS
-
     if sort not in SORTS:
         raise UsageError(f'--sort "{sort}" is not one of: {", ".join(SORTS)}')
     pause = span(every, "--every")
@@ -69,17 +66,11 @@ def top(
 
 
 def _is_terminal() -> bool:
-    from gpukeeper.interfaces.terminal.colours import overwrites
-
     return sys.stdin.isatty() and overwrites(sys.stdout)
 
 
 def _run(screen: Screen, gathering: Gathering, display: Display) -> int:
     """Until a key or signal ends it: the exit code."""
-    from gpukeeper.interfaces.terminal.screen import ENDED, INTERRUPTED, QUIT
-    from gpukeeper.interfaces.terminal.top_picture import picture, scrolled
-    from gpukeeper.views.top import SORTS
-
     while True:
         view = gathering.view()
         screen.draw(picture(view, display, gathering.age(), *screen.size))
@@ -120,8 +111,6 @@ class Gathering:
         return None if self._found is None else self._found[0]
 
     def age(self) -> Age:
-        from gpukeeper.interfaces.terminal.top_picture import Age
-
         now, found, begun = time.monotonic(), self._found, self._begun
         data = None if found is None else timedelta(seconds=now - found[1])
         gathering = None if begun is None else timedelta(seconds=now - begun)
@@ -146,8 +135,6 @@ class Gathering:
             self.wake()
 
     def _once(self, gather: Gather) -> float:
-        from gpukeeper.model.errors import KeeperError
-
         begun = self._begun = time.monotonic()
         try:
             self._found, self._problem = (gather(), time.monotonic()), ""
@@ -163,11 +150,6 @@ class Gathering:
 @contextmanager
 def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[Gather]:
     """What is seen from here, joined with what the daemon tells those who may not read its ledger."""
-    from gpukeeper.engine.fleet import observe_fleet
-    from gpukeeper.interfaces.cli import daemon_plan
-    from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.views.top import top_view, with_daemon_plan, with_notes
-
     notes: list[str] = []
     with opened(policy, write=False, only=platform, quiet=False, tell=notes.append) as session:
 
@@ -185,8 +167,6 @@ def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[
 
 @contextmanager
 def _demo() -> Iterator[Gather]:
-    from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.views.top import top_view
     from gpukeeper.wiring import simulated_fleet
 
     with simulated_fleet() as fleet:

@@ -10,15 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import typer
 
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging.messages import FAILURE_KINDS
 from gpukeeper.acceptance.record import Finding, Machine, NotTested, Report
 from gpukeeper.acceptance.reports import lines
 from gpukeeper.acceptance.reports.wording import gpu_words
 from gpukeeper.acceptance.run import CheckRepeated, CheckStarted, Step
+from gpukeeper.acceptance.self_test import Attempt
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.colours import overwrites
 from gpukeeper.interfaces.terminal.layout import width_of, wrapped
@@ -34,10 +35,6 @@ from gpukeeper.views.acceptance import (
     provisional,
     verdict_line,
 )
-
-if TYPE_CHECKING:
-    from gpukeeper.acceptance.check import RunRequest
-    from gpukeeper.acceptance.self_test import Attempt
 
 REFRESH = 1.0  # seconds
 

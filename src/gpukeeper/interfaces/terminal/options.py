@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
 from gpukeeper.interfaces.terminal import completion
-
-if TYPE_CHECKING:
-    from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.interfaces.terminal.session import narrowed
+from gpukeeper.lifecycle.narrow import Narrow
 
 PolicyFile: TypeAlias = Annotated[
     Path | None,
@@ -100,8 +99,6 @@ class Selection:
     @property
     def narrow(self) -> Narrow:
         """Without the platform: a session is opened for it alone."""
-        from gpukeeper.interfaces.terminal.session import narrowed
-
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("policy", "platform")}
         return narrowed(**given)
 

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
+from gpukeeper.config.units import read_span
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.ledger.paths import socket_path, state_folder
+from gpukeeper.lifecycle.holds import is_admin
+from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.wiring import Session
+
 
 OUTCOMES = ("succeeded", "failed", "stopped")
 NOBODY = "nobody"  # --owner: what has no known owner
@@ -97,8 +100,6 @@ def narrowed(
     image: str | None = None,
     class_: str | None = None,
 ) -> Narrow:
-    from gpukeeper.lifecycle.narrow import Narrow
-
     if outcome is not None and outcome not in OUTCOMES:
         raise UsageError(f'--outcome "{outcome}" is not one of: {", ".join(OUTCOMES)}')
     return Narrow(
@@ -118,14 +119,10 @@ def narrowed(
 
 def own_only(session: Session, narrow: Narrow) -> Narrow:
     """Somebody may really be called nobody; what has no owner is an admin's all the same."""
-    from gpukeeper.lifecycle.holds import is_admin
-
     return narrow if is_admin(session.book, session.user) else msgspec.structs.replace(narrow, nobodys=False)
 
 
 def span(words: str | None, flag: str) -> timedelta | None:
-    from gpukeeper.config.units import read_span
-
     if words is None:
         return None
     try:
