@@ -27,7 +27,12 @@ from gpukeeper.config.own_reference import read_rows
 from gpukeeper.interfaces.cli.accept_settings import Flags, run_request
 from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings, read_variables
 from gpukeeper.interfaces.terminal import acceptance, show
-from gpukeeper.interfaces.terminal.acceptance import ProgressPrinter
+from gpukeeper.interfaces.terminal.acceptance_progress import (
+    ATTEMPT_HEAD,
+    ProgressPrinter,
+    attempt_printer,
+    attempt_row,
+)
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.paths import ledger_path, reports_folder
@@ -73,7 +78,7 @@ def run(options: AcceptOptions) -> int:
     for one in prepared.environment.notes:
         print_message(f"from the environment: {one}")
     echo = acceptance.to_stderr if options.json else acceptance.to_stdout
-    printer = acceptance.ProgressPrinter(prepared.wish, echo, verbose=options.verbose)
+    printer = ProgressPrinter(prepared.wish, echo, verbose=options.verbose)
     ledger = open_ledger(ledger_path(), write=True)
     try:
         _must_be_writable(folder_of(options))
@@ -304,12 +309,12 @@ def _print_result(options: AcceptOptions, report: Report, folder: str, printer: 
 def self_test(options: AcceptOptions) -> int:
     """0 every planted fault was found and nothing else; 4 not so; 5 nothing could be planted on this machine itself."""
     prepare(options, os.environ)
-    printed = acceptance.attempt_printer(options.json)
+    printed = attempt_printer(options.json)
     found = asyncio.run(try_detectors(python=options.python, device=options.flags.device, tell=printed))
     with acceptance.reader_may_leave():
         if options.json:
             show.as_json("self-test", {"verdict": found.verdict, "reason": found.reason, "attempts": found.attempts})
         else:
-            show.table([acceptance.attempt_row(one) for one in found.attempts], head=acceptance.ATTEMPT_HEAD)
+            show.table([attempt_row(one) for one in found.attempts], head=ATTEMPT_HEAD)
             acceptance.to_stdout(f"\n{found.verdict}  {found.reason}")
     return {Grade.PASS: 0, Grade.FAIL: FAILED}.get(found.verdict, INCONCLUSIVE)

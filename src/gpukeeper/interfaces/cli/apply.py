@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpukeeper.wiring import Session
 
 
-@o.with_selection
+@o.with_options
 def apply(
     selection: o.SelectionByClass,
     budget: Annotated[

@@ -26,7 +26,16 @@ from gpukeeper.ledger.queries import lines_after
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.event import Event
-from gpukeeper.views.history import LineView, TotalsRow, TotalsView, line_body, line_document, lines_view, totals_rows
+from gpukeeper.views.history import (
+    LineView,
+    TotalsRow,
+    TotalsView,
+    line_body,
+    line_document,
+    line_row,
+    lines_view,
+    totals_rows,
+)
 
 MOST_ASKED = 1000  # lines that a daemon gives at once
 COMMANDS = {
@@ -229,7 +238,7 @@ def _print(seq: int, line: Event, *, json: bool) -> None:
     if json:
         typer.echo(msgspec.json.encode(line_document(seq, line)))
     else:
-        shown.table([shown.line_row(seq, line)])
+        shown.table([shown.line_row(line_row(seq, line))])
 
 
 def _said(value: object) -> str:

@@ -25,7 +25,7 @@ from gpukeeper.interfaces.terminal.session import opened
 from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.history import lines_view
+from gpukeeper.views.history import line_row, lines_view
 from gpukeeper.views.node import GpuCondition, NodeGpuView, NodeView, gpu_condition
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def show(gpu: Gpu, policy: o.PolicyFile = None, json: o.Json = False) -> None:
             return
         facts = msgspec.structs.asdict(condition)
         shown.table([(name.replace("_", " "), str(value)) for name, value in facts.items() if value is not None])
-        shown.table([shown.line_row(seq, line) for seq, line in lines])
+        shown.table([shown.line_row(line_row(seq, line)) for seq, line in lines])
 
 
 @app.command()

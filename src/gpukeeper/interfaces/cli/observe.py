@@ -38,7 +38,7 @@ WASTE_HEAD = ("unused for", "workload", "owner", "class", "gpus")
 GPUS_HEAD = ("state", "gpu", "held by", "owner", "since", "use", "next")
 
 
-@o.with_selection
+@o.with_options
 def observe(
     selection: o.Selection,
     gpus: Annotated[

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpukeeper.wiring import Session
 
 
-@o.with_selection
+@o.with_options
 def plan(
     selection: o.SelectionByClass,
     exit_code: Annotated[
@@ -44,10 +44,9 @@ def plan(
     by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow) if textfile is None else None
     if by_daemon is not None:
         daemon_plan.show_plan(by_daemon, json=json, verbose=verbose, quiet=quiet)
-        if exit_code and any(place.due for place in by_daemon.places):
-            raise typer.Exit(4)
-        if exit_code and any(place.unseen for place in by_daemon.places):
-            raise typer.Exit(3)
+        if exit_code:
+            places = by_daemon.places
+            _exit(due=any(place.due for place in places), unseen=any(place.unseen for place in places))
         return
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
         reports = asyncio.run(plans(session, narrow))
@@ -61,14 +60,22 @@ def plan(
             print_notes(session, reports)
             print_message(summary(view, _again(policy, platform, narrow)))
         unseen = any(report.survey.unseen for report in reports) or (platform is None and some_unreachable(session))
+    _exit_if_unread(reports, session)
+    if exit_code:
+        _exit(due=any(report.survey.due for report in reports), unseen=unseen)
+
+
+def _exit(*, due: bool, unseen: bool) -> None:
+    """With --exit-code."""
+    if due or unseen:
+        raise typer.Exit(4 if due else 3)
+
+
+def _exit_if_unread(reports: list[PassReport], session: Session) -> None:
     covered = [one for one in reports if one.survey.platform.name in session.book.policy.scope]
     if any(report.stopped for report in reports) or _nothing_answered(covered):
         raise typer.Exit(1)
     if covered and all(_saw_nothing(report.survey) for report in covered):
-        raise typer.Exit(3)
-    if exit_code and any(report.survey.due for report in reports):
-        raise typer.Exit(4)
-    if exit_code and unseen:
         raise typer.Exit(3)
 
 
@@ -91,7 +98,7 @@ def check_textfile(textfile: Path | None, narrow: Narrow) -> None:
     """Checked first. Metrics of a part of the objects would look like metrics of all."""
     if textfile is None:
         return
-    from gpukeeper.interfaces.telemetry.textfile import check
+    from gpukeeper.interfaces.telemetry.textfile import check  # prometheus_client is an extra
 
     if narrow != Narrow():
         raise UsageError("--textfile cannot be combined with filters. Nothing was done.")
@@ -100,7 +107,7 @@ def check_textfile(textfile: Path | None, narrow: Narrow) -> None:
 
 def write_textfile(textfile: Path | None, session: Session, reports: list[PassReport]) -> None:
     if textfile is not None:
-        from gpukeeper.interfaces.telemetry.textfile import write
+        from gpukeeper.interfaces.telemetry.textfile import write  # prometheus_client is an extra
 
         write(textfile, session, reports)
 

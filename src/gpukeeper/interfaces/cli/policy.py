@@ -6,19 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpukeeper.config.load import Loaded, load_policy
-from gpukeeper.config.schema import json_schema
 from gpukeeper.config.sentence import sentence as in_words
-from gpukeeper.config.show import OwnerView, Row, for_owner, part_for_owner, part_of, rows
 from gpukeeper.interfaces.cli.lazy import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.model.errors import PolicyError
 
+if TYPE_CHECKING:
+    from gpukeeper.config.load import Loaded
+    from gpukeeper.config.show import OwnerView, Row
+
+# The schema of a policy takes 100 ms to load: it is imported where a policy is read, not for help and completion.
 COMMANDS = {
     "try": Entry(
         "gpukeeper.interfaces.cli.policy_try:try_",
@@ -45,7 +47,7 @@ def check(
 ) -> None:
     """Report all problems of a policy file, each with its line."""
     try:
-        loaded = load_policy(file or policy)
+        loaded = _load(file or policy)
     except PolicyError as error:
         if as_json:
             _print_json("policy-check", {"valid": False, "problems": list(error.problems)})
@@ -76,7 +78,9 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show all effective values, or one section, and the origin of each value."""
-    loaded = load_policy(policy)
+    from gpukeeper.config.show import for_owner, part_for_owner, part_of, rows
+
+    loaded = _load(policy)
     _warn(loaded)
     if owner is not None:
         view = for_owner(loaded, owner)
@@ -95,18 +99,26 @@ def show(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a policy file, for editors."""
+    from gpukeeper.config.schema import json_schema
+
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
 
 @app.command()
 def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
     """Print the policy as one English sentence."""
-    loaded = load_policy(policy)
+    loaded = _load(policy)
     _warn(loaded)
     if as_json:
         _print_json("policy-sentence", _head(loaded))
         return
     typer.echo(in_words(loaded.policy))
+
+
+def _load(policy: Path | None) -> Loaded:
+    from gpukeeper.config.load import load_policy
+
+    return load_policy(policy)
 
 
 def _show_owner(loaded: Loaded, view: OwnerView, section: str | None, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
@@ -23,8 +24,10 @@ from gpukeeper.views.trial import TrialView, trial
 Span = str | None
 
 
-def try_(
-    policy: o.PolicyFile = None,
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
+    """The workload in words."""
+
     platform: Annotated[
         str,
         typer.Option(
@@ -32,29 +35,29 @@ def try_(
             help="Platform, or platform and place: docker, docker/node-3, kubernetes.",
             autocompletion=completion.platforms,
         ),
-    ] = "docker",
+    ] = "docker"
     class_: Annotated[
         str | None, typer.Option("--class", help="Class. Default: by match, else as recognised by the platform.")
-    ] = None,
-    name: Annotated[str, typer.Option("--name", help="Name of the workload.")] = "example",
-    label: Annotated[list[str] | None, typer.Option("--label", help="Label, key=value; may be repeated.")] = None,
-    image: Annotated[str | None, typer.Option("--image", help="Container image.")] = None,
-    kind: Annotated[
-        str | None, typer.Option("--kind", help="Kubernetes kind: job, trainjob, pod, … Default: job.")
-    ] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", help="Kubernetes namespace.")] = None,
+    ] = None
+    name: Annotated[str, typer.Option("--name", help="Name of the workload.")] = "example"
+    label: Annotated[list[str] | None, typer.Option("--label", help="Label, key=value; may be repeated.")] = None
+    image: Annotated[str | None, typer.Option("--image", help="Container image.")] = None
+    kind: Annotated[str | None, typer.Option("--kind", help="Kubernetes kind: job, trainjob, pod, … Default: job.")] = (
+        None
+    )
+    namespace: Annotated[str | None, typer.Option("--namespace", help="Kubernetes namespace.")] = None
     environment: Annotated[
         str | None, typer.Option("--environment", help="Environment, one of `environments` in the policy.")
-    ] = None,
-    owner: Annotated[str | None, typer.Option("--owner", help="Owner. Default: unknown.")] = None,
+    ] = None
+    owner: Annotated[str | None, typer.Option("--owner", help="Owner. Default: unknown.")] = None
     group: Annotated[
         str | None, typer.Option("--group", help="Group of the owner, in addition to those in the policy.")
-    ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=0, max=1024, help="Number of GPUs.")] = 1,
+    ] = None
+    gpus: Annotated[int, typer.Option("--gpus", min=0, max=1024, help="Number of GPUs.")] = 1
     state: Annotated[
         str | None,
         typer.Option("--state", help="running, ended or created. Default: running, or as implied by other options."),
-    ] = None,
+    ] = None
     outcome: Annotated[
         str | None,
         typer.Option(
@@ -62,45 +65,24 @@ def try_(
             help="Outcome of ended work: succeeded (default), failed or stopped.",
             autocompletion=completion.outcomes,
         ),
-    ] = None,
-    running_for: Annotated[Span, typer.Option("--running-for", help="Time since the start: 2h, 3d, …")] = None,
+    ] = None
+    running_for: Annotated[Span, typer.Option("--running-for", help="Time since the start: 2h, 3d, …")] = None
     idle_for: Annotated[
         Span, typer.Option("--idle-for", help="Idle time so far: 20m, … Default: idle from now on.")
-    ] = None,
-    busy: Annotated[bool, typer.Option("--busy", help="The GPUs are in use all the time.")] = False,
-    ended_since: Annotated[Span, typer.Option("--ended-since", help="Time since the end: 2h, 3d, …")] = None,
-    ttl: Annotated[Span, typer.Option("--ttl", help="The workload's own TTL after its end.")] = None,
-    hold: Annotated[Span, typer.Option("--hold", help="The owner holds it for this time, from now on.")] = None,
+    ] = None
+    busy: Annotated[bool, typer.Option("--busy", help="The GPUs are in use all the time.")] = False
+    ended_since: Annotated[Span, typer.Option("--ended-since", help="Time since the end: 2h, 3d, …")] = None
+    ttl: Annotated[Span, typer.Option("--ttl", help="The workload's own TTL after its end.")] = None
+    hold: Annotated[Span, typer.Option("--hold", help="The owner holds it for this time, from now on.")] = None
     demand: Annotated[
         bool, typer.Option("--demand", help="Assume that GPUs are scarce; see `demand` in the policy.")
-    ] = False,
-    json: o.Json = False,
-) -> None:
+    ] = False
+
+
+@o.with_options
+def try_(*, policy: o.PolicyFile = None, options: WorkloadOptions, json: o.Json = False) -> None:
     """Apply a policy to a hypothetical workload: show its class, and when it would be warned, stopped and removed."""
-    where, _, place = platform.partition("/")
-    described = WorkloadDescription(
-        platform=where,
-        place=place or None,
-        namespace=namespace,
-        kind=kind,
-        name=name,
-        class_=class_,
-        image=image,
-        labels=_labels(label or ()),
-        owner=owner,
-        group=group,
-        environment=environment,
-        gpus=gpus,
-        state=_state(state, ended=ended_since is not None or outcome is not None),
-        outcome=_outcome(outcome),
-        running_for=span(running_for, "--running-for") or timedelta(),
-        idle_for=span(idle_for, "--idle-for") or timedelta(),
-        ended_since=span(ended_since, "--ended-since") or timedelta(),
-        ttl=span(ttl, "--ttl"),
-        hold=span(hold, "--hold"),
-        busy=busy,
-        demand=demand,
-    )
+    described = _described(options)
     loaded = load_policy(policy)
     now = datetime.now(UTC).replace(second=0, microsecond=0)
     assumed, applied = hypothetical_workload(described, loaded.policy, now)
@@ -109,6 +91,34 @@ def try_(
         _print_json(loaded, described, found)
     else:
         _print(loaded, described, found)
+
+
+def _described(options: WorkloadOptions) -> WorkloadDescription:
+    platform, _, place = options.platform.partition("/")
+    ended = options.ended_since is not None or options.outcome is not None
+    return WorkloadDescription(
+        platform=platform,
+        place=place or None,
+        namespace=options.namespace,
+        kind=options.kind,
+        name=options.name,
+        class_=options.class_,
+        image=options.image,
+        labels=_labels(options.label or ()),
+        owner=options.owner,
+        group=options.group,
+        environment=options.environment,
+        gpus=options.gpus,
+        state=_state(options.state, ended=ended),
+        outcome=_outcome(options.outcome),
+        running_for=span(options.running_for, "--running-for") or timedelta(),
+        idle_for=span(options.idle_for, "--idle-for") or timedelta(),
+        ended_since=span(options.ended_since, "--ended-since") or timedelta(),
+        ttl=span(options.ttl, "--ttl"),
+        hold=span(options.hold, "--hold"),
+        busy=options.busy,
+        demand=options.demand,
+    )
 
 
 def _labels(written: Iterable[str]) -> dict[str, str]:

@@ -167,7 +167,7 @@ def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[
 
 @contextmanager
 def _demo() -> Iterator[Gather]:
-    from gpukeeper.wiring import simulated_fleet
+    from gpukeeper.wiring import simulated_fleet  # 200 ms, which help and completion do not need
 
     with simulated_fleet() as fleet:
         yield lambda: top_view(fleet.snapshot(), fleet.book, Narrow(), fleet.now())

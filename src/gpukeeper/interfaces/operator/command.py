@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from gpukeeper.interfaces.operator.run import Election, operate_until_stopped
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal.log import log
 from gpukeeper.interfaces.terminal.session import opened
@@ -44,6 +43,8 @@ def operator(
     quiet: o.Quiet = False,
 ) -> None:
     """Run inside a cluster: watch it and, in mode enforce, reclaim while leader. Kubernetes only."""
+    from gpukeeper.interfaces.operator.run import Election, operate_until_stopped  # needs an extra, prometheus_client
+
     with opened(policy, write=True, only="kubernetes", quiet=quiet, tell=log) as session:
         finished = PassPrinter(log, json=json, quiet=quiet).finished
         held = None if no_leader_election else Election(lease_namespace, lease_name)

@@ -37,6 +37,7 @@ def opened(
     tell: Callable[[str], None] | None = None,
 ) -> Iterator[Session]:
     """`tell`: how warnings are printed; default: `print_message`."""
+    # All platforms and the schema of the policy take 200 ms to load, which help and completion do not need.
     from gpukeeper.interfaces.terminal.daemon import load_daemon_state
     from gpukeeper.wiring import open_session
 
