@@ -13,7 +13,7 @@ SERVICES = {
     ),
     "operator": Entry(
         "gpukeeper.interfaces.operator.command:operator",
-        "Run inside a cluster: watch it and, in mode enforce, reclaim while leader.",
+        "Run the daemon inside a Kubernetes cluster.",
     ),
 }
 app = root_app({**COMMANDS, **SERVICES, **GROUPS})

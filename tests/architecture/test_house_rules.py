@@ -144,7 +144,7 @@ def test_foreign_json_and_times_are_read_in_one_place() -> None:
     assert not found, f"read it with model/reading.py: {found}"
 
 
-CONSTANTS = {("lease.py", "_PATH"), ("meter.py", "words")}
+CONSTANTS = {("lease.py", "_PATH"), ("pod_counters.py", "words")}
 
 
 def test_no_text_is_a_template() -> None:

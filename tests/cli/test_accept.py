@@ -71,7 +71,7 @@ def test_without_a_gpu_it_is_inconclusive_and_teaches(fleet: Fleet) -> None:
 def test_without_torch_it_says_how_to_get_it(fleet: Fleet, tmp_path: Path) -> None:
     ran = fleet.run("accept", "--device", "cpu", PATH=str(tmp_path))
     assert ran.code == 5
-    assert ran.out.count("pip install 'gpukeeper[accept]'") == 1, ran.out
+    assert ran.out.count("pip install '.[accept]'") == 1, ran.out
     assert ran.out.count("--python") == 1
     assert "[RESULT] SKIPPED: not accepted, INCONCLUSIVE: " in ran.out
 

@@ -138,7 +138,7 @@ def test_without_the_extra_it_says_what_to_install(fleet: Fleet, words: tuple[st
         cwd=fleet.folder,
     )
     assert done.returncode == 2, done.stderr
-    assert "pip install 'gpukeeper[metrics]'" in done.stderr
+    assert "pip install '.[metrics]'" in done.stderr
 
 
 def test_apply_writes_a_file_that_counts_on(fleet: Fleet, tmp_path: Path) -> None:

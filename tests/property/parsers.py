@@ -30,7 +30,7 @@ from gpukeeper.devices import prometheus as prometheus_api
 from gpukeeper.devices.busy import UsageJudge
 from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.devices.gpus import shares_of
-from gpukeeper.disk import mounts, open_files
+from gpukeeper.disk import mounts, open_files, process_files
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.show import decision_row
 from gpukeeper.ledger import archive_file, evidence, lines
@@ -338,7 +338,9 @@ _KERNEL = (
     ),
     Parser(
         "maps",
-        _kernel(open_files.parse_maps, b"7f00-7f01 r-xp 00000000 08:01 1234 /", b"\n7f02-7f03 rw-p 0 0:0 0\n", b"\n"),
+        _kernel(
+            process_files.parse_maps, b"7f00-7f01 r-xp 00000000 08:01 1234 /", b"\n7f02-7f03 rw-p 0 0:0 0\n", b"\n"
+        ),
         _NAMES,
     ),
     Parser(

@@ -158,11 +158,17 @@ def call_an_undelivered_warning_delivered() -> Iterator[None]:
 
 @planted("warned_first")
 def keep_warnings_across_a_gap() -> Iterator[None]:
-    def forgiving(rule: str, view: View, settings: Any, now: Any, **given: Any) -> Answer:
-        return staged(rule, msgspec.structs.replace(view, watched_since=None), settings, now, **given)
+    def forgiving(view: View, settings: Any, now: Any, to: Any) -> Answer:
+        return staged(msgspec.structs.replace(view, watched_since=None), settings, now, to)
 
     staged = warnings.staged
     with swapped(idle, "staged", forgiving), swapped(max_runtime, "staged", forgiving):
+        yield
+
+
+@planted("warned_first")
+def keep_warnings_across_a_hold() -> Iterator[None]:
+    with swapped(warnings, "last_end", lambda *_, **__: None):
         yield
 
 

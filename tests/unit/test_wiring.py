@@ -15,7 +15,8 @@ import pytest
 from gpukeeper.model.event import Complaint, Passed
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.platforms.ray.settings import settings_of
-from gpukeeper.wiring import discover, follow_policy, open_session, read_policy
+from gpukeeper.wiring.places import discover
+from gpukeeper.wiring.session import follow_policy, open_session, read_policy
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 POLICY = "scope: {docker: {}}\nowner_labels: [%s]\n"
@@ -96,10 +97,10 @@ def test_an_engine_that_is_silent_hides_nodes_and_does_not_end_the_look(environ:
 
 
 def test_a_ray_address_alone_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpukeeper.wiring.names_here", lambda place, environ: ())
+    monkeypatch.setattr("gpukeeper.wiring.places.names_here", lambda place, environ: ())
     (reach,) = [one for one in discover({"RAY_ADDRESS": "head:6379"}) if one.platform == "ray"]
     assert (reach.reachable, "head:6379" in reach.why) == (False, True)
-    monkeypatch.setattr("gpukeeper.wiring.names_here", lambda place, environ: (place, "abc"))
+    monkeypatch.setattr("gpukeeper.wiring.places.names_here", lambda place, environ: (place, "abc"))
     (reach,) = [one for one in discover({}) if one.platform == "ray"]
     assert (reach.reachable, reach.why) == (True, "2 nodes: this machine, abc")
 

@@ -45,7 +45,7 @@ def check(file: PolicyFile) -> Iterator[Problem]:
 def _scope(file: PolicyFile) -> Iterator[Problem]:
     covered = {name: getattr(file.scope, name) for name in PLATFORMS if getattr(file.scope, name) is not None}
     if not covered:
-        yield Problem((("scope",),), NO_SCOPE)
+        yield Problem((("scope",),), NO_SCOPE, name_setting=False)
     for name, places in covered.items():
         for key in ("places", "namespaces"):
             if getattr(places, key, None) == []:

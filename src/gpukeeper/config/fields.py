@@ -66,7 +66,7 @@ _AS_CLASS_SCHEMA = {
 def _longer_than_nothing(value: object) -> timedelta:
     span = units.read_span(value)
     if not span:
-        raise ValueError(f"{units.shown(value)} must be longer than 0. Write it like 30s, 5m or 1h.")
+        raise ValueError(f"{units.shown(value)} is too short. Write it like 30s, 5m or 1h.")
     return span
 
 
@@ -215,7 +215,7 @@ Cron = Annotated[str | None, *_kind(_read_cron, lambda words: words, {"type": "s
 
 def _read_folder(value: object) -> str:
     if not isinstance(value, str) or not PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts:
-        raise ValueError(f"{units.shown(value)} is not an absolute path. Start it with /, without ..")
+        raise ValueError(f'{units.shown(value)} is not an absolute path. Begin it with /, and do not use "..".')
     return value
 
 

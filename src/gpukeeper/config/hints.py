@@ -14,9 +14,13 @@ from gpukeeper.config.sections import PLATFORMS, Class, PolicyFile
 MANY = 3  # homes of a word; with more of them it says nothing about what was meant
 # Words that people bring along and whose nearest neighbour by letters is the wrong setting.
 _OTHER_WORDS = {"stop_grace": "grace", "idle_after": "idle", "idle_timeout": "idle", "namespace": "namespaces"}
+_OTHER_WORDS["podman"] = "docker"  # by the same API
 
 # Settings that a policy may still have, and why they are gone.
-_REMOVED = {"gpu_shares": "The setting had no effect and was removed. Delete the line."}
+_REMOVED = {
+    "gpu_shares": "The setting had no effect and was removed. Delete the line.",
+    "coverage": "The setting was removed: a gap in the measurements always ends the idle time. Delete the line.",
+}
 
 
 def for_unknown(path: Path, value: Any, known: list[str]) -> str:
@@ -28,13 +32,13 @@ def for_unknown(path: Path, value: Any, known: list[str]) -> str:
     if other in known:
         return f'Did you mean "{other}"?'
     if len(path) == 1 and word in PLATFORMS:
-        return f"Platforms belong under scope: {_covered(word)}."
+        return f"Platforms belong under scope. Write {_covered(word)}."
     if len(path) == 1 and _is_class(word, value):
-        return f"Classes belong under classes: {{{word}: {{idle: 30m}}}}."
+        return f"Classes belong under classes. Write classes: {{{word}: {{idle: 30m}}}}."
     homes = [in_words for in_words, section in _sections(PolicyFile, "") if word in _names(section)]
     if homes and len(homes) <= MANY:
         return f"It belongs under {' or '.join(homes)}."
-    return did_you_mean(word, known)
+    return did_you_mean(word, known, "settings")
 
 
 def with_modes(path: Path, sentence: str) -> str:

@@ -58,7 +58,7 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)), None)
 
 
-def did_you_mean(word: str, known: Sequence[str]) -> str:
+def did_you_mean(word: str, known: Sequence[str], what: str = "values") -> str:
     """The nearest word, or all of them when none is near."""
     near = nearest(word, known)
-    return f'Did you mean "{near}"?' if near else f"Valid values: {', '.join(known)}."
+    return f'Did you mean "{near}"?' if near else f"Valid {what}: {', '.join(known)}."

@@ -20,6 +20,7 @@ _OPENAT2 = 437  # the same number on every architecture
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "ppc64le": 273, "s390x": 282}
 _IOPRIO_IDLE = 3 << 13
 _KCMP = {"x86_64": 312, "aarch64": 272, "ppc64le": 354, "s390x": 343}
+KERNEL = 0  # as a holder of a file: no process, the kernel itself
 OPEN_FILES, FOLDERS = 2, 3  # what two threads may share: descriptors; working directory, root and so mount namespace
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 _NOREPLACE, _EXCHANGE = 1, 2

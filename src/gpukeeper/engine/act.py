@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.followed import FollowedRemoval
@@ -18,6 +19,7 @@ from gpukeeper.model.decision import (
     Accepted,
     Action,
     Changed,
+    Decision,
     Evidence,
     NothingToCapture,
     Refused,
@@ -71,16 +73,22 @@ async def take(
         case Refused():
             return await _close(keeper, step, Result.REFUSED, answer.why)
         case Accepted() | Unknown():
-            # Unknown: the command may have arrived. Only another read can show that.
-            result, words = await verify(platform, step)
-            # Not a stop: whose it was decides what comes next, and a person may be quicker than the platform.
-            if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
-                back = _bytes_back(step.decision.action, answer)
-                keeper.followed.note(step.id, FollowedRemoval(step.decision.seen.ref, _gpus_back(fresh.subject), back))
-            if isinstance(answer, Accepted) and answer.missed:
-                words = f"{words}; {answer.missed}"
-                await _report_missed(keeper, step, answer.missed)
-            return await _close(keeper, step, result, words, fresh.subject, answer)
+            return await _verify_and_close(keeper, platform, step, fresh.subject, answer)
+
+
+async def _verify_and_close(
+    keeper: Keeper, platform: Platform, step: Step, subject: Subject, answer: Accepted | Unknown
+) -> Closed:
+    """Unknown: the command may have arrived. Only another read can show that."""
+    result, words = await verify(platform, step)
+    # Not a stop: whose it was decides what comes next, and a person may be quicker than the platform.
+    if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
+        back = _bytes_back(step.decision.action, answer)
+        keeper.followed.note(step.id, FollowedRemoval(step.decision.seen.ref, _gpus_back(subject), back))
+    if isinstance(answer, Accepted) and answer.missed:
+        words = f"{words}; {answer.missed}"
+        await _report_missed(keeper, step, answer.missed)
+    return await _close(keeper, step, result, words, subject, answer)
 
 
 async def _report_missed(keeper: Keeper, step: Step, missed: str) -> None:
@@ -117,7 +125,18 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
         # Not delivered, so there is more time; the line announces that time, and it is used.
         message, until = f"{decision.seen.ref.path}: {decision.unheard.words}{lost}", decision.unheard.at
     now = keeper.clock.now()
-    line = WarningSent(
+    if until is not None:
+        until += now - begun  # "in 10m" counts from when it was sent
+    line = _warning_sent(decision, channels, message, until, now)
+    await keeper.ledger.append([line])
+    await platform.announce(fresh.subject, message, warned_by(line))
+    return line
+
+
+def _warning_sent(
+    decision: Decision, channels: Sequence[str], message: str, until: datetime | None, now: datetime
+) -> WarningSent:
+    return WarningSent(
         at=now,
         ref=decision.seen.ref,
         owner=decision.owner,
@@ -128,12 +147,9 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
         delivered=bool(channels),
         channel=", ".join(channels),
         message=message,
-        until=None if until is None else until + (now - begun),  # "in 10m" counts from when it was sent
+        until=until,
         removes=decision.then is Action.REMOVE,
     )
-    await keeper.ledger.append([line])
-    await platform.announce(fresh.subject, message, warned_by(line))
-    return line
 
 
 def _lost(subject: Subject, then: Action) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from gpukeeper.engine.find import FoundSubject
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.schedule import opening
 from gpukeeper.lifecycle.claims import Finding
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.explain import MeasuredSignal, remedies, signals
@@ -52,7 +53,7 @@ async def explained(
         view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, loses=closer.loses))
     said = await found.platform.diagnose(ref)
     now = keeper.clock.now()
-    given = answers(view, book, now)
+    given, opens = answers(view, book, now), opening(book.policy.schedule)
     return Explanation(
         now=now,
         subject=view.subject,
@@ -60,8 +61,8 @@ async def explained(
         decision=decide(view, book, now),
         answers=given,
         signals=signals(view, book, now),
-        ahead=ahead(view, book, now, found.platform.guards),
-        remedies=remedies(view, book, given, now),
+        ahead=ahead(view, book, now, found.platform.guards, opens),
+        remedies=remedies(view, book, given, now, opens),
         findings=tuple(one for one in strange if any(about.key == ref.key for about in one.about)),
         history=tuple(history[-HISTORY:]),
         diagnosis=None if isinstance(said, Unknown) else said,

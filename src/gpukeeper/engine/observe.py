@@ -93,21 +93,8 @@ async def survey(
         # A hint may be about what the policy does not cover: a whole look would never find that it is gone.
         only = [ref for ref in only if in_scope(book.policy, ref)]
     pages = platform.observe(scope) if only is None else _looked_at(platform, only, found)
-    begun, refs = asyncio.get_running_loop().time(), list[Ref]()
-    try:
-        async for page in pages:
-            found.unseen += page.unseen
-            made = await look.decide(page.subjects)
-            for subject in page.subjects:
-                before.pop(subject.ref.key, None)
-            refs += [one.ref for one in page.subjects] if keeper.request_state.enabled else []
-            if record is not None:
-                await record(found, made, {one.ref.key for one in page.subjects if one.shape is Shape.TREE})
-                soon = keeper.clock.now() + 2 * book.policy.schedule.every
-                made = [d for d in made if _is_told(d, soon)]
-            found.decisions += made
-    except PlatformError as problem:
-        found.unseen.append(Unseen(f"{platform.name}/{platform.place}", str(problem)))
+    begun = asyncio.get_running_loop().time()
+    refs = await look.read(pages, before, record)
     look.remember()
     if only is not None:
         counts = found.counts
@@ -116,12 +103,8 @@ async def survey(
     keeper.last_passes.count(here, found.counts.seen, found.counts.running)
     keeper.request_state.keep_list(here, Listing(begun, tuple(refs), tuple(f"{u.what}: {u.why}" for u in found.unseen)))
     if not found.unseen:
-        # Only a complete list shows what is missing. Images last: workloads must not wait behind them.
-        found.missing = sorted(before.values(), key=_counts, reverse=True)
-        if record is not None:
-            found.gone = await confirmed(platform, found.missing)
-        announced = {one.ref.key for one in found.gone if one.announced}
-        found.counts.vanished = await _vanished(keeper, platform, [r for r in found.missing if r.key not in announced])
+        # Only a complete list shows what is missing.
+        await _note_missing(keeper, found, before.values(), confirm=record is not None)
     await look.update_demand()
     return found
 
@@ -140,6 +123,27 @@ class _Observation:
     held: set[str] = field(default_factory=set)
     disks: set[str] = field(default_factory=set)
     tenants: Tenancies = field(default_factory=dict)
+
+    async def read(self, pages: AsyncIterator[Snapshot], before: dict[str, Ref], record: Record | None) -> list[Ref]:
+        """Decide about one page after the other, up to an error of the platform. What was read is removed from
+        `before`, and returned if requests need a list."""
+        keeper, found = self.keeper, self.found
+        refs: list[Ref] = []
+        try:
+            async for page in pages:
+                found.unseen += page.unseen
+                made = await self.decide(page.subjects)
+                for subject in page.subjects:
+                    before.pop(subject.ref.key, None)
+                refs += [one.ref for one in page.subjects] if keeper.request_state.enabled else []
+                if record is not None:
+                    await record(found, made, {one.ref.key for one in page.subjects if one.shape is Shape.TREE})
+                    soon = keeper.clock.now() + 2 * self.book.policy.schedule.every
+                    made = [d for d in made if _is_told(d, soon)]
+                found.decisions += made
+        except PlatformError as problem:
+            found.unseen.append(Unseen(f"{found.platform.name}/{found.platform.place}", str(problem)))
+        return refs
 
     async def decide(self, subjects: Sequence[Subject]) -> list[Decision]:
         """About one page of them. Adds to what was found on the way."""
@@ -219,6 +223,16 @@ async def _looked_at(platform: Platform, refs: Sequence[Ref], found: Survey) -> 
         whole = tuple(one for one in looked if isinstance(one, Subject) and not isinstance(one.root, str))
         unseen = [Unseen(r.path, one.why) for r, one in zip(some, looked, strict=True) if isinstance(one, Unknown)]
         yield Snapshot(platform.name, platform.place, found.at, whole, tuple(unseen))
+
+
+async def _note_missing(keeper: Keeper, found: Survey, left: Collection[Ref], *, confirm: bool) -> None:
+    """Of those known before, what was not listed. Images last: workloads must not wait behind them."""
+    found.missing = sorted(left, key=_counts, reverse=True)
+    if confirm:
+        found.gone = await confirmed(found.platform, found.missing)
+    announced = {one.ref.key for one in found.gone if one.announced}
+    not_announced = [ref for ref in found.missing if ref.key not in announced]
+    found.counts.vanished = await _vanished(keeper, found.platform, not_announced)
 
 
 async def _vanished(keeper: Keeper, platform: Platform, missing: Sequence[Ref]) -> int:

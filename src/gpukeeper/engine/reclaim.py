@@ -166,14 +166,19 @@ async def _pass(
     report.under_way(report)
     if only is None and narrow is None and allow is None:
         keeper.last_passes.set_breaker(key_of(platform), plan.breaker)
-    if only is None:
-        await keeper.absences.record(keeper, platform, found.missing, found.gone, believe=plan.breaker is None)
-    elif found.gone:
-        await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=one.ref) for one in found.gone])
+    await _record_absences(keeper, platform, found, believe=plan.breaker is None)
     if report.acted and plan.steps and (confirm is None or await confirm(plan)):
         await _take_steps(keeper, platform, book, report, progress, allowed=allow is not None)
         outlook.forget(told, report.outcomes)
     await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
+
+
+async def _record_absences(keeper: Keeper, platform: Platform, found: Survey, *, believe: bool) -> None:
+    """A narrow look proves absence for each object that it read; a whole one only finds what was not listed."""
+    if found.whole:
+        await keeper.absences.record(keeper, platform, found.missing, found.gone, believe=believe)
+    elif found.gone:
+        await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=one.ref) for one in found.gone])
 
 
 def empty_report(keeper: Keeper, platform: Platform, book: Rulebook, *, acted: bool) -> PassReport:

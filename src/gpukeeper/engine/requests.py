@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -15,18 +14,18 @@ from gpukeeper.engine.confirm import LASTS, Asker, Pending
 from gpukeeper.engine.find import FoundSubject, find, look_at
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import key_of
-from gpukeeper.engine.verify import evidence_of, settle
+from gpukeeper.engine.restore import restore, restored_in_words
+from gpukeeper.engine.schedule import opening
+from gpukeeper.engine.verify import settle
 from gpukeeper.engine.view import holds_elsewhere
-from gpukeeper.lifecycle.decide import NOT_HELD, REQUEST, decide, why_not_yet
+from gpukeeper.lifecycle.decide import NOT_HELD, REQUEST, why_not_yet
 from gpukeeper.lifecycle.explain import in_spite_of
-from gpukeeper.lifecycle.forecast import ahead
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, release_of, whom_to_ask
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Accepted, Action, Decision, Evidence, Refused, Result, Step, Verdict, View
-from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.decision import Action, Decision, Refused, Result, Step, Verdict, View
+from gpukeeper.model.durations import due_in_words, in_words, size_in_words
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.model.event import Closed, Event, Held, Paused, Released, Restored, Resumed
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.event import Closed, Held, Paused, Released, Resumed
 from gpukeeper.model.memory import KEEP_ALIVE, Hold
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Shape, State
@@ -86,24 +85,11 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
         raise UsageError(f"the reason is longer than {LONGEST_REASON} characters; nothing was done")
     match request.verb:
         case "hold":
-            span = timedelta(seconds=request.seconds) if request.seconds is not None else None
-            found, granted = await hold(
-                keeper, book, request.workload, who, span, reason=request.reason, suspends=request.suspends
-            )
-            until = f"{granted.until:%Y-%m-%d %H:%M} UTC ({in_words(granted.until - granted.at)})"
-            what = f" It suspends {', '.join(granted.suspends)} only." if granted.suspends else ""
-            return f"{found.view.subject.ref.path} is held until {until}.{what}{_not_prevented(book, found, granted)}"
+            return await _fulfil_hold(keeper, book, who, request)
         case "release":
             return await release(keeper, book, request.workload, who)
         case "stop" | "remove":
-            answer = await _act(keeper, book, asker, request)
-            if isinstance(answer, Reply):
-                return answer
-            line = answer
-            assert line.ref is not None
-            words = f"{line.ref.path}: {line.result}: {line.reason}"
-            done = line.result is Result.RECLAIMED
-            return Reply(done=done, words=words, exit_code=0 if done else 3)
+            return await _fulfil_act(keeper, book, asker, request)
         case "pause":
             return await pause(keeper, book, who, request.reason)
         case "resume":
@@ -112,15 +98,19 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
             return await _change_gpu(keeper, book, who, request)
         case "restore":
             ref, undone = await restore(keeper, book, request.workload, who)
-            hold_it = f"Keep it: gpukeeper workload hold {ref.path}"
-            stays = await _stays(keeper, book, ref, undone)
-            if undone is Action.REMOVE:
-                made = "was restored from what was captured, without data written inside it"
-                start = "If it does not run yet, start it soon; on a cluster run `gpukeeper restore` again"
-                return f"{ref.path} {made}. {start}. {stays}. {hold_it}"
-            return f"{ref.path} was restored and runs again. {stays}. {hold_it}"
+            return await restored_in_words(keeper, book, ref, undone)
         case _:
             raise UsageError(f'unknown request "{request.verb}"; nothing was done')
+
+
+async def _fulfil_hold(keeper: Keeper, book: Rulebook, who: str, request: Request) -> str:
+    span = timedelta(seconds=request.seconds) if request.seconds is not None else None
+    found, granted = await hold(
+        keeper, book, request.workload, who, span, reason=request.reason, suspends=request.suspends
+    )
+    until = f"{granted.until:%Y-%m-%d %H:%M} UTC ({in_words(granted.until - granted.at)})"
+    what = f" It suspends {', '.join(granted.suspends)} only." if granted.suspends else ""
+    return f"{found.view.subject.ref.path} is held until {until}.{what}{_not_prevented(book, found, granted)}"
 
 
 async def hold(
@@ -148,11 +138,11 @@ async def hold(
 
 def _not_prevented(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
     """What ends it in spite of the hold, and when: so that no user relies on the hold alone."""
-    act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards)
+    act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards, opening(book.policy.schedule))
     if act is None:
         return ""
     grant = " An admin can suspend that, too." if act.rule in NOT_HELD else ""
-    return f" The hold does not prevent {act.rule}: {act.action} {_when(act.at, granted.at)}.{grant}"
+    return f" The hold does not prevent {act.rule}: {act.action} {due_in_words(act.at, granted.at)}.{grant}"
 
 
 async def _hold_on_it(found: FoundSubject, until: datetime) -> None:
@@ -194,6 +184,16 @@ async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> str:
     if left:
         return f"{subject.ref.path}: released {', '.join(ended.words)}. Still held: {'; '.join(left)}."
     return f"{subject.ref.path} is no longer held."
+
+
+async def _fulfil_act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -> Reply:
+    line = await _act(keeper, book, asker, request)
+    if isinstance(line, Reply):
+        return line
+    assert line.ref is not None
+    done = line.result is Result.RECLAIMED
+    words = f"{line.ref.path}: {line.result}: {line.reason}"
+    return Reply(done=done, words=words, exit_code=0 if done else 3)
 
 
 async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -> Closed | Reply:
@@ -353,71 +353,6 @@ async def _change_gpu(keeper: Keeper, book: Rulebook, who: str, request: Request
     return f"{uuid} was returned."
 
 
-async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple[Ref, Action]:
-    """Bring back what gpukeeper last stopped or removed under this name; and which of the two it was."""
-    lines = await keeper.ledger.about(words)
-    done = [
-        one
-        for one in lines
-        if isinstance(one, Closed) and one.result is Result.RECLAIMED and one.action is not Action.TRIM
-    ]
-    things = {(one.ref.path, one.owner): one for one in done if one.ref is not None}  # the newest of each
-    if len(things) > 1:
-        told = "\n  ".join(_newest_of(one) for one in things.values())
-        raise UsageError(f'"{words}" matches {len(things)} objects; use more of the path, or the uid:\n  {told}')
-    if not done or done[-1].ref is None:
-        raise UsageError(f'gpukeeper reclaimed nothing named "{words}". See: gpukeeper ledger list --type outcome')
-    last = done[-1]
-    ref = done[-1].ref
-    if not is_admin(book, who):
-        if last.owner != who:
-            whose = f"belongs to {last.owner}" if last.owner else "has no known owner"
-            raise UsageError(f"{ref.path} {whose}; {who} may not restore it")
-        if not last.owner_verified:
-            raise UsageError(
-                f"that {who} owns {ref.path} was only claimed, or not recorded as verified; "
-                f"nothing was restored. {whom_to_ask(book)}"
-            )
-    platform = keeper.platform_at(ref)
-    if platform is None:
-        raise UsageError(f"{ref.platform}/{ref.place} is not reachable from here; nothing was restored")
-    name = evidence_of(lines, last.step)
-    evidence = await keeper.evidence.load(name) if name else None
-    if isinstance(evidence, Unknown):
-        raise UsageError(f"the evidence {name} cannot be read ({evidence.why}); nothing was restored")
-    if evidence is not None and last.action is Action.REMOVE:
-        evidence = Evidence({**await _before_the_stop(keeper, lines, ref), **evidence.files})
-    answer = await platform.restore(ref, evidence)
-    words = "restored" if isinstance(answer, Accepted) else answer.why
-    await keeper.ledger.append(
-        [Restored(at=keeper.clock.now(), ref=ref, owner=last.owner, by=who, evidence=name, result=words)]
-    )
-    if isinstance(answer, Refused | Unknown):
-        raise UsageError(f"{ref.path} was not restored: {words}")
-    return ref, Action.STOP if isinstance(answer, Accepted) and answer.resumed else last.action
-
-
-async def _stays(keeper: Keeper, book: Rulebook, ref: Ref, undone: Action) -> str:
-    """In what state it came back, and what comes next by which rule. What was made anew has another uid."""
-    try:
-        found = await look_at(keeper, book, ref) if undone is not Action.REMOVE else None
-        found = found or await find(keeper, book, ref.path, acting=True)
-    except KeeperError as problem:
-        return f"It could not be read yet ({problem})"
-    now, state = keeper.clock.now(), found.view.subject.state
-    is_now = f"Its state is unknown ({state.why})" if isinstance(state, Unknown) else f"It is {state}"
-    coming = ahead(found.view, book, now, found.platform.guards)
-    if not coming:
-        why = decide(found.view, book, now).reason
-        return f"{is_now} now; no action is scheduled for it: {why}"
-    told = [f"{one.action} by {one.rule} {_when(one.at, now)}" for one in (coming[0], coming[-1])]
-    return f"{is_now} now. If nothing changes: {', then '.join(dict.fromkeys(told))}"
-
-
-def _when(at: datetime, now: datetime) -> str:
-    return f"at {at:%Y-%m-%d %H:%M} UTC (in {in_words(at - now)})" if at > now else "at the next pass"
-
-
 def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:
     subject, limits = view.subject, book.settings(view.subject).limits
     return Decision(
@@ -432,19 +367,6 @@ def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:
         owner_verified=subject.owner_verified,
         gpus=subject.devices if isinstance(subject.devices, Unknown) else len(subject.devices),
     )
-
-
-async def _before_the_stop(keeper: Keeper, lines: Sequence[Event], ref: Ref) -> dict[str, bytes]:
-    """What gpukeeper stopped before it removed it was still as its owner had made it when that stop was prepared."""
-    stops = [one for one in lines if isinstance(one, Closed) and one.action is Action.STOP and one.ref == ref]
-    name = evidence_of(lines, stops[-1].step) if stops else ""
-    found = await keeper.evidence.load(name) if name else None
-    return {} if found is None or isinstance(found, Unknown) else {f"stop/{k}": v for k, v in found.files.items()}
-
-
-def _newest_of(one: Closed) -> str:
-    assert one.ref is not None
-    return f"{one.ref.path} ({one.ref.uid}, {one.owner or 'owner unknown'}, {one.at:%Y-%m-%d %H:%M})"
 
 
 def _owner(view: View) -> str | None:

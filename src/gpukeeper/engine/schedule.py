@@ -12,6 +12,7 @@ from itertools import islice, pairwise
 
 from cronsim import CronSim
 
+from gpukeeper.lifecycle.forecast import MINUTE, Opens
 from gpukeeper.model.policy import Schedule
 
 CHANGE = timedelta(
@@ -57,6 +58,17 @@ def next_moment(schedule: Schedule, at: datetime) -> datetime:
     if schedule.at is None:
         return at
     return next((moment for moment in _moments(schedule.at, at) if moment >= at), at)
+
+
+def opening(schedule: Schedule) -> Opens:
+    """For a forecast: when a pass next acts, after the one that took the last step on the same workload."""
+
+    def opens(at: datetime, acted: datetime | None) -> datetime:
+        if acted is None or schedule.at is None:
+            return next_moment(schedule, at)
+        return next_moment(schedule, max(at, acted + MINUTE))
+
+    return opens
 
 
 def acts_in_a_row(schedule: Schedule, at: datetime, count: int, apart: timedelta) -> bool:

@@ -27,6 +27,7 @@ from gpukeeper.ledger.database import (
 from gpukeeper.ledger.lease import Lease, take_lease
 from gpukeeper.ledger.lines import COLUMNS, fit, row
 from gpukeeper.ledger.queries import Totals
+from gpukeeper.ledger.recent_acts import RecentActs
 from gpukeeper.ledger.reserve import Reserve
 from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.errors import LedgerError
@@ -60,6 +61,7 @@ class SqliteLedger:
         self.writable = write
         self.on_append: Callable[[Sequence[Event]], None] = lambda lines: None  # called when they are durable
         self._connection = connection
+        self._recent_acts = RecentActs()
         self._reserve = Reserve(path.parent)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         if write:
@@ -93,7 +95,7 @@ class SqliteLedger:
         return await self.read(lambda c: state.open_intents(c, platform, place, str(self.path)))
 
     async def acts_since(self, since: datetime, rules: frozenset[str], *, but: bool = False) -> int:
-        return await self.read(lambda c: queries.acts_since(c, since, rules, but=but))
+        return await self.read(lambda c: self._recent_acts.count(c, since, rules, but=but))
 
     async def holds_of(self, owner: str, since: datetime) -> Mapping[str, tuple[Hold, ...]]:
         return await self.read(lambda c: queries.holds_of(c, owner, since, str(self.path)))

@@ -1,4 +1,4 @@
-"""Questions to the journal: which lines, how many acts, how much came back. Only reads."""
+"""Questions to the journal: which lines, how much came back. Only reads."""
 
 from __future__ import annotations
 
@@ -92,11 +92,6 @@ def totals(c: sqlite3.Connection, since: datetime, where: str) -> Totals:
             counted.add(line.step)
             _add(found, line)
     return found
-
-
-def acts_since(c: sqlite3.Connection, since: datetime, rules: frozenset[str], *, but: bool) -> int:
-    question = "SELECT rule, count(*) FROM journal WHERE type = 'intent' AND at >= ? GROUP BY rule"
-    return sum(number for rule, number in c.execute(question, (micros(since),)) if (rule in rules) is not but)
 
 
 def holds_of(c: sqlite3.Connection, owner: str, since: datetime, where: str) -> dict[str, tuple[Hold, ...]]:

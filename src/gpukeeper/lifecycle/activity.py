@@ -59,20 +59,12 @@ def assess_use(
     newest_bucket = _minute(now)
     # Only of what it holds now: a slice that was cut anew leaves a series behind, which says nothing of anybody.
     gpus = [one for one in series if one.signal is Signal.GPU and one.device in devices]
-    if not gpus:
-        needs = f"needs `gpukeeper serve` running for {in_words(window)}"
-        return UseAssessment(Use.UNKNOWN, f"GPU use was not measured yet: {needs}")
-    measured = {one.device for one in gpus}
-    if not measured.issuperset(devices):
-        unmeasured = min(set(devices) - measured)
-        return UseAssessment(Use.UNKNOWN, f"use of GPU {unmeasured} was not measured; every GPU must be")
+    unmeasured = _unmeasured(gpus, devices, window)
+    if unmeasured is not None:
+        return UseAssessment(Use.UNKNOWN, unmeasured)
     quiet = reach  # buckets since the newest activity
     newest = ""
     for one in gpus:
-        if one.missing is not None:
-            return UseAssessment(
-                Use.UNKNOWN, f"GPU use could not be measured ({one.missing.why}); not measured is not idle"
-            )
         back = _last_busy(one, thresholds.gpu_slice if one.slice else thresholds.gpu, quiet, newest_bucket)
         if back < quiet:
             quiet, newest = back, f"GPU {one.device}"
@@ -90,6 +82,17 @@ def assess_use(
     if quiet < thresholds.settle // MINUTE:
         return UseAssessment(Use.ACTIVE, f"{newest} was in use {_ago(quiet)}", skipped=skipped)
     return _assess_quiet(gpus + vetoes, thresholds, quiet, reach, now, skipped)
+
+
+def _unmeasured(gpus: Sequence[Series], devices: Sequence[str], window: timedelta) -> str | None:
+    """Why the use of its GPUs is unknown; None if every one was measured."""
+    if not gpus:
+        return f"GPU use was not measured yet: needs `gpukeeper serve` running for {in_words(window)}"
+    measured = {one.device for one in gpus}
+    if not measured.issuperset(devices):
+        return f"use of GPU {min(set(devices) - measured)} was not measured; every GPU must be"
+    failed = next((one.missing for one in gpus if one.missing is not None), None)
+    return None if failed is None else f"GPU use could not be measured ({failed.why}); not measured is not idle"
 
 
 def active_minutes(

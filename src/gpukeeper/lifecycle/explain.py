@@ -11,7 +11,7 @@ import msgspec
 from gpukeeper.lifecycle.activity import PAIR, measured_span
 from gpukeeper.lifecycle.activity import _secondary_threshold as secondary_threshold
 from gpukeeper.lifecycle.decide import NOT_HELD
-from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
+from gpukeeper.lifecycle.forecast import Opens, UpcomingAction, ahead
 from gpukeeper.lifecycle.rules import exemption, idle, keep_alive, max_runtime, target
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -112,15 +112,15 @@ def threshold_in_words(one: MeasuredSignal) -> str:
 
 
 def in_spite_of(
-    view: View, book: Rulebook, granted: Hold, now: datetime, offered: Collection[Action]
+    view: View, book: Rulebook, granted: Hold, now: datetime, offered: Collection[Action], opens: Opens
 ) -> UpcomingAction | None:
     """What ends it although it is held: the first act that comes before the hold is over. None: nothing does."""
     memory = msgspec.structs.replace(view.memory, holds=(*view.memory.holds, granted))
-    coming = ahead(msgspec.structs.replace(view, memory=memory), book, now, offered)
+    coming = ahead(msgspec.structs.replace(view, memory=memory), book, now, offered, opens)
     return next((one for one in coming if one.action is not Action.WARN and one.at < granted.until), None)
 
 
-def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime) -> tuple[str, ...]:
+def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime, opens: Opens) -> tuple[str, ...]:
     """What would change what happens, in sentences for the owner. Empty: nothing is going to happen."""
     path = view.subject.ref.path
     by_rule = {answer.rule: answer for answer in said}
@@ -132,7 +132,7 @@ def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime
     if exempt.verdict is Verdict.PROTECT:
         found.append(f"an admin ends its exemption in the policy; currently {exempt.reason}")
     if was_stopped(view):
-        found.append(_bring_it_back(view, book, now))
+        found.append(_bring_it_back(view, book, now, opens))
     if idle.NAME in pending:
         found.append(_use_it(view, book))
     if pending - NOT_HELD:
@@ -159,9 +159,10 @@ def was_stopped(view: View) -> bool:
     return over and ours
 
 
-def _bring_it_back(view: View, book: Rulebook, now: datetime) -> str:
+def _bring_it_back(view: View, book: Rulebook, now: datetime, opens: Opens) -> str:
     words = f"restore it: gpukeeper restore {view.subject.ref.path}"
-    goes = next((one.at for one in ahead(view, book, now, tuple(Action)) if one.action is Action.REMOVE), None)
+    coming = ahead(view, book, now, tuple(Action), opens)
+    goes = next((one.at for one in coming if one.action is Action.REMOVE), None)
     if goes is None:
         return words
     when = f"at {goes:%Y-%m-%d %H:%M} UTC" if goes > now else "with the next pass"

@@ -59,7 +59,7 @@ def _matched_on(matches: tuple[Match, ...]) -> tuple[tuple[str, ...], tuple[str,
 
 
 def class_of(policy: Policy, subject: Subject) -> str | Unknown:
-    """The first match of the policy, else what the platform recognised."""
+    """The first match of the policy, else what the platform recognized."""
     for match in policy.match:
         if fits(match, subject):
             return match.class_

@@ -144,7 +144,7 @@ class Decision(msgspec.Struct, frozen=True):
     rank: int = 0  # of a tree: what is cheaper to lose goes first
     disk: str = ""  # of a tree that is due only because a disk is too full: that disk
     owner_verified: bool = False  # False: the owner is only claimed
-    class_: str = ""  # whose limits apply: by the policy's match, else as the platform recognised it
+    class_: str = ""  # whose limits apply: by the policy's match, else as the platform recognized it
     announced: datetime | None = None  # of a warning: the time that it announces
     unheard: Announcement | None = None  # of a warning: what it announces instead if it is not delivered
 

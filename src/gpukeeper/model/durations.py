@@ -42,3 +42,8 @@ def size_in_words(size: float) -> str:
 def when_in_words(at: datetime, now: datetime) -> str:
     """ "in 2h", "3m ago"."""
     return f"in {in_words(at - now)}" if at > now else f"{in_words(now - at)} ago"
+
+
+def due_in_words(at: datetime, now: datetime) -> str:
+    """Of an action: "at 2026-01-05 08:00 UTC (in 2h)", "at the next pass"."""
+    return f"at {at:%Y-%m-%d %H:%M} UTC (in {in_words(at - now)})" if at > now else "at the next pass"

@@ -100,9 +100,9 @@ def moment(at: datetime, now: datetime) -> str:
 
 
 def _class(found: Explanation) -> object:
-    """Whose limits apply, and by what. What the platform recognised is only where it ends without a match."""
+    """Whose limits apply, and by what. What the platform recognized is only where it ends without a match."""
     given, seen = found.decision.class_, found.subject.class_
-    return f"{given} (by match in the policy; recognised as {seen})" if given != str(seen) else seen
+    return f"{given} (by match in the policy; recognized as {seen})" if given != str(seen) else seen
 
 
 def _labels(subject: Subject) -> list[tuple[str, object]]:

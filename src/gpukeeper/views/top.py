@@ -10,6 +10,7 @@ import msgspec
 
 from gpukeeper.engine.fleet import FleetSnapshot
 from gpukeeper.engine.outlook import Outlooks
+from gpukeeper.engine.schedule import opening
 from gpukeeper.lifecycle.claims import Claim, ClaimState, next_event
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.forecast import ahead
@@ -106,7 +107,7 @@ class NextActions(msgspec.Struct, frozen=True):
 def _next_actions(view: View, book: Rulebook, now: datetime, offered: Collection[Action]) -> NextActions:
     steps = tuple(
         NextStep(one.action.value, one.at if one.at > now else None, one.rule)
-        for one in ahead(view, book, now, offered)
+        for one in ahead(view, book, now, offered, opening(book.policy.schedule))
     )
     class_ = decide(view, book, now).class_ or view.subject.class_
     reasons = {one.rule: one.reason for one in answers(view, book, now)}

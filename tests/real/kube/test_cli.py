@@ -415,7 +415,7 @@ def test_no_kubeconfig_and_no_extra_say_what_to_do(shell: Shell, tmp_path: Path)
     (hides / "sitecustomize.py").write_text("import sys\nsys.modules['lightkube'] = sys.modules['httpx2'] = None\n")
     bare = shell.run("plan", "--platform", "kubernetes", env={"PYTHONPATH": str(hides)})
     assert bare.code == USAGE
-    assert "pip install 'gpukeeper[kubernetes]'" in bare.err
+    assert "pip install '.[kubernetes]'" in bare.err
 
 
 def test_mistakes_of_a_policy_are_told_at_once_with_their_lines(shell: Shell) -> None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from gpukeeper.platforms.kubernetes.connect import Cluster as Client
 from gpukeeper.platforms.kubernetes.lease import Leadership
-from gpukeeper.wiring import SystemClock
+from gpukeeper.wiring.clock import SystemClock
 from tests.real.kube.api import Api
 from tests.real.kube.control_plane import Cluster
 

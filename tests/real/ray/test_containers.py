@@ -28,7 +28,7 @@ from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.connect import NodeContainer
 from gpukeeper.platforms.ray.settings import RaySettings
-from gpukeeper.wiring import SystemClock
+from gpukeeper.wiring.clock import SystemClock
 from tests.engines import has_docker, has_ray, require
 from tests.real.docker import kernel
 from tests.real.docker.private_engine import DockerEngine, docker_engine

@@ -232,8 +232,8 @@ def test_a_schedule_in_which_every_warning_expires_before_the_next_pass_is_allow
     (warning,) = load_text(NIGHT.replace("0 3 * * *", at)).warnings
     assert warning == (
         f'schedule.at: passes act only at "{at}". A stop after classes.unknown.idle (15m) needs 2 warnings, each valid'
-        " for 1d35m. They expire before the next pass, so such work is warned at every pass and never stopped."
-        " Use a schedule with 3 passes in a row that are at most 1d35m apart."
+        " for 1d2h35m. They expire before the next pass, so such work is warned at every pass and never stopped."
+        " Use a schedule with 3 passes in a row that are at most 1d2h35m apart."
     )
 
 

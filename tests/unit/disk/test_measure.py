@@ -194,7 +194,7 @@ def test_when_time_is_up_the_walk_ends_and_says_so(tmp_path: Path) -> None:
     assert found.inode == (tmp_path / "tree").stat().st_ino
 
 
-def test_open_files_are_recognised_by_identity(tmp_path: Path) -> None:
+def test_open_files_are_recognized_by_identity(tmp_path: Path) -> None:
     found = filled(tmp_path / "tree/sub/file", 1).stat()
     assert measured(tmp_path / "tree", open_files={(found.st_dev, found.st_ino): 77}).held_by == 77
     assert measured(tmp_path / "tree", open_files={(found.st_dev + 1, found.st_ino): 77}).held_by is None

@@ -16,16 +16,15 @@ import pytest
 from gpukeeper.disk.measure import TreeMeasurement, measure, open_directory
 from gpukeeper.disk.mounts import MountEntry
 from gpukeeper.disk.open_files import (
-    FIRST_PID_NAMESPACE,
     DirectoryUse,
     OpenFiles,
     below,
     is_in_use,
     parse_backing_files,
-    parse_maps,
     scan,
     user_of,
 )
+from gpukeeper.disk.process_files import FIRST_PID_NAMESPACE, parse_maps
 from gpukeeper.model.unknown import Unknown
 
 HOLD_OPEN = "import sys; f = open(sys.argv[1] + '/tree/file'); print(flush=True); sys.stdin.read()"

@@ -16,7 +16,7 @@ from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemor
 from gpukeeper.model.decision import Action, Plan, Result, Step
 from gpukeeper.model.event import Closed
 from gpukeeper.notify.messages import Messages
-from gpukeeper.wiring import SystemClock
+from gpukeeper.wiring.clock import SystemClock
 from tests.unit.lifecycle.examples import EVAL, NOW, decision
 
 

@@ -25,7 +25,7 @@ from gpukeeper.model.errors import PolicyError
 from gpukeeper.model.event import Closed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Mode
-from gpukeeper.wiring import Session, open_session, read_policy
+from gpukeeper.wiring.session import Session, open_session, read_policy
 
 NOW = datetime.fromisoformat("2026-03-02T08:00:00+00:00")
 

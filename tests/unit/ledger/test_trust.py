@@ -13,7 +13,7 @@ from gpukeeper.ledger import database
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.trust import make_private, why_untrusted
 from gpukeeper.model.errors import LedgerError, PolicyError
-from gpukeeper.wiring import open_session
+from gpukeeper.wiring.session import open_session
 
 OTHER = 54321
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away: run the tests as root")

@@ -10,7 +10,7 @@ import pytest
 
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.explain import amount, idle_window, in_spite_of, remedies, signals, threshold_in_words
-from gpukeeper.lifecycle.forecast import ahead
+from gpukeeper.lifecycle.forecast import ahead, at_any_time
 from gpukeeper.lifecycle.rules.idle import REPORTED_AFTER
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
@@ -29,11 +29,13 @@ def with_(view: View, **facts: Any) -> View:
 
 
 def told(view: View, book: Rulebook = BOOK, offered: frozenset[Action] = EVERY) -> list[tuple[timedelta, str, int]]:
-    return [(one.at - NOW, f"{one.action} {one.rule}", one.stage) for one in ahead(view, book, NOW, offered)]
+    return [
+        (one.at - NOW, f"{one.action} {one.rule}", one.stage) for one in ahead(view, book, NOW, offered, at_any_time)
+    ]
 
 
 def would_change(view: View, book: Rulebook = BOOK) -> str:
-    return "\n".join(remedies(view, book, answers(view, book, NOW), NOW))
+    return "\n".join(remedies(view, book, answers(view, book, NOW), NOW, at_any_time))
 
 
 # Signals
@@ -130,7 +132,7 @@ def test_the_stages_of_idle_are_told_before_they_come() -> None:
 def test_the_forecast_is_what_the_rules_do() -> None:
     """Each event it names is the decision that the rules give at that time, with that much more silence."""
     view = View(subject(), _used(10))
-    for one in ahead(view, BOOK, NOW, EVERY):
+    for one in ahead(view, BOOK, NOW, EVERY, at_any_time):
         at = _next_minute(one.at)
         minutes = (at - NOW) // MINUTE
         later = tuple(msgspec.structs.replace(s, minutes=s.minutes + (0.0,) * minutes) for s in view.series)
@@ -292,12 +294,12 @@ def test_what_gpukeeper_stopped_can_be_brought_back_until_it_is_removed() -> Non
 
 def test_a_hold_does_not_prevent_the_end_of_the_maximum_runtime_within_it() -> None:
     running = View(subject(class_="api", started=NOW - 20 * HOUR))
-    act = in_spite_of(running, BOOK, Hold("ann", NOW, NOW + 12 * HOUR), NOW, EVERY)
+    act = in_spite_of(running, BOOK, Hold("ann", NOW, NOW + 12 * HOUR), NOW, EVERY, at_any_time)
     assert act is not None
     assert (act.action, act.rule, act.at) == (Action.STOP, "max_runtime", NOW + 4 * HOUR)
-    assert in_spite_of(running, BOOK, Hold("ann", NOW, NOW + HOUR), NOW, EVERY) is None
+    assert in_spite_of(running, BOOK, Hold("ann", NOW, NOW + HOUR), NOW, EVERY, at_any_time) is None
     granted = Hold("root", NOW, NOW + 12 * HOUR, suspends=("max_runtime",), admin=True)
-    assert in_spite_of(running, BOOK, granted, NOW, EVERY) is None
+    assert in_spite_of(running, BOOK, granted, NOW, EVERY, at_any_time) is None
 
 
 def test_the_time_of_the_next_thing_is_that_of_the_first_warning() -> None:

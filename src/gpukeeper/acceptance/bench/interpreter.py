@@ -17,7 +17,7 @@ ON_PATH = ("python3", "python")
 LOOKING_S = 30.0  # an interpreter on a slow network disk
 _QUESTION = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('torch') else 9)"
 _NO_TORCH = 9
-GET_ONE = "pip install 'gpukeeper[accept]', or set --python or GPUKEEPER_PYTHON to an interpreter that has it"
+GET_ONE = "in a clone of gpukeeper: pip install '.[accept]'; or name an interpreter with --python or GPUKEEPER_PYTHON"
 
 
 def find_python(wanted: str | None = None, variables: Mapping[str, str] = os.environ) -> str | Unknown:

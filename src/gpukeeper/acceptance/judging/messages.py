@@ -77,14 +77,15 @@ FAILURE_KINDS: Mapping[str, FailureKind] = {
     "cuda_mismatch": FailureKind(
         "This PyTorch cannot use this GPU: it was built without CUDA, for another CUDA version, or without code for"
         " this model.",
-        "Use a PyTorch built for CUDA and for this GPU (pip install 'gpukeeper[accept]'), or select another"
-        " interpreter with --python. LD_LIBRARY_PATH with libraries of another CUDA version has the same effect:"
-        " unset it.",
+        "Use a PyTorch built for CUDA and for this GPU (in a clone of gpukeeper: pip install '.[accept]'), or select"
+        " another interpreter with --python. LD_LIBRARY_PATH with libraries of another CUDA version has the same"
+        " effect: unset it.",
         Remedy.CHECK_CONFIG,
     ),
     "no_torch": FailureKind(
         "PyTorch is not installed in this Python.",
-        "Install it with pip install 'gpukeeper[accept]', or select an interpreter that has it with --python.",
+        "Install it (in a clone of gpukeeper: pip install '.[accept]'), or select an interpreter that has it with"
+        " --python.",
         Remedy.CHECK_CONFIG,
     ),
     "no_gpu": FailureKind(

@@ -51,10 +51,7 @@ def _train(device: Any, group: RankGroup, wanted: dict[str, Any], inject: dict[s
     from gpukeeper.acceptance.probes.digest import digest
 
     inputs, labels = _samples(device, group, wanted)
-    torch.manual_seed(_SEED)
-    inner = nn.Sequential(
-        nn.Linear(wanted["features"], 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, wanted["classes"])
-    ).to(device.torch)
+    inner = _network(wanted).to(device.torch)
     model = DistributedDataParallel(inner, device_ids=[device.torch.index] if device.cuda else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=wanted["rate"])
     loss_of = nn.CrossEntropyLoss()
@@ -84,6 +81,17 @@ def _train(device: Any, group: RankGroup, wanted: dict[str, Any], inject: dict[s
         "digest": digests[-1],
         **compare(_all_digests(group, digests)),
     }
+
+
+def _network(wanted: dict[str, Any]) -> Any:
+    """The same weights on every rank."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(_SEED)
+    return nn.Sequential(
+        nn.Linear(wanted["features"], 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, wanted["classes"])
+    )
 
 
 def compare(by_rank: Sequence[Sequence[str]]) -> dict[str, Any]:

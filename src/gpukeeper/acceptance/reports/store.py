@@ -28,6 +28,7 @@ from gpukeeper.model.grade import Grade
 KEEP, MANIFEST = "KEEP", "MANIFEST.sha256"
 HTML, CSV, JUNIT, METRICS = "report.html", "results.csv", "junit.xml", "metrics.prom"
 OLDEST = timedelta(days=90)
+_KEEP_TEXT = b"This report is excluded from automatic deletion. Delete this file to end that.\n"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _UNFINISHED = ".unfinished-"
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
@@ -77,7 +78,7 @@ class ReportFolder:
         report = document.encodable(report)
         contents = {**_views(report), **_old(report, summary, with_legacy), **(extra or {})}
         if keep:
-            contents[KEEP] = b"Retention leaves this run alone. Delete this file to let it go.\n"
+            contents[KEEP] = _KEEP_TEXT
         made = self.path / f"{_UNFINISHED}{report.run}-{secrets.token_hex(4)}"
         try:
             self.path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
@@ -95,7 +96,7 @@ class ReportFolder:
         """Take a run out of retention, or give it back."""
         marker = self.find(wanted) / KEEP
         if kept:
-            _write_one(marker, b"Retention leaves this run alone. Delete this file to let it go.\n", anew=False)
+            _write_one(marker, _KEEP_TEXT, anew=False)
         else:
             marker.unlink(missing_ok=True)
         return marker.parent

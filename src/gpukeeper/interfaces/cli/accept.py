@@ -22,21 +22,21 @@ COMMANDS = {
     ),
     "show": Entry(
         "gpukeeper.interfaces.cli.accept_reports:show",
-        "Show the report of one run: findings, GPUs, what was not tested, the verdict.",
+        "Show the report of one run.",
     ),
     "compare": Entry(
         "gpukeeper.interfaces.cli.accept_reports:compare",
-        "Show what changed between two runs, and whether it is more than noise.",
+        "Show what changed between two runs.",
     ),
     "merge": Entry(
         "gpukeeper.interfaces.cli.accept_reports:merge",
-        "Merge the reports of many nodes: the worst verdict counts, and outliers among all GPUs are listed.",
+        "Merge the reports of many nodes.",
     ),
 }
 app = typer.Typer(
     cls=group_of(COMMANDS),
     invoke_without_command=True,
-    help="Test the GPUs of this machine; list, show, compare and merge reports.",
+    help="Test the GPUs of this machine. Also list, show, compare and merge reports.",
     subcommand_metavar="[list|show|compare|merge]",
 )
 
@@ -49,7 +49,9 @@ class RunOptions:
     full: Annotated[bool, typer.Option("--full", help="Same as --within 30m.")] = False
     within: Annotated[
         str | None,
-        typer.Option("--within", metavar="SPAN", help="Time limit: run as many checks as fit into 5m, 30m, 4h, 24h, …"),
+        typer.Option(
+            "--within", metavar="DURATION", help="Time limit: run as many checks as fit into 5m, 30m, 4h, 24h, …"
+        ),
     ] = None
     gpus: Annotated[
         list[str] | None,
@@ -59,7 +61,10 @@ class RunOptions:
         int | None, typer.Option("--expect", min=1, metavar="N", help="Expected number of GPUs; fewer is a FAIL.")
     ] = None
     device: Annotated[
-        str, typer.Option("--device", help="cuda, or cpu or simulated for a trial run that accepts no GPU.")
+        str,
+        typer.Option(
+            "--device", metavar="DEVICE", help="cuda; or cpu or simulated, for a trial run that accepts no GPU."
+        ),
     ] = "cuda"
     ranks: Annotated[
         int | None,
@@ -70,7 +75,7 @@ class RunOptions:
         typer.Option(
             "--check",
             metavar="CHECK,…",
-            help="Only these checks; see gpukeeper check list.",
+            help="Only these checks; see `gpukeeper check list`.",
             autocompletion=completion.checks,
         ),
     ] = None
@@ -81,7 +86,7 @@ class RunOptions:
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="CHECK.PARAM=VALUE", help="Override a check parameter; see gpukeeper check show."
+            "--set", metavar="CHECK.PARAM=VALUE", help="Override a check parameter; see `gpukeeper check show`."
         ),
     ] = None
     reference: Annotated[
@@ -94,12 +99,12 @@ class RunOptions:
     ] = None
     report_dir: Annotated[
         Path | None,
-        typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: see accept list."),
+        typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: reports/ in the state directory."),
     ] = None
     report_name: Annotated[
         str, typer.Option("--report-name", metavar="NAME", help="With --legacy: file name of the summary.")
     ] = "summary.json"
-    keep: Annotated[bool, typer.Option("--keep", help="Never delete the report because of its age.")] = False
+    keep: Annotated[bool, typer.Option("--keep", help="Exclude this report from automatic deletion.")] = False
     legacy: Annotated[
         bool, typer.Option("--legacy", help="Also write the files of the older test kits, directly in --report-dir.")
     ] = False

@@ -38,7 +38,7 @@ from gpukeeper.views.acceptance import (
 WORSE = 4
 From: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: the one of this ledger."),
+    typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: reports/ in the state directory."),
 ]
 Run: TypeAlias = Annotated[
     str,
@@ -73,7 +73,7 @@ def show(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all findings.")] = False,
     json: o.Json = False,
 ) -> None:
-    """Show the report of one run: findings, GPUs, what was not tested, the verdict."""
+    """Show the report of one run. With findings, GPUs, what was not tested, and the verdict."""
     folder = _folder(report_dir)
     report = folder.load(run, samples=html is not None)
     if html is not None:
@@ -105,7 +105,7 @@ def compare(
     report_dir: From = None,
     json: o.Json = False,
 ) -> None:
-    """Show what changed between two runs, and whether it is more than noise."""
+    """Show what changed between two runs. Tests whether each change is more than noise."""
     folder = _folder(report_dir)
     found = compared(folder.load(before, samples=False), folder.load(after, samples=False))
     with reader_may_leave():
@@ -133,7 +133,7 @@ def merge(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Merge the reports of many nodes: the worst verdict counts, and outliers among all GPUs are listed."""
+    """Merge the reports of many nodes. The worst verdict counts, and outliers among all GPUs are listed."""
     wanted = [name.strip() for one in expect_nodes or () for name in one.split(",") if name.strip()]
     fleet = merging.merge(_all(reports), wanted)
     if html is not None:

@@ -41,7 +41,7 @@ from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade, Past
 from gpukeeper.views.acceptance import acceptance_document
-from gpukeeper.wiring import node_name, open_bench, try_detectors
+from gpukeeper.wiring.benches import node_name, open_bench, try_detectors
 
 FAILED, INCONCLUSIVE, PARTLY, INTERRUPTED = 4, 5, 3, 130
 OLDEST, LEAST_KEPT = timedelta(days=90), 20  # reports

@@ -36,7 +36,7 @@ from gpukeeper.views.applied import applied_summary, applied_view, bytes_back
 from gpukeeper.views.nodes import Change
 
 if TYPE_CHECKING:
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 
 @o.with_options
@@ -45,7 +45,10 @@ def apply(
     budget: Annotated[
         int | None,
         typer.Option(
-            "--budget", min=1, help="Allow this many steps once, ignoring budget and breaker. Check the plan first."
+            "--budget",
+            min=1,
+            metavar="N",
+            help="Allow this many steps once, ignoring budget and breaker. Check the plan first.",
         ),
     ] = None,
     yes: o.Yes = False,

@@ -26,7 +26,7 @@ app = typer.Typer(no_args_is_help=True, help="List and show the checks of `gpuke
 
 @app.command("list")
 def list_(json: o.Json = False) -> None:
-    """List the checks in the order in which they run, with the duration of each size."""
+    """List the checks in execution order. With the duration of each size."""
     if json:
         shown.as_json("check-list", ChecksView(tuple(check_facts(one) for one in CHECKS)))
         return
@@ -42,7 +42,7 @@ def show(
     ],
     json: o.Json = False,
 ) -> None:
-    """Show what a check proves, what it cannot detect, its sizes, and the parameters that --set can override."""
+    """Show what a check proves and what it cannot detect. With its sizes, and the parameters that --set overrides."""
     check = catalog.find(name)
     if check is None:
         names = [one.name for one in catalog.CHECKS]

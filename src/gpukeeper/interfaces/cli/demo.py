@@ -19,7 +19,7 @@ from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.colours import overwrites
 from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.platforms.simulated.week import Week
-from gpukeeper.wiring import play
+from gpukeeper.wiring.demo import play
 
 NEWEST = 14
 REFRESH = 0.1  # seconds
@@ -30,9 +30,10 @@ WIDE = 110
 
 def demo(
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Seed of the simulation; the same seed gives the same result.")
+        int,
+        typer.Option("--seed", min=0, metavar="N", help="Seed of the simulation; the same seed gives the same result."),
     ] = 7,
-    days: Annotated[int, typer.Option("--days", min=1, max=31, help="Number of days to simulate.")] = 7,
+    days: Annotated[int, typer.Option("--days", min=1, max=31, metavar="N", help="Number of days to simulate.")] = 7,
     once: Annotated[bool, typer.Option("--once", help="Print only the result, without the live view.")] = False,
     json: o.Json = False,
 ) -> None:

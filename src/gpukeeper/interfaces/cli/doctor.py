@@ -28,7 +28,7 @@ from gpukeeper.platforms.ray.connect import RAY, temporary_folders
 from gpukeeper.platforms.ray.dashboards import Dashboard, DashboardQueries
 from gpukeeper.platforms.ray.processes import raylet_of, read_all
 from gpukeeper.platforms.ray.settings import settings_of as ray_settings_of
-from gpukeeper.wiring import discover
+from gpukeeper.wiring.places import discover
 
 PLATFORMS = ("docker", "kubernetes")
 

@@ -41,7 +41,7 @@ MOST_ASKED = 1000  # lines that a daemon gives at once
 COMMANDS = {
     "status": Entry(
         "gpukeeper.interfaces.cli.ledger_status:status",
-        "Show the size of the ledger, its files, first and last line, schema and archives.",
+        "Show size, files, schema and archives of the ledger.",
     ),
     "verify": Entry(
         "gpukeeper.interfaces.cli.ledger_status:verify", "Read every line and archive and verify the checksums."
@@ -55,24 +55,27 @@ app = typer.Typer(
 
 Type = Annotated[
     list[str] | None,
-    typer.Option("--type", help="Only lines of this type; may be repeated.", autocompletion=completion.line_types),
+    typer.Option(
+        "--type", metavar="TYPE", help="Only lines of this type; may be repeated.", autocompletion=completion.line_types
+    ),
 ]
 About = Annotated[
     str | None,
     typer.Option(
         "--workload",
+        metavar="WORKLOAD",
         help="Only lines about this workload (an ending of its path).",
         autocompletion=completion.workloads,
     ),
 ]
-Whose = Annotated[str | None, typer.Option("--owner", help="Only lines about work of this owner.")]
+Whose = Annotated[str | None, typer.Option("--owner", metavar="USER", help="Only lines about work of this owner.")]
 Search = Annotated[str | None, typer.Option("--search", help="Only lines that contain this text.", metavar="TEXT")]
-Since = Annotated[str | None, typer.Option("--since", help="Only lines of the last 24h, 7d, …")]
+Since = Annotated[str | None, typer.Option("--since", metavar="DURATION", help="Only lines of the last 24h, 7d, …")]
 
 
 @app.command("list")
 def list_(
-    last: Annotated[int, typer.Option("--last", min=1, help="Number of lines.")] = 100,
+    last: Annotated[int, typer.Option("--last", min=1, metavar="N", help="Number of lines.")] = 100,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")] = False,
     errors: Annotated[bool, typer.Option("--errors", help="Only failures and what needs an admin.")] = False,
     owner: Whose = None,
@@ -135,7 +138,8 @@ def _print_lines(found: Sequence[tuple[int, Event]], *, json: bool, follow: bool
 
 @app.command()
 def show(
-    seq: Annotated[int, typer.Argument(help="Number of the line, as printed by `ledger list`.")], json: o.Json = False
+    seq: Annotated[int, typer.Argument(metavar="SEQ", help="Number of the line, as printed by `ledger list`.")],
+    json: o.Json = False,
 ) -> None:
     """Show one line with all its fields."""
     with opened_for_reading() as ledger:
@@ -150,7 +154,7 @@ def show(
 
 @app.command()
 def totals(since: Since = None, json: o.Json = False) -> None:
-    """Show GPU-hours, GPUs and bytes reclaimed, by owner, rule and platform."""
+    """Show totals of GPU-hours, GPUs and bytes reclaimed. By owner, rule and platform."""
     begin = _begin(since) or datetime.fromtimestamp(0, UTC)
     with opened_for_reading() as ledger:
         found = asyncio.run(ledger.totals(begin))
@@ -164,7 +168,10 @@ def totals(since: Since = None, json: o.Json = False) -> None:
 @app.command()
 def export(
     format_: Annotated[
-        str, typer.Option("--format", help="json (one object per line), csv, or syslog (one short line with a tag).")
+        str,
+        typer.Option(
+            "--format", metavar="FORMAT", help="json (one object per line), csv, or syslog (one short line with a tag)."
+        ),
     ] = "json",
     owner: Whose = None,
     workload: About = None,
@@ -172,7 +179,7 @@ def export(
     since: Since = None,
     search: Search = None,
 ) -> None:
-    """Export all lines for other programs: timestamp, event_type, user, source, details, schema_version."""
+    """Export all lines for other programs. Fields: timestamp, event_type, user, source, details, schema_version."""
     writers = {"json": json_lines, "csv": csv_lines, "syslog": syslog_lines}
     if format_ not in writers:
         raise UsageError(f'--format "{format_}" is not one of: {", ".join(writers)}')
@@ -184,7 +191,7 @@ def export(
 
 @app.command()
 def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """Archive old lines and delete expired data, as configured in the policy. `serve` does this daily."""
+    """Archive old lines and delete expired data. `serve` does this daily, as configured in the policy."""
     with opened(policy, write=True) as session:
         done = asyncio.run(rotate_ledger(session.ledger, session.book.policy.ledger, session.keeper.clock.now()))
     if json:

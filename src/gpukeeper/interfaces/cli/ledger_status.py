@@ -20,7 +20,7 @@ from gpukeeper.model.errors import LedgerError
 
 
 def status(json: o.Json = False) -> None:
-    """Show the size of the ledger, its files, first and last line, schema and archives."""
+    """Show size, files, schema and archives of the ledger. Also its first and last line."""
     with opened_for_reading() as ledger:
         found, schema = asyncio.run(_status(ledger))
         files, path = files_of(ledger), ledger.path

@@ -19,16 +19,12 @@ from gpukeeper.model.errors import KeeperError
 _HELP = "Test GPU nodes before use, and reclaim GPUs and disk space from finished, idle and stuck work."
 _CLI = "gpukeeper.interfaces.cli"
 COMMANDS = {
-    "observe": Entry(
-        f"{_CLI}.observe:observe", "Show workloads, leftovers and GPUs, contradictions, and what could not be read."
-    ),
-    "top": Entry(
-        f"{_CLI}.top:top", "Show all GPUs live: utilization, memory, holder, owner, and the next action with its rule."
-    ),
+    "observe": Entry(f"{_CLI}.observe:observe", "Show workloads, leftovers, GPUs and contradictions."),
+    "top": Entry(f"{_CLI}.top:top", "Show all GPUs live, with their owners and next actions."),
     "plan": Entry(f"{_CLI}.plan:plan", "Show what would be done now, and why."),
     "explain": Entry(
         f"{_CLI}.explain:explain",
-        "Show each rule's verdict on a workload, its signals, the next action, and what would change it.",
+        "Show each rule's verdict on a workload.",
     ),
     "apply": Entry(f"{_CLI}.apply:apply", "Reclaim what is due now."),
     "demo": Entry(f"{_CLI}.demo:demo", "Simulate a week on a fleet and show what was reclaimed and why."),
@@ -39,16 +35,16 @@ COMMANDS = {
     "stop-all": Entry(f"{_CLI}.stop_all:stop_all", "Stop all running GPU workloads, or one owner's."),
     "tidy": Entry(
         f"{_CLI}.tidy:tidy",
-        "Run a command with a private TMPDIR and delete it when the command ends.",
+        "Run a command with a private TMPDIR, deleted when it ends.",
         {"allow_interspersed_args": False},
     ),
 }
 GROUPS = {
-    "accept": Entry(f"{_CLI}.accept:app", "Test the GPUs of this machine; list, show, compare and merge reports."),
+    "accept": Entry(f"{_CLI}.accept:app", "Test the GPUs of this machine."),
     "check": Entry(f"{_CLI}.check:app", "List and show the checks of `gpukeeper accept`."),
     "workload": Entry(f"{_CLI}.workload:app", "List, hold, release, stop or remove your workloads."),
-    "node": Entry(f"{_CLI}.node:app", "List and show the GPUs of this machine."),
-    "policy": Entry(f"{_CLI}.policy:app", "Check and show the policy."),
+    "node": Entry(f"{_CLI}.node:app", "List, show, quarantine and return the GPUs of this machine."),
+    "policy": Entry(f"{_CLI}.policy:app", "Check, show and try a policy."),
     "ledger": Entry(f"{_CLI}.ledger:app", "Read the record of everything gpukeeper observed, decided and did."),
 }
 

@@ -29,14 +29,12 @@ from gpukeeper.views.history import line_row, lines_view
 from gpukeeper.views.node import GpuCondition, NodeGpuView, NodeView, gpu_condition
 
 if TYPE_CHECKING:
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 
 PATIENCE = timedelta(seconds=10)
 HISTORY = 20  # lines
-app = typer.Typer(
-    no_args_is_help=True, help="List and show the GPUs of this machine. Admins: quarantine and return them."
-)
+app = typer.Typer(no_args_is_help=True, help="List, show, quarantine and return the GPUs of this machine.")
 Gpu: TypeAlias = Annotated[
     str,
     typer.Argument(
@@ -44,12 +42,12 @@ Gpu: TypeAlias = Annotated[
         help="UUID or a unique prefix, index on this machine, or gpu-0 as printed by observe.",
     ),
 ]
-Reason: TypeAlias = Annotated[str, typer.Option("--reason", help="Reason, shown to all users.")]
+Reason: TypeAlias = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to all users.")]
 
 
 @app.command("list")
 def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """List the GPUs with their last recorded condition, and why and since when they are quarantined."""
+    """List the GPUs with their last recorded condition. Shows why and since when they are quarantined."""
     with opened(policy, write=False) as session:
         inventory, remembered = _inventory(), _remembered(session)
         held = _held(inventory)

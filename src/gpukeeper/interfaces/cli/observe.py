@@ -30,7 +30,7 @@ from gpukeeper.views.fleet import FleetView, SubjectRow, fleet_view, subject_row
 from gpukeeper.views.gpus import GpusView, WasteView, gpus_view, waste_view
 
 if TYPE_CHECKING:
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 
 HEAD = ("state", "name", "owner", "class", "gpus", "size", "since")
@@ -51,11 +51,11 @@ def observe(
         ),
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every few seconds until Ctrl-C.")] = False,
-    every: Annotated[str, typer.Option("--every", help="Interval of --watch.")] = "5s",
+    every: Annotated[str, typer.Option("--every", metavar="DURATION", help="Interval of --watch.")] = "5s",
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Show workloads, leftovers and GPUs, contradictions, and what could not be read. Changes nothing."""
+    """Show workloads, leftovers, GPUs and contradictions. Also what could not be read. Changes nothing."""
     if gpus and waste:
         raise UsageError("--gpus and --waste cannot be combined. Nothing was read.")
     narrow = selection.narrow

@@ -23,7 +23,7 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.views.plan import PlanView, notes, plan_view, summary
 
 if TYPE_CHECKING:
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 
 @o.with_options

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 COMMANDS = {
     "try": Entry(
         "gpukeeper.interfaces.cli.policy_try:try_",
-        "Apply a policy to a hypothetical workload: show its class, and when it would be warned, stopped and removed.",
+        "Apply a policy to a hypothetical workload.",
     ),
 }
-app = typer.Typer(cls=group_of(COMMANDS), no_args_is_help=True, help="Check and show the policy. Changes nothing.")
+app = typer.Typer(cls=group_of(COMMANDS), no_args_is_help=True, help="Check, show and try a policy. Changes nothing.")
 
-PolicyOption = Annotated[
-    Path | None, typer.Option("--policy", metavar="PATH", help="The policy file.", show_default=False)
+PolicyOption = Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="Policy file.", show_default=False)]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout, with the name of its schema.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 GROUPS_REPLACE = (
     " A group's value replaces the class's, shorter or longer; of several groups the most generous value applies."
@@ -41,7 +41,7 @@ GROUPS_REPLACE = (
 
 @app.command()
 def check(
-    file: Annotated[Path | None, typer.Argument(help="The policy file.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Policy file.", show_default=False)] = None,
     policy: PolicyOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -72,12 +72,12 @@ def show(
         ),
     ] = None,
     owner: Annotated[
-        str | None, typer.Option(help="Show the values that apply to this user, including groups.")
+        str | None, typer.Option(metavar="USER", help="Show the values that apply to this user, including groups.")
     ] = None,
     policy: PolicyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show all effective values, or one section, and the origin of each value."""
+    """Show all effective values, or one section. Prints the origin of each value."""
     from gpukeeper.config.show import for_owner, part_for_owner, part_of, rows
 
     loaded = _load(policy)

@@ -28,7 +28,7 @@ from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Subject
 
 if TYPE_CHECKING:
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 
 def stop_all(

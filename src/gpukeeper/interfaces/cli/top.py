@@ -40,13 +40,15 @@ def top(
     policy: o.PolicyFile = None,
     platform: o.OnPlatform = None,
     owner: o.Owner = None,
-    every: Annotated[str, typer.Option("--every", help="Refresh interval.")] = "2s",
-    sort: Annotated[str, typer.Option("--sort", help="Initial sort order: gpu, use, memory, owner or next.")] = "gpu",
+    every: Annotated[str, typer.Option("--every", metavar="DURATION", help="Refresh interval.")] = "2s",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="COLUMN", help="Initial sort order: gpu, use, memory, owner or next.")
+    ] = "gpu",
     demo: Annotated[
         bool, typer.Option("--demo", help="Show a simulated fleet; each refresh advances it by ten minutes.")
     ] = False,
 ) -> None:
-    """Show all GPUs live: utilization, memory, holder, owner, and the next action with its rule. q quits."""
+    """Show all GPUs live, with their owners and next actions. Press q to quit."""
     if sort not in SORTS:
         raise UsageError(f'--sort "{sort}" is not one of: {", ".join(SORTS)}')
     pause = span(every, "--every")
@@ -167,7 +169,7 @@ def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[
 
 @contextmanager
 def _demo() -> Iterator[Gather]:
-    from gpukeeper.wiring import simulated_fleet  # 200 ms, which help and completion do not need
+    from gpukeeper.wiring.demo import simulated_fleet  # 200 ms, which help and completion do not need
 
     with simulated_fleet() as fleet:
         yield lambda: top_view(fleet.snapshot(), fleet.book, Narrow(), fleet.now())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal.watching import PassPrinter
-from gpukeeper.wiring import Session
+from gpukeeper.wiring.session import Session
 
 if TYPE_CHECKING:
     from gpukeeper.interfaces.telemetry.metrics import Metrics

@@ -23,7 +23,7 @@ from gpukeeper.ledger.lines import TYPES, NumberedLine
 from gpukeeper.lifecycle.holds import is_admin, may_act
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Event
-from gpukeeper.wiring import Session
+from gpukeeper.wiring.session import Session
 
 VERBS = ("plan", "explain", "ledger", "standing")
 MOST_LINES = 1000

@@ -14,7 +14,7 @@ from gpukeeper.interfaces.daemon.server import listening, tell_systemd
 from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
 from gpukeeper.ledger.paths import socket_path
-from gpukeeper.wiring import Session
+from gpukeeper.wiring.session import Session
 
 
 async def serve_until_stopped(

@@ -29,7 +29,7 @@ from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.platforms.host.connect import user_name
-from gpukeeper.wiring import Session
+from gpukeeper.wiring.session import Session
 
 LARGEST = 64 * 1024
 PATIENCE = 5.0  # seconds for a request to arrive, and for its reply to be taken

@@ -29,7 +29,7 @@ from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.lease import Leadership
 from gpukeeper.platforms.kubernetes.settings import settings_of
-from gpukeeper.wiring import Session
+from gpukeeper.wiring.session import Session
 
 # The lease has its own rate limit: a throttled client or a large list must not cost the lease.
 REQUESTS, BURST = 5.0, 10

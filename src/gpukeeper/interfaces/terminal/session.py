@@ -20,7 +20,7 @@ from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 
 OUTCOMES = ("succeeded", "failed", "stopped")
@@ -39,7 +39,7 @@ def opened(
     """`tell`: how warnings are printed; default: `print_message`."""
     # All platforms and the schema of the policy take 200 ms to load, which help and completion do not need.
     from gpukeeper.interfaces.terminal.daemon import load_daemon_state
-    from gpukeeper.wiring import open_session
+    from gpukeeper.wiring.session import open_session
 
     session = open_session(policy, write=write, only=only)
     tell = tell or print_message

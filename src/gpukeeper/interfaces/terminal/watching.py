@@ -23,7 +23,7 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
 from gpukeeper.model.printable import plain
 from gpukeeper.views.plan import unseen_notes
-from gpukeeper.wiring import PolicyRead, Session, follow_policy, read_policy
+from gpukeeper.wiring.session import PolicyRead, Session, follow_policy, read_policy
 
 DAY = timedelta(days=1)
 READ_WITHIN = timedelta(seconds=60)  # a policy; its folder may be on a mount that hangs

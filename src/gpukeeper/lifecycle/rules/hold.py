@@ -72,6 +72,31 @@ def end_of(hold: Hold, settings: Settings) -> datetime:
     return min(hold.until, hold.at + settings.limits.hold) if hold.by != "its own mark" else hold.until
 
 
+def last_end(rule: str, view: View, settings: Settings, now: datetime, *, holdable: bool = True) -> datetime | None:
+    """When the newest hold that suspended this rule expired or was released. None: there was none.
+
+    A hold shorter than the lead does not count: a minute now and then would otherwise renew every warning, and keep
+    idle work for ever within the limits of holds.
+    """
+    ends = [
+        end
+        for hold in view.memory.holds
+        if (end := end_of(hold, settings)) <= now
+        and end - hold.at >= settings.policy.warnings.lead
+        and _suspends(hold, rule, holdable=holdable)
+    ]
+    mark = mark_until(view, settings) if holdable else None
+    if mark is not None and mark <= now:
+        ends.append(mark)
+    return max(ends, default=None)
+
+
+def _suspends(hold: Hold, rule: str, *, holdable: bool) -> bool:
+    if hold.admin and hold.suspends:
+        return rule in hold.suspends or "*" in hold.suspends
+    return holdable
+
+
 def _suspended(held: list[Hold], not_held: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
     """What all holds together suspend, and what they spare. Only an admin's hold can name rules."""
     named = frozenset(rule for hold in held if hold.admin for rule in hold.suspends)

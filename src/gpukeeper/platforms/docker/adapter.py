@@ -17,7 +17,6 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.devices import holders, signals
 from gpukeeper.devices.counters import processes_of
 from gpukeeper.devices.holders import Holder
 from gpukeeper.engine.missing import gone_by_looks
@@ -47,19 +46,17 @@ from gpukeeper.platforms.docker.acts import ContainerActions
 from gpukeeper.platforms.docker.capture import ContainerCapture
 from gpukeeper.platforms.docker.connect import SLOW, Engine
 from gpukeeper.platforms.docker.host_facts import (
-    SCAN,
     HostInspector,
     HostSnapshot,
     Inventory,
     belongs,
-    container_ids,
     holders_of,
 )
 from gpukeeper.platforms.docker.leftovers import Leftovers
-from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
+from gpukeeper.platforms.docker.orphans import Orphans
 from gpukeeper.platforms.docker.records import FILTERS, Records
 from gpukeeper.platforms.docker.users import UserDirectory
-from gpukeeper.platforms.docker.wire import ContainerSummary, Inspected, when
+from gpukeeper.platforms.docker.wire import ContainerSummary, Inspected
 
 PAGE = 200
 RECONCILE = timedelta(seconds=60)
@@ -98,7 +95,7 @@ class DockerPlatform:
         self._captures = ContainerCapture(engine, clock)
         self._leftovers = Leftovers(self.records, engine, clock, self._at, cache=_wants_cache(policy))
         self._acts = ContainerActions(engine, self.records, self._holders)
-        self._left_since: dict[str, datetime] = {}  # by container: when a leftover of it was first seen
+        self._orphans = Orphans(self.records, self._around, clock, self._at, proc)
 
     @property
     def name(self) -> str:
@@ -134,7 +131,7 @@ class DockerPlatform:
                 await self._around.peek(page, around)
                 subjects = [await self._subject(one, around) for one in page]
                 yield self._page(subjects)
-            yield self._page(await self._orphans(around, containers))
+            yield self._page(self._orphans.find(around, containers))
             yield self._page(*await self._leftovers.observe(self.records.images_in_use()))
 
     async def wake(self) -> AsyncIterator[Ref | None]:
@@ -161,7 +158,7 @@ class DockerPlatform:
                     case translate.CONTAINER:
                         return await self._read_container(ref)
                     case translate.PROCESS:
-                        return await self._read_orphan(ref)
+                        return await self._orphans.read(ref)
                     case translate.IMAGE:
                         return await self._leftovers.read_image(ref)
                     case translate.CACHE:
@@ -197,7 +194,7 @@ class DockerPlatform:
                     case translate.CONTAINER, Action.REMOVE:
                         return await self._acts.remove(fresh)
                     case translate.PROCESS, Action.REMOVE:
-                        return await self._end_orphan(fresh)
+                        return await self._orphans.end(fresh)
                     case translate.IMAGE, Action.REMOVE:
                         return await self._leftovers.remove_image(fresh)
                     case translate.CACHE, Action.REMOVE:
@@ -325,70 +322,6 @@ class DockerPlatform:
         subject = await self._subject(msgspec.structs.replace(container, size_rw=size), around)
         return msgspec.structs.replace(subject, loses=loses)
 
-    async def _read_orphan(self, ref: Ref) -> Subject | Gone | Unknown:
-        holder = await self._holder(ref)
-        if not isinstance(holder, Holder):
-            return holder
-        around = await self._around.look()
-        found = await self.records.inspect(str(holder.container))
-        for id_ in container_ids(holder, self._proc):
-            # A container may be started inside the control group of another: running containers are checked first.
-            other = await self.records.inspect(id_) if id_ != holder.container else None
-            if isinstance(other, Unknown) or _runs(other):
-                found = other
-        return self._orphan(holder, found, around)
-
-    async def _holder(self, ref: Ref) -> Holder | Gone | Unknown:
-        pid, _, starttime = ref.uid.partition("@")
-        if not (pid.isdecimal() and starttime.isdecimal()):
-            return Unknown(f"{ref.uid!r} does not identify a process")
-        try:
-            holder = await in_thread(lambda: holders.look_up(int(pid), self._proc), SCAN)
-        except TimeoutError:
-            return Unknown(f"pid {pid} could not be read: timeout")
-        except OSError as error:
-            return Unknown(f"pid {pid} could not be read: {error.strerror}")
-        if holder is None or holder.starttime != int(starttime):
-            return Gone(ref, self._clock.now())
-        if not isinstance(holder.container, str):
-            return Unknown(f"pid {pid} is not in a container")
-        ids = container_ids(holder, self._proc)
-        known = next((id_ for id_ in ids if self.records.known(id_) or id_ in self.records.once_had), None)
-        return msgspec.structs.replace(holder, container=known or holder.container)
-
-    async def _end_orphan(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
-        holder = await self._holder(fresh.ref)
-        if isinstance(holder, Gone):
-            return Changed("it has ended")
-        if isinstance(holder, Unknown):
-            return holder
-        return await signals.end(signals.Target(holder.pid, holder.starttime, str(holder.container)), proc=self._proc)
-
-    async def _orphans(self, around: HostSnapshot, containers: Sequence[Inspected]) -> list[Subject]:
-        by_id = {one.id: one for one in containers}
-        left = []
-        for holder in around.everyone():
-            ids = container_ids(holder, self._proc)
-            if any(_runs(by_id.get(id_)) for id_ in ids):
-                continue
-            known = next((id_ for id_ in ids if id_ in by_id or id_ in self.records.once_had), None)
-            if known is not None or not is_another_engines(holder, self._proc):
-                named = msgspec.structs.replace(holder, container=known or holder.container)
-                left.append(self._orphan(named, by_id.get(str(known)), around))
-        whose = {one.labels["container"] for one in left}
-        self._left_since = {id_: at for id_, at in self._left_since.items() if id_ in whose}
-        return left
-
-    def _orphan(self, holder: Holder, container: Inspected | Unknown | None, around: HostSnapshot) -> Subject:
-        started = holders.started(holder.starttime, holders.boot_time(self._proc))
-        proof = proof_of(holder, started, container, self.records.once_had)
-        id_ = str(holder.container)
-        ended = when(container.state.finished_at) if isinstance(container, Inspected) else None
-        first_seen = self._left_since.setdefault(id_, self._clock.now())
-        since = ended if isinstance(ended, datetime) else first_seen
-        devices = HostSnapshot(around.gpus, {id_: (holder,)}, around.mig_minors).held(id_)
-        return translate.orphan_subject(holder, started, since, holders.boot_id(self._proc), proof, devices, self._at())
-
     async def _holders(self, container: Inspected) -> Sequence[Holder]:
         """Processes that must get SIGTERM before a stop. PlatformError: they could not be listed, so nothing is
         stopped.
@@ -408,10 +341,6 @@ class DockerPlatform:
 
     def _at(self) -> translate.PlaceAndTime:
         return translate.PlaceAndTime(self._place, self._clock.now())
-
-
-def _runs(container: Inspected | None) -> bool:
-    return container is not None and (container.state.running or container.state.restarting)
 
 
 def _wants_cache(policy: Policy) -> bool:

@@ -21,6 +21,7 @@ import msgspec
 
 from gpukeeper.disk import measure, open_files, procfs
 from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.disk.process_files import KERNEL_THREAD
 from gpukeeper.disk.remove import ExpectedTree, RemovalResult, TreeRemoval, remove
 from gpukeeper.model.decision import Changed
 from gpukeeper.model.unknown import Unknown
@@ -190,7 +191,7 @@ def _status(home: Path) -> _Status | None:
     except PermissionError:
         return None
     ended = fields[0] in {b"Z", b"X", b"x"} and int(fields[17]) <= 1
-    of_the_kernel = bool(int(fields[6]) & open_files.KERNEL_THREAD)
+    of_the_kernel = bool(int(fields[6]) & KERNEL_THREAD)
     return _Status(int(fields[1]), int(fields[19]), not ended and not of_the_kernel)
 
 

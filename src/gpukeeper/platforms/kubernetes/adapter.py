@@ -48,7 +48,7 @@ from gpukeeper.platforms.kubernetes.event_writer import EventWriter
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
-from gpukeeper.platforms.kubernetes.meter import RunningPod
+from gpukeeper.platforms.kubernetes.measurements import RunningPod
 from gpukeeper.platforms.kubernetes.object_reader import ObjectReader, ReadObject
 from gpukeeper.platforms.kubernetes.other_owners import ONE, OtherOwners, PartialMetadata
 from gpukeeper.platforms.kubernetes.preconditions import cannot_remove

@@ -15,9 +15,9 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.controller_state import ControllerState, Down
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, START, Controller, Finalizer
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, TreeNode
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
-from gpukeeper.platforms.kubernetes.tree import Descendants, TreeNode
+from gpukeeper.platforms.kubernetes.tree import Descendants
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, when
 
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"

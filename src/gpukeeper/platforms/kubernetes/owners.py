@@ -13,8 +13,8 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.tree import Climb, Descendants, TreeNode
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, TreeNode
+from gpukeeper.platforms.kubernetes.tree import Climb, Descendants
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Root
 
 if TYPE_CHECKING:

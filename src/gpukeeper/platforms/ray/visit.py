@@ -12,9 +12,11 @@ import msgspec
 
 from gpukeeper.disk import access_times, measure, mounts, open_files, procfs, trash
 from gpukeeper.disk.access_times import LastUse, Reads
+from gpukeeper.disk.kernel import KERNEL
 from gpukeeper.disk.measure import Limits, TreeMeasurement
 from gpukeeper.disk.mounts import MountEntry
 from gpukeeper.disk.open_files import DirectoryUse, OpenFiles
+from gpukeeper.disk.process_files import ONLY_HERE
 from gpukeeper.disk.remote_use import why_unseen
 from gpukeeper.disk.remove import ExpectedTree
 from gpukeeper.disk.trash import TrashedTree
@@ -174,7 +176,7 @@ class Visit:
         return why_unseen(str(Path(folder.real, name)), self.mounts, self.around.used.exports)
 
     def about(self, pid: int) -> str:
-        if pid == open_files.KERNEL:
+        if pid == KERNEL:
             return "the kernel itself uses a file of it"
         comm = next((one.comm for one in self.around.everyone if one.pid == pid), "")
         return f"pid {pid}{f' ({measure.printable(comm)})' if comm else ''} has files of it open"
@@ -237,7 +239,7 @@ def whose(uids: frozenset[int] | None, linkers: frozenset[int]) -> frozenset[int
 
 def seen_from_here(folder: NodeDirectory, used: OpenFiles) -> OpenFiles:
     """Inside a container its own processes are all that can use its own layer, but not a volume."""
-    if not folder.private or used.hidden != open_files.ONLY_HERE:
+    if not folder.private or used.hidden != ONLY_HERE:
         return used
     return msgspec.structs.replace(used, hidden=None)
 
@@ -286,7 +288,7 @@ def _as_node_sees(node: Node, used: OpenFiles, known: tuple[MountEntry, ...]) ->
     """Paths are those of the process that opened them: the same path in another node is another file. Files are the
     same everywhere by identity, and the check after the rename is exact for paths, too.
     """
-    own = {one.pid for one in node.processes} | {open_files.KERNEL}
+    own = {one.pid for one in node.processes} | {KERNEL}
     paths = {path: pid for path, pid in used.paths.items() if pid in own}
     return msgspec.structs.replace(used, paths=paths, own_mounts=known)
 

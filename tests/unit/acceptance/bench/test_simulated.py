@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.bench.simulated import COUNTERS, SimulatedWorkbench
+from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
+from gpukeeper.acceptance.bench.simulated_gpus import COUNTERS
 from gpukeeper.acceptance.record import ProbeFailure, ProbeReply, ProbeRequest, ProbeResult
 from gpukeeper.model.gpu import Health, Reading
 

@@ -132,7 +132,7 @@ def test_wrong_bits_under_a_lowered_power_limit_still_fail() -> None:
     [
         {"reasons": 0x0, "power_w": 695.0, "sm_mhz": 1200.0},  # at its power limit: that is why
         {"reasons": 0x4, "sm_mhz": 1200.0, "power_w": 300.0},  # the driver says: power cap
-        {"reasons": None, "sm_mhz": 600.0, "power_w": 220.0},  # reasons not known: nothing is recognised
+        {"reasons": None, "sm_mhz": 600.0, "power_w": 220.0},  # reasons not known: nothing is recognized
         {"reasons": 0x0, "sm_mhz": 1965.0, "power_w": 220.0},  # near its highest clock
     ],
 )

@@ -52,7 +52,7 @@ def test_every_kind_teaches(kind: str) -> None:
         ("dns", "MASTER_ADDR"),
         ("dns", "publishNotReadyAddresses"),
         ("port_taken", "MASTER_PORT"),
-        ("cuda_mismatch", "gpukeeper[accept]"),
+        ("cuda_mismatch", ".[accept]"),
         ("no_torch", "--python"),
         ("driver_too_old", "Update the driver"),
         ("out_of_memory", "nvidia-smi"),

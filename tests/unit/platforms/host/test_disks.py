@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk.open_files import DeletedFile, OpenFiles
+from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.disk.process_files import DeletedFile
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Shape, Subject

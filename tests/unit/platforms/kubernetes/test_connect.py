@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.platforms.kubernetes import auth, connect
+from gpukeeper.platforms.kubernetes import auth, connect, exchange
 from gpukeeper.platforms.kubernetes.connect import Cluster, find
 from gpukeeper.platforms.kubernetes.decoding import ListPage, WatchEvent, collector_off
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable, ResponseTooLarge, refusal
@@ -154,9 +154,12 @@ def test_a_page_that_is_too_large_is_asked_for_in_smaller_ones(tmp_path: Path, m
 
     api = ScriptedApi()
     api.says(LIST, answer)
-    whole = connect.MOST
-    monkeypatch.setattr(Cluster._request, "__kwdefaults__", {**Cluster._request.__kwdefaults__, "most": 20_000})
-    assert whole > 20_000
+
+    async def read_less(answer: Any, most: int, cut: bool, what: str) -> bytearray:
+        assert most == exchange.MOST > 20_000
+        return await exchange.read(answer, 20_000, cut, what)
+
+    monkeypatch.setattr(connect, "read", read_less)
     (page,) = ask(api, listed, tmp_path)
     assert len(page.items) == 31
     assert [one.query["limit"] for one in api.asked] == ["500", "125", "31"]
@@ -760,10 +763,8 @@ def test_the_place_is_the_contexts_name(tmp_path: Path) -> None:
 
 
 def test_lightkube_is_imported_in_three_modules_and_its_deletes_nowhere() -> None:
-    allowed = {f"platforms/kubernetes/{name}.py" for name in ("auth", "connect", "plugin")}
-    typed = {
-        f"platforms/kubernetes/{name}.py" for name in ("connections", "exchange")
-    }  # they name httpx2's types alone
+    allowed = {f"platforms/kubernetes/{name}.py" for name in ("auth", "exchange", "plugin")}
+    typed = {f"platforms/kubernetes/{name}.py" for name in ("connect", "connections")}  # they name httpx2's types alone
     importing = re.compile(r"^\s*(?:from|import) (?:lightkube|httpx2)\b", re.MULTILINE)
     found = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
     assert {name for name, text in found.items() if importing.search(text)} == allowed | typed
@@ -776,7 +777,7 @@ def test_lightkube_is_imported_in_three_modules_and_its_deletes_nowhere() -> Non
 
 def test_the_command_line_does_not_import_the_client() -> None:
     program = (
-        "import sys, gpukeeper.interfaces.cli, gpukeeper.wiring, gpukeeper.platforms.kubernetes.connect;"
+        "import sys, gpukeeper.interfaces.cli, gpukeeper.wiring.session, gpukeeper.platforms.kubernetes.connect;"
         "print([name for name in ('httpx2', 'lightkube') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

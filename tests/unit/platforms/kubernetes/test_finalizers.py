@@ -23,11 +23,12 @@ from gpukeeper.platforms.kubernetes.finalizers import (
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import TreeNode
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.tree import Descendants, TreeNode
+from gpukeeper.platforms.kubernetes.tree import Descendants
 from tests.unit.platforms.kubernetes.examples import NOW, UID, ago, pod, root
 
 NONE = Descendants()

@@ -18,7 +18,8 @@ from gpukeeper.model.policy import Activity
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.meter import ClusterMeter, RunningPod
+from gpukeeper.platforms.kubernetes.measurements import RunningPod
+from gpukeeper.platforms.kubernetes.meter import ClusterMeter
 
 NOW = datetime(2026, 3, 2, 12, 0, 40, tzinfo=UTC)
 MINUTE, WINDOW = timedelta(minutes=1), timedelta(minutes=30)

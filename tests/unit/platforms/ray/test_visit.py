@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.disk.process_files import ONLY_HERE
 from gpukeeper.model.decision import Accepted
 from gpukeeper.model.policy import PlaceScope, Temporary
 from gpukeeper.model.subject import Disk, Shape, Subject
@@ -171,9 +171,9 @@ def folder(*, private: bool) -> NodeDirectory:
 
 
 def test_inside_a_container_its_own_layer_is_seen_whole_and_a_volume_is_not() -> None:
-    used = msgspec.structs.replace(everything_seen(), hidden=open_files.ONLY_HERE)
+    used = msgspec.structs.replace(everything_seen(), hidden=ONLY_HERE)
     assert seen_from_here(folder(private=True), used).hidden is None
-    assert seen_from_here(folder(private=False), used).hidden == open_files.ONLY_HERE
+    assert seen_from_here(folder(private=False), used).hidden == ONLY_HERE
 
 
 def test_whoever_else_is_hidden_stays_so() -> None:
