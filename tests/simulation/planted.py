@@ -86,7 +86,7 @@ def act_without_looking_again() -> Iterator[None]:
     async def from_the_plan(keeper: Any, platform: Any, step: Step, book: Any) -> Any:
         return (await views(keeper, platform, [seen[step.decision.seen.ref.uid]], book, [], keeper.clock.now()))[0]
 
-    with swapped(engine_observe, "build_views", remembering), swapped(engine_act, "look_again", from_the_plan):
+    with swapped(engine_observe, "build_views", remembering), swapped(engine_act, "read_again", from_the_plan):
         yield
 
 
