@@ -68,13 +68,14 @@ def answer(folder: Path, pid: int) -> dict[str, Any]:
     return mine[0] if mine else {"rule": "", "verdict": "", "reason": f"pid {pid} is not in the plan yet"}
 
 
-def until_idle(folder: Path, pid: int, deadline: float) -> dict[str, Any]:
+def until(folder: Path, pid: int, verdict: str, words: str, deadline: float) -> None:
+    """The idle rule gives this verdict, and its reason contains the words."""
     ends = time.monotonic() + deadline
     while True:
-        said = answer(folder, pid)
-        if said["rule"] == "idle" and said["verdict"] == "report":
-            return said
-        assert time.monotonic() < ends, said
+        decision = answer(folder, pid)
+        if (decision["rule"], decision["verdict"]) == ("idle", verdict) and words in decision["reason"]:
+            return
+        assert time.monotonic() < ends, decision
         time.sleep(5)
 
 
@@ -87,18 +88,14 @@ def test_serve_tells_idle_bursty_and_busy_apart(tmp_path: Path) -> None:
     with (tmp_path / "serve.log").open("w") as log, program(IDLE, tmp_path) as idle:
         serve = subprocess.Popen(gpukeeper(tmp_path, "serve"), env=environ, stdout=log, stderr=log)
         try:
-            assert "idle for" in until_idle(tmp_path, idle, LISTED_AFTER + 175)["reason"]
+            until(tmp_path, idle, "report", "idle for", LISTED_AFTER + 175)
             with program(BURSTY, tmp_path) as bursty:
-                time.sleep(LISTED_AFTER)
-                for pid in (idle, bursty):
-                    said = answer(tmp_path, pid)
-                    assert (said["rule"], said["verdict"]) == ("idle", "wait"), said
-                    assert "in use" in said["reason"], said
+                for pid in (bursty, idle):
+                    until(tmp_path, pid, "wait", "in use", LISTED_AFTER + 60)
             with program(BUSY, tmp_path) as busy:
-                time.sleep(LISTED_AFTER)
-                assert "in use" in answer(tmp_path, busy)["reason"]
+                until(tmp_path, busy, "wait", "in use", LISTED_AFTER + 60)
                 assert answer(tmp_path, idle)["verdict"] == "wait"
-            until_idle(tmp_path, idle, 210)
+            until(tmp_path, idle, "report", "idle for", 210)
         finally:
             serve.terminate()
             assert serve.wait(timeout=30) == 0, (tmp_path / "serve.log").read_text()[-2000:]
