@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
+import msgspec
+
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.notice import notice
 from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.tenants import new_tenants
+from gpukeeper.lifecycle.activity import active_minutes
 from gpukeeper.lifecycle.rules.idle import HORIZON_SLACK, horizon, may_be_idle
 from gpukeeper.lifecycle.settings import Rulebook, idle_times
 from gpukeeper.model.decision import View
@@ -20,6 +23,8 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Event
 from gpukeeper.model.fold import lasting_key, recalled, remember, with_lasting_holds
 from gpukeeper.model.memory import EMPTY, Hold
+from gpukeeper.model.policy import Policy
+from gpukeeper.model.series import Series
 from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -32,13 +37,13 @@ async def build_views(
     """Subjects joined with memory and signals. Newly noticed facts are folded in at once and added to `lines`."""
     keys = [s.ref.key for s in subjects if s.shape not in (Shape.DEVICE, Shape.NODE)]
     keys += [key for s in subjects if (key := lasting_key(s)) is not None]
-    live = [s.ref.key for s in subjects if may_be_idle(s, book)]
-    series = dict(await keeper.signals.series(live, now - _horizon(book), now)) if live else {}
+    live = [s for s in subjects if may_be_idle(s, book)]
+    series = await _minutes_of_use(keeper, live, book.policy, now)
     asking = [s for s in subjects if s.marks.keep_alive is True]
     elsewhere = {s.ref.key: await holds_elsewhere(keeper, book, s, now) for s in asking}
-    if leased := [key for key in live if key in elsewhere]:
+    if leased := [s.ref.key for s in live if s.ref.key in elsewhere]:
         # Whether it was used since its last lease, which may be longer ago than any idle time.
-        series |= await keeper.signals.series(leased, now - max(book.policy.hold_within, _horizon(book)), now)
+        series |= await keeper.signals.series(leased, now - max(book.policy.hold_within, _horizon(book.policy)), now)
     memories = await keeper.ledger.memories(keys)  # last: a hold that was granted while we waited counts
     tenants = await new_tenants(keeper.tenants, platform, subjects, book)
     joined = []
@@ -56,6 +61,27 @@ async def build_views(
         watched, tenant = keeper.uptime.watched_since(now), tenants.get(key)
         joined.append(View(subject, series.get(key, ()), memory, scarce, held, watched, tenant))
     return joined
+
+
+async def _minutes_of_use(
+    keeper: Keeper, subjects: Sequence[Subject], policy: Policy, now: datetime
+) -> dict[str, tuple[Series, ...]]:
+    """As far back as the idle rule searches for use. Where passes act seldom that is more than a day; so much is read
+    only for what was not used within the time that is enough where they act often."""
+    if not subjects:
+        return {}
+    often = msgspec.structs.replace(policy, schedule=msgspec.structs.replace(policy.schedule, at=None))
+    far, near = _horizon(policy), min(_horizon(policy), _horizon(often))
+    found = dict(await keeper.signals.series([s.ref.key for s in subjects], now - near, now))
+    if near == far:
+        return found
+    unused = [
+        s.ref.key
+        for s in subjects
+        if isinstance(s.devices, Unknown)
+        or not active_minutes(found.get(s.ref.key, ()), s.devices, policy.activity, now - near)
+    ]
+    return {**found, **(await keeper.signals.series(unused, now - far, now))} if unused else found
 
 
 def _is_scarce(keeper: Keeper, platform: Platform, subject: Subject, book: Rulebook) -> bool:
@@ -84,6 +110,6 @@ async def holds_elsewhere(keeper: Keeper, book: Rulebook, subject: Subject, now:
     return tuple(hold for hold in others if devices.intersection(hold.devices))
 
 
-def _horizon(book: Rulebook) -> timedelta:
+def _horizon(policy: Policy) -> timedelta:
     """Far enough for the longest idle window and the warnings about it."""
-    return horizon(book.policy, max(idle_times(book.policy), default=HOUR)) + HORIZON_SLACK
+    return horizon(policy, max(idle_times(policy), default=HOUR)) + HORIZON_SLACK

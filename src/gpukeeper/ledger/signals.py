@@ -150,10 +150,13 @@ def _read(c: sqlite3.Connection, key: str, start: datetime, window: tuple[int, i
 
 def _minutes(c: sqlite3.Connection, series: int, first: int, last: int) -> tuple[float, ...]:
     rows = c.execute(
-        "SELECT minute, sum, count FROM buckets WHERE series = ? AND minute BETWEEN ? AND ?", (series, first, last)
+        "SELECT minute - ?, sum / count FROM buckets WHERE series = ? AND minute BETWEEN ? AND ? AND sum NOT NULL",
+        (first, series, first, last),
     )
-    means = {minute: total / count for minute, total, count in rows if total is not None}
-    return tuple(means.get(minute, NOT_MEASURED) for minute in range(first, last + 1))
+    means = [NOT_MEASURED] * (last - first + 1)
+    for position, mean in rows.fetchall():
+        means[position] = mean
+    return tuple(means)
 
 
 def _absent(c: sqlite3.Connection, key: str, start: datetime) -> list[Series]:

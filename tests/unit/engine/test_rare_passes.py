@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
+
+import pytest
 
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.model.decision import Action, Verdict
@@ -139,3 +142,24 @@ async def test_a_release_in_the_daytime_begins_the_warnings_again(b: Harness) ->
     b.loop.call_later(AFTERWARDS + HOUR.total_seconds(), release)
     await serve(b, 4 * DAY)
     assert steps(b) == [(1, "warn 1"), (2, "warn 2"), (3, "warn 1"), (4, "warn 2")]
+
+
+@virtual
+async def test_a_day_of_minutes_is_read_only_for_what_was_not_used(b: Harness) -> None:
+    b.set_policy(schedule=NIGHTLY, classes={"docker": ClassSettings(idle=30 * MINUTE)})
+    quiet, busy = b.running("quiet", HOUR), b.running("busy", HOUR)
+    busy.busy_until = b.now() + 3 * DAY
+    reads: list[tuple[Sequence[str], timedelta]] = []
+    series = b.keeper.signals.series
+
+    async def noted(keys: Sequence[str], since: datetime, until: datetime) -> Any:
+        reads.append((tuple(keys), until - since))
+        return await series(keys, since, until)
+
+    await serve(b, 3 * HOUR)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(b.keeper.signals, "series", noted)
+        await serve(b, HOUR)
+    far = {key for keys, span in reads if span > DAY for key in keys}
+    near = {key for keys, span in reads if span < DAY for key in keys}
+    assert (far, near) == ({quiet.ref.key}, {quiet.ref.key, busy.ref.key})
