@@ -89,14 +89,14 @@ class Attacked(Host):
         return answer
 
     def remove(self, path: Path, **more: Any) -> dict[str, Any]:
-        """As the client does it for a person who confirms everything. Repeated while the processes that other tests
-        start keep the daemon from reading all of them."""
+        """As the client does it for a person who confirms everything. Repeated while the processes and namespaces of
+        other tests keep the daemon from knowing what is in use."""
         end = time.monotonic() + A_WHILE
         while True:
             answer = self.ask(verb="remove", workload=str(path), **more)
             if token := answer.get("token"):
                 answer = self.ask(verb="remove", workload=str(path), token=token)
-            if "processes come and go faster" not in answer["words"] or time.monotonic() > end:
+            if "whether it is in use is unknown" not in answer["words"] or time.monotonic() > end:
                 return answer
 
 

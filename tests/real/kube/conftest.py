@@ -86,10 +86,12 @@ def namespace(new_namespace: Callable[[], str]) -> str:
 def kwok_node(plane: ControlPlane, namespace: str) -> Iterator[str]:
     """A node with eight GPUs, of this test alone; it goes after the test."""
     name = f"node-{namespace}"
-    plane.gpu_node(name)
-    yield name
-    plane.healthy()
-    plane.remove_node(name)
+    try:
+        plane.gpu_node(name)
+        yield name
+    finally:  # one that became ready too late, too: it would take the pods of later tests
+        plane.healthy()
+        plane.remove_node(name)
 
 
 @pytest.fixture

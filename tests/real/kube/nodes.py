@@ -57,7 +57,6 @@ def gpu_node(plane: ControlPlane, name: str, gpus: int = 8, labels: Mapping[str,
         None,
         name,
         lambda node: condition(node, "Ready") == "True" and node is not None and not node["spec"].get("taints"),
-        60,
         words="Ready without taints",
     )
     return ready
