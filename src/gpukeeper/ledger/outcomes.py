@@ -35,8 +35,9 @@ def outcome_lines(
         except LedgerError as problem:
             tell(f"Part of what came back is not counted: {problem}")
     span = (micros(since), micros(until))
-    question, values = f"{_TYPES} UNION ALL {_NOTICED}", (*span, *span)
+    question, values = f"{_TYPES} UNION ALL {_NOTICED}", [*span, *span]
     if not archives:  # what was ended is in the journal, too, so that most lines need not be read
-        question, values = question + _RECLAIMED, (*values, span[0])
+        question += _RECLAIMED
+        values.append(span[0])
     for seq, stored in c.execute(question + " ORDER BY seq", values):
         yield decode(stored, f"Line {seq} of {ledger}")

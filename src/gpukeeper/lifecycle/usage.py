@@ -6,7 +6,7 @@ was not measured has minutes of unknown use, and what lies between two looks tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import ceil, isnan
@@ -21,7 +21,7 @@ from gpukeeper.model.policy import Activity, Policy
 from gpukeeper.model.series import Series, Signal
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.model.usage import FREE, OUTSIDE, QUARANTINE, Holder, HourUse, merged, minute_of, moment_of
+from gpukeeper.model.usage import FREE, OUTSIDE, QUARANTINE, WHOLE_HOUR, Holder, HourUse, merged, minute_of
 
 HALF = timedelta(seconds=30)
 _NOT_HELD = (ClaimState.INFRASTRUCTURE,)  # a device with only these is free
@@ -35,6 +35,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     holder: Holder
     since: datetime | None = None
+    previous_end: datetime | None = None  # of the run before
     kept: bool = False
     listed: bool = True
     slice: bool = False
@@ -87,14 +88,6 @@ class Tenure(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime
     ended: datetime | None = None
 
-    def covers(self, middle: datetime, *, measured: bool) -> bool:
-        """The minute with this middle. A measurement proves it also before the first and after the last look."""
-        if self.ended is not None and middle >= self.ended:
-            return False
-        if self.since <= middle < self.until:
-            return True
-        return measured and (self.holding.since is None or middle >= self.holding.since)
-
 
 class VacantSpan(msgspec.Struct, frozen=True, kw_only=True):
     vacancy: Vacancy
@@ -117,7 +110,8 @@ def advance(
             lasting[holding.id] = msgspec.structs.replace(known, holding=holding, until=max(known.until, sight.at))
             continue
         if known is not None:
-            over.append(_ended(known, holding.since if holding.kept else None, holding.since or sight.at))
+            end = holding.since if holding.kept else holding.previous_end
+            over.append(_ended(known, end, holding.since or sight.at))
         lasting[holding.id] = Tenure(holding=holding, since=_begin(holding, before, sight.at), until=sight.at)
     seen = {one.id for one in sight.holdings}
     for id_, known in tenures.items():
@@ -142,7 +136,7 @@ def _ended(tenure: Tenure, at: datetime | None, now: datetime) -> Tenure:
     """Without a known end it may have had the device until `now`: after the last look only what was measured counts."""
     if at is None:
         return msgspec.structs.replace(tenure, ended=now)
-    at = max(tenure.since, at)
+    at = min(max(tenure.since, at), now)
     return msgspec.structs.replace(tenure, ended=at, until=at)
 
 
@@ -171,7 +165,7 @@ def advance_vacancy(
     return lasting, over
 
 
-# Minutes.
+# Minutes. A mask has one bit for each minute of the window.
 
 
 def fold(
@@ -184,14 +178,13 @@ def fold(
     """The minutes of this window (first and end, in minutes since 1970) as far as they are known."""
     found: dict[tuple[int, str, str, str, str], HourUse] = {}
     for one in tenures:
-        states = _minutes_of(one, series.get(one.holding.holder.key, ()), thresholds, window)
-        _add(found, one.holding.place, one.holding.device, one.holding.holder, states)
+        states = _states_of(one, series.get(one.holding.holder.key, ()), thresholds, window)
+        _add(found, one.holding.place, one.holding.device, one.holding.holder, states, window[0])
     for (place, device), span in vacancies:
         holder = _NOBODY.get(span.vacancy)
         if holder is not None:
-            state = "free" if holder is FREE else "unknown"
-            minutes = ((m, state) for m in range(*_within(span.since, span.until, window)))
-            _add(found, place, device, holder, minutes)
+            states = {"free" if holder is FREE else "unknown": _between(span.since, span.until, window)}
+            _add(found, place, device, holder, states, window[0])
     return [found[key] for key in sorted(found)]
 
 
@@ -202,35 +195,42 @@ _NOBODY = {
 }
 
 
-def _minutes_of(
+def _states_of(
     tenure: Tenure, series: Sequence[Series], thresholds: Activity, window: tuple[int, int]
-) -> Iterator[tuple[int, str]]:
-    use = _use(series, tenure.holding.device)
-    threshold = thresholds.gpu_slice if tenure.holding.slice else thresholds.gpu
-    for minute in range(*window):
-        value = None if tenure.holding.kept else use.get(minute)
-        if not tenure.covers(moment_of(minute) + HALF, measured=value is not None):
-            continue
-        if value is None:
-            yield minute, "idle" if tenure.holding.kept else "unknown"
-        else:
-            yield minute, "active" if value >= threshold else "idle"
+) -> dict[str, int]:
+    """By state. A measurement proves that it was held also before the first look, and between the last one and the one
+    that found it gone. What was measured after the last look waits for the next: it may have ended."""
+    holding, ended = tenure.holding, tenure.ended or tenure.until
+    held = _between(tenure.since, min(tenure.until, ended), window)
+    if holding.kept:
+        return {"idle": held}
+    threshold = thresholds.gpu_slice if holding.slice else thresholds.gpu
+    active, idle = _measured(series, holding.device, threshold, window)
+    run = _between(holding.since, ended, window)
+    return {"active": active & run, "idle": idle & run, "unknown": held & ~(active | idle)}
 
 
-def _use(series: Sequence[Series], device: str) -> dict[int, float]:
-    """By minute: percent, where it was measured."""
-    found: dict[int, float] = {}
+def _measured(series: Sequence[Series], device: str, threshold: float, window: tuple[int, int]) -> tuple[int, int]:
+    """The minutes at or above the threshold, and those below it. What was not measured is in neither."""
+    active, idle = 0, 0
     for one in series:
         if one.signal is Signal.GPU and one.device == device:
-            first = minute_of(one.start)
-            found.update((first + n, value) for n, value in enumerate(one.minutes) if not isnan(value))
-    return found
+            shift = minute_of(one.start) - window[0]
+            for number, value in enumerate(one.minutes, shift):
+                if 0 <= number < window[1] - window[0] and not isnan(value):
+                    if value >= threshold:
+                        active |= 1 << number
+                    else:
+                        idle |= 1 << number
+    return active, idle & ~active
 
 
-def _within(since: datetime, until: datetime, window: tuple[int, int]) -> tuple[int, int]:
-    """The minutes whose middle lies between them."""
-    first, end = (ceil((at - HALF).timestamp() / 60) for at in (since, until))
-    return max(first, window[0]), min(end, window[1])
+def _between(since: datetime | None, until: datetime | None, window: tuple[int, int]) -> int:
+    """The minutes whose middle lies between them. None: without an end."""
+    length = window[1] - window[0]
+    first = 0 if since is None else max(ceil((since - HALF).timestamp() / 60) - window[0], 0)
+    end = length if until is None else min(ceil((until - HALF).timestamp() / 60) - window[0], length)
+    return (1 << end) - (1 << first) if first < end else 0
 
 
 def _add(
@@ -238,17 +238,21 @@ def _add(
     place: str,
     device: str,
     holder: Holder,
-    states: Iterable[tuple[int, str]],
+    states: Mapping[str, int],
+    first: int,
 ) -> None:
-    masks: dict[int, dict[str, int]] = {}
-    for minute, state in states:
-        here = masks.setdefault(minute // 60, {})
-        here[state] = here.get(state, 0) | 1 << minute % 60
-    for hour, mask in masks.items():
-        added = HourUse(hour=hour, place=place, device=device, holder=holder, **mask)
-        key = (hour, place, device, holder.key, holder.class_)
-        known = found.get(key)
-        found[key] = added if known is None else msgspec.structs.replace(merged(known, added), holder=holder)
+    """Cuts the masks into hours."""
+    shifted = {state: mask << first % 60 for state, mask in states.items() if mask}
+    hour = first // 60
+    while shifted:
+        masks = {state: mask & WHOLE_HOUR for state, mask in shifted.items()}
+        if any(masks.values()):
+            added = HourUse(hour=hour, place=place, device=device, holder=holder, **masks)
+            key = (hour, place, device, holder.key, holder.class_)
+            known = found.get(key)
+            found[key] = added if known is None else msgspec.structs.replace(merged(known, added), holder=holder)
+        shifted = {state: mask >> 60 for state, mask in shifted.items() if mask >> 60}
+        hour += 1
 
 
 # From subjects.
@@ -276,6 +280,7 @@ def holdings_of(
             device=device,
             holder=holder,
             since=since if isinstance(since, datetime) else None,
+            previous_end=subject.previous_end if isinstance(subject.previous_end, datetime) else None,
             kept=kept,
             listed=(place, device) in listed,
             slice=device in subject.slices,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from gpukeeper.lifecycle.usage import (
@@ -92,9 +93,13 @@ def test_what_was_before_the_first_look_counts_only_where_it_was_measured() -> N
     assert found.unknown == bits((10, 12), (13, 20))
 
 
-def test_minutes_after_the_last_look_wait_for_the_next_one_unless_they_were_measured() -> None:
-    found = counted(seen([sight(0, holding()), sight(5, holding())]), use({5: 90.0, 6: 0.0}), 9)
-    assert (found.active, found.idle, found.unknown) == (bits((5, 6)), bits((6, 7)), bits((0, 5)))
+def test_minutes_after_the_last_look_wait_for_the_next_one() -> None:
+    """It may have ended: what is measured of something that ended is zero."""
+    measured = use({4: 90.0, 5: 90.0, 6: 0.0})
+    found = counted(seen([sight(0, holding()), sight(5, holding())]), measured, 9)
+    assert (found.active, found.idle, found.unknown) == (bits((4, 5)), 0, bits((0, 4)))
+    found = counted(seen([sight(0, holding()), sight(5, holding()), sight(8, holding())]), measured, 9)
+    assert (found.active, found.idle, found.unknown) == (bits((4, 6)), bits((6, 7)), bits((0, 4), (7, 8)))
 
 
 def test_a_known_end_ends_it_to_the_minute() -> None:
@@ -127,6 +132,13 @@ def test_a_narrow_look_ends_only_what_it_read() -> None:
 def test_a_restart_does_not_count_the_pause() -> None:
     looks = [sight(0, holding(0)), sight(10, holding(0)), sight(20, holding(15)), sight(30, holding(15))]
     assert counted(seen(looks), {}).minutes == bits((0, 10), (15, 30))
+
+
+def test_a_restart_with_a_known_end_before_it_counts_to_that_end() -> None:
+    again = msgspec.structs.replace(holding(15), previous_end=at(12))
+    looks = [sight(0, holding(0)), sight(10, holding(0)), sight(20, again)]
+    found = counted(seen(looks), use({11: 90.0, 12: 0.0, 13: 0.0, 14: 0.0}))
+    assert found.minutes == bits((0, 12), (15, 20))
 
 
 def test_a_gpu_that_is_kept_after_a_stop_is_held_and_idle() -> None:

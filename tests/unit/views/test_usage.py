@@ -35,6 +35,7 @@ from gpukeeper.views.usage import (
     waste,
 )
 
+GREENWICH = ZoneInfo("UTC")
 BERLIN, KOLKATA, LORD_HOWE = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata"), ZoneInfo("Australia/Lord_Howe")
 NINE = datetime(2026, 11, 16, 9, tzinfo=UTC)  # a Monday
 NO_PRICES = Prices()
@@ -63,7 +64,7 @@ def recorded(*uses: HourUse, at: datetime = NINE, **more: object) -> RecordedHou
 
 
 def summed(
-    *hours: RecordedHour, zone: ZoneInfo = ZoneInfo("UTC"), since: datetime | None = None, until: datetime | None = None
+    *hours: RecordedHour, zone: ZoneInfo = GREENWICH, since: datetime | None = None, until: datetime | None = None
 ) -> UsageSums:
     sums = UsageSums(since or NINE - timedelta(days=400), until or NINE + timedelta(days=400), zone)
     for one in hours:

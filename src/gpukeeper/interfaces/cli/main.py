@@ -24,6 +24,7 @@ from gpukeeper.interfaces.cli import (
     pause,
     plan,
     policy,
+    report,
     restore,
     stop_all,
     tidy,
@@ -51,6 +52,7 @@ app.add_typer(workload.app, name="workload")
 app.add_typer(node.app, name="node")
 app.add_typer(policy.app, name="policy")
 app.add_typer(ledger.app, name="ledger")
+app.command("report")(report.report)
 app.command("restore")(restore.restore)
 app.command("doctor")(doctor.doctor)
 app.command("pause")(pause.pause)
