@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,7 +15,7 @@ from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.ledger.usage import InMemoryUsage
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.subject import Outcome, Shape, State
-from gpukeeper.model.usage import RecordedHour, minute_of
+from gpukeeper.model.usage import RecordedHour, UsageFold, minute_of
 from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.fleet import demo_world
 from gpukeeper.platforms.simulated.week import simulated_keeper
@@ -29,25 +31,44 @@ Truth = dict[tuple[int, str, str], dict[str, bool | None]]
 
 
 class Lived:
-    """Two days of the fleet, with its true state noted in the middle of each minute."""
+    """Some days of the fleet, with its true state noted in the middle of each minute. After each of `runs` but the last
+    gpukeeper is killed, and comes back after the pause; only what it wrote is left."""
 
-    def __init__(self, seed: int, length: timedelta = LENGTH) -> None:
+    def __init__(self, seed: int, runs: Sequence[timedelta] = (LENGTH,), pause: timedelta = timedelta()) -> None:
         loop = VirtualLoop()
         self.world = demo_world(seed, loop)
         self.truth: Truth = {}
         self.usage = InMemoryUsage()
+        self.pauses: list[tuple[datetime, datetime]] = []
         keeper, book = simulated_keeper(self.world, self.usage), Rulebook(load_text(DEMO_POLICY, "policy").policy)
         self.begin = self.world.clock.now()
 
         async def live() -> None:
             stop = asyncio.Event()
-            loop.call_later(length.total_seconds(), stop.set)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(watch(Watch(keeper, lambda: book, stop)))
-                group.create_task(_note(self.world, self.truth, stop))
+            noting = asyncio.create_task(_note(self.world, self.truth, stop))
+            for number, length in enumerate(runs):
+                again = simulated_keeper(self.world, self.usage)
+                again = replace(again, ledger=keeper.ledger, signals=keeper.signals)
+                ended = asyncio.Event()
+                task = asyncio.create_task(watch(Watch(again, lambda: book, ended)))
+                await asyncio.sleep(length.total_seconds())
+                if number < len(runs) - 1:
+                    task.cancel()
+                    killed = self.world.clock.now()
+                    await asyncio.sleep(pause.total_seconds())
+                    self.pauses.append((killed, self.world.clock.now()))
+                else:
+                    ended.set()
+                await asyncio.gather(task, return_exceptions=True)
+            stop.set()
+            await noting
 
         run_virtually(live(), loop)
         self.end = self.world.clock.now()
+
+    @property
+    def gpus(self) -> list[str]:
+        return [gpu for place in self.world.places for gpu in place.gpus]
 
     def hours(self) -> list[RecordedHour]:
         return list(self.usage.reader().hours(self.begin, self.end, self.end))
@@ -126,8 +147,7 @@ def test_the_sums_are_those_of_the_truth(lived: Lived) -> None:
     for one in lived.hours():
         sums.add(one)
     hours = total(sums.cells())
-    gpus = sum(len(place.gpus) for place in lived.world.places)
-    assert hours.all == pytest.approx(gpus * LENGTH / timedelta(hours=1), rel=0.01)
+    assert hours.all == pytest.approx(len(lived.gpus) * LENGTH / timedelta(hours=1), rel=0.01)
     true_active, true_idle, true_kept = (_hours(lived.truth, use) for use in (True, False, None))
     true_free = hours.all - true_active - true_idle - true_kept
     # Less by what was not measured, never more; the minutes at the edges of a run are rounded.
@@ -147,3 +167,24 @@ def test_each_gpu_has_sixty_minutes_an_hour(lived: Lived) -> None:
     for one in lived.hours():
         minutes = sum(part.hours((1 << 60) - 1).all for part in portions(one)) * 60
         assert minutes == pytest.approx(one.device.in_hour(one.hour).bit_count()), (one.hour, one.device)
+
+
+def test_a_kill_loses_no_measured_minute_and_invents_none() -> None:
+    lived = Lived(8, [timedelta(hours=9), timedelta(hours=7, minutes=3), timedelta(hours=3)], timedelta(minutes=50))
+    found = wrong(lived)
+    assert {name: count for name, count in found.items() if name != "minutes" and count} == {}
+    for killed, back in lived.pauses:
+        sums = UsageSums(killed + timedelta(minutes=1), back - timedelta(minutes=1), UTC)
+        for one in lived.hours():
+            sums.add(one)
+        hours = total(sums.cells())
+        assert hours.active + hours.idle + hours.free == 0, "nobody looked"
+        assert hours.unknown == pytest.approx(len(lived.gpus) * 48 / 60)
+
+
+def test_recording_everything_again_changes_nothing() -> None:
+    lived = Lived(9, [timedelta(hours=6)])
+    before = lived.hours()
+    uses = tuple(use for one in before for use in one.uses)
+    asyncio.run(lived.usage.record(UsageFold(hours=uses)))
+    assert lived.hours() == before

@@ -158,14 +158,14 @@ def _print(found: UsageReport, by: str | None) -> None:
     for note in found.notes:
         print_message(note)
     show.text(f"{headline(found)} ({found.zone})")
-    show.text("")
-    show.table(list(total_rows(found.total)), head=("GPU-hours", "", ""))
+    show.text("\nTotal (in GPU-hours):")
+    show.table(list(total_rows(found.total)))
     if (cost := money_line(found)) is not None:
         show.text(cost)
     if found.unweighed > 0:
         show.text(f"{found.unweighed:,.1f} hours of slices of unknown size are in no sum.")
     for one in tables(found, by):
-        show.text(f"\n{one.title}. {one.about}.".replace("..", "."))
+        show.text(f"\n{one.title} ({one.about[:1].lower()}{one.about[1:]}):")
         show.table(one.rows, head=one.head)
         if not one.rows:
             show.text("none")

@@ -23,7 +23,7 @@ transparent 2px 5px)}svg .hatching{stroke:var(--unknown);stroke-width:2}
 .legend{display:flex;flex-wrap:wrap;gap:4px 18px;font-size:.85rem;margin:0 0 8px;padding:0;list-style:none}
 .key{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;border:1px solid var(--muted)}
 .wide{overflow-x:auto}.wide svg{min-width:720px}
-svg text.on{fill:var(--card);stroke:none}svg text.off{fill:var(--ink);stroke:none}
+svg text.ink{fill:var(--ink);stroke:none}figure+figure{margin-top:14px}
 td,tbody th{overflow-wrap:anywhere}td.num,th.num{text-align:right;white-space:nowrap}
 """
 
@@ -75,8 +75,8 @@ def _heat_cell(hours: GpuHours, state: str, highest: float, x: float, y: float, 
         return
     full = share / highest if highest else 0.0
     title = element("title", f"{when}: {share:.0%} of {hours.all - hours.unknown:.1f} measured GPU-hours")
-    yield element("rect", title, class_=state, fill_opacity=f"{0.06 + 0.94 * full:.2f}", **box)
-    yield _text(f"{share * 100:.0f}", x + _CELL / 2, y + 17, "middle", "small on" if full > 0.55 else "small off")
+    yield element("rect", title, class_=state, fill_opacity=f"{0.05 + 0.5 * full:.2f}", **box)
+    yield _text(f"{share * 100:.0f}", x + _CELL / 2, y + 17, "middle", "small ink")
 
 
 def _share(hours: GpuHours, state: str) -> float | None:

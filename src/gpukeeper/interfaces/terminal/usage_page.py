@@ -83,7 +83,7 @@ def _regrets(report: UsageReport) -> list[Markup]:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> Markup:
     lines = list(rows)
     numeric = [all(_is_number(row[i]) for row in lines) for i in range(len(head))]
-    columns = (element("th", name, scope="col", class_=_class(numeric[i])) for i, name in enumerate(head))
+    columns = (element("th", name.strip(), scope="col", class_=_class(numeric[i])) for i, name in enumerate(head))
     body = (_line(row, numeric) for row in lines)
     made = element(
         "table",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpukeeper.model.durations import size_in_words
@@ -22,6 +22,7 @@ TITLES = {
     "day": "By day",
     "rule": "Given back, by rule",
 }
+WASTE = "GPU-hours at zero use; reported only, no action follows"
 CSV_HEAD = ("day", "owner", "class", "group", "model", "held", *(name for name, _ in STATES))
 
 
@@ -32,6 +33,16 @@ class Table:
     about: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+
+def _table(
+    name: str, title: str, about: str, head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1
+) -> Table:
+    """With all but the first columns (`words` of them) aligned to the right."""
+    lines = [[cell.strip() for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in (head, *lines)) for i in range(len(head))]
+    made = [tuple(cell if i < words else cell.rjust(widths[i]) for i, cell in enumerate(row)) for row in (head, *lines)]
+    return Table(name, title, about, made[0], tuple(made[1:]))
 
 
 def headline(report: UsageReport) -> str:
@@ -64,7 +75,7 @@ def _usage(report: UsageReport, by: str) -> Table:
     priced = report.money is not None
     rows = tuple(_usage_row(row, held=held, priced=priced) for row in report.by(by))
     cost = (f"idle {report.currency}".strip() if report.currency else "idle cost",) if priced else ()
-    return Table(by, TITLES[by], "In GPU-hours", (*head, *cost), rows)
+    return _table(by, TITLES[by], "In GPU-hours", (*head, *cost), rows)
 
 
 def _usage_row(row: UsageRow, *, held: bool, priced: bool) -> tuple[str, ...]:
@@ -80,7 +91,7 @@ def _waste(report: UsageReport) -> Table:
         for one in report.waste
     )
     head = ("owner", "class", "GPU-hours", "of held", *(() if report.money is None else (report.currency or "cost",)))
-    return Table("waste", "Held without use", "Held at zero use. A report only: no action follows from it.", head, rows)
+    return _table("waste", "Held without use", WASTE, head, rows, words=2)
 
 
 def _savings(name: str, found: tuple[SavingsRow, ...]) -> Table:
@@ -89,7 +100,7 @@ def _savings(name: str, found: tuple[SavingsRow, ...]) -> Table:
         for row in found
     )
     title = TITLES["rule"] if name == "rule" else f"Given back, by {name}"
-    return Table(f"back-{name}", title, "Verified outcomes", (name, "steps", "GPU-hours", "size"), rows)
+    return _table(f"back-{name}", title, "Verified outcomes", (name, "steps", "GPU-hours", "size"), rows)
 
 
 def regret_line(report: UsageReport) -> str:
