@@ -11,19 +11,19 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run install demo test check format bench simulate kube ray torch clean help
 
-help:            ## this list
+help:            ## print this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
 
-run: $(VENV)/.installed ## find the platforms of this machine and print the plan; changes nothing
+run: $(VENV)/.installed ## detect the platforms of this machine and print the plan; changes nothing
 	@$(BIN)/gpukeeper plan --verbose
-	@echo "Nothing was changed. A fleet to play with: make demo" >&2
+	@echo "Nothing was changed. To try gpukeeper on a simulated fleet: make demo" >&2
 
-demo: $(VENV)/.installed ## a compressed week on a simulated fleet
+demo: $(VENV)/.installed ## simulate a week on a fleet
 	@$(BIN)/gpukeeper demo
 
-install: $(VENV)/.installed ## gpukeeper and its pinned dependencies in .venv
+install: $(VENV)/.installed ## install gpukeeper and its pinned dependencies in .venv
 
-test: $(VENV)/.installed-dev ## everything; what needs a real engine skips and says how to get it
+test: $(VENV)/.installed-dev ## all tests; those whose engine is missing are skipped and report how to install it
 	@failed=; \
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/real || failed=yes; \
 	$(BIN)/python -m pytest -n $(ENGINE_WORKERS) --dist worksteal tests/real || failed=yes; \
@@ -43,19 +43,19 @@ format: $(VENV)/.installed-dev ## format and fix what can be fixed
 bench: $(VENV)/.installed-dev ## make bench NAME=decisions; without NAME: the list
 	@$(BIN)/python -m benchmarks $(NAME)
 
-simulate: $(VENV)/.installed-dev ## make simulate HOURS=8: seeds without end; SEEDS=2000: the first ones; SEED=n repeats one
+simulate: $(VENV)/.installed-dev ## make simulate HOURS=8: new seeds for 8 hours; SEEDS=2000: the first 2000 seeds; SEED=n repeats one
 	@$(BIN)/python -m tests.simulation.long --hours $(HOURS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SEED),--seed $(SEED))
 
-kube: ## the Kubernetes that tests run, built once outside the repository (Go, 20 minutes)
+kube: ## build the Kubernetes for the tests, once, outside the repository (Go, 20 to 30 minutes)
 	@tests/real/kube/build.sh
 
-ray: ## the releases of Ray that tests run, installed once outside the repository (pip, 5 minutes)
+ray: ## install the Ray releases for the tests, once, outside the repository (pip, 5 minutes)
 	@PYTHON=$(PYTHON) tests/real/ray/build.sh
 
-torch: ## the PyTorch that tests run probes with, installed once outside the repository (pip, one minute, 5 GB)
+torch: ## install PyTorch for the tests, once, outside the repository (pip, one minute, 5 GB)
 	@PYTHON=$(PYTHON) tests/real/torch/build.sh
 
-clean: ## the virtual environment and caches
+clean: ## delete the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:

@@ -30,7 +30,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
-from gpukeeper.wiring import SystemClock
+from gpukeeper.wiring.clock import SystemClock
 from tests.engines import has_docker
 from tests.real.docker.private_engine import DockerEngine, docker_engine
 
@@ -91,7 +91,7 @@ def _commands(engine: DockerEngine) -> tuple[float, float, float, float]:
         imports = [
             sys.executable,
             "-c",
-            "import gpukeeper.wiring, gpukeeper.interfaces.cli.plan, gpukeeper.http_client",
+            "import gpukeeper.wiring.session, gpukeeper.interfaces.cli.plan, gpukeeper.http_client",
         ]
         _cpu(plan, compiled)  # compiles
         not_compiled = {**environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": f"{folder}/nothing"}

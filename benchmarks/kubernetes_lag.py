@@ -46,7 +46,7 @@ WE_WATCH = """
 import asyncio, json, signal, sys, time
 from pathlib import Path
 from gpukeeper.engine.loop import Watch, watch
-from gpukeeper.wiring import open_session
+from gpukeeper.wiring.session import open_session
 session = open_session(Path(sys.argv[1]), write=True, only="kubernetes")
 (platform,) = session.keeper.platforms
 async def main():

@@ -56,12 +56,12 @@ while True:
 wall, spent = time.perf_counter() - begun, cpu() - spent
 print(spent, wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, found)
 """
-# As a pass does it: every page becomes tallies of its owners before the next one is asked for.
+# As a pass does it: every page becomes totals of its owners before the next one is requested.
 WE_LIST = """
 import asyncio, os, resource, sys, time
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.gpus import asked
-from gpukeeper.platforms.kubernetes.pod_totals import Tally
+from gpukeeper.platforms.kubernetes.gpus import requested
+from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
 from gpukeeper.platforms.kubernetes.wire import Pod
 def cpu():
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -77,7 +77,7 @@ async def scan(tallies):
             found += len(page.items)
             if tallies is not None:
                 for pod in page.items:
-                    tallies.setdefault(pod.metadata.owner.uid, Tally()).add_pod(pod, asked(pod.spec))
+                    tallies.setdefault(pod.metadata.owner.uid, Tally()).add_pod(pod, requested(pod.spec))
         return cpu() - spent, time.perf_counter() - begun, found
 spent, wall, found = asyncio.run(scan({} if sys.argv[2] == "tally" else None))
 print(spent, wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, found)

@@ -84,10 +84,10 @@ class PagedPlatform:
         return
         yield None
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         return Unknown("a place to list only")
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         return Unknown("a place to list only")
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
@@ -102,7 +102,7 @@ class PagedPlatform:
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         return False
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
@@ -117,7 +117,7 @@ class PagedPlatform:
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         return Diagnosis()
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         """A stop here is one command: nothing is changed on the way."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpukeeper import wiring
 from gpukeeper.model.event import Captured, Closed, Event, Intended
 from gpukeeper.model.identity import Ref
+from gpukeeper.wiring import session as wiring_session
 
 CAPTURED = "captured"  # the evidence was read, nothing is saved
 SAVED = "evidence saved"  # the evidence is in its folder, the journal does not know
@@ -73,8 +73,8 @@ class HaltingPlatform(_Wrapped):
         """On this machine one step at a time: what else was under way at that moment would be chance."""
         return 1 if self._port.local else int(self._port.at_once(kind))
 
-    async def look(self, ref: Ref) -> Any:
-        found = await self._port.look(ref)
+    async def read(self, ref: Ref) -> Any:
+        found = await self._port.read(ref)
         self._halt.looked(ref)
         return found
 
@@ -107,9 +107,12 @@ class HaltingLedger(_Wrapped):
 def halt_at(point: str, name: str) -> None:
     """From now on a session of this process halts there."""
     assert point in POINTS, f"{point!r} is none of {POINTS}"
-    open_session, halt = wiring.open_session, Halt(point, name, getattr(signal, os.environ.get(SIGNAL, "SIGKILL")))
+    open_session, halt = (
+        wiring_session.open_session,
+        Halt(point, name, getattr(signal, os.environ.get(SIGNAL, "SIGKILL"))),
+    )
 
-    def opened(*args: Any, **kwargs: Any) -> wiring.Session:
+    def opened(*args: Any, **kwargs: Any) -> wiring_session.Session:
         session = open_session(*args, **kwargs)
         ports: Any = session.keeper
         session.keeper = replace(
@@ -120,7 +123,7 @@ def halt_at(point: str, name: str) -> None:
         )
         return session
 
-    wiring.open_session = opened
+    wiring_session.open_session = opened
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def sweep(gpukeeper: list[str], verb: list[str], policy: str, job: str) -> dict[
         # This job's own task and driver do not count as work on the node.
         environment = os.environ | {"GPUKEEPER_RAY_JOB": job}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE)
-    return {"exit_code": done.returncode, "said": done.stderr.strip(), "report": done.stdout}
+    return {"exit_code": done.returncode, "messages": done.stderr.strip(), "report": done.stdout}
 
 
 def busy_nodes() -> dict[str, str]:
@@ -58,20 +58,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", type=Path, required=True)
     parser.add_argument("--address", default="auto")
-    parser.add_argument("--node", action="append", default=[], help="only these nodes, by the beginning of their id")
-    parser.add_argument("--plan", action="store_true", help="look only")
-    parser.add_argument("--gpukeeper", default="", help="how it is called on the nodes")
-    asked = parser.parse_args()
+    parser.add_argument("--node", action="append", default=[], help="only these nodes, by a prefix of their id")
+    parser.add_argument("--plan", action="store_true", help="run plan instead of apply; changes nothing")
+    parser.add_argument("--gpukeeper", default="", help="command that runs gpukeeper on the nodes")
+    options = parser.parse_args()
 
-    ray.init(address=asked.address, log_to_driver=False)
-    job, busy, policy = ray.get_runtime_context().get_job_id(), busy_nodes(), asked.policy.read_text()
-    verb, program, running = ["plan"] if asked.plan else ["apply", "--yes"], shlex.split(asked.gpukeeper), {}
+    ray.init(address=options.address, log_to_driver=False)
+    job, busy, policy = ray.get_runtime_context().get_job_id(), busy_nodes(), options.policy.read_text()
+    verb, program, running = ["plan"] if options.plan else ["apply", "--yes"], shlex.split(options.gpukeeper), {}
     for node in ray.nodes():
         name, address = node["NodeID"], node["NodeManagerAddress"]
-        if not node["Alive"] or (asked.node and not name.startswith(tuple(asked.node))):
+        if not node["Alive"] or (options.node and not name.startswith(tuple(options.node))):
             continue
         if name in busy:
-            print(f"{name[:12]} {address}: busy, left alone: {busy[name]}", file=sys.stderr)
+            print(f"{name[:12]} {address}: busy, skipped: {busy[name]}", file=sys.stderr)
             continue
         here = NodeAffinitySchedulingStrategy(node_id=name, soft=False)
         running[sweep.options(scheduling_strategy=here).remote(program, verb, policy, job)] = (name, address)
@@ -82,11 +82,11 @@ def main() -> int:
         (first, *_), _ = ray.wait(list(running), num_returns=1)
         name, address = running.pop(first)
         try:
-            said = ray.get(first)
+            result = ray.get(first)
         except ray.exceptions.RayError as problem:
-            said = {"exit_code": 1, "said": str(problem), "report": ""}
-        failed += said["exit_code"] != 0
-        print(json.dumps({"node": name, "address": address, **said}))
+            result = {"exit_code": 1, "messages": str(problem), "report": ""}
+        failed += result["exit_code"] != 0
+        print(json.dumps({"node": name, "address": address, **result}))
     return 1 if failed else 0
 
 

@@ -35,7 +35,7 @@ _TARGET = re.compile(r"[!-~]+")
 
 
 class HttpError(Exception):
-    """The server did not send a complete response; the message says why."""
+    """The server did not send a complete response; the message has the reason."""
 
 
 class CannotConnect(HttpError):
@@ -234,12 +234,12 @@ class Client:
         if self._unused:
             try:
                 kept = self._unused.pop()
-                return kept, await _ask(kept, sent)
+                return kept, await _exchange(kept, sent)
             except ConnectionBroken:
                 if not again:
                     raise
         new = await self._connect()
-        return new, await _ask(new, sent)
+        return new, await _exchange(new, sent)
 
     async def _connect(self) -> _Connection:
         try:
@@ -332,7 +332,7 @@ def words_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-async def _ask(connection: _Connection, sent: bytes) -> Head:
+async def _exchange(connection: _Connection, sent: bytes) -> Head:
     try:
         connection.writer.write(sent)
         await connection.writer.drain()

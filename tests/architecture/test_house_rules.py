@@ -28,7 +28,7 @@ def test_a_module_opens_with_what_it_is(path: Path) -> None:
     assert ast.get_docstring(parsed(path)), f"{name_of(path)}: say in one to five lines what it is and what it is not"
 
 
-def test_every_folder_with_code_says_what_it_is() -> None:
+def test_every_directory_with_code_shows_what_it_is() -> None:
     packages = [path for path in modules() if path.name == "__init__.py" and len(list(path.parent.rglob("*.py"))) > 1]
     silent = [name_of(path) for path in packages if not ast.get_docstring(parsed(path))]
     assert not silent, f"one line of docstring each: {silent}"
@@ -99,7 +99,7 @@ def test_a_todo_has_an_issue_number() -> None:
     assert not found, f"write TODO(#12), or do it: {found}"
 
 
-def test_no_path_of_somebodys_machine_is_in_the_tree() -> None:
+def test_no_path_of_a_users_machine_is_in_the_tree() -> None:
     home = re.compile(r"(?<![\w.<])/(?:home|Users)/(?!\*|\$|<|ann\b|bob\b|eve\b)\w+|/root/\w")
     found = [f"{name_of(path)}:{n}" for path, n, line in _tracked_lines() if home.search(line)]
     assert not found, f"absolute home paths: {found}"
@@ -144,7 +144,7 @@ def test_foreign_json_and_times_are_read_in_one_place() -> None:
     assert not found, f"read it with model/reading.py: {found}"
 
 
-CONSTANTS = {("lease.py", "_PATH"), ("meter.py", "words")}
+CONSTANTS = {("lease.py", "_PATH"), ("pod_counters.py", "words")}
 
 
 def test_no_text_is_a_template() -> None:
@@ -163,7 +163,7 @@ def test_no_text_is_a_template() -> None:
     assert not found, f"put it together with an f-string: {found}"
 
 
-def test_a_platform_is_never_asked_for_its_class() -> None:
+def test_a_platform_is_never_checked_for_its_class() -> None:
     """What one platform can do and another cannot belongs into the Protocol, with an answer of each."""
     found = [
         f"{name_of(path)}:{node.lineno}"

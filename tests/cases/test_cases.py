@@ -60,7 +60,7 @@ def test_every_rule_has_cases(rule: str) -> None:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_every_case_says_why_and_what_it_expects(path: Path) -> None:
+def test_every_case_gives_the_reason_and_what_it_expects(path: Path) -> None:
     case = json.loads(path.read_text())
     assert set(case) <= {
         "why",

@@ -28,7 +28,7 @@ VIEWS = {
 no_gpu_here = pytest.mark.skipif(has_gpu(), reason="this machine has a GPU")
 
 
-def test_a_clean_machine_passes_but_a_simulation_accepts_nobody(fleet: Fleet) -> None:
+def test_a_clean_machine_passes_but_a_simulation_accepts_no_node(fleet: Fleet) -> None:
     """B5: every GPU is good, and the exit code is none that a script would take for an accepted machine."""
     ran = fleet.run(*SIMULATED, "--expect", "8")
     assert ran.code == 5, ran.out + ran.err
@@ -68,10 +68,10 @@ def test_without_a_gpu_it_is_inconclusive_and_teaches(fleet: Fleet) -> None:
 
 
 @no_gpu_here
-def test_without_torch_it_says_how_to_get_it(fleet: Fleet, tmp_path: Path) -> None:
+def test_without_torch_it_shows_how_to_get_it(fleet: Fleet, tmp_path: Path) -> None:
     ran = fleet.run("accept", "--device", "cpu", PATH=str(tmp_path))
     assert ran.code == 5
-    assert ran.out.count("pip install 'gpukeeper[accept]'") == 1, ran.out
+    assert ran.out.count("pip install '.[accept]'") == 1, ran.out
     assert ran.out.count("--python") == 1
     assert "[RESULT] SKIPPED: not accepted, INCONCLUSIVE: " in ran.out
 
@@ -281,7 +281,7 @@ def test_a_merge_does_not_trust_the_verdict_of_a_report(fleet: Fleet, tmp_path: 
     assert compared.code == 4
 
 
-def test_a_report_without_its_manifest_accepts_nobody(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_report_without_its_manifest_accepts_no_node(fleet: Fleet, tmp_path: Path) -> None:
     folder = altered.put(tmp_path / "run", altered.good())
     (folder / "MANIFEST.sha256").unlink()
     ran = fleet.run("accept", "merge", str(folder / "report.json"))

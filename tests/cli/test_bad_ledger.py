@@ -37,7 +37,7 @@ def test_a_ledger_that_cannot_be_used_stops_everything(fleet: Fleet, break_it: o
     assert fleet.names() == {"old"}
 
 
-def test_status_says_how_large_it_is_and_what_is_in_it(fleet: Fleet) -> None:
+def test_status_shows_how_large_it_is_and_what_is_in_it(fleet: Fleet) -> None:
     """C15.7"""
     assert "lines     0" in fleet.run("ledger", "status").out
     fleet.ended("old", days=2)

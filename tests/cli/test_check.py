@@ -14,7 +14,7 @@ def test_the_list_has_every_check_in_order(fleet: Fleet) -> None:
     assert [one["name"] for one in told] == [check.name for check in CHECKS]
 
 
-def test_a_check_says_what_it_proves_and_cannot_and_what_can_be_set(fleet: Fleet) -> None:
+def test_a_check_shows_what_it_proves_and_cannot_and_what_can_be_set(fleet: Fleet) -> None:
     ran = fleet.run("check", "show", "training")
     assert ran.code == 0
     assert "proves         A classifier learns" in ran.out

@@ -32,7 +32,7 @@ def test_killed_in_the_middle_of_apply(fleet: Fleet, point: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_ended_by_a_signal_it_ends_its_step_and_says_what_was_done(fleet: Fleet, name: str) -> None:
+def test_ended_by_a_signal_it_ends_its_step_and_shows_what_was_done(fleet: Fleet, name: str) -> None:
     for n in range(4):
         fleet.ended(f"old-{n}", days=10 - n)
     ended = fleet.run_halting(ACTED, "old-1", "apply", "--yes", **{SIGNAL: name})

@@ -28,10 +28,10 @@ def test_it_ends_with_what_was_reclaimed_and_why(fleet: Fleet) -> None:
 # Ctrl-C in the middle of the week, at a moment that is always the same: after its first pass.
 INTERRUPTED = """
 import signal
-from gpukeeper import wiring
+from gpukeeper.wiring import demo
 from gpukeeper.__main__ import run
-play = wiring.play
-wiring.play = lambda seed, length: play(seed, length, lambda report: signal.raise_signal(signal.SIGINT))
+play = demo.play
+demo.play = lambda seed, length: play(seed, length, lambda report: signal.raise_signal(signal.SIGINT))
 run()
 """
 

@@ -30,9 +30,7 @@ def test_an_address_that_is_none_is_a_problem(fleet: Fleet) -> None:
     assert "is not unix://PATH or tcp://HOST:PORT" in found["words"]
 
 
-def test_the_cleaner_of_the_machine_is_looked_at_where_a_cluster_keeps_its_sessions(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_the_cleaner_of_the_machine_is_read_where_a_cluster_keeps_its_sessions(fleet: Fleet, tmp_path: Path) -> None:
     """Which one it is depends on the machine; that the folder counts does not."""
     (tmp_path / "short" / "ray").mkdir(parents=True)
     ran = fleet.run("doctor", "--json", RAY_TMPDIR=str(tmp_path / "short"))

@@ -57,7 +57,7 @@ def key_of(fleet: Fleet, name: str) -> str:
     return f"docker/node-1/{facts.st_dev}:{facts.st_ino}"
 
 
-def test_every_signal_stage_and_remedy_is_said(fleet: Fleet) -> None:
+def test_every_signal_stage_and_remedy_is_reported(fleet: Fleet) -> None:
     fleet.write_policy(PATIENT)
     fleet.add("eval", state=State.RUNNING, started=ago(hours=10), devices=("GPU-0",))
     measured(fleet, key_of(fleet, "eval"), minutes=40)
@@ -88,7 +88,7 @@ def test_explain_for_programs(fleet: Fleet) -> None:
     assert fleet.run("workload", "show", "eval", "--json").json().keys() == document.keys()
 
 
-def test_a_warning_that_nobody_heard_is_said(fleet: Fleet) -> None:
+def test_a_warning_that_was_not_delivered_is_reported(fleet: Fleet) -> None:
     """C14.1"""
     fleet.write_policy(PATIENT.replace("idle: 2h", "idle: 40m"))
     fleet.add("eval", state=State.RUNNING, started=ago(hours=10), devices=("GPU-0",), owner="no-such-user")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.lifecycle.claims import Claim, ClaimState
+from gpukeeper.lifecycle.claims import ClaimState, GpuClaim
 from gpukeeper.model.subject import State
 from tests.cli.fleet import Fleet, ago
 
@@ -50,7 +50,7 @@ def test_gpus_for_programs(fleet: Fleet) -> None:
     assert one["use"] == {"why": "not measured", "by_design": False}
 
 
-def test_findings_are_said_and_nothing_is_repaired(fleet: Fleet) -> None:
+def test_findings_are_reported_and_nothing_is_repaired(fleet: Fleet) -> None:
     """C13.2: exit 0 all the same; looking is no verdict."""
     running(fleet, "eval", "GPU-0")
     running(fleet, "train", "GPU-0", owner="bob")
@@ -105,7 +105,7 @@ def test_the_workloads_of_one_person_with_what_happens_next(fleet: Fleet) -> Non
 
 
 def test_a_gpu_held_by_processes_outside_any_workload_names_them() -> None:
-    claim = Claim(device="GPU-0", name="host/n/gpu-0", place="n", how=ClaimState.HELD, by="pid 4711 (python, root)")
+    claim = GpuClaim(device="GPU-0", name="host/n/gpu-0", place="n", how=ClaimState.HELD, by="pid 4711 (python, root)")
     row = show.claim_row(claim, datetime(2026, 3, 2, tzinfo=UTC))
     assert row[:3] == ("held", "host/n/gpu-0", "pid 4711 (python, root)")
 

@@ -117,7 +117,7 @@ def test_a_port_that_is_taken_ends_serve_with_2(fleet: Fleet) -> None:
         (("apply", "--yes", "--kind", "tree", "--textfile", "gpukeeper.prom"), "cannot be combined with filters"),
     ],
 )
-def test_wrong_usage_says_so_before_anything_is_done(fleet: Fleet, words: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_reports_it_before_anything_is_done(fleet: Fleet, words: tuple[str, ...], said: str) -> None:
     fleet.ended("old", days=2)
     ran = fleet.run(*words)
     assert ran.code == 2
@@ -126,7 +126,7 @@ def test_wrong_usage_says_so_before_anything_is_done(fleet: Fleet, words: tuple[
 
 
 @pytest.mark.parametrize("words", [("serve", "--metrics", "0"), ("plan", "--textfile", "gpukeeper.prom")])
-def test_without_the_extra_it_says_what_to_install(fleet: Fleet, words: tuple[str, ...]) -> None:
+def test_without_the_extra_it_shows_what_to_install(fleet: Fleet, words: tuple[str, ...]) -> None:
     program = "import sys; sys.modules['prometheus_client'] = None; from gpukeeper.__main__ import run; run()"
     done = subprocess.run(
         [sys.executable, "-c", program, *words],
@@ -138,7 +138,7 @@ def test_without_the_extra_it_says_what_to_install(fleet: Fleet, words: tuple[st
         cwd=fleet.folder,
     )
     assert done.returncode == 2, done.stderr
-    assert "pip install 'gpukeeper[metrics]'" in done.stderr
+    assert "pip install '.[metrics]'" in done.stderr
 
 
 def test_apply_writes_a_file_that_counts_on(fleet: Fleet, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_every_series_that_the_alerts_ask_for_is_told_of_a_real_machine(tmp_path
     assert 'gpukeeper_trees{category="temporary"} 1.0' in text
 
 
-def test_a_folder_of_sessions_makes_this_machine_a_node_with_every_series_its_alerts_ask_for(tmp_path: Path) -> None:
+def test_a_directory_of_sessions_makes_this_machine_a_node_with_every_series_its_alerts_ask_for(tmp_path: Path) -> None:
     (tmp_path / "short" / "ray" / "session_2026-01-01_00-00-00_000000_1" / "logs").mkdir(parents=True)
     policy = f"mode: plan\nscope: {{ray: {{}}}}\nray: {{roots: [{tmp_path}/short], window: 1s}}\n"
     fleet, path = Fleet(tmp_path, policy), tmp_path / "gpukeeper.prom"

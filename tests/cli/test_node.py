@@ -78,7 +78,7 @@ def test_show_tells_everything_recorded(fleet: Fleet) -> None:
     assert [one["type"] for one in told["lines"]] == ["quarantine"]
 
 
-def test_a_list_without_gpus_says_so(fleet: Fleet) -> None:
+def test_a_list_without_gpus_reports_it(fleet: Fleet) -> None:
     ran = fleet.run("node", "list")
     assert (ran.code, ran.out) == (0, "")
     assert "No GPUs found." in ran.err

@@ -121,7 +121,7 @@ def test_the_ledger_is_searched_and_exported_with_tags(fleet: Fleet) -> None:
     assert fleet.run("ledger", "export", "--search", "verified: gone").out.count("\n") == 1
 
 
-def test_a_second_pause_a_resume_and_a_release_of_nothing_say_so(fleet: Fleet) -> None:
+def test_a_second_pause_a_resume_and_a_release_of_nothing_report_it(fleet: Fleet) -> None:
     fleet.ended("old", days=2)
     assert fleet.run("pause", "disk replacement").code == 0
     again = fleet.run("pause", "something else")

@@ -22,7 +22,7 @@ from gpukeeper.model.subject import Outcome, State
 from tests.cli.fleet import POLICY, Fleet, ago
 
 
-def test_plan_says_what_is_due_and_why_and_changes_nothing(fleet: Fleet) -> None:
+def test_plan_shows_what_is_due_and_why_and_changes_nothing(fleet: Fleet) -> None:
     """C5.1: failures are kept longer than successes."""
     fleet.ended("old", days=2)
     fleet.ended("failed", days=2, outcome=Outcome.FAILED)
@@ -92,7 +92,7 @@ def test_narrowing_flags_choose_and_never_widen(fleet: Fleet, flags: tuple[str, 
         assert sorted(d["seen"]["ref"]["name"] for d in listed) == names
 
 
-def test_apply_narrows_to_a_class_and_to_what_nobody_owns(fleet: Fleet) -> None:
+def test_apply_narrows_to_a_class_and_to_what_has_no_owner(fleet: Fleet) -> None:
     fleet.write_policy(POLICY + "match: [{class: serving, owner: bob}]\n")
     fleet.ended("anns", days=9)
     fleet.ended("bobs", days=9, owner="bob")
@@ -103,7 +103,7 @@ def test_apply_narrows_to_a_class_and_to_what_nobody_owns(fleet: Fleet) -> None:
     assert fleet.names() == {"anns"}
 
 
-def test_who_is_called_nobody_and_is_no_admin_does_not_reclaim_what_nobody_owns() -> None:
+def test_who_is_called_nobody_and_is_no_admin_does_not_reclaim_what_has_no_owner() -> None:
     wanted = narrowed(owner="nobody")
     for user, nobodys in (("nobody", False), ("root", True)):
         session = SimpleNamespace(book=Rulebook(load_text("scope: {docker: {}}").policy), user=user)
@@ -227,7 +227,7 @@ def test_ctrl_c_at_the_question_does_nothing_and_exits_with_130(fleet: Fleet) ->
     assert fleet.lines("intent") == []
 
 
-def test_a_second_place_with_another_pass_is_said_beside_what_was_done_at_the_first(fleet: Fleet) -> None:
+def test_a_second_place_with_another_pass_is_reported_beside_what_was_done_at_the_first(fleet: Fleet) -> None:
     fleet.ended("here", days=2)
     fleet.ended("there", days=2, folder=fleet.with_second_place())
     lease = take_lease(fleet.lease_folder(), "docker", "node-2")
@@ -358,7 +358,7 @@ def test_an_invalid_policy_names_every_problem_and_nothing_is_done(fleet: Fleet)
         (("restore", "nothing-like-it"), "reclaimed nothing named"),
     ],
 )
-def test_wrong_usage_exits_with_2_and_says_what_to_do(fleet: Fleet, words: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_exits_with_2_and_shows_what_to_do(fleet: Fleet, words: tuple[str, ...], said: str) -> None:
     ran = fleet.run(*words)
     assert ran.code == 2, ran.err
     assert said in ran.err

@@ -174,7 +174,7 @@ def test_try_prints_the_class_the_timeline_and_what_it_assumes(policy: Path) -> 
     ran = run(*words)
     assert ran.exit_code == 0, ran.output
     rows = [line.split("  ") for line in ran.stdout.splitlines()]
-    assert "class     docker (recognised by docker)" in ran.stdout
+    assert "class     docker (recognized by docker)" in ran.stdout
     assert "owner     ann (group researcher)" in ran.stdout
     assert "state     running for 6h, idle for 20m, 1 GPU" in ran.stdout
     (head,) = [n for n, row in enumerate(rows) if row[0].startswith("WHEN")]
@@ -194,11 +194,11 @@ def test_try_prints_the_class_the_timeline_and_what_it_assumes(policy: Path) -> 
     )
 
 
-def test_try_says_why_it_has_its_class(policy: Path) -> None:
+def test_try_gives_the_reason_it_has_its_class(policy: Path) -> None:
     policy.write_text(GOOD + 'match: [{class: serving, image: "triton:*"}]\n')
     tried = ("try", "--policy", policy, "--owner", "ann")
     assert f"class     serving (by match[0], {policy}:4)" in run(*tried, "--image", "triton:24").stdout
-    assert "class     docker (recognised by docker; no entry of match applies)" in run(*tried).stdout
+    assert "class     docker (recognized by docker; no entry of match applies)" in run(*tried).stdout
     assert "class     managed (by --class)" in run(*tried, "--class", "managed").stdout
 
 

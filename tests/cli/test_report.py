@@ -193,7 +193,7 @@ def test_another_user_gets_own_figures_and_totals_from_the_daemon(used: Fleet) -
     from gpukeeper.engine.requests import DataReply, Request
     from gpukeeper.interfaces.daemon.queries import Queries
     from gpukeeper.views.usage_report import UsageReport
-    from gpukeeper.wiring import open_session
+    from gpukeeper.wiring.session import open_session
 
     session = open_session(used.policy, write=False, environ=used.env())
     assert load_policy(used.policy).policy.prices.currency == "EUR"

@@ -32,7 +32,7 @@ def sh(script: str) -> tuple[str, ...]:
     return ("sh", "-c", script)
 
 
-def test_the_command_has_a_private_folder_that_goes_with_it(tmp_path: Path) -> None:
+def test_the_command_has_a_private_directory_that_goes_with_it(tmp_path: Path) -> None:
     script = "echo x > $TMPDIR/a; mkdir $TMP/b; stat -c %a $TMPDIR; echo $TMPDIR $TMP $TEMP $GPUKEEPER_TIDY"
     code, out, err = tidied(tmp_path, *sh(script))
     mode, folders = out.splitlines()
@@ -72,7 +72,7 @@ def test_flags_of_the_command_are_the_commands(tmp_path: Path) -> None:
     assert done.stdout == "--root -x --help\n"
 
 
-def test_a_command_that_is_not_there_or_no_folder_for_it_is_said(tmp_path: Path) -> None:
+def test_a_command_that_is_not_there_or_no_directory_for_it_is_reported(tmp_path: Path) -> None:
     code, _, err = tidied(tmp_path, "no-such-command-anywhere")
     assert (code, "could not be started" in err) == (127, True)
     assert list(tmp_path.iterdir()) == []
@@ -99,7 +99,7 @@ def test_signals_reach_the_command(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_survivor_still_uses_is_kept_and_said(tmp_path: Path) -> None:
+def test_what_a_survivor_still_uses_is_kept_and_reported(tmp_path: Path) -> None:
     script = "sleep 600 > $TMPDIR/log 2>&1 < /dev/null & echo $!; until [ -e $TMPDIR/log ]; do :; done"
     code, out, err = tidied(tmp_path, *sh(script))
     survivor = int(out)
@@ -144,7 +144,7 @@ def alone() -> tuple[str, ...]:
     return words
 
 
-def test_an_ordinary_user_gets_a_clean_folder_too(anybodys: Path, alone: tuple[str, ...]) -> None:
+def test_an_ordinary_user_gets_a_clean_directory_too(anybodys: Path, alone: tuple[str, ...]) -> None:
     """What others had running before cannot be looked into, and need not be: nobody else may enter the folder."""
     runs = ("sh", "-c", 'sleep 600 & "$@"; exit $?', "sh")
     done = as_nobody(anybodys, *sh("id -u; echo x > $TMPDIR/x"), before=(*alone, *runs))
@@ -152,7 +152,7 @@ def test_an_ordinary_user_gets_a_clean_folder_too(anybodys: Path, alone: tuple[s
     assert list(anybodys.iterdir()) == []
 
 
-def test_what_a_service_of_root_started_meanwhile_keeps_the_folder(anybodys: Path, alone: tuple[str, ...]) -> None:
+def test_what_a_service_of_root_started_meanwhile_keeps_the_directory(anybodys: Path, alone: tuple[str, ...]) -> None:
     """As docker or sudo do for a command: it is no child of the command, and may work in its folder unseen."""
     os.mkfifo(anybodys / "go")
     (anybodys / "go").chmod(0o666)
@@ -164,7 +164,7 @@ def test_what_a_service_of_root_started_meanwhile_keeps_the_folder(anybodys: Pat
     assert len(list(anybodys.glob("*/tmp/x"))) == 1
 
 
-def test_a_survivor_that_may_not_be_looked_into_keeps_the_folder(anybodys: Path) -> None:
+def test_a_survivor_that_may_not_be_searched_keeps_the_directory(anybodys: Path) -> None:
     """Whoever may run a program and not read it may not look into its process either."""
     hidden = Path(shutil.copy(str(shutil.which("sleep")), anybodys / "hidden"))
     hidden.chmod(0o111)

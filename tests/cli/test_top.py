@@ -163,7 +163,7 @@ def test_the_demo_needs_no_fleet(fleet: Fleet) -> None:
         assert one.ended() == 0
 
 
-def test_without_a_terminal_it_says_what_to_use_instead(fleet: Fleet) -> None:
+def test_without_a_terminal_it_shows_what_to_use_instead(fleet: Fleet) -> None:
     ran = fleet.run("top")
     assert ran.code == 2
     assert "gpukeeper observe --gpus" in ran.err

@@ -302,7 +302,7 @@ async def subject_of(made: Made, name: str) -> Subject:
 async def removed(made: Made, subject: Subject) -> Any:
     """What a look says once its removal had the time it needs."""
     for _ in range(100):
-        found = await made.platform.look(subject.ref)
+        found = await made.platform.read(subject.ref)
         if not (isinstance(found, Subject) and found.state is State.REMOVING):
             break
         await asyncio.sleep(0.1)
@@ -340,42 +340,42 @@ def test_uids_are_unique_and_stable(made: Made) -> None:
     assert len(first) >= len(made.names)
 
 
-def test_a_look_finds_the_same_thing_in_the_same_incarnation(made: Made) -> None:
-    async def look() -> tuple[Subject, Any]:
+def test_a_read_finds_the_same_thing_in_the_same_incarnation(made: Made) -> None:
+    async def read() -> tuple[Subject, Any]:
         subject = await subject_of(made, made.names[0])
-        return subject, await made.platform.look(subject.ref)
+        return subject, await made.platform.read(subject.ref)
 
-    subject, found = made.run(look())
+    subject, found = made.run(read())
     assert isinstance(found, Subject)
     assert found.ref == subject.ref
     assert found.seen.incarnation == subject.seen.incarnation
 
 
 def test_what_has_the_name_but_not_the_uid_is_gone(made: Made) -> None:
-    async def look() -> Any:
+    async def read() -> Any:
         subject = await subject_of(made, made.names[0])
         made.replace(made.names[0])
-        return await made.platform.look(subject.ref)
+        return await made.platform.read(subject.ref)
 
-    assert isinstance(made.run(look()), Gone)
+    assert isinstance(made.run(read()), Gone)
 
 
 def test_what_never_was_is_gone_or_unknown_never_something_else(made: Made) -> None:
-    async def look() -> Any:
+    async def read() -> Any:
         subject = await subject_of(made, made.names[0])
-        return await made.platform.look(msgspec.structs.replace(subject.ref, name="no-such-thing", uid="0:0"))
+        return await made.platform.read(msgspec.structs.replace(subject.ref, name="no-such-thing", uid="0:0"))
 
-    assert isinstance(made.run(look()), Gone | Unknown)
+    assert isinstance(made.run(read()), Gone | Unknown)
 
 
 def test_an_id_finds_its_workload_or_nothing_at_all(made: Made) -> None:
     """Gone or Unknown where processes carry no id of a workload."""
 
-    async def look() -> tuple[Subject, Any, Any]:
+    async def read() -> tuple[Subject, Any, Any]:
         subject = await subject_of(made, made.names[0])
-        return subject, await made.platform.look_by_id(subject.ref.uid), await made.platform.look_by_id("f" * 64)
+        return subject, await made.platform.read_by_id(subject.ref.uid), await made.platform.read_by_id("f" * 64)
 
-    subject, found, other = made.run(look())
+    subject, found, other = made.run(read())
     assert isinstance(other, Gone | Unknown)
     if made.platform.name == "docker":
         assert isinstance(found, Subject)
@@ -385,12 +385,12 @@ def test_an_id_finds_its_workload_or_nothing_at_all(made: Made) -> None:
 
 
 def test_a_policy_that_changed_is_followed(made: Made) -> None:
-    async def look() -> Any:
+    async def read() -> Any:
         subject = await subject_of(made, made.names[0])
         made.platform.follow(Policy(scope={made.platform.name: PlaceScope()}))
-        return await made.platform.look(subject.ref)
+        return await made.platform.read(subject.ref)
 
-    assert isinstance(made.run(look()), Subject | Gone | Unknown)
+    assert isinstance(made.run(read()), Subject | Gone | Unknown)
 
 
 def test_irreversible_verbs_are_atomic(made: Made) -> None:
@@ -401,13 +401,13 @@ def test_irreversible_verbs_are_atomic(made: Made) -> None:
     assert all(made.platform.guards[a] is Guard.NOT_RUNNING for a in weaker)
 
 
-def test_a_removal_removes_exactly_what_was_looked_at(made: Made) -> None:
+def test_a_removal_removes_exactly_what_was_read(made: Made) -> None:
     offers(made, Action.REMOVE)
 
     async def remove() -> tuple[Any, Any, Any]:
         one, two = [await subject_of(made, name) for name in made.names]
         answer = await made.platform.act(step(one, Action.REMOVE), one)
-        return answer, await removed(made, one), await made.platform.look(two.ref)
+        return answer, await removed(made, one), await made.platform.read(two.ref)
 
     answer, gone, other = made.run(remove())
     assert isinstance(answer, Accepted)
@@ -416,7 +416,7 @@ def test_a_removal_removes_exactly_what_was_looked_at(made: Made) -> None:
 
 
 @pytest.mark.parametrize("how", ["replace", "change"])
-def test_a_removal_refuses_what_changed_since_it_was_looked_at(made: Made, how: str) -> None:
+def test_a_removal_refuses_what_changed_since_it_was_read(made: Made, how: str) -> None:
     offers(made, Action.REMOVE)
 
     async def remove() -> tuple[Any, Subject]:
@@ -436,14 +436,14 @@ def test_a_verb_that_is_not_offered_is_refused_and_does_nothing(made: Made) -> N
 
     async def remove() -> tuple[Any, Any]:
         subject = await subject_of(made, made.names[0])
-        return await made.platform.act(step(subject, Action.REMOVE), subject), await made.platform.look(subject.ref)
+        return await made.platform.act(step(subject, Action.REMOVE), subject), await made.platform.read(subject.ref)
 
     answer, found = made.run(remove())
     assert isinstance(answer, Refused)
     assert isinstance(found, Subject)
 
 
-def test_evidence_is_captured_or_it_is_said_why_not(made: Made) -> None:
+def test_evidence_is_captured_or_it_is_reported_why_not(made: Made) -> None:
     async def capture() -> Any:
         subject = await subject_of(made, made.names[0])
         return await made.platform.capture(subject, ("manifest", "logs"))

@@ -111,8 +111,13 @@ _EXIT_CODES = {
     "accept merge": {4: "a node failed", 5: "a node is inconclusive or missing"},
     "apply": {3: "some steps were deferred, failed or could not be read", 11: "lease held", 12: "breaker open"},
     "doctor": {1: "it found a problem"},
+    "ledger verify": {1: "something is damaged"},
     "operator": {11: "another operator or daemon uses this ledger"},
-    "plan": {3: "not everything could be read, with `--exit-code`", 4: "something is due, with `--exit-code`"},
+    "plan": {
+        1: "no place answered",
+        3: "nothing could be read, or, with `--exit-code`, not everything",
+        4: "something is due, with `--exit-code`",
+    },
     "serve": {11: "another daemon is running"},
     "stop-all": {3: "some workloads were not stopped, or could not be read"},
 }
@@ -179,7 +184,8 @@ def _cell(words: str) -> str:
 def cli_page() -> str:
     found = dict(verbs())
     rows = [
-        f"| [`gpukeeper {name}`](#gpukeeper-{name.replace(' ', '-')}) | {verb.help} |" for name, verb in found.items()
+        f"| [`gpukeeper {name}`](#gpukeeper-{name.replace(' ', '-')}) | {' '.join(verb.help.split())} |"
+        for name, verb in found.items()
     ]
     head = "| command | description |\n|---|---|\n" + "\n".join(rows) + "\n"
     return _CLI_OPENING + head + "".join(_verb_section(name, verb) for name, verb in found.items())

@@ -45,11 +45,11 @@ def test_every_test_of_a_part_exists() -> None:
     assert [problem for part in parts() for test in part.tests if (problem := missing(test))] == []
 
 
-def test_an_open_part_says_why() -> None:
+def test_an_open_part_gives_the_reason() -> None:
     assert [one.id for one in parts() if not one.proven and not one.why_open.strip()] == []
 
 
-def test_the_page_of_open_parts_is_what_the_file_says() -> None:
+def test_the_page_of_open_parts_matches_the_file() -> None:
     advice = "docs/reference/checklist-open.md is stale. Write it anew: python -m tests.docs.generate"
     assert OPEN_PAGE.read_text() == open_page(), advice
 

@@ -29,7 +29,7 @@ ADDED = (
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 
 
-def test_the_page_of_the_command_line_is_what_the_code_says() -> None:
+def test_the_page_of_the_command_line_matches_the_code() -> None:
     advice = "docs/reference/cli.md is stale. Write it anew: python -m tests.docs.generate"
     assert generate.CLI_PAGE.read_text() == generate.cli_page(), advice
 
@@ -46,7 +46,7 @@ def test_no_verb_is_there_that_nobody_designed() -> None:
     assert not strangers, f"name them in DESIGNED or ADDED: {sorted(strangers)}"
 
 
-def test_every_verb_says_what_it_does() -> None:
+def test_every_verb_shows_what_it_does() -> None:
     silent = [name for name, verb in generate.verbs() if not (verb.help or "").strip().endswith(".")]
     assert not silent, f"a docstring of whole sentences is missing: {silent}"
 

@@ -17,22 +17,22 @@ EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 10, 11, 12, 130}
 
 
-def test_the_page_of_rules_is_what_the_code_says() -> None:
+def test_the_page_of_rules_matches_the_code() -> None:
     advice = "docs/reference/rules.md is stale. Write it anew: python -m tests.docs.generate"
     assert generate.RULES_PAGE.read_text() == generate.rules_page(), advice
 
 
-def test_the_page_of_checks_is_what_the_code_says() -> None:
+def test_the_page_of_checks_matches_the_code() -> None:
     advice = "docs/reference/checks.md is stale. Write it anew: python -m tests.docs.generate"
     assert generate.CHECKS_PAGE.read_text() == generate.checks_page(), advice
 
 
-def test_the_page_of_gpu_models_is_what_the_code_says() -> None:
+def test_the_page_of_gpu_models_matches_the_code() -> None:
     advice = "docs/reference/gpu-models.md is stale. Write it anew: python -m tests.docs.generate"
     assert generate.MODELS_PAGE.read_text() == generate.models_page(), advice
 
 
-def test_every_check_says_what_it_proves_and_what_it_cannot() -> None:
+def test_every_check_shows_what_it_proves_and_what_it_cannot() -> None:
     assert CHECKS
     for check in CHECKS:
         for words in (check.proves, check.cannot):
@@ -41,7 +41,7 @@ def test_every_check_says_what_it_proves_and_what_it_cannot() -> None:
         assert depths == sorted(set(depths)), f"{check.name}: its servings are not by depth"
 
 
-def test_every_rule_says_what_it_is() -> None:
+def test_every_rule_shows_what_it_is() -> None:
     for rule in RULES:
         assert rule.__name__.rsplit(".", 1)[-1] == rule.NAME
         assert rule.__doc__, f"{rule.NAME} has no docstring"

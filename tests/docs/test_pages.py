@@ -26,7 +26,7 @@ def rows(page: str) -> list[list[str]]:
         ("Kubernetes", "5–10 % over a window"),
         ("GitHub Codespaces", "30 min"),
         ("JupyterHub", "60–120 min"),
-        ("here", "30 min below 5 %"),
+        ("gpukeeper", "30 min below 5 %"),
     ],
 )
 def test_idle_limits_of_others_are_given_for_comparison(where: str, limit: str) -> None:
@@ -34,7 +34,7 @@ def test_idle_limits_of_others_are_given_for_comparison(where: str, limit: str) 
     assert [where, limit] in [row[:2] for row in rows("explanation/what-idle-means.md")]
 
 
-def test_what_ray_tidies_and_what_not_is_said_of_everything_it_writes() -> None:
+def test_what_ray_tidies_and_what_not_is_reported_of_everything_it_writes() -> None:
     """C10.7: for each kind of file whether Ray tidies it, and what gpukeeper does."""
     found = [row for row in rows("explanation/what-ray-tidies.md") if len(row) == 3]
     told = " ".join(row[0] for row in found)

@@ -163,7 +163,7 @@ def test_every_alert_has_a_story_in_which_it_fires() -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_an_alert_says_what_to_do_and_where_that_is_written(name: str) -> None:
+def test_an_alert_shows_what_to_do_and_where_that_is_written(name: str) -> None:
     """C15.4"""
     notes: dict[str, Any] = RULES[name]["annotations"]
     assert RULES[name]["labels"]["severity"] in {"info", "warning", "critical"}

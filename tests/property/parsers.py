@@ -30,7 +30,7 @@ from gpukeeper.devices import prometheus as prometheus_api
 from gpukeeper.devices.busy import UsageJudge
 from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.devices.gpus import shares_of
-from gpukeeper.disk import mounts, open_files
+from gpukeeper.disk import mounts, open_files, process_files
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.show import decision_row
 from gpukeeper.ledger import archive_file, evidence, lines
@@ -125,7 +125,7 @@ def _told(subject: Subject) -> None:
 
 def _container(data: bytes) -> None:
     found = docker_api._decode(data, docker_wire.Inspected, "/containers/x/json")
-    asked = gpu_requests.asked(found)
+    asked = gpu_requests.requested_gpus(found)
     inventory = (docker_examples.WHOLE, docker_examples.CUT)
     people = owners.KnownUsers({1000: "ann"}, frozenset({"ann"}), {})
     facts = docker_examples.facts(
@@ -299,7 +299,7 @@ def _page(row: object) -> object:
 _RAY = {
     "nodes": (busy.RayNode, {"node_id": "n", "node_ip": "10.0.0.1", "state": "ALIVE", "is_head_node": True}),
     "workers": (busy.Worker, {"worker_id": "01000000ff", "worker_type": "DRIVER", "is_alive": True, "node_id": "n"}),
-    "actors": (busy.Actor, {"actor_id": "a", "class_name": "Model", "state": "ALIVE", "node_id": "n"}),
+    "actors": (busy.RayActor, {"actor_id": "a", "class_name": "Model", "state": "ALIVE", "node_id": "n"}),
     "tasks": (busy.Task, {"task_id": "t", "name": "train", "state": "RUNNING", "node_id": "n"}),
     "groups": (busy.PlacementGroup, {"state": "CREATED", "name": "pg", "bundles": [{"node_id": "n"}]}),
     "jobs": (busy.Job, {"status": "RUNNING", "job_id": "01000000", "driver_info": {"node_ip_address": "10.0.0.1"}}),
@@ -338,7 +338,9 @@ _KERNEL = (
     ),
     Parser(
         "maps",
-        _kernel(open_files.parse_maps, b"7f00-7f01 r-xp 00000000 08:01 1234 /", b"\n7f02-7f03 rw-p 0 0:0 0\n", b"\n"),
+        _kernel(
+            process_files.parse_maps, b"7f00-7f01 r-xp 00000000 08:01 1234 /", b"\n7f02-7f03 rw-p 0 0:0 0\n", b"\n"
+        ),
         _NAMES,
     ),
     Parser(

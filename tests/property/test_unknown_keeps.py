@@ -75,7 +75,7 @@ def test_replacing_a_known_fact_by_unknown_never_makes_anything_act(pairs: Dozen
 
 @settings(max_examples=60, deadline=None)
 @given(pairs=dozens(pair))
-def test_a_tree_of_which_a_condition_is_not_known_is_never_removed(pairs: Dozens[tuple[View, Policy]]) -> None:
+def test_a_tree_of_which_a_condition_is_unknown_is_never_removed(pairs: Dozens[tuple[View, Policy]]) -> None:
     """C10.2, C10.3: in use or not, what runs beside it, when it was used; of temporary ones how large it is."""
     for view, policy in pairs:
         if view.subject.shape is not Shape.TREE:

@@ -99,7 +99,7 @@ class TroubledBench(SimulatedWorkbench):
         """Once; a second try of the same probe may then answer."""
         self._calls += 1
         if self._trouble == "late":
-            self._at += 40.0  # everything takes longer than was thought
+            self._gpus._at += 40.0  # everything takes longer than was thought
         if self._calls == self._strike and self._trouble == "interrupted":
             self._truth.interrupted = True
             self._stop.set()

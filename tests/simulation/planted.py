@@ -64,14 +64,14 @@ def swapped(place: Any, name: str, other: Any) -> Iterator[None]:
 
 
 @contextmanager
-def rule_swapped(rule: Any, ask: Any) -> Iterator[None]:
-    original = dict(decide._ASK)
+def rule_swapped(rule: Any, evaluate: Any) -> Iterator[None]:
+    original = dict(decide._APPLICABLE)
     for shape, rules in original.items():
-        decide._ASK[shape] = tuple((n, ask if n == rule.NAME else a) for n, a in rules)
+        decide._APPLICABLE[shape] = tuple((n, evaluate if n == rule.NAME else a) for n, a in rules)
     try:
         yield
     finally:
-        decide._ASK.update(original)
+        decide._APPLICABLE.update(original)
 
 
 @planted("only_what_was_seen")
@@ -158,11 +158,17 @@ def call_an_undelivered_warning_delivered() -> Iterator[None]:
 
 @planted("warned_first")
 def keep_warnings_across_a_gap() -> Iterator[None]:
-    def forgiving(rule: str, view: View, settings: Any, now: Any, **given: Any) -> Answer:
-        return staged(rule, msgspec.structs.replace(view, watched_since=None), settings, now, **given)
+    def forgiving(view: View, settings: Any, now: Any, to: Any) -> Answer:
+        return staged(msgspec.structs.replace(view, watched_since=None), settings, now, to)
 
     staged = warnings.staged
     with swapped(idle, "staged", forgiving), swapped(max_runtime, "staged", forgiving):
+        yield
+
+
+@planted("warned_first")
+def keep_warnings_across_a_hold() -> Iterator[None]:
+    with swapped(warnings, "last_end", lambda *_, **__: None):
         yield
 
 
@@ -171,7 +177,7 @@ def treat_an_unknown_outcome_as_success() -> Iterator[None]:
     def careless(view: View, settings: Any, now: Any) -> Answer:
         if isinstance(view.subject.outcome, Unknown):
             view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, outcome=None))
-        return retention.ask(view, settings, now)
+        return retention.evaluate(view, settings, now)
 
     with rule_swapped(retention, careless):
         yield
@@ -180,12 +186,12 @@ def treat_an_unknown_outcome_as_success() -> Iterator[None]:
 @planted("unknown_keeps")
 def treat_unknown_children_as_none() -> Iterator[None]:
     def careless(rule: Any) -> Any:
-        def ask(view: View, settings: Any, now: Any) -> Answer:
+        def evaluate(view: View, settings: Any, now: Any) -> Answer:
             if isinstance(view.subject.live_children, Unknown):
                 view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, live_children=0))
-            return decide.ASKS[rule.NAME](view, settings, now)
+            return decide.EVALUATORS[rule.NAME](view, settings, now)
 
-        return ask
+        return evaluate
 
     with rule_swapped(live_children, careless(live_children)), rule_swapped(retention, careless(retention)):
         yield
@@ -255,7 +261,7 @@ def replay_an_intent() -> Iterator[None]:
 
     async def replay(keeper: Any, platform: Any) -> list[Closed]:
         for intent in await keeper.ledger.open_intents(platform.name, platform.place):
-            found = await platform.look(intent.ref)
+            found = await platform.read(intent.ref)
             if isinstance(found, Subject):
                 step = Step(intent.step, _decision_of(intent, found))
                 await platform.act(step, found)
@@ -355,7 +361,7 @@ def act_on_children() -> Iterator[None]:
     def careless(view: View, settings: Any, now: Any) -> Answer:
         if view.subject.root is not None:
             view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, root=None))
-        return decide.ASKS[target.NAME](view, settings, now)
+        return decide.EVALUATORS[target.NAME](view, settings, now)
 
     with rule_swapped(target, careless):
         yield
@@ -365,7 +371,7 @@ def act_on_children() -> Iterator[None]:
 def ignore_owners_that_do_not_control() -> Iterator[None]:
     def careless(view: View, settings: Any, now: Any) -> Answer:
         subject = msgspec.structs.replace(view.subject, needed=None)
-        return decide.ASKS[target.NAME](msgspec.structs.replace(view, subject=subject), settings, now)
+        return decide.EVALUATORS[target.NAME](msgspec.structs.replace(view, subject=subject), settings, now)
 
     with rule_swapped(target, careless):
         yield
@@ -376,11 +382,11 @@ def _told_of_trees(told: Callable[[View], dict[str, Any]]) -> Iterator[None]:
     """Both rules about trees are told other facts than were seen."""
 
     def careless(rule: Any) -> Any:
-        def ask(view: View, settings: Any, now: Any) -> Answer:
+        def evaluate(view: View, settings: Any, now: Any) -> Answer:
             subject = msgspec.structs.replace(view.subject, **told(view))
-            return decide.ASKS[rule.NAME](msgspec.structs.replace(view, subject=subject), settings, now)
+            return decide.EVALUATORS[rule.NAME](msgspec.structs.replace(view, subject=subject), settings, now)
 
-        return ask
+        return evaluate
 
     with (
         rule_swapped(temporary_tree, careless(temporary_tree)),
@@ -508,7 +514,7 @@ def forget_an_interrupted_removal() -> Iterator[None]:
     def forgetful(view: View, settings: Any, now: Any) -> Answer:
         if view.subject.category is Category.UNFINISHED:
             return Answer(leftover_tree.NAME, Verdict.PROTECT, "in the trash")
-        return leftover_tree.ask(view, settings, now)
+        return leftover_tree.evaluate(view, settings, now)
 
     with rule_swapped(leftover_tree, forgetful):
         yield
@@ -519,7 +525,7 @@ def end_foreign_processes() -> Iterator[None]:
     def careless(view: View, settings: Any, now: Any) -> Answer:
         if view.subject.shape is Shape.ORPHAN and view.subject.proof is None:
             return Answer(orphan.NAME, Verdict.DUE, "it holds a GPU", Action.REMOVE, now)
-        return orphan.ask(view, settings, now)
+        return orphan.evaluate(view, settings, now)
 
     with rule_swapped(orphan, careless):
         yield
@@ -530,7 +536,7 @@ def never_get_to_the_oldest() -> Iterator[None]:
     """Retention that waits for ever: unsafe in the other direction."""
 
     def late(view: View, settings: Any, now: Any) -> Answer:
-        answer = retention.ask(view, settings, now)
+        answer = retention.evaluate(view, settings, now)
         return Answer(answer.rule, Verdict.WAIT, answer.reason, due=now) if answer.verdict is Verdict.DUE else answer
 
     with rule_swapped(retention, late):

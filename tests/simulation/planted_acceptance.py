@@ -9,8 +9,8 @@ import msgspec
 
 from gpukeeper.acceptance import run as engine_accept
 from gpukeeper.acceptance.checks import environment, health
-from gpukeeper.acceptance.judging import answers as acceptance_answers
-from gpukeeper.acceptance.judging import tally
+from gpukeeper.acceptance.judging import replies as acceptance_replies
+from gpukeeper.acceptance.judging import verdicts
 from gpukeeper.acceptance.record import Finding, Remedy, Report
 from gpukeeper.acceptance.reports import document
 from gpukeeper.model.grade import Grade
@@ -42,7 +42,7 @@ def forget_findings_that_a_report_has_lost() -> Iterator[None]:
     """Only the findings that are left are looked at."""
 
     def careless(report: Report, doubts: Any = ()) -> Report:
-        left = {"verdict": tally.worst(one.verdict for one in report.findings)}
+        left = {"verdict": verdicts.worst(one.verdict for one in report.findings)}
         return msgspec.structs.replace(report, **left)
 
     with swapped(document, "recomputed", careless):
@@ -69,12 +69,12 @@ def take_a_silent_driver_for_a_healthy_gpu() -> Iterator[None]:
 
 @planted("could_not_test")
 def take_a_broken_probe_for_one_that_does_not_apply() -> Iterator[None]:
-    broken = acceptance_answers.broken_finding
+    broken = acceptance_replies.broken_finding
 
     def skipped(*given: Any, **more: Any) -> Finding:
         return msgspec.structs.replace(broken(*given, **more), verdict=Grade.SKIPPED, action=Remedy.NONE)
 
-    with swapped(acceptance_answers, "broken_finding", skipped):
+    with swapped(acceptance_replies, "broken_finding", skipped):
         yield
 
 

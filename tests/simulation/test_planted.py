@@ -19,6 +19,7 @@ FIRST_SHOWN = {
     "forget_when_a_tree_was_moved_here": 23,
     "ignore_the_breaker": 30,
     "keep_warnings_across_a_gap": 27,
+    "keep_warnings_across_a_hold": 25,
     "never_write_a_keep_alive_lease_down": 43,
     "remove_without_an_atomic_guard": 66,
     "treat_an_old_access_time_as_unused": 47,

@@ -21,7 +21,7 @@ from gpukeeper.platforms.simulated.fleet import demo_world
 from gpukeeper.platforms.simulated.week import simulated_keeper
 from gpukeeper.platforms.simulated.world import World
 from gpukeeper.views.usage import UsageSums, portions, total
-from gpukeeper.wiring import DEMO_POLICY
+from gpukeeper.wiring.demo import DEMO_POLICY
 
 LENGTH = timedelta(days=2)
 KEPT = timedelta(minutes=15)  # a GPU stays its owner's after a stop by hand

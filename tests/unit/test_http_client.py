@@ -223,7 +223,7 @@ def test_a_connection_that_was_unused_for_long_is_not_used_again(
     assert server.connections == 3
 
 
-def test_a_read_is_asked_again_where_the_server_closed_the_kept_connection(tmp_path: Path) -> None:
+def test_a_read_is_retried_where_the_server_closed_the_kept_connection(tmp_path: Path) -> None:
     server = Server(HELLO, b"", HELLO)
 
     async def twice(client: Client) -> bytes:
@@ -305,7 +305,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
         asyncio.run(run(Client("http://nowhere.invalid")))
 
 
-def test_a_network_that_cannot_be_entered_is_told() -> None:
+def test_a_network_that_cannot_be_entered_is_reported() -> None:
     def enter() -> None:
         raise ProcessLookupError("the raylet has ended")
 

@@ -15,7 +15,8 @@ import pytest
 from gpukeeper.model.event import Complaint, Passed
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.platforms.ray.settings import settings_of
-from gpukeeper.wiring import discover, follow_policy, open_session, read_policy
+from gpukeeper.wiring.places import discover
+from gpukeeper.wiring.session import follow_policy, open_session, read_policy
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 POLICY = "scope: {docker: {}}\nowner_labels: [%s]\n"
@@ -40,7 +41,7 @@ def policy(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_look_at_one_platform_only_still_measures_before_it_acts(environ: dict[str, str], policy: Path) -> None:
+def test_a_read_of_one_platform_only_still_measures_before_it_acts(environ: dict[str, str], policy: Path) -> None:
     session = open_session(policy, write=True, environ=environ, only="docker")
     try:
         assert [one.name for one in session.keeper.platforms] == ["docker"]
@@ -50,7 +51,7 @@ def test_a_look_at_one_platform_only_still_measures_before_it_acts(environ: dict
         session.close()
 
 
-def test_a_label_that_a_changed_policy_trusts_no_longer_is_believed_no_longer(
+def test_a_label_that_a_changed_policy_trusts_no_longer_is_accepted_no_longer(
     environ: dict[str, str], policy: Path
 ) -> None:
     session = open_session(policy, write=True, environ=environ)
@@ -64,7 +65,7 @@ def test_a_label_that_a_changed_policy_trusts_no_longer_is_believed_no_longer(
         session.close()
 
 
-def test_ray_is_there_when_the_policy_says_so_and_follows_it(environ: dict[str, str], policy: Path) -> None:
+def test_ray_is_there_if_configured_and_follows_it(environ: dict[str, str], policy: Path) -> None:
     """A node may come later, and containers that are nodes are known to their engine only."""
     policy.write_text("scope: {ray: {}}\nray: {roots: [/nowhere]}\n")
     session = open_session(policy, write=True, environ=environ)
@@ -81,7 +82,7 @@ def test_ray_is_there_when_the_policy_says_so_and_follows_it(environ: dict[str, 
         session.close()
 
 
-def test_an_engine_that_is_silent_hides_nodes_and_does_not_end_the_look(environ: dict[str, str], policy: Path) -> None:
+def test_an_engine_that_is_silent_hides_nodes_and_does_not_end_the_read(environ: dict[str, str], policy: Path) -> None:
     policy.write_text("scope: {ray: {}}\nray: {roots: [/nowhere], window: 1s}\n")
     session = open_session(policy, write=True, environ=environ)
     (ray,) = [one for one in session.keeper.platforms if one.name == "ray"]
@@ -96,10 +97,10 @@ def test_an_engine_that_is_silent_hides_nodes_and_does_not_end_the_look(environ:
 
 
 def test_a_ray_address_alone_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpukeeper.wiring.names_here", lambda place, environ: ())
+    monkeypatch.setattr("gpukeeper.wiring.places.names_here", lambda place, environ: ())
     (reach,) = [one for one in discover({"RAY_ADDRESS": "head:6379"}) if one.platform == "ray"]
     assert (reach.reachable, "head:6379" in reach.why) == (False, True)
-    monkeypatch.setattr("gpukeeper.wiring.names_here", lambda place, environ: (place, "abc"))
+    monkeypatch.setattr("gpukeeper.wiring.places.names_here", lambda place, environ: (place, "abc"))
     (reach,) = [one for one in discover({}) if one.platform == "ray"]
     assert (reach.reachable, reach.why) == (True, "2 nodes: this machine, abc")
 

@@ -110,9 +110,9 @@ def params_of(check: str, serving: CheckSize, context: CheckContext) -> dict[str
 
 def refuse(check: str, problems: Iterable[str]) -> None:
     """Raises UsageError with all problems: parameters with which no GPU can pass, or every GPU passes."""
-    told = list(problems)
-    if told:
-        raise UsageError(f"{check}: {'; '.join(told)}. Nothing was run.")
+    found = list(problems)
+    if found:
+        raise UsageError(f"{check}: {'; '.join(found)}. Nothing was run.")
 
 
 def too_little(params: Mapping[str, object], **least: float) -> Iterable[str]:

@@ -2,7 +2,7 @@
 
 The verdict field of a file is a claim. Findings, coverage, the machine and what was expected are the evidence, and the
 worse of both counts. Evidence that is missing or contradicts itself is a finding of its own (check `report`) and makes
-the report INCONCLUSIVE. A report that the engine wrote and nobody changed comes back as it is.
+the report INCONCLUSIVE. A report as written by a run, without changes, is returned as it is.
 
 This detects reports that were damaged, cut or edited. It does not detect a report that was forged as a whole: reports
 are not signed.
@@ -17,7 +17,7 @@ import msgspec
 from gpukeeper.acceptance import catalog
 from gpukeeper.acceptance.check import CheckContext, CheckRun, CheckSize, RunRequest
 from gpukeeper.acceptance.checks import environment, health
-from gpukeeper.acceptance.judging import tally
+from gpukeeper.acceptance.judging import verdicts
 from gpukeeper.acceptance.record import Finding, GpuSummary, Remedy, Report, Thresholds
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade, rank, worst
@@ -35,17 +35,17 @@ ADVICE = "Test the machine again, or copy the report directory from the machine"
 def recomputed(report: Report, doubts: Iterable[str] = ()) -> Report:
     """`doubts`: what the reader of the file noticed, a sentence each (the manifest does not match)."""
     wish = wish_of(report)
-    asked = wish or RunRequest(device=report.device)
+    request = wish or RunRequest(device=report.device)
     known = _gpus(report)
-    gpus = tally.wanted(known, asked.gpus)
-    added = [*_expectations(report, asked), *(_doubt("changed", words) for words in doubts)]
+    gpus = verdicts.wanted(known, request.gpus)
+    added = [*_expectations(report, request), *(_doubt("changed", words) for words in doubts)]
     added += [_doubt("incomplete", words) for words in _incomplete(report, wish, gpus)]
     added += [_doubt("contradiction", words) for words in _contradictions(report, wish, known)]
-    verdict, reason = tally.of_run(asked, gpus, (*report.findings, *added), interrupted=report.interrupted)
+    verdict, reason = verdicts.of_run(request, gpus, (*report.findings, *added), interrupted=report.interrupted)
     if rank(verdict) > rank(report.verdict):
         words = f"the verdict of the report is {report.verdict}, its findings give {verdict}"
         added.append(_doubt("verdict", words))
-        verdict, reason = tally.of_run(asked, gpus, (*report.findings, *added), interrupted=report.interrupted)
+        verdict, reason = verdicts.of_run(request, gpus, (*report.findings, *added), interrupted=report.interrupted)
     if rank(report.verdict) >= rank(verdict):
         verdict, reason = report.verdict, report.reason
     findings = (*report.findings, *added)
@@ -55,7 +55,7 @@ def recomputed(report: Report, doubts: Iterable[str] = ()) -> Report:
 
 
 def wish_of(report: Report) -> RunRequest | None:
-    """None: the report does not say what was asked for."""
+    """None: the report does not contain the request."""
     try:
         return msgspec.convert(report.settings.get("wish"), RunRequest)
     except msgspec.ValidationError:
@@ -70,7 +70,7 @@ def _tallies(report: Report, gpus: Sequence[Gpu], findings: Sequence[Finding]) -
     """The worse of the stored verdict and the verdict of its findings, for GPUs that the machine lists."""
     stored = {one.gpu: one for one in report.tallies}
     found = []
-    for one in tally.of_gpus(gpus, findings, {}, 0.0):
+    for one in verdicts.of_gpus(gpus, findings, {}, 0.0):
         old = stored.get(one.gpu)
         keep = old is not None and rank(old.verdict) >= rank(one.verdict)
         found.append(old if old is not None and keep else msgspec.structs.replace(one, busy=old.busy if old else None))
@@ -120,7 +120,7 @@ def _absent(report: Report) -> list[str]:
 
 
 def _gaps(report: Report, gpus: Sequence[Gpu]) -> Iterator[tuple[str, int]]:
-    """What passed on one GPU was run on every GPU of its model: each passed, too, or says what it did instead."""
+    """What passed on one GPU was run on every GPU of its model: each passed, too, or has another result."""
     there = {(one.check, one.metric, one.gpu) for one in report.findings}
     other = {(one.check, one.gpu) for one in report.findings if rank(one.verdict) > rank(Grade.PASS)}
     models = {gpu.uuid: gpu.name for gpu in gpus}

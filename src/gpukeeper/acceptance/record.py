@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.model.condition import NOT_ASKED
+from gpukeeper.model.condition import NOT_QUERIED
 from gpukeeper.model.direct import direct
 from gpukeeper.model.gpu import Fact, Gpu, Reading
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
 SCHEMA = "gpukeeper/acceptance/v1"
-Values: TypeAlias = Mapping[str, Any]  # what a probe was given or said; plain JSON
+Values: TypeAlias = Mapping[str, Any]  # parameters or result of a probe; plain JSON
 
 
 @direct
@@ -46,7 +46,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     gpus: tuple[Gpu, ...] | Unknown
     silent: tuple[str, ...] = ()  # GPUs that are there and do not answer: why, one each
-    on_bus: int | Unknown = NOT_ASKED  # GPUs that the PCI bus shows, whatever the driver says
+    on_bus: int | Unknown = NOT_QUERIED  # GPUs that the PCI bus shows, whatever the driver reports
     environment: Mapping[str, Fact] = {}  # driver, cuda, torch, nccl, kernel, python, shm, memlock, …
     topology: Mapping[str, Mapping[str, str]] = {}  # by uuid and uuid: nvlink, switch, bridge, node, system
 
@@ -84,7 +84,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     floor: float | None = None  # below it FAIL
     warn: float | None = None  # below it WARN
     reference: float | None = None  # what a healthy one shows
-    ceiling: float | None = None  # above it nobody believes it
+    ceiling: float | None = None  # above it the value is implausible
     method: str = ""  # the only method these figures are valid for; empty: any
     source: str = ""
     may_fail: bool = True  # an estimate may only warn
@@ -103,7 +103,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One verdict on one thing, with its reason. The smallest part of a report."""
+    """One verdict on one subject, with its reason. The smallest part of a report."""
 
     check: str
     metric: str = ""
@@ -126,7 +126,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     peer_z: float | None = None
     peer_n: int = 0
     baseline: float | None = None  # the same GPU before
-    layers: tuple[str, ...] = ()  # what each layer (floor, peers, history) said, in words
+    layers: tuple[str, ...] = ()  # the result of each layer (floor, peers, history), in words
     confirm: bool = False  # a FAIL that must be seen again before it counts
     evidence: Values = {}
     seconds: float = 0.0
@@ -191,7 +191,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     coverage: tuple[NotTested, ...] = ()
     power: tuple[Power, ...] = ()
     timeline: tuple[Reading, ...] = ()
-    records: tuple[Values, ...] = ()  # what the probes said, whole
+    records: tuple[Values, ...] = ()  # the complete output of the probes
     settings: Mapping[str, Any] = {}
     programme: tuple[str, ...] = ()  # the checks that were to run; each has a finding, or a line in `coverage`
     interrupted: bool = False

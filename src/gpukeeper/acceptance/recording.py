@@ -18,7 +18,7 @@ def ref_of(node: str) -> Ref:
     return Ref("host", node, "node", node, node)
 
 
-def line_of(report: Report, folder: str) -> NodeTested:
+def line_of(report: Report, directory: str) -> NodeTested:
     """`folder`: where the report was written. Later runs are held against its figures, so only those that passed, or
     that nothing could be held against yet, are remembered: a GPU that gets slower must not become its own yardstick.
     Figures of all GPUs together are the node's."""
@@ -39,7 +39,7 @@ def line_of(report: Report, folder: str) -> NodeTested:
         verdict=report.verdict,
         reason=report.reason,
         device=report.device,
-        report=folder,
+        report=directory,
         expected=report.expected,
         gpus=gpus,
         values=values,
@@ -50,8 +50,8 @@ def _may_be_held_against(finding: Finding) -> bool:
     return finding.verdict is Grade.PASS or (finding.verdict is Grade.SKIPPED and bool(finding.samples))
 
 
-def told_apart(machine: Machine) -> Machine:
-    """A board with several GPUs has one serial number; what several GPUs share tells none of them from another."""
+def with_unique_serials(machine: Machine) -> Machine:
+    """A board with several GPUs has one serial number; a number that several GPUs share identifies none of them."""
     if isinstance(machine.gpus, Unknown):
         return machine
     counts = Counter(gpu.serial for gpu in machine.gpus if not isinstance(gpu.serial, Unknown))
@@ -78,6 +78,6 @@ def history_of(tested: Iterable[Past]) -> dict[str, tuple[Past, ...]]:
 
 
 def _identities(report: Report) -> dict[str | None, str]:
-    machine = told_apart(report.machine)
+    machine = with_unique_serials(report.machine)
     gpus = () if isinstance(machine.gpus, Unknown) else machine.gpus
     return {None: report.node, **{gpu.uuid: gpu.identity for gpu in gpus}}

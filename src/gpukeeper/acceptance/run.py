@@ -1,8 +1,7 @@
 """The story of an acceptance run: observe the machine, decide which checks fit, act (run them), verify (judge; what
 fails is seen again before it counts), record.
 
-Nothing here knows what a check means; acceptance/ does. An interruption leaves a report of what was seen, which accepts
-nobody.
+Nothing here depends on a single check. An interruption leaves a report of the results so far, which accepts no node.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import msgspec
 
 from gpukeeper.acceptance import suite
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, RunMode, RunRequest
-from gpukeeper.acceptance.judging import circumstances, judge, tally
+from gpukeeper.acceptance.judging import circumstances, judge, verdicts
 from gpukeeper.acceptance.judging.power import detection_power
 from gpukeeper.acceptance.ports import Workbench
 from gpukeeper.acceptance.record import (
@@ -34,7 +33,7 @@ from gpukeeper.acceptance.record import (
     Thresholds,
     Values,
 )
-from gpukeeper.acceptance.recording import told_apart
+from gpukeeper.acceptance.recording import with_unique_serials
 from gpukeeper.acceptance.suite import CheckPlan, PlannedCheck
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Gpu, Health, Reading
@@ -138,7 +137,7 @@ async def accept(workbench: Workbench, order: RunConfig, clock: Clock, stop: asy
         run.left_out(left_out)
     try:
         await _act(workbench, run, programme, clock, stop)
-        after = await _look(workbench, run)
+        after = await _read_health(workbench, run)
     except _Interrupted:
         after = run.last
     run.interrupted = stop.is_set()
@@ -150,32 +149,32 @@ async def accept(workbench: Workbench, order: RunConfig, clock: Clock, stop: asy
             except Exception as error:
                 run.found(_failed(run, one.check, error))
     if not run.interrupted:
-        run.found(_asked_for_in_vain(run))
+        run.found(_without_result(run))
     return _report(run, clock.now())
 
 
 async def _observe(workbench: Workbench, order: RunConfig, clock: Clock) -> RunState:
     started = clock.now()
-    machine = told_apart(await workbench.machine())
+    machine = with_unique_serials(await workbench.machine())
     order.progress(machine)
     gpus: tuple[Gpu, ...] = ()
     if not isinstance(machine.gpus, Unknown):
         _refuse_unknown(machine.gpus, order.wish.gpus)
-        gpus = tally.wanted(machine.gpus, order.wish.gpus)
+        gpus = verdicts.wanted(machine.gpus, order.wish.gpus)
     run = RunState(order, started, machine, gpus, history=order.history(gpus))
-    run.before = await _look(workbench, run)
+    run.before = await _read_health(workbench, run)
     return run
 
 
 def _refuse_unknown(gpus: Sequence[Gpu], names: Sequence[str]) -> None:
     """A requested GPU that does not exist is an error: the verdict must not be about the others only."""
-    unknown = [name for name in names if not tally.wanted(gpus, (name,))]
+    unknown = [name for name in names if not verdicts.wanted(gpus, (name,))]
     if unknown:
         here = ", ".join(f"{gpu.index} ({gpu.identity})" for gpu in gpus) or "none"
         raise UsageError(f"--gpus {', '.join(unknown)}: GPU not found. Nothing was run. Available GPUs: {here}")
 
 
-async def _look(workbench: Workbench, run: RunState, check: str = "") -> dict[str, Health]:
+async def _read_health(workbench: Workbench, run: RunState, check: str = "") -> dict[str, Health]:
     """Health of every GPU now. One that cannot be read has no entry; the health check reports it."""
     try:
         seen = await workbench.health()
@@ -190,10 +189,10 @@ async def _look(workbench: Workbench, run: RunState, check: str = "") -> dict[st
     return now
 
 
-def _unused(check: str, looks: Collection[str]) -> str:
-    """A look of an earlier try stays: what it saw may be gone from the next one."""
+def _unused(check: str, taken: Collection[str]) -> str:
+    """A reading of an earlier attempt stays: what it found may be gone in the next one."""
     names = chain((check,), (f"{check}, attempt {number}" for number in count(2)))
-    return next(name for name in names if name not in looks)
+    return next(name for name in names if name not in taken)
 
 
 def changes(before: Mapping[str, Health], after: Mapping[str, Health], check: str) -> list[Delta]:
@@ -234,7 +233,7 @@ async def _act(workbench: Workbench, run: RunState, programme: CheckPlan, clock:
             _leave_out(run, rest)
             raise
         except Exception as error:  # whatever it is, it must not take the report of the others with it
-            await _look(workbench, run, one.check.name)
+            await _read_health(workbench, run, one.check.name)
             found = _failed(run, one.check, error)
         run.found(found)
 
@@ -265,8 +264,8 @@ def _not_run(run: RunState, check: Check, why: str) -> tuple[Finding, ...]:
     return _unmeasured(run, check, "not-run", words)
 
 
-def _asked_for_in_vain(run: RunState) -> tuple[Finding, ...]:
-    """Checks asked for by name of which nothing was judged: a good verdict must not read as if it were theirs."""
+def _without_result(run: RunState) -> tuple[Finding, ...]:
+    """Checks selected by name without any result: a good verdict must not read as if it included them."""
     judged = {one.check for one in run.findings if one.verdict is not Grade.SKIPPED}
     return tuple(
         Finding(
@@ -316,21 +315,21 @@ async def _verified(workbench: Workbench, run: RunState, one: PlannedCheck, cloc
     """Run it and read it; what fails by a figure that could be chance is run again.
 
     On all GPUs: alone, a suspect has the machine's power and air for itself and is held against others that did not.
-    Only one that gave no answer is not asked again: it would hang as long once more.
+    Only a probe without a reply is not repeated: it would hang as long again.
     """
     gpus = [gpu.uuid for gpu in run.gpus]
-    first = await _ask(workbench, run, one, clock, gpus)
+    first = await _run_probes(workbench, run, one, clock, gpus)
     answering = [uuid for uuid in gpus if isinstance(first.answers.get(uuid), ProbeResult)]
     tries = [_read(run, one, first, first)]
     while len(tries) < ATTEMPTS and (suspects := _suspects(tries)):
         run.order.progress(CheckRepeated(one.check.name, len(tries) + 1, tuple(sorted(filter(None, suspects)))))
         try:
-            again = await _ask(workbench, run, one, clock, answering, again=True)
+            again = await _run_probes(workbench, run, one, clock, answering, again=True)
             merged = replace(again, answers={**first.answers, **again.answers})
             tries.append(_read(run, one, merged, again))
         except Exception as error:  # what the tries before it showed still counts
             tries.append(_failed(run, one.check, error))
-    return tally.confirmed(tries)
+    return verdicts.confirmed(tries)
 
 
 def _read(run: RunState, one: PlannedCheck, trial: CheckRun, latest: CheckRun) -> tuple[Finding, ...]:
@@ -343,12 +342,12 @@ def _suspects(tries: Sequence[tuple[Finding, ...]]) -> set[str | None]:
     """GPUs (None: the node) about which the tries so far do not agree, or which failed only once."""
     return {
         key[2]
-        for key in {tally.key(one) for found in tries for one in found if tally.needs_another(one)}
-        if tally.undecided([tally.find(one, key) for one in tries])
+        for key in {verdicts.key(one) for found in tries for one in found if verdicts.needs_another(one)}
+        if verdicts.undecided([verdicts.find(one, key) for one in tries])
     }
 
 
-async def _ask(
+async def _run_probes(
     workbench: Workbench, run: RunState, one: PlannedCheck, clock: Clock, gpus: Sequence[str], *, again: bool = False
 ) -> CheckRun:
     """`gpus`: the GPUs to run on, where each has its own probe."""
@@ -362,7 +361,7 @@ async def _ask(
         given = await workbench.each(dict.fromkeys(gpus, job))
         answers = {uuid: given.get(uuid, SILENT) for uuid in gpus}
     _add_busy(run, answers)
-    after = await _look(workbench, run, one.check.name)
+    after = await _read_health(workbench, run, one.check.name)
     seconds = (clock.now() - began).total_seconds()
     for who, answer in answers.items():
         record = {"check": one.check.name, "who": who, "params": job.params, "again": again}
@@ -396,8 +395,8 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, tuple[Finding, 
 
 def _report(run: RunState, ended: datetime) -> Report:
     order, seconds = run.order, (ended - run.started).total_seconds()
-    tallies = tally.of_gpus(run.gpus, run.findings, run.busy, seconds)
-    verdict, reason = tally.of_run(
+    tallies = verdicts.of_gpus(run.gpus, run.findings, run.busy, seconds)
+    verdict, reason = verdicts.of_run(
         order.wish, run.gpus, run.findings, interrupted=run.interrupted, self_test=order.self_test
     )
     return Report(

@@ -23,7 +23,7 @@ from gpukeeper.model.unknown import Unknown
 
 GPUS = 8
 WITHIN_S = 300.0  # virtual time costs nothing
-SHORT_S = 1.0  # real time does: the smallest serving of a check that is asked for by name runs in any case
+SHORT_S = 1.0  # real time does: the smallest size of a check that is selected by name runs in any case
 NOTHING = "nothing"
 
 

@@ -9,7 +9,8 @@ from gpukeeper.acceptance.check import ALWAYS, Check, CheckSize, RunMode, RunReq
 from gpukeeper.acceptance.record import NotTested
 from gpukeeper.model.gpu import Gpu
 
-NOT_ASKED_FOR = "not among the checks asked for"
+NOT_SELECTED = "not among the selected checks"
+_NOT_SELECTED_BEFORE = "not among the checks asked for"  # in reports of earlier versions
 START_S = 12.0  # starting programs, loading PyTorch, the last read of health
 SPANS = (("1m", 60.0), ("5m", 300.0), ("30m", 1800.0), ("4h", 14400.0), ("24h", 86400.0))
 
@@ -22,7 +23,7 @@ class PlannedCheck:
 
 @dataclass(frozen=True)
 class CheckPlan:
-    """What will run, in the order of the catalog, and what will not."""
+    """The checks to run, in the order of the catalog, and the skipped ones."""
 
     chosen: tuple[PlannedCheck, ...]
     left_out: tuple[NotTested, ...]
@@ -30,6 +31,11 @@ class CheckPlan:
     @property
     def seconds(self) -> float:
         return START_S + sum(one.serving.seconds for one in self.chosen)
+
+
+def is_not_selected(why: str) -> bool:
+    """Whether a check was skipped because others were selected, in a report of this or an earlier version."""
+    return why in (NOT_SELECTED, _NOT_SELECTED_BEFORE)
 
 
 def choose(checks: Sequence[Check], wish: RunRequest, gpus: Sequence[Gpu]) -> CheckPlan:
@@ -56,7 +62,7 @@ def _why_not(check: Check, wish: RunRequest, gpus: Sequence[Gpu]) -> str | None:
     if check.name in wish.skip:
         return "skipped on request (--skip)"
     if wish.only and check.name not in wish.only:
-        return NOT_ASKED_FOR
+        return NOT_SELECTED
     if not gpus and check.how is not RunMode.LOOK:
         return "no GPU available"
     if 0 < len(gpus) < check.least_gpus:
@@ -82,7 +88,7 @@ def _within(checks: Iterable[Check], seconds: float, *, everything: bool) -> dic
 
 
 def _best(checks: Sequence[Check], taken: dict[str, CheckSize], left: float) -> tuple[Check, CheckSize] | None:
-    """A check that has not run at all goes first, in its smallest serving, before a deeper one of any other."""
+    """A check that is not planned yet comes first, in its smallest size, before a deeper size of any other check."""
     found: list[tuple[bool, float, Check, CheckSize]] = []
     for check in checks:
         now = taken.get(check.name)

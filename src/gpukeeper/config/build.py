@@ -1,4 +1,4 @@
-"""PolicyFile → Policy. Nothing is decided here; the one thing added is who is in a Unix group."""
+"""PolicyFile → Policy. Nothing is decided here; only the members of Unix groups are added."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def build_exemption(one: sections.Exemption) -> model.Exemption:
 
 
 def digest_of(policy: model.Policy) -> str:
-    """Says which policy decided: the same for the same values, whatever file or order they came from."""
+    """Identifies the policy that decided: the same for the same values, whatever file or order they came from."""
     plain = msgspec.to_builtins(msgspec.structs.replace(policy, digest=""))
     canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
@@ -91,7 +91,7 @@ def _value(kind: type[V], section: BaseModel, *, but: Collection[str] = ()) -> V
 
 
 def _of_nodes(file: PolicyFile) -> tuple[model.Temporary, ...]:
-    """The temporary folders of Ray nodes, where Ray is covered, are judged like those of the machine itself."""
+    """The temporary directories of Ray nodes, where Ray is covered, are judged like those of the machine itself."""
     if file.scope.ray is None:
         return ()
     ray = file.ray
@@ -101,7 +101,7 @@ def _of_nodes(file: PolicyFile) -> tuple[model.Temporary, ...]:
 
 
 def _kept(file: PolicyFile) -> dict[str, model.Kept]:
-    """An hour is the least for a session: one that is just starting has folders and no processes yet."""
+    """An hour is the least for a session: one that is just starting has directories and no processes yet."""
     return {
         Category.UNFINISHED.value: model.Kept(older_than=timedelta()),
         Category.DEAD_SESSION.value: model.Kept(older_than=file.ray.sessions, under_pressure=model.HOUR),

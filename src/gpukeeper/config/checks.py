@@ -23,7 +23,7 @@ NO_SCOPE = (
     " Write for example scope: {docker: {}} or scope: {kubernetes: {namespaces: [research]}}."
 )
 ANY_YEAR = datetime(2026, 1, 1, tzinfo=UTC)  # cron words repeat
-# An exemption suspends rules that act. Suspending one that protects would expose whom it is meant to spare.
+# An exemption suspends rules that act. Suspending one that protects would expose the work it is meant to protect.
 RULE_NAMES = [rule.NAME for rule in RULES if rule.ACTS]
 
 
@@ -45,7 +45,7 @@ def check(file: PolicyFile) -> Iterator[Problem]:
 def _scope(file: PolicyFile) -> Iterator[Problem]:
     covered = {name: getattr(file.scope, name) for name in PLATFORMS if getattr(file.scope, name) is not None}
     if not covered:
-        yield Problem((("scope",),), NO_SCOPE)
+        yield Problem((("scope",),), NO_SCOPE, name_setting=False)
     for name, places in covered.items():
         for key in ("places", "namespaces"):
             if getattr(places, key, None) == []:
@@ -157,7 +157,7 @@ def never_stopped(file: PolicyFile, policy: Policy) -> Iterator[str]:
         valid = valid_for(policy.warnings, limit)
         if not acts_in_a_row(policy.schedule, ANY_YEAR, len(stages) + 1, valid):
             yield _expiring(policy.schedule, f"{in_words(path)} ({words(limit)})", len(stages), words(valid))
-            return  # the shortest stands for all
+            return  # the shortest applies to all
 
 
 def _expiring(schedule: Schedule, limit: str, stages: int, valid: str) -> str:

@@ -20,7 +20,7 @@ from gpukeeper.config.problems import Path, Problem
 LARGEST = 1024 * 1024  # characters
 DEEPEST = 50  # levels
 _TAG = "tag:yaml.org,2002:"
-_AS_WRITTEN = {_TAG + "str", _TAG + "timestamp"}  # 2026-09-01 stays text: only `until` knows what it means
+_AS_WRITTEN = {_TAG + "str", _TAG + "timestamp"}  # 2026-09-01 stays text: only `until` interprets it
 _NUMBERS = {_TAG + "int", _TAG + "float", _TAG + "bool"}
 
 
@@ -60,7 +60,7 @@ def read(text: str) -> Document:
 
 
 class _Scanner(Scanner):
-    """Refuses deep nesting before it looks for the end of it, which costs the square of the depth."""
+    """Refuses deep nesting before searching for its end, which costs the square of the depth."""
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803 - theirs
         if self.flow_level >= DEEPEST:
@@ -134,7 +134,7 @@ class _Reader:
             except (ConstructorError, ValueError):
                 return node.value
         if node.tag == _TAG + "null" and path:
-            # Absent is not zero: an empty value must not fall back to a default that nobody sees.
+            # Absent is not zero: an empty value must not fall back to a default that is not visible.
             self._complain(path, "has no value. Write one, or remove the line.", None)
         elif path:
             self._complain(path, f"the tag {node.tag} is not supported. Write a plain value.", None)

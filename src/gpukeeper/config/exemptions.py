@@ -69,15 +69,15 @@ def _problems(entry: Any, classes: list[str]) -> list[Problem]:
 
 def _as_far_as_understood(entry: Any, why: str, classes: list[str]) -> Exemption | None:
     """None: it is unknown what it would protect. If not all rules are valid, all rules are suspended."""
-    said = entry if isinstance(entry, dict) else {}
-    owner, workload, class_ = (_text(said.get(key)) for key in ("owner", "workload", "class"))
+    fields = entry if isinstance(entry, dict) else {}
+    owner, workload, class_ = (_text(fields.get(key)) for key in ("owner", "workload", "class"))
     class_ = class_ if class_ in classes else None
     if owner is workload is class_ is None:
         return None
-    rules = said.get("rules")
+    rules = fields.get("rules")
     understood = isinstance(rules, list) and all(rule in RULE_NAMES for rule in rules)
     return Exemption(
-        reason=_text(said.get("reason")) or "",
+        reason=_text(fields.get("reason")) or "",
         owner=owner,
         workload=workload,
         class_=class_,

@@ -66,7 +66,7 @@ _AS_CLASS_SCHEMA = {
 def _longer_than_nothing(value: object) -> timedelta:
     span = units.read_span(value)
     if not span:
-        raise ValueError(f"{units.shown(value)} must be longer than 0. Write it like 30s, 5m or 1h.")
+        raise ValueError(f"{units.shown(value)} is too short. Write it like 30s, 5m or 1h.")
     return span
 
 
@@ -233,14 +233,14 @@ Cron = Annotated[str | None, *_kind(_read_cron, lambda words: words, {"type": "s
 
 def _read_folder(value: object) -> str:
     if not isinstance(value, str) or not PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts:
-        raise ValueError(f"{units.shown(value)} is not an absolute path. Start it with /, without ..")
+        raise ValueError(f'{units.shown(value)} is not an absolute path. Begin it with /, and do not use "..".')
     return value
 
 
 _FOLDER_SCHEMA = {"type": "string", "pattern": "^/", "x-kind": "absolute path"}
 Folder = Annotated[str, *_kind(_read_folder, str, _FOLDER_SCHEMA)]
 
-# A slip of the pen here would delete what nobody can bring back, so these are never temporary.
+# A typo here would delete what cannot be restored, so these are never temporary.
 _NEVER_TEMPORARY = frozenset(
     f"/{name}"
     for name in (
@@ -251,12 +251,12 @@ _NEVER_TEMPORARY = frozenset(
 
 
 def _read_root(value: object) -> str:
-    folder = str(PurePosixPath("/", *PurePosixPath(_read_folder(value)).parts[1:]))  # //tmp/ is /tmp
-    if folder in _NEVER_TEMPORARY:
+    directory = str(PurePosixPath("/", *PurePosixPath(_read_folder(value)).parts[1:]))  # //tmp/ is /tmp
+    if directory in _NEVER_TEMPORARY:
         raise ValueError(
             f"{units.shown(value)} is not allowed as a temporary directory. Use one such as /tmp or /scratch/tmp."
         )
-    return folder
+    return directory
 
 
 Root = Annotated[str, *_kind(_read_root, str, _FOLDER_SCHEMA)]

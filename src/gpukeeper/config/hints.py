@@ -11,16 +11,20 @@ from gpukeeper.config.presets import BUILT_IN
 from gpukeeper.config.problems import Path, did_you_mean
 from gpukeeper.config.sections import PLATFORMS, Class, PolicyFile
 
-MANY = 3  # homes of a word; with more of them it says nothing about what was meant
+MANY = 3  # homes of a word; with more of them it gives no hint about what was meant
 # Words that people bring along and whose nearest neighbour by letters is the wrong setting.
 _OTHER_WORDS = {"stop_grace": "grace", "idle_after": "idle", "idle_timeout": "idle", "namespace": "namespaces"}
+_OTHER_WORDS["podman"] = "docker"  # by the same API
 
 # Settings that a policy may still have, and why they are gone.
-_REMOVED = {"gpu_shares": "The setting had no effect and was removed. Delete the line."}
+_REMOVED = {
+    "gpu_shares": "The setting had no effect and was removed. Delete the line.",
+    "coverage": "The setting was removed: a gap in the measurements always ends the idle time. Delete the line.",
+}
 
 
 def for_unknown(path: Path, value: Any, known: list[str]) -> str:
-    """For a setting that is not known in its section."""
+    """For a setting that is unknown in its section."""
     word = str(path[-1])
     if word in _REMOVED:
         return _REMOVED[word]
@@ -28,13 +32,13 @@ def for_unknown(path: Path, value: Any, known: list[str]) -> str:
     if other in known:
         return f'Did you mean "{other}"?'
     if len(path) == 1 and word in PLATFORMS:
-        return f"Platforms belong under scope: {_covered(word)}."
+        return f"Platforms belong under scope. Write {_covered(word)}."
     if len(path) == 1 and _is_class(word, value):
-        return f"Classes belong under classes: {{{word}: {{idle: 30m}}}}."
+        return f"Classes belong under classes. Write classes: {{{word}: {{idle: 30m}}}}."
     homes = [in_words for in_words, section in _sections(PolicyFile, "") if word in _names(section)]
     if homes and len(homes) <= MANY:
         return f"It belongs under {' or '.join(homes)}."
-    return did_you_mean(word, known)
+    return did_you_mean(word, known, "settings")
 
 
 def with_modes(path: Path, sentence: str) -> str:
@@ -66,7 +70,7 @@ def _names(section: type[BaseModel]) -> list[str]:
 
 
 def _sections(section: type[BaseModel], at: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Every section below this one, by where it is in a file; NAME stands for a name of one's own."""
+    """Every section below this one, by where it is in a file; NAME is a name of the user's choice."""
     for name, info in section.model_fields.items():
         here = f"{at}.{info.alias or name}".lstrip(".")
         for kind in _inner(info.annotation):

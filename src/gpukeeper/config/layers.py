@@ -32,11 +32,11 @@ class Layered:
 
 
 def layered(tree: Mapping[str, Any], lines: Mapping[Path, int], name: str) -> Layered:
-    """The whole: what the file says over what it starts from."""
+    """The whole: the file's values over what it starts from."""
     preset = tree.get("preset", DEFAULT_PRESET)
     preset = (
         preset if isinstance(preset, str) and preset in PRESETS else DEFAULT_PRESET
-    )  # a wrong name is told by the schema
+    )  # a wrong name is reported by the schema
     result = Layered()
     result.put(BUILT_IN, {})
     result.put(PRESETS[preset], {path: f"preset {preset}" for path, _ in leaves(PRESETS[preset])})
@@ -93,7 +93,7 @@ def _spelt_out(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inherit_retention(result: Layered) -> None:
-    """What an environment does not say is as the policy says, not as the built-in says."""
+    """What an environment does not set is as in the policy, not as in the built-in."""
     environments = result.tree.get("environments")
     for name, kept in environments.items() if isinstance(environments, dict) else ():
         for key in (*_BY_OUTCOME, "max"):

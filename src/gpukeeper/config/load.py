@@ -1,4 +1,4 @@
-"""Finds and loads a policy: which file, what it says, where each value came from, and what an admin should know."""
+"""Finds and loads a policy: which file, its content, where each value came from, and what an admin should know."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Loaded:
     origins: Mapping[problems.Path, str] = field(default_factory=dict)  # a path not in it is built-in
     exemption_origins: tuple[str, ...] = ()  # one for each of policy.exemptions
     warnings: tuple[str, ...] = ()
-    untrusted: tuple[str, ...] = ()  # who else could change it; nothing acts by it then
+    untrusted: tuple[str, ...] = ()  # other users who could change it; then no command acts by it
 
     def origin(self, path: problems.Path) -> str:
         """Of a value; of one that is written as a mapping, that of its first part."""
@@ -44,7 +44,7 @@ class Loaded:
         return self.origins.get(path) or next(inside, BUILT_IN_ORIGIN)
 
     def expired(self, now: datetime) -> tuple[str, ...]:
-        """A sentence for each exemption whose time is over: it protects nobody, and who wrote it may not know."""
+        """A sentence for each expired exemption: it has no effect, and its author may not know."""
         exemptions = self.policy.exemptions
         if isinstance(exemptions, Unknown):
             return ()
@@ -64,7 +64,7 @@ def load_policy(
 ) -> Loaded:
     """`--policy`, $GPUKEEPER_POLICY, the user's own file (not root), the site's; without any, the built-in policy.
 
-    Never a file of the current folder: whoever runs gpukeeper as root must not be steered by where they stand.
+    Never a file of the current directory: gpukeeper run by root must not depend on where it was started.
     """
     found = policy_file(path, environ, site_file)
     return load_file(found) if found is not None else load_builtin(platforms)
@@ -86,10 +86,10 @@ Stamp: TypeAlias = tuple[object, ...]
 
 def stamp(loaded: Loaded, file: Path | None, read_at: float) -> Stamp | None:
     """Equal as long as reading that file again gives the same as at `read_at` (Unix time). None: it was changed since
-    or just before, and what is written twice within a tick of the filesystem's clock looks the same."""
+    or just before, and two writes within a tick of the filesystem's clock look the same."""
     if file is None:
         return (loaded.source,)
-    # The folder, too: what is a link may be turned to another file, as Kubernetes does with a ConfigMap.
+    # The directory, too: a link may be changed to another file, as Kubernetes does with a ConfigMap.
     marks = [_mark(one) for one in (*_files(loaded, file), file.parent)]
     newest = max((max(mark.st_mtime, mark.st_ctime) for mark in marks if mark is not None), default=0.0)
     if newest > read_at - SETTLED:
@@ -114,10 +114,10 @@ def _untrusted(loaded: Loaded, path: Path) -> tuple[str, ...]:
 
 
 def _user_file(environ: Mapping[str, str]) -> Iterator[Path]:
-    """None for a uid that has no home folder."""
+    """None for a uid that has no home directory."""
     with suppress(RuntimeError):
-        folder = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
-        yield Path(folder) / "gpukeeper" / "policy.yaml"
+        directory = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+        yield Path(directory) / "gpukeeper" / "policy.yaml"
 
 
 def load_file(path: Path) -> Loaded:
@@ -133,8 +133,8 @@ def load_file(path: Path) -> Loaded:
     return replace(loaded, warnings=(*loaded.warnings, *warnings), untrusted=untrusted)
 
 
-def load_text(text: str, name: str = "policy.yaml", folder: Path = Path()) -> Loaded:
-    """`folder`: where `exemptions_from` is looked for. Raises PolicyError with every problem."""
+def load_text(text: str, name: str = "policy.yaml", directory: Path = Path()) -> Loaded:
+    """`directory`: where `exemptions_from` is searched. Raises PolicyError with every problem."""
     read = document.read(text)
     if not isinstance(read.tree, dict):
         raise PolicyError(problems.messages_in_order(read.problems or [_no_settings(read)], name, read.lines))
@@ -143,7 +143,7 @@ def load_text(text: str, name: str = "policy.yaml", folder: Path = Path()) -> Lo
     found += _apart_from(found, check(file))
     if found:
         raise PolicyError(problems.messages_in_order(found, name, read.lines))
-    return _loaded(file, layers, name, folder)
+    return _loaded(file, layers, name, directory)
 
 
 def _no_settings(read: document.Document) -> Problem:
@@ -153,7 +153,7 @@ def _no_settings(read: document.Document) -> Problem:
 
 
 def _apart_from(found: list[Problem], more: Iterable[Problem]) -> list[Problem]:
-    """Without those that a mistake told already may have caused: its value was taken out before checking."""
+    """Without those that an already reported mistake may have caused: its value was removed before checking."""
     bad = [path for problem in found for path in problem.paths if path]
     return [one for one in more if not any(_touches(a, b) for a in one.paths for b in bad)]
 
@@ -163,10 +163,10 @@ def _touches(one: problems.Path, other: problems.Path) -> bool:
     return one[:shared] == other[:shared]
 
 
-def _loaded(file: PolicyFile, layers: Layered, name: str, folder: Path) -> Loaded:
+def _loaded(file: PolicyFile, layers: Layered, name: str, directory: Path) -> Loaded:
     more = FromFile(())
     if file.exemptions_from is not None:
-        more = read_exemptions(folder / file.exemptions_from, file.classes)
+        more = read_exemptions(directory / file.exemptions_from, file.classes)
     inline = tuple(build_exemption(one) for one in file.exemptions)
     inline_origins = tuple(layers.origins.get(("exemptions", i), name) for i in range(len(inline)))
     exemptions = more.exemptions if isinstance(more.exemptions, Unknown) else (*inline, *more.exemptions)
@@ -182,7 +182,7 @@ def _loaded(file: PolicyFile, layers: Layered, name: str, folder: Path) -> Loade
 
 
 def _warnings(policy: Policy) -> Iterator[str]:
-    """What is allowed and yet worth a second look."""
+    """What is allowed, but should be reviewed."""
     scope = policy.scope.get("kubernetes")
     if policy.mode is Mode.ENFORCE and scope is not None and "*" in scope.namespaces:
         yield "scope.kubernetes covers all namespaces and the mode is enforce: it acts in all of them, unattended."
@@ -195,7 +195,7 @@ def _warnings(policy: Policy) -> Iterator[str]:
 
 
 def load_builtin(platforms: Iterable[str]) -> Loaded:
-    """Looks at everything that was found, changes nothing."""
+    """Observes everything that was found, changes nothing."""
     file, layers, found = validated(without_a_file(list(platforms)), {}, BUILT_IN_ORIGIN)
     assert not found, [problem.sentence for problem in found]
     return _loaded(file, layers, BUILT_IN_ORIGIN, Path())

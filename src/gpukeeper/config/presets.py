@@ -16,11 +16,11 @@ BUILT_IN: dict[str, Any] = {
         "serving": {"idle": "30m", "on_idle": "report", "max_runtime": "none"},
         "unknown": {"idle": "15m", "max_runtime": "24h"},
         "infrastructure": {"idle": "none", "max_runtime": "none", "never_started": "none", "untouchable": True},
-        # What neither holds nor asks for a GPU is not what this is about.
+        # What neither holds nor requests a GPU is out of scope.
         "without-gpu": {"idle": "none", "max_runtime": "none", "never_started": "none", "untouchable": True},
-        # Somebody's program on the machine itself: told of, never touched.
+        # A user's program on the machine itself: reported, never touched.
         "bare": {"idle": "30m", "on_idle": "report", "max_runtime": "none", "never_started": "none"},
-        # On a cluster idle work is reported, not stopped, until a site's own class says otherwise.
+        # On a cluster idle work is reported, not stopped, until a site's own class sets otherwise.
         "cluster": {"idle": "30m", "on_idle": "report", "max_runtime": "none", "never_started": "none"},
         "ray": {"idle": "30m", "on_idle": "report", "max_runtime": "none"},
     }
@@ -38,7 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "retention": {"succeeded": "1d", "failed": "7d"},
         # One host has few workloads: two or three that are idle overnight are no sign of a broken world.
         "breaker": {"floor": 3},
-        # Who belongs to a group is the site's to say.
+        # The members of a group are defined by the site.
         "groups": {
             "student": {"idle": "30m", "max_runtime": "24h"},
             "researcher": {"idle": "1h", "max_runtime": "48h"},
@@ -50,7 +50,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def without_a_file(platforms: list[str]) -> dict[str, Any]:
-    """The policy of a machine that has no file: looks at everything, changes nothing."""
+    """The policy of a machine without a file: observes everything, changes nothing."""
     everything = {"kubernetes": {"namespaces": ["*"]}}
     return {
         "preset": "shared-host",

@@ -17,7 +17,7 @@ class Problem:
     paths: tuple[Path, ...]
     sentence: str
     name_setting: bool = True  # False where the sentence names the setting itself
-    line: int | None = None  # where the reader knows it better than the path does
+    line: int | None = None  # if the reader knows it more exactly than the path
     once: str = ""  # of several with this word at one setting only the first is reported: fixing it fixes all
 
     def where(self, lines: Mapping[Path, int]) -> Path:
@@ -58,7 +58,7 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)), None)
 
 
-def did_you_mean(word: str, known: Sequence[str]) -> str:
+def did_you_mean(word: str, known: Sequence[str], what: str = "values") -> str:
     """The nearest word, or all of them when none is near."""
     near = nearest(word, known)
-    return f'Did you mean "{near}"?' if near else f"Valid values: {', '.join(known)}."
+    return f'Did you mean "{near}"?' if near else f"Valid {what}: {', '.join(known)}."

@@ -17,7 +17,7 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def json_schema() -> dict[str, Any]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PydanticJsonSchemaWarning)  # defaults are written anew below
+        warnings.simplefilter("ignore", PydanticJsonSchemaWarning)  # defaults are written again below
         schema = PolicyFile.model_json_schema(by_alias=True)
     for name, part in schema["$defs"].items():
         _in_file_words(part, getattr(sections, name))

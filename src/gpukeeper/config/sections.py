@@ -293,7 +293,7 @@ _L = model.LedgerKeep()
 
 class Ledger(Section):
     keep: f.Span = about(_L.keep, "Time to keep entries.")
-    archive_after: f.Span = about(_L.archive_after, "Entries older than this are archived.")
+    archive_after: f.Span = about(_L.archive_after, "Entries older than this are archived; at least 1d.")
     signals: f.Span = about(_L.signals, "Time to keep measurements.")
 
 

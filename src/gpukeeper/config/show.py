@@ -17,7 +17,7 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Exemption
 from gpukeeper.model.unknown import Unknown
 
-# The limits of a class that people ask about, and the words for "there is none".
+# The limits of a class that are shown, and the text for "there is none".
 _OWNER_LIMITS = {
     "idle": "none",
     "idle_when_large": "none",
@@ -118,8 +118,8 @@ def _exemptions(loaded: Loaded) -> list[Row]:
 def exemption_words(one: Exemption) -> str:
     named = (("owner", one.owner), ("workload", one.workload), ("class", one.class_))
     whom = ", ".join(f"{word} {name}" for word, name in named if name)
-    said = "refused" if one.refused else f"{', '.join(one.rules) or 'every rule'}{_until(one)}"
-    return f"{whom}: {said} ({one.reason or 'no reason given'})"
+    effect = "refused" if one.refused else f"{', '.join(one.rules) or 'every rule'}{_until(one)}"
+    return f"{whom}: {effect} ({one.reason or 'no reason given'})"
 
 
 def _until(one: Exemption) -> str:
@@ -219,7 +219,7 @@ def _section_rows(loaded: Loaded, section: str) -> list[Row]:
 
 
 def _owner_exemptions(loaded: Loaded, owner: str) -> list[Row]:
-    """Those that name the owner; one for a workload or class without an owner may concern anybody."""
+    """Those that name the owner; one for a workload or class without an owner may concern every user."""
     exemptions = loaded.policy.exemptions
     if isinstance(exemptions, Unknown):
         return _exemptions(loaded)

@@ -86,7 +86,7 @@ def _apart(file: PolicyFile, root: str, at: Path) -> Iterator[Problem]:
 
 
 def _temporary_roots(file: PolicyFile) -> Iterator[tuple[Path, str, str, list[str]]]:
-    """Where it stands, what it is called, the root, and the names of trees there. Of nodes only if any are covered."""
+    """Its position, its name, the root, and the names of trees there. Of nodes only if any are covered."""
     for i, entry in enumerate(file.temporary):
         yield ("temporary", i, "root"), f"temporary[{i}].root", entry.root, entry.names
     for i, root in enumerate(file.ray.roots if file.scope.ray is not None else ()):

@@ -1,6 +1,6 @@
 """Values with their unit in the text, read and written: 30m, 5GiB, 80%. Reading what was written gives the same value.
 
-Every reader raises ValueError with a sentence that says what to write instead.
+Every reader raises ValueError with a sentence about what to write instead.
 """
 
 from __future__ import annotations

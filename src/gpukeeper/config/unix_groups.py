@@ -1,4 +1,4 @@
-"""Who is in a Unix group of this machine. Read when the policy is read.
+"""The members of a Unix group of this machine. Read when the policy is read.
 
 All users are listed for it, which a directory service may take long for: that is done once for all groups, remembered
 for a moment, and given up after a while.
@@ -19,7 +19,7 @@ FRESH = 60.0  # seconds for which it is used again
 
 
 class UsersNotListed(PolicyError):
-    """The policy may be right; who is meant by it is not known."""
+    """The policy may be right, but its members are unknown."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class _Users:
     lock: threading.Lock = field(default_factory=threading.Lock)
     at: float = float("-inf")  # steady time
     found: tuple[tuple[str, int], ...] = ()
-    listing: threading.Thread | None = None  # one at a time, however often it is asked for
+    listing: threading.Thread | None = None  # one at a time, however often it is requested
 
     def list(self) -> tuple[tuple[str, int], ...]:
         with self.lock:

@@ -19,7 +19,7 @@ from gpukeeper.config.sections import PolicyFile
 from gpukeeper.config.units import shown
 
 # In the place of an entry that cannot be used, so that the others keep their numbers and are checked. Each is valid;
-# what the checks say about its place is not told, since a mistake there was.
+# a result of the checks there is not reported, since a mistake there was.
 _STAND_INS: dict[str | int, dict[str, Any]] = {
     "match": {"class": "docker", "name": "-"},
     "exemptions": {"owner": "-", "reason": "-"},
@@ -37,10 +37,12 @@ def validated(tree: dict[str, Any], lines: Mapping[Path, int], name: str) -> tup
             return PolicyFile.model_validate(whole.tree), whole, problems
         except ValidationError as error:
             before = copy.deepcopy(tree)
+            reported = {path for one in problems for path in one.paths}
             for mistake in error.errors(include_url=False):
                 if _inherited(mistake["loc"], before):
                     continue  # told where it is written
-                if mistake["input"] is not None:  # the reader has told of a missing value
+                taken_out = mistake["type"] == "missing" and mistake["loc"] in reported
+                if mistake["input"] is not None and not taken_out:  # the reader has told of a missing value
                     problems.append(_in_our_words(mistake))
                 _take_out(tree, mistake["loc"])
             assert tree != before, "what is built in does not fit the schema"
@@ -70,7 +72,8 @@ def _in_our_words(mistake: ErrorDetails, root: type[BaseModel] = PolicyFile) -> 
         case "bool_type":
             return Problem((path,), f"{shown(value)} is neither true nor false. Write true or false.")
         case "list_type":
-            return Problem((path,), f"{shown(value)} is not a list. Write it in brackets, like [a, b].")
+            example = f"[{value}]" if isinstance(value, str) and value.isidentifier() else "[a, b]"
+            return Problem((path,), f"{shown(value)} is not a list. Write it in brackets, like {example}.")
         case "dict_type" | "model_type" | "model_attributes_type":
             return Problem((path,), f"{shown(value)} is not a mapping. {hints.for_no_mapping(path)}")
         case _:
@@ -84,8 +87,8 @@ def _unknown_setting(path: Path, value: Any, root: type[BaseModel]) -> Problem:
 
 def _missing(path: Path, root: type[BaseModel]) -> str:
     section, name = _section(path[:-1], root), str(path[-1])
-    about = next(f.description for key, f in section.model_fields.items() if (f.alias or key) == name)
-    return f'"{name}" is missing. {about}'
+    about = next(f.description or "" for key, f in section.model_fields.items() if (f.alias or key) == name)
+    return f'"{name}" is missing. Add it: {about[:1].lower()}{about[1:]}'
 
 
 def _settings(section: type[BaseModel]) -> list[str]:

@@ -15,8 +15,8 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.devices.dcgm import ExportedGpu
-from gpukeeper.devices.driver.facts import Activity, GpuFacts, SliceFacts
-from gpukeeper.model.condition import NOT_ASKED
+from gpukeeper.devices.driver.facts import ActivityFacts, GpuFacts, SliceFacts
+from gpukeeper.model.condition import NOT_QUERIED
 from gpukeeper.model.unknown import Unknown
 
 Export: TypeAlias = Mapping[tuple[str, int | None], ExportedGpu]
@@ -225,7 +225,7 @@ class Heartbeat:
         self._grew: datetime | None = None
         self._fell: datetime | None = None
 
-    def update(self, value: int | Unknown, now: datetime, before: int | Unknown = NOT_ASKED) -> None:
+    def update(self, value: int | Unknown, now: datetime, before: int | Unknown = NOT_QUERIED) -> None:
         self._asked = earlier(self._asked, now) or now
         self._grew, self._fell = earlier(self._grew, now), earlier(self._fell, now)
         if isinstance(value, Unknown):
@@ -275,7 +275,7 @@ def unknown(sources: Mapping[str, float | Unknown]) -> dict[str, Unknown]:
     return {name: value for name, value in sources.items() if isinstance(value, Unknown)}
 
 
-def samples_of(activity: Activity) -> float | Unknown:
+def samples_of(activity: ActivityFacts) -> float | Unknown:
     enough = activity.utilisation_covered_s >= COVERED_MIN * activity.window_s - SAMPLE_S_MAX
     if isinstance(activity.utilisation, Unknown) or enough:
         return plausible(activity.utilisation)
@@ -283,7 +283,7 @@ def samples_of(activity: Activity) -> float | Unknown:
     return Unknown(f"the driver's utilisation samples cover only {covered}")
 
 
-def covered(window_s: float, activity: Activity, *, sampled: bool = False) -> float:
+def covered(window_s: float, activity: ActivityFacts, *, sampled: bool = False) -> float:
     """How many seconds the sources that answered cover. An exporter reports the current value, not the past."""
     if not isinstance(activity.gpm, Unknown):
         return min(window_s, activity.gpm_s)

@@ -36,16 +36,16 @@ class ChildProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._owner_pipe, self._input, self._output = process, owner_pipe, process.stdin, process.stdout
-        self._said: deque[bytes] = deque()
-        self._said_bytes = 0
+        self._kept: deque[bytes] = deque()
+        self._kept_bytes = 0
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], environment: Mapping[str, str] | None = None, folder: str | None = None
+        cls, command: Sequence[str], environment: Mapping[str, str] | None = None, directory: str | None = None
     ) -> Self:
         """OSError if not even the supervisor can be started; a program that cannot be started is one that ended at
-        once. `folder`: its working directory; None: ours.
+        once. `directory`: its working directory; None: ours.
         """
         read_end, write_end = os.pipe()
         try:
@@ -57,7 +57,7 @@ class ChildProcess:
                 env=None if environment is None else dict(environment),
                 pass_fds=(read_end,),
                 start_new_session=True,  # Ctrl-C is ours to handle
-                cwd=folder,
+                cwd=directory,
                 limit=LONGEST_LINE,
             )
         except BaseException:
@@ -79,7 +79,7 @@ class ChildProcess:
 
     @property
     def words(self) -> str:
-        return b"".join(self._said)[-KEPT_WORDS:].decode("utf-8", "replace")
+        return b"".join(self._kept)[-KEPT_WORDS:].decode("utf-8", "replace")
 
     async def send(self, line: bytes) -> None:
         """Ended, if there is no process to read it."""
@@ -146,7 +146,7 @@ class ChildProcess:
     async def _listen(self) -> None:
         assert self._process.stderr is not None
         while words := await self._process.stderr.read(65536):
-            self._said.append(words)
-            self._said_bytes += len(words)
-            while self._said_bytes - len(self._said[0]) > KEPT_WORDS:
-                self._said_bytes -= len(self._said.popleft())
+            self._kept.append(words)
+            self._kept_bytes += len(words)
+            while self._kept_bytes - len(self._kept[0]) > KEPT_WORDS:
+                self._kept_bytes -= len(self._kept.popleft())

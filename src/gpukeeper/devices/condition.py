@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders, kernel_log
-from gpukeeper.devices.driver.client import CHILD, ask_once
+from gpukeeper.devices.driver.client import CHILD, query_once
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.inventory import gpus_in
 from gpukeeper.model.condition import Condition, GpuHolder
@@ -43,7 +43,7 @@ def examine(
     log: str = "/dev/kmsg",
 ) -> Condition | Unknown:
     """Blocks, for the deadline and the time of a scan."""
-    gpus = gpus_in(ask_once("condition", deadline, child), driver_loaded=True)
+    gpus = gpus_in(query_once("condition", deadline, child), driver_loaded=True)
     if isinstance(gpus, Unknown):
         return gpus
     # After the query: our driver process has ended by now and is no holder.

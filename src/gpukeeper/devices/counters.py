@@ -1,7 +1,8 @@
 """What a workload does besides its GPU, read from outside by the pid of its first process: CPU, disk, network, typing.
 
-Counters of its control group, so that every process in it counts, whoever started it. Reads only, on the host's own
-/proc. What this workload cannot have is Unknown by design; a read that failed is Unknown and must not be skipped.
+Counters of its control group, so that every process in it counts, no matter which user started it. Reads only, on the
+host's own /proc. What this workload cannot have is Unknown by design; a read that failed is Unknown and must not be
+skipped.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def _group(home: Path, root: Path, kind: str) -> ControlGroup | None:
     if path is None:
         return None
     for tree in (f"{root}", f"{root}/unified") if v2 else _trees(str(root), kind):
-        if os.path.isdir(found := f"{tree}/{path}"):  # noqa: PTH112  (as text: asked of every workload all the time)
+        if os.path.isdir(found := f"{tree}/{path}"):  # noqa: PTH112  (as text: read for every workload all the time)
             return ControlGroup(Path(found), v2)
     raise FileNotFoundError(errno.ENOENT, f"{path} is not below {root}")
 
@@ -271,8 +272,8 @@ def _members(home: Path, root: Path) -> tuple[int, ...] | Unknown:
     if group is None:
         return NO_GROUP
     found: set[int] = set()
-    for folder, _folders, _files in os.walk(group.path):
-        found.update(_listed(Path(folder, "cgroup.procs")))
+    for directory, _folders, _files in os.walk(group.path):
+        found.update(_listed(Path(directory, "cgroup.procs")))
     if 0 in found:
         return Unknown("some of its processes are outside the pid namespace that gpukeeper runs in")
     return tuple(sorted(found))
@@ -299,14 +300,14 @@ def _newest(inputs: Iterable[float]) -> datetime | Unknown:
     return datetime.fromtimestamp(newest, UTC) if newest is not None else NO_TERMINAL
 
 
-def _terminal_inputs(folder: Path) -> Iterator[float]:
+def _terminal_inputs(directory: Path) -> Iterator[float]:
     """By the open descriptor, never by a path inside the workload: that could lead anywhere."""
     for number in range(3):
         try:
             # A file on a hanging disk would block us: only what can be a terminal is read.
-            if not _TERMINAL.match(str((folder / str(number)).readlink())):
+            if not _TERMINAL.match(str((directory / str(number)).readlink())):
                 continue
-            found = (folder / str(number)).stat()
+            found = (directory / str(number)).stat()
         except OSError as error:
             if error.errno in _NO_TERMINAL:
                 continue

@@ -46,7 +46,7 @@ class LocalGpus:
             at, remembered = self._remembered
             if self._ticks() - at < REMEMBERED_FOR.total_seconds():
                 return remembered
-        found = await self._ask()
+        found = await self._query()
         self._remembered = None if isinstance(found, Unknown) else (self._ticks(), found)
         return found
 
@@ -62,7 +62,7 @@ class LocalGpus:
             await self.let_go()
         return await reset_unheld(uuid)
 
-    async def _ask(self) -> Facts:
+    async def _query(self) -> Facts:
         try:
             return await in_thread(lambda: self._inventory(self._deadline), self._deadline + A_MOMENT)
         except TimeoutError:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices.driver.client import A_MOMENT, CHILD, TO_OPEN, DriverClient
 from gpukeeper.devices.driver.facts import NO_SLICE_UTILISATION, GpuFacts, Listed, SliceFacts
-from gpukeeper.devices.driver.protocol import DriverReply, Subject
+from gpukeeper.devices.driver.protocol import DriverReply, FactGroup
 from gpukeeper.devices.inventory import gpus_in
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.durations import in_words
@@ -36,25 +36,25 @@ class HealthMonitor:
 
     async def identity(self) -> DriverReply | Unknown:
         """No driver is a valid result: see its state."""
-        return await self._ask("identity")
+        return await self._query("identity")
 
     async def health(self) -> tuple[GpuFacts, ...] | Unknown:
-        return gpus_in(await self._ask("health"), driver_loaded=True)
+        return gpus_in(await self._query("health"), driver_loaded=True)
 
     async def readings(self) -> tuple[Reading, ...]:
         """`at` by the machine's monotonic clock. Empty if the driver does not answer: `health` reports why."""
-        answer = await self._ask("readings")
+        answer = await self._query("readings")
         return () if isinstance(answer, Unknown) else answer.readings
 
     async def close(self) -> None:
         with suppress(TimeoutError):
             await in_thread(self._client.close, 2 * A_MOMENT)
 
-    async def _ask(self, about: Subject) -> DriverReply | Unknown:
+    async def _query(self, about: FactGroup) -> DriverReply | Unknown:
         longest = self._client.longest
         async with self._one_at_a_time:
             try:
-                return await in_thread(lambda: self._client.ask(about), longest)
+                return await in_thread(lambda: self._client.query(about), longest)
             except TimeoutError:
                 return Unknown(f"the NVIDIA driver did not answer within {in_words(longest)}")
             except asyncio.CancelledError:

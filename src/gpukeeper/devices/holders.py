@@ -83,11 +83,11 @@ def _may_hold(pid: int, proc: str) -> bool:
     """Most processes hold no GPU. Their descriptors alone show that, so that nothing else is read of them; as text,
     since this runs for every process all the time.
     """
-    folder = f"{proc}/{pid}/fd"
+    directory = f"{proc}/{pid}/fd"
     try:
-        for number in os.listdir(folder):  # noqa: PTH208
+        for number in os.listdir(directory):  # noqa: PTH208
             try:
-                if os.readlink(f"{folder}/{number}").startswith(_NODES):  # noqa: PTH115
+                if os.readlink(f"{directory}/{number}").startswith(_NODES):  # noqa: PTH115
                     return True
             except OSError as error:
                 if error.errno not in NO_NODE:
@@ -209,9 +209,9 @@ def numbers(pattern: re.Pattern[str], links: Iterable[str]) -> tuple[int, ...]:
     return tuple(sorted({int(match.group(1)) for match in matches if match}))
 
 
-def _links(folder: Path) -> list[str]:
+def _links(directory: Path) -> list[str]:
     links = []
-    for link in folder.iterdir():
+    for link in directory.iterdir():
         try:
             links.append(str(link.readlink()))
         except OSError as error:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from gpukeeper.devices.driver.client import CHILD, ask_once
+from gpukeeper.devices.driver.client import CHILD, query_once
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.model.unknown import Unknown
@@ -22,7 +22,7 @@ def inventory(
     deadline: timedelta, child: Sequence[str] = CHILD, driver: str = LOADED
 ) -> tuple[GpuFacts, ...] | Unknown:
     """Blocks, for no longer than the deadline and a moment."""
-    return gpus_in(ask_once("inventory", deadline, child), Path(driver).exists())
+    return gpus_in(query_once("inventory", deadline, child), Path(driver).exists())
 
 
 def gpus_in(answer: DriverReply | Unknown, driver_loaded: bool) -> tuple[GpuFacts, ...] | Unknown:

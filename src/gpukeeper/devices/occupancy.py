@@ -37,16 +37,16 @@ def occupied(
     minors, blind = holders.mig_minors(proc), _blind(found, proc)
     others = [one for one in found.found if not is_service(one, proc)]
     services = {one.pid for one in found.found} - {one.pid for one in others}
-    told: dict[str, str | Unknown | None] = {}
+    occupied: dict[str, str | Unknown | None] = {}
     for gpu in gpus:
         if isinstance(gpu.uuid, Unknown):
             continue
         for part in (None, *(() if isinstance(gpu.slices, Unknown) else gpu.slices)):
             here = [one for one in others if holds(one, gpu, part, minors)]
-            told[gpu.uuid if part is None else part.uuid] = _occupants(
+            occupied[gpu.uuid if part is None else part.uuid] = _occupants(
                 here, (part or gpu).listed, services, blind, user_name, proc
             )
-    return told
+    return occupied
 
 
 def is_service(one: Holder, proc: str = "/proc") -> bool:

@@ -72,7 +72,7 @@ class Prometheus:
 
     async def clock(self) -> datetime | Unknown:
         """The time of the server."""
-        found = await self._ask("query", {"query": "time()"}, lambda body: _data(body, _Scalar))
+        found = await self._query("query", {"query": "time()"}, lambda body: _data(body, _Scalar))
         if isinstance(found, Unknown):
             return found
         try:
@@ -83,27 +83,27 @@ class Prometheus:
     async def label_names(self, name: str, since: datetime, until: datetime) -> frozenset[str] | Unknown:
         """Of all series of that name; empty when there is none."""
         query = {"match[]": f"{{__name__={_quoted(name)}}}", "start": _time(since), "end": _time(until)}
-        return await self._ask("labels", query, lambda body: frozenset(_data(body, list[str])))
+        return await self._query("labels", query, lambda body: frozenset(_data(body, list[str])))
 
     async def series(
         self, wheres: Sequence[SeriesSelector], since: datetime, until: datetime
     ) -> list[Mapping[str, str]] | Unknown:
         """The labels of every series that has points in that time, or nearly."""
         query = {"match[]": [f"{{{one.matchers()}}}" for one in wheres], "start": _time(since), "end": _time(until)}
-        return await self._ask("series", query, lambda body: _data(body, list[Mapping[str, str]]))
+        return await self._query("series", query, lambda body: _data(body, list[Mapping[str, str]]))
 
     async def raw(self, where: SeriesSelector, since: datetime, until: datetime) -> list[TimeSeries] | Unknown:
         """Every point as it was scraped, without interpolation and without stale values."""
         span = max(1, round((until - since).total_seconds()))
         query = {"query": f"{{{where.matchers()}}}[{span}s]", "time": _time(until)}
-        return await self._ask("query", query, _lines)
+        return await self._query("query", query, _lines)
 
     async def range(self, query: str, since: datetime, until: datetime, step: timedelta) -> list[TimeSeries] | Unknown:
         """A PromQL expression, evaluated at each step."""
-        asked = {"query": query, "start": _time(since), "end": _time(until), "step": f"{step.total_seconds():.0f}"}
-        return await self._ask("query_range", asked, _lines)
+        parameters = {"query": query, "start": _time(since), "end": _time(until), "step": f"{step.total_seconds():.0f}"}
+        return await self._query("query_range", parameters, _lines)
 
-    async def _ask(self, what: str, query: Mapping[str, Sequence[str]], read: Callable[[bytes], T]) -> T | Unknown:
+    async def _query(self, what: str, query: Mapping[str, Sequence[str]], read: Callable[[bytes], T]) -> T | Unknown:
         if isinstance(self._base, Unknown):
             return self._base
         url = f"{self._base}/api/v1/{what}?{urlencode(query, doseq=True)}"
@@ -201,10 +201,10 @@ def _value(text: str) -> float:
 
 def _refusal(answer: http_client.Response) -> str:
     try:
-        said = reading.decode(answer.body, type=_ApiResponse).error
+        message = reading.decode(answer.body, type=_ApiResponse).error
     except msgspec.MsgspecError:
-        said = ""
-    words = f"it answered {answer.status} {said or answer.reason}"
+        message = ""
+    words = f"it answered {answer.status} {message or answer.reason}"
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         words += f"; set a token in {TOKEN} or {TOKEN_FILE}, or user and password in the address"
     return words

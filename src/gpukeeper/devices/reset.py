@@ -71,6 +71,6 @@ def _run(command: Sequence[str], deadline: timedelta) -> Accepted | Refused | Un
         return Unknown(f"nvidia-smi did not end within {in_words(deadline)}")
     if done.returncode == 0:
         return Accepted()
-    said = " ".join(done.stdout.decode("utf-8", "replace").split())[:_LAST_WORDS]
+    output = " ".join(done.stdout.decode("utf-8", "replace").split())[:_LAST_WORDS]
     meaning = f", {_CODES[done.returncode]}" if done.returncode in _CODES else ""
-    return Refused(f"nvidia-smi refused (exit {done.returncode}{meaning}): {said}")
+    return Refused(f"nvidia-smi refused (exit {done.returncode}{meaning}): {output}")

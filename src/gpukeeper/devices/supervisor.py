@@ -63,12 +63,12 @@ def main(arguments: list[str]) -> int:
 def _end_all(child: subprocess.Popen[bytes], patience: float) -> None:
     """Twice: SIGTERM, then SIGKILL. Processes created in the meantime are found by the next scan."""
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, UNKILLABLE_S)):
-        until, told = time.monotonic() + seconds, set[int]()
+        until, signalled = time.monotonic() + seconds, set[int]()
         while below := descendants(os.getpid()):
-            for pid in below if number == signal.SIGKILL else below - told:
+            for pid in below if number == signal.SIGKILL else below - signalled:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
-            told |= below
+            signalled |= below
             child.poll()
             _reap(but=child.pid)
             if time.monotonic() >= until:
@@ -89,7 +89,7 @@ def descendants(root: int, *, ended: bool = False) -> set[int]:
     """All processes below that one, without it. Zombies only if requested."""
     parents: dict[int, int] = {}
     gone: set[int] = set()
-    for name in os.listdir("/proc"):  # noqa: PTH208 - this is asked often
+    for name in os.listdir("/proc"):  # noqa: PTH208 - this is called often
         if not name.isdecimal():
             continue
         try:

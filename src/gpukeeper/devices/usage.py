@@ -50,7 +50,7 @@ class GpuUsage:
         # The driver is queried last and nothing is awaited afterwards: so readings are judged in the order they were
         # made.
         exported = await self._exported()
-        gpus = gpus_in(await self._ask(), self._driver.exists())
+        gpus = gpus_in(await self._query(), self._driver.exists())
         return gpus if isinstance(gpus, Unknown) else self._judge.judge(gpus, self._clock.now(), exported)
 
     @property
@@ -62,10 +62,10 @@ class GpuUsage:
         """Ends the process and so closes the driver. The next reading starts another."""
         self._client.close()
 
-    async def _ask(self) -> DriverReply | Unknown:
+    async def _query(self) -> DriverReply | Unknown:
         longest = self._client.longest
         try:
-            return await in_thread(lambda: self._client.ask("usage"), longest)
+            return await in_thread(lambda: self._client.query("usage"), longest)
         except TimeoutError:
             return Unknown(f"the NVIDIA driver did not answer within {in_words(longest)}")
 

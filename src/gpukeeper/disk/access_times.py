@@ -55,11 +55,11 @@ class LastUse(msgspec.Struct, frozen=True):
     how: str = ""
 
 
-def reads_of(folder: str, mounts: Sequence[MountEntry], tables: Iterable[Sequence[MountEntry]]) -> Reads:
+def reads_of(directory: str, mounts: Sequence[MountEntry], tables: Iterable[Sequence[MountEntry]]) -> Reads:
     """Of the entries of a directory, by its path without links. `mounts`: of the namespace of the path; `tables`: of
     every namespace. A process that has only something inside an entry mounted uses that entry anyway.
     """
-    here = source_of(folder, mounts)
+    here = source_of(directory, mounts)
     if here is None:
         return Reads(ReadRecording.NEVER, "a mount that is not listed")
     ways = [(_recorded(one), _in_words(one)) for one in _ways_to(*here, mounts)]

@@ -92,9 +92,9 @@ class TreeDeleter:
             if fd >= 0:
                 os.close(fd)
 
-    def remove_file(self, folder: int, name: str) -> None:
+    def remove_file(self, directory: int, name: str) -> None:
         try:
-            self._unlink(folder, name, os.stat(name, dir_fd=folder, follow_symlinks=False))
+            self._unlink(directory, name, os.stat(name, dir_fd=directory, follow_symlinks=False))
         except OSError as error:
             self._keep(name, error)
 
@@ -120,35 +120,35 @@ class TreeDeleter:
 
     def _enter(self, way: Descent, name: str) -> None:
         try:
-            folder, _ = way.enter(name)
+            directory, _ = way.enter(name)
         except OSError as error:
             self._keep(name, error)
             return
-        self._files(folder)
+        self._files(directory)
 
-    def _files(self, folder: OpenDirectory) -> None:
+    def _files(self, directory: OpenDirectory) -> None:
         """Removes everything except directories, and notes the directories."""
         try:
-            with os.scandir(folder.fd) as entries:
+            with os.scandir(directory.fd) as entries:
                 while chunk := list(islice(entries, CHUNK)):
                     if time.monotonic() > self.until:
                         raise _OutOfTime
-                    self._chunk(folder, chunk)
+                    self._chunk(directory, chunk)
         except OSError as error:
-            self._keep(folder.name, error)
+            self._keep(directory.name, error)
 
-    def _chunk(self, folder: OpenDirectory, chunk: list[os.DirEntry[str]]) -> None:
+    def _chunk(self, directory: OpenDirectory, chunk: list[os.DirEntry[str]]) -> None:
         for entry in chunk:
             if entry.is_dir(follow_symlinks=False):
-                folder.todo.append((entry.name, None))
+                directory.todo.append((entry.name, None))
                 continue
             try:
-                self._unlink(folder.fd, entry.name, entry.stat(follow_symlinks=False))
+                self._unlink(directory.fd, entry.name, entry.stat(follow_symlinks=False))
             except OSError as error:
-                self._make_writable(folder, entry, error)
+                self._make_writable(directory, entry, error)
 
-    def _unlink(self, folder: int, name: str, found: os.stat_result) -> None:
-        os.unlink(name, dir_fd=folder)
+    def _unlink(self, directory: int, name: str, found: os.stat_result) -> None:
+        os.unlink(name, dir_fd=directory)
         if found.st_nlink == 1:
             self.blocks += found.st_blocks
         else:
@@ -156,14 +156,14 @@ class TreeDeleter:
             known[1] += 1
         self.entries += 1
 
-    def _make_writable(self, folder: OpenDirectory, entry: os.DirEntry[str], error: OSError) -> None:
+    def _make_writable(self, directory: OpenDirectory, entry: os.DirEntry[str], error: OSError) -> None:
         """A directory of ours that is read-only (package caches create such) may be made writable."""
-        found = os.fstat(folder.fd)
+        found = os.fstat(directory.fd)
         if error.errno != errno.EACCES or found.st_uid != os.geteuid() or found.st_mode & 0o700 == 0o700:
             self._keep(entry.name, error)
             return
-        os.fchmod(folder.fd, 0o700)
-        self.remove_file(folder.fd, entry.name)
+        os.fchmod(directory.fd, 0o700)
+        self.remove_file(directory.fd, entry.name)
 
     def _remove_folder(self, way: Descent) -> None:
         left = way.leave()
@@ -202,7 +202,7 @@ class TreeDeleter:
 def _paths(way: Descent) -> list[bytes]:
     """Of the directories on the path, without the top of the whole tree, which has no path."""
     paths, path = [], way.prefix
-    for folder in way.folders:
-        path = os.path.join(path, os.fsencode(folder.name)) if folder.name else path  # noqa: PTH118 - bytes
+    for directory in way.folders:
+        path = os.path.join(path, os.fsencode(directory.name)) if directory.name else path  # noqa: PTH118 - bytes
         paths.append(path)
     return [path for path in paths if path]

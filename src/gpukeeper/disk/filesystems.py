@@ -73,10 +73,10 @@ def _number(device: str) -> int | None:
     return os.makedev(int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
 
 
-def _uuids(folder: str) -> dict[int, str]:
+def _uuids(directory: str) -> dict[int, str]:
     """By the number of the block device."""
     found: dict[int, str] = {}
-    with suppress(OSError), os.scandir(folder) as listing:
+    with suppress(OSError), os.scandir(directory) as listing:
         for link in listing:
             with suppress(OSError):
                 found[link.stat().st_rdev] = f"uuid-{link.name}"

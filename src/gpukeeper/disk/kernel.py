@@ -20,6 +20,7 @@ _OPENAT2 = 437  # the same number on every architecture
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "ppc64le": 273, "s390x": 282}
 _IOPRIO_IDLE = 3 << 13
 _KCMP = {"x86_64": 312, "aarch64": 272, "ppc64le": 354, "s390x": 343}
+KERNEL = 0  # as a holder of a file: no process, the kernel itself
 OPEN_FILES, FOLDERS = 2, 3  # what two threads may share: descriptors; working directory, root and so mount namespace
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 _NOREPLACE, _EXCHANGE = 1, 2
@@ -45,7 +46,7 @@ _openat2 = ctypes.CFUNCTYPE(
 )(("syscall", _libc))
 
 
-def open_inside(folder: int, path: Name, flags: int = FOLDER) -> int:
+def open_inside(directory: int, path: Name, flags: int = FOLDER) -> int:
     """Opens the entry at `path` below the directory, without following any link, leaving the directory or crossing a
     mount.
 
@@ -54,35 +55,35 @@ def open_inside(folder: int, path: Name, flags: int = FOLDER) -> int:
     use would keep every tree forever.
     """
     try:
-        return _open_inside(folder, path, flags | os.O_NOATIME)
+        return _open_inside(directory, path, flags | os.O_NOATIME)
     except PermissionError:
-        return _open_inside(folder, path, flags)
+        return _open_inside(directory, path, flags)
 
 
-def stat_inside(folder: int, name: Name) -> os.stat_result:
+def stat_inside(directory: int, name: Name) -> os.stat_result:
     """Of the entry, also of a link itself. EXDEV where something is mounted on it."""
-    fd = _open_inside(folder, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = _open_inside(directory, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return os.fstat(fd)
     finally:
         os.close(fd)
 
 
-def rename_inside(folder: int, name: Name, other: int, new_name: Name) -> None:
+def rename_inside(directory: int, name: Name, other: int, new_name: Name) -> None:
     """Never replaces: FileExistsError. EINVAL: this filesystem cannot guarantee that."""
-    done = _libc.renameat2(folder, os.fsencode(name), other, os.fsencode(new_name), _NOREPLACE)
+    done = _libc.renameat2(directory, os.fsencode(name), other, os.fsencode(new_name), _NOREPLACE)
     if done != 0:
         raise _failure(name)
 
 
-def exchange_inside(folder: int, name: Name, other: int, other_name: Name) -> None:
+def exchange_inside(directory: int, name: Name, other: int, other_name: Name) -> None:
     """Each gets the name of the other, in one step. EINVAL: this filesystem cannot do that."""
-    done = _libc.renameat2(folder, os.fsencode(name), other, os.fsencode(other_name), _EXCHANGE)
+    done = _libc.renameat2(directory, os.fsencode(name), other, os.fsencode(other_name), _EXCHANGE)
     if done != 0:
         raise _failure(name)
 
 
-def is_open(folder: int, name: Name) -> bool | None:
+def is_open(directory: int, name: Name) -> bool | None:
     """Whether a process has this regular file open or mapped. None: the kernel does not report it.
 
     The kernel grants a write lease only on a file that nothing else has open, and knows that without searching: also of
@@ -91,7 +92,7 @@ def is_open(folder: int, name: Name) -> bool | None:
     descriptor of a parent directory) waits for that; the signal that reports it to us is ignored by default.
     """
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:
         return True if error.errno in _IS_OPEN else None
     try:
@@ -143,10 +144,10 @@ def status_of(path: str) -> FileStatus:
     return found
 
 
-def lock(folder: int) -> bool:
+def lock(directory: int) -> bool:
     """False: another process holds a lock on it, shared or exclusive. Kept until the descriptor is closed."""
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -191,14 +192,14 @@ def has_openat2() -> bool:
     return True
 
 
-def _open_inside(folder: int, path: Name, flags: int) -> int:
+def _open_inside(directory: int, path: Name, flags: int) -> int:
     if has_openat2():
-        return _by_openat2(folder, os.fsencode(path), flags)
-    return _by_steps(folder, os.fsencode(path), flags)
+        return _by_openat2(directory, os.fsencode(path), flags)
+    return _by_steps(directory, os.fsencode(path), flags)
 
 
-def _by_openat2(folder: int, path: bytes, flags: int) -> int:
-    fd = _openat2(_OPENAT2, folder, path, _how(flags), ctypes.sizeof(_OpenHow))
+def _by_openat2(directory: int, path: bytes, flags: int) -> int:
+    fd = _openat2(_OPENAT2, directory, path, _how(flags), ctypes.sizeof(_OpenHow))
     if fd < 0:
         raise _failure(path)
     return int(fd)
@@ -209,10 +210,10 @@ def _how(flags: int) -> _OpenHow:
     return _OpenHow(flags, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV)
 
 
-def _by_steps(folder: int, path: bytes, flags: int) -> int:
+def _by_steps(directory: int, path: bytes, flags: int) -> int:
     """One name at a time, so that no link on the path is followed either."""
-    mount, *names = mount_id(folder), *path.split(b"/")
-    fd = os.dup(folder)
+    mount, *names = mount_id(directory), *path.split(b"/")
+    fd = os.dup(directory)
     for number, name in enumerate(names, start=1):
         above = fd
         try:

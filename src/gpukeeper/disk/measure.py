@@ -38,7 +38,7 @@ __all__ = [
     "CHANGED",
     "MOUNT_POINT",
     "Identity",
-    "Limits",
+    "MeasureLimits",
     "TreeMeasurement",
     "estimate",
     "measure",
@@ -52,7 +52,7 @@ ALONE = 20_000  # entries; larger trees are split, since starting processes take
 SHARE = 20_000  # entries after which a worker process returns what is left
 
 
-class Limits(msgspec.Struct, frozen=True):
+class MeasureLimits(msgspec.Struct, frozen=True):
     entries: int = 5_000_000
     depth: int = 20_000
 
@@ -88,7 +88,7 @@ def measure(
     name: str,
     parent: int,
     open_files: Mapping[Identity, int] | None = None,
-    limits: Limits | None = None,
+    limits: MeasureLimits | None = None,
     is_time_up: Callable[[], bool] = never,
     lister: Lister = os.scandir,
     alone: int | None = None,
@@ -102,7 +102,7 @@ def measure(
         if error.errno == errno.EXDEV:
             return _mount_point(name, parent)
         raise
-    limits = limits or Limits()
+    limits = limits or MeasureLimits()
     tally = WalkTotals(open_files or {})
     walk = TreeWalk(tally, limits.entries, limits.depth, is_time_up, lister)
     try:

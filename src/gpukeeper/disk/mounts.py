@@ -64,8 +64,8 @@ def covering(path: str, mounts: Iterable[MountEntry]) -> MountEntry | None:
     return max(enumerate(above), key=lambda row: (len(row[1].point), row[0]))[1] if above else None
 
 
-def is_at_or_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
+def is_at_or_below(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def _lines(mountinfo: bytes | str) -> list[bytes]:
@@ -95,5 +95,5 @@ def _layers(options: bytes) -> Iterator[str]:
     for option in options.split(b","):
         name, _, value = option.partition(b"=")
         if name in _LAYERS:
-            folders = _COLON.split(procfs.unescaped(value)) if name == b"lowerdir" else [procfs.unescaped(value)]
-            yield from (folder.replace("\\:", ":") for folder in folders if folder)
+            directories = _COLON.split(procfs.unescaped(value)) if name == b"lowerdir" else [procfs.unescaped(value)]
+            yield from (directory.replace("\\:", ":") for directory in directories if directory)

@@ -61,8 +61,8 @@ def exported(mounts: Sequence[MountEntry], files: Iterable[str] = EXPORTS) -> tu
             continue
         except PermissionError:
             continue  # for non-root users; they cannot see the open files of others either
-        for folder, crosses in parse_exports(text):
-            path = os.path.realpath(folder)
+        for directory, crosses in parse_exports(text):
+            path = os.path.realpath(directory)
             device, source = source_of(path, mounts) or ("", "/")
             found[path, crosses] = Export(path, str(file), device, source, crosses)
     return tuple(found.values())
@@ -75,8 +75,8 @@ def parse_exports(text: str) -> Iterator[tuple[str, bool]]:
     for line in text.replace("\\\n", " ").split("\n"):
         match = _FOLDER.match(line)
         if match is not None:
-            folder = _ESCAPED.sub(lambda code: chr(int(code.group(1), 8)), match.group(1) or match.group(2))
-            yield folder, "crossmnt" in line or "nohide" in line
+            directory = _ESCAPED.sub(lambda code: chr(int(code.group(1), 8)), match.group(1) or match.group(2))
+            yield directory, "crossmnt" in line or "nohide" in line
 
 
 def _each(files: Iterable[str]) -> Iterator[Path]:

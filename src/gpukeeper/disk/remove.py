@@ -11,15 +11,15 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgspec
 
 from gpukeeper.disk import kernel, measure, rights, trash, worker_pool
 from gpukeeper.disk.erase import TreeDeleter
-from gpukeeper.disk.open_files import KERNEL, OpenFiles, users_of_trash
+from gpukeeper.disk.kernel import KERNEL
+from gpukeeper.disk.open_files import OpenFiles, users_of_trash
 from gpukeeper.disk.trash import Trash, TrashedTree
 from gpukeeper.disk.walk import LOCKED, OPEN, Identity, TreeWalk, WalkStopped, WalkTotals, printable
 from gpukeeper.model.decision import Changed, Refused
@@ -56,14 +56,6 @@ class TreeRemoval(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None  # if the two figures contradict each other
 
 
-class FileRemoval(msgspec.Struct, frozen=True, kw_only=True):
-    """Of many files: what was removed, and for each of the others why it was not."""
-
-    removal: TreeRemoval
-    removed: tuple[str, ...]
-    kept: dict[str, Changed | Refused | Unknown]
-
-
 RemovalResult: TypeAlias = TreeRemoval | Changed | Refused | Unknown
 
 
@@ -76,7 +68,7 @@ def no_progress(entries: int) -> None:
 
 
 def remove(
-    folder: int,
+    directory: int,
     name: str,
     expected: ExpectedTree,
     *,
@@ -87,16 +79,16 @@ def remove(
     sockets: bool = False,
 ) -> RemovalResult:
     """The entry `name` of the open directory. Removal if it was deleted, as far as possible; otherwise it is where it
-    was, and the result says why, or where it is now.
+    was, and the result has the reason, or where it is now.
 
     `still_free` gets the tree's descriptor (of a directory) and returns what uses it. `sockets`: dead sockets and pipes
     in it may be removed. `until`: of the monotonic clock.
     """
-    before = _as_expected(folder, name, expected)
+    before = as_expected(directory, name, expected)
     if not isinstance(before, os.stat_result):
         return before
     device, inode = expected.identity
-    with trash.making(folder, f"{device}:{inode}") as bin_:
+    with trash.making(directory, f"{device}:{inode}") as bin_:
         if isinstance(bin_, Refused):
             return bin_
         taken = bin_.take(name, expected.identity)
@@ -114,7 +106,7 @@ def remove(
 
 
 def finish(
-    folder: int,
+    directory: int,
     taken: TrashedTree,
     *,
     scan: Callable[[], OpenFiles],
@@ -126,7 +118,7 @@ def finish(
     Half deleted: the rest is deleted, unless it is in use; it never gets its own name again.
     """
     try:
-        with trash.opening(folder, taken.trash) as bin_:
+        with trash.opening(directory, taken.trash) as bin_:
             if not taken.deleting:
                 return bin_.put_back(taken) or Changed("an interrupted run had moved it to the trash; it was put back")
             bin_.free_place()
@@ -134,46 +126,6 @@ def finish(
             return act.run(_Checks(scan, still_free, True, None, None))
     except OSError as error:
         return Unknown(f"{taken.trash} could not be finished: {error.strerror}")
-
-
-def remove_files(
-    folder: int,
-    files: Sequence[tuple[str, ExpectedTree]],
-    *,
-    scan: Callable[[], OpenFiles],
-    until: float,
-) -> FileRemoval:
-    """Many closed files of one directory, with one read of open files."""
-    kept: dict[str, Changed | Refused | Unknown] = {}
-    with trash.making(folder, trash.SEVERAL) as bin_:
-        if isinstance(bin_, Refused):
-            return FileRemoval(removal=_NOTHING, removed=(), kept={name: bin_ for name, _ in files})
-        taken: list[tuple[TrashedTree, os.stat_result]] = []
-        for name, expected in files:
-            before = _as_expected(folder, name, expected)
-            got = bin_.take(name, expected.identity) if isinstance(before, os.stat_result) else before
-            if isinstance(got, TrashedTree) and isinstance(before, os.stat_result):
-                taken.append((got, before))
-            elif not isinstance(got, TrashedTree):
-                kept[name] = got
-        try:
-            free = _keep_used(bin_, taken, scan, kept)
-        except BaseException:
-            for one, _ in taken:
-                bin_.put_back(one)
-            raise
-        if not free:
-            return FileRemoval(removal=_NOTHING, removed=(), kept=kept)
-        before_bytes = _free_bytes(bin_.fd)
-        bin_.mark_for_deletion()
-        eraser = TreeDeleter(until)
-        for name in free:
-            eraser.remove_file(bin_.fd, name)
-        gone = tuple(name for name in free if not _is_there(bin_.fd, name))
-        return FileRemoval(removal=_removal(eraser, before_bytes, bin_), removed=gone, kept=kept)
-
-
-_NOTHING = TreeRemoval(entries=0, bytes_back=0)
 
 
 class _Checks(msgspec.Struct, frozen=True):
@@ -231,7 +183,7 @@ class _Act:
             user = users_of_trash(self.taken.trash, open_files)
         if isinstance(user, Unknown):
             return Unknown(f"whether it is in use is unknown: {user.why}")
-        return None if user is None else Changed(_used_by(user))
+        return None if user is None else Changed(used_by(user))
 
     def _moved(self, checks: _Checks) -> Changed | None:
         """The rename itself changes only the change time of the tree's own entry; everything else must be as before."""
@@ -267,14 +219,14 @@ class _Act:
         why = _found(tally, msgspec.structs.replace(checks, ctime_ns=None))
         if why is not None:
             return self.undo(why)
-        free = _free_bytes(self.bin.fd)
+        free = free_bytes(self.bin.fd)
         self._mark_for_deletion()
         eraser = TreeDeleter(self.until)
         eraser.remove_file(self.bin.fd, self.taken.name)
-        return _removal(eraser, free, self.bin)
+        return removal_of(eraser, free, self.bin)
 
     def _delete(self, tree: int, entries: int) -> TreeRemoval:
-        free = _free_bytes(self.bin.fd)
+        free = free_bytes(self.bin.fd)
         self._mark_for_deletion()
         eraser = TreeDeleter(self.until)
         if entries < ALONE:
@@ -284,7 +236,7 @@ class _Act:
                 self._share_out(tree, eraser)
         if eraser.stopped is None and not eraser.left_count:
             eraser.remove_empty(self.bin.fd, os.fsencode(self.taken.name))
-        return _removal(eraser, free, self.bin)
+        return removal_of(eraser, free, self.bin)
 
     def _share_out(self, tree: int, eraser: TreeDeleter) -> None:
         later: list[bytes] = []
@@ -316,12 +268,12 @@ class _Act:
         self.taken = msgspec.structs.replace(self.taken, deleting=True)
 
 
-def _as_expected(folder: int, name: str, expected: ExpectedTree) -> os.stat_result | Changed | Refused:
+def as_expected(directory: int, name: str, expected: ExpectedTree) -> os.stat_result | Changed | Refused:
     """Checked again before it is moved, so that a tree that changed is not even touched."""
     if not name or "/" in name or name in {".", ".."} or trash.is_trash(name):
         return Refused(f"{printable(name)!r} is not a valid name of a tree")
     try:
-        found = kernel.stat_inside(folder, name)
+        found = kernel.stat_inside(directory, name)
     except FileNotFoundError:
         return Changed("it is gone already")
     except OSError as error:
@@ -330,7 +282,7 @@ def _as_expected(folder: int, name: str, expected: ExpectedTree) -> os.stat_resu
     if (found.st_dev, found.st_ino) != expected.identity:
         return Changed("another entry has its name now")
     if expected.uid is not None:
-        why = rights.why_not_removable(folder, found.st_uid, expected.uid)
+        why = rights.why_not_removable(directory, found.st_uid, expected.uid)
         if why is not None:
             return Refused(f"it was not removed: {why}")
     if found.st_ctime_ns > expected.ctime_ns:
@@ -341,7 +293,7 @@ def _as_expected(folder: int, name: str, expected: ExpectedTree) -> os.stat_resu
 def _found(tally: WalkTotals, checks: _Checks) -> Changed | Unknown | None:
     """What the walk over a tree in the trash finds against deleting it."""
     if tally.held_by is not None:
-        return Changed(_used_by(tally.held_by))
+        return Changed(used_by(tally.held_by))
     for used in (LOCKED, OPEN):
         if used in tally.problems:
             return Changed(used)
@@ -369,52 +321,17 @@ def _refused_by_check(answer: str | Unknown | None) -> Changed | Unknown | None:
     return Changed(answer) if isinstance(answer, str) else answer
 
 
-def _used_by(pid: int) -> str:
+def used_by(pid: int) -> str:
     return "it is in use: mounted somewhere, or by the kernel itself" if pid == KERNEL else f"it is in use by pid {pid}"
 
 
-def _keep_used(
-    bin_: Trash,
-    taken: list[tuple[TrashedTree, os.stat_result]],
-    scan: Callable[[], OpenFiles],
-    kept: dict[str, Changed | Refused | Unknown],
-) -> list[str]:
-    """Puts back what is used or changed, and returns the names of the others."""
-    open_files = scan()
-    inside = f"/{bin_.name}/"
-    used = {path.partition(inside)[2]: pid for path, pid in open_files.paths.items() if inside in path}
-    seen_through = users_of_trash(bin_.name, open_files)
-    free = []
-    for one, before in taken:
-        why: Changed | Unknown | None = None
-        found = os.stat(one.name, dir_fd=bin_.fd, follow_symlinks=False)
-        user = used.get(one.name, open_files.user_of(one.identity))
-        if user is not None:
-            why = Changed(_used_by(user))
-        elif seen_through == KERNEL:
-            why = Changed(_used_by(KERNEL))
-        elif open_files.hidden:
-            why = Unknown(f"whether it is in use is unknown: {open_files.hidden}")
-        elif not stat.S_ISREG(found.st_mode):
-            why = Changed("it is not a regular file")
-        elif (found.st_mtime_ns, found.st_size) != (before.st_mtime_ns, before.st_size):
-            why = Changed("it changed since it was read")
-        elif kernel.is_open(bin_.fd, one.name):
-            why = Changed(OPEN)
-        if why is None:
-            free.append(one.name)
-        else:
-            kept[one.name] = bin_.put_back(one) or why
-    return free
-
-
-def _removal(eraser: TreeDeleter, before: int, bin_: Trash) -> TreeRemoval:
+def removal_of(eraser: TreeDeleter, before: int, bin_: Trash) -> TreeRemoval:
     left = tuple(eraser.left)
     if eraser.left_count > len(left):
         left += (f"and {eraser.left_count - len(left):,} more",)
     if eraser.stopped is not None:
         left += (f"it {eraser.stopped}; the rest is in {bin_.name}, and the next pass continues",)
-    back, grew = eraser.back(), _free_bytes(bin_.fd) - before
+    back, grew = eraser.back(), free_bytes(bin_.fd) - before
     note = None
     if abs(grew - back) > max(NOTABLE, back // 10):
         note = (
@@ -424,16 +341,9 @@ def _removal(eraser: TreeDeleter, before: int, bin_: Trash) -> TreeRemoval:
     return TreeRemoval(entries=eraser.entries, bytes_back=back, left=left, free_grew=grew, note=note)
 
 
-def _free_bytes(fd: int) -> int:
+def free_bytes(fd: int) -> int:
     found = os.fstatvfs(fd)
     return found.f_bfree * found.f_frsize
-
-
-def _is_there(folder: int, name: str) -> bool:
-    with suppress(FileNotFoundError):
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-        return True
-    return False
 
 
 def _is_past(until: float) -> bool:

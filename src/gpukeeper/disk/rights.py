@@ -27,21 +27,21 @@ def others_in(uids: Iterable[int], uid: int) -> str | None:
     return f"not everything in it belongs to uid {uid}: entries of uid {named}. Ask an admin"
 
 
-def why_not_removable(folder: int, entry_uid: int, uid: int) -> str | None:
+def why_not_removable(directory: int, entry_uid: int, uid: int) -> str | None:
     """Why that user may not remove an entry of the open directory that belongs to `entry_uid`. None: they may. They
     must own the entry, which a sticky directory requires as well, and must be able to write to the directory and reach
     it.
     """
     if entry_uid != uid:
         return f"it belongs to uid {entry_uid}, and the request is from uid {uid}. Ask an admin"
-    if not _may(folder, uid, _WRITE):
+    if not _may(directory, uid, _WRITE):
         return f"uid {uid} may not write to its directory, and so may not remove it. Ask an admin"
-    return None if _may_reach(folder, uid) else f"uid {uid} may not enter a directory above it. Ask an admin"
+    return None if _may_reach(directory, uid) else f"uid {uid} may not enter a directory above it. Ask an admin"
 
 
-def _may_reach(folder: int, uid: int) -> bool:
+def _may_reach(directory: int, uid: int) -> bool:
     """Search permission on every parent directory, by descriptor up to the root."""
-    at = os.dup(folder)
+    at = os.dup(directory)
     try:
         for _ in range(DEEPEST):
             above = os.open("..", _CLIMB, dir_fd=at)
@@ -57,19 +57,19 @@ def _may_reach(folder: int, uid: int) -> bool:
         os.close(at)
 
 
-def _may(folder: int, uid: int, wanted: int) -> bool:
-    found = os.fstat(folder)
+def _may(directory: int, uid: int, wanted: int) -> bool:
+    found = os.fstat(directory)
     mode = stat.S_IMODE(found.st_mode)
     if found.st_uid == uid:
         return mode >> 6 & wanted == wanted
     # As one of the others. A member of its group gets only the group's permissions, so both must allow it.
-    return mode & wanted == wanted and mode >> 3 & wanted == wanted and not _has_acl(folder)
+    return mode & wanted == wanted and mode >> 3 & wanted == wanted and not _has_acl(directory)
 
 
-def _has_acl(folder: int) -> bool:
+def _has_acl(directory: int) -> bool:
     """An ACL may deny one user what all others have."""
     try:
-        os.getxattr(f"/proc/self/fd/{folder}", _ACL)
+        os.getxattr(f"/proc/self/fd/{directory}", _ACL)
     except OSError as error:
         return error.errno not in {errno.ENODATA, errno.EOPNOTSUPP}
     return True

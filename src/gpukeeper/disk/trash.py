@@ -123,7 +123,7 @@ class Trash:
         return self.put_back(taken) or Changed("another entry had its name; that entry was put back")
 
     def put_back(self, taken: TrashedTree) -> Refused | None:
-        """Under its name, or beside it if another entry has that. Refused tells where it is then."""
+        """Under its name, or beside it if another entry has that. Refused names its place then."""
         if self._put_in_place(taken):
             return None
         try:
@@ -353,10 +353,10 @@ def _beside(name: str) -> str:
     return os.fsdecode(os.fsencode(name)[:200]) + RETURNED + secrets.token_hex(4)
 
 
-def _is_place(folder: int, name: str, inode: int) -> bool:
+def _is_place(directory: int, name: str, inode: int) -> bool:
     """Our own empty file, which no user may open."""
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except OSError:
         return False
     return holds_a_name(found) and found.st_ino == inode
@@ -416,13 +416,13 @@ def _swept(parent: int, name: str) -> bool:
         os.close(fd)
 
 
-def _names(folder: int) -> list[str]:
-    with os.scandir(folder) as listing:
+def _names(directory: int) -> list[str]:
+    with os.scandir(directory) as listing:
         return [entry.name for entry in listing]
 
 
-def _identity(folder: int, name: str) -> Identity:
-    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+def _identity(directory: int, name: str) -> Identity:
+    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
     return found.st_dev, found.st_ino
 
 

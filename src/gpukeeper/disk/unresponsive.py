@@ -109,7 +109,7 @@ class Responsiveness:
         )
         with suppress(subprocess.TimeoutExpired):
             child.wait(PATIENCE_SECONDS)
-            return True  # an error is an answer, too, and whoever reads there gets it
+            return True  # an error is a response, too, and a reader gets it
         child.kill()
         with suppress(subprocess.TimeoutExpired):
             child.wait(1)

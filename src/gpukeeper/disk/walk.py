@@ -83,9 +83,9 @@ class WalkTotals:
         self.content_ns = max(self.content_ns, changed, modified)
         self.newest_ns = max(self.newest_ns, changed, modified, self.read_ns)
         if not self.open_inodes.isdisjoint(map(_inode, found)):
-            self._look_for_users(found)
+            self._count_users(found)
         if max(map(_links, found)) > 1 or not all(map(stat.S_ISREG, set(map(_mode, found)))):
-            self._look_at_kinds(found)
+            self._count_kinds(found)
 
     def problem(self, problem: str) -> None:
         if len(self.problems) < PROBLEMS_KEPT:
@@ -132,12 +132,12 @@ class WalkTotals:
                 self.blocks -= blocks  # both had counted it
             known[1] += seen
 
-    def _look_for_users(self, found: Iterable[os.stat_result]) -> None:
+    def _count_users(self, found: Iterable[os.stat_result]) -> None:
         for one in found:
             known = self.open_files.get((ANY_DEVICE, one.st_ino), self.held_by)
             self.held_by = self.open_files.get((one.st_dev, one.st_ino), known)
 
-    def _look_at_kinds(self, found: Iterable[os.stat_result]) -> None:
+    def _count_kinds(self, found: Iterable[os.stat_result]) -> None:
         for one in found:
             kind = stat.S_IFMT(one.st_mode)
             if one.st_nlink > 1 and kind != stat.S_IFDIR:
@@ -182,12 +182,12 @@ class Descent:
         fd = kernel.open_inside(self.here.fd, name)
         # Taken before it is read, since reading it may update its own access time.
         found = os.fstat(fd)
-        folder = OpenDirectory(name, fd, found)
-        self.folders.append(folder)
+        directory = OpenDirectory(name, fd, found)
+        self.folders.append(directory)
         highest = len(self.folders) - 1 - DESCRIPTORS
         if highest >= 1:
             _close(self.folders[highest])
-        return folder, found
+        return directory, found
 
     def leave(self) -> OpenDirectory:
         """Goes up one level, and returns the directory that was left."""
@@ -200,12 +200,12 @@ class Descent:
         return left
 
     def close(self) -> None:
-        for folder in self.folders[1:]:
-            _close(folder)
+        for directory in self.folders[1:]:
+            _close(directory)
         del self.folders[1:]
 
     def path(self) -> bytes:
-        names = [self.prefix, *(os.fsencode(folder.name) for folder in self.folders[1:])]
+        names = [self.prefix, *(os.fsencode(directory.name) for directory in self.folders[1:])]
         return b"/".join(name for name in names if name)
 
 
@@ -265,30 +265,30 @@ class TreeWalk:
 
     def _enter(self, way: Descent, name: str, depth: int) -> None:
         try:
-            folder, found = way.enter(name)
+            directory, found = way.enter(name)
         except OSError as error:
             self.tally.entries += 1
             self.tally.problem(reason(name, error))
             return
         self.count([found])
-        self.lock(folder.fd, name)
-        self._list(folder, depth + len(way.folders) - 1)
+        self.lock(directory.fd, name)
+        self._list(directory, depth + len(way.folders) - 1)
 
-    def _list(self, folder: OpenDirectory, depth: int) -> None:
+    def _list(self, directory: OpenDirectory, depth: int) -> None:
         if depth >= self.depth_max:
             raise WalkStopped(f"is deeper than {self.depth_max:,} levels")
         try:
-            with self.lister(folder.fd) as entries:
+            with self.lister(directory.fd) as entries:
                 while chunk := list(islice(entries, CHUNK)):
                     # In the order of the disk: read in the order of names, a cold tree takes twice as long.
                     chunk.sort(key=_entry_inode)
-                    self._chunk(folder, chunk)
+                    self._chunk(directory, chunk)
         except OSError as error:
-            self.tally.problem(reason(folder.name, error))
+            self.tally.problem(reason(directory.name, error))
 
-    def _chunk(self, folder: OpenDirectory, chunk: list[os.DirEntry[str]]) -> None:
+    def _chunk(self, directory: OpenDirectory, chunk: list[os.DirEntry[str]]) -> None:
         # Directories are not queried before they are opened: what is mounted on one may never answer.
-        folder.todo += [(entry.name, None) for entry in chunk if entry.is_dir(follow_symlinks=False)]
+        directory.todo += [(entry.name, None) for entry in chunk if entry.is_dir(follow_symlinks=False)]
         chunk = [entry for entry in chunk if not entry.is_dir(follow_symlinks=False)]
         try:
             found = [entry.stat(follow_symlinks=False) for entry in chunk]
@@ -297,14 +297,14 @@ class TreeWalk:
         if any(map(stat.S_ISDIR, set(map(_mode, found)))):
             self.tally.problem(CHANGED)  # a file when it was listed
         self.count(found)
-        self._look_for_open(folder, chunk, found)
+        self._find_open(directory, chunk, found)
 
-    def _look_for_open(self, folder: OpenDirectory, chunk: list[os.DirEntry[str]], found: list[os.stat_result]) -> None:
-        """Asked of the kernel, file by file: a scan of processes may miss one that keeps moving its descriptors."""
+    def _find_open(self, directory: OpenDirectory, chunk: list[os.DirEntry[str]], found: list[os.stat_result]) -> None:
+        """Queried from the kernel, file by file: a scan of processes may miss one that keeps moving its descriptors."""
         if not self.locking:
             return
         for entry, one in zip(chunk, found, strict=True):
-            if stat.S_ISREG(one.st_mode) and kernel.is_open(folder.fd, entry.name):
+            if stat.S_ISREG(one.st_mode) and kernel.is_open(directory.fd, entry.name):
                 self.tally.problem(OPEN)
                 return
 
@@ -324,12 +324,12 @@ class TreeWalk:
         if self.tally.entries > self.entries_max:
             raise WalkStopped(f"has more than {self.entries_max:,} entries")
 
-    def lock(self, folder: int, name: str) -> None:
+    def lock(self, directory: int, name: str) -> None:
         """Tried, not kept: a process that wants it later finds a directory that is out of reach."""
         if not self.locking:
             return
         try:
-            if not kernel.lock(folder):
+            if not kernel.lock(directory):
                 self.tally.problem(LOCKED)
         except OSError as error:
             self.tally.problem(f"whether {printable(name)} is locked could not be determined: {error.strerror}")
@@ -340,9 +340,9 @@ class TreeWalk:
         except OSError as error:
             raise WalkStopped(CHANGED) from error  # the way back up is lost
 
-    def _compare(self, folders: Iterable[OpenDirectory]) -> None:
-        for folder in folders:
-            if folder.fd >= 0 and shape(os.fstat(folder.fd)) != folder.shape:
+    def _compare(self, directories: Iterable[OpenDirectory]) -> None:
+        for directory in directories:
+            if directory.fd >= 0 and shape(os.fstat(directory.fd)) != directory.shape:
                 self.tally.problem(CHANGED)
 
 
@@ -350,11 +350,11 @@ def pending(way: Descent, depth: int) -> list[Pending] | None:
     """What is left to visit, for others. None: too deep for a path, so it cannot be given to others."""
     left: list[Pending] = []
     path = way.prefix
-    for level, folder in enumerate(way.folders):
-        path = os.path.join(path, os.fsencode(folder.name))  # noqa: PTH118 - bytes
+    for level, directory in enumerate(way.folders):
+        path = os.path.join(path, os.fsencode(directory.name))  # noqa: PTH118 - bytes
         if len(path) > PATH_BYTES:
             return None
-        left += [(os.path.join(path, os.fsencode(name)), depth + level + 1) for name, _ in folder.todo]  # noqa: PTH118
+        left += [(os.path.join(path, os.fsencode(name)), depth + level + 1) for name, _ in directory.todo]  # noqa: PTH118
     return left
 
 
@@ -386,7 +386,7 @@ def _reopened(below: int, identity: Identity) -> int:
     return fd
 
 
-def _close(folder: OpenDirectory) -> None:
-    if folder.fd >= 0:
-        os.close(folder.fd)
-        folder.fd = -1
+def _close(directory: OpenDirectory) -> None:
+    if directory.fd >= 0:
+        os.close(directory.fd)
+        directory.fd = -1

@@ -92,49 +92,49 @@ class FileWatcher:
             self._fd = -1
             self._disks, self._last, self._why = {}, {}, {}
 
-    def add(self, folder: str) -> None:
+    def add(self, directory: str) -> None:
         """A path without links. Every further call is free, unless its filesystem is another one now."""
         with self._lock:
             if self._fd >= 0:
                 try:
-                    self._add(folder)
-                    self._why.pop(folder, None)
+                    self._add(directory)
+                    self._why.pop(directory, None)
                 except OSError as error:
-                    self._why[folder] = error.strerror or str(error)
+                    self._why[directory] = error.strerror or str(error)
 
-    def watched(self, folder: str, name: str, now: datetime) -> WatchRecord | Unknown | None:
+    def watched(self, directory: str, name: str, now: datetime) -> WatchRecord | Unknown | None:
         """Of an entry of that directory. Unknown: it could not be watched; None: it was not requested."""
         with self._lock:
             if self._fd < 0:
                 return None
             self._drain()
-            disk = next((one for one in self._disks.values() if folder in one.folders), None)
+            disk = next((one for one in self._disks.values() if directory in one.folders), None)
             if disk is None or disk.mark not in self._marks():
-                return Unknown(self._why.get(folder, "its filesystem is another one now"))
-            time_now, last = self._clock(), self._last.get((folder, name))
+                return Unknown(self._why.get(directory, "its filesystem is another one now"))
+            time_now, last = self._clock(), self._last.get((directory, name))
             at = None if last is None else now - timedelta(seconds=time_now - last)
             return WatchRecord(now - timedelta(seconds=time_now - disk.since), at)
 
-    def _add(self, folder: str) -> None:
-        mount = covering(folder, own_mounts())
+    def _add(self, directory: str) -> None:
+        mount = covering(directory, own_mounts())
         if mount is None:
             raise OSError(errno.ENOENT, "its mount is not listed")
         major, minor = map(int, mount.device.split(":"))
         mark = f"sdev:{major << 20 | minor:x}"
         known = self._disks.get(mark)
         if known is not None and mark in self._marks():
-            known.folders.add(folder)
+            known.folders.add(directory)
             return
-        _resolvable(folder)
-        if _libc.fanotify_mark(self._fd, _ADD | _FILESYSTEM, ctypes.c_uint64(_CLOSED), _HERE, os.fsencode(folder)):
+        _resolvable(directory)
+        if _libc.fanotify_mark(self._fd, _ADD | _FILESYSTEM, ctypes.c_uint64(_CLOSED), _HERE, os.fsencode(directory)):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         if mark not in self._marks():
             raise OSError(errno.EXDEV, "the kernel watches another filesystem")
         for other in self._disks.values():
-            other.folders.discard(folder)
-        filesystem = os.statvfs(folder).f_fsid.to_bytes(8, "little")
-        self._disks[mark] = _Disk(mark, filesystem, self._clock(), {folder})
+            other.folders.discard(directory)
+        filesystem = os.statvfs(directory).f_fsid.to_bytes(8, "little")
+        self._disks[mark] = _Disk(mark, filesystem, self._clock(), {directory})
 
     def _marks(self) -> set[str]:
         """Those that exist. That of a filesystem that was unmounted does not, even if it was mounted again since."""
@@ -159,10 +159,10 @@ class FileWatcher:
         now = self._clock()
         while True:
             try:
-                told = os.read(self._fd, _BUFFER)
+                data = os.read(self._fd, _BUFFER)
             except BlockingIOError:
                 break
-            for event in parse(told):
+            for event in parse(data):
                 if event.pid != os.getpid():
                     self._note(event, known, now)
         if len(self._last) > REMEMBERED:
@@ -181,16 +181,16 @@ class FileWatcher:
             except OSError:
                 disk.since = now
                 continue
-            for folder in disk.folders if path is not None else ():
-                entry = entry_of(folder, str(path), event.name)
+            for directory in disk.folders if path is not None else ():
+                entry = entry_of(directory, str(path), event.name)
                 if entry is not None:
-                    self._last[folder, entry] = now
+                    self._last[directory, entry] = now
 
     def _resolved(self, disk: _Disk, handle: bytes) -> str | None:
         """The path of a directory. None: it is gone, and so is what was in it."""
-        for folder in disk.folders:
+        for directory in disk.folders:
             try:
-                with opened(folder) as mount:
+                with opened(directory) as mount:
                     return resolve(mount, handle)
             except FileNotFoundError:
                 continue  # that one was removed
@@ -210,31 +210,31 @@ class FileWatcher:
 
 
 @contextmanager
-def opened(folder: str) -> Iterator[int]:
+def opened(directory: str) -> Iterator[int]:
     """For a moment only: an open file would keep its filesystem from being unmounted."""
-    fd = os.open(folder, kernel.FOLDER)
+    fd = os.open(directory, kernel.FOLDER)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def entry_of(folder: str, path: str, name: str) -> str | None:
+def entry_of(directory: str, path: str, name: str) -> str | None:
     """The entry of a directory that contains the file `name` in `path`. None: it is not below it."""
-    if path == folder:
+    if path == directory:
         return name
-    prefix = folder.rstrip("/") + "/"
+    prefix = directory.rstrip("/") + "/"
     return path[len(prefix) :].split("/", 1)[0] if path.startswith(prefix) else None
 
 
-def parse(told: bytes) -> Iterator[Event]:
+def parse(data: bytes) -> Iterator[Event]:
     at = 0
-    while at + _EVENT.size <= len(told):
-        length, _, _, head, mask, _, pid = _EVENT.unpack_from(told, at)
+    while at + _EVENT.size <= len(data):
+        length, _, _, head, mask, _, pid = _EVENT.unpack_from(data, at)
         if mask & _OVERFLOW:
             yield Event(b"", None, "", 0, lost=True)
         else:
-            yield _event(told[at + head : at + length], pid)
+            yield _event(data[at + head : at + length], pid)
         at += max(length, _EVENT.size)
 
 
@@ -263,13 +263,13 @@ def resolve(mount: int, handle: bytes) -> str:
         os.close(fd)
 
 
-def _resolvable(folder: str) -> None:
+def _resolvable(directory: str) -> None:
     """OSError if handles cannot be opened again: then an event could not be resolved."""
     buffer = ctypes.create_string_buffer(struct.pack("=Ii", 128, 0) + bytes(128), 136)
     number = ctypes.c_int()
-    if _libc.name_to_handle_at(_HERE, os.fsencode(folder), buffer, ctypes.byref(number), 0):
+    if _libc.name_to_handle_at(_HERE, os.fsencode(directory), buffer, ctypes.byref(number), 0):
         failed = ctypes.get_errno()
         raise OSError(failed, os.strerror(failed))
-    with opened(folder) as mount:
-        if resolve(mount, buffer.raw) != folder:
+    with opened(directory) as mount:
+        if resolve(mount, buffer.raw) != directory:
             raise OSError(errno.EXDEV, "the kernel has another path for it")

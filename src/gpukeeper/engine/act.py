@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.followed import FollowedRemoval
@@ -18,6 +19,7 @@ from gpukeeper.model.decision import (
     Accepted,
     Action,
     Changed,
+    Decision,
     Evidence,
     NothingToCapture,
     Refused,
@@ -27,7 +29,7 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.event import Captured, Closed, Complaint, Intended, WarningSent
 from gpukeeper.model.fold import warned_by
-from gpukeeper.model.message import Kind, Message
+from gpukeeper.model.message import Message, MessageKind
 from gpukeeper.model.subject import Disk, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -51,7 +53,7 @@ async def take(
         return await _close(
             keeper, step, Result.DEFERRED, "the budget of this hour is used up; the next pass continues"
         )
-    fresh = await look_again(keeper, platform, step, book)
+    fresh = await read_again(keeper, platform, step, book)
     if not isinstance(fresh, View):
         return await _close(keeper, step, *fresh)
     lost = keeper.permission.why_not()
@@ -71,16 +73,22 @@ async def take(
         case Refused():
             return await _close(keeper, step, Result.REFUSED, answer.why)
         case Accepted() | Unknown():
-            # Unknown: the command may have arrived. Only another read can show that.
-            result, words = await verify(platform, step)
-            # Not a stop: whose it was decides what comes next, and a person may be quicker than the platform.
-            if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
-                back = _bytes_back(step.decision.action, answer)
-                keeper.followed.note(step.id, FollowedRemoval(step.decision.seen.ref, _gpus_back(fresh.subject), back))
-            if isinstance(answer, Accepted) and answer.missed:
-                words = f"{words}; {answer.missed}"
-                await _report_missed(keeper, step, answer.missed)
-            return await _close(keeper, step, result, words, fresh.subject, answer)
+            return await _verify_and_close(keeper, platform, step, fresh.subject, answer)
+
+
+async def _verify_and_close(
+    keeper: Keeper, platform: Platform, step: Step, subject: Subject, answer: Accepted | Unknown
+) -> Closed:
+    """Unknown: the command may have arrived. Only another read can show that."""
+    result, words = await verify(platform, step)
+    # Not a stop: whose it was decides what comes next, and a person may be quicker than the platform.
+    if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
+        back = _bytes_back(step.decision.action, answer)
+        keeper.followed.note(step.id, FollowedRemoval(step.decision.seen.ref, _gpus_back(subject), back))
+    if isinstance(answer, Accepted) and answer.missed:
+        words = f"{words}; {answer.missed}"
+        await _report_missed(keeper, step, answer.missed)
+    return await _close(keeper, step, result, words, subject, answer)
 
 
 async def _report_missed(keeper: Keeper, step: Step, missed: str) -> None:
@@ -90,12 +98,14 @@ async def _report_missed(keeper: Keeper, step: Step, missed: str) -> None:
     line = Complaint(at=keeper.clock.now(), ref=decision.seen.ref, owner=decision.owner, what=what)
     await keeper.ledger.append([line])
     path = decision.seen.ref.path
-    await keeper.notifier.to_owner(Message(kind=Kind.LOSS, about=path, text=what, at=line.at, owner=decision.owner))
+    await keeper.notifier.to_owner(
+        Message(kind=MessageKind.LOSS, about=path, text=what, at=line.at, owner=decision.owner)
+    )
 
 
 async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> WarningSent | None:
     """Warn the owner: what will happen, when, and how to prevent it. None: nothing to warn about any more."""
-    fresh = await look_again(keeper, platform, step, book)
+    fresh = await read_again(keeper, platform, step, book)
     begun = keeper.clock.now()
     if not isinstance(fresh, View) or keeper.clock_watch.doubt(begun):
         return None
@@ -105,7 +115,7 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     lost = _lost(fresh.subject, decision.then)
     message, until = f"{decision.seen.ref.path}: {decision.reason}{lost}", decision.announced
     told = Message(
-        kind=Kind.WARNING,
+        kind=MessageKind.WARNING,
         about=decision.seen.ref.path,
         text=message,
         at=begun,
@@ -117,7 +127,18 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
         # Not delivered, so there is more time; the line announces that time, and it is used.
         message, until = f"{decision.seen.ref.path}: {decision.unheard.words}{lost}", decision.unheard.at
     now = keeper.clock.now()
-    line = WarningSent(
+    if until is not None:
+        until += now - begun  # "in 10m" counts from when it was sent
+    line = _warning_sent(decision, channels, message, until, now)
+    await keeper.ledger.append([line])
+    await platform.announce(fresh.subject, message, warned_by(line))
+    return line
+
+
+def _warning_sent(
+    decision: Decision, channels: Sequence[str], message: str, until: datetime | None, now: datetime
+) -> WarningSent:
+    return WarningSent(
         at=now,
         ref=decision.seen.ref,
         owner=decision.owner,
@@ -128,12 +149,9 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
         delivered=bool(channels),
         channel=", ".join(channels),
         message=message,
-        until=None if until is None else until + (now - begun),  # "in 10m" counts from when it was sent
+        until=until,
         removes=decision.then is Action.REMOVE,
     )
-    await keeper.ledger.append([line])
-    await platform.announce(fresh.subject, message, warned_by(line))
-    return line
 
 
 def _lost(subject: Subject, then: Action) -> str:
@@ -148,9 +166,9 @@ def _lost(subject: Subject, then: Action) -> str:
     return f". Lost {once}: {', '.join(subject.loses)}"
 
 
-async def look_again(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> View | tuple[Result, str]:
-    """A fresh view of the thing, with a fresh measurement; or how the step ends without one."""
-    found = await _look(platform, step)
+async def read_again(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> View | tuple[Result, str]:
+    """A fresh view of the object, with a fresh measurement; or how the step ends without one."""
+    found = await _read(platform, step)
     if not isinstance(found, Subject):
         return found
     # Only idleness can change from one moment to the next by itself; a measurement takes seconds.
@@ -159,8 +177,8 @@ async def look_again(keeper: Keeper, platform: Platform, step: Step, book: Ruleb
     return (await build_views(keeper, platform, [found], book, [], keeper.clock.now()))[0]
 
 
-async def _look(platform: Platform, step: Step) -> Subject | tuple[Result, str]:
-    found = await platform.look(step.decision.seen.ref)
+async def _read(platform: Platform, step: Step) -> Subject | tuple[Result, str]:
+    found = await platform.read(step.decision.seen.ref)
     if isinstance(found, Unknown):
         return Result.CHANGED, f"it could not be read ({found.why}), so it was skipped"
     if isinstance(found, Gone):
@@ -171,7 +189,7 @@ async def _look(platform: Platform, step: Step) -> Subject | tuple[Result, str]:
 async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> tuple[Result, str] | None:
     """None when evidence is safe (or there is none to be had); otherwise how the step ends."""
     ref = step.decision.seen.ref
-    found = await _look(platform, step)
+    found = await _read(platform, step)
     if not isinstance(found, Subject):
         return found
     work = keeper.beside.note(step, found)

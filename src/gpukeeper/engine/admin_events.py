@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.model.decision import Action
 from gpukeeper.model.event import Complaint, Event, Passed, Quarantined
-from gpukeeper.model.message import Kind, Message
+from gpukeeper.model.message import Message, MessageKind
 from gpukeeper.model.policy import Mode
 
 
@@ -13,18 +13,18 @@ def message_of(line: Event) -> Message | None:
     """None: this line is nothing for admins."""
     match line:
         case Complaint(ref=None):
-            return Message(kind=Kind.FAILURE, about="", text=line.what, at=line.at, key=line.what)
+            return Message(kind=MessageKind.FAILURE, about="", text=line.what, at=line.at, key=line.what)
         case Complaint(ref=ref) if ref is not None:
             key = f"{ref.key} {line.what}"
             text = f"{ref.path}: {line.what}"
-            return Message(kind=Kind.COMPLAINT, about=ref.path, text=text, at=line.at, key=key)
+            return Message(kind=MessageKind.COMPLAINT, about=ref.path, text=text, at=line.at, key=key)
         case Quarantined(ref=ref) if ref is not None:
             text = f"{ref.path} is quarantined: {line.reason}"
-            return Message(kind=Kind.GPU, about=ref.path, text=text, at=line.at, key=ref.key)
+            return Message(kind=MessageKind.GPU, about=ref.path, text=text, at=line.at, key=ref.key)
         case Passed(breaker=str()):
             place = f"{line.platform}/{line.place}"
             text = f"{place}: the breaker is open and nothing is touched there. {line.breaker}"
-            return Message(kind=Kind.BREAKER, about=place, text=text, at=line.at, key=place)
+            return Message(kind=MessageKind.BREAKER, about=place, text=text, at=line.at, key=place)
         case _:
             return None
 
@@ -43,4 +43,4 @@ def overdue(report: PassReport, mode: Mode) -> Message | None:
     place = f"{found.platform.name}/{found.platform.place}"
     then = "Details: gpukeeper plan. To apply: gpukeeper apply."
     text = f"{place}: {number} due, not applied because the mode is plan. {then}"
-    return Message(kind=Kind.OVERDUE, about=place, text=text, at=found.at, key=place)
+    return Message(kind=MessageKind.OVERDUE, about=place, text=text, at=found.at, key=place)

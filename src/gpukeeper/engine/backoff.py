@@ -14,7 +14,7 @@ from gpukeeper.model.decision import Result
 from gpukeeper.model.event import Closed
 
 BACK_OFF = timedelta(minutes=20)
-_IN_VAIN = (Result.REFUSED, Result.STILL_THERE, Result.NOT_CAPTURED)
+_WITHOUT_EFFECT = (Result.REFUSED, Result.STILL_THERE, Result.NOT_CAPTURED)
 
 
 @dataclass
@@ -24,7 +24,7 @@ class BackOff:
     def note(self, line: Closed) -> None:
         assert line.ref is not None
         self._failed.pop(line.ref.key, None)
-        if line.result in _IN_VAIN:
+        if line.result in _WITHOUT_EFFECT:
             self._failed[line.ref.key] = line.at
 
     def failed_at(self, key: str, now: datetime) -> datetime | None:

@@ -1,6 +1,6 @@
-"""Work that a step found running beside a temporary tree: the steps on trees in the same folder are then not begun.
+"""Work that a step found running beside a temporary tree: the steps on trees in the same directory are then skipped.
 
-Bounded: by the folders of the plan of each place; the next pass begins without any.
+Bounded: by the directories of the plan of each place; the next pass starts without any.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WorkBeside:
         return work.reason
 
     def found(self, step: Step) -> tuple[str, str] | None:
-        """Its folder and what a step before it saw running there."""
+        """Its directory and what an earlier step found running there."""
         where = _where(step)
         if step.decision.rule != temporary_tree.NAME or where not in self._why:
             return None
@@ -38,6 +38,6 @@ class WorkBeside:
 
 
 def _where(step: Step) -> tuple[str, str, str, str]:
-    """What it shares with trees that stay while work runs beside it: its node, and its folder."""
+    """What it shares with trees that stay while work runs beside it: its node, and its directory."""
     ref = step.decision.seen.ref
     return ref.platform, ref.place, ref.namespace, posixpath.dirname(ref.name)

@@ -32,9 +32,9 @@ from gpukeeper.model.policy import Mode, PlaceScope
 from gpukeeper.model.subject import Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
-LOOKS_AT = (timedelta(seconds=1), timedelta(seconds=5), timedelta(seconds=30))  # after the end; then once at `settle`
-LOOKS_AFTER_RESET = (5.0, 30.0)  # seconds
-LONGEST = timedelta(minutes=5)  # beyond `settle`: each look and a reset have deadlines of their own
+CHECKS_AT = (timedelta(seconds=1), timedelta(seconds=5), timedelta(seconds=30))  # after the end; then once at `settle`
+CHECKS_AFTER_RESET = (5.0, 30.0)  # seconds
+LONGEST = timedelta(minutes=5)  # beyond `settle`: each check and a reset have deadlines of their own
 AT_SHUTDOWN = timedelta(seconds=5)
 _LIVE = (State.RUNNING, State.PAUSED)
 _MAY_RUN = (*_LIVE, State.CREATED)  # what is being started has processes before it is seen to run
@@ -49,11 +49,11 @@ class ReleasedGpus(msgspec.Struct, frozen=True):
 
 
 async def held(ports: Ports, platform: Platform, ref: Ref) -> ReleasedGpus | None:
-    """The GPUs a thing has now, asked before it is ended. None: none that are known."""
+    """The GPUs that a workload has now, read before it is ended. None: none that are known."""
     if ports.gpus is None or not platform.local:
         return None
     try:
-        found = await platform.look(ref)
+        found = await platform.read(ref)
     except PlatformError:
         return None
     if not isinstance(found, Subject) or isinstance(found.devices, Unknown) or not found.devices:
@@ -62,11 +62,11 @@ async def held(ports: Ports, platform: Platform, ref: Ref) -> ReleasedGpus | Non
 
 
 async def newly_ended(keeper: Keeper, platform: Platform, lines: Iterable[Event]) -> list[ReleasedGpus]:
-    """Work that was noticed to have ended by itself, or by somebody else."""
+    """Work that was found to have ended by itself, or by others."""
     if keeper.gpus is None or not platform.local:
         return []
     ended = [one for one in lines if isinstance(one, Noticed) and one.state is State.ENDED]
-    # What ended long ago, and is only new to us, says nothing about its GPUs of today.
+    # What ended long ago, and is only new to us, proves nothing about its GPUs of today.
     refs = [one.ref for one in ended if one.ref and (one.ended is None or one.at - one.ended < RECENT)]
     found = [await held(keeper, platform, ref) for ref in refs]
     given_back = [one for one in found if one is not None]
@@ -79,7 +79,7 @@ async def prove_clean(
     given_back: Sequence[ReleasedGpus],
     progress: Callable[[GpuChecked], None] | None = None,
 ) -> list[GpuChecked]:
-    """Look at all those GPUs at once. A daemon goes on meanwhile; anybody else waits, and gets what was found."""
+    """Check all those GPUs at once. A daemon continues meanwhile; other callers wait for the result."""
     _raise_what_failed(keeper)
     if keeper.gpus is None:
         return []
@@ -96,7 +96,7 @@ async def prove_clean(
 
 
 async def finish(keeper: Keeper, patience: timedelta = AT_SHUTDOWN) -> None:
-    """At the end of a daemon: checks under way get a moment, then what they did not find out is recorded so."""
+    """At the end of a daemon: checks in progress get a moment, then they are recorded as without a result."""
     tasks = [check.task for check in keeper.gpu_checks.under_way.values() if check.task is not None]
     if tasks:
         await asyncio.wait(tasks, timeout=patience.total_seconds())
@@ -112,7 +112,7 @@ async def finish(keeper: Keeper, patience: timedelta = AT_SHUTDOWN) -> None:
 
 
 async def learn_baselines(ports: Ports) -> None:
-    """How much memory each GPU uses while nobody holds it, where that was never seen. Later checks need it."""
+    """How much memory each GPU uses without holders, if that was never measured. Later checks need it."""
     shares = await ports.gpus.shares() if ports.gpus is not None else {}
     if ports.gpus is None or isinstance(shares, Unknown):
         return
@@ -150,7 +150,7 @@ def gpu_ref(ports: Ports, uuid: str) -> Ref:
 
 
 def _begin(keeper: Keeper, book: Rulebook, gpus: Gpus, one: ReleasedGpus) -> list[GpuCheck]:
-    """A check of each of its GPUs; one that is under way covers it, too."""
+    """A check of each of its GPUs; one that is in progress covers it, too."""
     keeper.gpu_checks.prove(one.ref.key, one.incarnation, keeper.clock.now())
     started = []
     for uuid in one.devices:
@@ -187,13 +187,13 @@ async def _within_time(keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuChe
 
 
 async def _check(keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck) -> tuple[CheckResult, str]:
-    found, residue_since = await _look(keeper, gpus, check), None
+    found, residue_since = await _assess(keeper, gpus, check), None
     for pause in _pauses(book.policy.gpu.settle):
         if found.settled:
             break
         residue_since = (residue_since or keeper.clock.now()) if found.residue else None
         await asyncio.sleep(pause)
-        found = await _look(keeper, gpus, check)
+        found = await _assess(keeper, gpus, check)
     if found.status is not CleanStatus.DIRTY:
         return found.result, found.reason
     residue_for = keeper.clock.now() - residue_since if residue_since is not None and found.residue else None
@@ -201,12 +201,12 @@ async def _check(keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck) ->
 
 
 def _pauses(settle: timedelta) -> list[float]:
-    """Between looks, the first of which is at once."""
-    at = [timedelta(), *(look for look in LOOKS_AT if look < settle), settle]
+    """Between checks; the first one is immediate."""
+    at = [timedelta(), *(after for after in CHECKS_AT if after < settle), settle]
     return [(after - before).total_seconds() for before, after in pairwise(at)]
 
 
-async def _look(ports: Ports, gpus: Gpus, check: GpuCheck) -> Cleanliness:
+async def _assess(ports: Ports, gpus: Gpus, check: GpuCheck) -> Cleanliness:
     condition = await gpus.condition(check.uuid, check.began)
     if isinstance(condition, Unknown):
         return assess_gpu(condition, {}, None)
@@ -216,7 +216,7 @@ async def _look(ports: Ports, gpus: Gpus, check: GpuCheck) -> Cleanliness:
 
 
 async def _learn(ports: Ports, condition: Condition, lives: Lives, known: int | None) -> int | None:
-    """The baseline after this look."""
+    """The baseline after this check."""
     lower = new_baseline(condition, lives, known)
     if lower is None:
         return known
@@ -226,19 +226,19 @@ async def _learn(ports: Ports, condition: Condition, lives: Lives, known: int | 
 
 
 async def _lives(ports: Ports, check: GpuCheck, condition: Condition) -> dict[str, Life | Unknown]:
-    """Of each workload that a holder belongs to, as its platform says now."""
+    """Of each workload that a holder belongs to, as its platform reports now."""
     ids = {holder.workload_id for holder in condition.holders if isinstance(holder.workload_id, str)}
     return {one: await _life(ports, check, one) for one in ids}
 
 
 async def _life(ports: Ports, check: GpuCheck, uid: str) -> Life | Unknown:
-    """As the places say whose work had that GPU."""
+    """As reported by the places whose work had that GPU."""
     for ref in {(one.platform, one.place): one for one in check.ended.values()}.values():
         platform = ports.platform_at(ref)
         if platform is None:
             return Unknown(f"{ref.platform}/{ref.place} cannot be queried")
         try:
-            found = await platform.look_by_id(uid)
+            found = await platform.read_by_id(uid)
         except PlatformError as problem:
             return Unknown(str(problem))
         if isinstance(found, Unknown):
@@ -256,7 +256,7 @@ async def _life(ports: Ports, check: GpuCheck, uid: str) -> Life | Unknown:
 async def _reset(
     keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck, found: Cleanliness, residue_for: timedelta | None
 ) -> tuple[CheckResult, str]:
-    """What a dirty GPU comes to: reset and clean, reset in vain, or just dirty."""
+    """What a dirty GPU comes to: reset and clean, reset without effect, or just dirty."""
     if not book.policy.gpu.reset:
         return found.result, found.reason
     refused = await _why_no_reset(keeper, book, gpus, check, residue_for)
@@ -269,9 +269,9 @@ async def _reset(
     if not isinstance(answer, Accepted):
         return CheckResult.RESET_FAILED, f"{found.reason}; the reset failed: {answer.why}"
     after = found
-    for seconds in LOOKS_AFTER_RESET:
+    for seconds in CHECKS_AFTER_RESET:
         await asyncio.sleep(seconds)
-        after = await _look(keeper, gpus, check)
+        after = await _assess(keeper, gpus, check)
         if after.status is CleanStatus.CLEAN:
             return CheckResult.CLEANED, f"{found.reason}; reset, and {after.reason}"
     return CheckResult.RESET_FAILED, f"{found.reason}; reset, and then: {after.reason}"
@@ -315,7 +315,7 @@ async def _users(keeper: Keeper, book: Rulebook, uuid: str) -> tuple[str, ...] |
 
 def _has(view: View, book: Rulebook, uuid: str, now: datetime) -> bool | Unknown:
     subject = view.subject
-    kept = stop_hold.ask(view, book.settings(subject), now).verdict in (Verdict.PROTECT, Verdict.UNKNOWN)
+    kept = stop_hold.evaluate(view, book.settings(subject), now).verdict in (Verdict.PROTECT, Verdict.UNKNOWN)
     if isinstance(subject.state, State) and subject.state not in _MAY_RUN and not kept:
         return False
     if isinstance(subject.devices, Unknown):

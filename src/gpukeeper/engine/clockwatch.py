@@ -26,7 +26,7 @@ class ClockWatch:
         self._until = float("-inf")
 
     def doubt(self, wall: datetime) -> str | None:
-        """Why ages cannot be trusted now; None when they can. `wall`: what the clock says."""
+        """Why ages cannot be trusted now; None when they can. `wall`: the time of the clock."""
         steady = asyncio.get_running_loop().time()
         if self._wall is not None:
             jumped = (wall - self._wall) - timedelta(seconds=steady - self._steady)
@@ -39,9 +39,9 @@ class ClockWatch:
         return None
 
     async def settle_in(self, wall: datetime, ledger: Ledger) -> None:
-        """For a daemon that starts: was it away, or is the clock wrong? Nobody can tell, so it waits a moment.
+        """For a daemon that starts: was it stopped, or is the clock wrong? That is unknown, so it waits a moment.
 
-        A silence that ended a moment ago counts, too: whoever noticed the jump may have crashed since.
+        A gap that ended a moment ago counts, too: the daemon that detected the jump may have crashed since.
         """
         self._wall, self._steady = wall, asyncio.get_running_loop().time()  # a jump from now on shows
         recent = wall - SETTLE

@@ -1,7 +1,7 @@
 """Confirmations of people: what exactly would be done, and a token that lets it be done once.
 
-The token is made here and never by the client. It is bound to who asks, to what was seen and to the action; it works
-once and for a short time. Kept in memory: after a restart people are asked again.
+The token is made here and never by the client. It is bound to the user, to the object that was read and to the action;
+it works once and for a short time. Kept in memory: after a restart users must confirm again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST = 1024
 
 
 class Asker(msgspec.Struct, frozen=True):
-    """The user who asks. `uid` comes from the kernel; None: not known."""
+    """The user of a request. `uid` comes from the kernel; None: unknown."""
 
     name: str
     uid: int | None = None
@@ -50,7 +50,7 @@ class Confirmations:
         return token
 
     def take(self, token: str, asker: Asker, action: Action, now: datetime) -> Pending | None:
-        """What was asked for, once. A token of somebody else, or for another action, is not touched."""
+        """What was requested, once. A token of another user, or for another action, is not touched."""
         self._forget(now)
         found = self._pending.get(token)
         if found is None or (found.asker, found.action) != (asker, action):

@@ -17,7 +17,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 AGES, OLDER = ((HOUR, "<1h"), (DAY, "<1d"), (7 * DAY, "<7d"), (30 * DAY, "<30d")), ">=30d"
 LIVE = "live"  # of a tree that is no leftover of anything: what it belongs to runs; in place of its category
 _LIVE = (State.RUNNING, State.PAUSED)
-# Images, build cache and trees come and go by the hundred: they say nothing of whether the world is whole, nor may
+# Images, build cache and trees come and go by the hundred: they are no sign of a broken place, nor may
 # many of them raise a budget that is a share.
 _NOT_COUNTED = (Shape.DEVICE, Shape.NODE, Shape.REMNANT, Shape.IMAGE, Shape.CACHE, Shape.TREE)
 

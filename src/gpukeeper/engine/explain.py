@@ -10,7 +10,8 @@ import msgspec
 
 from gpukeeper.engine.find import FoundSubject
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.lifecycle.claims import Finding
+from gpukeeper.engine.schedule import opening
+from gpukeeper.lifecycle.claims import Contradiction
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.explain import MeasuredSignal, remedies, signals
 from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
@@ -26,7 +27,7 @@ HISTORY = 8  # lines
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """As of `now`. `whole`: False where who asks is told no more than `observe` shows."""
+    """As of `now`. `whole`: False if the user may see no more than `observe` shows."""
 
     now: datetime
     subject: Subject
@@ -36,7 +37,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     signals: tuple[MeasuredSignal, ...] = ()
     ahead: tuple[UpcomingAction, ...] = ()
     remedies: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Contradiction, ...] = ()
     history: tuple[Event, ...] = ()
     diagnosis: Diagnosis | None = None  # its platform's own view of why it is still there
     undiagnosed: Unknown | None = None  # why there is none
@@ -44,15 +45,15 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def explained(
-    keeper: Keeper, book: Rulebook, found: FoundSubject, history: Sequence[Event], strange: Sequence[Finding] = ()
+    keeper: Keeper, book: Rulebook, found: FoundSubject, history: Sequence[Event], strange: Sequence[Contradiction] = ()
 ) -> Explanation:
     view, ref = found.view, found.view.subject.ref
-    closer = await found.platform.look(ref)
-    if isinstance(closer, Subject):  # what its removal would destroy is learned by a closer look only
+    closer = await found.platform.read(ref)
+    if isinstance(closer, Subject):  # what its removal would destroy is read only for a single object
         view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, loses=closer.loses))
-    said = await found.platform.diagnose(ref)
+    diagnosis = await found.platform.diagnose(ref)
     now = keeper.clock.now()
-    given = answers(view, book, now)
+    given, opens = answers(view, book, now), opening(book.policy.schedule)
     return Explanation(
         now=now,
         subject=view.subject,
@@ -60,12 +61,12 @@ async def explained(
         decision=decide(view, book, now),
         answers=given,
         signals=signals(view, book, now),
-        ahead=ahead(view, book, now, found.platform.guards),
-        remedies=remedies(view, book, given, now),
+        ahead=ahead(view, book, now, found.platform.guards, opens),
+        remedies=remedies(view, book, given, now, opens),
         findings=tuple(one for one in strange if any(about.key == ref.key for about in one.about)),
         history=tuple(history[-HISTORY:]),
-        diagnosis=None if isinstance(said, Unknown) else said,
-        undiagnosed=said if isinstance(said, Unknown) else None,
+        diagnosis=None if isinstance(diagnosis, Unknown) else diagnosis,
+        undiagnosed=diagnosis if isinstance(diagnosis, Unknown) else None,
     )
 
 

@@ -1,8 +1,8 @@
-"""Finding the one thing that a person names.
+"""Finds the one object that a user names.
 
-A daemon that answers many people does not list the world for each of them: a name is looked up in the list of its last
-pass, and then only that one thing is looked at. What is not in that list, and what is to be acted on by its name, is
-listed anew, for all who ask at that moment together and with pauses, so that passes go on.
+A daemon with many users does not list every place for each of them: a name is looked up in the list of its last
+pass, and then only that one object is read. What is not in that list, and what is to be acted on by its name, is
+listed again, once for all requests at that moment and with pauses, so that passes continue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpukeeper.model.errors import KeeperError, PlatformError, UsageError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Subject
 
-SAID = 2  # of what could not be read
+SHOWN_PROBLEMS = 2  # of what could not be read
 FRESH = 5.0  # seconds; a list that is not older answers for the world as it is now
 PAUSE = 1.0  # seconds between two lists made for requests, at least; else twice as long as the last one took
 MOST_PATHS = 20  # in a sentence
@@ -36,32 +36,32 @@ class FoundSubject(msgspec.Struct, frozen=True):
 
 
 async def find(keeper: Keeper, book: Rulebook, words: str, *, acting: bool = False) -> FoundSubject:
-    """The one thing whose path ends with these words, as it is now. `acting`: it will be stopped or removed."""
+    """The one object whose path ends with these words, as it is now. `acting`: it will be stopped or removed."""
     if not keeper.request_state.enabled:
         matches, silent = await _observed(keeper, book, words)
         return await _only_one(keeper, book, words, matches, silent)
     refs = _listed(keeper, book, words)
     by_uid = len(refs) == 1 and refs[0].uid == words
     if len(refs) == 1 and (by_uid or not acting):
-        looked = await _looked_at(keeper, book, refs)
-        if looked:
-            return looked[0]
+        found = await _read_subjects(keeper, book, refs)
+        if found:
+            return found[0]
     return await _listed_anew(keeper, book, words)
 
 
-async def look_at(keeper: Keeper, book: Rulebook, ref: Ref) -> FoundSubject | None:
+async def read_subject(keeper: Keeper, book: Rulebook, ref: Ref) -> FoundSubject | None:
     """The same object as it is now. None: it does not exist, or cannot be read."""
-    looked = await _looked_at(keeper, book, [ref])
-    return looked[0] if looked else None
+    found = await _read_subjects(keeper, book, [ref])
+    return found[0] if found else None
 
 
 async def _listed_anew(keeper: Keeper, book: Rulebook, words: str) -> FoundSubject:
     steady = asyncio.get_running_loop().time
-    asked = steady()
+    began = steady()
     async with keeper.request_state.listing:
-        if all(one.begun >= asked - FRESH for one in _listings(keeper, book)):
+        if all(one.begun >= began - FRESH for one in _listings(keeper, book)):
             silent = [why for one in _listings(keeper, book) for why in one.unseen]
-            matches = await _looked_at(keeper, book, _listed(keeper, book, words))
+            matches = await _read_subjects(keeper, book, _listed(keeper, book, words))
         else:
             await asyncio.sleep(max(keeper.request_state.next_list - steady(), 0.0))
             begun = steady()
@@ -73,19 +73,19 @@ async def _listed_anew(keeper: Keeper, book: Rulebook, words: str) -> FoundSubje
 async def _only_one(
     keeper: Keeper, book: Rulebook, words: str, matches: list[FoundSubject], silent: list[str]
 ) -> FoundSubject:
-    # Whoever gives a thing the uid of another as its name must not keep that one from being named.
+    # An object whose name is the uid of another one must not prevent that one from being named.
     matches = [one for one in matches if one.view.subject.ref.uid == words] or matches
     if not matches:
         matches = [one for platform in keeper.platforms for one in await _parts(keeper, platform, book, words)]
     if not matches:
-        more = f"; and {len(silent) - SAID} more" if len(silent) > SAID else ""
-        unseen = f" Not everything could be read: {'; '.join(silent[:SAID])}{more}." if silent else ""
+        more = f"; and {len(silent) - SHOWN_PROBLEMS} more" if len(silent) > SHOWN_PROBLEMS else ""
+        unseen = f" Not everything could be read: {'; '.join(silent[:SHOWN_PROBLEMS])}{more}." if silent else ""
         raise UsageError(f'nothing in the policy\'s scope is named "{words}".{unseen} See: gpukeeper workload list')
     if len(matches) > 1:
         paths = sorted(f"{m.view.subject.ref.path} ({m.view.subject.ref.uid})" for m in matches)
         more = f"\n  and {len(paths) - MOST_PATHS} more" if len(paths) > MOST_PATHS else ""
-        told = "\n  ".join(paths[:MOST_PATHS]) + more
-        raise UsageError(f'"{words}" matches {len(matches)} objects; use more of the path, or the uid:\n  {told}')
+        listed = "\n  ".join(paths[:MOST_PATHS]) + more
+        raise UsageError(f'"{words}" matches {len(matches)} objects; use more of the path, or the uid:\n  {listed}')
     return matches[0]
 
 
@@ -134,11 +134,11 @@ async def _observed_at(
 async def _parts(keeper: Keeper, platform: Platform, book: Rulebook, words: str) -> list[FoundSubject]:
     """What is part of a workload: to be explained, never acted on by itself."""
     try:
-        looked = [await platform.look(ref) for ref in await platform.parts(words)]
+        found = [await platform.read(ref) for ref in await platform.parts(words)]
     except Exception as problem:
         _why_unseen(platform, problem)
         return []
-    parts = [one for one in looked if isinstance(one, Subject)]
+    parts = [one for one in found if isinstance(one, Subject)]
     views = await build_views(keeper, platform, parts, book, [], keeper.clock.now())
     return [FoundSubject(platform, view) for view in views]
 
@@ -157,12 +157,12 @@ def _listed(keeper: Keeper, book: Rulebook, words: str) -> list[Ref]:
     return [ref for ref in refs if ref.uid == words] or refs
 
 
-async def _looked_at(keeper: Keeper, book: Rulebook, refs: Sequence[Ref]) -> list[FoundSubject]:
+async def _read_subjects(keeper: Keeper, book: Rulebook, refs: Sequence[Ref]) -> list[FoundSubject]:
     found = []
     for ref in refs[:MOST_PATHS]:
         platform = keeper.platform_at(ref)
-        looked = None if platform is None else await platform.look(ref)
-        if platform is not None and isinstance(looked, Subject):
-            (view,) = await build_views(keeper, platform, [looked], book, [], keeper.clock.now())
+        one_found = None if platform is None else await platform.read(ref)
+        if platform is not None and isinstance(one_found, Subject):
+            (view,) = await build_views(keeper, platform, [one_found], book, [], keeper.clock.now())
             found.append(FoundSubject(platform, view))
     return found

@@ -1,4 +1,4 @@
-"""Checks of GPUs that ended work gave back: those under way, and which ends were checked already.
+"""Checks of GPUs that ended work gave back: those in progress, and which ends were checked already.
 
 Bounded: one check for each GPU, and the ends of the last RECENT.
 """
@@ -13,16 +13,16 @@ from datetime import datetime, timedelta
 from gpukeeper.model.event import GpuChecked
 from gpukeeper.model.identity import Ref
 
-RECENT = timedelta(hours=1)  # what ended longer ago says nothing about its GPUs of today
+RECENT = timedelta(hours=1)  # what ended longer ago proves nothing about its GPUs of today
 
 
 @dataclass
 class GpuCheck:
-    """A GPU that is being looked at because work on it ended."""
+    """A GPU that is being checked because work on it ended."""
 
     uuid: str
     began: datetime
-    ended: dict[str, Ref] = field(default_factory=dict)  # by key; more may end while it is looked at
+    ended: dict[str, Ref] = field(default_factory=dict)  # by key; more may end while it is checked
     task: asyncio.Task[GpuChecked] | None = None  # ends with how it came out
 
 

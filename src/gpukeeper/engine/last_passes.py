@@ -15,15 +15,15 @@ class LastPasses:
     _failures: dict[PlaceKey, str] = field(default_factory=dict)
 
     def count(self, place: PlaceKey, seen: int, running: int) -> None:
-        """How much a look at everything found."""
+        """How much a full pass found."""
         self._counted[place] = (seen, running)
 
     def counted(self, place: PlaceKey) -> tuple[int, int] | None:
         return self._counted.get(place)
 
     def set_breaker(self, place: PlaceKey, breaker: str | None) -> None:
-        """Hints come one by one, and of one thing at a time never too much is due: what a look at everything found
-        stands until the next one."""
+        """Hints come one by one, and for one object at a time never too much is due: what a full pass found
+        applies until the next one."""
         self._breakers.pop(place, None)
         if breaker is not None:
             self._breakers[place] = breaker

@@ -1,6 +1,6 @@
 """The loop of `serve`: wake hints, timers at due times, meter ticks; one pass at a time on each place.
 
-A hint or a timer only makes the next pass come sooner. What is done follows from that pass's own look at the world.
+A hint or a timer only makes the next pass come sooner. What is done follows from what that pass itself reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GAP = timedelta(seconds=5)  # least time between two passes, however many hints 
 SHORT_GAP = timedelta(milliseconds=200)  # the same for narrow passes
 BLIND = timedelta(seconds=15)  # what could not be read is read again after this
 MANY = 500  # hints; with more of them a full pass is cheaper
-MISSING_FOR = timedelta(minutes=15)  # before a daemon believes that half of a place vanished
+MISSING_FOR = timedelta(minutes=15)  # before a daemon accepts that half of a place vanished
 STOOD_STILL = timedelta(minutes=1)  # a tick that comes so much too late was no tick
 MISSED = 3  # a pass is missed after this many intervals
 
@@ -43,11 +43,11 @@ class Watch:
     """What one `serve` keeps while it runs. Nothing here is needed after a restart."""
 
     keeper: Keeper
-    book: Callable[[], Rulebook]  # asked before every pass, so that a changed policy counts at once
+    book: Callable[[], Rulebook]  # called before every pass, so that a changed policy applies at once
     stop: asyncio.Event
     on_report: Callable[[PassReport], None] = lambda report: None
     on_complaint: Callable[[str], None] = lambda what: None
-    refresh: Callable[[], Awaitable[None]] | None = None  # awaited before `book` is asked: reading a file may block
+    refresh: Callable[[], Awaitable[None]] | None = None  # awaited before `book` is called: reading a file may block
     under_way: Callable[[PassReport], None] = lambda report: None
     live: dict[str, list[Subject]] = field(default_factory=dict)
     finished: dict[str, float] = field(default_factory=dict)  # steady time of the last finished pass
@@ -64,7 +64,7 @@ class Watch:
 
 
 async def watch(w: Watch) -> None:
-    """Runs until `stop` is set. A bug stops the pass at one place, and is reported; everything else goes on."""
+    """Runs until `stop` is set. A bug stops the pass at one place, and is reported; everything else continues."""
     begun = asyncio.get_running_loop().time()
     w.keeper.permission.stopping = False
     w.keeper.uptime.begin(begun)
@@ -75,7 +75,7 @@ async def watch(w: Watch) -> None:
             w.finished[_place(platform)] = begun
             group.create_task(_watch_place(w, platform))
         group.create_task(_tick(w))
-        group.create_task(_look_for_missed_passes(w))
+        group.create_task(_report_missed_passes(w))
         group.create_task(_learn_baselines(w))
         if w.keeper.usage is not None:
             w.keeper.usage_tracker.enabled = True
@@ -178,7 +178,7 @@ async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence
     act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
     report = await reclaim(w.keeper, platform, book, act=act, only=only, under_way=w.under_way)
     if report.stopped is not None:
-        _say(w, report.stopped)  # the pass wrote it down
+        _throttled(w, report.stopped)  # the pass wrote it down
         w.on_report(report)
         agenda.retry(asyncio.get_running_loop().time(), every)
         return every
@@ -195,11 +195,11 @@ async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence
         if only is not None and report.survey.unseen:
             agenda.retry(w.finished[place], BLIND)
         return every
-    return next_look(report, w.keeper.clock.now(), every)
+    return next_pass_in(report, w.keeper.clock.now(), every)
 
 
-def next_look(report: PassReport, now: datetime, every: timedelta) -> timedelta:
-    """Until the next thing is due, within the policy's interval."""
+def next_pass_in(report: PassReport, now: datetime, every: timedelta) -> timedelta:
+    """Until the next step is due, within the policy's interval."""
     due = [d.due for d in report.survey.decisions if d.verdict is Verdict.WAIT and d.due is not None]
     soonest = min(due, default=now + every) - now
     return max(GAP, min(soonest, every))
@@ -216,7 +216,7 @@ async def _listen(platform: Platform, agenda: Agenda, woken: asyncio.Event) -> N
 async def _listen_again(
     w: Watch, platform: Platform, agenda: Agenda, woken: asyncio.Event, ended: asyncio.Task[None]
 ) -> asyncio.Task[None]:
-    """Hints that ended have ended. A bug in them is reported, and they are asked for again after a whole look."""
+    """Hints that ended have ended. A bug in them is reported, and they are requested again after a full pass."""
     problem = ended.exception()
     if not isinstance(problem, Exception):
         return ended
@@ -283,7 +283,7 @@ async def _record_usage(w: Watch) -> None:
             await _complain(w, f"how the GPUs were used could not be recorded: {bug_words(bug)}")
 
 
-async def _look_for_missed_passes(w: Watch) -> None:
+async def _report_missed_passes(w: Watch) -> None:
     ended = w.bell()
     while not w.stop.is_set():
         every = w.every
@@ -299,17 +299,17 @@ async def _look_for_missed_passes(w: Watch) -> None:
 
 async def _complain(w: Watch, what: str) -> None:
     """Log and record it, unless that was a moment ago. If the ledger cannot be written (a full disk), go on."""
-    said = _say(w, what)
-    if said is not None:
+    text = _throttled(w, what)
+    if text is not None:
         with suppress(LedgerError):
-            await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=said)])
+            await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=text)])
 
 
-def _say(w: Watch, what: str) -> str | None:
-    said = w.throttle.admit(what, asyncio.get_running_loop().time())
-    if said is not None:
-        w.on_complaint(said)
-    return said
+def _throttled(w: Watch, what: str) -> str | None:
+    text = w.throttle.admit(what, asyncio.get_running_loop().time())
+    if text is not None:
+        w.on_complaint(text)
+    return text
 
 
 async def _wait(bell: asyncio.Event, span: timedelta) -> None:

@@ -14,18 +14,18 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 
-MOST_LOOKS = 1_000  # in one pass, where a platform can only be asked about one at a time; the rest waits for the next
+MOST_READS = 1_000  # in one pass, if a platform can only be queried for one at a time; the rest waits for the next
 AT_ONCE = 16
 
 
-async def gone_by_looks(
-    look: Callable[[Ref], Awaitable[Subject | Gone | Unknown]], refs: Sequence[Ref]
+async def gone_by_reading(
+    read: Callable[[Ref], Awaitable[Subject | Gone | Unknown]], refs: Sequence[Ref]
 ) -> Sequence[Gone]:
-    """One look for each, for platforms that have nothing better."""
+    """One read for each, for platforms without a bulk query."""
     found: list[Gone] = []
-    for first in range(0, min(len(refs), MOST_LOOKS), AT_ONCE):
-        some = refs[first : min(first + AT_ONCE, MOST_LOOKS)]
-        found += [one for one in await asyncio.gather(*map(look, some)) if isinstance(one, Gone)]
+    for first in range(0, min(len(refs), MOST_READS), AT_ONCE):
+        some = refs[first : min(first + AT_ONCE, MOST_READS)]
+        found += [one for one in await asyncio.gather(*map(read, some)) if isinstance(one, Gone)]
     return found
 
 
@@ -35,21 +35,21 @@ async def confirmed(platform: Platform, missing: Sequence[Ref]) -> Sequence[Gone
     try:
         return await platform.gone(missing)
     except PlatformError:
-        return ()  # nothing is proven; the next pass asks again
+        return ()  # nothing is proven; the next pass checks again
 
 
 @dataclass
 class Absences:
-    """What is not listed any more and not yet believed to be gone. Bounded: by what the last lists did not show."""
+    """What is not listed any more and not yet accepted as gone. Bounded: by what the last lists did not show."""
 
-    patience: timedelta = timedelta()  # how long something must be missing to be believed while the breaker is open
+    patience: timedelta = timedelta()  # how long something must be missing to count as gone while the breaker is open
     _since: dict[str, datetime] = field(default_factory=dict)  # by key
 
     async def record(
         self, ports: Ports, platform: Platform, missing: Sequence[Ref], gone: Sequence[Gone], *, believe: bool
     ) -> None:
-        """While the breaker is open, absence is believed only after a while: an engine that lost its data answers
-        "gone" to every question. A removal that the platform announced is believed at once."""
+        """While the breaker is open, absence is accepted only after a while: an engine that lost its data reports
+        everything as gone. A removal that the platform announced is accepted at once."""
         now, here = ports.clock.now(), {ref.key for ref in missing}
         place = f"{platform.name}/{platform.place}/"
         others = {key: at for key, at in self._since.items() if not key.startswith(place)}

@@ -22,7 +22,7 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
     if subject.shape not in _REMEMBERED or isinstance(state, Unknown) or is_strange(subject):
         return None
     if state is State.ENDED and isinstance(subject.outcome, Unknown):
-        return None  # whether a person stopped it is noticed once it is known, not as "nobody did"
+        return None  # whether a person stopped it is noticed once it is known, not as "no one did"
     class_ = _class_worth_a_line(subject)
     same = (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation)
     if same and class_ in (None, memory.class_) and not _ended_again(subject, memory):
@@ -63,7 +63,7 @@ def _class_worth_a_line(subject: Subject) -> str | None:
 
 
 def _is_still_unused(subject: Subject, memory: Memory) -> bool:
-    """An engine that forgot when it last heard of an image says nothing new: what the ledger counts from is later."""
+    """An engine that lost the last use of an image reports nothing new: the time in the ledger is later."""
     since, used = memory.first_seen_ended, _when(subject.last_used)
     unused = subject.state is State.ENDED and memory.state == State.ENDED.value
     return unused and since is not None and (used is None or used <= since)

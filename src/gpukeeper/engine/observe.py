@@ -44,7 +44,7 @@ Record: TypeAlias = "Callable[[Survey, Sequence[Decision], Collection[str]], Awa
 
 @dataclass(repr=False)
 class Survey:
-    """What one look at a place found and decided; how much that was; and what the ledger does not know of it yet."""
+    """What one observation of a place found and decided; how much that was; and what the ledger does not have yet."""
 
     platform: Platform
     at: datetime
@@ -52,9 +52,9 @@ class Survey:
     decisions: list[Decision] = field(default_factory=list)
     unseen: list[Unseen] = field(default_factory=list)
     missing: list[Ref] = field(default_factory=list)
-    gone: Sequence[Gone] = ()  # provably not there: of those that are missing, or that a narrow look asked for
+    gone: Sequence[Gone] = ()  # provably absent: of those that are missing, or that a narrow pass requested
     live: list[Subject] = field(default_factory=list)  # what the meter reads
-    nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the look
+    nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the pass
     wasted: list[Waste] = field(default_factory=list)  # held and not used; reported only
     counts: Counts = field(default_factory=Counts)
     to_write: PendingLines = field(default_factory=PendingLines)
@@ -89,28 +89,15 @@ async def survey(
     before = {} if only is not None else await _before(keeper, platform, book)
     unsettled = {i.ref.key for i in await keeper.ledger.open_intents(platform.name, platform.place) if i.ref}
     found.counts.before = sum(map(_counts, before.values()))
-    look = _Observation(keeper, found, book, unsettled, narrow)
+    observation = _Observation(keeper, found, book, unsettled, narrow)
     if only is not None:
-        # A hint may be about what the policy does not cover: a whole look would never find that it is gone.
+        # A hint may be about what the policy does not cover: a full pass would never find that it is gone.
         only = [ref for ref in only if in_scope(book.policy, ref)]
-    pages = platform.observe(scope) if only is None else _looked_at(platform, only, found)
-    begun, refs = asyncio.get_running_loop().time(), list[Ref]()
-    try:
-        async for page in pages:
-            found.unseen += page.unseen
-            made = await look.decide(page.subjects)
-            for subject in page.subjects:
-                before.pop(subject.ref.key, None)
-            refs += [one.ref for one in page.subjects] if keeper.request_state.enabled else []
-            if record is not None:
-                await record(found, made, {one.ref.key for one in page.subjects if one.shape is Shape.TREE})
-                soon = keeper.clock.now() + 2 * book.policy.schedule.every
-                made = [d for d in made if _is_told(d, soon)]
-            found.decisions += made
-    except PlatformError as problem:
-        found.unseen.append(Unseen(f"{platform.name}/{platform.place}", str(problem)))
-    look.remember()
-    await look.note_usage()
+    pages = platform.observe(scope) if only is None else _read_each(platform, only, found)
+    begun = asyncio.get_running_loop().time()
+    refs = await observation.read(pages, before, record)
+    observation.remember()
+    await observation.note_usage()
     if only is not None:
         counts = found.counts
         counts.seen, counts.running = keeper.last_passes.counted(here) or (counts.seen, counts.running)
@@ -118,19 +105,15 @@ async def survey(
     keeper.last_passes.count(here, found.counts.seen, found.counts.running)
     keeper.request_state.keep_list(here, Listing(begun, tuple(refs), tuple(f"{u.what}: {u.why}" for u in found.unseen)))
     if not found.unseen:
-        # Only a complete list shows what is missing. Images last: workloads must not wait behind them.
-        found.missing = sorted(before.values(), key=_counts, reverse=True)
-        if record is not None:
-            found.gone = await confirmed(platform, found.missing)
-        announced = {one.ref.key for one in found.gone if one.announced}
-        found.counts.vanished = await _vanished(keeper, platform, [r for r in found.missing if r.key not in announced])
-    await look.update_demand()
+        # Only a complete list shows what is missing.
+        await _note_missing(keeper, found, before.values(), confirm=record is not None)
+    await observation.update_demand()
     return found
 
 
 @dataclass
 class _Observation:
-    """What the pages of one look have in common."""
+    """What the pages of one observation have in common."""
 
     keeper: Keeper
     found: Survey
@@ -147,6 +130,27 @@ class _Observation:
     def __post_init__(self) -> None:
         if self.keeper.usage_tracker.enabled:
             self.usage = SightCollector(self.book)
+
+    async def read(self, pages: AsyncIterator[Snapshot], before: dict[str, Ref], record: Record | None) -> list[Ref]:
+        """Decide about one page after the other, up to an error of the platform. What was read is removed from
+        `before`, and returned if requests need a list."""
+        keeper, found = self.keeper, self.found
+        refs: list[Ref] = []
+        try:
+            async for page in pages:
+                found.unseen += page.unseen
+                made = await self.decide(page.subjects)
+                for subject in page.subjects:
+                    before.pop(subject.ref.key, None)
+                refs += [one.ref for one in page.subjects] if keeper.request_state.enabled else []
+                if record is not None:
+                    await record(found, made, {one.ref.key for one in page.subjects if one.shape is Shape.TREE})
+                    soon = keeper.clock.now() + 2 * self.book.policy.schedule.every
+                    made = [d for d in made if _is_told(d, soon)]
+                found.decisions += made
+        except PlatformError as problem:
+            found.unseen.append(Unseen(f"{found.platform.name}/{found.platform.place}", str(problem)))
+        return refs
 
     async def decide(self, subjects: Sequence[Subject]) -> list[Decision]:
         """About one page of them. Adds to what was found on the way."""
@@ -217,7 +221,7 @@ class _Observation:
 
 
 def _is_told(decision: Decision, soon: datetime) -> bool:
-    """Due, or odd, or due so soon that a timer is set for it. The rest is found again by the next whole look."""
+    """Due, or odd, or due so soon that a timer is set for it. The rest is found again by the next full pass."""
     if decision.verdict is Verdict.WAIT:
         return decision.due is not None and decision.due < soon
     odd = decision.verdict in (Verdict.REPORT, Verdict.UNKNOWN) or bool(decision.complaints)
@@ -229,16 +233,26 @@ async def _before(keeper: Keeper, platform: Platform, book: Rulebook) -> dict[st
     return {key: ref for key, ref in present.items() if in_scope(book.policy, ref)}
 
 
-async def _looked_at(platform: Platform, refs: Sequence[Ref], found: Survey) -> AsyncIterator[Snapshot]:
+async def _read_each(platform: Platform, refs: Sequence[Ref], found: Survey) -> AsyncIterator[Snapshot]:
     """Just these, each by its uid, as if they had been listed; some at once, for each waits for answers."""
     for first in range(0, len(refs), AT_ONCE):
         some = refs[first : first + AT_ONCE]
-        looked = await asyncio.gather(*map(platform.look, some))
-        found.gone = [*found.gone, *(one for one in looked if isinstance(one, Gone))]
+        results = await asyncio.gather(*map(platform.read, some))
+        found.gone = [*found.gone, *(one for one in results if isinstance(one, Gone))]
         # A part of something is no workload.
-        whole = tuple(one for one in looked if isinstance(one, Subject) and not isinstance(one.root, str))
-        unseen = [Unseen(r.path, one.why) for r, one in zip(some, looked, strict=True) if isinstance(one, Unknown)]
+        whole = tuple(one for one in results if isinstance(one, Subject) and not isinstance(one.root, str))
+        unseen = [Unseen(r.path, one.why) for r, one in zip(some, results, strict=True) if isinstance(one, Unknown)]
         yield Snapshot(platform.name, platform.place, found.at, whole, tuple(unseen))
+
+
+async def _note_missing(keeper: Keeper, found: Survey, left: Collection[Ref], *, confirm: bool) -> None:
+    """Of those known before, what was not listed. Images last: workloads must not wait behind them."""
+    found.missing = sorted(left, key=_counts, reverse=True)
+    if confirm:
+        found.gone = await confirmed(found.platform, found.missing)
+    announced = {one.ref.key for one in found.gone if one.announced}
+    not_announced = [ref for ref in found.missing if ref.key not in announced]
+    found.counts.vanished = await _vanished(keeper, found.platform, not_announced)
 
 
 async def _vanished(keeper: Keeper, platform: Platform, missing: Sequence[Ref]) -> int:
@@ -283,7 +297,7 @@ def _begun(keeper: Keeper, decision: Decision, now: datetime) -> list[Event]:
 
 
 def _counts(ref: Ref) -> bool:
-    """A ref does not say its shape; of what is remembered only images are told apart, by their kind."""
+    """A ref has no shape; of what is remembered only images are distinguished, by their kind."""
     return ref.kind != Shape.IMAGE.value
 
 

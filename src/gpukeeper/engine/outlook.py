@@ -21,7 +21,7 @@ from gpukeeper.model.policy import Mode
 
 MOST = 5000  # decisions kept for a place, and sent in one reply
 UNSEEN = 20  # entries sent
-NOT_TOLD = "shown only to its owner and to admins"
+NOT_SHOWN = "shown only to its owner and to admins"
 
 
 class PolicyHead(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class PolicyHead(msgspec.Struct, frozen=True):
 class PlaceOutlook(msgspec.Struct, frozen=True, kw_only=True):
     platform: str
     place: str
-    at: datetime  # of the last look
+    at: datetime  # of the last read
     seen: int
     running: int
     unseen: tuple[Unseen, ...]
@@ -63,7 +63,7 @@ class Outlooks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DaemonState(msgspec.Struct, frozen=True):
-    """What only a daemon knows: where GPUs are scarce, and since when (steady time) it has watched."""
+    """What only a daemon has: where GPUs are scarce, and since when (steady time) it has watched."""
 
     scarce: tuple[tuple[str, str], ...]
     watched_from: float | None
@@ -116,7 +116,7 @@ async def outlooks(keeper: Keeper, book: Rulebook, who: str, source: str) -> Out
         policy=PolicyHead(source, policy.digest, policy.preset, policy.mode),
         paused=await keeper.ledger.paused(),
         places=tuple(
-            _told(*place, one, who, admin=admin)
+            _shown_to(*place, one, who, admin=admin)
             for place, one in keeper.request_state.outlooks.items()
             if place[0] in policy.scope
         ),
@@ -125,10 +125,10 @@ async def outlooks(keeper: Keeper, book: Rulebook, who: str, source: str) -> Out
     )
 
 
-def _told(platform: str, place: str, one: Outlook, who: str, *, admin: bool) -> PlaceOutlook:
+def _shown_to(platform: str, place: str, one: Outlook, who: str, *, admin: bool) -> PlaceOutlook:
     everything = list(one.decisions.values())
     mine = [d for d in everything if admin or d.owner == who]
-    others = [] if admin else [without_reason(d, NOT_TOLD) for d in everything if d.owner != who]
+    others = [] if admin else [without_reason(d, NOT_SHOWN) for d in everything if d.owner != who]
     return PlaceOutlook(
         platform=platform,
         place=place,

@@ -1,4 +1,4 @@
-"""Whether steps may be taken at all. Asked before each step; a pause of people is in the ledger."""
+"""Whether steps may be taken at all. Checked before each step; a pause by users is in the ledger."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ STOPPING = "gpukeeper is being stopped"
 
 @dataclass
 class Permission:
-    stopping: bool = False  # no step begins any more; the one under way is finished
+    stopping: bool = False  # no new step begins; the one in progress is finished
     why_not: Callable[[], str | None] = lambda: None  # a sentence while another instance acts instead of this one

@@ -1,7 +1,7 @@
-"""What the engine needs of the world, as Protocols. Async; every implementation gives each call a deadline.
+"""What the engine needs, as Protocols. Async; every implementation gives each call a deadline.
 
-A platform answers with values. What it could not learn is Unknown; what it could not list is in Snapshot.unseen.
-It raises PlatformError only when nothing at all can be said.
+A platform returns values. A fact that could not be read is Unknown; what could not be listed is in Snapshot.unseen.
+It raises PlatformError only when nothing at all could be read.
 """
 
 from __future__ import annotations
@@ -48,31 +48,31 @@ class Platform(Protocol):
     def place(self) -> str: ...
     @property
     def guards(self) -> Mapping[Action, Guard]:
-        """The verbs it offers. What is not here is reported, never done."""
+        """The actions it offers. Any other action is reported, never performed."""
         ...
 
     @property
     def precise(self) -> bool:
-        """Its hints name everything that may have changed, so that a pass may look at just that."""
+        """Its hints name everything that may have changed, so that a pass may read just that."""
         ...
 
     def at_once(self, kind: str) -> int:
-        """How many steps on things of that kind that are over may be under way at once. More than one where they do not
-        disturb each other, and where a look for many costs as much as one for a single step."""
+        """How many steps on ended objects of that kind may run in parallel. More than one if they do not disturb each
+        other, and if one read for many steps costs as much as for a single one."""
         ...
 
     @property
     def local(self) -> bool:
-        """Its workloads run on this machine, so that their GPUs can be looked at here."""
+        """Its workloads run on this machine, so that their GPUs can be inspected here."""
         ...
 
     @property
     def tidies(self) -> bool:
-        """It removes by itself what ended, so that the absence of such a thing is no sign of a broken world."""
+        """It removes by itself what ended, so that the absence of such an object does not open the breaker."""
         ...
 
     def follow(self, policy: Policy) -> None:
-        """A policy that changed counts from the next look on."""
+        """A changed policy applies from the next read on."""
         ...
 
     def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
@@ -80,64 +80,64 @@ class Platform(Protocol):
         ...
 
     def wake(self) -> AsyncIterator[Ref | None]:
-        """Hints that something changed (None: somewhere). Never facts. Ends when the platform has none."""
+        """Hints that something changed (None: it is unknown what). Never facts. Ends when the platform has none."""
         ...
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
-        """By uid. Gone only when it is provably not there."""
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
+        """One object, by uid. Gone only if it provably does not exist."""
         ...
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         """A workload by the id that its processes carry on this machine. Unknown where they carry none."""
         ...
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        """Of these, the ones that are provably not there; asked for in bulk, by uid. What could not be checked is left
-        out, like what exists."""
+        """Those of them that provably do not exist; checked in bulk, by uid. What could not be checked is left out,
+        like what exists."""
         ...
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown: ...
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
-        """One verb on exactly `fresh`. For an ATOMIC verb the platform refuses if it changed since."""
+        """One action on exactly `fresh`. If it is ATOMIC, the platform refuses if the object changed since."""
         ...
 
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
-        """Steps on all of these follow, inside: what they need may be read for all of them at once."""
+        """Steps on all of these run inside this context: what they need may be read for all of them at once."""
         ...
 
-    async def tell(self, subject: Subject, message: str) -> bool:
-        """Tell whoever sits inside the workload. False: nobody does, or there is no way in."""
+    async def notify(self, subject: Subject, message: str) -> bool:
+        """Send a message to users inside the workload. False: there are none, or they cannot be reached."""
         ...
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
-        """Leave a warning on the thing itself, where its owner and another instance of gpukeeper find it. A place that
-        keeps no such notes does nothing: the ledger has it."""
+        """Store a warning on the object itself, for its owner and for other instances of gpukeeper. A platform that
+        cannot store it does nothing: the ledger has it."""
         ...
 
     async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
-        """Write a hold onto the thing itself, or take it off. Answers None where only the ledger keeps holds."""
+        """Write a hold onto the object itself, or remove it. None if only the ledger stores holds."""
         ...
 
     async def parts(self, words: str) -> Sequence[Ref]:
-        """Parts of workloads that are called so. Only whole workloads are observed; parts are for who asks for one."""
+        """Parts of workloads with this name. Only whole workloads are observed; parts are for users who name one."""
         ...
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
-        """What it is part of and made of, and what keeps it there. Looks only."""
+        """What it is part of and made of, and why it still exists. Read-only."""
         ...
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
-        """A stop was interrupted and did not come about: undo what it changed on the way. It runs on as it was."""
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
+        """A stop was interrupted and did not complete: undo what it has changed. The workload runs on as before."""
         ...
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
-        """Bring back what gpukeeper stopped (no evidence) or removed (from its evidence)."""
+        """Restore what gpukeeper stopped (no evidence) or removed (from its evidence)."""
         ...
 
 
 def key_of(platform: Platform) -> PlaceKey:
-    """By which everything that is kept for a place is found again."""
+    """The key of everything that is stored for a place."""
     return platform.name, platform.place
 
 
@@ -145,16 +145,16 @@ class Gpus(Protocol):
     """The GPUs of the machine we run on."""
 
     async def shares(self) -> Mapping[str, float] | Unknown:
-        """What each GPU or slice weighs, by uuid: a whole GPU 1, a slice its part of one. A GPU that is cut is not
-        listed itself."""
+        """The share of each GPU or slice, by uuid: a whole GPU 1, a slice its part of one. A GPU that is split into
+        slices is not listed itself."""
         ...
 
     async def condition(self, uuid: str, since: datetime) -> Condition | Unknown:
-        """Who has that GPU or slice open, and what driver and kernel say about it since then."""
+        """Which processes have that GPU or slice open, and what driver and kernel report about it since then."""
         ...
 
     async def reset(self, uuid: str) -> Accepted | Refused | Unknown:
-        """That one whole GPU, after letting go of it ourselves. Refused while anybody has it open."""
+        """That one whole GPU, after closing it ourselves. Refused while any process has it open."""
         ...
 
 
@@ -169,7 +169,7 @@ class Ledger(Protocol):
 
     async def append(self, lines: Sequence[Event]) -> None: ...
     async def memories(self, keys: Iterable[str]) -> Mapping[str, Memory]:
-        """Of those keys; one that nothing is remembered of is absent."""
+        """By key. A key without a memory is absent."""
         ...
 
     async def present(self, platform: str, place: str) -> Mapping[str, Ref]:
@@ -190,7 +190,7 @@ class Ledger(Protocol):
         ...
 
     async def about(self, words: str) -> Sequence[Event]:
-        """Every line about the things whose path or uid ends with these words, oldest first."""
+        """Every line about the objects whose path or uid ends with these words, oldest first."""
         ...
 
     async def next_pass(self) -> int: ...
@@ -199,11 +199,11 @@ class Ledger(Protocol):
         ...
 
     async def paused(self) -> str | None:
-        """Why everything is paused, or None. Asked before each step."""
+        """Why everything is paused, or None. Read before each step."""
         ...
 
     def lease(self, platform: str, place: str) -> AbstractAsyncContextManager[None]:
-        """Raises LeaseHeld when another pass is at work there."""
+        """Raises LeaseHeld if another pass runs there."""
         ...
 
 
@@ -234,11 +234,11 @@ class Ports:
     notifier: Notifier
     clock: Clock
     meter: Meter | None = None
-    recall: Meter | None = None  # knows the past too: asked by a look that no daemon measured for
+    recall: Meter | None = None  # has past values too: read where no daemon has measured
     gpus: Gpus | None = None
     usage: UsageStore | None = None  # None: how GPUs are used is not recorded
     host: str = field(default_factory=socket.gethostname)  # where `gpus` are
 
     def platform_at(self, ref: Ref) -> Platform | None:
-        """The one that looks after it; None: not reachable from here."""
+        """The platform it belongs to; None: not reachable from here."""
         return next((one for one in self.platforms if key_of(one) == (ref.platform, ref.place)), None)

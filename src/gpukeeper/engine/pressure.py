@@ -40,7 +40,7 @@ class Pressure:
         return high
 
     def is_full(self, place: PlaceKey, disk: str) -> bool:
-        """When something on it was last looked at."""
+        """When something on it was last read."""
         return disk in self._full.get(place, ())
 
     def keep_disks(self, place: PlaceKey, disks: Collection[str]) -> None:
@@ -48,7 +48,7 @@ class Pressure:
         self._full[place] = self._full.get(place, set()).intersection(disks)
 
     def set_held(self, place: PlaceKey, held: Iterable[str], *, among: Collection[str] | None = None) -> None:
-        """GPUs that something outside of workloads has open. `among`: only these were looked at."""
+        """GPUs that something outside of workloads has open. `among`: only these were checked."""
         before = frozenset[str]() if among is None else self._held.get(place, frozenset()).difference(among)
         self._held[place] = before.union(held)
 
@@ -56,7 +56,7 @@ class Pressure:
         self, claimed: Collection[str], devices: Collection[str], shares: Mapping[str, float] | None
     ) -> float | None:
         """How much of the GPUs is taken. By weight where this machine's GPUs are meant (`shares`), so that a slice is
-        not a GPU; by number where a place lists GPUs of its own. None: not known."""
+        not a GPU; by number if a place lists GPUs of its own. None: unknown."""
         held, listed = frozenset[str]().union(*self._held.values()), frozenset(devices)
         taken = held.union(claimed)
         if shares and (not listed or listed & shares.keys()):

@@ -49,12 +49,12 @@ class PassReport:
     given_back: list[ReleasedGpus] = field(default_factory=list)  # work that ended, with the GPUs it had
     checks: list[GpuChecked] = field(default_factory=list)  # of those GPUs; a daemon's come later, in the journal
     relieved: Counter[str] = field(default_factory=Counter)  # by disk: steps left out once it was not too full any more
-    beside_work: Counter[tuple[str, str]] = field(default_factory=Counter)  # by folder and why: left out the same way
+    beside_work: Counter[tuple[str, str]] = field(default_factory=Counter)  # by directory and reason
     paused: str | None = None
     acted: bool = True
-    under_way: UnderWay = lambda report: None  # told after the look, and after each step
+    under_way: UnderWay = lambda report: None  # called after observing, and after each step
     stopped: str | None = None  # why it did not get to its end: a platform that failed midway, or a bug
-    leased: str | None = None  # who is at work there; then nothing was looked at or touched
+    leased: str | None = None  # the holder of the lease; then nothing was read or touched
 
     @property
     def reclaimed(self) -> list[Closed]:
@@ -70,7 +70,7 @@ class PassReport:
 
     @property
     def relief(self) -> list[str]:
-        """A sentence for each disk that came below its low mark, and each folder beside which work began, before the
+        """A sentence for each disk that came below its low mark, and each directory beside which work began, before the
         plan was done."""
         return [
             f"{where}: {why}. {count} more tree{'s' if count > 1 else ''} there {'were' if count > 1 else 'was'} "
@@ -94,7 +94,7 @@ async def look_and_plan(
         report.paused = await keeper.ledger.paused()
     except Exception as problem:
         _concerns_this_place(problem)
-        report = empty_report(keeper, platform, book, acted=False)  # half a look is none
+        report = empty_report(keeper, platform, book, acted=False)  # an incomplete observation does not count
         report.stopped = pass_stopped(_name(platform), problem)
     return report
 
@@ -113,17 +113,17 @@ async def reclaim(
     under_way: UnderWay | None = None,
 ) -> PassReport:
     """One pass. `act=False` (mode plan) observes, decides and records, and touches nothing. `only`: what changed or
-    is due; everything else there was looked at a moment ago.
+    is due; everything else there was read a moment ago.
 
     An error that concerns this place alone, a bug in its adapter included, stops this pass: nothing more is touched,
-    a step under way stays open and the next pass looks at it first. The report says why; nothing is raised.
+    a step in progress stays open and the next pass reads it first. The report has the reason; nothing is raised.
     """
     report = empty_report(keeper, platform, book, acted=act)
     report.under_way = under_way or report.under_way
     try:
         async with keeper.ledger.lease(platform.name, platform.place):
             await _pass(keeper, platform, book, report, narrow, allow, only, confirm, progress)
-        # Without the lease: it may take minutes, and it ends nobody.
+        # Without the lease: it may take minutes, and it ends no work.
         report.checks += await prove_clean(keeper, book, report.given_back, progress)
     except Exception as problem:
         _concerns_this_place(problem)
@@ -148,10 +148,10 @@ async def _pass(
     keeper.back_off.forget(began)
     report.pass_id = await keeper.ledger.next_pass()
     report.settled += await settle(keeper, platform)
-    told = outlook.begin(keeper, platform, began, whole=only is None)
+    pending = outlook.begin(keeper, platform, began, whole=only is None)
 
     async def record(found: Survey, made: Sequence[Decision], trees: Collection[str]) -> None:
-        outlook.add(told, made, trees)
+        outlook.add(pending, made, trees)
         lines = found.to_write.take()
         await keeper.ledger.append([*lines, *await changed_decisions(keeper, found.to_write, made, found.at, trees)])
         report.given_back.extend(await newly_ended(keeper, platform, lines))
@@ -162,18 +162,23 @@ async def _pass(
     report.plan = plan
     if plan.duplicates:
         await keeper.ledger.append([Complaint(at=plan.at, what=words) for words in duplicate_sentences(plan)])
-    outlook.show(keeper, found, plan, told)
+    outlook.show(keeper, found, plan, pending)
     report.under_way(report)
     if only is None and narrow is None and allow is None:
         keeper.last_passes.set_breaker(key_of(platform), plan.breaker)
-    if only is None:
-        await keeper.absences.record(keeper, platform, found.missing, found.gone, believe=plan.breaker is None)
-    elif found.gone:
-        await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=one.ref) for one in found.gone])
+    await _record_absences(keeper, platform, found, believe=plan.breaker is None)
     if report.acted and plan.steps and (confirm is None or await confirm(plan)):
         await _take_steps(keeper, platform, book, report, progress, allowed=allow is not None)
-        outlook.forget(told, report.outcomes)
+        outlook.forget(pending, report.outcomes)
     await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
+
+
+async def _record_absences(keeper: Keeper, platform: Platform, found: Survey, *, believe: bool) -> None:
+    """A narrow pass proves absence for each object that it read; a whole one only finds what was not listed."""
+    if found.whole:
+        await keeper.absences.record(keeper, platform, found.missing, found.gone, believe=believe)
+    elif found.gone:
+        await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=one.ref) for one in found.gone])
 
 
 def empty_report(keeper: Keeper, platform: Platform, book: Rulebook, *, acted: bool) -> PassReport:
@@ -224,8 +229,9 @@ async def _take_steps(
     *,
     allowed: bool,
 ) -> None:
-    """In the order of the plan, each after a look at whether we still may. What ends or tells somebody is done alone,
-    one after the other; of what is over several go at once. An error stops all of them: nothing more is touched."""
+    """In the order of the plan, each after a check whether we still may. What ends work or sends a message is done
+    alone, one after the other; of what is over several go at once. An error stops all of them: nothing more is
+    touched."""
 
     async def one(step: Step) -> None:
         hourly = None if allowed else hourly_budget(step.decision, book.policy, report.survey.counts.seen)
@@ -278,7 +284,7 @@ async def _take_some(
 
 def _is_relieved(keeper: Keeper, platform: Platform, step: Step) -> bool:
     """It was due only because a disk was too full, and a step before it saw that it is not so any more. No line: there
-    may be hundreds, and the next pass decides about each of them anew."""
+    may be hundreds, and the next pass decides about each of them again."""
     disk = step.decision.disk
     return bool(disk) and not keeper.pressure.is_full(key_of(platform), disk)
 
@@ -317,7 +323,7 @@ async def _take_step(
 
 
 async def _why_not_now(keeper: Keeper) -> str | None:
-    """Asked before each step."""
+    """Checked before each step."""
     if keeper.permission.stopping:
         return STOPPING
     why_not = keeper.permission.why_not() or await keeper.ledger.paused()

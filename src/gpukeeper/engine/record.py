@@ -17,7 +17,7 @@ TREE_LINES = 200  # of one pass: changed decisions about trees. Any user can cre
 
 @dataclass
 class PendingLines:
-    """Lines for the pass to append; the look itself writes nothing."""
+    """Lines for the pass to append; observing itself writes nothing."""
 
     lines: list[Event] = field(default_factory=list)
     tree_lines: int = 0  # about trees, in this pass

@@ -11,7 +11,7 @@ from gpukeeper.model.event import Closed, Event
 
 
 def not_there(problem: str, lines: Sequence[Event], book: Rulebook, now: datetime) -> str:
-    """`problem`, or what the ledger knows better."""
+    """`problem`, or the more exact reason from the ledger."""
     gone = [
         one
         for one in lines

@@ -1,5 +1,5 @@
 """What a daemon with a socket keeps for requests, so that they cost its passes nothing: the lists and decisions of its
-last passes, who was asked for a confirmation, whose pass waits. Nothing is kept where no socket listens.
+last passes, pending confirmations, whose pass waits. Nothing is kept where no socket listens.
 
 Bounded: one list and one outlook for each place, the latter of at most outlook.MOST decisions; confirmations expire.
 """
@@ -27,7 +27,7 @@ class Listing:
 
 @dataclass
 class Outlook:
-    """What the passes at a place decided about each thing there."""
+    """What the passes at a place decided about each object there."""
 
     at: datetime
     decisions: dict[str, Decision] = field(default_factory=dict)  # by key

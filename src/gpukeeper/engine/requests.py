@@ -1,10 +1,9 @@
-"""What people ask for: hold, release, stop, remove, restore, pause. The same rights by socket and by command line."""
+"""Requests of users: hold, release, stop, remove, restore, pause. The same rights by socket and by command line."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -12,21 +11,21 @@ import msgspec
 from gpukeeper.engine import clean
 from gpukeeper.engine.act import take
 from gpukeeper.engine.confirm import LASTS, Asker, Pending
-from gpukeeper.engine.find import FoundSubject, find, look_at
+from gpukeeper.engine.find import FoundSubject, find, read_subject
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import key_of
-from gpukeeper.engine.verify import evidence_of, settle
+from gpukeeper.engine.restore import restore, restored_in_words
+from gpukeeper.engine.schedule import opening
+from gpukeeper.engine.verify import settle
 from gpukeeper.engine.view import holds_elsewhere
-from gpukeeper.lifecycle.decide import NOT_HELD, REQUEST, decide, why_not_yet
+from gpukeeper.lifecycle.decide import NOT_HELD, REQUEST, why_not_yet
 from gpukeeper.lifecycle.explain import in_spite_of
-from gpukeeper.lifecycle.forecast import ahead
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, release_of, whom_to_ask
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Accepted, Action, Decision, Evidence, Refused, Result, Step, Verdict, View
-from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.decision import Action, Decision, Refused, Result, Step, Verdict, View
+from gpukeeper.model.durations import due_in_words, in_words, size_in_words
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.model.event import Closed, Event, Held, Paused, Released, Restored, Resumed
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.event import Closed, Held, Paused, Released, Resumed
 from gpukeeper.model.memory import KEEP_ALIVE, Hold
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.reading import Moment
@@ -48,8 +47,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reason: str = ""
     suspends: tuple[str, ...] = ()
     confirm: bool = False  # ask before acting; mode plan always does
-    token: str = ""  # of the reply that asked for a confirmation: the user confirmed
-    owner: str | None = None  # below here: of lines of the ledger that are asked for
+    token: str = ""  # of the reply that requested a confirmation: the user confirmed
+    owner: str | None = None  # below here: of lines of the ledger that are requested
     last: int = 100
     types: tuple[str, ...] = ()
     errors: bool = False
@@ -59,7 +58,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """With a token nothing was done: `words` say what would be, and the same request with that token does it."""
+    """With a token nothing was done: `words` show what would be, and the same request with that token does it."""
 
     done: bool
     words: str
@@ -68,13 +67,13 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataReply(Reply, frozen=True, kw_only=True):
-    """The answer to who only wants to know; `body` is JSON."""
+    """The reply to a read-only request; `body` is JSON."""
 
     body: msgspec.Raw = msgspec.Raw(b"null")
 
 
 async def fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request, *, uid: int | None = None) -> Reply:
-    """Do what was asked, with the rights of `who`, whose uid comes from the kernel. Every refusal is a sentence."""
+    """Perform the request, with the rights of `who`, whose uid comes from the kernel. Every refusal is a sentence."""
     try:
         words = await _fulfil(keeper, book, Asker(who, uid), request)
     except OverflowError:
@@ -90,24 +89,11 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
         raise UsageError(f"the reason is longer than {LONGEST_REASON} characters; nothing was done")
     match request.verb:
         case "hold":
-            span = timedelta(seconds=request.seconds) if request.seconds is not None else None
-            found, granted = await hold(
-                keeper, book, request.workload, who, span, reason=request.reason, suspends=request.suspends
-            )
-            until = f"{granted.until:%Y-%m-%d %H:%M} UTC ({in_words(granted.until - granted.at)})"
-            what = f" It suspends {', '.join(granted.suspends)} only." if granted.suspends else ""
-            return f"{found.view.subject.ref.path} is held until {until}.{what}{_not_prevented(book, found, granted)}"
+            return await _fulfil_hold(keeper, book, who, request)
         case "release":
             return await release(keeper, book, request.workload, who)
         case "stop" | "remove":
-            answer = await _act(keeper, book, asker, request)
-            if isinstance(answer, Reply):
-                return answer
-            line = answer
-            assert line.ref is not None
-            words = f"{line.ref.path}: {line.result}: {line.reason}"
-            done = line.result is Result.RECLAIMED
-            return Reply(done=done, words=words, exit_code=0 if done else 3)
+            return await _fulfil_act(keeper, book, asker, request)
         case "pause":
             return await pause(keeper, book, who, request.reason)
         case "resume":
@@ -116,15 +102,19 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
             return await _change_gpu(keeper, book, who, request)
         case "restore":
             ref, undone = await restore(keeper, book, request.workload, who)
-            hold_it = f"Keep it: gpukeeper workload hold {ref.path}"
-            stays = await _stays(keeper, book, ref, undone)
-            if undone is Action.REMOVE:
-                made = "was restored from what was captured, without data written inside it"
-                start = "If it does not run yet, start it soon; on a cluster run `gpukeeper restore` again"
-                return f"{ref.path} {made}. {start}. {stays}. {hold_it}"
-            return f"{ref.path} was restored and runs again. {stays}. {hold_it}"
+            return await restored_in_words(keeper, book, ref, undone)
         case _:
             raise UsageError(f'unknown request "{request.verb}"; nothing was done')
+
+
+async def _fulfil_hold(keeper: Keeper, book: Rulebook, who: str, request: Request) -> str:
+    span = timedelta(seconds=request.seconds) if request.seconds is not None else None
+    found, granted = await hold(
+        keeper, book, request.workload, who, span, reason=request.reason, suspends=request.suspends
+    )
+    until = f"{granted.until:%Y-%m-%d %H:%M} UTC ({in_words(granted.until - granted.at)})"
+    what = f" It suspends {', '.join(granted.suspends)} only." if granted.suspends else ""
+    return f"{found.view.subject.ref.path} is held until {until}.{what}{_not_prevented(book, found, granted)}"
 
 
 async def hold(
@@ -152,11 +142,11 @@ async def hold(
 
 def _not_prevented(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
     """What ends it in spite of the hold, and when: so that no user relies on the hold alone."""
-    act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards)
+    act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards, opening(book.policy.schedule))
     if act is None:
         return ""
     grant = " An admin can suspend that, too." if act.rule in NOT_HELD else ""
-    return f" The hold does not prevent {act.rule}: {act.action} {_when(act.at, granted.at)}.{grant}"
+    return f" The hold does not prevent {act.rule}: {act.action} {due_in_words(act.at, granted.at)}.{grant}"
 
 
 async def _hold_on_it(found: FoundSubject, until: datetime) -> None:
@@ -169,18 +159,18 @@ async def _hold_on_it(found: FoundSubject, until: datetime) -> None:
 
 
 async def _release_from_it(keeper: Keeper, book: Rulebook, found: FoundSubject) -> FoundSubject | None:
-    """Without the hold on the thing itself, looked at again: marks of other tools may still hold it. None: it has none,
-    or only a new thing would be without it."""
+    """Without the hold on the object itself, read again: marks of other tools may still hold it. None: it has none,
+    or only a new object would be without it."""
     subject = found.view.subject
     answer = await found.platform.hold(subject, None) if subject.marks.unhold else None
     if isinstance(answer, Refused | Unknown):
         how = subject.marks.unhold
         raise UsageError(f"{subject.ref.path} is still held: {answer.why}. A user with that permission can run: {how}")
-    return None if answer is None else await look_at(keeper, book, subject.ref)
+    return None if answer is None else await read_subject(keeper, book, subject.ref)
 
 
 async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> str:
-    """Ends what `who` may end, and says what that was and what still holds. A claimed owner ends their own alone."""
+    """Ends what `who` may end, and reports what that was and what still holds. A claimed owner ends their own alone."""
     found = await find(keeper, book, words)
     _allow(may_touch(found.view, book, who))
     own = may_act(found.view, book, who) is not None  # only claimed: what holds for others stays
@@ -198,6 +188,16 @@ async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> str:
     if left:
         return f"{subject.ref.path}: released {', '.join(ended.words)}. Still held: {'; '.join(left)}."
     return f"{subject.ref.path} is no longer held."
+
+
+async def _fulfil_act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -> Reply:
+    line = await _act(keeper, book, asker, request)
+    if isinstance(line, Reply):
+        return line
+    assert line.ref is not None
+    done = line.result is Result.RECLAIMED
+    words = f"{line.ref.path}: {line.result}: {line.reason}"
+    return Reply(done=done, words=words, exit_code=0 if done else 3)
 
 
 async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -> Closed | Reply:
@@ -220,9 +220,9 @@ async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -
 
 
 async def _confirmed(keeper: Keeper, book: Rulebook, pending: Pending) -> FoundSubject:
-    """What the person was shown, if a fresh look still gives that."""
+    """What the user was shown, if a fresh read still gives that."""
     ref = pending.seen.ref
-    found = await look_at(keeper, book, ref)
+    found = await read_subject(keeper, book, ref)
     if found is None or found.view.subject.seen.incarnation != pending.seen.incarnation:
         raise UsageError(f"{ref.path} has changed since the confirmation was requested; nothing was done. Try again")
     return found
@@ -231,7 +231,8 @@ async def _confirmed(keeper: Keeper, book: Rulebook, pending: Pending) -> FoundS
 async def act_now(
     keeper: Keeper, book: Rulebook, words: str, who: str, action: Action, *, uid: int | None = None
 ) -> Closed:
-    """Stop or remove one thing because its owner or an admin asks. Same evidence, condition and outcome as a pass."""
+    """Stop or remove one object at the request of its owner or an admin. Same evidence, condition and outcome as a
+    pass."""
     return await _act_on(keeper, book, Asker(who, uid), await find(keeper, book, words, acting=True), action)
 
 
@@ -266,7 +267,7 @@ async def _let_pass(keeper: Keeper, found: FoundSubject) -> None:
 
 
 def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubject, action: Action) -> None:
-    """Raises UsageError: not by this person, not on this thing, or not now."""
+    """Raises UsageError: not by this user, not on this object, or not now."""
     view, who = found.view, asker.name
     subject, path = view.subject, view.subject.ref.path
     _allow(may_act(view, book, who))
@@ -276,7 +277,7 @@ def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubje
         raise UsageError("; ".join((f"{path} is only reported, nothing was done", *subject.findings)))
     if action not in found.platform.guards:
         raise UsageError(f"{found.platform.name} offers no {action}; nothing was done")
-    # What a file inside asks for, its owner may take back; and it is no obstacle to an admin in an emergency.
+    # What a file inside requests, its owner may revoke; and it is no obstacle to an admin in an emergency.
     own = {who, KEEP_ALIVE}
     held = next((h for h in view.memory.holds if h.by not in own and h.until > keeper.clock.now()), None)
     if held is not None:
@@ -321,7 +322,7 @@ def _described(view: View, action: Action) -> str:
 
 
 async def pause(keeper: Keeper, book: Rulebook, who: str, reason: str) -> str:
-    """The first pause stands, with its reason; a second one is recorded and its author is told about the first."""
+    """The first pause applies, with its reason; a second one is recorded and its author gets the first reason."""
     _allow_admin(book, who)
     before = await keeper.ledger.paused()
     await keeper.ledger.append([Paused(at=keeper.clock.now(), by=who, reason=reason)])
@@ -343,7 +344,7 @@ async def resume(keeper: Keeper, book: Rulebook, who: str) -> str:
 
 
 async def _change_gpu(keeper: Keeper, book: Rulebook, who: str, request: Request) -> str:
-    """`workload` is the uuid of a GPU or slice of the machine that is asked."""
+    """`workload` is the uuid of a GPU or slice of the machine that gets the request."""
     _allow_admin(book, who)
     uuid = request.workload
     if not GPU_UUID.fullmatch(uuid):
@@ -355,71 +356,6 @@ async def _change_gpu(keeper: Keeper, book: Rulebook, who: str, request: Request
     if not await clean.give_back(keeper, uuid, who, request.reason):
         raise UsageError(f"{uuid} is not quarantined; nothing was changed")
     return f"{uuid} was returned."
-
-
-async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple[Ref, Action]:
-    """Bring back what gpukeeper last stopped or removed under this name; and which of the two it was."""
-    lines = await keeper.ledger.about(words)
-    done = [
-        one
-        for one in lines
-        if isinstance(one, Closed) and one.result is Result.RECLAIMED and one.action is not Action.TRIM
-    ]
-    things = {(one.ref.path, one.owner): one for one in done if one.ref is not None}  # the newest of each
-    if len(things) > 1:
-        told = "\n  ".join(_newest_of(one) for one in things.values())
-        raise UsageError(f'"{words}" matches {len(things)} objects; use more of the path, or the uid:\n  {told}')
-    if not done or done[-1].ref is None:
-        raise UsageError(f'gpukeeper reclaimed nothing named "{words}". See: gpukeeper ledger list --type outcome')
-    last = done[-1]
-    ref = done[-1].ref
-    if not is_admin(book, who):
-        if last.owner != who:
-            whose = f"belongs to {last.owner}" if last.owner else "has no known owner"
-            raise UsageError(f"{ref.path} {whose}; {who} may not restore it")
-        if not last.owner_verified:
-            raise UsageError(
-                f"that {who} owns {ref.path} was only claimed, or not recorded as verified; "
-                f"nothing was restored. {whom_to_ask(book)}"
-            )
-    platform = keeper.platform_at(ref)
-    if platform is None:
-        raise UsageError(f"{ref.platform}/{ref.place} is not reachable from here; nothing was restored")
-    name = evidence_of(lines, last.step)
-    evidence = await keeper.evidence.load(name) if name else None
-    if isinstance(evidence, Unknown):
-        raise UsageError(f"the evidence {name} cannot be read ({evidence.why}); nothing was restored")
-    if evidence is not None and last.action is Action.REMOVE:
-        evidence = Evidence({**await _before_the_stop(keeper, lines, ref), **evidence.files})
-    answer = await platform.restore(ref, evidence)
-    words = "restored" if isinstance(answer, Accepted) else answer.why
-    await keeper.ledger.append(
-        [Restored(at=keeper.clock.now(), ref=ref, owner=last.owner, by=who, evidence=name, result=words)]
-    )
-    if isinstance(answer, Refused | Unknown):
-        raise UsageError(f"{ref.path} was not restored: {words}")
-    return ref, Action.STOP if isinstance(answer, Accepted) and answer.resumed else last.action
-
-
-async def _stays(keeper: Keeper, book: Rulebook, ref: Ref, undone: Action) -> str:
-    """In what state it came back, and what comes next by which rule. What was made anew has another uid."""
-    try:
-        found = await look_at(keeper, book, ref) if undone is not Action.REMOVE else None
-        found = found or await find(keeper, book, ref.path, acting=True)
-    except KeeperError as problem:
-        return f"It could not be read yet ({problem})"
-    now, state = keeper.clock.now(), found.view.subject.state
-    is_now = f"Its state is unknown ({state.why})" if isinstance(state, Unknown) else f"It is {state}"
-    coming = ahead(found.view, book, now, found.platform.guards)
-    if not coming:
-        why = decide(found.view, book, now).reason
-        return f"{is_now} now; no action is scheduled for it: {why}"
-    told = [f"{one.action} by {one.rule} {_when(one.at, now)}" for one in (coming[0], coming[-1])]
-    return f"{is_now} now. If nothing changes: {', then '.join(dict.fromkeys(told))}"
-
-
-def _when(at: datetime, now: datetime) -> str:
-    return f"at {at:%Y-%m-%d %H:%M} UTC (in {in_words(at - now)})" if at > now else "at the next pass"
 
 
 def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:
@@ -436,19 +372,6 @@ def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:
         owner_verified=subject.owner_verified,
         gpus=subject.devices if isinstance(subject.devices, Unknown) else len(subject.devices),
     )
-
-
-async def _before_the_stop(keeper: Keeper, lines: Sequence[Event], ref: Ref) -> dict[str, bytes]:
-    """What gpukeeper stopped before it removed it was still as its owner had made it when that stop was prepared."""
-    stops = [one for one in lines if isinstance(one, Closed) and one.action is Action.STOP and one.ref == ref]
-    name = evidence_of(lines, stops[-1].step) if stops else ""
-    found = await keeper.evidence.load(name) if name else None
-    return {} if found is None or isinstance(found, Unknown) else {f"stop/{k}": v for k, v in found.files.items()}
-
-
-def _newest_of(one: Closed) -> str:
-    assert one.ref is not None
-    return f"{one.ref.path} ({one.ref.uid}, {one.owner or 'owner unknown'}, {one.at:%Y-%m-%d %H:%M})"
 
 
 def _owner(view: View) -> str | None:

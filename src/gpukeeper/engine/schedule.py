@@ -12,16 +12,17 @@ from itertools import islice, pairwise
 
 from cronsim import CronSim
 
+from gpukeeper.lifecycle.forecast import MINUTE, Opens
 from gpukeeper.model.policy import Schedule
 
 CHANGE = timedelta(
     hours=3
-)  # more than clocks are ever set back; moments are looked for from so much before the last pass
+)  # more than clocks are ever set back; times are searched from this long before the last pass
 SEARCHED = 400  # moments: more than a year of daily ones
 
 
 class LocalZone(tzinfo):
-    """The zone that TZ or /etc/localtime says, with its changes: what the C library knows. A fixed offset, which
+    """The zone of TZ or /etc/localtime, with its changes: what the C library has. A fixed offset, which
     `astimezone()` alone gives, is wrong on the other side of a change."""
 
     def utcoffset(self, dt: datetime | None) -> timedelta | None:
@@ -57,6 +58,17 @@ def next_moment(schedule: Schedule, at: datetime) -> datetime:
     if schedule.at is None:
         return at
     return next((moment for moment in _moments(schedule.at, at) if moment >= at), at)
+
+
+def opening(schedule: Schedule) -> Opens:
+    """For a forecast: when a pass next acts, after the one that took the last step on the same workload."""
+
+    def opens(at: datetime, acted: datetime | None) -> datetime:
+        if acted is None or schedule.at is None:
+            return next_moment(schedule, at)
+        return next_moment(schedule, max(at, acted + MINUTE))
+
+    return opens
 
 
 def acts_in_a_row(schedule: Schedule, at: datetime, count: int, apart: timedelta) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-GATHER = 0.05  # seconds; those who got the last look ask for the next one before long
+GATHER = 0.05  # seconds; callers of the last read soon request the next one
 
 
 class _Read(Generic[T]):
@@ -34,37 +34,37 @@ class Shared(Generic[T]):
     """A blocking read, called by threads. Its result is shared and must not be changed. Reads with other arguments are
     separate."""
 
-    def __init__(self, look: Callable[..., T]) -> None:
-        self._look = look
+    def __init__(self, read: Callable[..., T]) -> None:
+        self._read = read
         self._lock = threading.Lock()
         self._next: dict[tuple[Hashable, ...], _Read[T]] = {}  # not begun
         self._turn: dict[tuple[Hashable, ...], threading.Lock] = {}  # one at a time; the others gather meanwhile
 
     def __call__(self, *about: Hashable) -> T:
         with self._lock:
-            look = self._next.get(about)
-            if look is not None:
+            read = self._next.get(about)
+            if read is not None:
                 turn = None
             else:
-                look = self._next[about] = _Read()
+                read = self._next[about] = _Read()
                 turn = self._turn.setdefault(about, threading.Lock())
         if turn is not None:
-            self._run(look, turn, about)
-        return look.get()
+            self._run(read, turn, about)
+        return read.get()
 
-    def _run(self, look: _Read[T], turn: threading.Lock, about: tuple[Hashable, ...]) -> None:
+    def _run(self, read: _Read[T], turn: threading.Lock, about: tuple[Hashable, ...]) -> None:
         waits = turn.locked()
         with turn:
             if waits:
                 threading.Event().wait(GATHER)
             with self._lock:
-                del self._next[about]  # who comes from now on asked after it began
+                del self._next[about]  # later callers came after it began
             try:
-                look.result = self._look(*about)
-            except BaseException as error:  # everybody who waits for it gets that
-                look.error = error
+                read.result = self._read(*about)
+            except BaseException as error:  # every waiting caller gets it
+                read.error = error
             finally:
-                look.done.set()
+                read.done.set()
 
 
 class SharedQuestion(Generic[T]):

@@ -39,12 +39,12 @@ class Tenants:
         return self._known.setdefault(place, {})
 
     def replace(self, place: PlaceKey, known: Tenancies) -> None:
-        """By what a look at everything found."""
+        """From the result of a full pass."""
         self._known[place] = known
 
 
 def note_tenants(subjects: Iterable[Subject], book: Rulebook, *into: Tenancies) -> None:
-    """Work that runs, has GPUs and may be in somebody's way; not monitors, which have all of them."""
+    """Work that runs, has GPUs and may block others; not monitors, which have all of them."""
     for one in subjects:
         if _has_gpus(one) and isinstance(one.started, datetime) and book.settings(one).untouchable is False:
             for device in _devices(one):
@@ -82,9 +82,9 @@ def _hints(one: Subject, known: Tenancies, book: Rulebook) -> Iterator[tuple[str
 
 
 async def _proven(platform: Platform, one: Subject, device: str, hint: Tenancy) -> Tenant | None:
-    """It runs now, as then, and has that device; and it is somebody else's."""
+    """It runs now, as then, and has that device; and it has another owner."""
     with suppress(PlatformError):
-        found = await platform.look(hint.ref)
+        found = await platform.read(hint.ref)
         if not isinstance(found, Subject) or not _has_gpus(found) or found.started != hint.started:
             return None
         owner = found.owner if isinstance(found.owner, str) else None

@@ -13,7 +13,7 @@ from gpukeeper.model.event import Captured, Closed, Event, Intended
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 
-LOOKS_AFTER = (0.0, 0.2, 1.0, 5.0, 30.0)  # seconds; then once more after the step's grace
+READS_AFTER = (0.0, 0.2, 1.0, 5.0, 30.0)  # seconds; then once more after the step's grace
 FOLLOWED_AFTER, BLIND_AFTER = 1.0, 5.0  # seconds
 _OVER = (State.ENDED, State.SUSPENDED)
 _ENDS_IT = (Action.REMOVE, Action.RELEASE)
@@ -22,10 +22,10 @@ _ENDS_IT = (Action.REMOVE, Action.RELEASE)
 async def verify(platform: Platform, step: Step) -> tuple[Result, str]:
     decision = step.decision
     result, words = Result.UNKNOWN, "it could not be read afterwards"
-    for seconds in (*LOOKS_AFTER, decision.grace.total_seconds()):
+    for seconds in (*READS_AFTER, decision.grace.total_seconds()):
         if seconds:
             await asyncio.sleep(seconds)
-        found = await platform.look(decision.seen.ref)
+        found = await platform.read(decision.seen.ref)
         result, words = as_found(decision.action, decision.seen.incarnation, found, running=decision.running)
         anew = isinstance(found, Subject) and found.seen.incarnation != decision.seen.incarnation
         if result is Result.RECLAIMED or anew:
@@ -74,24 +74,24 @@ async def settle(keeper: Keeper, platform: Platform) -> list[Closed]:
     keeper.followed.keep_only(key_of(platform), {intent.step for intent in intents})
     for intent in intents:
         assert intent.ref is not None
-        looked = await platform.look(intent.ref)
-        result, words = as_found(intent.action, intent.incarnation, looked, running=intent.running)
+        found = await platform.read(intent.ref)
+        result, words = as_found(intent.action, intent.incarnation, found, running=intent.running)
         if result is Result.UNKNOWN:
             continue  # stays open; nothing is done to it before it could be read
         if intent.action is Action.STOP and result is Result.STILL_THERE:
-            await _take_back(keeper, platform, intent)
+            await _revert_stop(keeper, platform, intent)
         line = _as_found_line(intent, result, f"{words} in a later pass", keeper)
         await keeper.ledger.append([line])
         settled.append(line)
     return settled
 
 
-async def _take_back(keeper: Keeper, platform: Platform, intent: Intended) -> None:
+async def _revert_stop(keeper: Keeper, platform: Platform, intent: Intended) -> None:
     assert intent.ref is not None
     name = evidence_of(await keeper.ledger.about(intent.ref.uid), intent.step)
     evidence = await keeper.evidence.load(name) if name else None
     if evidence is not None and not isinstance(evidence, Unknown):
-        await platform.take_back(intent.ref, evidence)
+        await platform.revert_stop(intent.ref, evidence)
 
 
 def evidence_of(lines: Sequence[Event], step: str) -> str:
@@ -108,7 +108,8 @@ def gpu_hours(gpus: int | Unknown, since: datetime | None, now: datetime) -> flo
 
 def _as_found_line(intent: Intended, result: Result, words: str, keeper: Keeper) -> Closed:
     """What the platform took from us in this very process, and what then needed its time, came back by us. After an
-    interruption nobody knows: the command may never have been given, so that somebody did it is the lenient reading."""
+    interruption it is unknown: the command may never have been sent, so the lenient assumption is that others did
+    it."""
     now, later = keeper.clock.now(), Unknown("settled in a later pass")
     ours = keeper.followed.take(intent.step)
     gpus, size = (ours.gpus, ours.size) if ours is not None and result is Result.RECLAIMED else (later, later)

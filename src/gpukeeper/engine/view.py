@@ -33,12 +33,12 @@ async def build_views(
     keys = [s.ref.key for s in subjects if s.shape not in (Shape.DEVICE, Shape.NODE)]
     keys += [key for s in subjects if (key := lasting_key(s)) is not None]
     live = [s.ref.key for s in subjects if may_be_idle(s, book)]
-    series = dict(await keeper.signals.series(live, now - _look_back(book), now)) if live else {}
+    series = dict(await keeper.signals.series(live, now - _horizon(book), now)) if live else {}
     asking = [s for s in subjects if s.marks.keep_alive is True]
     elsewhere = {s.ref.key: await holds_elsewhere(keeper, book, s, now) for s in asking}
     if leased := [key for key in live if key in elsewhere]:
         # Whether it was used since its last lease, which may be longer ago than any idle time.
-        series |= await keeper.signals.series(leased, now - max(book.policy.hold_within, _look_back(book)), now)
+        series |= await keeper.signals.series(leased, now - max(book.policy.hold_within, _horizon(book)), now)
     memories = await keeper.ledger.memories(keys)  # last: a hold that was granted while we waited counts
     tenants = await new_tenants(keeper.tenants, platform, subjects, book)
     joined = []
@@ -84,6 +84,6 @@ async def holds_elsewhere(keeper: Keeper, book: Rulebook, subject: Subject, now:
     return tuple(hold for hold in others if devices.intersection(hold.devices))
 
 
-def _look_back(book: Rulebook) -> timedelta:
+def _horizon(book: Rulebook) -> timedelta:
     """Far enough for the longest idle window and the warnings about it."""
     return horizon(book.policy, max(idle_times(book.policy), default=HOUR)) + HORIZON_SLACK

@@ -69,17 +69,17 @@ def _nothing(step: str) -> None:
 async def rotate(
     ledger: SqliteLedger, keep: LedgerKeep, now: datetime, between: Callable[[str], None] = _nothing
 ) -> Rotation:
-    """Archive, delete what is past its time, prune signals. Raises LeaseHeld when another run is at work."""
-    folder = archive_folder(ledger.path)
+    """Archive, delete what has expired, prune signals. Raises LeaseHeld if another run is in progress."""
+    directory = archive_folder(ledger.path)
     async with ledger.lease("ledger", "archive"):
-        finished = await _finish(ledger, folder, now)
-        written = await asyncio.to_thread(_write, ledger.path, folder, _horizon(keep, now), now, between)
+        finished = await _finish(ledger, directory, now)
+        written = await asyncio.to_thread(_write, ledger.path, directory, _horizon(keep, now), now, between)
         if written is not None:
             header = written[1]
             await ledger.change(lambda c: _retire(c, header, now, str(ledger.path)))
             between("deleted")
         believed = await believed_now(ledger, now)
-        gone = () if believed is None else await asyncio.to_thread(_delete_old, folder, believed - keep.keep)
+        gone = () if believed is None else await asyncio.to_thread(_delete_old, directory, believed - keep.keep)
         between("pruned")
         signals = await ledger.change(lambda c: prune(c, now - keep.signals))
     lines, name = (written[1].lines, written[0].name) if written else (0, None)
@@ -88,8 +88,10 @@ async def rotate(
 
 async def status(ledger: SqliteLedger, *, check: bool = False) -> LedgerStatus:
     """`check` reads every archive from end to end; otherwise only its header."""
-    folder = archive_folder(ledger.path)
-    archives = await asyncio.to_thread(lambda: tuple(_look(p, check) for p in sorted(folder.glob("journal-*.gz"))))
+    directory = archive_folder(ledger.path)
+    archives = await asyncio.to_thread(
+        lambda: tuple(_archive_info(p, check) for p in sorted(directory.glob("journal-*.gz")))
+    )
     lines, oldest, newest = await ledger.read(_extent)
     size = sum(p.stat().st_size for p in ledger.path.parent.glob(ledger.path.name + "*"))
     there = Reserve(ledger.path.parent).is_there()
@@ -97,7 +99,7 @@ async def status(ledger: SqliteLedger, *, check: bool = False) -> LedgerStatus:
 
 
 async def believed_now(ledger: SqliteLedger, now: datetime) -> datetime | None:
-    """The time by which things are deleted for ever: two days further a run at most, whatever the clock says.
+    """The time by which data is deleted forever: at most two days further per run, whatever the clock shows.
     None: this clock was not observed before."""
 
     def do(c: sqlite3.Connection) -> datetime | None:
@@ -114,29 +116,29 @@ def _horizon(keep: LedgerKeep, now: datetime) -> datetime:
     return (now - max(keep.archive_after, LEAST)).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-async def _finish(ledger: SqliteLedger, folder: Path, now: datetime) -> tuple[str, ...]:
+async def _finish(ledger: SqliteLedger, directory: Path, now: datetime) -> tuple[str, ...]:
     """Files whose very lines are still in the journal: the run that wrote them was interrupted."""
-    found = await asyncio.to_thread(_unfinished, ledger.path, folder)
+    found = await asyncio.to_thread(_unfinished, ledger.path, directory)
     for _, header in found:
         await ledger.change(lambda c, h=header: _retire(c, h, now, str(ledger.path)))  # type: ignore[misc]
     return tuple(path.name for path, _ in found)
 
 
-def _unfinished(ledger: Path, folder: Path) -> list[tuple[Path, Header]]:
+def _unfinished(ledger: Path, directory: Path) -> list[tuple[Path, Header]]:
     with translated(ledger), closing(open_for_reading(ledger)) as c:
-        # Numbers alone prove nothing: a ledger begun anew counts from 1 again. The digest of the rows does.
-        same = [(path, h) for path, h in headers(folder) if digest_rows(c, h.first, h.last) == h]
+        # Numbers alone prove nothing: a new ledger counts from 1 again. The digest of the rows does.
+        same = [(path, h) for path, h in headers(directory) if digest_rows(c, h.first, h.last) == h]
         for path, header in same:
             verify(path, header)
         return sorted(same, key=lambda pair: pair[1].first)
 
 
 def _write(
-    ledger: Path, folder: Path, horizon: datetime, now: datetime, between: Callable[[str], None]
+    ledger: Path, directory: Path, horizon: datetime, now: datetime, between: Callable[[str], None]
 ) -> tuple[Path, Header] | None:
     with translated(ledger), closing(open_for_reading(ledger)) as c:
         header = digest_rows(c, 0, _last_before(c, horizon, now))
-        return None if header is None else (write_archive(c, folder, header, between), header)
+        return None if header is None else (write_archive(c, directory, header, between), header)
 
 
 def _last_before(c: sqlite3.Connection, horizon: datetime, now: datetime) -> int:
@@ -163,7 +165,7 @@ def _retire(c: sqlite3.Connection, header: Header, now: datetime, where: str) ->
 
 def _forget(c: sqlite3.Connection, header: Header, now: datetime) -> None:
     """What is not there any more, has no line left and no hold that still counts needs no memory. Nor does what was
-    decided about it: of a tree or a process that went by itself no line says so."""
+    decided about it: no line records that a tree or a process disappeared by itself."""
     # NOT IN and not a join: SQLite makes one index of each list instead of searching `present` for every memory.
     silent_keys = (
         "key NOT IN (SELECT key FROM present) AND key NOT IN "
@@ -179,19 +181,19 @@ def _forget(c: sqlite3.Connection, header: Header, now: datetime) -> None:
             c.execute("DELETE FROM memories WHERE key = ?", (key,))
 
 
-def _delete_old(folder: Path, before: datetime) -> tuple[str, ...]:
+def _delete_old(directory: Path, before: datetime) -> tuple[str, ...]:
     """By their newest line. A file whose header cannot be read stays: its content is unknown."""
     gone = []
-    for path, header in headers(folder):
+    for path, header in headers(directory):
         if header.until < before:
             path.unlink()
             gone.append(path.name)
-    for left in folder.glob(".journal-*.tmp"):
+    for left in directory.glob(".journal-*.tmp"):
         left.unlink()
     return tuple(sorted(gone))
 
 
-def _look(path: Path, check: bool) -> ArchiveInfo:
+def _archive_info(path: Path, check: bool) -> ArchiveInfo:
     header = None
     try:
         header = read_header(path)

@@ -70,11 +70,11 @@ def digest_rows(c: sqlite3.Connection, first: int, last: int) -> Header | None:
     )
 
 
-def write_archive(c: sqlite3.Connection, folder: Path, header: Header, between: Callable[[str], None]) -> Path:
-    folder.mkdir(mode=0o750 if os.geteuid() == 0 else 0o700, exist_ok=True)
-    path = _free_name(folder, header)
+def write_archive(c: sqlite3.Connection, directory: Path, header: Header, between: Callable[[str], None]) -> Path:
+    directory.mkdir(mode=0o750 if os.geteuid() == 0 else 0o700, exist_ok=True)
+    path = _free_name(directory, header)
     # A name of its own: a run that was cancelled may still be writing in its thread.
-    made = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    made = directory / f".{path.name}.{secrets.token_hex(4)}.tmp"
     fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
     with os.fdopen(fd, "wb") as raw:
         with gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) as packed:
@@ -87,15 +87,15 @@ def write_archive(c: sqlite3.Connection, folder: Path, header: Header, between: 
     verify(made, header)
     between("verified")
     made.rename(path)
-    _sync_folder(folder)
+    _sync_folder(directory)
     between("named")
     return path
 
 
-def headers(folder: Path) -> list[tuple[Path, Header]]:
+def headers(directory: Path) -> list[tuple[Path, Header]]:
     """Of every archive that has a readable one."""
     found = []
-    for path in sorted(folder.glob("journal-*.gz")):
+    for path in sorted(directory.glob("journal-*.gz")):
         try:
             found.append((path, read_header(path)))
         except LedgerError:
@@ -164,14 +164,14 @@ def _unreadable(path: Path, error: Exception) -> LedgerError:
     return LedgerError(f"The archive {path} cannot be read ({error}). Nothing was changed.")
 
 
-def _free_name(folder: Path, header: Header) -> Path:
+def _free_name(directory: Path, header: Header) -> Path:
     """Named after its newest day. A clock that went back may give two runs the same day."""
-    path = folder / f"journal-{header.until:%Y%m%d}.jsonl.gz"
-    return path if not path.exists() else folder / f"journal-{header.until:%Y%m%d}-{header.first}.jsonl.gz"
+    path = directory / f"journal-{header.until:%Y%m%d}.jsonl.gz"
+    return path if not path.exists() else directory / f"journal-{header.until:%Y%m%d}-{header.first}.jsonl.gz"
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync_folder(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

@@ -119,18 +119,18 @@ def _make_file(path: Path) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(directory: Path) -> Iterator[None]:
     """Two processes that open a new ledger at the same time must not both turn it to WAL and migrate it."""
-    with translated(folder):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with translated(directory):
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _lock(fd, folder)
+        _lock(fd, directory)
         yield
     finally:
         os.close(fd)
 
 
-def _lock(fd: int, folder: Path) -> None:
+def _lock(fd: int, directory: Path) -> None:
     end = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -138,8 +138,8 @@ def _lock(fd: int, folder: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > end:
                 raise LedgerError(
-                    f"Another program has locked the directory {folder} for {BUSY_SECONDS} s. Nothing was changed. "
-                    f"Which one: fuser -v {folder}. End it, or {_ELSEWHERE}."
+                    f"Another program has locked the directory {directory} for {BUSY_SECONDS} s. Nothing was changed. "
+                    f"Which one: fuser -v {directory}. End it, or {_ELSEWHERE}."
                 ) from None
             time.sleep(0.05)
         else:
@@ -169,7 +169,8 @@ def _connect_reading(path: Path) -> sqlite3.Connection:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.OperationalError as error:
         connection.close()
-        # Without rights on the folder, or on a full disk, the -shm file that WAL needs cannot be made. As long as there
+        # Without rights on the directory, or on a full disk, the -shm file that WAL needs cannot be made. As long as
+        # there
         # is no -wal file, everything is in the main one.
         if error.sqlite_errorcode & 0xFF not in _NO_SHM or _has_content(path.with_name(path.name + "-wal")):
             raise
@@ -181,7 +182,7 @@ def _connect_reading(path: Path) -> sqlite3.Connection:
 
 
 def _check(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
-    """Ours, of a version we know, readable. Only looks."""
+    """Ours, of a known version, readable. Read-only."""
     found = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

@@ -28,8 +28,8 @@ from gpukeeper.model.unknown import Unknown
 
 INDEX = "index.json"
 SAVED_WITHIN = timedelta(minutes=2)  # one capture; a mount that hangs must not keep a pass from going on
-WALKED_WITHIN = timedelta(minutes=10)  # the whole folder
-ROOM_WITHIN = 60.0  # seconds to wait for other captures to be written before the folder is measured
+WALKED_WITHIN = timedelta(minutes=10)  # the whole directory
+ROOM_WITHIN = 60.0  # seconds to wait for other captures to be written before the directory is measured
 _DAY = re.compile(r"\d{8}")
 _NAME = re.compile(r"\d{8}/[A-Za-z0-9_][A-Za-z0-9._-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
@@ -43,7 +43,7 @@ class SavedFile(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True):
-    """Written last: a folder without it is what a crash left, and is no evidence."""
+    """Written last: a directory without it was left by a crash, and is no evidence."""
 
     ref: Ref
     step: str
@@ -141,10 +141,10 @@ class DirectoryEvidence:
             with _folder(day, root) as days:
                 name = _make_folder(days, name)
                 try:
-                    with _folder(name, days) as folder:
+                    with _folder(name, days) as directory:
                         for file, content in files.items():
-                            _write_file(folder, file, content)
-                        os.fsync(folder)
+                            _write_file(directory, file, content)
+                        os.fsync(directory)
                 except BaseException:
                     shutil.rmtree(name, ignore_errors=True, dir_fd=days)
                     raise
@@ -157,9 +157,9 @@ class DirectoryEvidence:
             return Unknown(f"{name!r} is not the name of any evidence")
         day, _, last = name.partition("/")
         try:
-            with _folder(self.root) as root, _folder(day, root) as days, _folder(last, days) as folder:
-                index = _INDEX.decode(_read(folder, INDEX))
-                files = {given: _read(folder, saved.file) for given, saved in index.files.items()}
+            with _folder(self.root) as root, _folder(day, root) as days, _folder(last, days) as directory:
+                index = _INDEX.decode(_read(directory, INDEX))
+                files = {given: _read(directory, saved.file) for given, saved in index.files.items()}
         except (OSError, msgspec.MsgspecError) as error:
             return Unknown(f"the evidence {name} cannot be read: {getattr(error, 'strerror', None) or error}")
         for given, saved in index.files.items():
@@ -173,7 +173,7 @@ class DirectoryEvidence:
         with _folder(self.root) as root:
             used = self._usage().bytes
             for day in os.listdir(root):  # noqa: PTH208 (a descriptor, not a path)
-                # Only days; whatever else somebody put here is not ours to delete.
+                # Only days; any other entry here is not ours to delete.
                 if _DAY.fullmatch(day) and day < before:
                     _prune_day(root, day)
             os.fsync(root)
@@ -182,26 +182,26 @@ class DirectoryEvidence:
         return used - self._usage().bytes
 
     def _usage(self) -> EvidenceUsage:
-        size = folders = 0
+        size = directories = 0
         if not self.root.is_dir():
             return EvidenceUsage(0, 0, self.quota)
         for _, below, files, fd in os.fwalk(self.root, follow_symlinks=False):
-            folders += INDEX in files
+            directories += INDEX in files
             below.sort()
             for file in files:
                 with suppress(FileNotFoundError):
                     size += os.stat(file, dir_fd=fd, follow_symlinks=False).st_size
-        return EvidenceUsage(size, folders, self.quota)
+        return EvidenceUsage(size, directories, self.quota)
 
 
 def _prune_day(root: int, day: str) -> None:
-    """Only folders with an index of ours in them; a day with anything else in it stays."""
+    """Only directories with an index of ours in them; a day with anything else in it stays."""
     with suppress(OSError):
         with _folder(day, root) as days:
             for name in os.listdir(days):  # noqa: PTH208
                 with suppress(OSError, msgspec.MsgspecError):
-                    with _folder(name, days) as folder:
-                        _INDEX.decode(_read(folder, INDEX))
+                    with _folder(name, days) as directory:
+                        _INDEX.decode(_read(directory, INDEX))
                     shutil.rmtree(name, dir_fd=days)
         os.rmdir(day, dir_fd=root)
 
@@ -234,7 +234,7 @@ def _unused(name: str, used: set[str]) -> str:
 
 
 def _make_folder(parent: int, name: str) -> str:
-    """A step that is captured again after a crash gets a folder of its own."""
+    """A step that is captured again after a crash gets a directory of its own."""
     number, free = 2, name
     while True:
         try:
@@ -245,16 +245,16 @@ def _make_folder(parent: int, name: str) -> str:
             return free
 
 
-def _write_file(folder: int, name: str, content: bytes) -> None:
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+def _write_file(directory: int, name: str, content: bytes) -> None:
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     with os.fdopen(fd, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _read(folder: int, name: str) -> bytes:
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+def _read(directory: int, name: str) -> bytes:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     with os.fdopen(fd, "rb") as file:
         return file.read()
 

@@ -53,10 +53,10 @@ def _syslog(line: Event) -> str:
     result = getattr(line, "result", "")
     about = [str(fields["event_type"]), str(result), _short(line.ref.path) if line.ref is not None else ""]
     whose = [f"user={fields['user']}"] if fields["user"] else []
-    said = next((str(words) for name in ("reason", "message", "what") if (words := getattr(line, name, ""))), "")
+    text = next((str(words) for name in ("reason", "message", "what") if (words := getattr(line, name, ""))), "")
     words = " ".join(one for one in (*about, *whose) if one)
     host = _short(place.place).replace(" ", "_") if place is not None and place.place else "-"
-    return f"{fields['timestamp']} {host} {tag_of(line)}: {words}{': ' if said else ''}{said[:SAID_CHARACTERS]}"
+    return f"{fields['timestamp']} {host} {tag_of(line)}: {words}{': ' if text else ''}{text[:SAID_CHARACTERS]}"
 
 
 def tag_of(line: Event) -> str:

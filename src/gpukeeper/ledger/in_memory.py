@@ -195,14 +195,14 @@ class RecalledSignals:
     """What a session that must not write learns of the past, over what was measured before. Gone with the session."""
 
     def __init__(self, stored: Signals) -> None:
-        self._stored, self._told = stored, InMemorySignals()
+        self._stored, self._added = stored, InMemorySignals()
 
     async def add(self, samples: Sequence[Sample]) -> None:
-        await self._told.add(sorted(samples, key=lambda one: one.at))
+        await self._added.add(sorted(samples, key=lambda one: one.at))
 
     async def series(self, keys: Sequence[str], since: datetime, until: datetime) -> Mapping[str, tuple[Series, ...]]:
         stored = await self._stored.series(keys, since, until)
-        return {**stored, **await self._told.series(keys, since, until)}
+        return {**stored, **await self._added.series(keys, since, until)}
 
 
 class _Row:

@@ -27,6 +27,7 @@ from gpukeeper.ledger.database import (
 from gpukeeper.ledger.lease import Lease, take_lease
 from gpukeeper.ledger.lines import COLUMNS, fit, row
 from gpukeeper.ledger.queries import Totals
+from gpukeeper.ledger.recent_acts import RecentActs
 from gpukeeper.ledger.reserve import Reserve
 from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.errors import LedgerError
@@ -60,6 +61,7 @@ class SqliteLedger:
         self.writable = write
         self.on_append: Callable[[Sequence[Event]], None] = lambda lines: None  # called when they are durable
         self._connection = connection
+        self._recent_acts = RecentActs()
         self._reserve = Reserve(path.parent)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         if write:
@@ -93,7 +95,7 @@ class SqliteLedger:
         return await self.read(lambda c: state.open_intents(c, platform, place, str(self.path)))
 
     async def acts_since(self, since: datetime, rules: frozenset[str], *, but: bool = False) -> int:
-        return await self.read(lambda c: queries.acts_since(c, since, rules, but=but))
+        return await self.read(lambda c: self._recent_acts.count(c, since, rules, but=but))
 
     async def holds_of(self, owner: str, since: datetime) -> Mapping[str, tuple[Hold, ...]]:
         return await self.read(lambda c: queries.holds_of(c, owner, since, str(self.path)))
@@ -117,7 +119,7 @@ class SqliteLedger:
         try:
             held = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            # The thread may get the lease after nobody waits for it any more.
+            # The thread may get the lease after the caller has stopped waiting.
             future.add_done_callback(_let_go)
             raise
         try:
@@ -162,7 +164,7 @@ class SqliteLedger:
         return await self.read(lambda c: state.gpus(c, place))
 
     async def rebuild(self) -> int:
-        """State anew from the journal, in one transaction. How many lines were folded."""
+        """Rebuild the state from the journal, in one transaction. Returns the number of lines folded."""
         return await self.change(lambda c: state.rebuild(c, str(self.path)))
 
     async def damage(self) -> list[str]:
@@ -182,7 +184,7 @@ class SqliteLedger:
         return await asyncio.wrap_future(self._thread.submit(self._with_reserve, work, acts))
 
     def _with_reserve(self, work: Callable[[sqlite3.Connection], T], acts: bool) -> T:
-        """On a full disk the reserve makes room for what is under way; nothing new begins until it is back."""
+        """On a full disk the reserve makes room for what is in progress; nothing new begins until it is back."""
         with translated(self.path):
             if not self._reserve.ensure() and acts:
                 raise LedgerError(full_sentence(self.path))

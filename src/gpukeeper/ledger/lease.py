@@ -28,9 +28,9 @@ class Lease:
             self._fd = None
 
 
-def take_lease(folder: Path, platform: str, place: str) -> Lease:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(folder / lease_name(platform, place), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def take_lease(directory: Path, platform: str, place: str) -> Lease:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(directory / lease_name(platform, place), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _sign(fd)
@@ -58,7 +58,7 @@ def lease_name(platform: str, place: str) -> str:
 
 
 def _sign(fd: int) -> None:
-    """Who holds it, for the sentence others get. Only words: the lock itself is the kernel's."""
+    """The holder, for messages to others. Only text: the lock itself is the kernel's."""
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200]
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"pid {os.getpid()} ({command})".encode("utf-8", "backslashreplace"), 0)

@@ -118,7 +118,7 @@ def result_of(line: Event) -> str | None:
 
 
 def is_error(line: Event) -> bool:
-    """What somebody may have to mend: a step that did not end well, a pass that did not see or do everything, a GPU
+    """What an admin may have to fix: a step that did not end well, a pass that did not see or do everything, a GPU
     that did not come back clean."""
     match line:
         case Closed():

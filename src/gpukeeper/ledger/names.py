@@ -1,4 +1,4 @@
-"""The workloads that a ledger knows, by path, for shell completion: one short query on the file."""
+"""The workloads in a ledger, by path, for shell completion: one short query on the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpukeeper.model.identity import Ref
 
-PATIENCE = 0.2  # seconds; somebody waits at a prompt
+PATIENCE = 0.2  # seconds; a user waits at a prompt
 MOST = 2000
 _PARTS = ("platform", "place", "kind", "name", "uid", "namespace")
 _WORKLOADS = f"""

@@ -1,4 +1,4 @@
-"""Where the ledger lives: one folder for journal, state, signals, leases, archive and reserve."""
+"""Where the ledger is stored: one directory for journal, state, signals, leases, archive and reserve."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LONGEST_SOCKET_PATH = 107  # bytes; the kernel has no room for more
 
 
 def state_folder(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
-    """`$GPUKEEPER_STATE`; else /var/lib/gpukeeper for root, the XDG state folder for everyone else."""
-    if told := environ.get("GPUKEEPER_STATE"):
-        return _expanded(Path(told)).absolute()
+    """`$GPUKEEPER_STATE`; else /var/lib/gpukeeper for root, the XDG state directory for other users."""
+    if configured := environ.get("GPUKEEPER_STATE"):
+        return _expanded(Path(configured)).absolute()
     if (os.geteuid() if uid is None else uid) == 0:
         return Path("/var/lib/gpukeeper")
-    # The XDG specification says that a relative path there is to be ignored.
+    # According to the XDG specification a relative path there is ignored.
     xdg = environ.get("XDG_STATE_HOME", "")
     base = Path(xdg) if xdg.startswith("/") else Path(environ.get("HOME") or _expanded(Path("~"))) / ".local" / "state"
     return base / "gpukeeper"
@@ -57,10 +57,10 @@ def usage_path(ledger: Path) -> Path:
 
 
 def socket_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
-    """Where the daemon listens: `$GPUKEEPER_SOCKET`; /run/gpukeeper for root's, which everybody may ask; else below
-    the state folder."""
-    if told := environ.get("GPUKEEPER_SOCKET"):
-        return Path(told)
+    """Where the daemon listens: `$GPUKEEPER_SOCKET`; /run/gpukeeper for root's, which every user may query; else below
+    the state directory."""
+    if configured := environ.get("GPUKEEPER_SOCKET"):
+        return Path(configured)
     if environ.get("GPUKEEPER_STATE"):
         return state_folder(environ, uid) / "socket"
     root = Path("/run/gpukeeper/socket")

@@ -1,4 +1,4 @@
-"""Questions to the journal: which lines, how many acts, how much came back. Only reads."""
+"""Questions to the journal: which lines, how much came back. Only reads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Totals(msgspec.Struct, frozen=True):
     owners: Mapping[str, Reclaimed]
     rules: Mapping[str, Reclaimed]
     platforms: Mapping[str, Reclaimed]
-    covers_from: datetime | None = None  # later than asked for, when older lines are in the archive
+    covers_from: datetime | None = None  # later than requested, if older lines are in the archive
 
 
 def lines(c: sqlite3.Connection, wanted: LineFilter, where: str) -> list[tuple[int, Event]]:
@@ -87,16 +87,11 @@ def totals(c: sqlite3.Connection, since: datetime, where: str) -> Totals:
     counted: set[str] = set()
     for _, line in _decoded(rows, where):
         assert isinstance(line, Closed)
-        # A step that a crash made us look at again may have two outcomes; it gave back once.
+        # A step that was read again after a crash may have two outcomes; it freed once.
         if line.step not in counted:
             counted.add(line.step)
             _add(found, line)
     return found
-
-
-def acts_since(c: sqlite3.Connection, since: datetime, rules: frozenset[str], *, but: bool) -> int:
-    question = "SELECT rule, count(*) FROM journal WHERE type = 'intent' AND at >= ? GROUP BY rule"
-    return sum(number for rule, number in c.execute(question, (micros(since),)) if (rule in rules) is not but)
 
 
 def holds_of(c: sqlite3.Connection, owner: str, since: datetime, where: str) -> dict[str, tuple[Hold, ...]]:

@@ -1,6 +1,6 @@
 """Room for the last words: a file that is given up when the disk is full, so that an outcome can still be written.
 
-That it is missing means that the disk was full; whoever finds room again makes it anew.
+If it is missing, the disk was full; it is created again as soon as there is room.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 RESERVE_BYTES = 8 * 2**20
-# Made anew only well above its own size; else it would come and go with every line on a nearly full disk.
+# Created again only well above its own size; else it would come and go with every line on a nearly full disk.
 ROOM_BYTES = 4 * RESERVE_BYTES
 
 
 class Reserve:
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "reserve"
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "reserve"
 
     def ensure(self) -> bool:
         """Whether it is there, after making it if there is room."""

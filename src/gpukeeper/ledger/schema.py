@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-APPLICATION_ID = 0x47504B50  # "GPKP", in the file's header: tells our file from any other SQLite file
+APPLICATION_ID = 0x47504B50  # "GPKP", in the file's header: distinguishes our file from any other SQLite file
 
 _JOURNAL = """
 CREATE TABLE journal (
@@ -82,7 +82,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         _BUCKETS,
         _ABSENT,
     ),
-    (  # Measured without a gap from since to until, in microseconds. What was measured before does not say that.
+    (  # Measured without a gap from since to until, in microseconds. Earlier measurements do not have that.
         "DELETE FROM buckets",
         "DELETE FROM series",
         "ALTER TABLE series ADD COLUMN since INTEGER",

@@ -1,6 +1,6 @@
 """What was measured, in SQLite: one-minute buckets with sum and count. Prunable; losing the last minute is harmless.
 
-Own connection and thread with synchronous=NORMAL, so that samples cost no fsync and journal lines wait for nobody.
+Own connection and thread with synchronous=NORMAL, so that samples cost no fsync and journal lines do not wait for them.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def take(c: sqlite3.Connection, line: Event) -> None:
         case Closed() if closes(line):
             c.execute("DELETE FROM open_intents WHERE step = ?", (line.step,))
         case Paused():
-            if paused(c) is None:  # the first reason stands until `resume`; a later one is in the journal
+            if paused(c) is None:  # the first reason applies until `resume`; a later one is in the journal
                 set_meta(c, "paused", line.words)
         case Resumed():
             c.execute("DELETE FROM meta WHERE name = 'paused'")
@@ -47,7 +47,8 @@ def take(c: sqlite3.Connection, line: Event) -> None:
 
 
 def rebuild(c: sqlite3.Connection, where: str) -> int:
-    """State anew from the newest checkpoint on. How many lines were folded. The pass counter never goes back."""
+    """Rebuild the state from the newest checkpoint on. Returns the number of lines folded. The pass counter never
+    decreases."""
     counted = passes(c)
     begin = c.execute("SELECT coalesce(max(seq), 0) FROM journal WHERE type = 'checkpoint'").fetchone()[0]
     _clear(c)

@@ -1,7 +1,7 @@
 """Whether others could change what gpukeeper trusts: its policy, its state, the directory of its socket. Reads only.
 
-As ssh does with its files: each must belong to root or to us and be writable by no other user, and so must every folder
-and link on the way to it. A folder that everybody may write to is no danger where it is sticky, as /tmp is.
+As ssh does with its files: each must belong to root or to us and be writable by no other user, and so must every
+directory and link on the way to it. A directory that every user may write to is safe if it is sticky, as /tmp is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OTHERS, _GROUP = 0o002, 0o020
 def why_untrusted(path: Path, *, holds_entry: bool = False) -> str | None:
     """Why another user could change it, and the command that fixes that. None: it is trusted, or does not exist.
 
-    `holds_entry`: it is a folder in which we make an entry of our own; a sticky one will do."""
+    `holds_entry`: it is a directory in which we create an entry of our own; a sticky one suffices."""
     at, left, links = Path("/"), _steps(path.absolute()), 0
     try:
         while left:
@@ -45,37 +45,38 @@ def why_untrusted(path: Path, *, holds_entry: bool = False) -> str | None:
             else:
                 at = here
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return None  # opening it will say so
+        return None  # opening it will report that
     return None
 
 
-def make_private(folder: Path) -> None:
-    """Makes a folder for us alone, or checks that it is. Raises LedgerError."""
+def make_private(directory: Path) -> None:
+    """Creates a private directory, or checks that it is one. Raises LedgerError."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
     except OSError as error:
         raise LedgerError(
-            f"The directory {folder} for the ledger cannot be created: {error.strerror or error}. Nothing was changed. "
-            "Create it yourself, or use another directory with GPUKEEPER_STATE."
+            f"The directory {directory} for the ledger cannot be created: {error.strerror or error}. Nothing was "
+            "changed. Create it yourself, or use another directory with GPUKEEPER_STATE."
         ) from error
-    check(folder)
+    check(directory)
     if not found.st_mode & 0o077 or found.st_uid != os.geteuid():
         return  # of a volume that root prepared for us we cannot change the mode
     if not found.st_mode & 0o007 and _is_our_group(found.st_gid):
-        folder.chmod(0o700)  # as earlier versions made it
+        directory.chmod(0o700)  # as earlier versions made it
         return
     raise LedgerError(
-        f"The directory {folder} is open to others (mode {found.st_mode & 0o777:04o}): they could read what is in it "
-        f"and lock it forever. Nothing was done. Fix: chmod 700 {shlex.quote(str(folder))}"
+        f"The directory {directory} is open to others (mode {found.st_mode & 0o777:04o}): "
+        "they could read what is in it and lock it forever. Nothing was done. "
+        f"Fix: chmod 700 {shlex.quote(str(directory))}"
     )
 
 
-def check(folder: Path) -> None:
+def check(directory: Path) -> None:
     """Of state that is there. Raises LedgerError."""
-    why = why_untrusted(folder)
+    why = why_untrusted(directory)
     if why is not None:
-        raise LedgerError(f"The state in {folder} is not trusted: {why}. Nothing was done.")
+        raise LedgerError(f"The state in {directory} is not trusted: {why}. Nothing was done.")
 
 
 def _steps(path: Path) -> list[str]:

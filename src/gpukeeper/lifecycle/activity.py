@@ -23,7 +23,7 @@ MINUTE = timedelta(minutes=1)
 NOTHING = timedelta()
 TAIL_MAX = 3 * MINUTE  # since the newest reading: a cluster reports a minute after it is over and was scraped
 ALL = 10**9  # buckets
-BRIDGED = BRIDGED_MAX // MINUTE  # empty buckets between two readings that speak for all the time between them
+BRIDGED = BRIDGED_MAX // MINUTE  # empty buckets between two readings that cover all the time between them
 PAIR = 5  # two busy buckets of a secondary signal within this many count as activity; a lone one is a probe
 
 
@@ -53,26 +53,18 @@ def assess_use(
     now: datetime,
     horizon: timedelta = NOTHING,
 ) -> UseAssessment:
-    """Active, quiet since when, or unknown and why. Looks for activity as far back as `horizon`."""
+    """Active, quiet since when, or unknown and why. Searches for activity as far back as `horizon`."""
     minutes = max(1, window // MINUTE)
     reach = max(minutes, horizon // MINUTE)
     newest_bucket = _minute(now)
-    # Only of what it holds now: a slice that was cut anew leaves a series behind, which says nothing of anybody.
+    # Only of what it holds now: a slice that was created again leaves a series behind that belongs to no workload.
     gpus = [one for one in series if one.signal is Signal.GPU and one.device in devices]
-    if not gpus:
-        needs = f"needs `gpukeeper serve` running for {in_words(window)}"
-        return UseAssessment(Use.UNKNOWN, f"GPU use was not measured yet: {needs}")
-    measured = {one.device for one in gpus}
-    if not measured.issuperset(devices):
-        unmeasured = min(set(devices) - measured)
-        return UseAssessment(Use.UNKNOWN, f"use of GPU {unmeasured} was not measured; every GPU must be")
+    unmeasured = _unmeasured(gpus, devices, window)
+    if unmeasured is not None:
+        return UseAssessment(Use.UNKNOWN, unmeasured)
     quiet = reach  # buckets since the newest activity
     newest = ""
     for one in gpus:
-        if one.missing is not None:
-            return UseAssessment(
-                Use.UNKNOWN, f"GPU use could not be measured ({one.missing.why}); not measured is not idle"
-            )
         back = _last_busy(one, thresholds.gpu_slice if one.slice else thresholds.gpu, quiet, newest_bucket)
         if back < quiet:
             quiet, newest = back, f"GPU {one.device}"
@@ -90,6 +82,17 @@ def assess_use(
     if quiet < thresholds.settle // MINUTE:
         return UseAssessment(Use.ACTIVE, f"{newest} was in use {_ago(quiet)}", skipped=skipped)
     return _assess_quiet(gpus + vetoes, thresholds, quiet, reach, now, skipped)
+
+
+def _unmeasured(gpus: Sequence[Series], devices: Sequence[str], window: timedelta) -> str | None:
+    """Why the use of its GPUs is unknown; None if every one was measured."""
+    if not gpus:
+        return f"GPU use was not measured yet: needs `gpukeeper serve` running for {in_words(window)}"
+    measured = {one.device for one in gpus}
+    if not measured.issuperset(devices):
+        return f"use of GPU {min(set(devices) - measured)} was not measured; every GPU must be"
+    failed = next((one.missing for one in gpus if one.missing is not None), None)
+    return None if failed is None else f"GPU use could not be measured ({failed.why}); not measured is not idle"
 
 
 def active_minutes(
@@ -166,8 +169,8 @@ def measured_span(one: Series, now: datetime) -> tuple[datetime, datetime] | Non
 
 
 def _borne_out(one: Series, since: datetime, until: datetime) -> tuple[datetime, datetime] | None:
-    """As much of that span as its buckets confirm. A reading speaks for BRIDGED_MAX at most and is in the bucket of its
-    end, so more empty buckets in a row than that are a gap, whatever the span says."""
+    """As much of that span as its buckets confirm. A reading covers BRIDGED_MAX at most and is in the bucket of its
+    end, so more empty buckets in a row than that are a gap, whatever the span is."""
     since = max(since, one.start)
     first = (_minute(since) - one.start) // MINUTE
     last = (_minute(until) - one.start) // MINUTE

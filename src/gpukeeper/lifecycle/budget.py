@@ -51,7 +51,7 @@ def make_plan(
 
 
 def _one_each(decisions: Sequence[Decision]) -> tuple[list[Decision], tuple[Decision, ...]]:
-    """The first about each thing, and the others: two steps on one thing in one plan are a bug."""
+    """The first about each object, and the others: two steps on one object in one plan are a bug."""
     first: dict[str, Decision] = {}
     others: list[Decision] = []
     for one in decisions:
@@ -114,7 +114,7 @@ def doubted_clock(facts: BudgetFacts) -> str | None:
 
 
 def open_breaker(acting: Sequence[Decision], policy: Policy, facts: BudgetFacts) -> str | None:
-    """A sentence when the world looks broken, else None. A part of it cannot look whole again by itself."""
+    """A sentence if a place looks broken, else None. A part of it cannot look whole again by itself."""
     if facts.broken is not None:
         return facts.broken
     due = _stopped_at_once([decision for decision in acting if decision.running])

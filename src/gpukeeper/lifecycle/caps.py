@@ -1,5 +1,5 @@
 """How much may be held: on one workload, and of one GPU over all workloads of a user, so that a new workload does not
-begin a new count. Pure; asked for holds by command and for keep-alive leases alike.
+begin a new count. Pure; used for holds by command and for keep-alive leases alike.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which workload has which GPU, and contradictions. Pure; `observe` shows them, and nothing is repaired.
 
 A device is a whole GPU or a slice of one, known from the inventory of its place. Only a place whose inventory is there
-can tell that a device is free or missing; elsewhere a claim is shown as the workload names it.
+can show that a device is free or missing; elsewhere a claim is shown as the workload names it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CLAIMING = (ClaimState.RUNNING, ClaimState.PAUSED, ClaimState.CHILDREN)
 _SHARED = (ClaimState.INFRASTRUCTURE,)  # a device with only these is free
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class GpuClaim(msgspec.Struct, frozen=True, kw_only=True):
     """One device and one holder. `device` is empty if it is unknown which it is."""
 
     device: str
@@ -73,7 +73,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     next_at: datetime | None = None
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
     """A contradiction that a person should check."""
 
     kind: str
@@ -88,13 +88,13 @@ def claims(
     *,
     recorded: Mapping[str, Memory] = {},
     offers: Offers | None = None,
-) -> tuple[Claim, ...]:
+) -> tuple[GpuClaim, ...]:
     """One entry for each device and holder, and one for each device without a holder.
 
     `recorded`: what the ledger remembers, of devices too.
     """
     inventory = Inventory([view.subject for view in views])
-    found: list[Claim] = []
+    found: list[GpuClaim] = []
     for view in views:
         how = claim_state(view, book, now)
         if how is not None:
@@ -112,10 +112,10 @@ def findings(
     recorded: Mapping[str, Memory] = {},
     absent: Sequence[Ref] = (),
     doubtful: Collection[str] = (),
-) -> tuple[Finding, ...]:
+) -> tuple[Contradiction, ...]:
     """What does not fit together.
 
-    `recorded`: the ledger's memory from before this look. `absent`: what the ledger has and a complete list has not.
+    `recorded`: the ledger's memory from before this read. `absent`: what the ledger has and a complete list has not.
     `doubtful`: places of which not everything was seen; what is missing there proves nothing.
     """
     inventory = Inventory([view.subject for view in views])
@@ -123,7 +123,11 @@ def findings(
     subjects = [view.subject for view in views]
     having = [(subject, held[subject.ref.key]) for subject in subjects if subject.ref.key in held]
     return (
-        *(Finding(kind="reported", about=(s.ref,), words=_about(s, words)) for s in subjects for words in s.findings),
+        *(
+            Contradiction(kind="reported", about=(s.ref,), words=_about(s, words))
+            for s in subjects
+            for words in s.findings
+        ),
         *_shared(having, inventory),
         *_not_there(having, inventory, doubtful),
         *_orphans(subjects),
@@ -162,10 +166,10 @@ def runs_on_gpus(subject: Subject) -> bool:
 def left_alone(view: View, book: Rulebook, now: datetime, offers: Offers) -> str | None:
     """Why not even an emergency stop touches it; None when it may."""
     settings, ref = book.settings(view.subject), view.subject.ref
-    standing = target.ask(view, settings, now)
+    standing = target.evaluate(view, settings, now)
     if standing.verdict is not Verdict.SILENT:
         return standing.reason
-    exempt = exemption.ask(view, settings, now)
+    exempt = exemption.evaluate(view, settings, now)
     if "*" in exempt.suspends:  # from every rule; an exemption from some is not one from this
         return exempt.reason
     if Action.STOP not in offers.get((ref.platform, ref.place), ()):
@@ -199,7 +203,7 @@ class Inventory:
         whole = self._whole.get((place, device))
         return sorted({device} | parts | ({whole} if whole is not None else set()))
 
-    def order(self, claim: Claim) -> tuple[str, bool, int, str, str]:
+    def order(self, claim: GpuClaim) -> tuple[str, bool, int, str, str]:
         """As the driver counts them; what is in no inventory comes last."""
         number = self._numbers.get((claim.place, claim.device), len(self._numbers))
         return (claim.place, not claim.device, number, claim.device, claim.holder.path if claim.holder else "")
@@ -221,21 +225,21 @@ def claim_state(view: View, book: Rulebook, now: datetime) -> ClaimState | None:
         if subject.class_ == BARE:
             return ClaimState.BARE
         return ClaimState.PAUSED if subject.state is State.PAUSED else ClaimState.RUNNING
-    if subject.state is State.ENDED and stop_hold.ask(view, settings, now).verdict is Verdict.PROTECT:
+    if subject.state is State.ENDED and stop_hold.evaluate(view, settings, now).verdict is Verdict.PROTECT:
         return ClaimState.KEPT
     return ClaimState.CHILDREN if subject.state is State.ENDED and subject.live_children != 0 else None
 
 
 def _claims_of(
     view: View, how: ClaimState, inventory: Inventory, words: str, due: datetime | None, now: datetime
-) -> Iterator[Claim]:
+) -> Iterator[GpuClaim]:
     subject = view.subject
     place = subject.ref.place
     unknown = isinstance(subject.devices, Unknown)
     since = subject.ended if how is ClaimState.KEPT else subject.started
     for device in ("",) if isinstance(subject.devices, Unknown) else subject.devices:
         use, use_at = newest_use(view, device, inventory.devices.get((place, device)))
-        yield Claim(
+        yield GpuClaim(
             device=device,
             name=f"which GPU is {subject.devices}" if unknown else inventory.name(place, device),
             place=place,
@@ -266,14 +270,14 @@ def newest_use(view: View, device: str, known: Subject | None = None) -> tuple[f
         return NOT_MEASURED
 
 
-def _nobodys(inventory: Inventory, found: Sequence[Claim], recorded: Mapping[str, Memory]) -> Iterator[Claim]:
+def _nobodys(inventory: Inventory, found: Sequence[GpuClaim], recorded: Mapping[str, Memory]) -> Iterator[GpuClaim]:
     """Devices in quarantine, and free ones."""
     taken: set[tuple[str, str]] = set()
     for claim in found:
         if claim.how not in _SHARED:
             taken |= {(claim.place, device) for device in inventory.overlapping(claim.place, claim.device)}
     for (place, device), subject in inventory.devices.items():
-        free = Claim(device=device, name=subject.ref.path, place=place, how=ClaimState.FREE)
+        free = GpuClaim(device=device, name=subject.ref.path, place=place, how=ClaimState.FREE)
         gpu = recorded.get(subject.ref.key, EMPTY).gpu
         if gpu is not None and gpu.quarantined is not None:
             words = f"until an admin returns it: {gpu.quarantine_reason}"
@@ -295,7 +299,7 @@ def _nobodys(inventory: Inventory, found: Sequence[Claim], recorded: Mapping[str
 
 def why_unsure(device: Subject, baseline_mib: int | None) -> str | None:
     """Why it may not be free although nothing is known to hold it. Where every process was seen, as much memory as the
-    driver itself may need counts as none. Where only the driver's list tells, memory must be at a known baseline."""
+    driver itself may need counts as none. Where only the driver's list is known, memory must be at a known baseline."""
     if isinstance(device.busy, Unknown) and (baseline_mib is None or not device.busy.by_design):
         return f"which processes have it open is unknown: {device.busy.why}"
     used = device.labels.get("memory_used_mib", "not measured")
@@ -308,7 +312,7 @@ def why_unsure(device: Subject, baseline_mib: int | None) -> str | None:
     return f"{used} MiB are in use without a visible process, {baseline_mib} MiB when it is free"
 
 
-def _shared(having: Sequence[tuple[Subject, ClaimState]], inventory: Inventory) -> Iterator[Finding]:
+def _shared(having: Sequence[tuple[Subject, ClaimState]], inventory: Inventory) -> Iterator[Contradiction]:
     """More than one on a device: two workloads, one outside on a claimed device, one on what is kept for another."""
     by_device: dict[tuple[str, str], list[tuple[Subject, ClaimState]]] = {}
     for subject, how in having:
@@ -318,22 +322,23 @@ def _shared(having: Sequence[tuple[Subject, ClaimState]], inventory: Inventory) 
         name = inventory.name(place, device)
         wider = [one for other in inventory.overlapping(place, device) for one in by_device.get((place, other), ())]
         claiming, own = _claiming(wider), _claiming(mine)
-        # Where a whole GPU and its slices meet it is said once, at the whole GPU.
+        # Where a whole GPU and its slices meet it is reported once, at the whole GPU.
         if len(claiming) > 1 and own and (len(own) == len(claiming) or (place, device) in inventory.cut):
             words = f"{name} is claimed by {len(claiming)} running workloads: {_all(claiming)}{_came_back(claiming)}"
-            yield Finding(kind="duplicate", about=tuple(s.ref for s in claiming), words=words)
+            yield Contradiction(kind="duplicate", about=tuple(s.ref for s in claiming), words=words)
         for subject, how in mine:
             if how is ClaimState.BARE and claiming:
                 words = f"{_one(subject)} runs outside any workload on {name}, which {_all(claiming)} claims"
-                yield Finding(kind="bare", about=(subject.ref, *(s.ref for s in claiming)), words=words)
+                yield Contradiction(kind="bare", about=(subject.ref, *(s.ref for s in claiming)), words=words)
             others = [s for s in claiming if s.owner != subject.owner]
             if how is ClaimState.KEPT and others:
                 words = f"{name} is kept for {_one(subject)} after its stop, and in use by {_all(others)}"
-                yield Finding(kind="duplicate", about=(subject.ref, *(s.ref for s in others)), words=words)
+                yield Contradiction(kind="duplicate", about=(subject.ref, *(s.ref for s in others)), words=words)
 
 
 def _came_back(claiming: Sequence[Subject]) -> str:
-    """A claim is fixed when a workload is made: started again after its stop-hold, it meets whoever came meanwhile."""
+    """A claim is fixed when a workload is made: started again after its stop-hold, it may meet a workload that came
+    meanwhile."""
     started = [(s.started, s) for s in claiming if isinstance(s.started, datetime)]
     if len(started) < len(claiming):
         return ""
@@ -351,7 +356,7 @@ def _claiming(having: Sequence[tuple[Subject, ClaimState]]) -> list[Subject]:
 
 def _not_there(
     having: Sequence[tuple[Subject, ClaimState]], inventory: Inventory, doubtful: Collection[str]
-) -> Iterator[Finding]:
+) -> Iterator[Contradiction]:
     for subject, _ in having:
         place = subject.ref.place
         if isinstance(subject.devices, Unknown) or place not in inventory.places or place in doubtful:
@@ -359,32 +364,32 @@ def _not_there(
         for device in subject.devices:
             if (place, device) not in inventory.devices:
                 words = _about(subject, f"it claims {device}, and {place} has no such GPU")
-                yield Finding(kind="missing device", about=(subject.ref,), words=words)
+                yield Contradiction(kind="missing device", about=(subject.ref,), words=words)
 
 
-def _orphans(subjects: Sequence[Subject]) -> Iterator[Finding]:
+def _orphans(subjects: Sequence[Subject]) -> Iterator[Contradiction]:
     for subject in subjects:
         if subject.shape is Shape.ORPHAN:
             says = "it holds a GPU in an unknown workload, perhaps of another engine"
             if isinstance(subject.proof, str):
                 says = f"it outlived its workload ({subject.proof})"
             words = _about(subject, says)
-            yield Finding(kind="orphan", about=(subject.ref,), words=words)
+            yield Contradiction(kind="orphan", about=(subject.ref,), words=words)
 
 
 def _against_the_record(
     subjects: Sequence[Subject], recorded: Mapping[str, Memory], absent: Sequence[Ref]
-) -> Iterator[Finding]:
+) -> Iterator[Contradiction]:
     for subject in subjects:
         memory = recorded.get(subject.ref.key)
         if memory is None or memory.state != State.ENDED or subject.state not in _LIVE:
             continue
         if memory.incarnation == subject.seen.incarnation:
             words = _about(subject, "the ledger has it as ended, but it runs and was not restarted")
-            yield Finding(kind="record", about=(subject.ref,), words=words)
+            yield Contradiction(kind="record", about=(subject.ref,), words=words)
     for ref in absent:
         words = f"{ref.path}: it is in the ledger and no longer listed; the next pass records that"
-        yield Finding(kind="record", about=(ref,), words=words)
+        yield Contradiction(kind="record", about=(ref,), words=words)
 
 
 def _about(subject: Subject, words: str) -> str:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import msgspec
 
-from gpukeeper.lifecycle.declared import Ask, ask_of, not_holdable, states_of
+from gpukeeper.lifecycle.declared import Evaluator, evaluator_of, not_holdable, states_of
 from gpukeeper.lifecycle.rules import (
     build_cache,
     exemption,
@@ -61,27 +61,27 @@ RULES: tuple[ModuleType, ...] = (
     unused_image,
     build_cache,
 )
-ASKS = {rule.NAME: ask_of(rule, RULES) for rule in RULES}
+EVALUATORS = {rule.NAME: evaluator_of(rule, RULES) for rule in RULES}
 NOT_HELD = not_holdable(RULES)  # a user's hold does not suspend these
 
 
-def _rules_for(shape: Shape, state: State | None) -> tuple[tuple[str, Ask], ...]:
-    """In their order. A rule that declares its states (IN) is not asked in others; None asks every one."""
+def _rules_for(shape: Shape, state: State | None) -> tuple[tuple[str, Evaluator], ...]:
+    """In their order. A rule that declares its states (IN) is not evaluated in others; None: every rule."""
     return tuple(
-        (rule.NAME, ASKS[rule.NAME])
+        (rule.NAME, EVALUATORS[rule.NAME])
         for rule in RULES
         if shape in rule.FOR and (state is None or state in states_of(rule))
     )
 
 
-_ASK = {(shape, state): _rules_for(shape, state) for shape in Shape for state in (*State, None)}
+_APPLICABLE = {(shape, state): _rules_for(shape, state) for shape in Shape for state in (*State, None)}
 _NOT_FOR = {
     shape: tuple((rule.NAME, Answer(rule.NAME, Verdict.SILENT, f"not for a {shape}")) for rule in RULES)
     for shape in Shape
 }
 _NOTHING = Answer("none", Verdict.SILENT, "no rule applies to it")
 NO_GRACE = timedelta()
-REQUEST = "request"  # the rule of a step that a person asked for
+REQUEST = "request"  # the rule of a step that a user requested
 _RUNNING = (State.RUNNING, State.PAUSED)
 _RANKS = {category: rank for rank, category in enumerate(Category)}
 # When nothing is due, the decision names the most informative answer.
@@ -97,10 +97,10 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
     complaints: tuple[str, ...] = ()
     begins: Hold | None = None
     best = _NOTHING
-    for name, ask in _ASK[subject.shape, state]:
+    for name, evaluate in _APPLICABLE[subject.shape, state]:
         if name in suspended or (spared is not None and name not in spared):
             continue
-        answer = ask(view, settings, now)
+        answer = evaluate(view, settings, now)
         if answer.verdict is Verdict.SILENT:
             continue
         answer = not_before_announced(view, answer, now)
@@ -123,12 +123,15 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
 def answers(view: View, book: Rulebook, now: datetime) -> tuple[Answer, ...]:
     """The answers of all rules, suspended or not; `explain` shows them."""
     settings, shape = book.settings(view.subject), view.subject.shape
-    said = {name: not_before_announced(view, ask(view, settings, now), now) for name, ask in _ASK[shape, None]}
-    return tuple([said.get(name, silent) for name, silent in _NOT_FOR[shape]])
+    given = {
+        name: not_before_announced(view, evaluate(view, settings, now), now)
+        for name, evaluate in _APPLICABLE[shape, None]
+    }
+    return tuple([given.get(name, silent) for name, silent in _NOT_FOR[shape]])
 
 
 def still_holds(step: Step, fresh: View, book: Rulebook, now: datetime) -> str | None:
-    """The condition for acting: a fresh look gives the same thing, incarnation, rule and action.
+    """The condition for acting: a fresh read gives the same object, incarnation, rule and action.
 
     None when it holds, otherwise what changed, in words.
     """
@@ -138,9 +141,9 @@ def still_holds(step: Step, fresh: View, book: Rulebook, now: datetime) -> str |
     if seen.incarnation != planned.seen.incarnation:
         return "it was restarted since the plan was made"
     if planned.rule == REQUEST:
-        # A person asked for it. No rule has to be due, but it must still be ours to act on.
+        # A user requested it. No rule has to be due, but it must still be ours to act on.
         settings = book.settings(fresh.subject)
-        standing = target.ask(fresh, settings, now)
+        standing = target.evaluate(fresh, settings, now)
         if standing.verdict is not Verdict.SILENT:
             return standing.reason
         return None if step.uid is None else why_not_yet(fresh, settings, now)
@@ -151,8 +154,8 @@ def still_holds(step: Step, fresh: View, book: Rulebook, now: datetime) -> str |
 
 
 def why_not_yet(view: View, settings: Settings, now: datetime) -> str | None:
-    """Why a tree does not go when its owner asks. An ordinary user may skip the mode and the threshold of the policy,
-    and not its roots, ages and conditions. None: nothing is against it, or it is no tree."""
+    """Why a tree is not removed at the request of its owner. A user may skip the mode and the threshold of the policy,
+    but not its roots, ages and conditions. None: nothing prevents it, or it is no tree."""
     if view.subject.shape is not Shape.TREE:
         return None
     rule = temporary_tree if view.subject.category is Category.TEMPORARY else leftover_tree

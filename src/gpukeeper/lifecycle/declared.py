@@ -3,14 +3,14 @@
 | name | meaning | default |
 |---|---|---|
 | NAME, SUMMARY, FOR, ACTS | see docs/how-to/add-a-rule.md | required |
-| IN | the states in which it is asked | every state |
+| IN | the states in which it is evaluated | every state |
 | YIELDS_TO | rules that suspend it while they protect | none |
 | HOLDABLE | a user's hold suspends it | True |
-| WHILE_REMOVED | it is asked about what is being removed already | False |
+| WHILE_REMOVED | it is evaluated for what is being removed already | False |
 | TURN | when its steps come, and which budget they count for | Turn.WORK |
 | COUNTED_ONCE | what ended together counts once for the breaker | False |
 
-A rule whose answer depends on what others declare has `asking(rules)`, which returns its `ask` with that filled in.
+A rule whose answer depends on what others declare has `evaluator(rules)`, which returns its bound `evaluate`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Answer, View
 from gpukeeper.model.subject import State
 
-Ask = Callable[[View, Settings, datetime], Answer]
+Evaluator = Callable[[View, Settings, datetime], Answer]
 
 
 class Turn(IntEnum):
@@ -35,10 +35,10 @@ class Turn(IntEnum):
     STORAGE = 2  # images, build cache
 
 
-def ask_of(rule: ModuleType, rules: Sequence[ModuleType]) -> Ask:
-    asking: Callable[[Sequence[ModuleType]], Ask] | None = getattr(rule, "asking", None)
-    ask: Ask = rule.ask
-    return ask if asking is None else asking(rules)
+def evaluator_of(rule: ModuleType, rules: Sequence[ModuleType]) -> Evaluator:
+    evaluator: Callable[[Sequence[ModuleType]], Evaluator] | None = getattr(rule, "evaluator", None)
+    evaluate: Evaluator = rule.evaluate
+    return evaluate if evaluator is None else evaluator(rules)
 
 
 def states_of(rule: ModuleType) -> Iterable[State]:
@@ -59,7 +59,7 @@ def not_holdable(rules: Sequence[ModuleType]) -> frozenset[str]:
     return frozenset(rule.NAME for rule in rules if not getattr(rule, "HOLDABLE", True))
 
 
-def asked_while_removed(rules: Sequence[ModuleType]) -> frozenset[str]:
+def evaluated_while_removed(rules: Sequence[ModuleType]) -> frozenset[str]:
     return frozenset(rule.NAME for rule in rules if getattr(rule, "WHILE_REMOVED", False))
 
 

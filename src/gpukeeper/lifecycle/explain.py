@@ -11,7 +11,7 @@ import msgspec
 from gpukeeper.lifecycle.activity import PAIR, measured_span
 from gpukeeper.lifecycle.activity import _secondary_threshold as secondary_threshold
 from gpukeeper.lifecycle.decide import NOT_HELD
-from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
+from gpukeeper.lifecycle.forecast import Opens, UpcomingAction, ahead
 from gpukeeper.lifecycle.rules import exemption, idle, keep_alive, max_runtime, target
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -43,7 +43,7 @@ class MeasuredSignal(msgspec.Struct, frozen=True, kw_only=True):
 def signals(view: View, book: Rulebook, now: datetime) -> tuple[MeasuredSignal, ...]:
     """Every series that the idle rule reads. None without an idle time."""
     window = idle_window(view, book)
-    return () if window is None else tuple(_measured(one, book, window, now) for one in _looked_at(view))
+    return () if window is None else tuple(_measured(one, book, window, now) for one in _series_of_held(view))
 
 
 def idle_window(view: View, book: Rulebook) -> timedelta | None:
@@ -61,8 +61,8 @@ def idle_window(view: View, book: Rulebook) -> timedelta | None:
     return allowed * book.policy.demand.idle_factor if view.pressure else allowed
 
 
-def _looked_at(view: View) -> list[Series]:
-    """A slice that was cut anew leaves a series behind; only what is held now counts."""
+def _series_of_held(view: View) -> list[Series]:
+    """A slice that was created again leaves a series behind; only what is held now counts."""
     devices = view.subject.devices
     held = None if isinstance(devices, Unknown) else devices
     return [one for one in view.series if one.signal is not Signal.GPU or held is None or one.device in held]
@@ -112,27 +112,27 @@ def threshold_in_words(one: MeasuredSignal) -> str:
 
 
 def in_spite_of(
-    view: View, book: Rulebook, granted: Hold, now: datetime, offered: Collection[Action]
+    view: View, book: Rulebook, granted: Hold, now: datetime, offered: Collection[Action], opens: Opens
 ) -> UpcomingAction | None:
     """What ends it although it is held: the first act that comes before the hold is over. None: nothing does."""
     memory = msgspec.structs.replace(view.memory, holds=(*view.memory.holds, granted))
-    coming = ahead(msgspec.structs.replace(view, memory=memory), book, now, offered)
+    coming = ahead(msgspec.structs.replace(view, memory=memory), book, now, offered, opens)
     return next((one for one in coming if one.action is not Action.WARN and one.at < granted.until), None)
 
 
-def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime) -> tuple[str, ...]:
+def remedies(view: View, book: Rulebook, answers: tuple[Answer, ...], now: datetime, opens: Opens) -> tuple[str, ...]:
     """What would change what happens, in sentences for the owner. Empty: nothing is going to happen."""
     path = view.subject.ref.path
-    by_rule = {answer.rule: answer for answer in said}
+    by_rule = {answer.rule: answer for answer in answers}
     if by_rule[target.NAME].verdict is not Verdict.SILENT:
         return ()
     exempt = by_rule[exemption.NAME]
-    pending = {a.rule for a in said if a.verdict in _PENDING and not exempt.suspends & {a.rule, "*"}}
-    found = [f"what is unknown becomes known: {a.reason}" for a in said if a.verdict is Verdict.UNKNOWN]
+    pending = {a.rule for a in answers if a.verdict in _PENDING and not exempt.suspends & {a.rule, "*"}}
+    found = [f"what is unknown becomes known: {a.reason}" for a in answers if a.verdict is Verdict.UNKNOWN]
     if exempt.verdict is Verdict.PROTECT:
         found.append(f"an admin ends its exemption in the policy; currently {exempt.reason}")
     if was_stopped(view):
-        found.append(_bring_it_back(view, book, now))
+        found.append(_bring_it_back(view, book, now, opens))
     if idle.NAME in pending:
         found.append(_use_it(view, book))
     if pending - NOT_HELD:
@@ -142,8 +142,8 @@ def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime
     if pending - NOT_HELD and counts and book.settings(view.subject).class_name != keep_alive.UNOWNED:
         found.append("touch the keep-alive file inside it")
     if max_runtime.NAME in pending:
-        asked = f"gpukeeper workload hold {path} --suspends {max_runtime.NAME}"
-        found.append(f"an admin grants more time: {asked}")
+        command = f"gpukeeper workload hold {path} --suspends {max_runtime.NAME}"
+        found.append(f"an admin grants more time: {command}")
     if pending and exempt.verdict is not Verdict.PROTECT:
         found.append("an admin exempts it in the policy")
     if any(one.until > now for one in view.memory.holds):
@@ -152,16 +152,17 @@ def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime
 
 
 def was_stopped(view: View) -> bool:
-    """By gpukeeper, and nobody has set it going since."""
+    """By gpukeeper, and it was not started since."""
     stopped, subject = view.memory.stopped, view.subject
     over = subject.state in (State.ENDED, State.SUSPENDED)
     ours = stopped is not None and stopped.by == GPUKEEPER and stopped.incarnation == subject.seen.incarnation
     return over and ours
 
 
-def _bring_it_back(view: View, book: Rulebook, now: datetime) -> str:
+def _bring_it_back(view: View, book: Rulebook, now: datetime, opens: Opens) -> str:
     words = f"restore it: gpukeeper restore {view.subject.ref.path}"
-    goes = next((one.at for one in ahead(view, book, now, tuple(Action)) if one.action is Action.REMOVE), None)
+    coming = ahead(view, book, now, tuple(Action), opens)
+    goes = next((one.at for one in coming if one.action is Action.REMOVE), None)
     if goes is None:
         return words
     when = f"at {goes:%Y-%m-%d %H:%M} UTC" if goes > now else "with the next pass"
@@ -171,6 +172,6 @@ def _bring_it_back(view: View, book: Rulebook, now: datetime) -> str:
 def _use_it(view: View, book: Rulebook) -> str:
     """Every GPU series has its threshold; the smallest is the one to reach."""
     thresholds = book.policy.activity
-    parts = [one.slice for one in _looked_at(view) if one.signal is Signal.GPU]
+    parts = [one.slice for one in _series_of_held(view) if one.signal is Signal.GPU]
     least = min((thresholds.gpu_slice if part else thresholds.gpu for part in parts), default=thresholds.gpu)
     return f"use the GPU above {least:g} %"

@@ -13,7 +13,8 @@ REMOVE = "gpukeeper workload remove"
 
 
 def comes_back(view: View) -> str:
-    """A clause about what ends and runs again under one identity: each end counts anew, so no time can be named."""
+    """A clause about what ends and runs again under one identity: each end starts a new count, so no time can be
+    given."""
     ends = view.memory.ends_seen
     if not view.subject.ends_for_good or ends < AGAIN:
         return ""

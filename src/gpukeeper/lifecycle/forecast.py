@@ -1,6 +1,6 @@
-"""What comes when: the rules themselves, asked at one due time after the other, on a view that changes as things do.
+"""What happens when: the rules themselves, evaluated at one due time after the other, on a view that changes with time.
 
-Pure, and no second copy of any rule: `explain` asks until the first act, `policy try` until nothing is left to happen.
+Pure, and no second copy of any rule: `explain` evaluates until the first act, `policy try` until nothing is left.
 """
 
 from __future__ import annotations
@@ -49,10 +49,25 @@ def at_any_time(at: datetime, acted: datetime | None) -> datetime:
     return at
 
 
-def ahead(view: View, book: Rulebook, now: datetime, offered: Collection[Action]) -> tuple[UpcomingAction, ...]:
+class Assumptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`measure`: the view with what will have been measured by then. `opens`: the first time from then on at which
+    anything is done, given the time of the last step: a pass takes one step on a workload. `after_stop`: in what state
+    a stop leaves it. `reports`: also what is only reported, once by each rule.
+    """
+
+    measure: Measure = quiet_until
+    opens: Opens = at_any_time
+    after_stop: State = State.ENDED
+    steps: int = STEPS
+    reports: bool = False
+
+
+def ahead(
+    view: View, book: Rulebook, now: datetime, offered: Collection[Action], opens: Opens
+) -> tuple[UpcomingAction, ...]:
     """What comes without use and without requests, up to and with the first act."""
     found: list[UpcomingAction] = []
-    for one in course(view, book, now, offered):
+    for one in course(view, book, now, offered, Assumptions(opens=opens)):
         found.append(one)
         if one.action is not Action.WARN:
             break
@@ -60,61 +75,57 @@ def ahead(view: View, book: Rulebook, now: datetime, offered: Collection[Action]
 
 
 def course(
-    view: View,
-    book: Rulebook,
-    now: datetime,
-    offered: Collection[Action],
-    *,
-    measure: Measure = quiet_until,
-    opens: Opens = at_any_time,
-    after_stop: State = State.ENDED,
-    steps: int = STEPS,
-    reports: bool = False,
+    view: View, book: Rulebook, now: datetime, offered: Collection[Action], assumed: Assumptions
 ) -> Iterator[UpcomingAction]:
-    """Everything that comes until it is gone, or until the rules have no time to name.
-
-    `measure`: the view with what will have been measured by then. `opens`: the first time from then on at which
-    anything is done, given the time of the last step: a pass takes one step on a workload. `after_stop`: in what state
-    a stop leaves it. `reports`: also what is only reported, once by each rule.
-    """
+    """Everything that comes until it is gone, or until the rules have no time to name."""
     at = earliest = now
     acted: datetime | None = None
     reported: set[str] = set()
-    for _ in range(steps):
-        view = measure(view, at)
+    for _ in range(assumed.steps):
+        view = assumed.measure(view, at)
         decision = decide(view, book, at)
         if decision.action is Action.KEEP:
-            if decision.begins is not None:
-                memory = msgspec.structs.replace(view.memory, holds=(*view.memory.holds, decision.begins))
-                view = msgspec.structs.replace(view, memory=memory)
-            if reports and decision.verdict is Verdict.REPORT and decision.rule not in reported:
+            if assumed.reports and decision.verdict is Verdict.REPORT and decision.rule not in reported:
                 reported.add(decision.rule)
                 yield UpcomingAction(at, Action.KEEP, decision.rule, decision.reason)
+            view = _with_lease(view, decision)
             later = _next_time(view, book, at)
             if later is None or later - now > FAR:
                 return
-            if decision.verdict is not Verdict.WAIT:
-                earliest = later  # something other than time keeps it until then
-            at = later
+            # Unless it only waits, something other than time keeps it until then.
+            at, earliest = later, earliest if decision.verdict is Verdict.WAIT else later
             continue
-        if (decision.then if decision.action is Action.WARN else decision.action) not in _offered(decision, offered):
+        if not _is_offered(decision, offered):
             return
-        # A later look finds what was due before it; then is when it comes.
+        # A later pass finds what was due before it; it happens then.
         when = max(earliest, decision.due or at)
-        if (opened := opens(when, acted)) > max(when, at):
+        opened = assumed.opens(when, acted)
+        if opened > max(when, at):
+            if opened - now > FAR:
+                return
             at = earliest = opened
             continue
-        earliest = acted = when
-        yield UpcomingAction(when, decision.action, decision.rule, decision.reason, decision.stage)
-        changed = _after(view, decision, when, after_stop)
+        earliest = acted = opened
+        yield UpcomingAction(opened, decision.action, decision.rule, decision.reason, decision.stage)
+        changed = _after(view, decision, opened, assumed.after_stop)
         if changed is None:
             return
         view = changed
 
 
-def _offered(decision: Decision, offered: Collection[Action]) -> Collection[Action]:
-    """A warning that announces nothing needs nothing of the place."""
-    return {*offered, Action.KEEP} if decision.action is Action.WARN else offered
+def _with_lease(view: View, decision: Decision) -> View:
+    """With the keep-alive lease that begins with this decision, if one does."""
+    if decision.begins is None:
+        return view
+    memory = msgspec.structs.replace(view.memory, holds=(*view.memory.holds, decision.begins))
+    return msgspec.structs.replace(view, memory=memory)
+
+
+def _is_offered(decision: Decision, offered: Collection[Action]) -> bool:
+    """Whether the place can do it, or what a warning announces. A warning that announces nothing needs nothing."""
+    if decision.action is not Action.WARN:
+        return decision.action in offered
+    return decision.then is Action.KEEP or decision.then in offered
 
 
 def _after(view: View, decision: Decision, when: datetime, after_stop: State) -> View | None:
@@ -168,7 +179,7 @@ def _stopped(view: View, decision: Decision, when: datetime, state: State) -> Vi
     noticed = Noticed(
         at=when, ref=subject.ref, incarnation=incarnation, state=state, started=started, ended=ended, outcome=outcome
     )
-    # The ledger knew this run before it was stopped, also where a hypothetical view did not say so.
+    # The ledger had this run before it was stopped, also if a hypothetical view does not contain it.
     known = msgspec.structs.replace(view.memory, incarnation=incarnation)
     memory = remember(remember(known, closed) or EMPTY, noticed) or EMPTY
     return msgspec.structs.replace(view, subject=subject, memory=memory)

@@ -16,7 +16,7 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.unknown import Unknown
 
-NEVER = 9000  # a year that stands for no end
+NEVER = 9000  # a year that means no end
 SUSPENDABLE = frozenset({rule.NAME for rule in RULES if rule.ACTS} | {"*"})
 
 
@@ -33,8 +33,8 @@ def whom_to_ask(book: Rulebook) -> str:
 
 
 def may_act(view: View, book: Rulebook, who: str) -> NotAllowed | None:
-    """To stop or remove it: who is verified to be the owner, or an admin. A claim is not enough: a label that anybody
-    can write, also into an image that others use, must not give anybody power over their work."""
+    """To stop or remove it: the verified owner, or an admin. A claim is not enough: a label that every user can
+    write, also into an image that others use, must not give power over the work of others."""
     refused = may_touch(view, book, who)
     if refused is not None or is_admin(book, who) or view.subject.owner_verified:
         return refused
@@ -58,7 +58,7 @@ def may_hold(
     view: View,
     book: Rulebook,
     who: str,
-    asked: timedelta | None,
+    requested: timedelta | None,
     now: datetime,
     *,
     reason: str = "",
@@ -72,7 +72,7 @@ def may_hold(
         return NotAllowed(f"{view.subject.ref.path} is part of {view.subject.root}, and only the root can be held")
     limits = book.settings(view.subject).limits
     longest = limits.hold if not isinstance(limits, Unknown) else timedelta(days=1)
-    span = asked if asked is not None else longest
+    span = requested if requested is not None else longest
     if span <= timedelta():
         return NotAllowed("a hold needs a length such as 2h or 1d")
     unknown = next((name for name in suspends if name not in SUSPENDABLE), None)

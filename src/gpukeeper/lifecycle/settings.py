@@ -18,7 +18,7 @@ BY_GROUP = ("idle", "max_runtime", "hold_after_stop")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What the rules ask for one subject. An Unknown here keeps."""
+    """What the rules need for one subject. An Unknown here means keep."""
 
     policy: Policy
     class_name: str
@@ -29,7 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Rulebook:
-    """A policy with its answers remembered: most subjects share class, owner, environment and what `match` asks for."""
+    """A policy with cached results: most subjects share class, owner, environment and what `match` reads."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -59,7 +59,7 @@ def _matched_on(matches: tuple[Match, ...]) -> tuple[tuple[str, ...], tuple[str,
 
 
 def class_of(policy: Policy, subject: Subject) -> str | Unknown:
-    """The first match of the policy, else what the platform recognised."""
+    """The first match of the policy, else what the platform recognized."""
     for match in policy.match:
         if fits(match, subject):
             return match.class_
@@ -69,7 +69,7 @@ def class_of(policy: Policy, subject: Subject) -> str | Unknown:
 
 
 def _may_fit(match: Match, subject: Subject) -> bool:
-    """It fits except for the owner, who is unknown."""
+    """It fits except for the owner, which is unknown."""
     return match.owner is not None and fits(msgspec.structs.replace(match, owner=None), subject)
 
 
@@ -128,7 +128,7 @@ def _untouchable(policy: Policy, class_: str | Unknown) -> bool | Unknown:
 def _limits(
     policy: Policy, class_: str | Unknown, owner: str | Unknown | None, *, verified: bool
 ) -> ClassSettings | Unknown:
-    """A group's limits are for who surely belongs to it; who only claims to has those of the class."""
+    """A group's limits apply to verified members; to claimed members those of the class apply."""
     if isinstance(class_, Unknown):
         return Unknown(f"its class is unknown ({class_.why})")
     if isinstance(owner, Unknown):
@@ -149,7 +149,7 @@ def _retention(policy: Policy, environment: str | Unknown | None) -> Retention |
 def fits(match: Match, subject: Subject) -> bool:
     ref = subject.ref
     owner = subject.owner if isinstance(subject.owner, str) else None
-    asked = (
+    patterns = (
         (match.platform, ref.platform),
         (match.namespace, ref.namespace),
         (match.kind and match.kind.lower(), ref.kind),  # people write capitals, too
@@ -157,7 +157,7 @@ def fits(match: Match, subject: Subject) -> bool:
         (match.owner, owner),
         (match.image, subject.labels.get("image")),
     )
-    if not all(pattern is None or (value is not None and fnmatchcase(value, pattern)) for pattern, value in asked):
+    if not all(pattern is None or (value is not None and fnmatchcase(value, pattern)) for pattern, value in patterns):
         return False
     return match.label is None or has_label(subject, match.label)
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import msgspec
 
+from gpukeeper.lifecycle.rules.hold import last_end
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Announcement, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
@@ -16,6 +17,7 @@ from gpukeeper.model.unknown import Unknown
 
 _ENDS = {Action.STOP: "will be stopped", Action.REMOVE: "will be removed"}
 DAY = timedelta(days=1)
+ONE_NIGHT = timedelta(hours=26)  # to the pass of the next night: 25 hours when clocks go back, and it may come late
 LONGEST_NOTE = timedelta(days=7)  # between a note on an object and the time that it announces
 AT_ONCE = (0.0,)  # one warning as soon as the condition holds
 
@@ -23,76 +25,100 @@ AT_ONCE = (0.0,)  # one warning as soon as the condition holds
 def valid_for(settings: Warnings, limit: timedelta) -> timedelta:
     """How long a warning counts. Nobody acts on what was announced for last week: a hold, an exemption or a pause was
     in between."""
-    return limit + settings.lead + settings.undelivered + DAY
+    return limit + settings.lead + settings.undelivered + ONE_NIGHT
 
 
-def staged(
-    rule: str,
-    view: View,
-    settings: Warnings,
-    now: datetime,
-    *,
-    begin: datetime,
-    limit: timedelta,
-    stages: tuple[float, ...],
-    action: Action,
-    condition: str,
-    since: datetime,
-    remedy: str,
-    only_after: datetime | None = None,
-) -> Answer:
-    """What is due of warnings and stop. A warning from the future (the clock was wrong then) does not count.
+class Countdown(msgspec.Struct, frozen=True, kw_only=True):
+    """An action at the end of a limit, with warnings at `stages` (shares of the limit) on the way.
 
-    `remedy`: what the owner can do about it. `only_after`: older warnings belong to an earlier episode.
+    `remedy`: what the owner can do about it. `only_after`: older warnings belong to an earlier episode. `holdable`: a
+    user's hold suspends the rule.
     """
-    oldest = now - valid_for(settings, limit)
-    if only_after is not None:
-        oldest = max(oldest, only_after)
-    sent, lapsed = _sent(view, rule, limit, oldest, now)
+
+    rule: str
+    action: Action
+    begin: datetime
+    limit: timedelta
+    stages: tuple[float, ...]
+    condition: str
+    since: datetime
+    remedy: str
+    only_after: datetime | None = None
+    holdable: bool = True
+
+
+def staged(view: View, settings: Settings, now: datetime, to: Countdown) -> Answer:
+    """What is due of warnings and action. A warning from the future (the clock was wrong then) does not count."""
+    warnings = settings.policy.warnings
+    oldest = now - valid_for(warnings, to.limit)
+    if to.only_after is not None:
+        oldest = max(oldest, to.only_after)
+    held = last_end(to.rule, view, settings, now, holdable=to.holdable) if _may_have_been_held(view) else None
+    sent, lapsed = _sent(view, to, oldest, held, now)
     done = max((w.stage for w in sent), default=0)
-    if done < len(stages):
-        after = _share(limit, stages[done])
-        at = begin + after
-        if now >= at:
-
-            def announce(*, heard: bool) -> Announcement:
-                told_now = [*sent, Warned(rule, done + 1, now, heard, "", limit)]
-                stop = _stop_at(told_now, settings, view.pressure, begin + limit, now)
-                when = f"in {in_words(stop - now)}" if stop > now else "at the next pass"
-                return Announcement(stop, f"{condition}{lapsed}; {_ENDS[action]} {when}. {remedy}")
-
-            told, unheard = announce(heard=True), announce(heard=False)
-            answer = Answer(rule, Verdict.DUE, told.words, Action.WARN, at, since, stage=done + 1, limit=limit)
-            return msgspec.structs.replace(answer, then=action, announced=told.at, unheard=unheard)
+    if done >= len(to.stages):
+        return _end(view, warnings, now, to, sent, oldest if held is None else max(oldest, held))
+    after = _share(to.limit, to.stages[done])
+    if now < to.begin + after:
         first = "first warned" if done == 0 else "warned again"
-        return Answer(rule, Verdict.WAIT, f"{condition}; {first} at {in_words(after)}", due=at)
-    stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
-    last = _last_announced(view, rule, oldest, now)
+        words = f"{to.condition}; {first} at {in_words(after)}"
+        return Answer(to.rule, Verdict.WAIT, words, due=to.begin + after)
+    return _warn(view, warnings, now, to, sent, lapsed)
+
+
+def _may_have_been_held(view: View) -> bool:
+    return bool(view.memory.holds) or view.subject.marks.hold_until is not None
+
+
+def _warn(view: View, settings: Warnings, now: datetime, to: Countdown, sent: list[Warned], lapsed: str) -> Answer:
+    done = max((w.stage for w in sent), default=0)
+
+    def announce(*, heard: bool) -> Announcement:
+        told_now = [*sent, Warned(to.rule, done + 1, now, heard, "", to.limit)]
+        stop = _stop_at(told_now, settings, view.pressure, to.begin + to.limit, now)
+        when = f"in {in_words(stop - now)}" if stop > now else "at the next pass"
+        return Announcement(stop, f"{to.condition}{lapsed}; {_ENDS[to.action]} {when}. {to.remedy}")
+
+    told, unheard = announce(heard=True), announce(heard=False)
+    at = to.begin + _share(to.limit, to.stages[done])
+    answer = Answer(to.rule, Verdict.DUE, told.words, Action.WARN, at, to.since, stage=done + 1, limit=to.limit)
+    return msgspec.structs.replace(answer, then=to.action, announced=told.at, unheard=unheard)
+
+
+def _end(view: View, settings: Warnings, now: datetime, to: Countdown, sent: list[Warned], oldest: datetime) -> Answer:
+    """All warnings were sent: the action, or how long it still waits."""
+    stop = _stop_at(sent, settings, view.pressure, to.begin + to.limit, now)
+    last = _last_announced(view, to.rule, oldest, now)
     stop = max([stop, *last])
     if now >= stop:
-        return Answer(rule, Verdict.DUE, condition, action, stop, since, limit=limit)
-    words = f"{condition}; warned, {_ENDS[action]} in {in_words(stop - now)}"
+        return Answer(to.rule, Verdict.DUE, to.condition, to.action, stop, to.since, limit=to.limit)
+    words = f"{to.condition}; warned, {_ENDS[to.action]} in {in_words(stop - now)}"
     announced = max([*last, *(w.until for w in sent if w.until is not None)], default=stop)
     if stop > announced:
-        words += f", later than announced ({_time(announced)}): the limit of {in_words(limit)} is not over"
-    return Answer(rule, Verdict.WAIT, words, due=stop)
+        words += f", later than announced ({_time(announced)}): the limit of {in_words(to.limit)} is not over"
+    return Answer(to.rule, Verdict.WAIT, words, due=stop)
 
 
-def _sent(view: View, rule: str, limit: timedelta, oldest: datetime, now: datetime) -> tuple[list[Warned], str]:
+def _sent(
+    view: View, to: Countdown, oldest: datetime, held: datetime | None, now: datetime
+) -> tuple[list[Warned], str]:
     """The warnings that count, and a clause about those that do not any more.
 
-    While no daemon ran, nobody could hold it or be granted more time, so the lead begins anew. That is different for
-    an announcement on the object itself: whoever can read it there can hold it there.
+    Those from before the end of a hold (`held`) do not: what they announced did not happen then, and the owner does
+    not expect it now. While no daemon ran, nobody could hold it or be granted more time, so the lead begins anew. That
+    is different for an announcement on the object itself: whoever can read it there can hold it there.
     """
-    fit = [w for w in view.memory.warnings if w.rule == rule and w.limit == limit and oldest <= w.at <= now]
-    since = view.watched_since
-    heard = fit if since is None else [w for w in fit if w.at >= since]
-    left = [w for w in _notes(view, now) if w.rule == rule and w.limit == limit and oldest <= w.at]
-    sent = heard or left
-    gone = max((w.until for w in fit if w.until is not None), default=None)
+    about = [w for w in view.memory.warnings if w.rule == to.rule and w.limit == to.limit and oldest <= w.at <= now]
+    left = [w for w in _notes(view, now) if w.rule == to.rule and w.limit == to.limit and oldest <= w.at]
+    fit, since = about, view.watched_since
+    if held is not None:
+        fit, left = [w for w in about if w.at >= held], [w for w in left if w.at >= held]
+    sent = (fit if since is None else [w for w in fit if w.at >= since]) or left
+    gone = max((w.until for w in (fit or about) if w.until is not None), default=None)
     if sent or gone is None:
         return sent, ""
-    return sent, f"; the announcement for {_time(gone)} is void, because gpukeeper did not run continuously"
+    why = "gpukeeper did not run continuously" if fit or held is None else f"it was held until {_time(held)}"
+    return sent, f"; the announcement for {_time(gone)} is void, because {why}"
 
 
 def _notes(view: View, now: datetime) -> list[Warned]:
@@ -145,21 +171,19 @@ def remove_with_children(rule: str, view: View, settings: Settings, now: datetim
     """A finished root that is due while its children still run: they are running work, so warn first."""
     if answer.verdict is not Verdict.DUE or view.subject.live_children == 0:
         return answer
-    warnings = settings.policy.warnings
-    warned = staged(
-        rule,
-        view,
-        warnings,
-        now,
-        begin=now - warnings.lead,
-        limit=warnings.lead,
-        stages=AT_ONCE,
+    lead = settings.policy.warnings.lead
+    to = Countdown(
+        rule=rule,
         action=Action.REMOVE,
+        begin=now - lead,
+        limit=lead,
+        stages=AT_ONCE,
         condition=f"{answer.reason}; {view.subject.live_children} of its children still run and are removed with it",
         since=answer.since or now,
         remedy=f"Keep it: {keep_it(view, settings, now)}",
         only_after=answer.since,
     )
+    warned = staged(view, settings, now, to)
     return msgspec.structs.replace(warned, suspends=answer.suspends)
 
 

@@ -1,6 +1,6 @@
 """GPUs that a running workload holds and does not use. Pure; a report from which nothing follows.
 
-Unlike the idle rule it asks about GPU use alone, of every class, held and exempt work included: nobody is warned or
+Unlike the idle rule it uses GPU use alone, of every class, held and exempt work included: no one is warned or
 stopped by it. What was not measured is not reported as waste.
 """
 
@@ -18,7 +18,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 AFTER = timedelta(minutes=30)
-FAR = timedelta(hours=4)  # how far back its last use is looked for
+FAR = timedelta(hours=4)  # how far back its last use is searched
 _LIVE = (State.RUNNING, State.PAUSED)
 
 

@@ -1,1 +1,1 @@
-"""What things are: frozen values. No I/O, no clock, no platform words."""
+"""The domain: frozen values. No I/O, no clock, no platform words."""

@@ -10,7 +10,7 @@ from gpukeeper.model.direct import direct
 from gpukeeper.model.reading import Moment
 from gpukeeper.model.unknown import Unknown
 
-NOT_ASKED = Unknown("the driver was not asked")
+NOT_QUERIED = Unknown("the driver was not queried")
 FIRST_BASELINE_MIB = 1024  # a first baseline is never above this
 # Only of root: any user can name a program nvidia-persistenced. A kernel name has at most 15 characters.
 INFRASTRUCTURE = tuple(
@@ -21,7 +21,7 @@ INFRASTRUCTURE = tuple(
     )
 )
 IN_A_WORKLOAD = frozenset({"nv-hostengine", "dcgm-exporter"})  # these watch GPUs, often from a workload of their own
-OF_A_SESSION = frozenset({"Xorg", "Xwayland", "gnome-shell"})  # these run as whoever is logged in
+OF_A_SESSION = frozenset({"Xorg", "Xwayland", "gnome-shell"})  # these run as the user who is logged in
 
 
 class GpuHolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,20 +59,20 @@ class Xid(msgspec.Struct, frozen=True):
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU or slice as of one look."""
+    """One GPU or slice as of one read."""
 
     uuid: str
     at: Moment
     holders: tuple[GpuHolder, ...] = ()
     unread: int = 0  # processes whose descriptors could not be read: any of them may hold it
     listed: tuple[int, ...] | Unknown = ()  # pids that the driver lists; dead or reused ones among them
-    memory_used_mib: int | Unknown = NOT_ASKED
-    advice: Advice | Unknown = NOT_ASKED
-    remap_pending: bool | Unknown = NOT_ASKED  # memory rows wait for a reset to be replaced
-    remap_failed: bool | Unknown = NOT_ASKED
+    memory_used_mib: int | Unknown = NOT_QUERIED
+    advice: Advice | Unknown = NOT_QUERIED
+    remap_pending: bool | Unknown = NOT_QUERIED  # memory rows wait for a reset to be replaced
+    remap_failed: bool | Unknown = NOT_QUERIED
     xids: tuple[Xid, ...] | Unknown = ()  # since the work ended
-    sliced: bool | Unknown = NOT_ASKED  # the GPU (or the one this is a part of) is cut into slices
-    reset_alone: bool | Unknown = NOT_ASKED  # the hardware lets it be reset without its peers
+    sliced: bool | Unknown = NOT_QUERIED  # the GPU (or the one this is a part of) is cut into slices
+    reset_alone: bool | Unknown = NOT_QUERIED  # the hardware lets it be reset without its peers
 
 
 @direct

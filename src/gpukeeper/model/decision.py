@@ -34,10 +34,10 @@ class Guard(StrEnum):
     """How an action is tied to what was read."""
 
     ATOMIC = "atomic"  # the platform itself refuses if it changed; irreversible verbs must have this
-    # The platform refuses while it runs. A run that begins and ends between the last look and the act is not refused;
-    # it is looked for afterwards and reported. For removing what has ended, where a platform has no other condition.
+    # The platform refuses while it runs. A run that begins and ends between the last read and the act is not refused;
+    # it is searched for afterwards and reported. For removing what has ended, if a platform has no other condition.
     NOT_RUNNING = "not running"
-    LOOKED = "looked"  # looked immediately before; allowed for what can be undone
+    LOOKED = "looked"  # read immediately before; allowed for what can be undone
 
 
 @direct
@@ -144,13 +144,13 @@ class Decision(msgspec.Struct, frozen=True):
     rank: int = 0  # of a tree: what is cheaper to lose goes first
     disk: str = ""  # of a tree that is due only because a disk is too full: that disk
     owner_verified: bool = False  # False: the owner is only claimed
-    class_: str = ""  # whose limits apply: by the policy's match, else as the platform recognised it
+    class_: str = ""  # whose limits apply: by the policy's match, else as the platform recognized it
     announced: datetime | None = None  # of a warning: the time that it announces
     unheard: Announcement | None = None  # of a warning: what it announces instead if it is not delivered
 
 
 class Step(msgspec.Struct, frozen=True):
-    """`uid`: it was asked for by this person, who may have done at most what they could do themselves. None: a rule
+    """`uid`: it was requested by this user, for whom at most is done what they could do themselves. None: a rule
     or an admin decided it."""
 
     id: str
@@ -166,7 +166,7 @@ class Plan(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...]
     deferred: tuple[Decision, ...] = ()
     breaker: str | None = None
-    duplicates: tuple[Decision, ...] = ()  # second decisions about one thing: a bug; none of them is acted on
+    duplicates: tuple[Decision, ...] = ()  # second decisions about one object: a bug; none of them is acted on
 
 
 @direct
@@ -177,12 +177,12 @@ class Result(StrEnum):
     DEFERRED = "deferred"  # the hour's budget was used up meanwhile, by a pass on another place
     NOT_CAPTURED = "not captured"  # evidence could not be saved, so it was kept
     REFUSED = "refused"  # by the platform
-    UNKNOWN = "unknown"  # could not look afterwards; the next pass looks first
+    UNKNOWN = "unknown"  # could not be read afterwards; the next pass reads first
     DELIVERED = "delivered"  # a warning
     UNDELIVERED = "undelivered"
 
 
-# What a platform answers.
+# What a platform returns.
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False):
@@ -194,7 +194,7 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Changed(msgspec.Struct, frozen=True, gc=False):
-    """The platform refused because the thing is not what was seen any more."""
+    """The platform refused because the object has changed since it was read."""
 
     why: str
 

@@ -1,4 +1,4 @@
-"""Why a thing is still there, as its platform sees it: what it is part of and made of, and what keeps it."""
+"""Why an object still exists, according to its platform: what it is part of and made of, and what keeps it."""
 
 from __future__ import annotations
 

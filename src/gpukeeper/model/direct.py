@@ -9,7 +9,7 @@ E = TypeVar("E", bound=StrEnum)
 
 
 def direct(members: type[E]) -> type[E]:
-    """Python 3.11 calls a property at every `State.ENDED`, 100 ns each time; a decision asks dozens of times."""
+    """Python 3.11 calls a property at every `State.ENDED`, 100 ns each time; a decision does it dozens of times."""
     for name, member in members.__members__.items():
         type.__setattr__(members, name, member)
     # Equal to its word, so of the same hash; Enum's own hash is that of the name, and a call in Python.

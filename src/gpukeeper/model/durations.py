@@ -23,7 +23,7 @@ def in_words(span: timedelta) -> str:
 
 @lru_cache(maxsize=16384)
 def _two_units(count: int, large: str, small: str, size: int) -> str:
-    """`count` of the small unit. Few different ones are ever asked for: 3600, 1440, and one per hour of age."""
+    """`count` of the small unit. Few different ones are ever needed: 3600, 1440, and one per hour of age."""
     whole, rest = divmod(count, size)
     if not whole:
         return f"{rest}{small}"
@@ -42,3 +42,8 @@ def size_in_words(size: float) -> str:
 def when_in_words(at: datetime, now: datetime) -> str:
     """ "in 2h", "3m ago"."""
     return f"in {in_words(at - now)}" if at > now else f"{in_words(now - at)} ago"
+
+
+def due_in_words(at: datetime, now: datetime) -> str:
+    """Of an action: "at 2026-01-05 08:00 UTC (in 2h)", "at the next pass"."""
+    return f"at {at:%Y-%m-%d %H:%M} UTC (in {in_words(at - now)})" if at > now else "at the next pass"

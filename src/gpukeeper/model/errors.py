@@ -1,13 +1,13 @@
-"""The errors of gpukeeper, by who can fix them. Each class knows its exit code.
+"""The errors of gpukeeper, by who can fix them. Each class has its exit code.
 
     KeeperError              1
     ├── UsageError           2   the user's: unknown name, missing right
     ├── PolicyError         10   the user's: every problem of a policy file, at once
     ├── LedgerError          1   the ledger is damaged, foreign, full or cannot be opened
-    ├── LeaseHeld           11   another pass is at work on this place
+    ├── LeaseHeld           11   another pass runs at this place
     └── PlatformError        1   the world's: silent, refused; its workloads are unknown, never empty
 
-A broken invariant is an AssertionError and says that it is a bug.
+A broken invariant is an AssertionError whose message calls it a bug.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lines of the journal. Append-only; every other thing the ledger knows is a fold over these."""
+"""The lines of the journal. Append-only; everything else in the ledger is a fold over these."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     at: Moment
     ref: Ref | None = None
     owner: str | None = None
-    by: str = "gpukeeper"  # who made this happen
+    by: str = "gpukeeper"  # the user or program that caused it
 
 
 class Noticed(Line, frozen=True, tag="noticed"):
@@ -45,7 +45,7 @@ class Vanished(Line, frozen=True, tag="vanished"):
 
 
 class Decided(Line, frozen=True, tag="decision"):
-    """Written when the decision about a thing changes, not every pass."""
+    """Written when the decision about an object changes, not every pass."""
 
     action: Action
     rule: str
@@ -77,7 +77,7 @@ class Released(Line, frozen=True, tag="release"):
 
 
 class Intended(Line, frozen=True, tag="intent"):
-    """Written durably before acting. Without an outcome it is open: look first, never replay."""
+    """Written durably before acting. Without an outcome it is open: read first, never replay."""
 
     step: str
     pass_id: int
@@ -190,7 +190,7 @@ class NodeTested(Line, frozen=True, tag="acceptance"):
     verdict: Grade
     reason: str
     device: str
-    report: str = ""  # the folder it was written to
+    report: str = ""  # the directory it was written to
     expected: int | None = None
     gpus: Mapping[str, Grade] = {}  # by serial number (uuid where there is none); the node's own name for its figures
     values: Mapping[str, Mapping[str, float]] = {}  # by the same; then by "check.metric method"

@@ -41,7 +41,7 @@ _OVER = (State.SUSPENDED, State.ENDED)
 
 
 def remember(memory: Memory, line: Event) -> Memory | None:
-    """The memory of a thing after one more line about it. None: nothing is left to remember.
+    """The memory of an object after one more line about it. None: nothing is left to remember.
 
     What vanished is remembered: a platform that lost its list for a moment must not end a hold.
     """
@@ -78,7 +78,7 @@ def warned_by(line: WarningSent) -> Warned:
 
 def _tested(before: tuple[Past, ...], line: NodeTested) -> tuple[Past, ...]:
     """The newest runs of each GPU, and of each of its figures: runs in which a GPU was too slow show no figure, and
-    many of them must not make anybody forget how fast it was. What was not run on a GPU says nothing about one."""
+    many of them must not displace its earlier values. What was not run on a GPU proves nothing about one."""
     if line.device != "cuda":
         return before
     now = tuple(
@@ -96,7 +96,7 @@ def _tested(before: tuple[Past, ...], line: NodeTested) -> tuple[Past, ...]:
 
 
 def recalled(subject: Subject, memory: Memory) -> Subject:
-    """What the platform says of ended work, with what only the ledger still knows of that very run.
+    """What the platform reports about ended work, with what only the ledger still has of that very run.
 
     A platform forgets: who stopped it with the events of an engine that was restarted, and a GPU that it held without
     asking for it with its processes.
@@ -144,7 +144,7 @@ def holds_from(lines: Iterable[Held | Released]) -> dict[str, tuple[Hold, ...]]:
 
 
 def is_gone(line: Event) -> bool:
-    """Lines after which the thing is not there any more."""
+    """Lines after which the object does not exist any more."""
     return isinstance(line, Vanished) or (
         isinstance(line, Closed) and line.action is Action.REMOVE and line.result is Result.RECLAIMED
     )
@@ -174,7 +174,7 @@ def _notice(memory: Memory, line: Noticed) -> Memory:
         incarnation=line.incarnation,
         started=line.started,
         first_start=memory.first_start or line.started or line.at,
-        # What runs again after a stop was resumed by somebody, even where that is no new incarnation.
+        # What runs again after a stop was resumed by a user, even if that is no new incarnation.
         stopped=None if new or memory.state in _OVER else memory.stopped,
         first_seen_ended=None,
     )
@@ -184,7 +184,7 @@ def _notice_end(memory: Memory, line: Noticed) -> Memory:
     if memory.started is None and line.started is not None and memory.incarnation != line.incarnation:
         memory = msgspec.structs.replace(memory, started=line.started, first_start=memory.first_start or line.started)
     memory = _add_run(memory, line.ended)
-    # What is suspended does not end by itself: somebody resumed it, and that run is not the one that we stopped.
+    # What is suspended does not end by itself: a user resumed it, and that run is not the one that we stopped.
     ours = (
         memory.stopped is not None
         and memory.stopped.incarnation == line.incarnation
@@ -206,7 +206,7 @@ def _notice_end(memory: Memory, line: Noticed) -> Memory:
 
 
 def _add_run(memory: Memory, end: datetime | None) -> Memory:
-    """Close the run that was under way. An end nobody saw adds nothing: less runtime keeps longer."""
+    """Close the run that was in progress. An end that was not observed adds nothing: less runtime keeps longer."""
     ran = timedelta()
     if memory.started is not None and end is not None and end > memory.started:
         ran = end - memory.started
@@ -227,7 +227,7 @@ def _continues(old: Hold, new: Hold) -> bool:
 
 
 def _end_holds(memory: Memory, line: Released) -> tuple[Hold, ...]:
-    """A user's release ends users' holds, or only their own; an admin's hold is ended by whoever took it."""
+    """A user's release ends users' holds, or only their own; an admin's hold is ended by the admin who took it."""
     return tuple(
         h
         if h.until <= line.at or ((h.admin or line.own) and h.by != line.by)
@@ -250,7 +250,7 @@ def _of_gpu(gpu: GpuMemory, line: GpuChecked | BaselineSeen | Quarantined | Retu
                 gpu, quarantined=line.at, quarantine_reason=line.reason, quarantined_by=line.by
             )
         case Returned():
-            # Whoever returns it says that it is well as it is; a new driver may well use more memory for itself.
+            # Returning it confirms that it is fine as it is; a new driver may use more memory for itself.
             return msgspec.structs.replace(
                 gpu, quarantined=None, quarantine_reason="", quarantined_by="", baseline_mib=None
             )

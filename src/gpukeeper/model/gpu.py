@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.model.condition import NOT_ASKED, Xid
+from gpukeeper.model.condition import NOT_QUERIED, Xid
 from gpukeeper.model.unknown import Unknown
 
 NO_SERIALS = ("", "N/A", "[N/A]")  # without zeros: what boards without a serial number have in its place
@@ -20,10 +20,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     uuid: str
     index: int
-    name: str | Unknown = NOT_ASKED
-    serial: str | Unknown = NOT_ASKED  # what its history is kept by; the uuid where it has none
-    pci: str | Unknown = NOT_ASKED
-    memory_mib: int | Unknown = NOT_ASKED
+    name: str | Unknown = NOT_QUERIED
+    serial: str | Unknown = NOT_QUERIED  # what its history is kept by; the uuid where it has none
+    pci: str | Unknown = NOT_QUERIED
+    memory_mib: int | Unknown = NOT_QUERIED
     part_of: str | None = None  # the uuid of the whole GPU, of a slice
     profile: str | None = None  # of a slice: 1g.18gb
     facts: Mapping[str, Fact] = {}  # vbios, numa, power limits, links, … whatever is worth a line
@@ -37,14 +37,14 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as of one look. `counters` only rise, and are judged by their change; `states` are as of now."""
+    """One GPU as of one read. `counters` only rise, and are judged by their change; `states` are as of now."""
 
     uuid: str
     at: datetime
     counters: Mapping[str, int | Unknown | None] = {}
     states: Mapping[str, Fact] = {}
     xids: tuple[Xid, ...] | Unknown = ()
-    foreign: tuple[int, ...] | Unknown = ()  # pids that are not ours and were on it since the look before this one
+    foreign: tuple[int, ...] | Unknown = ()  # pids that are not ours and were on it since the previous read
     named: Mapping[int, str] = {}  # by pid of `foreign`: whose process it is, and its command
 
 

@@ -1,4 +1,4 @@
-"""Which thing: a name for people, a uid for acting. Nothing is ever acted on by its name alone."""
+"""The identity of an object: a name for people, a uid for acting. Nothing is ever acted on by its name alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Ref(msgspec.Struct, frozen=True, gc=False):
-    """One thing at one place. `uid`: an id of its platform that is never reused, dev:inode or pid@start."""
+    """One object at one place. `uid`: an id of its platform that is never reused, dev:inode or pid@start."""
 
     platform: str
     place: str
@@ -36,7 +36,7 @@ class Ref(msgspec.Struct, frozen=True, gc=False):
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False):
-    """A thing as it was at one look. `incarnation` changes when it starts anew under the same uid
+    """An object as it was at one read. `incarnation` changes when it starts again under the same uid
     (its start, resource generation, inode and newest ctime); `version` at any change at all."""
 
     ref: Ref

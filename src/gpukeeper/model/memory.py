@@ -10,7 +10,7 @@ from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.grade import Past
 from gpukeeper.model.reading import Moment
 
-KEEP_ALIVE = "keep-alive"  # who took a hold, when a file inside the workload asked for it
+KEEP_ALIVE = "keep-alive"  # `by` of a hold that a file inside the workload requested
 
 
 class Warned(msgspec.Struct, frozen=True, gc=False):

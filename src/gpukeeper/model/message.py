@@ -15,7 +15,7 @@ class Audience(StrEnum):
     ADMIN = "admin"
 
 
-class Kind(StrEnum):
+class MessageKind(StrEnum):
     WARNING = "warning"  # to an owner: what will happen, when, and how to prevent it
     LOSS = "loss"  # to an owner: something was lost
     BREAKER = "breaker"
@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    kind: Kind
+    kind: MessageKind
     about: str  # path of a workload, a place or a GPU
     text: str
     at: datetime

@@ -1,4 +1,4 @@
-"""The policy as a value: what `config` makes of the file, and the only thing the rules know of it.
+"""The policy as a value: what `config` makes of the file, and all that the rules know of it.
 
 Spans are timedelta; None means "never" (idle, runtime) or "until a person removes it" (retention), see each field.
 Every default here is the built-in one; presets and the file change them, and config keeps where each value came from.
@@ -16,12 +16,12 @@ from gpukeeper.model.direct import direct
 from gpukeeper.model.unknown import Unknown
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-WITHOUT_GPU = "without-gpu"  # the class of what neither holds nor asks for a GPU
+WITHOUT_GPU = "without-gpu"  # the class of what neither holds nor requests a GPU
 
 
 @direct
 class Mode(StrEnum):
-    PLAN = "plan"  # look and show; a person at a terminal may still confirm `apply`
+    PLAN = "plan"  # read and show; a user at a terminal may still confirm `apply`
     ENFORCE = "enforce"  # act unattended
 
 
@@ -63,7 +63,7 @@ class Retention(Value, frozen=True, kw_only=True):
     succeeded: timedelta | None = DAY
     failed: timedelta | None = 7 * DAY
     stopped: timedelta | None = DAY  # the platform-wide TTL: for what ended as neither
-    max: timedelta = 30 * DAY  # a workload's own TTL cannot ask for more
+    max: timedelta = 30 * DAY  # a workload's own TTL cannot request more
 
 
 class ClassSettings(Value, frozen=True, kw_only=True):
@@ -165,7 +165,7 @@ class Budget(Value, frozen=True, kw_only=True):
 
 
 class Breaker(Value, frozen=True, kw_only=True):
-    """Opens when the world looks broken. `floor`: this many are always believed."""
+    """Opens when a place looks broken. `floor`: this many are always accepted."""
 
     running: float = 0.20  # share of running work that is due at once
     vanished: float = 0.50  # share of what was there in the last pass and is missing now
@@ -196,11 +196,11 @@ class DiskMarks(Value, frozen=True, kw_only=True):
 
     high: float = 0.80
     low: float = 0.70
-    unreadable: tuple[str, ...] = ()  # root's programs that even root cannot look into, and that use no such trees
+    unreadable: tuple[str, ...] = ()  # root's programs that even root cannot inspect, and that use no such trees
 
 
 class Reports(Value, frozen=True, kw_only=True):
-    """Folders of results. Each entry directly below a root is one report."""
+    """Directories of results. Each entry directly below a root is one report."""
 
     roots: tuple[str, ...] = ()
     older_than: timedelta | None = 7 * DAY  # by the newest file inside
@@ -219,7 +219,7 @@ class BuildCache(Value, frozen=True, kw_only=True):
 
 
 class Capture(Value, frozen=True, kw_only=True):
-    to: str | None = None  # None: below the ledger's folder
+    to: str | None = None  # None: below the ledger's directory
     what: tuple[str, ...] = ("manifest", "logs", "events", "reports")
     keep: timedelta = 90 * DAY
     quota: int = 20 * 1024**3
@@ -277,7 +277,7 @@ class Policy(Value, frozen=True, kw_only=True):
     classes: Mapping[str, ClassSettings] = {}
     groups: Mapping[str, Group] = {}
     admins: tuple[str, ...] = ("root",)
-    owner_labels: tuple[str, ...] = ()  # labels that only a site's own wrapper can set: believed without more evidence
+    owner_labels: tuple[str, ...] = ()  # labels that only a site's own wrapper can set: trusted without more evidence
     match: tuple[Match, ...] = ()
     exemptions: tuple[Exemption, ...] | Unknown = ()
     warnings: Warnings = Warnings()
@@ -295,7 +295,7 @@ class Policy(Value, frozen=True, kw_only=True):
     loops: int = 2  # ends seen under one uid, while it runs again, that make it a loop
     hold_total: timedelta = DAY  # a user's holds on one workload, or of one GPU, add up to no more ...
     hold_within: timedelta = 3 * DAY  # ... than this within this time
-    keep_alive: str = "/workspace/.keep-alive"  # a file inside that asks for a hold while it would be idle
+    keep_alive: str = "/workspace/.keep-alive"  # a file inside that requests a hold while it would be idle
     capture: Capture = Capture()
     gpu: GpuSettings = GpuSettings()
     release: tuple[str, ...] = ()  # what may be taken off a removal that is proven to be stuck, by name

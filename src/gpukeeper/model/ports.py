@@ -1,4 +1,4 @@
-"""Protocols that more than one layer asks for: the time, measurements, and where measurements are kept."""
+"""Protocols that more than one layer needs: the time, measurements, and where measurements are kept."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Signals over time, policy-free: one-minute buckets. NaN is "not measured", and NaN is never below a threshold.
 
-A bucket with a value may have been measured for five of its sixty seconds. So each reading says from when on it speaks,
-and a series says since when it was measured without a gap.
+A bucket with a value may have been measured for five of its sixty seconds. So each reading has the start of its
+interval, and a series has the time since when it was measured without a gap.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def span(self) -> timedelta:
-        """How long it speaks for. Nothing when the clock was set meanwhile, or when that is too long for a proof."""
+        """The time it covers. Zero if the clock was set meanwhile, or if that is too long for a proof."""
         if self.since is None:
             return _NOTHING
         span = self.at - self.since
         return span if _NOTHING <= span <= BRIDGED_MAX else _NOTHING
 
     def in_one_minute(self, value: float) -> float:
-        """What `value` is at most in any minute that it speaks for: all of it may have happened in that one."""
+        """What `value` is at most in any minute that it covers: all of it may have happened in that one."""
         span = self.span
         if span <= MINUTE:
             return value
@@ -76,7 +76,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
 def unbroken(before: tuple[datetime, datetime] | None, sample: Sample) -> tuple[datetime, datetime]:
     """Since when and until when there was no gap, with one more reading. One that is older than the newest (the clock
-    was set back, or history is read again) begins anew."""
+    was set back, or history is read again) starts again."""
     begin = sample.at - sample.span
     if before is None or begin > before[1] or sample.at < before[1]:
         return begin, sample.at

@@ -46,7 +46,7 @@ class State(StrEnum):
     PAUSED = "paused"  # quiet by every sign, yet holds its GPUs
     SUSPENDED = "suspended"  # stopped in a way that can be undone
     ENDED = "ended"
-    REMOVING = "removing"  # someone asked for its removal already
+    REMOVING = "removing"  # its removal was requested already
 
 
 @direct
@@ -92,7 +92,7 @@ class Disk(msgspec.Struct, frozen=True, gc=False):
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the rules may know of one thing, as of `seen.at`."""
+    """Everything the rules may know of one object, as of `seen.at`."""
 
     seen: Seen
     shape: Shape = Shape.WORKLOAD
@@ -129,9 +129,9 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     disk: Disk | None = None  # the filesystem it lies on; None: not read, so never too full
     lasting: str | None = None  # of a tree: its uid with an id of the filesystem that outlasts its device number
     proof: str | Unknown | None = None  # an orphan: what ties it to the workload that ended
-    evidence: tuple[str, ...] = ()  # sentences: why it is believed to be this owner's
+    evidence: tuple[str, ...] = ()  # sentences: why it is attributed to this owner
     findings: tuple[str, ...] = ()  # sentences: what a person should fix; nothing is repaired here
-    loses: tuple[str, ...] | Unknown = ()  # what its removal would destroy; filled in by a look, not when listed
+    loses: tuple[str, ...] | Unknown = ()  # what its removal would destroy; filled in by a read, not when listed
     goes_when_stopped: bool = False  # a stop is its removal, so that evidence comes first
     marks: Marks = Marks()
     labels: Mapping[str, str] = {}
@@ -147,7 +147,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gone(msgspec.Struct, frozen=True, gc=False):
-    """Looked for by uid and provably not there."""
+    """Searched for by uid and provably absent."""
 
     ref: Ref
     at: datetime

@@ -23,7 +23,7 @@ class Unknown(msgspec.Struct, frozen=True):
         raise TypeError(f"an unknown fact is neither true nor false ({self.why}); check is_known() first")
 
     def __str__(self) -> str:
-        return f"not known: {self.why}"
+        return f"unknown: {self.why}"
 
 
 Known: TypeAlias = T | Unknown

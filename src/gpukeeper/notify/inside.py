@@ -15,20 +15,20 @@ from gpukeeper.notify.terminals import TERMINAL_MAJORS, as_written
 STANDARD = (0, 1, 2)  # input, output, errors: where a person sits
 
 
-def tell_inside(pids: Sequence[int], message: str, proc: str = "/proc") -> int:
+def notify_inside(pids: Sequence[int], message: str, proc: str = "/proc") -> int:
     """How many terminals took the whole message. Never blocks: one that is full or stopped does not get it."""
     text = as_written(message)
-    told: set[tuple[int, int, int]] = set()
+    notified: set[tuple[int, int, int]] = set()
     taken = 0
     for pid in pids:
         for number in STANDARD:
-            taken += _write(f"{proc}/{pid}/fd/{number}", text, told)
+            taken += _write(f"{proc}/{pid}/fd/{number}", text, notified)
     return taken
 
 
-def _write(path: str, text: bytes, told: set[tuple[int, int, int]]) -> bool:
+def _write(path: str, text: bytes, notified: set[tuple[int, int, int]]) -> bool:
     try:
-        # Asked before opening too: to open some devices is to act on them.
+        # Checked before opening, too: opening some devices acts on them.
         if not _is_terminal(os.stat(path)):  # noqa: PTH116 - a link of /proc, resolved by the kernel
             return False
         fd = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
@@ -36,11 +36,11 @@ def _write(path: str, text: bytes, told: set[tuple[int, int, int]]) -> bool:
         return False
     try:
         facts = os.fstat(fd)
-        # Every workload may have terminals of its own with the same number; the filesystem tells them apart.
+        # Every workload may have terminals of its own with the same number; the filesystem distinguishes them.
         terminal = (facts.st_dev, facts.st_ino, facts.st_rdev)
-        if terminal in told or not _is_terminal(facts) or not os.isatty(fd):
+        if terminal in notified or not _is_terminal(facts) or not os.isatty(fd):
             return False
-        told.add(terminal)
+        notified.add(terminal)
         return os.write(fd, text) == len(text)
     except OSError:
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpukeeper.model.message import Delivered, Kind, Message
+from gpukeeper.model.message import Delivered, Message, MessageKind
 
 
 class Log:
@@ -14,6 +14,6 @@ class Log:
         self._log = log
 
     async def send(self, message: Message) -> Delivered:
-        if message.kind is not Kind.FAILURE:  # logged where it happens, also when the ledger cannot be written
+        if message.kind is not MessageKind.FAILURE:  # logged where it happens, also when the ledger cannot be written
             self._log(f"{message.kind}: {message.text}")
         return Delivered()

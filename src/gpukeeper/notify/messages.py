@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.message import Delivered, Kind, Message, NotDelivered
+from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.notify.channel import Channel
 from gpukeeper.notify.repeats import Repeats
 
@@ -57,7 +57,7 @@ class Messages:
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send_waiting())
 
-    def is_over(self, kind: Kind, key: str) -> None:
+    def is_over(self, kind: MessageKind, key: str) -> None:
         self._repeats.over(kind.value, key)
 
     async def close(self) -> None:

@@ -59,7 +59,7 @@ def plain(message: str) -> str:
 
 
 def as_written(message: str) -> bytes:
-    """One line with a bell, on a line of its own whatever stands on the screen."""
+    """One line with a bell, on a line of its own, whatever is on the screen."""
     return f"\r\n\a[gpukeeper] {plain(message)}\r\n".encode()
 
 
@@ -69,7 +69,7 @@ def _write(path: Path, uid: int, text: bytes) -> bool:
     except OSError:
         return False
     try:
-        # Asked of what was opened: the name may have got another owner in the meantime.
+        # Checked on the opened file: the name may have got another owner in the meantime.
         facts = os.fstat(fd)
         if facts.st_uid != uid or not stat.S_ISCHR(facts.st_mode) or os.major(facts.st_rdev) not in TERMINAL_MAJORS:
             return False

@@ -17,7 +17,7 @@ class PlatformTerminals(Protocol):
     def name(self) -> str: ...
     @property
     def place(self) -> str: ...
-    async def tell(self, subject: Subject, message: str) -> bool: ...
+    async def notify(self, subject: Subject, message: str) -> bool: ...
 
 
 class InsideWorkload:
@@ -35,7 +35,7 @@ class InsideWorkload:
         if place is None:
             return NotDelivered(f"{ref.platform}/{ref.place} is not reachable from here")
         try:
-            taken = await place.tell(subject, message.text)
+            taken = await place.notify(subject, message.text)
         except PlatformError as error:
             return NotDelivered(str(error))
         return Delivered() if taken else NotDelivered("no terminal inside it accepted the message")

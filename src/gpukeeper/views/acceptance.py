@@ -15,15 +15,15 @@ from gpukeeper.acceptance.reports.document import report_json
 from gpukeeper.acceptance.reports.merge import FleetReport
 from gpukeeper.acceptance.reports.store import StoredRun
 from gpukeeper.acceptance.reports.wording import fact, figure, gpu_words, retest_command
-from gpukeeper.acceptance.suite import NOT_ASKED_FOR
+from gpukeeper.acceptance.suite import is_not_selected
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
 TOGETHER = frozenset({Grade.PASS, Grade.SKIPPED, Grade.INCONCLUSIVE})  # of several GPUs in one line
-TOLD = ("driver", "cuda_driver", "torch", "cuda", "nccl")  # of the environment, in the opening line
-NOT_SAID = ("schema", "timeline", "records")  # of a report: the document's own, and what is in samples.json
+OPENING = ("driver", "cuda_driver", "torch", "cuda", "nccl")  # of the environment, in the opening line
+LEFT_OUT = ("schema", "timeline", "records")  # of a report: the document's own, and what is in samples.json
 
 
 class RunsView(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class GpuVerdict(msgspec.Struct, frozen=True):
 
 
 class NodeVerdict(msgspec.Struct, frozen=True):
-    """`gpus`: None: not known. A node without a report has no run."""
+    """`gpus`: None: unknown. A node without a report has no run."""
 
     verdict: Grade
     node: str
@@ -123,7 +123,7 @@ def machine_words(machine: Machine, wish: RunRequest) -> str:
         name = fact(gpu.name) if not gpu.profile else f"{fact(gpu.name)} {gpu.profile}"
         names[name] = names.get(name, 0) + 1
     here = ", ".join(f"{count} × {name}" for name, count in names.items()) or "no GPU"
-    facts = [f"{name.replace('_', ' ')} {fact(machine.environment[name])}" for name in TOLD if _known(machine, name)]
+    facts = [f"{name.replace('_', ' ')} {fact(machine.environment[name])}" for name in OPENING if _known(machine, name)]
     mode = {"cpu": " (CPU mode: no GPU is tested)", "simulated": " (simulated: no GPU is tested)"}.get(wish.device, "")
     return f"{machine.node}: {here}{mode}" + (f"; {', '.join(facts)}" if facts else "")
 
@@ -133,7 +133,8 @@ def _known(machine: Machine, name: str) -> bool:
 
 
 def finding_lines(findings: Sequence[Finding], report: Report | None, *, verbose: bool) -> list[str]:
-    """One for each; but what holds for several GPUs alike is one line, unless all is wanted. A fault is told alone."""
+    """One for each; but equal findings of several GPUs are one line, unless all are requested. A fault has its own
+    line."""
     alike: dict[tuple[str, ...], list[Finding]] = {}
     for number, one in enumerate(findings):
         apart = verbose or one.gpu is None or one.verdict not in TOGETHER
@@ -192,7 +193,7 @@ def coverage_lines(coverage: Iterable[NotTested], *, verbose: bool) -> list[str]
     """What was skipped, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for one in coverage:
-        if not verbose and (one.within or one.why == NOT_ASKED_FOR):
+        if not verbose and (one.within or is_not_selected(one.why)):
             continue  # listed in the next steps, or deselected by the user
         name = f"{one.check} ({one.what})" if one.what else one.check
         by_reason.setdefault(one.why, []).append(name)
@@ -220,7 +221,7 @@ def next_steps(report: Report) -> list[str]:
     return steps
 
 
-def acceptance_document(report: Report, folder: str) -> dict[str, object]:
+def acceptance_document(report: Report, directory: str) -> dict[str, object]:
     """The report for programs, without what is in samples.json, and where all of it is."""
     body: dict[str, object] = reading.decode(report_json(report))
-    return {name: value for name, value in body.items() if name not in NOT_SAID} | {"report_folder": folder or None}
+    return {name: value for name, value in body.items() if name not in LEFT_OUT} | {"report_folder": directory or None}

@@ -11,7 +11,7 @@ from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.model.decision import Decision, Result, Unseen
 from gpukeeper.model.event import Closed, GpuChecked, WarningSent
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.nodes import Change, NodeChange, node_change
+from gpukeeper.views.nodes import NodeChange, SubjectChange, node_change
 
 
 class PlaceApplied(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,11 +40,11 @@ class AppliedView(msgspec.Struct, frozen=True):
     places: tuple[PlaceApplied, ...]
 
 
-def applied_view(done: Iterable[tuple[PassReport, Sequence[Change]]], policy: PolicyHead) -> AppliedView:
+def applied_view(done: Iterable[tuple[PassReport, Sequence[SubjectChange]]], policy: PolicyHead) -> AppliedView:
     return AppliedView(policy, tuple(_place(report, nodes) for report, nodes in done))
 
 
-def _place(report: PassReport, nodes: Sequence[Change]) -> PlaceApplied:
+def _place(report: PassReport, nodes: Sequence[SubjectChange]) -> PlaceApplied:
     return PlaceApplied(
         pass_id=report.pass_id,
         platform=report.survey.platform.name,
@@ -65,7 +65,7 @@ def _place(report: PassReport, nodes: Sequence[Change]) -> PlaceApplied:
 
 
 def bytes_back(lines: Iterable[Closed]) -> tuple[int, int]:
-    """The sum, and for how many reclaimed things it was not measured."""
+    """The sum, and for how many reclaimed objects it was not measured."""
     sizes = [line.bytes_back for line in lines if line.result is Result.RECLAIMED]
     return sum(one for one in sizes if not isinstance(one, Unknown)), sum(isinstance(one, Unknown) for one in sizes)
 

@@ -62,7 +62,7 @@ def explain_view(found: Explanation) -> ExplainView:
 def facts(found: Explanation) -> list[tuple[str, object]]:
     """What the rules had to go by, by name; a fact that does not exist is left out."""
     subject, memory, now = found.subject, found.memory, found.now
-    told: list[tuple[str, object]] = [
+    rows: list[tuple[str, object]] = [
         ("state", subject.state),
         ("part of", subject.root),
         ("class", _class(found)),
@@ -89,9 +89,9 @@ def facts(found: Explanation) -> list[tuple[str, object]]:
         ("times ended", memory.ends_seen or None),
         ("stopped by", memory.stopped.by if memory.stopped else None),
     ]
-    told += (("warned", f"{w.rule}, stage {w.stage}, {_delivery(w)}, {moment(w.at, now)}") for w in memory.warnings)
-    told += (("held by", f"{h.by}, until {moment(h.until, now)}") for h in memory.holds if h.until > now)
-    return [(name, value) for name, value in told if value is not None]
+    rows += (("warned", f"{w.rule}, stage {w.stage}, {_delivery(w)}, {moment(w.at, now)}") for w in memory.warnings)
+    rows += (("held by", f"{h.by}, until {moment(h.until, now)}") for h in memory.holds if h.until > now)
+    return [(name, value) for name, value in rows if value is not None]
 
 
 def moment(at: datetime, now: datetime) -> str:
@@ -100,13 +100,13 @@ def moment(at: datetime, now: datetime) -> str:
 
 
 def _class(found: Explanation) -> object:
-    """Whose limits apply, and by what. What the platform recognised is only where it ends without a match."""
+    """Whose limits apply, and by what. What the platform recognized is only where it ends without a match."""
     given, seen = found.decision.class_, found.subject.class_
-    return f"{given} (by match in the policy; recognised as {seen})" if given != str(seen) else seen
+    return f"{given} (by match in the policy; recognized as {seen})" if given != str(seen) else seen
 
 
 def _labels(subject: Subject) -> list[tuple[str, object]]:
-    """What somebody wrote on it, as it is: data. Only the documented ones mean anything to a rule."""
+    """Its labels as they are: data. Only the documented ones have a meaning for a rule."""
     if subject.shape is not Shape.WORKLOAD:
         return []
     written = [f"{key}={value}" for key, value in sorted(subject.labels.items())]

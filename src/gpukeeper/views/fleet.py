@@ -20,7 +20,7 @@ EVERYTHING = "everything"  # what a place that could not be listed at all report
 
 
 class FindingView(msgspec.Struct, frozen=True):
-    """Something that somebody should check. `about`: paths."""
+    """Something that an admin should check. `about`: paths."""
 
     kind: str
     about: tuple[str, ...]
@@ -35,7 +35,7 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubjectRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing in a line. `state` is its shape where it is no workload; `since`: its latest known time."""
+    """One object in a line. `state` is its shape if it is no workload; `since`: its latest known time."""
 
     state: State | str | Unknown
     path: str
@@ -57,7 +57,7 @@ def fleet_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: dateti
 
 
 def findings_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime) -> tuple[FindingView, ...]:
-    """Searched among everything, so that a narrowed view does not miss the other half; shown of what was asked for."""
+    """Searched among everything, so that a narrowed view does not miss the other half; shown of what was requested."""
     everything = all_findings(found, book, now)
     if narrow != Narrow():
         fits = fitting(found, narrow, now)
@@ -65,14 +65,14 @@ def findings_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: dat
     return tuple(FindingView(one.kind, tuple(ref.path for ref in one.about), one.words) for one in everything)
 
 
-def all_findings(found: FleetSnapshot, book: Rulebook, now: datetime) -> tuple[claims.Finding, ...]:
+def all_findings(found: FleetSnapshot, book: Rulebook, now: datetime) -> tuple[claims.Contradiction, ...]:
     return claims.findings(
         found.views, book, now, recorded=found.recorded, absent=found.absent, doubtful=found.doubtful
     )
 
 
 def fitting(found: FleetSnapshot, narrow: Narrow, now: datetime) -> set[str]:
-    """Keys of what was asked for."""
+    """Keys of what was requested."""
     return {view.subject.ref.key for view in found.views if narrow.fits(view.subject, now)}
 
 

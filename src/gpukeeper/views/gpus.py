@@ -7,7 +7,7 @@ from datetime import datetime
 import msgspec
 
 from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
-from gpukeeper.lifecycle.claims import Claim, claims
+from gpukeeper.lifecycle.claims import GpuClaim, claims
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.lifecycle.waste import Waste, wasted
@@ -16,7 +16,7 @@ from gpukeeper.views.fleet import FindingView, findings_view, fitting
 
 class GpusView(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
-    gpus: tuple[Claim, ...]
+    gpus: tuple[GpuClaim, ...]
     findings: tuple[FindingView, ...]
     unseen: tuple[UnseenAt, ...]
 
@@ -50,8 +50,8 @@ def waste_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: dateti
     )
 
 
-def claims_of(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime) -> tuple[Claim, ...]:
-    """Those of what was asked for. A free device has no owner, so it is shown only when nothing was narrowed."""
+def claims_of(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime) -> tuple[GpuClaim, ...]:
+    """Those of what was requested. A free device has no owner, so it is shown only when nothing was narrowed."""
     everything = claims(found.views, book, now, recorded=found.recorded, offers=found.offers)
     fits, alone = fitting(found, narrow, now), narrow == Narrow()
     return tuple(one for one in everything if (one.holder.key in fits if one.holder is not None else alone))

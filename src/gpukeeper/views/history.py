@@ -74,7 +74,7 @@ def line_row(seq: int, line: Event) -> LineRow:
 
 
 def _words(line: Event) -> str:
-    """By whom and why, as far as the line says."""
+    """By whom and why, as far as the line contains it."""
     match line:
         case Noticed():
             how = f" with {line.ended_with}" if line.ended_with else ""

@@ -10,7 +10,7 @@ from gpukeeper.model.condition import GpuMemory
 
 
 class GpuCondition(msgspec.Struct, frozen=True, kw_only=True):
-    """`held_by`: processes that have it open now, or why that is not known. None: nothing, or never recorded."""
+    """`held_by`: processes that have it open now, or why that is unknown. None: nothing, or never recorded."""
 
     uuid: str
     index: int | None
@@ -26,7 +26,7 @@ class GpuCondition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """`unseen`: why the GPUs could not be listed; then these are the ones that the ledger knows."""
+    """`unseen`: why the GPUs could not be listed; then these are the ones in the ledger."""
 
     node: str
     gpus: tuple[GpuCondition, ...]

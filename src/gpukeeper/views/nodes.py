@@ -14,7 +14,7 @@ NODE, DISK = "node", "disk"
 
 
 class Bytes(NamedTuple):
-    """Of a disk, as far as its platform tells it."""
+    """Of a disk, as far as its platform reports it."""
 
     size: int | None
     free: int | None
@@ -30,8 +30,9 @@ def _number(labels: Mapping[str, str], name: str) -> int | None:
     return int(words) if words.isascii() and words.isdecimal() else None
 
 
-class Change(NamedTuple):
-    """A node or a disk as a pass found it, and as it was afterwards. None: nothing was done there, so none looked."""
+class SubjectChange(NamedTuple):
+    """A node or a disk as a pass found it, and as it was afterwards. None: nothing was done there, so it was not read
+    again."""
 
     before: Subject
     after: Subject | Unknown | None
@@ -53,7 +54,7 @@ class NodeChange(msgspec.Struct, frozen=True):
     after: NodeFigures | Unknown | None
 
 
-def node_change(change: Change) -> NodeChange:
+def node_change(change: SubjectChange) -> NodeChange:
     ref, after = change.before.ref, change.after
     return NodeChange(
         ref.kind, ref.name, _figures(change.before), _figures(after) if isinstance(after, Subject) else after

@@ -115,7 +115,7 @@ def _added(parts: Iterable[TreeTotals]) -> tuple[TreeTotals, ...]:
 
 
 def daemon_plan_view(found: Outlooks) -> PlanView:
-    """The same from a daemon; what only a whole look has is empty."""
+    """The same from a daemon; what only a full pass has is empty."""
     return PlanView(
         found.policy,
         tuple(

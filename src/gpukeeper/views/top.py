@@ -10,7 +10,8 @@ import msgspec
 
 from gpukeeper.engine.fleet import FleetSnapshot
 from gpukeeper.engine.outlook import Outlooks
-from gpukeeper.lifecycle.claims import Claim, ClaimState, next_event
+from gpukeeper.engine.schedule import opening
+from gpukeeper.lifecycle.claims import ClaimState, GpuClaim, next_event
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.forecast import ahead
 from gpukeeper.lifecycle.narrow import Narrow
@@ -44,8 +45,8 @@ class GpuLine(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     place: str
     how: ClaimState
-    device: str = ""  # empty: not known which
-    count: int = 1  # of devices, where they are not known one by one
+    device: str = ""  # empty: unknown which
+    count: int = 1  # of devices, if they are not known one by one
     holder: str = ""  # its path, or the processes
     owner: str | Unknown | None = None
     class_: str | Unknown = ""
@@ -96,7 +97,7 @@ def top_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime
 
 
 class NextActions(msgspec.Struct, frozen=True):
-    """`reason`: what the rule that acts says now; empty where none will."""
+    """`reason`: of the rule that acts; empty if none will."""
 
     class_: str | Unknown
     steps: tuple[NextStep, ...]
@@ -106,14 +107,14 @@ class NextActions(msgspec.Struct, frozen=True):
 def _next_actions(view: View, book: Rulebook, now: datetime, offered: Collection[Action]) -> NextActions:
     steps = tuple(
         NextStep(one.action.value, one.at if one.at > now else None, one.rule)
-        for one in ahead(view, book, now, offered)
+        for one in ahead(view, book, now, offered, opening(book.policy.schedule))
     )
     class_ = decide(view, book, now).class_ or view.subject.class_
     reasons = {one.rule: one.reason for one in answers(view, book, now)}
     return NextActions(class_, steps, reasons.get(steps[-1].rule, "") if steps else "")
 
 
-def _line(claim: Claim, device: Subject | None, upcoming: Mapping[str, NextActions], now: datetime) -> GpuLine:
+def _line(claim: GpuClaim, device: Subject | None, upcoming: Mapping[str, NextActions], now: datetime) -> GpuLine:
     key = "" if claim.holder is None else claim.holder.key
     coming = upcoming.get(key, NextActions("", ()))
     return GpuLine(
@@ -135,7 +136,7 @@ def _line(claim: Claim, device: Subject | None, upcoming: Mapping[str, NextActio
     )
 
 
-def _use(claim: Claim, device: Subject | None) -> float | Unknown | None:
+def _use(claim: GpuClaim, device: Subject | None) -> float | Unknown | None:
     if claim.how in _UNUSED:
         return None
     if not isinstance(claim.use, Unknown) or claim.holder is not None or device is None:
@@ -188,7 +189,7 @@ def _daemon_line(decision: Decision, now: datetime) -> GpuLine:
 
 
 def _steps(decision: Decision, now: datetime) -> tuple[NextStep, ...]:
-    """As far as a decision alone tells: what it does, and what a warning announces."""
+    """As far as it follows from a decision alone: what it does, and what a warning announces."""
     if decision.action is Action.WARN:
         then = NextStep(decision.then.value, decision.announced, decision.rule)
         return (NextStep(decision.action.value, None, decision.rule), then)

@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper.engine.schedule import next_moment
+from gpukeeper.engine.schedule import opening
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.explain import idle_window
-from gpukeeper.lifecycle.forecast import MINUTE, UpcomingAction, course
+from gpukeeper.lifecycle.forecast import MINUTE, Assumptions, UpcomingAction, course
 from gpukeeper.lifecycle.holds import NotAllowed, may_hold
 from gpukeeper.lifecycle.rules.idle import horizon
 from gpukeeper.lifecycle.settings import Rulebook, fits
@@ -26,7 +26,7 @@ from gpukeeper.model.series import Series, Signal
 from gpukeeper.model.subject import Outcome, State, Subject
 
 INCARNATION = "run-1"
-STEPS = 5000  # one that is in use is asked again after every idle time
+STEPS = 5000  # one that is in use is evaluated again after every idle time
 BUSY = 100.0
 MARGIN = timedelta(hours=2)
 _SIGNALS = tuple(signal for signal in Signal if signal is not Signal.GPU)
@@ -62,29 +62,14 @@ def trial(policy: Policy, given: TrialInput, now: datetime) -> TrialView:
     """Raises UsageError for a hold that would not be granted."""
     book, subject = Rulebook(policy), given.subject
 
-    def opens(at: datetime, acted: datetime | None) -> datetime:
-        if acted is None or policy.schedule.at is None:
-            return next_moment(policy.schedule, at)
-        return next_moment(policy.schedule, max(at, acted + MINUTE))
-
     def measure(view: View, at: datetime) -> View:
         return _measured(view, given, book, now, at)
 
     view = measure(_view(given, book, now), now)
-    every = tuple(Action)
-    found = tuple(
-        course(
-            view,
-            book,
-            now,
-            every,
-            measure=measure,
-            opens=opens,
-            after_stop=given.after_stop,
-            steps=STEPS,
-            reports=True,
-        )
+    assumed = Assumptions(
+        measure=measure, opens=opening(policy.schedule), after_stop=given.after_stop, steps=STEPS, reports=True
     )
+    found = tuple(course(view, book, now, tuple(Action), assumed))
     decision = decide(view, book, now)
     return TrialView(
         at=now,

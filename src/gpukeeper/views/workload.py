@@ -54,7 +54,7 @@ def next_word(decision: Decision) -> str:
 
 
 def _size(decision: Decision) -> int | Unknown | None:
-    """Of a tree its bytes are what matters; of other things they are seldom measured."""
+    """Of a tree its bytes are what matters; of other objects they are seldom measured."""
     size = decision.size
     if isinstance(size, Unknown):
         return size if decision.rule in TREES and not size.by_design else None

@@ -41,7 +41,7 @@ def test_case(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_every_case_says_why(path: Path) -> None:
+def test_every_case_gives_the_reason(path: Path) -> None:
     case = json.loads(path.read_text())
     assert set(case) <= KEYS, set(case) - KEYS
     assert len(case["why"]) > 20
@@ -57,15 +57,15 @@ def test_every_rule_has_a_case() -> None:
 def _setting(case: dict[str, Any]) -> Any:
     gpus = tuple(_gpu(i, case) for i in range(case.get("gpus", 8)))
     facts, seconds = case.get("before", {}), 0
-    before = {} if facts is None else {gpu.uuid: _look(gpu, facts if gpu.index == 0 else {}, 0) for gpu in gpus}
+    before = {} if facts is None else {gpu.uuid: _read(gpu, facts if gpu.index == 0 else {}, 0) for gpu in gpus}
     at_check = {}
     for name, change in case.get("checks", {}).items():
         facts, seconds = {**(facts or {}), **change}, seconds + 10
-        at_check[name] = {"GPU-0": _look(gpus[0], facts, seconds)}
-    after = {gpu.uuid: _look(gpu, {}, seconds + 10) for gpu in gpus[1:]}
+        at_check[name] = {"GPU-0": _read(gpus[0], facts, seconds)}
+    after = {gpu.uuid: _read(gpu, {}, seconds + 10) for gpu in gpus[1:]}
     last = case.get("after", {})
     if last is not None:
-        after["GPU-0"] = _look(gpus[0], {**(facts or {}), **last}, seconds + 10)
+        after["GPU-0"] = _read(gpus[0], {**(facts or {}), **last}, seconds + 10)
     some = [{}] if at_check else []
     readings = _readings("GPU-0", case.get("readings", some))
     readings += [one for gpu in gpus[1:] for one in _readings(gpu.uuid, case.get("others", some))]
@@ -76,7 +76,7 @@ def _gpu(index: int, case: dict[str, Any]) -> Gpu:
     return Gpu(uuid=f"GPU-{index}", index=index, name=case.get("name", H200))
 
 
-def _look(gpu: Gpu, facts: dict[str, Any], seconds: float) -> Health:
+def _read(gpu: Gpu, facts: dict[str, Any], seconds: float) -> Health:
     known = {name: _fact(value) for name, value in facts.items()}
     known["xids"] = _xids(facts.get("xids", []))
     return health(gpu.uuid, seconds, **known)

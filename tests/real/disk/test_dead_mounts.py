@@ -37,7 +37,7 @@ def children() -> int:
     return len(Path(f"/proc/self/task/{os.getpid()}/children").read_bytes().split())
 
 
-def test_a_process_that_has_it_open_stalls_no_look_and_leaves_no_thread(tmp_path: Path) -> None:
+def test_a_process_that_has_it_open_stalls_no_read_and_leaves_no_thread(tmp_path: Path) -> None:
     machine = Machine(tmp_path, scan=open_files.scan)
     machine.tree("tmp-a")
     with dead_mount(tmp_path / "dead"), child(HOLD, tmp_path / "dead"):
@@ -62,7 +62,7 @@ def test_below_a_root_it_is_reported_and_the_others_are_measured(tmp_path: Path,
         until(lambda: threading.active_count() <= threads and children() <= started, "nothing is left of the passes")
 
 
-def test_as_a_root_it_is_skipped_reported_and_asked_again_later(
+def test_as_a_root_it_is_skipped_reported_and_queried_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unresponsive, "PATIENCE_SECONDS", 0.5)
@@ -71,7 +71,7 @@ def test_as_a_root_it_is_skipped_reported_and_asked_again_later(
     roots = [Temporary(root=str(one), names=("tmp*",), above=0) for one in (tmp_path / "dead", tmp_path)]
     platform = HostPlatform("node-1", roots, Ahead(), inventory=no_gpus, scan=open_files.scan)
 
-    async def look() -> tuple[set[str], list[Unseen]]:
+    async def read() -> tuple[set[str], list[Unseen]]:
         names, unseen = set(), list[Unseen]()
         async for page in platform.observe(PlaceScope()):
             names |= {Path(one.ref.name).name for one in page.subjects if one.shape is Shape.TREE}
@@ -80,15 +80,15 @@ def test_as_a_root_it_is_skipped_reported_and_asked_again_later(
 
     with dead_mount(tmp_path / "dead"):
         for _ in range(PASSES):
-            names, unseen = machine.run(look())
+            names, unseen = machine.run(read())
             assert names == {"tmp-a"}
             assert [one.what for one in unseen] == [str(tmp_path / "dead")]
             assert f"fuse.dead at {tmp_path}/dead hangs" in unseen[0].why
         assert children() == 0
-    assert machine.run(look())[1] == []
+    assert machine.run(read())[1] == []
 
 
-def test_what_did_not_answer_is_asked_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_did_not_answer_is_queried_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unresponsive, "PATIENCE_SECONDS", 0.2)
     now, asked = [0.0], list[float]()
     answering = Responsiveness(lambda: now[0])

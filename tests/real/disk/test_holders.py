@@ -64,7 +64,7 @@ def test_a_file_that_is_open_all_the_time_is_never_deleted(tmp_path: Path, how: 
 
 
 @pytest.mark.parametrize("how", ["moving-folder", "disguised-folder", "relayed-folder"])
-def test_a_folder_that_is_open_all_the_time_is_never_deleted(tmp_path: Path, how: str) -> None:
+def test_a_directory_that_is_open_all_the_time_is_never_deleted(tmp_path: Path, how: str) -> None:
     """Of folders the kernel does not say whether they are open: what the look at processes sees must do."""
     path = tree(tmp_path)
     with holder(how, path):

@@ -103,7 +103,7 @@ def test_whatever_is_swapped_nothing_outside_is_touched(ground: Ground, how: str
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
-def test_a_tree_whose_name_somebody_takes_meanwhile_never_stays_in_the_trash(tmp_path: Path, mode: int) -> None:
+def test_a_tree_whose_name_a_user_takes_meanwhile_never_stays_in_the_trash(tmp_path: Path, mode: int) -> None:
     """Found in use in the last look, it is back under its name, or beside it under one that says so."""
     root, tries = tmp_path / "root", 40
     root.mkdir()

@@ -17,7 +17,7 @@ from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
 from tests.real.disk.filesystems import mounted, need_root, picture
-from tests.unit.disk.trees import READY, child, everything_seen, expected, look, removed, trash_in, tree
+from tests.unit.disk.trees import READY, child, everything_seen, expected, read, removed, trash_in, tree
 
 IN_USE = Changed("it is in use: mounted somewhere, or by the kernel itself")
 
@@ -39,7 +39,7 @@ def test_a_bind_mount_of_the_same_filesystem_inside_is_untouched(
     outside, path = tree(tmp_path, "outside"), tree(tmp_path)
     wanted, before = expected(path), picture(outside)
     with mounted(path / "d0", "--bind", outside):
-        assert isinstance(look(path).size, Unknown)
+        assert isinstance(read(path).size, Unknown)
         assert removed(path, wanted, scan=scan) == answer
         assert picture(outside) == before
         assert trash_in(tmp_path) == []
@@ -116,7 +116,7 @@ subprocess.run(["umount", "--lazy", sys.argv[2]], check=True)
 """
 
 
-def test_somebody_in_a_mount_that_is_in_no_list_any_more_keeps_the_tree(tmp_path: Path) -> None:
+def test_a_user_in_a_mount_that_is_in_no_list_any_more_keeps_the_tree(tmp_path: Path) -> None:
     """Its path there has no name of ours in it; device and inode have."""
     path, point = tree(tmp_path), tmp_path / "point"
     point.mkdir()
@@ -140,7 +140,7 @@ def test_a_file_that_the_kernel_uses_as_a_disk_keeps_the_tree(tmp_path: Path) ->
         subprocess.run(["losetup", "--detach", device], check=True)
 
 
-def test_a_folder_of_a_lower_layer_cannot_be_taken_and_one_of_the_upper_can(tmp_path: Path) -> None:
+def test_a_directory_of_a_lower_layer_cannot_be_taken_and_one_of_the_upper_can(tmp_path: Path) -> None:
     lower, upper, work = (tmp_path / name for name in ("lower", "upper", "work"))
     for folder in (upper, work):
         folder.mkdir()
@@ -154,11 +154,11 @@ def test_a_folder_of_a_lower_layer_cannot_be_taken_and_one_of_the_upper_can(tmp_
         assert sorted(one.name for one in merged.iterdir()) == ["image"]
 
 
-def test_a_look_is_the_same_by_mount_ids_where_openat2_is_missing(
+def test_a_read_is_the_same_by_mount_ids_where_openat2_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside, path = tree(tmp_path, "outside"), tree(tmp_path)
     monkeypatch.setattr("gpukeeper.disk.kernel.has_openat2", lambda: False)
     with mounted(path / "d0", "--bind", outside):
-        assert look(path).size == Unknown("contains a mount point")
-    assert msgspec.structs.replace(look(path), entries=0).problems == ()
+        assert read(path).size == Unknown("contains a mount point")
+    assert msgspec.structs.replace(read(path), entries=0).problems == ()

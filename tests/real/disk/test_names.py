@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk import open_files
+from gpukeeper.disk import open_files, process_files
 from gpukeeper.disk.mounts import own_mounts
 from gpukeeper.platforms.host import mentions
 from gpukeeper.platforms.ray import processes
@@ -66,9 +66,9 @@ def test_a_process_with_more_words_than_are_read_keeps_everything(tmp_path: Path
     assert mentions.below([str(tmp_path)]).who("tree") is None
 
 
-def test_a_process_with_more_descriptors_than_are_looked_at_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_with_more_descriptors_than_are_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     need_root()
-    monkeypatch.setattr(open_files, "DESCRIPTORS", 800)
+    monkeypatch.setattr(process_files, "DESCRIPTORS", 800)
     with child(f"import os, sys; [os.dup(0) for _ in range(900)]; {READY}") as pid:
         hidden = open_files.scan(unreadable=(first_program(),)).hidden
         assert "has more than 800 descriptors" in str(hidden), pid

@@ -25,7 +25,7 @@ def test_other_peoples_open_files_cannot_be_seen_so_the_tree_is_kept(tmp_path: P
     assert len(list((tmp_path / "tree").rglob("f*"))) == 12
 
 
-def test_somebody_elses_tree_in_a_sticky_folder_is_refused(tmp_path: Path) -> None:
+def test_another_users_tree_in_a_sticky_directory_is_refused(tmp_path: Path) -> None:
     need_root()
     tmp_path.chmod(0o1777)
     tree(tmp_path)

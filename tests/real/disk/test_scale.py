@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.disk.remove import TreeRemoval
-from tests.unit.disk.trees import look, removed
+from tests.unit.disk.trees import read, removed
 
 
 @pytest.mark.timeout(300)
@@ -20,7 +20,7 @@ def test_two_hundred_thousand_files_are_measured_and_removed(tmp_path: Path) -> 
         for file in range(500):
             os.close(os.open(str(file), os.O_CREAT | os.O_WRONLY, dir_fd=fd))
         os.close(fd)
-    found = look(tmp_path / "tree")
+    found = read(tmp_path / "tree")
     assert (found.entries, found.problems) == (200_000 + 400 + 7 + 1, ())
     answer = removed(tmp_path / "tree", progress=lambda entries: None)
     assert isinstance(answer, TreeRemoval)

@@ -64,7 +64,7 @@ def read(path: Path) -> None:
     subprocess.run(["cat", path], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_a_read_by_somebody_else_is_seen_and_our_own_is_not(disk: Path) -> None:
+def test_a_read_by_another_user_is_seen_and_our_own_is_not(disk: Path) -> None:
     path, clock = tree(disk), Hand()
     tree(disk, "other")
     with watching(disk, clock) as watch:
@@ -113,7 +113,7 @@ for number in range(20_000):
 """
 
 
-def test_after_too_much_at_once_the_time_begins_anew(disk: Path) -> None:
+def test_after_too_much_at_once_the_time_begins_again(disk: Path) -> None:
     path, clock = tree(disk), Hand()
     with watching(disk, clock) as watch:
         clock.seconds += 3600

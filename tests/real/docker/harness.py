@@ -129,15 +129,15 @@ class Harness:
         return self.subjects()[name]
 
     def subjects(self) -> dict[str, Subject]:
-        async def look() -> dict[str, Subject]:
+        async def read() -> dict[str, Subject]:
             pages = [page async for page in self.platform.observe(self.book.policy.scope["docker"])]
             return {one.ref.name: one for page in pages for one in page.subjects}
 
-        return self.run(look())
+        return self.run(read())
 
     def looked(self, name: str) -> Subject:
         """As a closer look shows it."""
-        found = self.run(self.platform.look(self.subject(name).ref))
+        found = self.run(self.platform.read(self.subject(name).ref))
         assert isinstance(found, Subject), found
         return found
 

@@ -353,10 +353,10 @@ class PrivateEngine:
         return [str(event["Action"]) for event in self.events(since, container=container)]
 
     @staticmethod
-    def until(look: Callable[[], T], what: str = "it came true", deadline: float = 20) -> T:
+    def until(read: Callable[[], T], what: str = "it came true", deadline: float = 20) -> T:
         """Look until the answer is true, and return it."""
         ends = time.monotonic() + deadline
-        while not (seen := look()):
+        while not (seen := read()):
             assert time.monotonic() < ends, f"not within {deadline:.0f} s: {what} (last seen: {seen!r})"
             time.sleep(0.05)
         return seen

@@ -73,7 +73,7 @@ def test_an_owner_holds_and_releases_through_the_daemon(docker: DockerEngine) ->
         docker.until(lambda: docker.inspect("mine") is None, "it went")
 
 
-def test_an_owner_stops_their_own_and_nobody_elses_through_the_daemon(docker: DockerEngine) -> None:
+def test_an_owner_stops_their_own_and_no_other_users_through_the_daemon(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     docker.run("theirs", gpus=[1], labels={"owner": SOMEBODY_ELSE}, cmd=programs.trapping_shell())
     with daemon(docker) as path:
@@ -97,7 +97,7 @@ def test_what_is_not_there_is_refused_with_a_sentence(docker: DockerEngine, verb
     assert docker.state("mine") == "running"
 
 
-def test_a_pause_stops_every_pass_until_somebody_goes_on(docker: DockerEngine) -> None:
+def test_a_pause_stops_every_pass_until_a_user_goes_on(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=["sh", "-c", "exit 0"])
     docker.until(lambda: docker.state("mine") == "exited", "it ended")
     text = policy(retention={"succeeded": "0s"})

@@ -26,7 +26,7 @@ def lines(engine: DockerEngine, kind: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_work_done_while_no_daemon_ran_is_not_idle_time_and_the_lead_begins_anew(docker: DockerEngine) -> None:
+def test_work_done_while_no_daemon_ran_is_not_idle_time_and_the_lead_begins_again(docker: DockerEngine) -> None:
     docker.run("mine", image="py:1", gpus=[0], labels=MINE, cmd=programs.holds(docker.gpus[0].path))
     first = docker.popen("serve", policy=POLICY)
     docker.until(lambda: lines(docker, "warning"), "it was warned", deadline=60)

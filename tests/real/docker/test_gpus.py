@@ -53,7 +53,7 @@ def test_a_gpu_that_is_not_here_is_unknown_and_keeps(docker: DockerEngine) -> No
     assert harness.subject("elsewhere").findings
 
 
-def test_a_sick_driver_stops_nobody_for_being_idle(docker: DockerEngine) -> None:
+def test_a_sick_driver_stops_nothing_for_being_idle(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     docker.child_says("inventory", {"state": "failed", "why": "the pretended driver is sick"})
     docker.child_says("usage", {"state": "failed", "why": "the pretended driver is sick"})
@@ -64,7 +64,7 @@ def test_a_sick_driver_stops_nobody_for_being_idle(docker: DockerEngine) -> None
     assert "the pretended driver is sick" in told.out
 
 
-def test_observe_gpus_says_who_has_which(docker: DockerEngine) -> None:
+def test_observe_gpus_names_who_has_which(docker: DockerEngine) -> None:
     docker.run("train", image="py:1", gpus=[1], labels=MINE, cmd=programs.holds(docker.gpus[1].path))
     docker.until(lambda: docker.holders(1), "it holds its GPU")
     ran = docker.gpukeeper("observe", "--gpus", policy=policy(scope={"docker": {}, "host": {}}))

@@ -138,7 +138,7 @@ def test_a_link_in_place_of_the_keep_alive_file_does_not_count(docker: DockerEng
     assert docker.state("mine") == "exited"
 
 
-def test_a_link_in_place_of_the_folder_is_not_followed(docker: DockerEngine, tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_directory_is_not_followed(docker: DockerEngine, tmp_path: Path) -> None:
     """It would be resolved on the host, where a file of that name may well be."""
     (tmp_path / "elsewhere").mkdir()
     worker(docker)

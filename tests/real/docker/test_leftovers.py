@@ -64,7 +64,7 @@ def is_there(engine: DockerEngine, name: str) -> bool:
     return engine.api.call("GET", f"/images/{name}/json").ok
 
 
-def test_a_container_that_came_and_went_between_two_looks_used_its_image(docker: DockerEngine) -> None:
+def test_a_container_that_came_and_went_between_two_reads_used_its_image(docker: DockerEngine) -> None:
     """No list ever showed it; only the engine's events did."""
     image(docker, "nightly:1")
     harness = Harness(docker, images=UNUSED)

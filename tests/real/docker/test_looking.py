@@ -72,7 +72,7 @@ def test_a_command_that_looks_changes_nothing(docker: DockerEngine, command: lis
     assert not (docker.folder / "state" / "ledger.db").exists()
 
 
-def test_the_same_host_is_reclaimed_when_somebody_says_so(docker: DockerEngine) -> None:
+def test_the_same_host_is_reclaimed_when_a_user_reports_it(docker: DockerEngine) -> None:
     """So that the tests above could fail."""
     text = a_host_with_everything_due(docker)
     for _ in range(2):
@@ -90,7 +90,7 @@ def test_a_plan_in_process_writes_nothing_and_touches_nothing(docker: DockerEngi
     assert harness.ledger.lines == []
 
 
-def test_explain_says_why_and_what_would_change_it(docker: DockerEngine) -> None:
+def test_explain_gives_the_reason_and_what_would_change_it(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     ran = docker.gpukeeper("explain", "mine", policy=policy())
     assert ran.code == 0, ran

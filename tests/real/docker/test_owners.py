@@ -25,7 +25,7 @@ def with_labels(engine: DockerEngine, tag: str, *labels: str) -> str:
     return f"labelled:{tag}"
 
 
-def test_a_label_that_names_somebody_else_is_only_a_claim(docker: DockerEngine) -> None:
+def test_a_label_that_names_another_user_is_only_a_claim(docker: DockerEngine) -> None:
     """C12.1: it gives neither that person's longer limits nor a class of its own."""
     generous = {"friends": {"members": [SOMEBODY_ELSE], "max_runtime": "1000h"}}
     docker.run(
@@ -55,7 +55,7 @@ def test_the_uid_it_runs_as_backs_a_label_and_wins_no_time(docker: DockerEngine)
     assert (found.owner, found.owner_verified, found.class_) == (SOMEBODY, False, "managed")
 
 
-def test_a_folder_in_somebodys_home_says_whose_it_is(docker: DockerEngine) -> None:
+def test_a_directory_in_a_users_home_shows_whose_it_is(docker: DockerEngine) -> None:
     people = [one for one in pwd.getpwall() if 1000 <= one.pw_uid < 60000 and Path(one.pw_dir).is_dir()]
     people = [one for one in people if Path(one.pw_dir).stat().st_uid == one.pw_uid and one.pw_dir != "/"]
     if not people:
@@ -143,7 +143,7 @@ def test_infrastructure_is_what_an_admin_says(docker: DockerEngine) -> None:
     assert docker.state("dcgm-exporter") == "exited"
 
 
-def test_what_nobody_owns_gets_the_rules_of_the_unknown(docker: DockerEngine) -> None:
+def test_what_has_no_owner_gets_the_rules_of_the_unknown(docker: DockerEngine) -> None:
     docker.run("whose", gpus=[0], cmd=programs.trapping_shell())
     docker.run("mine", gpus=[1], labels=MINE, cmd=programs.trapping_shell())
     harness = Harness(docker, classes={"unknown": {"max_runtime": "1h"}})
@@ -169,7 +169,7 @@ def test_words_in_labels_do_not_drive_the_admins_terminal(docker: DockerEngine) 
         assert "\x07" not in ran.out + ran.err
 
 
-def test_an_owner_stops_and_removes_their_own_and_nobody_elses(docker: DockerEngine) -> None:
+def test_an_owner_stops_and_removes_their_own_and_no_other_users(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     docker.run("theirs", gpus=[1], labels={"owner": SOMEBODY_ELSE}, cmd=programs.trapping_shell())
     docker.run("whose", gpus=[2], cmd=programs.trapping_shell())
@@ -185,7 +185,7 @@ def test_an_owner_stops_and_removes_their_own_and_nobody_elses(docker: DockerEng
     assert "mine" not in docker.containers()
 
 
-def test_a_removal_that_is_asked_for_does_not_force(docker: DockerEngine) -> None:
+def test_a_removal_that_is_requested_does_not_force(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     reply = Harness(docker).ask(SOMEBODY, "remove", "mine")
     assert not reply.done

@@ -67,7 +67,7 @@ def test_a_shell_of_busybox_can_hold_a_gpu_too(docker: DockerEngine) -> None:
     docker.until(lambda: docker.holders(0) == [docker.pid("box")], "its first process holds the GPU")
 
 
-def test_a_gpu_that_is_only_asked_for_cannot_start(docker: DockerEngine) -> None:
+def test_a_gpu_that_is_only_requested_cannot_start(docker: DockerEngine) -> None:
     docker.create("waiting", asks=[3])
     answer = docker.start_container("waiting")
     assert answer.status == 500, answer

@@ -104,7 +104,7 @@ def test_who_is_only_claimed_to_be_the_owner_is_told_what_a_warning_says(docker:
         assert "do-not-tell" not in json.dumps(found)
 
 
-def test_a_user_asks_though_the_state_folder_named_is_roots(docker: DockerEngine) -> None:
+def test_a_user_asks_though_the_state_directory_named_is_roots(docker: DockerEngine) -> None:
     """GPUKEEPER_STATE is set for everybody: its ledger cannot be opened by this user, and need not be."""
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     with daemon(docker, schedule={"every": "2s"}) as path:
@@ -116,7 +116,7 @@ def test_a_user_asks_though_the_state_folder_named_is_roots(docker: DockerEngine
             assert "/mine" in ran.out, (words, ran)
 
 
-def test_what_was_stopped_says_how_it_comes_back_and_a_restore_how_long_it_stays(docker: DockerEngine) -> None:
+def test_what_was_stopped_shows_how_it_comes_back_and_a_restore_how_long_it_stays(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     with daemon(docker, limits=LIMITS, schedule={"every": "2s"}) as path:
         listed(docker, path, "mine")
@@ -139,7 +139,7 @@ def test_what_was_stopped_says_how_it_comes_back_and_a_restore_how_long_it_stays
         assert "Restore it: gpukeeper restore " in gone.err
 
 
-def test_a_hold_says_what_it_does_not_prevent(docker: DockerEngine) -> None:
+def test_a_hold_shows_what_it_does_not_prevent(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     with daemon(docker, limits={"max_runtime": "1h"}, schedule={"every": "2s"}) as path:
         listed(docker, path, "mine")

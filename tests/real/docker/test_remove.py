@@ -17,7 +17,7 @@ from tests.real.docker.private_engine import DockerEngine
 from tests.real.docker.proxy import proxy
 
 
-def test_the_command_removes_what_is_over_and_says_so(docker: DockerEngine) -> None:
+def test_the_command_removes_what_is_over_and_reports_it(docker: DockerEngine) -> None:
     ended(docker, "old", gpus=[0], labels=MINE)
     docker.run("young", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     ran = docker.gpukeeper("apply", "--yes", policy=policy(retention={"succeeded": "0s"}))
@@ -273,7 +273,7 @@ def test_stopped_containers_of_one_image_are_listed_and_removed_singly_or_togeth
     assert docker.api.call("GET", "/images/lab/train:2/json").ok
 
 
-def test_stopped_containers_without_a_gpu_go_when_the_policy_says_so(docker: DockerEngine) -> None:
+def test_stopped_containers_without_a_gpu_go_if_configured(docker: DockerEngine) -> None:
     """C10.4: by their retention, like others. What runs, what never started and every volume stays."""
     ended(docker, "old", config={"Volumes": {"/data": {}}})
     ended(docker, "crashed", 1)

@@ -68,7 +68,7 @@ def test_what_we_stopped_and_then_removed_gets_the_restart_policy_from_before_th
     assert facts(docker, "mine")["HostConfig"]["RestartPolicy"]["Name"] == "always"
 
 
-def test_nobody_restores_what_is_somebody_elses(docker: DockerEngine) -> None:
+def test_nobody_restores_what_is_another_users(docker: DockerEngine) -> None:
     ended(docker, "mine", gpus=[0], labels=MINE)
     harness = Harness(docker)
     harness.later(minutes=90)
@@ -89,7 +89,7 @@ def test_a_name_that_is_taken_meanwhile_is_not_taken_away(docker: DockerEngine) 
     assert (docker.id("mine"), docker.state("mine")) == (second, "running")
 
 
-def test_without_its_image_it_says_what_to_do(docker: DockerEngine) -> None:
+def test_without_its_image_it_shows_what_to_do(docker: DockerEngine) -> None:
     docker.create("source")
     docker.api.must("POST", "/commit", {}, query={"container": "source", "repo": "shortlived", "tag": "1"})
     docker.remove_container("source")

@@ -45,7 +45,7 @@ def test_a_plan_decides_about_every_one(many: DockerEngine) -> None:
     assert len(_containers(place)) == CONTAINERS
 
 
-def test_a_stuck_container_among_five_hundred_stalls_nobody(many: DockerEngine, between: Proxy) -> None:
+def test_a_stuck_container_among_five_hundred_stalls_nothing_else(many: DockerEngine, between: Proxy) -> None:
     stuck = many.id("idle-77")
     between.stuck.add(f"/containers/{stuck}/json")
     began = time.monotonic()

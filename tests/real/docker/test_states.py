@@ -78,7 +78,7 @@ def test_a_failure_says_its_exit_code_in_plan_and_ledger(docker: DockerEngine) -
     assert [line.ended_with for line in noticed] == ["exit code 3"]
 
 
-def test_what_ran_out_of_memory_is_said_to_have(docker: DockerEngine) -> None:
+def test_what_ran_out_of_memory_is_reported_to_have(docker: DockerEngine) -> None:
     """A real kill by the kernel, where the engine may limit memory; elsewhere nothing is made up."""
     limits = {"Memory": 32 * 1024 * 1024, "MemorySwap": 32 * 1024 * 1024}
     greedy = ["sh", "-c", "head -c 200000000 /dev/zero | tail"]

@@ -58,7 +58,7 @@ def test_a_first_process_without_a_handler_gets_the_whole_time_and_then_ends(
     assert (found["State"]["Status"], found["State"]["ExitCode"]) == ("exited", 137)
 
 
-def test_every_worker_that_shares_the_device_is_told(docker: DockerEngine) -> None:
+def test_every_worker_that_shares_the_device_is_reported(docker: DockerEngine) -> None:
     docker.run("loader", image="py:1", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     docker.exec("loader", programs.forks_and_waits(docker.gpus[0].path, 2))
     docker.until(lambda: len(docker.holders(0)) == 3, "a parent and two workers")
@@ -119,7 +119,7 @@ def test_a_user_who_restarts_it_during_our_stop_wins_and_keeps_the_restart_polic
     assert harness.subject("mine").seen.incarnation != fresh.seen.incarnation
 
 
-def test_what_was_started_anew_since_the_plan_is_left_alone(docker: DockerEngine) -> None:
+def test_what_was_started_again_since_the_plan_is_left_alone(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     harness = Harness(docker, limits={"max_runtime": "2h"})
     harness.later(hours=3)

@@ -52,7 +52,7 @@ def test_an_engine_that_hangs_ends_the_command_with_a_sentence(docker: DockerEng
     assert docker.state("mine") == "running"
 
 
-def test_an_engine_that_is_not_there_is_said_and_nothing_vanishes(docker: DockerEngine) -> None:
+def test_an_engine_that_is_not_there_is_reported_and_nothing_vanishes(docker: DockerEngine) -> None:
     """Not answering is not "gone": nothing is recorded as vanished."""
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     harness = Harness(docker)
@@ -95,12 +95,12 @@ def test_an_engine_that_dies_before_the_step_leaves_it_undone(docker: DockerEngi
     assert docker.state("old") == "exited"
 
 
-def test_a_look_at_an_engine_that_is_gone_is_unknown_never_gone(docker: DockerEngine) -> None:
+def test_a_read_of_an_engine_that_is_gone_is_unknown_never_gone(docker: DockerEngine) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
     harness = Harness(docker)
     ref = harness.subject("mine").ref
     docker.kill9()
-    assert isinstance(harness.run(harness.platform.look(ref)), Unknown)
+    assert isinstance(harness.run(harness.platform.read(ref)), Unknown)
     docker.start()
 
 

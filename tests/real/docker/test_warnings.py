@@ -76,7 +76,7 @@ def test_links_planted_where_terminals_are_lead_nowhere(docker: DockerEngine, tm
     assert sorted(one.name for one in tmp_path.iterdir()) == ["precious"]
 
 
-def test_the_warning_says_what_would_be_lost(docker: DockerEngine) -> None:
+def test_the_warning_shows_what_would_be_lost(docker: DockerEngine) -> None:
     site = "/usr/lib/python3/site-packages"
     work = f"mkdir -p {site}/flashy-2.1.dist-info; echo x > {site}/flashy-2.1.dist-info/METADATA; "
     shell = programs.trapping_shell()

@@ -81,7 +81,7 @@ def orphaned(uuid: str) -> Iterator[tuple[int, int, bool]]:
     with started(PARENT) as shell:
         parent, child = map(int, said(shell).split())
         try:
-            listed = look(uuid).listed
+            listed = read(uuid).listed
             shown = isinstance(listed, tuple) and parent in listed  # not from another pid namespace
             os.kill(parent, signal.SIGKILL)
             until(uuid, lambda one: parent not in [holder.pid for holder in one.holders])
@@ -96,7 +96,7 @@ def said(child: subprocess.Popen[str]) -> str:
     return child.stdout.readline().strip()
 
 
-def look(uuid: str) -> Condition:
+def read(uuid: str) -> Condition:
     found = examine(uuid, datetime.now(UTC))
     assert isinstance(found, Condition), found
     return found
@@ -106,7 +106,7 @@ def until(uuid: str, fits: Callable[[Condition], bool]) -> Condition:
     """The first look that fits; or the last, after the patience."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        found = look(uuid)
+        found = read(uuid)
         if fits(found) or time.monotonic() > deadline:
             return found
 
@@ -124,7 +124,7 @@ def used(found: Condition) -> int:
 
 
 def test_a_free_gpu_is_clean_by_its_own_baseline(uuid: str) -> None:
-    found = look(uuid)
+    found = read(uuid)
     baseline = new_baseline(found, {}, None)
     assert baseline is not None, found
     judged = assess_gpu(found, {}, baseline)
@@ -139,9 +139,9 @@ def test_the_port_answers_and_knows_no_other_gpu(uuid: str) -> None:
 
 def test_a_forked_child_keeps_the_memory_and_gives_it_back_when_it_is_ended(uuid: str) -> None:
     """C11.1"""
-    baseline = used(look(uuid))
+    baseline = used(read(uuid))
     with orphaned(uuid) as (parent, child, shown):
-        found = look(uuid)
+        found = read(uuid)
         assert [holder.pid for holder in found.holders] == [child], found
         assert used(found) > baseline + 2 * GIB, found
         if shown:
@@ -159,11 +159,11 @@ def test_a_forked_child_keeps_the_memory_and_gives_it_back_when_it_is_ended(uuid
 
 def test_a_bystander_is_left_alone_and_reported(uuid: str) -> None:
     """C11.1"""
-    baseline = used(look(uuid))
+    baseline = used(read(uuid))
     with started(BYSTANDER) as bystander:
         pid = int(said(bystander))
         with orphaned(uuid) as (_, child, _shown):
-            found = look(uuid)
+            found = read(uuid)
             assert {holder.pid for holder in found.holders} == {pid, child}, found
             tenant = next(holder for holder in found.holders if holder.pid == pid)
             # Where the test itself runs in a container, whose that is nobody could be asked.

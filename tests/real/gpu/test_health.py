@@ -60,7 +60,7 @@ async def looked(bench: LocalWorkbench) -> dict[str, Health]:
     return dict(found)
 
 
-def test_the_driver_says_what_is_here() -> None:
+def test_the_driver_shows_what_is_here() -> None:
     """C1.1"""
     seen = on_bench(lambda bench: bench.machine())
     assert whole(seen)

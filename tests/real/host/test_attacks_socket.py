@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.interfaces.daemon.limiter import Limits
+from gpukeeper.interfaces.daemon.limiter import RateLimits
 from tests.engines import require
 from tests.real.host.machine import A_WHILE, AS_NOBODY, NOBODY, Host, can_be_nobody, sees_everybody, until
 
@@ -117,7 +117,7 @@ def test_a_confirmation_cannot_be_claimed(attacked: Attacked) -> None:
     assert attacked.lines("intent") == []
 
 
-def test_a_tree_with_somebody_elses_folder_in_it_is_not_removed(attacked: Attacked) -> None:
+def test_a_tree_with_another_users_directory_in_it_is_not_removed(attacked: Attacked) -> None:
     """The top is the attacker's, so a check of the top alone would let it go. `rm -rf` as that user fails."""
     path = attacked.mine("tmp-mixed")
     theirs = path / "below" / "theirs"
@@ -135,7 +135,7 @@ def test_a_tree_with_somebody_elses_folder_in_it_is_not_removed(attacked: Attack
     assert attacked.lines("outcome") == []
 
 
-def test_a_tree_in_a_folder_that_the_user_may_not_write_to_is_not_removed(attacked: Attacked) -> None:
+def test_a_tree_in_a_directory_that_the_user_may_not_write_to_is_not_removed(attacked: Attacked) -> None:
     path = attacked.mine("tmp-mine")
     attacked.root.chmod(0o755)
     with attacked.serving():
@@ -203,7 +203,7 @@ refused = sum("too many concurrent requests" in one for one in answers)
 print(refused, sum(map(bool, answers)) - refused, flush=True)
 sys.stdin.read()
 """
-EACH = Limits().each
+EACH = RateLimits().each
 REQUEST = json.dumps({"verb": "hold", "workload": "no-such-thing", "seconds": 60}) + "\n"
 
 

@@ -46,7 +46,7 @@ def test_a_policy_that_others_may_write_is_not_obeyed(host: Host) -> None:
     assert not path.exists()
 
 
-def test_a_policy_of_somebody_else_is_not_obeyed(host: Host) -> None:
+def test_a_policy_of_another_user_is_not_obeyed(host: Host) -> None:
     path = host.tree("tmp-old")
     os.chown(host.policy, NOBODY, NOBODY)
     ran = host.apply()
@@ -81,7 +81,7 @@ def locked_by_nobody(folder: Path) -> Iterator[None]:
         child.stdin.close()
 
 
-def test_a_state_folder_that_others_can_open_is_refused_and_their_lock_is_not_waited_for(host: Host) -> None:
+def test_a_state_directory_that_others_can_open_is_refused_and_their_lock_is_not_waited_for(host: Host) -> None:
     host.state.mkdir()
     host.state.chmod(0o755)
     with locked_by_nobody(host.state):
@@ -95,7 +95,7 @@ def test_a_state_folder_that_others_can_open_is_refused_and_their_lock_is_not_wa
     assert host.apply().code == 0
 
 
-def test_a_state_folder_of_somebody_else_or_through_their_link_is_refused(host: Host) -> None:
+def test_a_state_directory_of_another_user_or_through_their_link_is_refused(host: Host) -> None:
     host.state.mkdir(mode=0o700)
     os.chown(host.state, NOBODY, NOBODY)
     assert f"chown root {host.state}" in host.apply().err

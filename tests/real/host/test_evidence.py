@@ -115,7 +115,7 @@ def test_a_tree_that_is_being_read_is_kept(image: Image, tmp_path: Path, options
 
 
 @pytest.mark.parametrize(("options", "read"), [("strictatime", READ_ONCE), ("relatime", NEVER_READ)])
-def test_a_tree_that_nobody_reads_goes_after_an_hour_where_that_is_recorded(
+def test_a_tree_that_is_not_read_goes_after_an_hour_where_that_is_recorded(
     image: Image, tmp_path: Path, options: str, read: int
 ) -> None:
     image.age("tmp-a/file", read=read)
@@ -150,7 +150,7 @@ def test_a_second_mount_without_access_times_makes_reads_unknown(image: Image, t
         assert (point / "tmp-a/file").exists()
 
 
-def test_a_folder_that_was_moved_below_a_root_just_now_is_kept(image: Image, tmp_path: Path) -> None:
+def test_a_directory_that_was_moved_below_a_root_just_now_is_kept(image: Image, tmp_path: Path) -> None:
     with image.mounted() as point:
         (point / "project").mkdir()
         (point / "tmp-a").rename(point / "project/model")
@@ -172,7 +172,7 @@ schedule: {every: 5s}
 """
 
 
-def test_serve_watches_and_so_removes_what_nobody_reads_and_nothing_else(image: Image, tmp_path: Path) -> None:
+def test_serve_watches_and_so_removes_what_is_not_read_and_nothing_else(image: Image, tmp_path: Path) -> None:
     """Without access times, and with the age that the policy says."""
     with image.mounted("noatime") as point:
         host = Host(tmp_path, WATCHED, point)

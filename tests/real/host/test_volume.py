@@ -28,7 +28,7 @@ def written(host: Host) -> tuple[int, int]:
     return found
 
 
-def test_folders_that_stay_add_one_line_to_the_journal_with_each_pass(tmp_path: Path) -> None:
+def test_directories_that_stay_add_one_line_to_the_journal_with_each_pass(tmp_path: Path) -> None:
     host = Host(tmp_path, YOUNG)
     for number in range(FOLDERS):
         (host.root / f"tmp-{number}").mkdir()

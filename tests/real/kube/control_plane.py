@@ -69,10 +69,10 @@ class Cluster:
         self.api.call("DELETE", f"/api/v1/namespaces/{name}/pods", query={"gracePeriodSeconds": 0})
 
     @staticmethod
-    def until(look: Callable[[], T], what: str = "it came true", deadline: float = 120) -> T:
+    def until(read: Callable[[], T], what: str = "it came true", deadline: float = 120) -> T:
         """Look until the answer is true, and return it."""
         ends = time.monotonic() + deadline
-        while not (seen := look()):
+        while not (seen := read()):
             assert time.monotonic() < ends, f"not within {deadline:.0f} s: {what} (last seen: {seen!r})"
             time.sleep(0.05)
         return seen

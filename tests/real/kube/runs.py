@@ -95,11 +95,11 @@ def uid(api: Api, what: str, namespace: str, name: str) -> str | None:
     return None if seen is None else str(seen["metadata"]["uid"])
 
 
-def stays_so(look: Callable[[], object], words: str, seconds: float = 3) -> None:
+def stays_so(read: Callable[[], object], words: str, seconds: float = 3) -> None:
     """It is true, and is so all the time."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
-        assert look(), words
+        assert read(), words
         time.sleep(0.1)
 
 

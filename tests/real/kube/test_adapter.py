@@ -84,14 +84,14 @@ def test_after_400_pods_ended_the_next_pass_is_whole_again(plane: ControlPlane, 
     assert sum(harness.cluster.asked.values()) - before < 60, "nothing is asked about what is forgotten"
 
 
-def test_a_look_by_uid_tells_a_namesake_from_the_one_before(plane: ControlPlane, namespace: str) -> None:
+def test_a_read_by_uid_tells_a_namesake_from_the_one_before(plane: ControlPlane, namespace: str) -> None:
     ended_pod(plane.api, namespace, "run")
     harness = Harness(plane.kubeconfig(), namespace)
     before = harness.subjects()["pod/run"].ref
     plane.api.delete("pods", namespace, "run", grace=0)
     ended_pod(plane.api, namespace, "run")
-    assert isinstance(harness.run(harness.platform.look(before)), Gone)
-    assert isinstance(harness.run(harness.platform.look(harness.subjects()["pod/run"].ref)), Subject)
+    assert isinstance(harness.run(harness.platform.read(before)), Gone)
+    assert isinstance(harness.run(harness.platform.read(harness.subjects()["pod/run"].ref)), Subject)
 
 
 def test_an_api_server_that_is_away_proves_nothing(plane: ControlPlane, namespace: str) -> None:
@@ -100,7 +100,7 @@ def test_an_api_server_that_is_away_proves_nothing(plane: ControlPlane, namespac
     harness.again()
     ref = harness.subjects()["pod/run"].ref
     plane.stop_apiserver()
-    assert isinstance(harness.run(harness.platform.look(ref)), Unknown)
+    assert isinstance(harness.run(harness.platform.read(ref)), Unknown)
     report = harness.again()
     assert report.survey.unseen
     assert report.survey.missing == []
@@ -208,7 +208,7 @@ def test_hints_of_ends_and_marks(plane: ControlPlane, namespace: str) -> None:
         patch = {"status": ending()}
         await asyncio.to_thread(plane.api.patch, "pods", namespace, "bare", patch, subresource="status")
         bare = await ears.until("pod/bare")
-        looked = await harness.platform.look(bare)
+        looked = await harness.platform.read(bare)
         assert isinstance(looked, Subject)
         assert looked.state is State.ENDED
         assert f"pod/{part['metadata']['name']}" not in {f"{one.kind}/{one.name}" for one in ears.heard if one}
@@ -352,10 +352,10 @@ def serve(harness: Harness, story: Callable[[list[PassReport]], Awaitable[None]]
     asyncio.run(tell())
 
 
-async def come_true(look: Callable[[], object], seconds: float, words: str) -> float:
+async def come_true(read: Callable[[], object], seconds: float, words: str) -> float:
     """How long it took."""
     began = time.monotonic()
-    while not await asyncio.to_thread(look):
+    while not await asyncio.to_thread(read):
         assert time.monotonic() - began < seconds, f"not within {seconds:.0f} s: {words}"
         await asyncio.sleep(0.05)
     return time.monotonic() - began
@@ -367,7 +367,7 @@ def whole_looks(one: Proxy) -> int:
 
 
 @pytest.mark.usefixtures("kwok_node")
-def test_what_finishes_goes_after_its_ttl_without_a_look_at_everything(plane: ControlPlane, namespace: str) -> None:
+def test_what_finishes_goes_after_its_ttl_without_a_read_of_everything(plane: ControlPlane, namespace: str) -> None:
     for name in ("one", "two"):
         made = objects.job(name)
         made["metadata"]["annotations"] = {"gpukeeper.io/ttl": "3s"}
@@ -396,7 +396,7 @@ def test_what_finishes_goes_after_its_ttl_without_a_look_at_everything(plane: Co
     assert {asked.path.rpartition("/")[2] for asked in everything} <= {"events"}, [one.path for one in everything]
 
 
-def test_after_a_gap_everything_is_looked_at_again(plane: ControlPlane, namespace: str) -> None:
+def test_after_a_gap_everything_is_read_again(plane: ControlPlane, namespace: str) -> None:
     """What ended while nobody could hear of it goes at once when the API server is back."""
     ended_pod(plane.api, namespace, "stays")
     harness = Harness(plane.kubeconfig(), namespace, schedule={"every": "10m"})
@@ -473,7 +473,7 @@ def differences(harness: Harness) -> dict[str, dict[str, Any]]:
         ]
         found: dict[str, dict[str, Any]] = {f"{one.ref.kind}/{one.ref.name}": {} for one in listed}
         for one in listed:
-            looked = await harness.platform.look(one.ref)
+            looked = await harness.platform.read(one.ref)
             assert isinstance(looked, Subject), looked
             looked = msgspec.structs.replace(looked, seen=msgspec.structs.replace(looked.seen, at=one.seen.at))
             for name in one.__struct_fields__:
@@ -490,7 +490,7 @@ def differences(harness: Harness) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("training_operator", "kuberay")
-def test_a_list_and_a_look_say_the_same(trainer_v23: ControlPlane, namespace: str) -> None:
+def test_a_list_and_a_read_say_the_same(trainer_v23: ControlPlane, namespace: str) -> None:
     plane = trainer_v23
     node = f"node-{namespace}"
     plane.gpu_node(node, gpus=64)

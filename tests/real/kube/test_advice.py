@@ -99,7 +99,7 @@ def test_every_end_of_a_loop_is_counted_and_no_date_is_promised(trainer_v23: Con
     trainer_v23.api.delete("trainjobs", namespace, RUN, propagation="Background")
 
 
-def test_what_cannot_be_scheduled_says_why_and_how_many_gpus_were_asked_for(
+def test_what_cannot_be_scheduled_gives_the_reason_and_how_many_gpus_were_requested(
     plane: ControlPlane, api: Api, namespace: str
 ) -> None:
     made = api.create(objects.job(RUN, gpus=999), namespace)

@@ -111,7 +111,7 @@ def _until_500(api: Api, namespace: str, plural: str) -> None:
 # What somebody else has by now
 
 
-def test_the_same_name_made_anew_between_plan_and_act(plane: ControlPlane, namespace: str) -> None:
+def test_the_same_name_recreated_between_plan_and_act(plane: ControlPlane, namespace: str) -> None:
     """Same name re-created between plan and act (most): new uid → kept."""
     ended_pod(plane.api, namespace, "run")
     harness = Harness(plane.kubeconfig(), namespace)
@@ -126,7 +126,7 @@ def test_the_same_name_made_anew_between_plan_and_act(plane: ControlPlane, names
     assert there["metadata"]["uid"] == new["metadata"]["uid"]
 
 
-def test_the_same_name_made_anew_between_the_last_look_and_the_delete(plane: ControlPlane, namespace: str) -> None:
+def test_the_same_name_recreated_between_the_last_read_and_the_delete(plane: ControlPlane, namespace: str) -> None:
     """Same name re-created between plan and act (most): new uid → 409, kept."""
     ended_pod(plane.api, namespace, "run")
     made: list[Object] = []
@@ -211,7 +211,7 @@ def test_a_copy_that_another_cluster_dispatched(plane: ControlPlane, namespace: 
 
 
 @pytest.mark.usefixtures("kwok_node")
-def test_a_job_goes_with_its_pods_by_a_delete_that_says_so(plane: ControlPlane, namespace: str) -> None:
+def test_a_job_goes_with_its_pods_by_a_delete_that_reports_it(plane: ControlPlane, namespace: str) -> None:
     """Default propagation orphans (ttlc, kc, kco): Job delete leaves no pod."""
     plane.api.create(objects.job("train", parallelism=3, annotations={"test/exit-code": "0"}), namespace)
     plane.api.wait_condition("jobs", namespace, "train", "Complete")
@@ -242,7 +242,7 @@ def test_the_jobset_of_a_trainjob(trainer_v23: ControlPlane, namespace: str) -> 
         assert "trainjob/run" in harness.subjects()
         assert not [name for name in harness.subjects() if name.startswith(("jobset/", "job/", "pod/"))]
         ref = Ref("kubernetes", harness.platform.place, "jobset", "run", child["metadata"]["uid"], namespace)
-        looked = harness.run(harness.platform.look(ref))
+        looked = harness.run(harness.platform.read(ref))
         assert isinstance(looked, Subject)
         assert str(looked.root).endswith("trainjob/run")
         reply = harness.ask("root", "remove", ref.path, attended=True)
@@ -375,7 +375,7 @@ def test_a_mark_that_was_copied_to_a_replicaset(plane: ControlPlane, namespace: 
     ref = Ref(
         "kubernetes", harness.platform.place, "replicaset", copy["metadata"]["name"], copy["metadata"]["uid"], namespace
     )
-    looked = harness.run(harness.platform.look(ref))
+    looked = harness.run(harness.platform.read(ref))
     assert isinstance(looked, Subject)
     assert str(looked.root).endswith("deployment/serve")
     assert harness.again().outcomes == []
@@ -387,7 +387,7 @@ def test_a_mark_that_was_copied_to_a_replicaset(plane: ControlPlane, namespace: 
 
 
 @pytest.mark.usefixtures("kwok_node")
-def test_one_gpu_of_eight_that_nobody_measured(plane: ControlPlane, namespace: str) -> None:
+def test_one_gpu_of_eight_that_was_not_measured(plane: ControlPlane, namespace: str) -> None:
     """Silence as idle (notebook culler, KAI#1968): drop one GPU's series of eight → kept."""
     plane.api.create(objects.pod("train", gpus=8), namespace)
     plane.api.wait_pods(namespace, 1)
@@ -762,7 +762,7 @@ def test_one_answer_about_what_is_served_is_503(plane: ControlPlane, namespace: 
     assert plane.api.list("jobs", namespace) == []
 
 
-def test_a_pass_that_does_not_happen_is_said(plane: ControlPlane, namespace: str) -> None:
+def test_a_pass_that_does_not_happen_is_reported(plane: ControlPlane, namespace: str) -> None:
     """Silent stop (hawk): missing pass alarms."""
     told: list[str] = []
     with proxy(plane, lambda asked: Late(60)) as one:

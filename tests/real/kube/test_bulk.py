@@ -81,7 +81,7 @@ def test_everything_is_captured_from_lists_as_from_questions(plane: ControlPlane
         assert DEFAULT_LOG.splitlines()[-1] in log
 
 
-def test_what_somebody_holds_after_it_was_listed_stays(plane: ControlPlane, namespace: str) -> None:
+def test_what_a_user_holds_after_it_was_listed_stays(plane: ControlPlane, namespace: str) -> None:
     ended_jobs(plane, namespace)
     harness = a_bench(plane, namespace)
     capture, far = harness.platform.capture, text(datetime.now(UTC) + timedelta(hours=20))

@@ -141,7 +141,7 @@ def none_are_left(api: Api, namespace: str, what: str) -> None:
 
 
 @pytest.mark.usefixtures("jobset", "trainer_v23", "kwok_node")
-def test_explain_says_why_a_whole_stays_and_finds_its_parts(shell: Shell, api: Api, namespace: str) -> None:
+def test_explain_gives_the_reason_a_whole_stays_and_finds_its_parts(shell: Shell, api: Api, namespace: str) -> None:
     trained(api, namespace, "run-7")
     shell.policy(retention={"succeeded": "1d"})
     whole = shell.run("explain", "trainjob/run-7")
@@ -231,7 +231,7 @@ def test_a_pause_stops_all_acting(shell: Shell, api: Api, namespace: str) -> Non
 
 
 @pytest.mark.usefixtures("kwok_node")
-def test_what_is_garbled_strange_or_stuck_stays_and_says_so(shell: Shell, api: Api, namespace: str) -> None:
+def test_what_is_garbled_strange_or_stuck_stays_and_reports_it(shell: Shell, api: Api, namespace: str) -> None:
     stuck = objects.job("stuck", annotations=SUCCEEDS)
     stuck["metadata"]["finalizers"] = ["example.com/keep"]
     ended(api, namespace, marked(objects.job("garbled", annotations=SUCCEEDS), ttl="two weeks"), stuck)
@@ -293,7 +293,7 @@ def test_the_runs_of_a_cronjob_go_and_the_cronjob_stays(shell: Shell, api: Api, 
 
 
 @pytest.mark.usefixtures("kwok_node")
-def test_without_rights_it_says_what_is_missing_and_nothing_vanishes(
+def test_without_rights_it_shows_what_is_missing_and_nothing_vanishes(
     shell: Shell, plane: ControlPlane, api: Api, namespace: str
 ) -> None:
     ended(api, namespace, objects.job("eval", annotations=SUCCEEDS), objects.job("held", annotations=SUCCEEDS))
@@ -337,7 +337,7 @@ def test_a_pass_by_hand_over_one_namespace_leaves_the_others(
 
 
 @pytest.mark.usefixtures("kwok_node")
-def test_an_api_server_that_is_down_is_said_and_nothing_vanishes(
+def test_an_api_server_that_is_down_is_reported_and_nothing_vanishes(
     shell: Shell, plane: ControlPlane, api: Api, namespace: str
 ) -> None:
     ended(api, namespace, objects.job("eval", annotations=SUCCEEDS))
@@ -415,7 +415,7 @@ def test_no_kubeconfig_and_no_extra_say_what_to_do(shell: Shell, tmp_path: Path)
     (hides / "sitecustomize.py").write_text("import sys\nsys.modules['lightkube'] = sys.modules['httpx2'] = None\n")
     bare = shell.run("plan", "--platform", "kubernetes", env={"PYTHONPATH": str(hides)})
     assert bare.code == USAGE
-    assert "pip install 'gpukeeper[kubernetes]'" in bare.err
+    assert "pip install '.[kubernetes]'" in bare.err
 
 
 def test_mistakes_of_a_policy_are_told_at_once_with_their_lines(shell: Shell) -> None:

@@ -206,7 +206,7 @@ def test_a_train_job_fails(trainer: ControlPlane, namespace: str) -> None:
 
 
 @pytest.mark.usefixtures("kwok_node")
-def test_workers_outlive_their_pytorch_job_until_the_policy_says_so(
+def test_workers_outlive_their_pytorch_job_until_the_configured_time(
     training_operator: ControlPlane, namespace: str
 ) -> None:
     api = training_operator.api

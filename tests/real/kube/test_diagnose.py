@@ -60,7 +60,7 @@ class Asked:
     def kuberay(self, now: datetime) -> Any:
         async def ask() -> Any:
             async with self.cluster.opened():
-                return await self.controllers.ask(KUBERAY, now)
+                return await self.controllers.state(KUBERAY, now)
 
         return asyncio.run(ask())
 
@@ -230,7 +230,7 @@ def test_the_foreground_loop_of_v23_is_proven_and_ends_without_its_finalizer(
 
 
 @pytest.mark.usefixtures("kwok_node", "trainer_v21")
-def test_a_jobset_that_v21_made_anew_under_a_complete_trainjob(
+def test_a_jobset_that_v21_recreated_under_a_complete_trainjob(
     plane: ControlPlane, api: Api, namespace: str, stand_in: Any
 ) -> None:
     """C7.1"""

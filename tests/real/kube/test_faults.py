@@ -204,10 +204,10 @@ class Careless(KubernetesPlatform):
 class Credulous(KubernetesPlatform):
     """Takes the answer to a delete for its outcome."""
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.uid in self._removals._following:
             return Gone(ref, self._clock.now())
-        return await super().look(ref)
+        return await super().read(ref)
 
 
 async def story(world: World, between: Proxy, plane: ControlPlane, platform: Platform, passes: int) -> list[str]:

@@ -266,7 +266,7 @@ def finished_job(plane: ControlPlane, namespace: str, made: Object | None = None
 
 
 @pytest.mark.parametrize(("environment", "hours"), [("ci", 0.1), ("production", 49), (None, 1.1)])
-def test_the_label_of_a_namespace_says_which_retention(
+def test_the_label_of_a_namespace_shows_which_retention(
     plane: ControlPlane, namespace: str, environment: str | None, hours: float
 ) -> None:
     """C5.1"""
@@ -418,18 +418,18 @@ def test_one_name_in_two_namespaces_and_of_two_kinds(
     api.wait_pods(other, 1)
     api.wait_pods(namespace, 2)
     finished_job(jobset, namespace)
-    look = [
+    read = [
         partial(uid, api, what, place, "train")
         for what, place in (("jobs", other), ("jobsets", namespace), ("pods", namespace))
     ]
-    before = [one() for one in look]
+    before = [one() for one in read]
     harness = Harness(jobset.kubeconfig(), namespace, other)
     harness.later(minutes=61)
     line = the_end(passes(harness))
     assert line.ref is not None
     assert (line.ref.kind, line.ref.namespace, line.ref.name) == ("job", namespace, "train")
     assert uid(api, "jobs", namespace, "train") is None
-    assert [one() for one in look] == before
+    assert [one() for one in read] == before
     api.wait_pods(namespace, 2)
     api.wait_pods(other, 1)
 

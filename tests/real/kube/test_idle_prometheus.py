@@ -285,7 +285,7 @@ def answer(folder: Path, samples: list[Sample], subject: Subject) -> Answer:
         now = Wall().now()
         series = await signals.series([subject.ref.key], now - 2 * timedelta(hours=1), now)
         view = View(subject, series.get(subject.ref.key, ()), EMPTY)
-        return idle.ask(view, Rulebook(POLICY).settings(subject), now)
+        return idle.evaluate(view, Rulebook(POLICY).settings(subject), now)
 
     try:
         return asyncio.run(ask())
@@ -344,7 +344,7 @@ def test_what_is_used_is_kept(monitoring: Monitoring, tmp_path: Path, subject: S
     ],
     ids=lambda one: one.ref.name if isinstance(one, Subject) else "",
 )
-def test_what_is_not_known_is_kept(monitoring: Monitoring, tmp_path: Path, subject: Subject, words: str) -> None:
+def test_what_is_unknown_is_kept(monitoring: Monitoring, tmp_path: Path, subject: Subject, words: str) -> None:
     said = asked(monitoring, tmp_path, subject)
     assert said.verdict is Verdict.UNKNOWN, said
     assert words in said.reason
@@ -359,7 +359,7 @@ def test_prometheus_renamed_what_it_did_not_honour(monitoring: Monitoring) -> No
 
 
 @pytest.mark.parametrize("pod", ["wakes-0", "renamed-wakes-0"])
-def test_a_last_look_sees_work_that_began_a_moment_ago(monitoring: Monitoring, tmp_path: Path, pod: str) -> None:
+def test_a_last_read_sees_work_that_began_a_moment_ago(monitoring: Monitoring, tmp_path: Path, pod: str) -> None:
     meter = ClusterMeter(Wall(), prometheus=Prometheus(monitoring.url))
     subject, gpu = workload(pod), monitoring.gpus[pod]
     samples = list(asyncio.run(meter.read([subject])))
@@ -397,7 +397,7 @@ def test_many_workloads_are_read_together(monitoring: Monitoring) -> None:
     assert found == {one.ref.key: set(one.devices) for one in subjects if not isinstance(one.devices, Unknown)}
 
 
-def test_without_a_prometheus_the_exporters_are_asked(monitoring: Monitoring) -> None:
+def test_without_a_prometheus_the_exporters_are_queried(monitoring: Monitoring) -> None:
     """No history then: what is busy is said at once, an idle minute when it is over."""
     meter = ClusterMeter(Wall(), exporters=[f"http://{monitoring.honoured.url}/metrics", "http://127.0.0.1:9/metrics"])
     busy, quiet = workload("busy-0"), workload("idle-0")

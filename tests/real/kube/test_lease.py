@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from gpukeeper.platforms.kubernetes.connect import Cluster as Client
 from gpukeeper.platforms.kubernetes.lease import Leadership
-from gpukeeper.wiring import SystemClock
+from gpukeeper.wiring.clock import SystemClock
 from tests.real.kube.api import Api
 from tests.real.kube.control_plane import Cluster
 
@@ -85,7 +85,7 @@ def test_only_one_of_two_writes_at_the_same_version_holds_it(cluster: Cluster, a
     told(cluster, namespace, story)
 
 
-def test_a_namespace_that_is_not_there_is_said(cluster: Cluster) -> None:
+def test_a_namespace_that_is_not_there_is_reported(cluster: Cluster) -> None:
     async def story(candidate: Callable[[str], Leadership]) -> None:
         one = candidate("one")
         await one.attempt()

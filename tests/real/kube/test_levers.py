@@ -102,7 +102,7 @@ def test_what_was_stopped_comes_back_as_it_was(plane: ControlPlane, namespace: s
     assert harness.subjects()[f"{kind}/{RUN}"].state is State.RUNNING
 
 
-def test_a_second_restore_says_that_it_runs(plane: ControlPlane, namespace: str) -> None:
+def test_a_second_restore_reports_that_it_runs(plane: ControlPlane, namespace: str) -> None:
     running(plane, namespace, "job")
     harness = Harness(plane.kubeconfig(), namespace)
     assert harness.ask("root", "stop", f"job/{RUN}", attended=True).done
@@ -290,7 +290,7 @@ def test_a_user_who_resumes_and_suspends_is_not_fought(
     assert uid(plane.api, LEVERS[kind][0], namespace, RUN)
 
 
-def test_what_its_user_resumed_may_be_idle_anew(plane: ControlPlane, namespace: str) -> None:
+def test_what_its_user_resumed_may_be_idle_again(plane: ControlPlane, namespace: str) -> None:
     """With a new warning first; the old one belonged to another quiet time."""
     harness = idle_and_stopped(plane, namespace)
     time.sleep(1.1)  # a Job's start is known to the second

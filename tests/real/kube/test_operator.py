@@ -131,10 +131,10 @@ def holder(api: Api, namespace: str) -> str:
     return str((api.get("leases", namespace, LEASE) or {}).get("spec", {}).get("holderIdentity") or "")
 
 
-def until(look: Callable[[], Any], what: str, deadline: float) -> float:
+def until(read: Callable[[], Any], what: str, deadline: float) -> float:
     """How long it took."""
     began = time.monotonic()
-    while not look():
+    while not read():
         assert time.monotonic() - began < deadline, f"not within {deadline:.0f} s: {what}"
         time.sleep(0.05)
     return time.monotonic() - began
@@ -306,7 +306,7 @@ def test_the_rights_of_the_examples_are_enough_to_reclaim(
 
 
 @pytest.mark.usefixtures("kwok_node")
-def test_observing_alone_removes_nothing_and_says_what_is_missing(
+def test_observing_alone_removes_nothing_and_shows_what_is_missing(
     make: Make, account: Callable[..., Path], api: Api, namespace: str
 ) -> None:
     one = make("one", account("operator.yaml", "rbac-observe.yaml"))

@@ -149,7 +149,7 @@ def test_without_a_right_on_pods_no_root_goes(plane: ControlPlane, namespace: st
     (said,) = [one for one in found if one.seen.ref.kind == "job"]
     assert (said.action, said.verdict) == (Action.KEEP, Verdict.UNKNOWN)
     assert "whether its children still run is unknown" in said.reason
-    looked = harness.run(harness.platform.look(said.seen.ref))
+    looked = harness.run(harness.platform.read(said.seen.ref))
     assert isinstance(looked, Subject)
     assert isinstance(looked.live_children, Unknown)
     plane.grant(user, [SEE[0]], namespace=namespace)
@@ -200,7 +200,7 @@ def test_without_a_right_on_logs_it_is_kept(plane: ControlPlane, namespace: str)
     assert len(harness.again().reclaimed) == 1
 
 
-def test_without_a_right_on_events_its_evidence_says_so(plane: ControlPlane, namespace: str) -> None:
+def test_without_a_right_on_events_its_evidence_reports_it(plane: ControlPlane, namespace: str) -> None:
     """The cluster forgets them after an hour: no reason to keep."""
     ended_pod(plane.api, namespace, "run")
     harness = bench_of(plane, plane.new_user(without(ALL, "events"), namespace=namespace), namespace)
@@ -280,7 +280,9 @@ def test_the_rights_to_look_are_enough_for_a_plan(plane: ControlPlane, namespace
     assert plane.api.names("pods", namespace) == {"run"}
 
 
-def test_what_could_not_be_seen_is_said_by_words_and_exit(plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
+def test_what_could_not_be_seen_is_reported_by_words_and_exit(
+    plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
     ended_pod(plane.api, namespace, "run")
     user = plane.new_user([*without(SEE, "pods"), NAMESPACE], namespace=namespace)
     said = run_command(plane, user, tmp_path, policy([namespace]), "plan")

@@ -36,7 +36,7 @@ WE_PASS = """
 import asyncio, json, resource, sys
 from pathlib import Path
 from gpukeeper.engine.reclaim import reclaim
-from gpukeeper.wiring import open_session
+from gpukeeper.wiring.session import open_session
 session = open_session(Path(sys.argv[1]), write=True, only="kubernetes")
 (platform,) = session.keeper.platforms
 async def main():

@@ -52,7 +52,7 @@ def ends_well(plane: ControlPlane, namespace: str, *what: str) -> None:
     stays_so(lambda: not left(plane.api, namespace, *what), "something came back")
 
 
-def test_1_v21_makes_the_jobset_of_a_complete_trainjob_anew(trainer_v21: ControlPlane, namespace: str) -> None:
+def test_1_v21_makes_the_jobset_of_a_complete_trainjob_again(trainer_v21: ControlPlane, namespace: str) -> None:
     api = trainer_v21.api
     train(trainer_v21, namespace, ttl=2)
     finish(trainer_v21, namespace)

@@ -49,7 +49,7 @@ class Story:
     began: float | None = None  # when its pod was first seen running
     ended: datetime | None = None  # by its own condition
 
-    def look(self, api: Api, namespace: str) -> bool:
+    def read(self, api: Api, namespace: str) -> bool:
         """Is anything of it there?"""
         root = api.get("trainjobs", namespace, self.name)
         found = {"TrainJob": root is not None, "JobSet": api.get("jobsets", namespace, self.name) is not None}
@@ -134,11 +134,11 @@ def race(the_plane: ControlPlane) -> Race:
         began = time.monotonic()
         there = set(stories)
         while there and time.monotonic() - began < LONGEST:
-            there = {name for name in there if stories[name].look(api, namespace)}
+            there = {name for name in there if stories[name].read(api, namespace)}
             time.sleep(0.1)
         time.sleep(3)
         for story in stories.values():
-            story.look(api, namespace)
+            story.read(api, namespace)
     found = {what: api.names(what, namespace) for what in CHAIN}
     the_plane.drop_namespace(namespace)
     return Race(harness, stories, found)

@@ -42,7 +42,7 @@ def zombie(plane: ControlPlane, namespace: str) -> None:
     plane.api.wait_condition("pytorchjobs", namespace, RUN, "Succeeded")
 
 
-def test_living_workers_are_reported_where_nothing_is_said(training_operator: ControlPlane, namespace: str) -> None:
+def test_living_workers_are_reported_where_nothing_is_reported(training_operator: ControlPlane, namespace: str) -> None:
     """C5.3"""
     zombie(training_operator, namespace)
     harness = Harness(training_operator.kubeconfig(), namespace)
@@ -124,7 +124,7 @@ def test_gpus_of_workers_that_end_slowly_are_added_up(training_operator: Control
 # TrainJobs.
 
 
-def test_the_jobset_that_v21_made_anew_is_trimmed_and_the_trainjob_stays(
+def test_the_jobset_that_v21_recreated_is_trimmed_and_the_trainjob_stays(
     trainer_v21: ControlPlane, namespace: str
 ) -> None:
     api = trainer_v21.api

@@ -277,10 +277,10 @@ class Cluster:
                 return port
 
 
-def until(look: Callable[[], Any], what: str, more: Callable[[], str] = str, deadline: float = 90) -> Any:
+def until(read: Callable[[], Any], what: str, more: Callable[[], str] = str, deadline: float = 90) -> Any:
     """What `look` gives once it is neither None nor False."""
     late = time.monotonic() + deadline
-    while (found := look()) is None or found is False:
+    while (found := read()) is None or found is False:
         assert time.monotonic() < late, f"waited {deadline:.0f} s until {what}\n{more()}"
         time.sleep(0.05)
     return found

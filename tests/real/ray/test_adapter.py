@@ -124,10 +124,10 @@ async def sweep(ray: RayPlatform, cluster: Cluster) -> list[str]:
     gone = []
     for one in await subjects(ray, cluster):
         if is_free(one):
-            found = await ray.look(one.ref)
+            found = await ray.read(one.ref)
             assert isinstance(found, Subject), found
             answer = await ray.act(step(found), found)
-            if isinstance(answer, Accepted) and isinstance(await ray.look(one.ref), Gone):
+            if isinstance(answer, Accepted) and isinstance(await ray.read(one.ref), Gone):
                 gone.append(Path(one.ref.name).name)
     return gone
 
@@ -225,7 +225,7 @@ def test_a_session_lives_until_nothing_of_it_does(fresh_cluster: FRESH) -> None:
 
     # Too young, whatever a policy says.
     young = platform(cluster, timedelta(minutes=50))
-    answer = run(young.act(step(dead), run(young.look(dead.ref))))
+    answer = run(young.act(step(dead), run(young.read(dead.ref))))
     assert isinstance(answer, Changed)
     assert "younger than an hour" in answer.why
 
@@ -233,11 +233,11 @@ def test_a_session_lives_until_nothing_of_it_does(fresh_cluster: FRESH) -> None:
     assert isinstance(evidence, Evidence)
     assert b"raylet" in evidence.files["logs/raylet.out"]
     assert max(map(len, evidence.files.values())) <= 64 * 1024
-    again = run(ray.look(dead.ref))
+    again = run(ray.read(dead.ref))
     assert again.seen.incarnation == dead.seen.incarnation
     assert again.last_used == dead.last_used
     assert isinstance(run(ray.act(step(again), again)), Accepted)
-    assert isinstance(run(ray.look(dead.ref)), Gone)
+    assert isinstance(run(ray.read(dead.ref)), Gone)
     assert not (cluster.root / "t" / name).exists()
     assert (cluster.root / "t").is_dir()
 
@@ -281,7 +281,7 @@ def test_a_task_that_begins_between_plan_and_act_keeps(fresh_cluster: FRESH) -> 
     driver.said()
     driver.end()
     # No driver, no processor time: only Ray and a title know of it.
-    again = run(ray.look(one.ref))
+    again = run(ray.read(one.ref))
     assert isinstance(again, Subject)
     assert isinstance(again.busy, str)
     assert "Sleeper" in again.busy
@@ -306,7 +306,7 @@ def test_a_driver_alone_makes_its_node_busy(fresh_cluster: FRESH) -> None:
     until(lambda: run(node_of(ray, cluster)).busy is None, "the node is idle again")
 
 
-def test_a_ray_that_cannot_be_asked_is_not_idle(fresh_cluster: FRESH) -> None:
+def test_a_ray_that_cannot_be_queried_is_not_idle(fresh_cluster: FRESH) -> None:
     cluster = fresh_cluster(NEWEST)
     ray = platform(cluster)
     leave(cluster, "tmpone")
@@ -348,7 +348,7 @@ def test_logs_of_ended_workers_go_and_nothing_else_of_a_live_session(fresh_clust
     async def removed() -> Any:
         found = next(one for one in await subjects(ray, cluster) if one.ref.kind == "logs")
         evidence = await ray.capture(found, ("logs",))
-        return found, evidence, await ray.act(step(found), found), await ray.look(found.ref)
+        return found, evidence, await ray.act(step(found), found), await ray.read(found.ref)
 
     found, evidence, answer, after = run(removed())
     assert found.category is Category.DEAD_LOGS

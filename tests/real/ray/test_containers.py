@@ -28,7 +28,7 @@ from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.connect import NodeContainer
 from gpukeeper.platforms.ray.settings import RaySettings
-from gpukeeper.wiring import SystemClock
+from gpukeeper.wiring.clock import SystemClock
 from tests.engines import has_docker, has_ray, require
 from tests.real.docker import kernel
 from tests.real.docker.private_engine import DockerEngine, docker_engine
@@ -241,7 +241,7 @@ def test_a_node_is_found_by_its_label_and_others_are_none(engine: DockerEngine) 
     assert entries(engine, "other") == ["tmpone"]
 
 
-def test_a_node_says_what_it_holds_and_that_it_is_idle(engine: DockerEngine) -> None:
+def test_a_node_shows_what_it_holds_and_that_it_is_idle(engine: DockerEngine) -> None:
     worker(engine, "ray-worker-1")
     fill(engine, "ray-worker-1", "tmpone", 60 * MB)
     found = run(subjects(platform(engine, "ray-worker-1")))
@@ -254,7 +254,7 @@ def test_a_node_says_what_it_holds_and_that_it_is_idle(engine: DockerEngine) -> 
     assert int(node.labels["disk_size"]) > int(node.labels["disk_free"]) > 0
 
 
-def test_work_that_begins_after_the_look_keeps(engine: DockerEngine) -> None:
+def test_work_that_begins_after_the_read_keeps(engine: DockerEngine) -> None:
     """A worker starts between the look that decided and the act: nobody has the tree open, and it stays."""
     worker(engine, "ray-worker-1")
     fill(engine, "ray-worker-1", "tmpone", MB)
@@ -265,7 +265,7 @@ def test_work_that_begins_after_the_look_keeps(engine: DockerEngine) -> None:
         assert found.busy is None
         pid = engine.exec("ray-worker-1", [*PYTHON, CALLED.format("ray::step", "import time; time.sleep(1e6)")])
         engine.until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::step"), "the worker runs")
-        return await ray.act(removal(found), found), await ray.look(found.ref)
+        return await ray.act(removal(found), found), await ray.read(found.ref)
 
     answer, again = run(late())
     assert isinstance(answer, Changed)
@@ -283,12 +283,12 @@ def test_a_container_that_was_restarted_since_has_other_files(engine: DockerEngi
     async def late() -> Any:
         found = await tree(ray, "ray-worker-1", "tmpone")
         engine.stop_container("ray-worker-1", timeout=0)
-        stopped = await ray.look(found.ref), await ray.act(removal(found), found)
+        stopped = await ray.read(found.ref), await ray.act(removal(found), found)
         engine.start_container("ray-worker-1")
-        return stopped, await ray.look(found.ref), await ray.act(removal(found), found), found
+        return stopped, await ray.read(found.ref), await ray.act(removal(found), found), found
 
-    (look, answer), again, then, found = run(late())
-    assert isinstance(look, Unknown)
+    (read, answer), again, then, found = run(late())
+    assert isinstance(read, Unknown)
     assert isinstance(answer, Changed)
     # The same device number may come back with the start, or another: never is the tree taken for gone.
     assert not isinstance(again, Gone)
@@ -297,7 +297,7 @@ def test_a_container_that_was_restarted_since_has_other_files(engine: DockerEngi
         assert entries(engine, "ray-worker-1") == ["tmpone"]
 
 
-def test_a_folder_that_two_nodes_share_is_shown_once_and_used_by_both(engine: DockerEngine, tmp_path: Path) -> None:
+def test_a_directory_that_two_nodes_share_is_shown_once_and_used_by_both(engine: DockerEngine, tmp_path: Path) -> None:
     for name in ("ray-worker-1", "ray-worker-2"):
         worker(engine, name, binds=[f"{tmp_path}:{ROOT}"])
     fill(engine, "ray-worker-1", "tmpone", MB)
@@ -391,7 +391,7 @@ def real_ray(engine: DockerEngine, name: str, more: Sequence[Path] = ()) -> str:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_real_ray_in_a_container_without_network_is_asked_from_within(engine: DockerEngine, listed: bool) -> None:
+def test_a_real_ray_in_a_container_without_network_is_queried_from_within(engine: DockerEngine, listed: bool) -> None:
     """Listed by the engine, or found by its raylet alone as a pod's would be."""
     require("ray", has_ray(NEWEST))
     python = real_ray(engine, "ray-worker-1")

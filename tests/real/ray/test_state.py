@@ -90,7 +90,7 @@ def test_a_token_goes_to_the_address_that_the_policy_names_and_to_no_other(fresh
 
 
 @pytest.mark.parametrize("any_cluster", [NEWEST], indirect=True)
-def test_another_session_is_not_believed(any_cluster: Cluster) -> None:
+def test_another_session_is_not_accepted(any_cluster: Cluster) -> None:
     """A port is used again by the next cluster, or by somebody else's."""
     gone = "session_2026-01-01_00-00-00_000000_1"
     found = asyncio.run(find_api(gone, any_cluster.dashboard, ()))

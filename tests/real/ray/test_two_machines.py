@@ -92,7 +92,7 @@ def driver_on_the_worker(here: Machines) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_plain_head_cannot_be_asked_and_it_is_said_what_to_set(version: str) -> None:
+def test_a_plain_head_cannot_be_queried_and_it_is_reported_what_to_set(version: str) -> None:
     """`ray start --head` binds its dashboard to 127.0.0.1: a worker elsewhere is kept as it is, with the remedy."""
     require("ray", has_ray(version))
     with two_machines(version) as here:
@@ -120,5 +120,5 @@ def test_with_a_dashboard_that_workers_reach_an_idle_one_is_cleaned_and_a_busy_o
         assert (subject.busy, subject.in_use) == (None, False)
         step = Step("1.1", Decision(subject.seen, Action.REMOVE, "temporary_tree", "because"))
         assert isinstance(run(ray.act(step, subject)), Accepted)
-        assert isinstance(run(ray.look(subject.ref)), Gone)
+        assert isinstance(run(ray.read(subject.ref)), Gone)
         assert not tree.exists()

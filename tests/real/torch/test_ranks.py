@@ -17,7 +17,7 @@ def test_a_rank_that_dies_leaves_no_record_but_its_last_stage(tmp_path: Path) ->
     assert "exitcode  : -9" in left.words
 
 
-def test_ranks_that_wait_for_one_that_never_comes_say_so_and_give_up(tmp_path: Path) -> None:
+def test_ranks_that_wait_for_one_that_never_comes_report_it_and_give_up(tmp_path: Path) -> None:
     """C17.2: rendezvous. The group's timeout is a setting (C1.4: 600 s unless said)."""
     left = together.torchrun(tmp_path, 2, "ddp", **SMALL, timeout_s=3, inject={"absent": 1})
     assert left.exit_code != 0
@@ -27,7 +27,7 @@ def test_ranks_that_wait_for_one_that_never_comes_say_so_and_give_up(tmp_path: P
     assert last.startswith("RendezvousError: rank 0 of 2 could not connect to all other ranks at ")
 
 
-def test_ranks_of_somebody_elses_launcher_find_each_other(tmp_path: Path) -> None:
+def test_ranks_of_another_users_launcher_find_each_other(tmp_path: Path) -> None:
     """C1.9: PET_*, K8S_MASTER_ADDR and MASTER_PORT, without torchrun."""
     left = together.by_hand(tmp_path, 2, "ddp", **SMALL)
     assert left.exit_code == 0

@@ -42,7 +42,7 @@ def test_bandwidth_is_counted_as_nccl_tests_do(clean: together.Left) -> None:
         assert row["busbw"] == pytest.approx([factors.get(row["op"], 2 / 3) * one for one in algorithm])
 
 
-def test_latency_and_what_ran_are_told(clean: together.Left) -> None:
+def test_latency_and_what_ran_are_reported(clean: together.Left) -> None:
     """C1.6: latency; which algorithm is not known without NCCL, and not invented."""
     result = clean.done(2)
     assert len(result["latency_us"]) == 5

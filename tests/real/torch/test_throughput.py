@@ -73,7 +73,7 @@ def test_grey_images_of_28_pixels_train_both_resnets(tmp_path: Path, model: str)
     assert (result["nccl_overhead_ms"], result["alone_samples_per_second"]) == (0.0, None)
 
 
-def test_missing_data_is_said_and_never_made_up(tmp_path: Path) -> None:
+def test_missing_data_is_reported_and_never_made_up(tmp_path: Path) -> None:
     """C1.5: it silently became synthetic."""
     left = together.torchrun(tmp_path, 1, "throughput", **TINY, data="cifar10", data_dir=str(tmp_path / "nothing"))
     last = left.broken(0).splitlines()[-1]

@@ -18,7 +18,7 @@ def test_it_greets_with_what_pytorch_says_of_itself(worker: installation.Worker)
     assert {"cuda", "nccl", "cudnn", "python"} <= hello.keys()
 
 
-def test_a_machine_without_a_gpu_is_broken_at_once_and_says_why() -> None:
+def test_a_machine_without_a_gpu_is_broken_at_once_and_gives_the_reason() -> None:
     """C1.9, C17.2: unusable CUDA stops before the first probe, in PyTorch's own words, which messages.py sorts."""
     command = (installation.python(), str(installation.MAIN), "worker", "cuda:0")
     environment = installation.environment(CUDA_VISIBLE_DEVICES="")
@@ -40,7 +40,7 @@ def test_a_line_that_is_no_job_is_answered(worker: installation.Worker) -> None:
     assert "KeyError" in worker.say("{}")["broken"]["words"].splitlines()[-1]
 
 
-def test_every_answer_says_how_long_it_took_and_how_long_the_device_was_at_work(worker: installation.Worker) -> None:
+def test_every_answer_shows_how_long_it_took_and_how_long_the_device_was_at_work(worker: installation.Worker) -> None:
     answer = worker.ask("stress", n=64, seconds=0.2, window_s=0.05)
     assert 0.2 <= answer["busy_s"] <= answer["seconds"]
 
@@ -64,7 +64,7 @@ def test_figures_that_json_does_not_know_are_words(worker: installation.Worker) 
     assert result["runs"][0]["fall"] in {"nan", "-inf", "inf"}
 
 
-def test_probes_are_found_without_gpukeeper_and_without_its_folder_on_the_path() -> None:
+def test_probes_are_found_without_gpukeeper_and_without_its_directory_on_the_path() -> None:
     """Torchrun puts the script's folder on the path; `training` there must not be somebody's `import training`."""
     code = "import sys, runpy; sys.path.insert(0, sys.argv[1]); sys.argv = [sys.argv[2], 'neither']\n"
     code += "try: runpy.run_path(sys.argv[0], run_name='__main__')\nexcept SystemExit as end: print(end.code)\n"

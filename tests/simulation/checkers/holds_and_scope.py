@@ -14,13 +14,13 @@ NOT_BY_A_USER = {"max_runtime", "request"}
 def violations(run: Run) -> Iterator[str]:
     for i, act in run.acts():
         intent = run.intent(act.step)
-        look = run.last_look(act.uid, i)
-        if intent is None or look is None or intent.ref is None:
+        read = run.last_look(act.uid, i)
+        if intent is None or read is None or intent.ref is None:
             continue
-        if intent.rule not in NOT_BY_A_USER and _is_held(run, act.uid, look[0]):
+        if intent.rule not in NOT_BY_A_USER and _is_held(run, act.uid, read[0]):
             yield f"{act.action} by {intent.rule} on {act.uid} while it was held"
         for exemption in run.policy.exemptions:  # type: ignore[union-attr]
-            if intent.owner == exemption.owner and intent.rule in exemption.rules and look[1].at < exemption.until:
+            if intent.owner == exemption.owner and intent.rule in exemption.rules and read[1].at < exemption.until:
                 yield f"{act.action} by {intent.rule} on {act.uid} of {intent.owner}, who is exempt"
         scope = run.policy.scope[intent.ref.platform]
         if intent.ref.namespace and not any(fnmatchcase(intent.ref.namespace, one) for one in scope.namespaces):

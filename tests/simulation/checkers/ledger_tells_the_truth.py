@@ -31,11 +31,11 @@ def violations(run: Run) -> Iterator[str]:
 
 def _seen_to_be_so(run: Run, i: int, line: Closed) -> Iterator[str]:
     assert line.ref is not None
-    look = run.last_look(line.ref.uid, i)
-    if look is None:
+    read = run.last_look(line.ref.uid, i)
+    if read is None:
         yield f"{line.ref.uid} recorded as reclaimed, yet nobody looked"
         return
-    seen = look[1]
+    seen = read[1]
     truly = {
         "remove": seen.gone,
         "stop": seen.gone or seen.state in ("ended", "suspended"),

@@ -11,12 +11,12 @@ from tests.simulation.harness import Run
 def violations(run: Run) -> Iterator[str]:
     for i, act in run.acts():
         intent = run.intent(act.step)
-        look = run.last_look(act.uid, i)
-        if intent is None or look is None or intent.ref is None:
+        read = run.last_look(act.uid, i)
+        if intent is None or read is None or intent.ref is None:
             continue
-        if not look[1].root:
+        if not read[1].root:
             yield f"{act.action} on {intent.ref.path}, which is part of another"
-        if look[1].needed:
+        if read[1].needed:
             yield f"{act.action} on {intent.ref.path}, although an owner that does not control it exists"
         if intent.rule == "temporary_tree":
             name = intent.ref.name.removeprefix("/tmp/")

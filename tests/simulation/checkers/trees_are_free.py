@@ -17,14 +17,14 @@ def violations(run: Run) -> Iterator[str]:
     clock_was_wrong = any(h.effect == "clock jumps" for h in run.world.log)
     for i, act in run.acts():
         intent = run.intent(act.step)
-        look = run.last_look(act.uid, i)
-        if intent is None or look is None or intent.rule not in TREES:
+        read = run.last_look(act.uid, i)
+        if intent is None or read is None or intent.rule not in TREES:
             continue
-        yield from _free(intent, look[1], "when it was looked at")
+        yield from _free(intent, read[1], "when it was looked at")
         if act.effect in TAKEN:
             yield from _free(intent, act, "at that moment")
         if not clock_was_wrong:
-            yield from _old_enough(run, intent, look[1])
+            yield from _old_enough(run, intent, read[1])
 
 
 def _free(intent: Intended, entry: LogEntry, when: str) -> Iterator[str]:
@@ -35,12 +35,12 @@ def _free(intent: Intended, entry: LogEntry, when: str) -> Iterator[str]:
         yield f"{intent.ref.name} was deleted, and work ran beside it {when}"
 
 
-def _old_enough(run: Run, intent: Intended, look: LogEntry) -> Iterator[str]:
+def _old_enough(run: Run, intent: Intended, read: LogEntry) -> Iterator[str]:
     """A full disk shortens ages, and only a full one."""
     assert intent.ref is not None
-    if intent.rule != "temporary_tree" or not isinstance(look.last_used, datetime):
+    if intent.rule != "temporary_tree" or not isinstance(read.last_used, datetime):
         return
-    named, unused = run.policy.temporary[0], look.at - look.last_used
-    least = named.older_than if look.full < run.policy.disk.low else named.under_pressure
+    named, unused = run.policy.temporary[0], read.at - read.last_used
+    least = named.older_than if read.full < run.policy.disk.low else named.under_pressure
     if unused + timedelta(seconds=1) < least:
-        yield f"{intent.ref.name} was deleted, unused for {unused} on a disk that is {look.full:.0%} full"
+        yield f"{intent.ref.name} was deleted, unused for {unused} on a disk that is {read.full:.0%} full"

@@ -31,14 +31,14 @@ NEEDED = {
 def violations(run: Run) -> Iterator[str]:
     for i, act in run.acts():
         intent = run.intent(act.step)
-        look = run.last_look(act.uid, i)
-        if intent is None or look is None:
+        read = run.last_look(act.uid, i)
+        if intent is None or read is None:
             continue  # other promises speak of that
         needed = (NEEDED[intent.rule] | {"needed"}) - ({"devices", "started"} if act.action == "remove" else set())
-        if look[1].vague in needed:
-            yield f"{act.action} by {intent.rule} on {act.uid} although its {look[1].vague} was not known"
+        if read[1].vague in needed:
+            yield f"{act.action} by {intent.rule} on {act.uid} although its {read[1].vague} was not known"
         if intent.rule == "idle" and act.action == "stop":
-            wrong = [list(_measured_and_quiet(run, act.uid, look[1].at, one)) for one in _windows(run, act.uid, i)]
+            wrong = [list(_measured_and_quiet(run, act.uid, read[1].at, one)) for one in _windows(run, act.uid, i)]
             if all(wrong):
                 yield from wrong[0]
 

@@ -1,17 +1,21 @@
 """Promise 9: running work, children of a finished root included, is stopped only after warnings, with time to act, and
-never before the time that a warning announced. A warning is recorded as delivered only if its owner heard it."""
+never before the time that a warning announced. Warnings from before the end of a hold do not count. A warning is
+recorded as delivered only if its owner heard it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.decide import REQUEST
 from gpukeeper.model.decision import Action
-from gpukeeper.model.event import WarningSent
+from gpukeeper.model.event import Held, Released, WarningSent
 from gpukeeper.platforms.simulated.world import LogEntry
 from tests.simulation.harness import Run
 
 STAGES = {"idle": 2, "max_runtime": 2, "restart_loop": 1, "taken_gpu": 1, "retention": 1, "own_ttl": 1}
+NOT_BY_A_USER = {"max_runtime"}  # their holds do not suspend it
+LONGEST = timedelta(hours=1)  # of every class in the simulation
 
 
 def violations(run: Run) -> Iterator[str]:
@@ -31,10 +35,29 @@ def violations(run: Run) -> Iterator[str]:
             for h in run.world.log[begun:i]
             if h.uid == act.uid and isinstance(h.line, WarningSent) and h.line.rule == intent.rule
         ]
+        held = _held_until(run, i, act) if intent.rule not in NOT_BY_A_USER and not _clock_was_wrong(run) else None
+        if held is not None and sum(h.at >= held for h in sent) < STAGES[intent.rule]:
+            yield f"{act.action} by {intent.rule} on {act.uid} without all warnings after its hold until {held}"
         if len(sent) < STAGES[intent.rule]:
             yield f"{act.action} by {intent.rule} on {act.uid} after {len(sent)} warnings of this life"
         elif act.at - sent[0].at < run.policy.warnings.lead and not _clock_was_wrong(run):
             yield f"{act.action} by {intent.rule} on {act.uid} only {act.at - sent[0].at} after the first warning"
+
+
+def _held_until(run: Run, i: int, act: LogEntry) -> datetime | None:
+    """When its last hold ended that was not shorter than the lead."""
+    lines = [h.line for h in run.world.log[:i] if h.uid == act.uid and isinstance(h.line, Held | Released)]
+    ends = []
+    for number, line in enumerate(lines):
+        if isinstance(line, Held):
+            released = [one.at for one in lines[number + 1 :] if isinstance(one, Released) and _ends(one, line)]
+            end = min(line.hold.until, line.hold.at + LONGEST, *released)
+            ends += [end] if end - line.hold.at >= run.policy.warnings.lead and end <= act.at else []
+    return max(ends, default=None)
+
+
+def _ends(release: Released, line: Held) -> bool:
+    return release.at < line.hold.until and (release.by == line.hold.by or not release.own)
 
 
 def _not_heard(run: Run) -> Iterator[str]:

@@ -39,7 +39,7 @@ class BenchWith(SimulatedWorkbench):
         found = await super().health()
         assert not isinstance(found, Unknown)
         self._looks += 1
-        first = self._gpus[0].uuid
+        first = self._gpus.gpus[0].uuid
         more: dict[str, Any] = {"states": {**found[first].states, **self._states}}
         if self._unseen is not None:
             more["foreign"] = self._unseen
@@ -48,7 +48,7 @@ class BenchWith(SimulatedWorkbench):
         return {**found, first: msgspec.structs.replace(found[first], **more)}
 
     async def readings(self) -> Sequence[Reading]:
-        first = self._gpus[0].uuid
+        first = self._gpus.gpus[0].uuid
         return [
             msgspec.structs.replace(one, **self._loaded) if one.uuid == first and one.utilisation else one
             for one in await super().readings()
@@ -57,7 +57,7 @@ class BenchWith(SimulatedWorkbench):
 
 def run_on(bench: BenchWith, within_s: float = 60.0) -> Report:
     """As on real GPUs."""
-    wish = RunRequest(device="cuda", within_s=within_s, expected=bench._count)
+    wish = RunRequest(device="cuda", within_s=within_s, expected=bench._gpus.count)
     order = RunConfig(
         run="run", version="0", wish=wish, checks=CHECKS, limits=reference.limits, history=lambda gpus: {}
     )

@@ -67,7 +67,7 @@ def test_a_worse_verdict_in_the_file_stays(name: str) -> None:
     assert document.read_report(json.dumps(report).encode(), "report.json").verdict is Grade.FAIL
 
 
-def test_missing_gpus_are_a_failure_though_no_finding_says_so() -> None:
+def test_missing_gpus_are_a_failure_though_no_finding_reports_it() -> None:
     report = document.read_report(altered.altered("8 expected and 1 present"), "report.json")
     assert report.verdict is Grade.FAIL
     assert "gpus-missing" in {one.code for one in report.findings}

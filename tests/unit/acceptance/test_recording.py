@@ -57,7 +57,7 @@ def test_a_run_that_was_interrupted_accepted_nobody() -> None:
     assert line_of(msgspec.structs.replace(report, self_test=True), "").values == {}
 
 
-def test_gpus_of_one_board_are_told_apart_by_uuid() -> None:
+def test_gpus_of_one_board_are_distinguished_by_uuid() -> None:
     """A12: one serial number for several GPUs; the verdict on one must not be taken for that on another."""
     bench = Bench(gpus=3, script={("gemm", 0): [FLOOR * 0.5]})
     assert not isinstance(bench.gpus, Unknown)

@@ -109,7 +109,7 @@ def test_a_gpu_that_is_not_among_the_answers_does_not_pass() -> None:
     ]
 
 
-def test_ranks_are_asked_again_together() -> None:
+def test_ranks_are_repeated_together() -> None:
     bench = Bench(script={("collectives", 0): (BAD, GOOD, GOOD)})
     report, steps = run(bench, [figure_check("collectives", how=RunMode.TOGETHER)])
     assert bench.asked.count(("collectives", "0")) == bench.asked.count(("collectives", "1")) == 3
@@ -232,7 +232,7 @@ def test_an_answer_that_no_check_can_read_is_an_error_of_that_check_alone() -> N
     ]
 
 
-def test_a_look_that_breaks_stops_nothing() -> None:
+def test_a_read_that_breaks_stops_nothing() -> None:
     class Blinded(Bench):
         async def health(self) -> Mapping[str, Health] | Unknown:
             raise OSError("the sampler is gone")
@@ -241,7 +241,7 @@ def test_a_look_that_breaks_stops_nothing() -> None:
     assert [one.verdict for one in report.findings] == [Grade.PASS, Grade.PASS]
 
 
-def test_a_check_asked_for_by_name_that_did_not_run_is_no_pass() -> None:
+def test_a_check_requested_by_name_that_did_not_run_is_no_pass() -> None:
     """One GPU has nobody to talk to; and what was skipped by rule was not judged either."""
     pair = replace(figure_check("collectives", how=RunMode.TOGETHER), least_gpus=2)
     none = Finding(check="nccl_tests", verdict=Grade.SKIPPED, code="none", message="There are no nccl-tests here.")
@@ -293,7 +293,7 @@ def test_a_counter_that_rose_is_tied_to_the_check_that_ran() -> None:
     assert {one.check for one in report.timeline} == {"", "gemm", "copies", "exact"}
 
 
-def test_counters_that_always_rise_or_are_not_known_are_no_change() -> None:
+def test_counters_that_always_rise_or_are_unknown_are_no_change() -> None:
     bench = Bench(gpus=1)
     bench.counters["GPU-0"] = {"energy_mj": 1, "ecc": Unknown("refused"), "remapped": None}
 

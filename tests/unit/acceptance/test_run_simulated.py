@@ -95,7 +95,7 @@ def test_a_hang_blames_its_gpu_and_takes_the_time_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("wish", [{"only": ("gemm",)}, {"skip": ("exact",)}])
-def test_a_missing_gpu_is_found_whatever_was_asked_for(wish: dict[str, Any]) -> None:
+def test_a_missing_gpu_is_found_whatever_was_requested(wish: dict[str, Any]) -> None:
     """C1.1"""
     bench = SimulatedWorkbench(gpus=8, missing=1)
     report, _ = run(bench, CHECKS, RunRequest(expected=8, **wish), clock=bench.clock, limits=reference.limits)

@@ -75,13 +75,13 @@ def test_what_is_left_out_is_named_with_the_time_that_runs_it() -> None:
     ("wish", "gpus", "why"),
     [
         (RunRequest(skip=("x",)), GPUS, "skipped on request (--skip)"),
-        (RunRequest(only=("y",)), GPUS, "not among the checks asked for"),
+        (RunRequest(only=("y",)), GPUS, "not among the selected checks"),
         (RunRequest(), (), "no GPU available"),
         (RunRequest(), GPUS[:1], "needs 2 GPUs, 1 available"),
         (RunRequest(), (GPUS[0], Gpu(uuid="MIG-1", index=1, part_of="GPU-0")), "does not apply to slices of a GPU"),
     ],
 )
-def test_what_does_not_apply_is_said_with_its_reason(wish: RunRequest, gpus: tuple[Gpu, ...], why: str) -> None:
+def test_what_does_not_apply_is_reported_with_its_reason(wish: RunRequest, gpus: tuple[Gpu, ...], why: str) -> None:
     checks = [check("x", (1, 1), least=2, slices=False), check("y", (1, 1), how=RunMode.LOOK)]
     left = suite.choose(checks, wish, gpus).left_out
     assert [(one.check, one.why) for one in left] == [("x", why)]
@@ -102,7 +102,7 @@ def test_what_looks_only_runs_without_a_gpu() -> None:
     assert names(suite.choose([check("x", (1, 1), how=RunMode.LOOK)], RunRequest(), ())) == [("x", 0)]
 
 
-def test_what_was_asked_for_by_name_runs_however_long_it_takes() -> None:
+def test_what_was_requested_by_name_runs_however_long_it_takes() -> None:
     checks = [check("long", (500, 1), (900, 2)), check("other", (1, 1))]
     programme = suite.choose(checks, RunRequest(only=("long",), within_s=60), GPUS)
     assert names(programme) == [("long", 0)]

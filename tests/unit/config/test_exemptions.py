@@ -111,6 +111,6 @@ def test_when_nobody_can_say_who_is_exempt_everything_is_kept(tmp_path: Path, co
     assert warning.endswith("Everything is kept until it is fixed.")
 
 
-def test_a_folder_in_its_place_keeps_everything(tmp_path: Path) -> None:
+def test_a_directory_in_its_place_keeps_everything(tmp_path: Path) -> None:
     (tmp_path / "exempt.yaml").mkdir()
     assert isinstance(load(tmp_path, None).policy.exemptions, Unknown)

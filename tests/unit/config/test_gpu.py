@@ -17,7 +17,7 @@ def settings(text: str) -> GpuSettings:
     return load_text(SCOPE + text, "policy.yaml").policy.gpu
 
 
-def test_nothing_is_reset_unless_somebody_says_so() -> None:
+def test_nothing_is_reset_unless_a_user_reports_it() -> None:
     assert settings("") == GpuSettings(reset=False, settle=timedelta(minutes=2), dcgm=None)
     assert settings("gpu: {reset: true, settle: 5m}").reset
 

@@ -64,7 +64,7 @@ def test_how_long_trees_are_kept_follows_from_the_sections() -> None:
     }
 
 
-def test_temporary_folders_of_ray_nodes_are_judged_only_where_ray_is_covered() -> None:
+def test_temporary_directories_of_ray_nodes_are_judged_only_where_ray_is_covered() -> None:
     given = "ray: {roots: [/tmp, /scratch/tmp], names: [tmp*], keep: [tmp-keep*], above: 1GB, older_than: 2h}\n"
     assert load(given).policy.temporary == ()
     wanted = {"names": ("tmp*",), "keep": ("tmp-keep*",), "above": 10**9, "older_than": 2 * H, "platform": "ray"}
@@ -120,7 +120,7 @@ exemptions: [{owner: ann, class: api, rules: [idle], until: 2026-09-01, reason: 
     )
 
 
-def test_retention_manual_keeps_until_somebody_removes_it() -> None:
+def test_retention_manual_keeps_until_a_user_removes_it() -> None:
     loaded = load("retention: manual\n")
     kept = loaded.policy.retention
     assert kept.succeeded is kept.failed is kept.stopped is None
@@ -232,8 +232,8 @@ def test_a_schedule_in_which_every_warning_expires_before_the_next_pass_is_allow
     (warning,) = load_text(NIGHT.replace("0 3 * * *", at)).warnings
     assert warning == (
         f'schedule.at: passes act only at "{at}". A stop after classes.unknown.idle (15m) needs 2 warnings, each valid'
-        " for 1d35m. They expire before the next pass, so such work is warned at every pass and never stopped."
-        " Use a schedule with 3 passes in a row that are at most 1d35m apart."
+        " for 1d2h35m. They expire before the next pass, so such work is warned at every pass and never stopped."
+        " Use a schedule with 3 passes in a row that are at most 1d2h35m apart."
     )
 
 
@@ -279,13 +279,13 @@ def test_without_any_file_the_built_in_policy_holds(tmp_path: Path) -> None:
     assert loaded.policy == builtin_policy(["host"])
 
 
-def test_no_policy_is_taken_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_policy_is_taken_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "enforce").rename(tmp_path / "gpukeeper.yaml")
     monkeypatch.chdir(tmp_path)
     assert load_policy(None, ["host"], {"XDG_CONFIG_HOME": str(tmp_path)}, tmp_path / "none").source == "built-in"
 
 
-def test_who_has_no_home_folder_gets_the_sites_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_no_home_directory_gets_the_sites_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
@@ -317,7 +317,7 @@ def test_the_policies_of_the_how_to_page_are_valid() -> None:
         load_text(text if "scope:" in text else f"scope: {{docker: {{}}}}\n{text}")
 
 
-def test_a_folder_of_reports_is_named_from_the_root_on_and_has_no_default() -> None:
+def test_a_directory_of_reports_is_named_from_the_root_on_and_has_no_default() -> None:
     """C10.9: `./results` would be another folder wherever the command is run (ADR 38)."""
     assert load_text("scope: {host: {}}\n").policy.reports.roots == ()
     with pytest.raises(PolicyError, match=r'"\./results" is not an absolute path'):

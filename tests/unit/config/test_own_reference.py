@@ -43,6 +43,6 @@ def test_a_table_that_cannot_be_right_is_refused(tmp_path: Path, text: str, said
     assert "reference.yaml" in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="could not be read: No such file"):
         read_rows(tmp_path / "nothing.yaml")

@@ -116,7 +116,7 @@ def test_warnings() -> None:
     assert (warnings.idle, warnings.runtime, warnings.lead) == ((0.80, 0.95), (0.75, 0.90), 10 * M)
 
 
-def test_without_a_file_everything_found_is_looked_at_and_nothing_changed() -> None:
+def test_without_a_file_everything_found_is_read_and_nothing_changed() -> None:
     """C10.3: the named trees below the named root, older than 1h; C10.1: above 5,000 MB."""
     policy = builtin_policy(["host", "kubernetes"])
     assert (policy.preset, policy.mode) == ("shared-host", Mode.PLAN)

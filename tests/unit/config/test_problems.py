@@ -55,7 +55,7 @@ MISTAKES = {
     ),
     "a pass without pause": (
         "schedule: {every: 0}",
-        "schedule.every: 0 must be longer than 0. Write it like 30s, 5m or 1h.",
+        "schedule.every: 0 is too short. Write it like 30s, 5m or 1h.",
     ),
     "unknown setting": ("mod: plan", 'unknown setting "mod". Did you mean "mode"?'),
     "unknown setting in a class": (
@@ -72,13 +72,13 @@ MISTAKES = {
     ),
     "unknown setting, nothing near": (
         "holds: {colour: red}",
-        'unknown setting "colour". Valid values: total, within, keep_alive.',
+        'unknown setting "colour". Valid settings: total, within, keep_alive.',
     ),
     "a platform that is not one": ("scope.x: 1", 'unknown setting "scope.x". Did you mean "scope"?'),
     "wrong word": ("mode: enfroce", 'mode: "enfroce" is not a valid value. Did you mean "enforce"?'),
     "wrong preset": ("preset: developmnt", 'preset: unknown preset "developmnt". Did you mean "development"?'),
     "text without quotes": ("admins: [1000]", 'admins[0]: 1000 is not text. Put it in quotes: "1000".'),
-    "not a list": ("admins: root", 'admins: "root" is not a list. Write it in brackets, like [a, b].'),
+    "not a list": ("admins: root", 'admins: "root" is not a list. Write it in brackets, like [root].'),
     "not a mapping": (
         "retention: 7d",
         'retention: "7d" is not a mapping. Write its settings as {name: value}.',
@@ -187,11 +187,11 @@ MISTAKES = {
     ),
     "a relative root": (
         "temporary: [{root: tmp, names: [a]}]",
-        'temporary[0].root: "tmp" is not an absolute path. Start it with /, without ..',
+        'temporary[0].root: "tmp" is not an absolute path. Begin it with /, and do not use "..".',
     ),
     "a root that climbs": (
         "temporary: [{root: /tmp/.., names: [a]}]",
-        'temporary[0].root: "/tmp/.." is not an absolute path. Start it with /, without ..',
+        'temporary[0].root: "/tmp/.." is not an absolute path. Begin it with /, and do not use "..".',
     ),
     "the whole disk": (
         "temporary: [{root: /, names: [a]}]",
@@ -215,7 +215,7 @@ MISTAKES = {
     ),
     "no names": (
         "temporary: [{root: /tmp}]",
-        'temporary[0]: "names" is missing. Names of trees directly below the root. Shell patterns.',
+        'temporary[0]: "names" is missing. Add it: names of trees directly below the root. Shell patterns.',
     ),
     "everything to be kept": (
         "temporary: [{root: /tmp, names: [tmp*], keep: [tmp*, x]}]",
@@ -309,6 +309,11 @@ MISTAKES = {
         "groups: {student: {gpu_shares: 2}}",
         'unknown setting "gpu_shares". The setting had no effect and was removed. Delete the line.',
     ),
+    "a setting that was removed": (
+        "activity: {coverage: 80%}",
+        'unknown setting "coverage". The setting was removed: a gap in the measurements always ends the idle time.'
+        " Delete the line.",
+    ),
     "no such Unix group": (
         "groups: {student: {unix_group: no-such-group}}",
         'groups.student.unix_group: this machine has no Unix group "no-such-group".'
@@ -322,7 +327,7 @@ MISTAKES = {
         "match: [{class: serving}]",
         'match[0]: no pattern is given, so the entry would match everything. Write one, like name: "triton-*".',
     ),
-    "a match without class": ("match: [{name: a}]", 'match[0]: "class" is missing. The class to assign.'),
+    "a match without class": ("match: [{name: a}]", 'match[0]: "class" is missing. Add it: the class to assign.'),
     "no such platform": (
         "match: [{class: serving, platform: kubrnetes}]",
         'match[0].platform: unknown platform "kubrnetes". Did you mean "kubernetes"?',
@@ -337,7 +342,7 @@ MISTAKES = {
     ),
     "an exemption without reason": (
         "exemptions: [{owner: ann}]",
-        'exemptions[0]: "reason" is missing. Reason, for other admins.',
+        'exemptions[0]: "reason" is missing. Add it: reason, for other admins.',
     ),
     "an exemption from no rule": (
         "exemptions: [{owner: ann, reason: x, rules: [idl]}]",
@@ -362,20 +367,31 @@ def test_a_mistake_is_told_with_what_to_write_instead(text: str, told: str) -> N
     assert problems(SCOPE + text + "\n") == [f"policy.yaml:2: {told}"]
 
 
-def test_an_empty_file_says_what_to_write() -> None:
+def test_an_empty_file_shows_what_to_write() -> None:
     assert problems("") == [f"policy.yaml:1: the file is empty: {NO_SCOPE}"]
     assert problems("# nothing yet\n") == [f"policy.yaml:1: the file is empty: {NO_SCOPE}"]
 
 
+def test_podman_is_covered_as_docker() -> None:
+    assert 'policy.yaml:1: unknown setting "podman". Did you mean "docker"?' in problems("scope: {podman: {}}\n")
+
+
+def test_a_required_setting_with_a_wrong_value_is_not_reported_as_missing_too() -> None:
+    assert problems("scope: {kubernetes: {namespaces: research}}\n") == [
+        'policy.yaml:1: scope.kubernetes.namespaces: "research" is not a list. Write it in brackets, like [research].'
+    ]
+
+
 @pytest.mark.parametrize("text", ["mode: plan\n", "scope: {}\n"])
 def test_a_policy_that_covers_nothing_is_refused(text: str) -> None:
-    assert problems(text) == [f"policy.yaml:1: scope: {NO_SCOPE}"]
+    assert problems(text) == [f"policy.yaml:1: {NO_SCOPE}"]
 
 
 def test_all_namespaces_must_be_written() -> None:
     """C6.1"""
     assert problems("scope:\n  kubernetes: {}\n") == [
-        'policy.yaml:2: scope.kubernetes: "namespaces" is missing. Namespaces: [research, "team-*"], or ["*"] for all.'
+        'policy.yaml:2: scope.kubernetes: "namespaces" is missing. Add it: namespaces: [research, "team-*"], '
+        'or ["*"] for all.'
     ]
 
 
@@ -419,9 +435,9 @@ def test_what_is_not_a_mapping_is_refused(text: str) -> None:
         ("---\nmode: plan", "2: a second document begins. The file must contain one document: remove the line ---"),
         ("groups: &a [*a]", "2: this is an alias (*name) of an anchor (&name). Aliases are not supported"),
         ("mode: dry-run", "plan is a dry run; enforce acts unattended."),
-        ("managed: {idle: 30m}", 'unknown setting "managed". Classes belong under classes: {managed: '),
-        ("mylab: {idle: 30m}", 'unknown setting "mylab". Classes belong under classes: {mylab: '),
-        ("docker: true", 'unknown setting "docker". Platforms belong under scope: scope: {docker: {}}.'),
+        ("managed: {idle: 30m}", 'unknown setting "managed". Classes belong under classes. Write classes: {managed: '),
+        ("mylab: {idle: 30m}", 'unknown setting "mylab". Classes belong under classes. Write classes: {mylab: '),
+        ("docker: true", 'unknown setting "docker". Platforms belong under scope. Write scope: {docker: {}}.'),
         ("succeeded: 2d", 'unknown setting "succeeded". It belongs under retention or environments.NAME.'),
         ("kubernetes: {namespaces: [a]}", 'unknown setting "namespaces". It belongs under scope.kubernetes.'),
     ],
@@ -525,7 +541,7 @@ mode: plan
         load_text(text)
 
 
-def test_a_mistake_does_not_cause_another_to_be_told() -> None:
+def test_a_mistake_does_not_cause_another_to_be_reported() -> None:
     """`succeeded` cannot be read, so nobody can say that it is longer than `failed`."""
     assert len(problems(SCOPE + "retention: {succeeded: 2 days, failed: 1h}\n")) == 1
 

@@ -104,7 +104,7 @@ def test_ray_nodes_are_told_of_only_where_ray_is_covered() -> None:
     ) in sentence(load_text("scope: {ray: {}}\n" + given).policy)
 
 
-def test_named_places_are_said() -> None:
+def test_named_places_are_reported() -> None:
     policy = load_text('scope: {kubernetes: {places: [prod-a], namespaces: ["*"]}, ray: {places: [lab]}}\n').policy
     assert ": on kubernetes at prod-a in every namespace and ray at lab;" in sentence(policy)
 

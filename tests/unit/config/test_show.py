@@ -110,7 +110,7 @@ def test_exemptions_that_cannot_be_read_are_shown_as_such(tmp_path: Path) -> Non
     path.write_text("scope: {docker: {}}\nexemptions_from: none.yaml\n")
     broken = load_file(path)
     (row,) = for_owner(broken, "ann").exemptions
-    assert row.text.startswith("not known: ")
+    assert row.text.startswith("unknown: ")
     assert row.origin == f"{path}:2"
     assert rows(broken)[-1] == row
 
@@ -120,7 +120,7 @@ def test_a_broken_exemption_is_shown_with_its_mistake(tmp_path: Path) -> None:
     path.write_text("scope: {docker: {}}\nexemptions_from: e.yaml\n")
     (tmp_path / "e.yaml").write_text("- {owner: ann, until: soon}\n")
     row = rows(load_file(path))[-1]
-    assert row.text.startswith("owner ann: every rule, not known: ")
+    assert row.text.startswith("owner ann: every rule, unknown: ")
     assert row.text.endswith("(no reason given)")
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpukeeper.devices.busy import GpuUse, UsageJudge, of_sources
 from gpukeeper.devices.dcgm import ExportedGpu
-from gpukeeper.devices.driver.facts import Activity, GpuFacts, SliceFacts
+from gpukeeper.devices.driver.facts import ActivityFacts, GpuFacts, SliceFacts
 from gpukeeper.model.unknown import Unknown
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -43,8 +43,8 @@ def whole(uuid: str = "GPU-1", **facts: Any) -> GpuFacts:
         "sliced": False,
         **facts,
     }
-    measured = {name: given_.pop(name) for name in Activity.__struct_fields__ if name in given_}
-    return GpuFacts(**given_, activity=Activity(**measured))
+    measured = {name: given_.pop(name) for name in ActivityFacts.__struct_fields__ if name in given_}
+    return GpuFacts(**given_, activity=ActivityFacts(**measured))
 
 
 def cut(parts: tuple[SliceFacts, ...] | Unknown = MIG, **facts: Any) -> GpuFacts:
@@ -60,7 +60,7 @@ def part(gpm: float | Unknown, uuid: str = "MIG-1", gi: int = 7) -> SliceFacts:
         compute_instance=0,
         memory_used_mib=500,
         listed=(1,),
-        activity=Activity(gpm=gpm),
+        activity=ActivityFacts(gpm=gpm),
     )
 
 
@@ -219,7 +219,7 @@ def test_a_gpu_that_is_cut_is_never_idle_itself() -> None:
     assert "is unknown" in why(busy(whole(sliced=Unknown("driver"))))
 
 
-def test_cutting_anew_voids_one_reading_and_is_remembered() -> None:
+def test_cutting_again_voids_one_reading_and_is_remembered() -> None:
     judge = UsageJudge()
     judge.judge([cut((part(0.0), part(0.0, "MIG-2", 9))), whole("GPU-2")], START)
     assert judge.layout_changed == {}
@@ -259,7 +259,7 @@ def test_full_use_with_nobody_there_is_latched() -> None:
     "facts",
     [{"listed": (7,)}, {"memory_used_mib": 60_000}, {"listed": FAILED}, {"memory_used_mib": FAILED}, {"gpm": 9.0}],
 )
-def test_use_with_somebody_there_is_use(facts: dict[str, Any]) -> None:
+def test_use_with_a_user_there_is_use(facts: dict[str, Any]) -> None:
     use = UsageJudge().judge([latched(utilisation=9.0, **facts)], START)["GPU-1"]
     assert not use.latched
     assert isinstance(use.busy, float)
@@ -314,7 +314,7 @@ def test_doubt_ends_when_one_is_busy_again() -> None:
     assert (uses["GPU-1"].busy, uses["GPU-2"].busy) == (0.0, 60.0)
 
 
-def test_one_of_two_turning_idle_is_believed() -> None:
+def test_one_of_two_turning_idle_is_accepted() -> None:
     judge = UsageJudge()
     judge.judge(pair(90.0, 80.0), START)
     assert judge.judge(pair(0.0, 80.0, 4_600_001), START + TICK)["GPU-1"].busy == 0.0

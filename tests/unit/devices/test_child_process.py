@@ -120,7 +120,7 @@ def test_only_the_end_of_what_it_says_is_kept() -> None:
     assert len(words) == child_process.KEPT_WORDS
 
 
-def test_no_answer_in_time_and_no_answer_at_all_are_told_apart() -> None:
+def test_no_answer_in_time_and_no_answer_at_all_are_distinguished() -> None:
     async def late(process: ChildProcess) -> None:
         with pytest.raises(TimeoutError):
             await process.line(0.1)

@@ -66,7 +66,7 @@ def proc(tmp_path: Path) -> Path:
     return folder
 
 
-def look(proc: Path, uuid: str = UUID, gpus: tuple[dict[str, Any], ...] = (H200, SLICED)) -> Condition:
+def read(proc: Path, uuid: str = UUID, gpus: tuple[dict[str, Any], ...] = (H200, SLICED)) -> Condition:
     found = examine(uuid, SINCE, MINUTE, child=child(*gpus), proc=str(proc), log=str(proc.parent / "kmsg"))
     assert isinstance(found, Condition), found
     return found
@@ -74,7 +74,7 @@ def look(proc: Path, uuid: str = UUID, gpus: tuple[dict[str, Any], ...] = (H200,
 
 def test_the_forked_child_is_found_by_the_scan_and_the_dead_parent_is_only_listed(proc: Path) -> None:
     add(proc, 4712, "/dev/nvidia0", "/dev/nvidiactl", cgroup=f"0::/docker/{ID}\n", state="D")
-    found = look(proc)
+    found = read(proc)
     assert found.holders == (GpuHolder(pid=4712, starttime=4200, uid=1001, comm="python", state="D", workload_id=ID),)
     assert (found.listed, found.memory_used_mib, found.advice) == ((4711,), 9455, Advice.NONE)
     assert (found.unread, found.sliced, found.reset_alone, found.xids) == (0, False, True, ())
@@ -82,15 +82,15 @@ def test_the_forked_child_is_found_by_the_scan_and_the_dead_parent_is_only_liste
 
 def test_who_has_another_gpu_open_does_not_hold_this_one(proc: Path) -> None:
     add(proc, 4712, "/dev/nvidia1")
-    assert look(proc).holders == ()
-    assert [one.pid for one in look(proc, "GPU-2").holders] == [4712]
+    assert read(proc).holders == ()
+    assert [one.pid for one in read(proc, "GPU-2").holders] == [4712]
 
 
 def test_our_own_children_are_ours(proc: Path) -> None:
     add(proc, 4712, "/dev/nvidia0")
     stat = proc / "4712" / "stat"
     stat.write_text(stat.read_text().replace(") S 1 ", f") S {os.getpid()} "))
-    assert [one.ours for one in look(proc).holders] == [True]
+    assert [one.ours for one in read(proc).holders] == [True]
 
 
 def test_a_slice_is_held_by_who_opened_its_capability(proc: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_slice_is_held_by_who_opened_its_capability(proc: Path) -> None:
     add(proc, 50, "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap13")
     add(proc, 51, "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap22")
     add(proc, 52, "/dev/nvidia1")  # which slice it uses is not known: all of them, to be careful
-    a, b = look(proc, "MIG-a"), look(proc, "MIG-b")
+    a, b = read(proc, "MIG-a"), read(proc, "MIG-b")
     assert [one.pid for one in a.holders] == [50, 52]
     assert [one.pid for one in b.holders] == [51, 52]
     assert (b.memory_used_mib, b.listed, b.sliced) == (800, (77,), True)
@@ -108,12 +108,12 @@ def test_a_slice_is_held_by_who_opened_its_capability(proc: Path) -> None:
 
 def test_a_gpu_without_a_known_device_file_is_held_by_whoever_holds_any(proc: Path) -> None:
     add(proc, 50, "/dev/nvidia3")
-    assert [one.pid for one in look(proc, gpus=(H200 | {"minor": {"why": "not told"}},)).holders] == [50]
+    assert [one.pid for one in read(proc, gpus=(H200 | {"minor": {"why": "not told"}},)).holders] == [50]
 
 
 def test_processes_that_could_not_be_read_are_counted(proc: Path) -> None:
     (proc / "1" / "stat").unlink()  # as with hidepid
-    assert look(proc).unread == 1
+    assert read(proc).unread == 1
 
 
 def test_the_name_of_a_process_cannot_fake_its_parent() -> None:
@@ -139,7 +139,7 @@ def test_what_the_driver_does_not_tell_is_unknown(proc: Path, command: list[str]
 
 def test_facts_that_a_model_does_not_have_are_unknown_by_design(proc: Path) -> None:
     absent = {"why": "the NVIDIA driver returned an error: Not Supported", "by_design": True}
-    found = look(proc, gpus=(H200 | {"advice": absent, "remap_pending": absent},))
+    found = read(proc, gpus=(H200 | {"advice": absent, "remap_pending": absent},))
     assert found.advice == Unknown(str(absent["why"]), by_design=True)
     assert found.remap_pending == found.advice
 
@@ -148,7 +148,7 @@ def test_a_gpu_that_fell_off_the_bus_is_not_another_one() -> None:
     assert isinstance(find((), "GPU-1"), Unknown)
 
 
-def test_a_slice_whose_instance_is_not_known_is_unknown() -> None:
+def test_a_slice_whose_instance_is_unknown_is_unknown() -> None:
     part = SliceFacts(uuid="MIG-1", index=0, gpu_instance=Unknown("no permission"), compute_instance=0)
     gpu = GpuFacts(index=0, uuid="GPU-1", minor=0, sliced=True, slices=(part,))
     assert find((gpu,), "MIG-1") == Unknown("no permission")
@@ -214,7 +214,7 @@ def test_nothing_but_the_uuid_of_a_whole_gpu_is_ever_passed_on(tmp_path: Path, u
     assert not (tmp_path / "told").exists()
 
 
-def test_a_refused_reset_says_why(tmp_path: Path) -> None:
+def test_a_refused_reset_gives_the_reason(tmp_path: Path) -> None:
     answer = asyncio.run(reset(UUID, program=fake(tmp_path, "print('in use'); raise SystemExit(4)")))
     assert answer == Refused("nvidia-smi refused (exit 4, not permitted): in use")
 
@@ -243,13 +243,13 @@ HOLDER = GpuHolder(pid=9, starttime=1, uid=0, comm="python", ours=True)
         (Unknown("silent"), False),
     ],
 )
-def test_a_gpu_that_somebody_opened_at_the_last_moment_is_not_reset(
+def test_a_gpu_that_a_user_opened_at_the_last_moment_is_not_reset(
     tmp_path: Path, found: Condition | Unknown, done: bool
 ) -> None:
-    async def look(uuid: str, since: datetime) -> Condition | Unknown:
+    async def read(uuid: str, since: datetime) -> Condition | Unknown:
         return found
 
-    answer = asyncio.run(reset_unheld(UUID, look, fake(tmp_path)))
+    answer = asyncio.run(reset_unheld(UUID, read, fake(tmp_path)))
     assert isinstance(answer, Accepted if done else Refused)
     assert (tmp_path / "told").exists() is done
 

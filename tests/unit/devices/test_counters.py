@@ -234,9 +234,7 @@ def test_without_a_terminal_nobody_types_by_design(machine: Machine, tmp_path: P
     assert typed.by_design
 
 
-def test_a_file_of_a_terminals_kind_that_is_no_terminals_name_is_not_looked_at(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_a_file_of_a_terminals_kind_that_is_no_terminals_name_is_not_read(machine: Machine, tmp_path: Path) -> None:
     """Output often goes to a file on a network disk, and to look at one on a dead disk never ends."""
     v2(machine, f"docker/{ID}")
     screen, device = os.openpty()
@@ -251,7 +249,7 @@ def test_a_file_of_a_terminals_kind_that_is_no_terminals_name_is_not_looked_at(
     assert typed.by_design
 
 
-def test_a_terminal_that_may_not_be_looked_at_is_unknown(tmp_path: Path) -> None:
+def test_a_terminal_that_may_not_be_read_is_unknown(tmp_path: Path) -> None:
     """As root nothing is refused, so somebody else reads, shut into the folder that the test built."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody who may not read others")

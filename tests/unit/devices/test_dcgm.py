@@ -218,7 +218,7 @@ def fetched(url: str, deadline: timedelta = timedelta(minutes=1)) -> Any:
     return asyncio.run(fetch(url, deadline))
 
 
-def test_an_exporter_is_asked_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exporter_is_queried_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1/")
     with serving(TEXT.encode()) as url:
         assert fetched(url)["GPU-1", None].utilisation == 12.0

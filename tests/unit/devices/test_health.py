@@ -51,7 +51,7 @@ def driven(text: str, use: Callable[[HealthMonitor], Awaitable[Any]], deadline: 
     return asyncio.run(run())
 
 
-def test_a_look_gives_values_and_unknowns() -> None:
+def test_a_read_gives_values_and_unknowns() -> None:
     (found,) = driven(ANSWERS, lambda driver: driver.health())
     assert found.counters == {"pcie_replays": 3}
     assert found.states == {"persistence": True, "inforom_ok": Unknown("no")}
@@ -63,7 +63,7 @@ def test_readings_keep_what_was_not_measured_apart_from_zero() -> None:
     assert (found.at, found.power_w, found.sm_mhz, found.reasons) == (7.5, 88.0, None, None)
 
 
-def test_a_driver_that_is_stuck_is_given_up_and_the_next_look_begins_anew(tmp_path: Any) -> None:
+def test_a_driver_that_is_stuck_is_given_up_and_the_next_read_begins_again(tmp_path: Any) -> None:
     async def twice(driver: HealthMonitor) -> tuple[Any, Any]:
         return await driver.health(), await driver.health()
 
@@ -89,7 +89,7 @@ def test_a_question_that_is_given_up_does_not_get_its_answer_later() -> None:
     assert found.power_w == 88.0
 
 
-def test_whatever_is_wrong_with_the_program_is_unknown_and_says_why() -> None:
+def test_whatever_is_wrong_with_the_program_is_unknown_and_gives_the_reason() -> None:
     for text, why in (
         ("sys.stderr.write('Segmentation fault'); sys.exit(1)", "Segmentation fault"),
         ("next(asked()); print('hello')", "invalid reply"),
@@ -100,7 +100,7 @@ def test_whatever_is_wrong_with_the_program_is_unknown_and_says_why() -> None:
         assert why in found.why
 
 
-def test_after_a_failure_the_driver_is_opened_anew(tmp_path: Any) -> None:
+def test_after_a_failure_the_driver_is_opened_again(tmp_path: Any) -> None:
     """What was open when the driver was reloaded, or a GPU was lost, answers for ever with the same error."""
     text = f"""
 import pathlib
@@ -142,7 +142,7 @@ def test_slices_stand_in_the_place_of_the_gpu_that_is_cut() -> None:
     assert gpus[1].memory_mib == 16_384
 
 
-def test_gpus_that_cannot_be_tested_say_why() -> None:
+def test_gpus_that_cannot_be_tested_give_the_reason() -> None:
     gpus, silent = gpus_of(
         (
             GpuFacts(index=0, uuid=Unknown("GPU is lost")),

@@ -92,7 +92,7 @@ def test_a_driver_that_refuses_is_unknown() -> None:
     assert inventory(MINUTE, child, driver="/nowhere") == Unknown("Driver/library version mismatch")
 
 
-def test_the_note_says_why_no_gpu_is_shown(tmp_path: Path) -> None:
+def test_the_note_gives_the_reason_no_gpu_is_shown(tmp_path: Path) -> None:
     driver, pci = tmp_path / "driver", tmp_path / "pci"
     note = gpu_note(str(driver), str(pci))
     assert note is not None

@@ -64,7 +64,7 @@ def test_everybody_who_shares_a_gpu_is_told_its_use() -> None:
     assert driver.asked == 1
 
 
-def test_what_the_driver_does_not_name_is_not_known() -> None:
+def test_what_the_driver_does_not_name_is_unknown() -> None:
     found = read(GpuMeter(Driver({}), Still(), ["docker"]), workload("a", "GPU-9"))  # type: ignore[arg-type]
     assert found == {("a", "gpu", "GPU-9"): Unknown("the driver does not report GPU-9")}
     silent = Unknown("the driver did not answer")
@@ -73,7 +73,7 @@ def test_what_the_driver_does_not_name_is_not_known() -> None:
     }
 
 
-def test_the_driver_is_not_asked_for_workloads_of_other_machines() -> None:
+def test_the_driver_is_not_queried_for_workloads_of_other_machines() -> None:
     driver = Driver({})
     assert read(GpuMeter(driver, Still(), ["host"]), workload("a", "GPU-0")) == {}  # type: ignore[arg-type]
     assert driver.asked == 0
@@ -99,7 +99,7 @@ def test_another_run_is_not_compared_with_the_one_before() -> None:
     assert read(counters, workload("a", incarnation="2"))[("a", "cpu", "")] == 0.0
 
 
-def test_what_could_not_be_found_is_not_known_of_any_signal() -> None:
+def test_what_could_not_be_found_is_unknown_of_any_signal() -> None:
     found = read(CounterMeter("docker", Still(), lambda subject: None, window=0.0), workload("a"))
     assert found == {("a", signal.value, ""): meter.NOT_READ for signal in meter.SECONDARY}
 

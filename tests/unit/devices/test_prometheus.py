@@ -77,7 +77,7 @@ def raw(prometheus: Prometheus) -> list[TimeSeries] | Unknown:
     return asyncio.run(prometheus.raw(SeriesSelector(("up",), "pod", ("a",)), NOW - 5 * MINUTE, NOW))
 
 
-def test_points_are_asked_for_as_they_were_scraped() -> None:
+def test_points_are_requested_as_they_were_scraped() -> None:
     with served(success(MATRIX)) as server:
         assert raw(Prometheus(server.url)) == [TimeSeries({"__name__": "up", "pod": "a"}, [(1.5, 0.25)])]
     assert server.paths[0].startswith("/api/v1/query?")
@@ -92,7 +92,7 @@ def test_an_expression_is_worked_out_at_each_step() -> None:
     assert (server.query["query"], server.query["step"]) == (["rate(x[2m])"], ["60"])
 
 
-def test_series_and_labels_are_asked_for_in_a_time() -> None:
+def test_series_and_labels_are_requested_in_a_time() -> None:
     with served(success([{"pod": "a"}])) as server:
         wheres = [
             SeriesSelector(("up",), "pod", ("a",)),
@@ -152,7 +152,7 @@ def test_credentials_come_with_the_address_or_from_the_environment(tmp_path: Pat
         (b"", 200, "could not be read"),
     ],
 )
-def test_no_half_answer_is_believed(body: object, status: int, words: str) -> None:
+def test_no_half_answer_is_accepted(body: object, status: int, words: str) -> None:
     with served(body, status) as server:
         found = raw(Prometheus(server.url))
     assert isinstance(found, Unknown)
@@ -164,7 +164,7 @@ def test_remarks_about_the_query_are_no_missing_data() -> None:
         assert isinstance(raw(Prometheus(server.url)), list)
 
 
-def test_an_answer_that_breaks_off_or_grows_too_large_is_not_believed() -> None:
+def test_an_answer_that_breaks_off_or_grows_too_large_is_not_accepted() -> None:
     body = json.dumps(success(MATRIX)).encode()
     with served(body, headers={"Content-Length": str(len(body) + 7)}) as server:
         found = raw(Prometheus(server.url))
@@ -192,7 +192,7 @@ def test_silence_has_an_end() -> None:
 
 
 @pytest.mark.parametrize("url", ["prometheus:9090", "file:///etc/passwd", "http://", "http://[", "ftp://u:hush@host"])
-def test_what_is_no_address_is_said_to_be_none(url: str) -> None:
+def test_what_is_no_address_is_reported_to_be_none(url: str) -> None:
     found = raw(Prometheus(url))
     assert isinstance(found, Unknown)
     assert "write it like http://prometheus:9090" in found.why

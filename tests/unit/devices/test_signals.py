@@ -139,7 +139,7 @@ def test_a_nested_workload_is_known_by_any_of_its_ids(tmp_path: Path) -> None:
         assert asyncio.run(end(target, LONG, proc=proc)) == Accepted()
 
 
-def test_the_exporter_is_asked_to_end_and_never_killed(tmp_path: Path) -> None:
+def test_the_exporter_is_requested_to_end_and_never_killed(tmp_path: Path) -> None:
     with running(DEAF) as child:
         target = Target(child.pid, 77)
         answer = asyncio.run(end(target, A_BLINK, proc=fake_proc(tmp_path, target, comm="dcgm-exporter")))

@@ -121,7 +121,7 @@ def test_the_pause_grows_to_five_minutes_and_no_further() -> None:
         assert usage._client._not_before - before == 300.0
 
 
-def test_a_child_that_dies_is_replaced_and_its_last_words_are_told(tmp_path: Path) -> None:
+def test_a_child_that_dies_is_replaced_and_its_last_words_are_reported(tmp_path: Path) -> None:
     marker = tmp_path / "died"
     text = f"""
 import pathlib, sys
@@ -198,7 +198,7 @@ def test_a_driver_that_fails_gets_a_new_child() -> None:
         assert usage._client._child is None
 
 
-def test_the_exporter_is_asked_and_counts() -> None:
+def test_the_exporter_is_queried_and_counts() -> None:
     energy = iter((10, 20))
 
     async def fetch(url: str, deadline: timedelta) -> Any:
@@ -230,7 +230,7 @@ def test_closing_ends_the_child_and_a_later_reading_starts_another() -> None:
         assert read(usage)["GPU-1"].pids == (0,)
 
 
-def test_closing_while_it_is_asked_frees_whoever_waits() -> None:
+def test_closing_while_it_is_queried_frees_whoever_waits() -> None:
     answers: list[Any] = []
     with asking("import sys, time; print(end=sys.stdin.readline() and ''); time.sleep(600)") as usage:
         waiting = threading.Thread(target=lambda: answers.append(read(usage)))

@@ -72,7 +72,7 @@ def test_what_was_before_the_watch_is_known_as_without_it() -> None:
     assert last_use(CHANGED, NEVER, watched, NOW).at == NOW - HOUR
 
 
-def test_the_evidence_is_told() -> None:
+def test_the_evidence_is_reported() -> None:
     assert last_use(CHANGED, DAILY, None, NOW).how == "last change 3h ago"
     assert last_use(READ, DAILY, None, NOW).how == (
         "last recorded read 3h ago; reads in the 24h after that are not recorded on /scratch"
@@ -126,7 +126,7 @@ def container(*lines: str) -> tuple[object, ...]:
         ("10 9 8:1 /tmp/one /in rw,noatime - ext4 /dev/sda1 rw", ReadRecording.DAILY),  # that one is in use
     ],
 )
-def test_the_weakest_way_to_a_folder_counts_in_whatever_namespace(line: str, kind: ReadRecording) -> None:
+def test_the_weakest_way_to_a_directory_counts_in_whatever_namespace(line: str, kind: ReadRecording) -> None:
     assert reads_of("/tmp", OWN, [OWN, container(line)]).recorded is kind  # type: ignore[list-item]
 
 
@@ -143,6 +143,6 @@ def test_a_service_that_sees_the_machine_read_only_does_not_make_everything_unkn
     assert reads_of("/tmp", OWN, [OWN, unrecorded]).recorded is ReadRecording.NEVER
 
 
-def test_a_folder_on_no_known_mount_is_not_recorded() -> None:
+def test_a_directory_on_no_known_mount_is_not_recorded() -> None:
     assert reads_of("/tmp", (), ()).recorded is ReadRecording.NEVER
     assert reads_of("/tmp", parse_mounts("1 0 8:1 / / - ext4 /dev/sda1 rw"), ()).recorded is ReadRecording.NEVER

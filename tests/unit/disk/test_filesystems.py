@@ -43,7 +43,7 @@ def test_other_filesystems_are_not_even_asked(kind: str, monkeypatch: pytest.Mon
     assert lasting_ids([mount("/data", kind)]) == {}
 
 
-def test_nothing_behind_a_filesystem_that_may_hang_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_behind_a_filesystem_that_may_hang_is_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystems, "_status_of", lambda point: pytest.fail(f"{point} was asked"))
     assert lasting_ids([mount("/far", "nfs4", "0:50"), mount("/far/data", "ext4")]) == {}
 
@@ -55,7 +55,7 @@ def test_a_hidden_mount_point_says_nothing_about_its_filesystem(asked: dict[str,
     assert lasting_ids([mount("/data", "ext4", "7:3")]) == {}, "another one was mounted since the list was read"
 
 
-def test_a_second_mount_helps_where_the_first_cannot_be_asked(asked: dict[str, tuple[int, int]]) -> None:
+def test_a_second_mount_helps_where_the_first_cannot_be_queried(asked: dict[str, tuple[int, int]]) -> None:
     asked["/b"] = (os.makedev(7, 1), 5)
     assert lasting_ids([mount("/a", "ext4"), mount("/b", "ext4")]) == {os.makedev(7, 1): f"fsid-{5:016x}"}
 
@@ -90,5 +90,5 @@ def test_a_uid_keeps_all_but_the_device_number() -> None:
     assert [lasting_uid(uid, ids) for uid in ("8:12", "7", "GPU-1", "7@12")] == [None] * 4
 
 
-def test_the_mounts_of_this_machine_can_be_asked() -> None:
+def test_the_mounts_of_this_machine_can_be_queried() -> None:
     assert all(name.partition("-")[0] in {"fsid", "uuid"} for name in lasting_ids().values())

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_below_a_folder_opens(folder: int, way: Callable[[int, bytes, int], int], tmp_path: Path) -> None:
+def test_what_is_below_a_directory_opens(folder: int, way: Callable[[int, bytes, int], int], tmp_path: Path) -> None:
     fd = way(folder, b"a/b", kernel.FOLDER)
     assert os.fstat(fd).st_ino == (tmp_path / "root/a/b").stat().st_ino
     os.close(fd)
@@ -58,7 +58,7 @@ def test_without_openat2_the_steps_are_taken(folder: int, monkeypatch: pytest.Mo
         kernel.open_inside(folder, "link")
 
 
-def test_a_link_can_be_looked_at_and_is_not_followed(folder: int, tmp_path: Path) -> None:
+def test_a_link_can_be_read_and_is_not_followed(folder: int, tmp_path: Path) -> None:
     assert kernel.stat_inside(folder, "link").st_ino == (tmp_path / "root/link").lstat().st_ino
 
 
@@ -70,7 +70,7 @@ def test_a_rename_never_replaces(folder: int, tmp_path: Path) -> None:
     assert [os.fsencode(one.name) for one in (tmp_path / "root").iterdir()].count(b"\xff\n") == 1
 
 
-def test_a_lock_of_somebody_else_is_seen(tmp_path: Path) -> None:
+def test_a_lock_of_another_user_is_seen(tmp_path: Path) -> None:
     one, two = (os.open(tmp_path, os.O_RDONLY) for _ in range(2))
     assert kernel.lock(one)
     assert not kernel.lock(two)

@@ -17,7 +17,7 @@ import pytest
 from gpukeeper.disk.measure import (
     CHANGED,
     MOUNT_POINT,
-    Limits,
+    MeasureLimits,
     TreeMeasurement,
     instant,
     measure,
@@ -155,7 +155,7 @@ def test_an_entry_that_appears_during_the_walk_makes_the_tree_unknown(tmp_path: 
     assert measured(tmp_path / "tree", lister=lister).size == Unknown(CHANGED)
 
 
-def test_a_folder_swapped_for_a_link_during_the_walk_is_not_entered(tmp_path: Path) -> None:
+def test_a_directory_swapped_for_a_link_during_the_walk_is_not_entered(tmp_path: Path) -> None:
     filled(tmp_path / "outside/large")
     filled(tmp_path / "tree/sub/file", 1)
 
@@ -177,24 +177,24 @@ def test_a_folder_swapped_for_a_link_during_the_walk_is_not_entered(tmp_path: Pa
 def test_a_tree_beyond_the_limit_of_entries_has_no_known_size(tmp_path: Path) -> None:
     for number in range(5):
         filled(tmp_path / "tree" / str(number), 1)
-    assert isinstance(measured(tmp_path / "tree", limits=Limits(entries=6)).size, int)
-    assert measured(tmp_path / "tree", limits=Limits(entries=5)).size == Unknown("has more than 5 entries")
+    assert isinstance(measured(tmp_path / "tree", limits=MeasureLimits(entries=6)).size, int)
+    assert measured(tmp_path / "tree", limits=MeasureLimits(entries=5)).size == Unknown("has more than 5 entries")
 
 
 def test_a_tree_beyond_the_limit_of_depth_has_no_known_size(tmp_path: Path) -> None:
     (tmp_path / "tree/a/b/c").mkdir(parents=True)
-    assert isinstance(measured(tmp_path / "tree", limits=Limits(depth=4)).size, int)
-    assert measured(tmp_path / "tree", limits=Limits(depth=3)).size == Unknown("is deeper than 3 levels")
+    assert isinstance(measured(tmp_path / "tree", limits=MeasureLimits(depth=4)).size, int)
+    assert measured(tmp_path / "tree", limits=MeasureLimits(depth=3)).size == Unknown("is deeper than 3 levels")
 
 
-def test_when_time_is_up_the_walk_ends_and_says_so(tmp_path: Path) -> None:
+def test_when_time_is_up_the_walk_ends_and_reports_it(tmp_path: Path) -> None:
     filled(tmp_path / "tree/file", 1)
     found = measured(tmp_path / "tree", is_time_up=lambda: True)
     assert found.size == Unknown("could not be measured in the available time")
     assert found.inode == (tmp_path / "tree").stat().st_ino
 
 
-def test_open_files_are_recognised_by_identity(tmp_path: Path) -> None:
+def test_open_files_are_recognized_by_identity(tmp_path: Path) -> None:
     found = filled(tmp_path / "tree/sub/file", 1).stat()
     assert measured(tmp_path / "tree", open_files={(found.st_dev, found.st_ino): 77}).held_by == 77
     assert measured(tmp_path / "tree", open_files={(found.st_dev + 1, found.st_ino): 77}).held_by is None
@@ -207,7 +207,7 @@ def test_sockets_are_counted(tmp_path: Path) -> None:
     assert measured(tmp_path / "tree").sockets == 1
 
 
-def test_a_folder_that_was_moved_is_young_and_what_is_in_it_is_not(tmp_path: Path) -> None:
+def test_a_directory_that_was_moved_is_young_and_what_is_in_it_is_not(tmp_path: Path) -> None:
     """Moving it changes nothing but the change time of its top. Whoever moved it wants it."""
     (tmp_path / "tree").mkdir()
     os.utime(tmp_path / "tree", (5, 5))
@@ -224,7 +224,7 @@ def test_a_folder_that_was_moved_is_young_and_what_is_in_it_is_not(tmp_path: Pat
     assert inside.year > 1970  # of what is inside the change counts: nobody moves that by moving the tree
 
 
-def test_reading_a_file_counts_and_listing_a_folder_does_not(tmp_path: Path) -> None:
+def test_reading_a_file_counts_and_listing_a_directory_does_not(tmp_path: Path) -> None:
     file = filled(tmp_path / "tree/sub/file", 1)
     os.utime(tmp_path / "tree/sub", (2_000_000_000, 5))
     assert measured(tmp_path / "tree").read is None
@@ -254,7 +254,7 @@ print(found.size.why, "|", found.newest.why)
 """
 
 
-def test_an_unreadable_folder_makes_the_tree_unknown(tmp_path: Path) -> None:
+def test_an_unreadable_directory_makes_the_tree_unknown(tmp_path: Path) -> None:
     """Root reads everything, so a child looks as nobody."""
     filled(tmp_path / "tree/open/file", 1)
     (tmp_path / "tree/closed").mkdir(mode=0)

@@ -29,7 +29,7 @@ def test_a_mount_inside_a_tree_is_seen_even_of_a_single_file() -> None:
     assert not has_mount_inside("/tmp/tree/other", mounts)
 
 
-def test_a_folder_is_named_as_its_filesystem_names_it() -> None:
+def test_a_directory_is_named_as_its_filesystem_names_it() -> None:
     mounts = parse_mounts(TEXT)
     assert source_of("/tmp/pip-1", mounts) == ("254:1", "/scratch/pip-1")
     assert source_of("/var/tmp/pip-1", mounts) == ("254:0", "/var/tmp/pip-1")

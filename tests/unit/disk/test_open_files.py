@@ -16,16 +16,15 @@ import pytest
 from gpukeeper.disk.measure import TreeMeasurement, measure, open_directory
 from gpukeeper.disk.mounts import MountEntry
 from gpukeeper.disk.open_files import (
-    FIRST_PID_NAMESPACE,
     DirectoryUse,
     OpenFiles,
     below,
     is_in_use,
     parse_backing_files,
-    parse_maps,
     scan,
     user_of,
 )
+from gpukeeper.disk.process_files import FIRST_PID_NAMESPACE, parse_maps
 from gpukeeper.model.unknown import Unknown
 
 HOLD_OPEN = "import sys; f = open(sys.argv[1] + '/tree/file'); print(flush=True); sys.stdin.read()"
@@ -176,7 +175,7 @@ print(flush=True); sys.stdin.read()
         assert is_in_use("tree", found, used) is True
 
 
-def test_a_mount_of_the_folder_above_says_nothing_about_the_tree() -> None:
+def test_a_mount_of_the_directory_above_says_nothing_about_the_tree() -> None:
     mounts = (MountEntry("8:1", "/", "/"),)
     seen = OpenFiles({}, {}, mounts, frozenset({("8:1", "/tmp"), ("8:1", "/tmp/tree-2"), ("8:2", "/tmp/tree")}), None)
     assert is_in_use("tree", PLAIN, below("/tmp", seen)) is False
@@ -187,14 +186,14 @@ PLAIN = TreeMeasurement(device=1, inode=2, uid=0, size=0, entries=1, newest=Unkn
 NOBODY = OpenFiles({}, {}, (), frozenset(), None)
 
 
-def test_not_in_use_is_not_known_while_somebody_could_not_be_read() -> None:
+def test_not_in_use_is_unknown_while_a_user_could_not_be_read() -> None:
     hidden = msgspec.structs.replace(NOBODY, hidden="the open files of 3 processes could not be read")
     assert is_in_use("tree", PLAIN, below("/tmp", hidden)) == Unknown("the open files of 3 processes could not be read")
     busy = msgspec.structs.replace(hidden, paths={"/tmp/tree/x": 9})
     assert is_in_use("tree", PLAIN, below("/tmp", busy)) is True
 
 
-def test_not_in_use_is_not_known_of_a_tree_that_was_not_walked_whole_or_holds_what_a_removal_refuses() -> None:
+def test_not_in_use_is_unknown_of_a_tree_that_was_not_walked_whole_or_holds_what_a_removal_refuses() -> None:
     for given in ({"problems": ("closed could not be read",)}, {"sockets": 1}, {"fifos": 1}, {"devices": 1}):
         found = msgspec.structs.replace(PLAIN, **given)
         assert isinstance(is_in_use("tree", found, below("/tmp", NOBODY)), Unknown)
@@ -242,7 +241,7 @@ def test_a_proc_that_hides_other_people_is_never_complete(tmp_path: Path) -> Non
     ],
     ids=["root's and named", "root's and not named", "named and somebody's", "named and started by somebody"],
 )
-def test_a_program_that_nobody_may_look_into_hides_everything_unless_somebody_vouches_for_it(
+def test_a_program_that_nobody_may_look_into_hides_everything_unless_a_user_vouches_for_it(
     tmp_path: Path, comm: str, uids: str, vouched: bool
 ) -> None:
     """Its folder is root's whoever runs it, as that of all who may not be looked into."""
@@ -272,7 +271,7 @@ def test_files_that_the_kernel_itself_uses_are_in_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody who may not read others")
-def test_who_may_not_read_others_says_so() -> None:
+def test_who_may_not_read_others_reports_it() -> None:
     program = """
 import os
 from gpukeeper.disk.open_files import scan

@@ -81,7 +81,7 @@ def test_what_is_exported_at_above_or_below_is_out_of_sight(tmp_path: Path, line
     assert [path for path in paths if why_unseen(path, MOUNTS, found) is not None] == unseen
 
 
-def test_a_folder_of_exports_is_read_and_the_file_is_named(tmp_path: Path) -> None:
+def test_a_directory_of_exports_is_read_and_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "one.exports").write_text("/tmp *(rw)\n")
     (tmp_path / "other").write_text("/data *(rw)\n")
     (found,) = exported(MOUNTS, [str(tmp_path)])

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from gpukeeper.disk import measure, remove, worker_pool
+from gpukeeper.disk.kernel import KERNEL
 from gpukeeper.disk.measure import open_directory
-from gpukeeper.disk.open_files import KERNEL, OpenFiles
-from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove_files
+from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.disk.remove import ExpectedTree, TreeRemoval
 from gpukeeper.disk.trash import DELETING, TAKEN, TrashedTree, take
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
 from tests.unit.disk.trees import (
-    A_WHILE,
     HOLD_FOLDER,
     HOLD_MAPPED,
     HOLD_OPEN,
@@ -31,7 +31,7 @@ from tests.unit.disk.trees import (
     everything_seen,
     expected,
     finished,
-    look,
+    read,
     removed,
     trash_in,
     tree,
@@ -58,7 +58,7 @@ def kept(path: Path) -> bool:
 def test_a_tree_that_nobody_uses_is_removed_and_its_bytes_are_counted(tmp_path: Path) -> None:
     path = tree(tmp_path)
     os.sync()
-    found = look(path)
+    found = read(path)
     answer = removed(path)
     assert isinstance(answer, TreeRemoval), answer
     assert (answer.entries, answer.bytes_back, answer.left) == (16, found.size, ())
@@ -88,7 +88,7 @@ def test_links_in_a_tree_are_removed_and_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", [HOLD_OPEN, HOLD_MAPPED])
-def test_a_file_opened_since_the_look_keeps_the_tree(tmp_path: Path, program: str) -> None:
+def test_a_file_opened_since_the_read_keeps_the_tree(tmp_path: Path, program: str) -> None:
     path = tree(tmp_path)
     wanted = expected(path)
     with child(program, path / "d1/f1") as pid:
@@ -99,7 +99,7 @@ def test_a_file_opened_since_the_look_keeps_the_tree(tmp_path: Path, program: st
 
 @pytest.mark.parametrize("where", ["", "d1"])
 @pytest.mark.parametrize("program", [SIT_INSIDE, HOLD_FOLDER])
-def test_somebody_who_sits_in_the_tree_keeps_it(tmp_path: Path, program: str, where: str) -> None:
+def test_a_user_who_sits_in_the_tree_keeps_it(tmp_path: Path, program: str, where: str) -> None:
     path = tree(tmp_path)
     wanted = expected(path)
     with child(program, path / where) as pid:
@@ -145,7 +145,7 @@ def add_at_the_top(path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [write_and_close, overwrite_with_old_times, make_another, remove_one, change_rights, add_at_the_top]
 )
-def test_a_tree_that_changed_since_the_look_is_kept(tmp_path: Path, change: object) -> None:
+def test_a_tree_that_changed_since_the_read_is_kept(tmp_path: Path, change: object) -> None:
     path = tree(tmp_path)
     (path / "d0/extra").touch()
     wanted = expected(path)
@@ -157,7 +157,7 @@ def test_a_tree_that_changed_since_the_look_is_kept(tmp_path: Path, change: obje
 
 
 @pytest.mark.parametrize("change", [write_and_close, make_another])
-def test_a_change_by_somebody_who_was_inside_while_it_was_taken_is_seen(tmp_path: Path, change: object) -> None:
+def test_a_change_by_a_user_who_was_inside_while_it_was_taken_is_seen(tmp_path: Path, change: object) -> None:
     """In and out again before we looked at open files: the times tell."""
     path = tree(tmp_path)
 
@@ -277,7 +277,7 @@ def test_hard_links_give_back_once_and_nothing_with_a_link_outside(tmp_path: Pat
     (path / "d0/outside").write_bytes(b"x" * 900_000)
     os.link(path / "d0/outside", tmp_path / "other")
     os.sync()
-    found = look(path)
+    found = read(path)
     folders = sum(one.stat().st_blocks for one in (path, path / "d0", path / "d1")) * 512
     assert found.back == (path / "d0/inside").stat().st_blocks * 512 + folders
     assert isinstance(found.size, int)
@@ -319,7 +319,7 @@ def test_a_large_tree_is_shared_out_and_leaves_nothing(tmp_path: Path, monkeypat
     os.link(path / "d0/f0", path / "d59/second")
     (path / "d7/deep").mkdir()
     os.sync()
-    found, told = look(path), list[int]()
+    found, told = read(path), list[int]()
     answer = removed(path, progress=told.append)
     assert isinstance(answer, TreeRemoval)
     assert (answer.entries, answer.bytes_back, answer.left) == (found.entries, found.back, ())
@@ -411,7 +411,7 @@ def test_names_that_are_no_text_are_removed(tmp_path: Path, alone: bool, request
     assert (answer.entries, list(tmp_path.iterdir())) == (28, [])
 
 
-def test_folders_that_are_only_for_reading_are_removed_by_their_owner(tmp_path: Path) -> None:
+def test_directories_that_are_only_for_reading_are_removed_by_their_owner(tmp_path: Path) -> None:
     """As package caches make them. Root needs no rights, so a child does it as nobody."""
     program = """
 import os, sys, time
@@ -489,56 +489,3 @@ def test_what_was_half_deleted_and_is_in_use_stays_in_the_trash(tmp_path: Path) 
         assert folder.name in answer.why
         assert (folder / "tree/d1/f1").exists()
     assert not (tmp_path / "tree").exists()
-
-
-# Many files
-
-
-def test_many_files_cost_one_look(tmp_path: Path) -> None:
-    for number in range(300):
-        (tmp_path / f"log-{number}").write_bytes(b"x" * 5000)
-    os.sync()
-    files = [(f"log-{number}", expected(tmp_path / f"log-{number}")) for number in range(300)]
-    (tmp_path / "log-7").write_text("written since")
-    (tmp_path / "log-8").unlink()
-    looks: list[int] = []
-
-    def scan() -> OpenFiles:
-        looks.append(1)
-        return everything_seen()
-
-    with child(HOLD_OPEN, tmp_path / "log-9") as pid, open_directory(str(tmp_path)) as parent:
-        answer = remove_files(parent, files, scan=scan, until=time.monotonic() + A_WHILE)
-    assert answer.kept == {
-        "log-7": Changed("it changed since it was read"),
-        "log-8": Changed("it is gone already"),
-        "log-9": Changed(f"it is in use by pid {pid}"),
-    }
-    assert (len(answer.removed), answer.removal.entries, len(looks)) == (297, 297, 1)
-    assert answer.removal.bytes_back == 297 * 8192
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["log-7", "log-9"]
-
-
-def test_files_whose_users_cannot_be_seen_are_put_back(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("x")
-    files = [("log", expected(tmp_path / "log"))]
-
-    def partly() -> OpenFiles:
-        return msgspec.structs.replace(everything_seen(), hidden="not everybody was seen")
-
-    with open_directory(str(tmp_path)) as parent:
-        answer = remove_files(parent, files, scan=partly, until=time.monotonic() + A_WHILE)
-    assert isinstance(answer.kept["log"], Unknown)
-    assert [one.name for one in tmp_path.iterdir()] == ["log"]
-
-
-def test_an_error_in_between_puts_the_files_back(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("x")
-    files = [("log", expected(tmp_path / "log"))]
-
-    def broken() -> OpenFiles:
-        raise PermissionError(13, "Permission denied")
-
-    with open_directory(str(tmp_path)) as parent, pytest.raises(PermissionError):
-        remove_files(parent, files, scan=broken, until=time.monotonic() + A_WHILE)
-    assert [one.name for one in tmp_path.iterdir()] == ["log"]

@@ -33,19 +33,19 @@ def why_not(folder: Path, uid: int = ANN, entry_uid: int = ANN) -> str | None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
-def test_ones_own_entry_in_a_folder_that_everybody_may_write_to(folder: Path, mode: int) -> None:
+def test_ones_own_entry_in_a_directory_that_everybody_may_write_to(folder: Path, mode: int) -> None:
     folder.chmod(mode)
     assert why_not(folder) is None
     assert why_not(folder, entry_uid=0) is not None
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o775, 0o707, 0o776, 0o772])
-def test_a_folder_that_may_not_be_written_to_or_searched_or_only_by_some(folder: Path, mode: int) -> None:
+def test_a_directory_that_may_not_be_written_to_or_searched_or_only_by_some(folder: Path, mode: int) -> None:
     folder.chmod(mode)
     assert "may not write to its directory" in (why_not(folder) or "")
 
 
-def test_ones_own_folder_by_the_owners_rights(folder: Path) -> None:
+def test_ones_own_directory_by_the_owners_rights(folder: Path) -> None:
     me = os.geteuid()
     folder.chmod(0o700)
     assert why_not(folder, me, me) is None
@@ -53,7 +53,7 @@ def test_ones_own_folder_by_the_owners_rights(folder: Path) -> None:
     assert why_not(folder, me, me) is not None
 
 
-def test_a_folder_above_that_may_not_be_entered(folder: Path) -> None:
+def test_a_directory_above_that_may_not_be_entered(folder: Path) -> None:
     folder.chmod(0o777)
     folder.parent.chmod(0o700)
     assert "may not enter a directory above it" in (why_not(folder) or "")

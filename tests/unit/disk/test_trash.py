@@ -30,7 +30,7 @@ from gpukeeper.disk.trash import (
     take,
 )
 from gpukeeper.model.decision import Changed, Refused
-from tests.unit.disk.trees import expected, finished, look, trash_in, tree
+from tests.unit.disk.trees import expected, finished, read, trash_in, tree
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else for a while")
 
@@ -70,9 +70,9 @@ def test_what_is_taken_is_out_of_reach_and_can_be_put_back(tmp_path: Path, paren
 def test_what_was_taken_and_put_back_has_content_as_old_as_before(tmp_path: Path, parent: int) -> None:
     path = tree(tmp_path)
     before = expected(path)  # waits for the clock of files to move on
-    age = look(path).content
+    age = read(path).content
     assert put_back(parent, taken_from(parent, path)) is None
-    assert look(path).content == age
+    assert read(path).content == age
     assert path.stat().st_ctime_ns > before.ctime_ns
 
 
@@ -156,7 +156,7 @@ def test_a_crash_at_any_moment_leaves_no_file_of_ours_at_the_name(tmp_path: Path
     assert not left or (path / "d0/f0").exists()
 
 
-def test_an_empty_trash_folder_is_swept_and_a_full_one_is_not(tmp_path: Path, parent: int) -> None:
+def test_an_empty_trash_directory_is_swept_and_a_full_one_is_not(tmp_path: Path, parent: int) -> None:
     taken_from(parent, tree(tmp_path))
     (tmp_path / f"{TRASH}{'0' * 16}").mkdir(mode=0o700)
     assert sweep(parent) == 1
@@ -189,7 +189,7 @@ def forged(tmp_path: Path, mode: int = 0o700, proof: str = "1 {dev}:{ino} {dev}:
 
 
 @pytest.mark.parametrize("link", [TAKEN, DELETING])
-def test_a_trash_folder_that_proves_itself_is_ours(tmp_path: Path, parent: int, link: str) -> None:
+def test_a_trash_directory_that_proves_itself_is_ours(tmp_path: Path, parent: int, link: str) -> None:
     """The forger of the next test with nothing wrong: so that it fails there for the reason it names."""
     forged(tmp_path, link=link)
     assert [(one.name, one.deleting) for one in leftovers(parent)] == [("tree", link == DELETING)]
@@ -215,14 +215,14 @@ def test_forged_trash_is_untouched(tmp_path: Path, parent: int, wrong: dict[str,
     assert (folder / "tree/d0/f0").exists()
 
 
-def test_a_renamed_trash_folder_is_not_ours(tmp_path: Path, parent: int) -> None:
+def test_a_renamed_trash_directory_is_not_ours(tmp_path: Path, parent: int) -> None:
     taken = taken_from(parent, tree(tmp_path))
     (tmp_path / taken.trash).rename(tmp_path / "mine-now")
     assert leftovers(parent) == ()
 
 
 @ROOT
-def test_trash_of_somebody_else_is_untouched(tmp_path: Path, parent: int) -> None:
+def test_trash_of_another_user_is_untouched(tmp_path: Path, parent: int) -> None:
     folder = forged(tmp_path)
     for path in (folder, folder / TAKEN):
         os.chown(path, 65534, 65534, follow_symlinks=False)
@@ -251,7 +251,7 @@ print(take(parent, "tree", ({found.st_dev}, {found.st_ino})).why)
     assert [one.name for one in tmp_path.iterdir()] == ["tree"]
 
 
-def test_a_trash_folder_that_is_not_private_leaves_nothing_behind(tmp_path: Path, parent: int) -> None:
+def test_a_trash_directory_that_is_not_private_leaves_nothing_behind(tmp_path: Path, parent: int) -> None:
     path = tree(tmp_path)
     before = os.umask(0o277)
     try:
@@ -263,7 +263,7 @@ def test_a_trash_folder_that_is_not_private_leaves_nothing_behind(tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_where_folders_cannot_be_locked_nothing_is_taken_and_nothing_left(
+def test_where_directories_cannot_be_locked_nothing_is_taken_and_nothing_left(
     tmp_path: Path, parent: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on filesystems of the network, which a test machine does not have."""

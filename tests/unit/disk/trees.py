@@ -34,7 +34,7 @@ def everything_seen() -> OpenFiles:
     return msgspec.structs.replace(open_files.scan(), hidden=None)
 
 
-def look(path: Path) -> TreeMeasurement:
+def read(path: Path) -> TreeMeasurement:
     with open_directory(str(path.parent)) as parent:
         found = measure(path.name, parent)
     assert found is not None
@@ -42,7 +42,7 @@ def look(path: Path) -> TreeMeasurement:
 
 
 def expected(path: Path) -> ExpectedTree:
-    found = look(path)
+    found = read(path)
     assert isinstance(found.ctime_ns, int), found.problems
     # Times have the grain of the kernel's tick: what changes within the same one cannot be told apart.
     while time.clock_gettime_ns(COARSE_CLOCK) <= found.ctime_ns:

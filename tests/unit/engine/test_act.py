@@ -55,8 +55,8 @@ async def test_what_a_stop_removes_is_captured_whole(b: Harness) -> None:
     asked: list[tuple[str, ...]] = []
 
     class Vanishing(SimulatedPlatform):
-        async def look(self, ref: Any) -> Any:
-            found = await super().look(ref)
+        async def read(self, ref: Any) -> Any:
+            found = await super().read(ref)
             return msgspec.structs.replace(found, goes_when_stopped=True) if isinstance(found, Subject) else found
 
         async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
@@ -69,15 +69,15 @@ async def test_what_a_stop_removes_is_captured_whole(b: Harness) -> None:
 
 
 @virtual
-async def test_a_warning_says_what_would_be_lost_and_reaches_people_inside(b: Harness) -> None:
+async def test_a_warning_shows_what_would_be_lost_and_reaches_people_inside(b: Harness) -> None:
     heard: list[str] = []
 
     class Inside(SimulatedPlatform):
-        async def look(self, ref: Any) -> Any:
-            found = await super().look(ref)
+        async def read(self, ref: Any) -> Any:
+            found = await super().read(ref)
             return msgspec.structs.replace(found, loses=("2 GiB written inside it",))
 
-        async def tell(self, subject: Subject, message: str) -> bool:
+        async def notify(self, subject: Subject, message: str) -> bool:
             heard.append(message)
             return True
 
@@ -92,7 +92,7 @@ async def test_a_warning_says_what_would_be_lost_and_reaches_people_inside(b: Ha
 
 
 @virtual
-async def test_a_stop_gives_its_gpus_back_and_says_what_they_cost(b: Harness) -> None:
+async def test_a_stop_gives_its_gpus_back_and_shows_what_they_cost(b: Harness) -> None:
     thing = await b.overdue("train")
     line = await taken(b, await b.step(thing, Action.STOP))
     assert (line.result, line.gpus_back, line.bytes_back) == (Result.RECLAIMED, 1, 0)
@@ -139,7 +139,7 @@ async def test_gone_already_is_no_success_of_ours(b: Harness) -> None:
 
 
 @virtual
-async def test_what_cannot_be_looked_at_is_left_alone(b: Harness) -> None:
+async def test_what_cannot_be_read_is_left_alone(b: Harness) -> None:
     thing = await b.overdue("train")
     step = await b.step(thing, Action.STOP)
     b.world.faults = Faults(blind=1)
@@ -263,7 +263,7 @@ async def test_a_clock_that_jumps_before_the_act_stops_the_step(b: Harness) -> N
 
 
 @virtual
-async def test_the_budget_of_the_hour_is_asked_again_just_before_the_intent(b: Harness) -> None:
+async def test_the_budget_of_the_hour_is_checked_again_just_before_the_intent(b: Harness) -> None:
     """Two places share the hour: what the other one did since the plan was made counts."""
     other, thing = await b.overdue("other"), await b.overdue("train")
     step = await b.step(thing, Action.STOP)

@@ -9,7 +9,7 @@ from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.event import Complaint, GpuChecked, Passed, Quarantined, Vanished
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.message import Kind
+from gpukeeper.model.message import MessageKind
 from gpukeeper.model.policy import Mode
 from gpukeeper.platforms.simulated.clock import BEGIN
 from tests.unit.engine.harness import DAY, HERE, Harness, virtual
@@ -23,7 +23,7 @@ PASSED = Passed(
 def test_a_complaint_about_a_workload_names_it() -> None:
     message = message_of(Complaint(at=BEGIN, ref=REF, what="its TTL cannot be read"))
     assert message is not None
-    assert (message.kind, message.about) == (Kind.COMPLAINT, REF.path)
+    assert (message.kind, message.about) == (MessageKind.COMPLAINT, REF.path)
     assert message.text == f"{REF.path}: its TTL cannot be read"
     other = message_of(Complaint(at=BEGIN, ref=REF, what="its hold cannot be read"))
     assert other is not None
@@ -33,13 +33,13 @@ def test_a_complaint_about_a_workload_names_it() -> None:
 def test_a_pass_that_fails_is_a_failure() -> None:
     message = message_of(Complaint(at=BEGIN, what="no pass finished on docker/node-3 for 15m"))
     assert message is not None
-    assert (message.kind, message.text) == (Kind.FAILURE, "no pass finished on docker/node-3 for 15m")
+    assert (message.kind, message.text) == (MessageKind.FAILURE, "no pass finished on docker/node-3 for 15m")
 
 
 def test_a_gpu_that_stays_dirty() -> None:
     message = message_of(Quarantined(at=BEGIN, ref=Ref("host", "node-3", "gpu", "0", "GPU-1"), reason="2 GiB in use"))
     assert message is not None
-    assert message.kind is Kind.GPU
+    assert message.kind is MessageKind.GPU
     assert "is quarantined: 2 GiB in use" in message.text
 
 
@@ -47,7 +47,7 @@ def test_the_breaker_is_one_message_however_its_figures_change() -> None:
     first, second = (message_of(msgspec.structs.replace(PASSED, breaker=words)) for words in ("41 of 60", "42 of 61"))
     assert first is not None
     assert second is not None
-    assert (first.kind, first.key, first.about) == (Kind.BREAKER, second.key, "docker/node-3")
+    assert (first.kind, first.key, first.about) == (MessageKind.BREAKER, second.key, "docker/node-3")
     assert "41 of 60" in first.text
     assert breaker_closed(msgspec.structs.replace(PASSED, breaker="41 of 60")) is None
     assert breaker_closed(PASSED) == first.key
@@ -66,7 +66,7 @@ async def test_due_work_in_mode_plan_is_overdue(b: Harness) -> None:
     assert len(report.survey.due) == 2
     message = overdue(report, Mode.PLAN)
     assert message is not None
-    assert (message.kind, message.about) == (Kind.OVERDUE, f"{HERE.platform}/{HERE.place}")
+    assert (message.kind, message.about) == (MessageKind.OVERDUE, f"{HERE.platform}/{HERE.place}")
     assert ": 1 due, not applied because the mode is plan." in message.text
     assert overdue(report, Mode.ENFORCE) is None
     report.stopped = "a bug"

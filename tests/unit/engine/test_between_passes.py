@@ -46,7 +46,7 @@ async def test_other_ports_share_what_is_remembered(b: Harness) -> None:
     assert b.keeper.back_off is before.back_off
 
 
-def test_a_step_in_vain_is_remembered_until_it_may_be_tried_again() -> None:
+def test_a_step_without_effect_is_remembered_until_it_may_be_tried_again() -> None:
     seen = BackOff()
     for result in Result:
         seen.note(closed(result.name, result))
@@ -66,7 +66,7 @@ def tree_step(name: str, place: tuple[str, str] = HERE, rule: str = "temporary_t
     return Step("1.1", Decision(Seen(Ref(*place, "tree", name, name), "i", "v", NOW), Action.REMOVE, rule, ""))
 
 
-def test_work_beside_a_tree_counts_for_its_folder_and_until_the_next_pass() -> None:
+def test_work_beside_a_tree_counts_for_its_directory_and_until_the_next_pass() -> None:
     seen, busy = WorkBeside(), subject(shape=Shape.TREE, busy="a job")
     assert seen.note(tree_step("/tmp/a", rule="leftover_tree"), busy) is None
     assert seen.note(tree_step("/tmp/a"), subject(shape=Shape.TREE)) is None

@@ -132,7 +132,7 @@ async def test_what_we_stopped_is_not_checked_again_when_it_is_noticed_to_have_e
 
 
 @virtual
-async def test_without_gpus_nothing_is_looked_at(b: Harness) -> None:
+async def test_without_gpus_nothing_is_read(b: Harness) -> None:
     await b.overdue("train")
     report = await reclaim(b.keeper, b.platform, b.book)
     assert report.reclaimed
@@ -211,7 +211,7 @@ async def test_an_orphan_beside_live_work_is_orphaned_shared_and_no_quarantine(b
 
 
 @virtual
-async def test_work_that_was_started_anew_is_live_and_no_orphan(b: Harness) -> None:
+async def test_work_that_was_started_again_is_live_and_no_orphan(b: Harness) -> None:
     gpus, thing = gpus_of(b), b.ended("eval")
     gpus.hold(thing)
     thing.state = State.RUNNING
@@ -242,8 +242,8 @@ async def test_who_belongs_to_something_nobody_knows_leaves_it_unknown(b: Harnes
 class Exact(SimulatedPlatform):
     """Asked for a thing of the wrong kind, an engine does not know."""
 
-    async def look(self, ref: Any) -> Any:
-        found = await super().look(ref)
+    async def read(self, ref: Any) -> Any:
+        found = await super().read(ref)
         wrong = isinstance(found, Subject) and found.ref.kind != ref.kind
         return Unknown("the engine has no such kind") if wrong else found
 
@@ -271,7 +271,7 @@ async def test_an_orphan_alone_leaves_nobody_to_ask(b: Harness) -> None:
 
 
 class Silent(SimulatedPlatform):
-    async def look(self, ref: Any) -> Any:
+    async def read(self, ref: Any) -> Any:
         raise PlatformError("docker/node-3 did not answer")
 
 
@@ -304,7 +304,7 @@ async def test_a_driver_that_is_slow_beyond_measure_is_given_up(b: Harness) -> N
 
 
 @virtual
-async def test_all_gpus_are_looked_at_at_once(b: Harness) -> None:
+async def test_all_gpus_are_read_at_once(b: Harness) -> None:
     gpus, thing = gpus_of(b), b.ended("eval", devices=("GPU-0", "GPU-1"))
     gpus.hold(thing, "GPU-0")
     gpus.hold(thing, "GPU-1")
@@ -360,7 +360,7 @@ async def serve(b: Harness, span: timedelta) -> None:
 
 
 @virtual
-async def test_a_daemon_passes_on_while_gpus_are_looked_at(b: Harness) -> None:
+async def test_a_daemon_passes_on_while_gpus_are_read(b: Harness) -> None:
     b.set_policy(schedule=msgspec.structs.replace(b.policy.schedule, every=MINUTE))
     gpus, thing = gpus_of(b), b.ended("eval", ago=MINUTE)
     gpus.hold(thing)
@@ -384,7 +384,7 @@ async def test_a_daemon_that_is_stopped_records_what_it_did_not_find_out(b: Harn
 
 
 @virtual
-async def test_more_work_that_ends_meanwhile_joins_the_check_under_way(b: Harness) -> None:
+async def test_more_work_that_ends_meanwhile_joins_the_check_in_progress(b: Harness) -> None:
     gpus, one = gpus_of(b), b.ended("one")
     gpus.hold(one)
     b.keeper.uptime.serving = True
@@ -424,7 +424,7 @@ async def residue(b: Harness) -> tuple[FakeGpus, Thing]:
 
 
 @pytest.mark.usefixtures("root")
-def test_residue_is_reset_once_and_looked_at_again() -> None:
+def test_residue_is_reset_once_and_read_again() -> None:
     @virtual
     async def story(b: Harness) -> None:
         allow_reset(b)
@@ -448,7 +448,7 @@ def test_residue_is_reset_once_and_looked_at_again() -> None:
     ("answer", "cures"),
     [(Accepted(), False), (Refused("not permitted"), True), (Unknown("it did not end"), True)],
 )
-def test_a_reset_in_vain_is_reset_failed_and_quarantined(answer: Any, cures: bool) -> None:
+def test_a_reset_without_effect_is_reset_failed_and_quarantined(answer: Any, cures: bool) -> None:
     @virtual
     async def story(b: Harness) -> None:
         allow_reset(b)

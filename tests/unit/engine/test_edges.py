@@ -44,7 +44,7 @@ def test_a_share_of_the_running_work_is_rounded_down(running: int, due: int, ope
 async def test_a_warning_from_the_future_does_not_count(b: Harness) -> None:
     """It was written while the clock was wrong, and would put the stop off until then."""
     thing = b.running("train", 3 * DAY)
-    found = await b.platform.look(thing.ref)
+    found = await b.platform.read(thing.ref)
     assert isinstance(found, Subject)
     limit = b.book.policy.classes[thing.class_].max_runtime
     assert limit is not None

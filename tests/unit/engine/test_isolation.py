@@ -28,7 +28,7 @@ from gpukeeper.platforms.simulated.world import SimulatedPlace
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 THERE = SimulatedPlace("docker", "node-4", ("GPU-2",), ("ann",))
-CALLS = ("observe", "look", "capture", "act", "wake")
+CALLS = ("observe", "read", "capture", "act", "wake")
 
 
 class Broken(SimulatedPlatform):
@@ -52,9 +52,9 @@ class Broken(SimulatedPlatform):
         async for ref in super().wake():
             yield ref
 
-    async def look(self, ref: Ref) -> Any:
-        self._break("look")
-        return await super().look(ref)
+    async def read(self, ref: Ref) -> Any:
+        self._break("read")
+        return await super().read(ref)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Any:
         self._break("capture")
@@ -111,7 +111,7 @@ def test_a_bug_at_one_place_stops_neither_serve_nor_another_place(call: str) -> 
         assert not two.is_there(two.there)
         passes = [line for line in two.b.ledger.lines if isinstance(line, Passed)]
         assert sum(line.place == THERE.place for line in passes) >= 4
-        if call in ("observe", "look", "capture"):
+        if call in ("observe", "read", "capture"):
             assert [line for line in passes if line.place == HERE.place] == []
         said = two.said[0]
         for words in ("a bug in gpukeeper", "docker/node-3", "KeyError", "test_isolation.py"):
@@ -136,7 +136,7 @@ def test_the_ledger_has_a_complaint_when_it_begins_and_not_every_pass() -> None:
     story("observe", tell)
 
 
-def test_the_same_line_is_said_seldom_and_counted() -> None:
+def test_the_same_line_is_reported_seldom_and_counted() -> None:
     async def tell(two: Two) -> None:
         await two.serve(HOUR)
         bugs = [line for line in two.said if "a bug in gpukeeper" in line]
@@ -175,7 +175,7 @@ async def test_a_platform_that_fails_in_the_middle_is_no_bug(b: Harness) -> None
 
 
 @virtual
-async def test_a_plan_says_which_place_it_could_not_make(b: Harness) -> None:
+async def test_a_plan_shows_which_place_it_could_not_make(b: Harness) -> None:
     b.platform = Broken(b.world, HERE)
     b.platform.bug_in = "observe"
     report = await look_and_plan(b.keeper, b.platform, b.book)
@@ -214,7 +214,7 @@ def test_a_bug_in_measuring_costs_one_place_its_minutes() -> None:
 
 
 @virtual
-async def test_a_policy_that_cannot_even_be_asked_for_stops_no_daemon(b: Harness) -> None:
+async def test_a_policy_that_cannot_even_be_requested_stops_no_daemon(b: Harness) -> None:
     """And a reader of reports that fails stops no pass."""
     said: list[str] = []
     asked = 0

@@ -43,8 +43,8 @@ class Disk(SimulatedPlatform):
         async for page in super().observe(scope):
             yield msgspec.structs.replace(page, subjects=tuple(map(self._named, page.subjects)))
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
-        found = await super().look(ref)
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
+        found = await super().read(ref)
         return self._named(found) if isinstance(found, Subject) else found
 
     def _named(self, subject: Subject) -> Subject:

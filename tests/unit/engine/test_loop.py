@@ -56,8 +56,8 @@ class Exact(Quiet):
         async for page in super().observe(scope):
             yield page
 
-    async def look(self, ref: Ref) -> Any:
-        return Unknown("the platform did not answer") if self.blind else await super().look(ref)
+    async def read(self, ref: Ref) -> Any:
+        return Unknown("the platform did not answer") if self.blind else await super().read(ref)
 
 
 class Stuck(Quiet):
@@ -133,7 +133,7 @@ async def test_an_exact_hint_looks_at_just_what_changed(b: Harness) -> None:
 
 
 @virtual
-async def test_what_falls_due_is_reclaimed_without_a_look_at_everything(b: Harness) -> None:
+async def test_what_falls_due_is_reclaimed_without_a_read_of_everything(b: Harness) -> None:
     thing = b.ended("eval", ago=HOUR - timedelta(seconds=90))
     b.platform = Exact(b.world, HERE)
     assert await serve(b, 2 * MINUTE) == [0, 90]
@@ -161,7 +161,7 @@ async def test_what_a_narrow_look_could_not_see_brings_the_regular_one_forward(b
 
 
 @virtual
-async def test_a_flood_of_exact_hints_is_one_look_at_everything(b: Harness) -> None:
+async def test_a_flood_of_exact_hints_is_one_read_of_everything(b: Harness) -> None:
     b.platform = Exact(b.world, HERE)
     refs = [msgspec.structs.replace(b.running("train").ref, uid=f"uid-{n}") for n in range(2 * MANY)]
     b.platform.named = ((20.0, refs[0]), *((0.0, ref) for ref in refs[1:]))
@@ -217,7 +217,7 @@ async def test_idle_work_is_warned_twice_and_stopped_then_removed(b: Harness) ->
 
 
 @virtual
-async def test_after_a_restart_idle_time_and_warnings_begin_anew(b: Harness) -> None:
+async def test_after_a_restart_idle_time_and_warnings_begin_again(b: Harness) -> None:
     """It was used while no daemon ran. What was measured and announced before that counts no more."""
     thing = b.running("train", timedelta())
     await serve(b, 59 * MINUTE)
@@ -249,7 +249,7 @@ async def test_after_a_restart_whoever_ran_too_long_has_the_whole_lead_again(b: 
 
 
 @virtual
-async def test_a_daemon_that_stood_still_begins_its_lead_anew(b: Harness) -> None:
+async def test_a_daemon_that_stood_still_begins_its_lead_again(b: Harness) -> None:
     await b.overdue("train")
     b.loop.call_later(5 * 60, lambda: b.loop.skip(20 * 60))  # the process was stopped, or the machine slept
     await serve(b, 26 * MINUTE)

@@ -65,7 +65,7 @@ async def test_looking_writes_nothing(b: Harness) -> None:
 
 
 @virtual
-async def test_a_platform_out_of_scope_is_not_looked_at(b: Harness) -> None:
+async def test_a_platform_out_of_scope_is_not_read(b: Harness) -> None:
     b.ended("eval")
     b.set_policy(scope={})
     assert (await survey(b.keeper, b.platform, b.book)).counts.seen == 0
@@ -93,7 +93,7 @@ async def test_a_partial_list_cannot_tell_what_is_missing(b: Harness) -> None:
 
 
 @virtual
-async def test_what_is_missing_from_a_complete_list_is_looked_for_before_it_counts_as_gone(b: Harness) -> None:
+async def test_what_is_missing_from_a_complete_list_is_searched_before_it_counts_as_gone(b: Harness) -> None:
     b.platform = Forgetful(b.world, HERE)
     there, gone = b.running("there"), b.running("gone")
     await reclaim(b.keeper, b.platform, b.book)

@@ -35,14 +35,14 @@ async def test_own_work_comes_first_and_with_its_reason(b: Harness) -> None:
         ("eve", (False, False)),
     ):
         found = await told(b, who)
-        given = tuple(found[name].reason != outlook.NOT_TOLD for name in ("mine", "theirs"))
+        given = tuple(found[name].reason != outlook.NOT_SHOWN for name in ("mine", "theirs"))
         assert given == reasons, who
     assert list(await told(b, "ann")) == ["mine", "theirs"]
     assert {name: one.class_ for name, one in (await told(b, "ann")).items()} == {"mine": "api", "theirs": "docker"}
 
 
 @virtual
-async def test_a_narrow_pass_changes_what_it_looked_at_and_forgets_what_is_gone(b: Harness) -> None:
+async def test_a_narrow_pass_changes_what_it_read_and_forgets_what_is_gone(b: Harness) -> None:
     b.keeper.request_state.enabled = True
     first, second = b.running("first"), b.running("second")
     await reclaim(b.keeper, b.platform, b.book, act=False)
@@ -77,7 +77,7 @@ async def test_nothing_is_kept_where_nobody_can_ask(b: Harness) -> None:
 
 
 @virtual
-async def test_where_gpus_are_scarce_is_told(b: Harness) -> None:
+async def test_where_gpus_are_scarce_is_reported(b: Harness) -> None:
     b.keeper.pressure.set_scarce(("docker", "node-3"))
     b.keeper.uptime.watched_from = 7.0
     assert outlook.daemon_state(b.keeper) == outlook.DaemonState((("docker", "node-3"),), 7.0)
@@ -88,5 +88,5 @@ def test_others_are_told_no_word_of_a_reason_in_any_field() -> None:
     secret = "idle for 2h; GPU of the secret project"
     seen = Seen(Ref("docker", "node-3", "container", "eval", "u1"), "run-1", "v1", NOW)
     planned = Decision(seen, Action.WARN, "idle", secret, unheard=Announcement(NOW, secret))
-    shown = without_reason(planned, outlook.NOT_TOLD)
+    shown = without_reason(planned, outlook.NOT_SHOWN)
     assert secret.encode() not in msgspec.json.encode(shown)

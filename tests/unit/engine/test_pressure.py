@@ -28,7 +28,7 @@ def test_a_disk_that_a_complete_list_does_not_show_is_forgotten() -> None:
     assert not pressure.is_full(THERE, "/disk7")
 
 
-def test_gpus_that_were_not_looked_at_stay_as_they_were() -> None:
+def test_gpus_that_were_not_read_stay_as_they_were() -> None:
     pressure = Pressure()
     pressure.set_held(HERE, {"GPU-0", "GPU-1"})
     pressure.set_held(HERE, set(), among={"GPU-0"})

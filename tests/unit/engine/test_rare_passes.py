@@ -8,7 +8,8 @@ from typing import Any
 
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.model.decision import Action, Verdict
-from gpukeeper.model.event import Closed, WarningSent
+from gpukeeper.model.event import Closed, Event, Held, Released, WarningSent
+from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import ClassSettings, Schedule
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.platforms.simulated.clock import BEGIN
@@ -103,3 +104,38 @@ async def test_without_serve_nothing_is_measured_and_nobody_is_warned(b: Harness
         await asyncio.sleep(DAY.total_seconds())
     assert (await b.decide())["notebook"].verdict is Verdict.UNKNOWN
     assert (steps(b), thing.state) == ([], State.RUNNING)
+
+
+@virtual
+async def test_warnings_before_a_hold_do_not_stop_it_in_the_night_after(b: Harness) -> None:
+    """The hold outlasts the time that was announced, and ends before the next acting pass."""
+    thing = notebook(b, NIGHTLY)
+
+    def hold() -> None:
+        one = Hold("ann", b.now(), b.now() + 20 * HOUR)
+        b.loop.create_task(b.ledger.append([Held(at=b.now(), ref=thing.ref, owner="ann", hold=one)]))
+
+    b.loop.call_later(AFTERWARDS, hold)
+    await serve(b, 5 * DAY)
+    assert steps(b) == [(1, "warn 1"), (2, "warn 2"), (3, "warn 1"), (4, "warn 2"), (5, Action.STOP)]
+
+
+@virtual
+async def test_a_release_in_the_daytime_begins_the_warnings_again(b: Harness) -> None:
+    thing = notebook(b, NIGHTLY)
+
+    def append(*lines: Event) -> None:
+        b.loop.create_task(b.ledger.append(lines))
+
+    def hold() -> None:
+        one = Hold("ann", b.now(), b.now() + 3 * DAY)
+        append(Held(at=b.now(), ref=thing.ref, owner="ann", hold=one))
+
+    def release() -> None:
+        append(Released(at=b.now(), ref=thing.ref, owner="ann", by="ann"))
+
+    b.set_policy(classes={"docker": ClassSettings(idle=30 * MINUTE, hold=3 * DAY)})
+    b.loop.call_later(AFTERWARDS, hold)
+    b.loop.call_later(AFTERWARDS + HOUR.total_seconds(), release)
+    await serve(b, 4 * DAY)
+    assert steps(b) == [(1, "warn 1"), (2, "warn 2"), (3, "warn 1"), (4, "warn 2")]

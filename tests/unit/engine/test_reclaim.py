@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.engine.missing import MOST_LOOKS
+from gpukeeper.engine.missing import MOST_READS
 from gpukeeper.engine.reclaim import look_and_plan, reclaim
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Plan, Result
@@ -210,18 +210,18 @@ async def test_everything_that_vanished_is_forgotten_in_one_pass(b: Harness) -> 
 
 @virtual
 async def test_looks_at_what_is_missing_are_bounded_in_each_pass(b: Harness) -> None:
-    things = [b.running(f"job-{n}", devices=()) for n in range(MOST_LOOKS + 10)]
+    things = [b.running(f"job-{n}", devices=()) for n in range(MOST_READS + 10)]
     await reclaim(b.keeper, b.platform, b.book)
     for thing in things:
         b.world.remove(thing)
     await reclaim(b.keeper, b.platform, b.book)
-    assert len(b.lines(Vanished)) == MOST_LOOKS
+    assert len(b.lines(Vanished)) == MOST_READS
     await reclaim(b.keeper, b.platform, b.book)
-    assert len(b.lines(Vanished)) == MOST_LOOKS + 10
+    assert len(b.lines(Vanished)) == MOST_READS + 10
 
 
 @virtual
-async def test_removals_that_the_platform_announced_open_no_breaker_and_are_believed_at_once(b: Harness) -> None:
+async def test_removals_that_the_platform_announced_open_no_breaker_and_are_accepted_at_once(b: Harness) -> None:
     class Announcing(SimulatedPlatform):
         async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
             return [Gone(ref, b.now(), announced=True) for ref in refs]

@@ -145,7 +145,7 @@ def test_what_is_evicted_and_still_ending_is_followed_and_not_called_still_runni
     assert as_found(Action.STOP, "1", running)[0] is Result.STILL_THERE
 
 
-def test_a_set_whose_children_go_with_it_is_not_trimmed_in_vain_for_ever() -> None:
+def test_a_set_whose_children_go_with_it_is_not_trimmed_without_effect_for_ever() -> None:
     """It has no gentler lever, so a step that is refused again and again would keep it."""
     policy = msgspec.structs.replace(BOOK.policy, at_finish=AtFinish.RUNNING)
     over = {"ended": BEGIN - 40 * DAY, "outcome": Outcome.STOPPED, "live_children": 2, "children_go_with_it": True}

@@ -34,8 +34,8 @@ class Told(SimulatedPlatform):
             subjects = tuple(msgspec.structs.replace(one, **self.facts) for one in page.subjects)
             yield msgspec.structs.replace(page, subjects=subjects)
 
-    async def look(self, ref: Any) -> Any:
-        found = await super().look(ref)
+    async def read(self, ref: Any) -> Any:
+        found = await super().read(ref)
         return msgspec.structs.replace(found, **self.facts) if isinstance(found, Subject) else found
 
 
@@ -171,7 +171,7 @@ async def test_ages_use_and_names_of_the_policy_bind_a_person_too(b: Harness) ->
 
 
 @virtual
-async def test_what_grows_others_files_after_the_look_is_left_to_the_platform_with_the_uid(b: Harness) -> None:
+async def test_what_grows_others_files_after_the_read_is_left_to_the_platform_with_the_uid(b: Harness) -> None:
     """The step carries whose rights bound it; an admin's carries none."""
     lab = Lab(b)
     kind = told(b, NODES, uids=frozenset({ANN}))
@@ -210,7 +210,7 @@ async def test_a_token_is_for_what_was_shown_and_for_who_asked(b: Harness) -> No
 
 
 @virtual
-async def test_in_mode_enforce_who_wants_to_be_asked_is_asked(b: Harness) -> None:
+async def test_in_mode_enforce_a_confirmation_is_requested_if_wanted(b: Harness) -> None:
     thing = b.running("train")
     shown = await ask(b, "stop", "train", confirm=True)
     assert (shown.done, thing.state) == (False, State.RUNNING)
@@ -238,7 +238,7 @@ async def test_a_reason_of_any_length_is_not_written_down(b: Harness) -> None:
 
 
 @virtual
-async def test_a_name_of_the_last_pass_costs_one_look(b: Harness) -> None:
+async def test_a_name_of_the_last_pass_costs_one_read(b: Harness) -> None:
     kind = told(b)
     b.ended("eval", ago=MINUTE)
     train = b.running("train")
@@ -252,7 +252,7 @@ async def test_a_name_of_the_last_pass_costs_one_look(b: Harness) -> None:
 
 
 @virtual
-async def test_many_unknown_names_are_looked_for_together_and_with_pauses(b: Harness) -> None:
+async def test_many_unknown_names_are_searched_together_and_with_pauses(b: Harness) -> None:
     kind = told(b)
     b.ended("eval", ago=MINUTE)
     b.keeper.request_state.enabled = True
@@ -268,7 +268,7 @@ async def test_many_unknown_names_are_looked_for_together_and_with_pauses(b: Har
 
 
 @virtual
-async def test_what_is_to_be_acted_on_by_name_is_listed_anew(b: Harness) -> None:
+async def test_what_is_to_be_acted_on_by_name_is_listed_again(b: Harness) -> None:
     """A second one of that name may have come since the last pass."""
     told(b)
     b.running("train")

@@ -21,7 +21,7 @@ class Gate:
         self.running = threading.Semaphore(0)
         self.let_go = threading.Semaphore(0)
 
-    def look(self) -> int:
+    def read(self) -> int:
         self.begun += 1
         number = self.begun
         self.running.release()
@@ -29,9 +29,9 @@ class Gate:
         return number
 
 
-def test_who_asks_while_a_look_runs_gets_the_next_one_and_shares_it() -> None:
+def test_who_asks_while_a_read_runs_gets_the_next_one_and_shares_it() -> None:
     gate = Gate()
-    shared = Shared(gate.look)
+    shared = Shared(gate.read)
     with ThreadPoolExecutor(20) as threads:
         first = threads.submit(shared)
         assert gate.running.acquire(timeout=LONG)  # it has begun: what is asked from now on may have changed since
@@ -52,16 +52,16 @@ def test_looks_with_other_arguments_are_other_looks() -> None:
     assert shared() == ()
 
 
-def test_what_goes_wrong_goes_wrong_for_all_who_wait_and_the_next_look_is_a_new_one() -> None:
+def test_what_goes_wrong_goes_wrong_for_all_who_wait_and_the_next_read_is_a_new_one() -> None:
     answers = [OSError("first"), None]
 
-    def look() -> str:
+    def read() -> str:
         problem = answers.pop(0)
         if problem is not None:
             raise problem
         return "fine"
 
-    shared = Shared(look)
+    shared = Shared(read)
     with pytest.raises(OSError, match="first"):
         shared()
     assert shared() == "fine"

@@ -20,7 +20,7 @@ from gpukeeper.model.subject import Category, Disk, Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import CALM, Faults
-from gpukeeper.platforms.simulated.thing import Thing, tell
+from gpukeeper.platforms.simulated.thing import Thing, subject_of
 from gpukeeper.platforms.simulated.world import Crashed, SimulatedPlace, World
 from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 from tests.unit.lifecycle.examples import subject
@@ -97,7 +97,7 @@ async def test_each_disk_of_each_node_has_its_own_marks(b: Harness) -> None:
 
 
 @virtual
-async def test_a_disk_that_nobody_looked_at_is_not_too_full(b: Harness) -> None:
+async def test_a_disk_that_nobody_read_is_not_too_full(b: Harness) -> None:
     assert not b.keeper.pressure.is_too_full(subject(shape=Shape.TREE), b.book.policy.disk)
     assert b.keeper.pressure == Pressure()
 
@@ -158,7 +158,7 @@ async def test_work_that_begins_ends_the_steps_on_trees_beside_it(b: Harness) ->
 
 
 @virtual
-async def test_a_node_that_cannot_be_asked_any_more_ends_them_too(b: Harness) -> None:
+async def test_a_node_that_cannot_be_queried_any_more_ends_them_too(b: Harness) -> None:
     why = "whether work runs beside it is unknown (Ray did not answer)"
     await work_begins(b, Unknown("Ray did not answer"), why)
 
@@ -330,7 +330,7 @@ class Hasty(SimulatedPlatform):
 
 
 @virtual
-async def test_files_opened_between_the_last_look_and_the_act_keep_it(b: Harness) -> None:
+async def test_files_opened_between_the_last_read_and_the_act_keep_it(b: Harness) -> None:
     lab = Lab(b)
     tree = lab.tree("tmp1")
     b.platform = hasty = Hasty(b.world, NODES)
@@ -408,6 +408,6 @@ def test_a_category_without_an_age_is_only_reported(category: str) -> None:
 @virtual
 async def test_a_tree_tells_which_disk_it_is_on(b: Harness) -> None:
     lab = Lab(b)
-    told = tell(lab.tree("tmp1"), b.now())
+    told = subject_of(lab.tree("tmp1"), b.now())
     assert told.disk_name == "worker-1 /tmp"
     assert msgspec.structs.replace(told, disk=None).disk_name == ""

@@ -50,7 +50,7 @@ def test_reclaimed_is_only_what_was_seen_to_be_so(action: Action, found: Any, re
     assert as_found(action, "run-1", found)[0] is result
 
 
-def test_a_removal_under_way_is_told() -> None:
+def test_a_removal_in_progress_is_reported() -> None:
     words = as_found(Action.REMOVE, "run-1", ended(state=State.REMOVING))[1]
     assert words == "its removal is in progress; it is followed until it ends"
     words = as_found(Action.REMOVE, "run-1", ended(state=State.REMOVING, blocked=STUCK))[1]
@@ -93,7 +93,7 @@ async def test_what_an_interrupted_stop_changed_on_the_way_is_taken_back(b: Harn
     taken_back: list[tuple[str, Evidence]] = []
 
     class Careful(SimulatedPlatform):
-        async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+        async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
             taken_back.append((ref.name, evidence))
 
     b.platform = Careful(b.world, HERE)
@@ -122,7 +122,7 @@ async def test_what_was_done_before_the_interruption_is_recorded(b: Harness) -> 
 
 
 @virtual
-async def test_what_cannot_be_looked_at_stays_open_and_is_not_touched(b: Harness) -> None:
+async def test_what_cannot_be_read_stays_open_and_is_not_touched(b: Harness) -> None:
     thing = b.ended("eval")
     await b.ledger.append([intent(b, thing, Action.REMOVE)])
     b.world.faults = Faults(blind=1)

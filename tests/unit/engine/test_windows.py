@@ -93,7 +93,7 @@ async def test_what_is_refused_again_and_again_does_not_keep_the_rest_waiting(b:
 
 
 @virtual
-async def test_children_of_a_later_run_are_warned_about_anew(b: Harness) -> None:
+async def test_children_of_a_later_run_are_warned_about_again(b: Harness) -> None:
     b.set_policy(at_finish=AtFinish.NONE)
     thing = b.ended("train", children=2)
     await reclaim(b.keeper, b.platform, b.book)
@@ -173,20 +173,20 @@ async def test_an_endless_hold_is_refused_in_words(b: Harness) -> None:
 async def test_a_request_waits_for_what_is_not_settled(b: Harness) -> None:
     thing = b.ended("old", ago=MINUTE)
     await b.ledger.append([open_intent(b, thing, Action.REMOVE, "retention")])
-    look = b.platform.look
+    read = b.platform.read
 
     async def blind(ref: Any) -> Any:
-        b.platform.look = look  # type: ignore[method-assign]
+        b.platform.read = read  # type: ignore[method-assign]
         return Unknown("busy")
 
-    b.platform.look = blind  # type: ignore[method-assign]
+    b.platform.read = blind  # type: ignore[method-assign]
     reply = await requests.fulfil(b.keeper, b.book, "ann", requests.Request(verb="remove", workload="old"))
     assert "is still open" in reply.words
     assert b.world.find(thing.ref) is thing
 
 
 @virtual
-async def test_somebody_elses_hold_stands_against_a_request(b: Harness) -> None:
+async def test_another_users_hold_stands_against_a_request(b: Harness) -> None:
     thing = b.ended("old")
     await requests.hold(b.keeper, b.book, "old", "ann", HOUR, reason="mine")
     reply = await requests.fulfil(b.keeper, b.book, "root", requests.Request(verb="remove", workload="old"))

@@ -92,7 +92,7 @@ def test_reports_that_are_together_too_large_go_but_not_the_newest(
     assert "Deleted the 1 oldest reports" in capsys.readouterr().err
 
 
-def test_a_report_that_cannot_be_written_is_said_and_the_verdict_stays(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_reported_and_the_verdict_stays(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("")
     folder, problems = _written(AcceptOptions(Flags(), folder=taken), report(), {})
@@ -115,7 +115,7 @@ def test_what_was_recorded_is_the_history_of_the_next_run(tmp_path: Path) -> Non
     assert len(lines) == 2
 
 
-def test_a_ledger_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     open_ledger(tmp_path / "ledger.db", write=True).close()
     ledger = open_ledger(tmp_path / "ledger.db", write=False)
     try:
@@ -128,7 +128,7 @@ def test_a_ledger_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_old_reports_that_cannot_be_looked_at_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_reports_that_cannot_be_read_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the ledger's line, and without taking anything from the verdict."""
     monkeypatch.setenv("GPUKEEPER_STATE", str(tmp_path))
     (tmp_path / "reports").write_text("")
@@ -156,7 +156,7 @@ def test_of_the_older_kits_files_none_is_left_of_another_run(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("content", [b'{"accuracy": 0.93}', b"old", b"{}", b"[]", b"\xff"])
 @pytest.mark.parametrize("name", ["results.json", "summary.json", "gpu_tests_result.json"])
-def test_a_file_of_somebody_else_is_neither_replaced_nor_deleted(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_file_of_another_user_is_neither_replaced_nor_deleted(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     _, problems = _written(AcceptOptions(Flags(), folder=tmp_path, legacy=True), report(), {})
     assert (tmp_path / name).read_bytes() == content

@@ -37,7 +37,7 @@ def test_without_flags_it_is_quick_and_everything() -> None:
         ({"within": "4h"}, EnvironmentSettings(within="5m"), ("4h", 14400.0)),
     ],
 )
-def test_how_long_it_takes_is_said_by_flags_first(
+def test_how_long_it_takes_is_reported_by_flags_first(
     flags: dict[str, Any], environment: EnvironmentSettings, length: tuple[str, float]
 ) -> None:
     found = run_request(Flags(**flags), environment, CHECKS)
@@ -156,7 +156,7 @@ def test_every_problem_is_told_at_once() -> None:
     assert len(message.splitlines()) == 8
 
 
-def test_what_is_asked_for_and_left_out_at_once_is_refused() -> None:
+def test_what_is_requested_and_left_out_at_once_is_refused() -> None:
     assert "both selected" in refused(check=["gemm"], skip=["gemm"])
 
 

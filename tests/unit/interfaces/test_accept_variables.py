@@ -78,7 +78,7 @@ def test_ranks_that_are_all_here_are_started_by_us() -> None:
         read_variables({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"})
 
 
-def test_a_job_of_one_rank_changes_nothing_and_is_said() -> None:
+def test_a_job_of_one_rank_changes_nothing_and_is_reported() -> None:
     environment = read_variables({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "BACKEND": "nccl"})
     assert (
         environment.notes[0] == "RANK, WORLD_SIZE, MASTER_ADDR: a job with one node; gpukeeper starts the ranks itself"

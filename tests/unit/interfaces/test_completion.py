@@ -78,7 +78,7 @@ def test_a_ledger_that_cannot_be_read_offers_nothing(
     assert path.exists() is (damage != "absent"), "nothing is made"
 
 
-def test_a_daemon_of_another_user_is_asked(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_of_another_user_is_queried(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {"ref": {"platform": "docker", "place": "node-1", "kind": "container", "name": "eval", "uid": "c1"}}
     answer = {"done": True, "words": "", "body": {"places": [{"decisions": [{"seen": seen, "action": "keep"}]}]}}
     monkeypatch.setattr(os, "geteuid", lambda: state.stat().st_uid + 1)

@@ -31,6 +31,6 @@ def test_nothing_to_say_prints_nothing(capsys: pytest.CaptureFixture[str]) -> No
     assert not capsys.readouterr().out
 
 
-def test_what_could_not_be_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_could_not_be_queried_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     _print_diagnosis(Unknown("the cluster did not answer"))
     assert "could not be determined: the cluster did not answer" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemor
 from gpukeeper.model.decision import Action, Plan, Result, Step
 from gpukeeper.model.event import Closed
 from gpukeeper.notify.messages import Messages
-from gpukeeper.wiring import SystemClock
+from gpukeeper.wiring.clock import SystemClock
 from tests.unit.lifecycle.examples import EVAL, NOW, decision
 
 
@@ -53,7 +53,7 @@ def test_lines_come_only_when_it_takes_long(
     assert ("So far: 2 of 5 steps (1 reclaimed, 1 refused)" in told.err) is said
 
 
-def test_the_second_signal_ends_it_at_once_and_says_what_was_done(
+def test_the_second_signal_ends_it_at_once_and_shows_what_was_done(
     keeper: Keeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def story(*, acting: bool) -> None:

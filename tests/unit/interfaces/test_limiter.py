@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from gpukeeper.interfaces.daemon.limiter import Limits, RequestLimiter
+from gpukeeper.interfaces.daemon.limiter import RateLimits, RequestLimiter
 
 ADMIN, ANN, BOB, EVE = 0, 1001, 1002, 1003
-SMALL = Limits(connections=4, each=3, reserved=2, at_work=2, admins_at_work=1)
+SMALL = RateLimits(connections=4, each=3, reserved=2, at_work=2, admins_at_work=1)
 
 
 def test_one_user_cannot_take_all_connections_and_nobody_takes_those_of_admins() -> None:
@@ -28,8 +28,8 @@ def test_one_user_cannot_take_all_connections_and_nobody_takes_those_of_admins()
 
 
 def test_where_few_descriptors_are_allowed_most_stay_for_passes() -> None:
-    assert Limits().within(1024) == Limits()
-    few = Limits().within(64)
+    assert RateLimits().within(1024) == RateLimits()
+    few = RateLimits().within(64)
     assert few.connections + few.reserved <= 16
     assert min(few.connections, few.each, few.reserved) >= 1
 
@@ -75,7 +75,7 @@ def test_who_goes_away_while_waiting_keeps_no_place() -> None:
 
 
 def test_after_a_burst_requests_of_one_user_come_slowly_and_those_of_others_do_not() -> None:
-    limiter = RequestLimiter(Limits(burst=3, pause=2.0))
+    limiter = RequestLimiter(RateLimits(burst=3, pause=2.0))
     assert [limiter.wait(ANN, 100.0) for _ in range(5)] == [0.0, 0.0, 0.0, 2.0, 4.0]
     assert limiter.wait(BOB, 100.0) == 0.0
     assert [limiter.wait(ADMIN, 100.0) for _ in range(9)] == [0.0] * 9

@@ -166,7 +166,7 @@ def test_overdue_is_what_is_due_and_was_not_seen_to_go(metrics: Metrics, clock: 
     assert seen["gpukeeper_backlog"] == 1
 
 
-def test_a_look_at_what_changed_keeps_what_the_whole_look_found(metrics: Metrics, clock: Ticking) -> None:
+def test_a_read_of_what_changed_keeps_what_the_whole_read_found(metrics: Metrics, clock: Ticking) -> None:
     counts = Counter({("trainjob", "running", "", ""): 9})
     metrics.passed(report(decision("a"), decision("b"), decision("c"), survey={"kinds": counts}))
     clock.at = NOW + MINUTE
@@ -205,7 +205,7 @@ def test_what_was_done_adds_up(metrics: Metrics) -> None:
     assert seen['gpukeeper_warnings_total{delivered="true"}'] == 1
 
 
-def test_a_pass_that_saw_little_or_refused_everything_says_so(metrics: Metrics) -> None:
+def test_a_pass_that_saw_little_or_refused_everything_reports_it(metrics: Metrics) -> None:
     plan = msgspec.structs.replace(EMPTY_PLAN, breaker="too many at once")
     metrics.passed(report(plan=plan, survey={"unseen": [Unseen("jobs", "403"), Unseen("pods", "silent")]}))
     seen = told(metrics)
@@ -440,7 +440,7 @@ def everything_told(metrics: Metrics) -> None:
     metrics.passed(report(survey=seen, outcomes=done, warnings=[warned]))
 
 
-def test_a_pass_that_stopped_is_counted_and_is_no_look_at_the_place(metrics: Metrics) -> None:
+def test_a_pass_that_stopped_is_counted_and_is_no_read_of_the_place(metrics: Metrics) -> None:
     metrics.passed(report(stopped="the pass on kubernetes/lab stopped"))
     seen = told(metrics)
     assert seen['gpukeeper_passes_failed_total{place="lab",platform="kubernetes"}'] == 1

@@ -18,7 +18,7 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Category, Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.nodes import Change
+from gpukeeper.views.nodes import SubjectChange
 from gpukeeper.views.plan import plan_view
 from tests.unit.interfaces.workers import GIB, HOUR, POLICY, Workers, disk, node, session, tree
 
@@ -37,12 +37,12 @@ def test_a_node_says_its_bytes_its_disk_its_sessions_and_whether_it_works() -> N
     )
 
 
-def test_what_is_not_known_of_a_node_says_so() -> None:
+def test_what_is_unknown_of_a_node_reports_it() -> None:
     one = node("worker-1", Unknown("du was silent"), busy=Unknown("Ray was silent"), disk=None, labels={})
     assert nodes.row(one) == ("node", "ray/lab/worker-1", "?", "?", "?", "-", "unknown: Ray was silent")
 
 
-def test_a_disk_says_how_full_it_is_and_nothing_of_work() -> None:
+def test_a_disk_shows_how_full_it_is_and_nothing_of_work() -> None:
     assert nodes.row(disk("/", 0.81)) == ("disk", "host/node-3/", "-", "81% of 100 GiB", "-", "-", "-")
 
 
@@ -89,14 +89,14 @@ def test_a_plan_ends_with_what_lies_around_by_category(capsys: pytest.CaptureFix
     assert place["trees"][0]["remove"] == {"number": 1, "bytes": 3 * GIB, "sized": 1, "unsized": 0}
 
 
-def test_a_narrowed_plan_adds_up_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_narrowed_plan_adds_up_what_was_requested(capsys: pytest.CaptureFixture[str]) -> None:
     here = Workers(node("worker-1"), tree("/tmp/ray/session_1", "worker-1"), tree("/tmp/ray/session_2", "worker-1"))
     (report,) = asyncio.run(plan.plans(session(here), Narrow(name="/tmp/ray/session_1")))
     assert [(one.category, one.total.number) for one in plan_view([report], HEAD).trees] == [("dead-session", 1)]
     assert [one.ref.name for one in report.survey.nodes] == ["worker-1"]
 
 
-def test_the_size_of_a_tree_that_is_not_known_is_no_dash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_size_of_a_tree_that_is_unknown_is_no_dash(capsys: pytest.CaptureFixture[str]) -> None:
     one = session(
         Workers(
             node("worker-1"),
@@ -160,22 +160,22 @@ def test_where_nothing_was_done_nobody_looks_again(capsys: pytest.CaptureFixture
 class Vanishing(Workers):
     """Nobody knows what became of its nodes."""
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.kind == "node":
             if ref.name == "worker-2":
                 raise PlatformError("lab did not answer")
             return Gone(ref, self.there[ref.key].seen.at)
-        return await super().look(ref)
+        return await super().read(ref)
 
 
-def test_a_node_that_cannot_be_looked_at_afterwards_is_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_cannot_be_read_afterwards_is_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
     one = session(
         Vanishing(node("worker-1", 2 * GIB), node("worker-2", GIB), tree("/tmp/ray/session_1", "worker-1", GIB))
     )
     done = applied(one)
     assert [str(change.after) for change in done[0].nodes] == [
-        "not known: it no longer exists",
-        "not known: lab did not answer",
+        "unknown: it no longer exists",
+        "unknown: lab did not answer",
     ]
     apply._print(one, done, json=False, quiet=True)
     out = capsys.readouterr().out
@@ -189,5 +189,5 @@ def test_bytes_that_were_not_measured_are_not_in_the_sum(capsys: pytest.CaptureF
 
 
 def test_a_disk_is_told_with_its_place() -> None:
-    change = Change(disk("/", 0.81), disk("/", 0.64))
+    change = SubjectChange(disk("/", 0.81), disk("/", 0.64))
     assert nodes.change_in_words(change, 0) == "host/node-3: disk /: 81% -> 64%"

@@ -91,7 +91,7 @@ def test_one_persons_gpus_are_no_free_ones(capsys: pytest.CaptureFixture[str]) -
     assert [row[2] for row in rows] == ["docker/node-3/train"]
 
 
-def test_a_gpu_in_quarantine_is_said_until_it_is_returned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_in_quarantine_is_reported_until_it_is_returned(capsys: pytest.CaptureFixture[str]) -> None:
     ref = device(1).subject.ref
     out = Quarantined(at=NOW - 5 * MINUTE, ref=ref, reason="memory stays in use")
     rows, _ = shown(session(host(), lines=(out,)), capsys)

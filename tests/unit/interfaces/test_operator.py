@@ -150,7 +150,7 @@ async def test_after_a_crash_the_other_goes_on(b: Harness) -> None:
 
 
 @virtual
-async def test_being_stopped_ends_the_step_under_way_and_then_hands_over(b: Harness) -> None:
+async def test_being_stopped_ends_the_step_in_progress_and_then_hands_over(b: Harness) -> None:
     b.platform = slow = Slow(b.world, HERE)
     slow.takes = 7.0
     server, second = Server(), another(b)

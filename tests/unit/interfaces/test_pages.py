@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gpukeeper.interfaces.telemetry import pages
-from gpukeeper.interfaces.telemetry.pages import Endpoint, Response, listening, read_endpoint, words
+from gpukeeper.interfaces.telemetry.pages import Endpoint, PageResponse, listening, read_endpoint, words
 from gpukeeper.model.errors import UsageError
 
 
@@ -19,10 +19,10 @@ def a_port() -> int:
 
 
 def served(story: Callable[[int], Awaitable[None]], patience: float = pages.PATIENCE) -> None:
-    async def fine() -> Response:
+    async def fine() -> PageResponse:
         return words(None)
 
-    async def bad() -> Response:
+    async def bad() -> PageResponse:
         return words("no pass finished for 40m")
 
     async def tell() -> None:
@@ -59,7 +59,7 @@ def test_a_probe_gets_ok_or_the_sentence() -> None:
     served(story)
 
 
-def test_what_is_not_here_is_said_and_nothing_can_be_changed() -> None:
+def test_what_is_not_here_is_reported_and_nothing_can_be_changed() -> None:
     async def story(port: int) -> None:
         head, body = await ask(port, b"GET /secrets HTTP/1.1\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 404 ")

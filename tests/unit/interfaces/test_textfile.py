@@ -115,7 +115,7 @@ def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
     assert all(seen)
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_reported_and_leaves_the_old_file(tmp_path: Path) -> None:
     """A folder in the file's place, so that it holds for root, too."""
     path = tmp_path / "gpukeeper.prom"
     path.mkdir()

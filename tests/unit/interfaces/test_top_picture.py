@@ -87,7 +87,7 @@ def test_a_wide_terminal_has_one_line_for_each_gpu() -> None:
     assert found[4].split() == ["gpu-2", "-", "0/80G", "-", "-", "free"]
 
 
-def test_the_header_says_how_old_the_data_is_and_that_gathering_hangs() -> None:
+def test_the_header_shows_how_old_the_data_is_and_that_gathering_hangs() -> None:
     late = Age(timedelta(minutes=3), timedelta(seconds=95), late=True)
     assert lines(age=late)[0].startswith("gpukeeper top  3m old, refreshing for 1m35s")
     assert (

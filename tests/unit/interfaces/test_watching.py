@@ -25,7 +25,7 @@ from gpukeeper.model.errors import PolicyError
 from gpukeeper.model.event import Closed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Mode
-from gpukeeper.wiring import Session, open_session, read_policy
+from gpukeeper.wiring.session import Session, open_session, read_policy
 
 NOW = datetime.fromisoformat("2026-03-02T08:00:00+00:00")
 
@@ -57,7 +57,7 @@ def test_a_changed_policy_counts_from_the_next_reading_on(session: Session, file
     assert (said, book.problem) == ([], None)
 
 
-def test_a_broken_policy_looks_only_and_is_said_once(session: Session, file: Path) -> None:
+def test_a_broken_policy_looks_only_and_is_reported_once(session: Session, file: Path) -> None:
     said: list[str] = []
     book = PolicyReloader(session, file, said.append)
     file.write_text("mode: enforced\n")
@@ -159,7 +159,7 @@ def report(*unseen: Unseen, whole: bool = True, **more: Any) -> PassReport:
     return PassReport(1, Survey(platform, NOW, unseen=list(unseen), whole=whole), Plan("", NOW, ()), **more)
 
 
-def test_what_is_unseen_is_said_when_it_begins_and_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_unseen_is_reported_when_it_begins_and_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
     finished = PassPrinter(said.append, json=False, quiet=False).finished
     for one in (report(), report(Unseen("jobs", "403")), report(Unseen("jobs", "403")), report(whole=False), report()):
@@ -184,7 +184,7 @@ def test_outcomes_are_lines_on_stdout_and_quiet_leaves_the_talk_out(capsys: pyte
     assert "kubernetes/lab/team-a/job/run-7" in capsys.readouterr().out
 
 
-def test_an_exemption_that_ends_while_it_serves_is_said_once(session: Session, file: Path) -> None:
+def test_an_exemption_that_ends_while_it_serves_is_reported_once(session: Session, file: Path) -> None:
     until = (session.keeper.clock.now() - timedelta(days=2)).date()
     said: list[str] = []
     book = PolicyReloader(session, file, said.append)

@@ -100,7 +100,7 @@ class Workers:
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         yield Snapshot(self.name, self.place, NOW, tuple(self.there.values()))
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         return self.there.get(ref.key, Gone(ref, NOW))
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> NothingToCapture:

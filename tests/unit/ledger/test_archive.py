@@ -169,7 +169,7 @@ def test_archives_older_than_keep_are_deleted_and_signals_are_pruned(tmp_path: P
     run(story())
 
 
-def test_status_says_what_there_is_and_finds_damage(tmp_path: Path) -> None:
+def test_status_shows_what_there_is_and_finds_damage(tmp_path: Path) -> None:
     """C15.7: verify and status."""
 
     async def story() -> None:

@@ -53,7 +53,7 @@ _names = st.text(st.characters(codec="utf-8"), max_size=120)
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(_names, st.binary(max_size=50), max_size=6), _names, _names)
-def test_any_names_are_saved_inside_the_folder_and_loaded_unchanged(
+def test_any_names_are_saved_inside_the_directory_and_loaded_unchanged(
     files: dict[str, bytes], name: str, step: str
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def test_hostile_names_are_data(tmp_path: Path, name: str) -> None:
     assert "/" not in safe_name(name)
 
 
-def test_over_the_quota_nothing_is_saved_and_the_answer_says_so(tmp_path: Path) -> None:
+def test_over_the_quota_nothing_is_saved_and_the_answer_reports_it(tmp_path: Path) -> None:
     store = DirectoryEvidence(tmp_path, 5000)
     name = save(store, Evidence({"logs": b"x" * 3000}))
     refused = run(store.save(TRAIN, "s2", NOW, Evidence({"logs": b"x" * 3000})))
@@ -165,7 +165,7 @@ def test_old_days_are_pruned_and_foreign_files_are_not(tmp_path: Path) -> None:
     assert {p.name for p in (tmp_path / "evidence").iterdir()} == {"20251210", "20260309", "notes.txt", "2020"}
 
 
-def test_date_named_folders_of_others_are_not_pruned(tmp_path: Path) -> None:
+def test_date_named_directories_of_others_are_not_pruned(tmp_path: Path) -> None:
     """A backup script names its folders by date, too; only what has our index in it is ours."""
     root = tmp_path / "evidence"
     store = DirectoryEvidence(root, MIB)
@@ -214,7 +214,7 @@ def test_damaged_and_unfinished_evidence_is_unknown(tmp_path: Path) -> None:
     assert isinstance(run(store.load("20200101/never-s1")), Unknown)
 
 
-def test_a_folder_that_cannot_be_written_is_unknown_so_nothing_is_removed(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_unknown_so_nothing_is_removed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     answer = run(DirectoryEvidence(tmp_path / "file" / "evidence", MIB).save(EVAL, "s1", NOW, LOGS))
     assert isinstance(answer, Unknown)

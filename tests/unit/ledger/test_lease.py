@@ -93,7 +93,7 @@ _names = st.text(st.characters(codec=None), max_size=300)
 
 
 @given(_names, _names, _names, _names)
-def test_no_two_places_share_a_lease_and_none_leaves_its_folder(a: str, b: str, c: str, d: str) -> None:
+def test_no_two_places_share_a_lease_and_none_leaves_its_directory(a: str, b: str, c: str, d: str) -> None:
     first, second = lease_name(a, b), lease_name(c, d)
     assert "/" not in first
     assert "\0" not in first
@@ -102,6 +102,6 @@ def test_no_two_places_share_a_lease_and_none_leaves_its_folder(a: str, b: str, 
     assert (first == second) == ((a, b) == (c, d))
 
 
-def test_names_that_look_alike_have_leases_of_their_own() -> None:
+def test_names_that_read_alike_have_leases_of_their_own() -> None:
     names = {lease_name(*pair) for pair in [("a~b", "c"), ("a", "b~c"), ("a/b", "c"), ("a", "b/c"), ("a%2Fb", "c")]}
     assert len(names) == 5

@@ -20,14 +20,14 @@ from gpukeeper.model.errors import LedgerError
 from tests.unit.ledger.examples import NOW, intended, noticed, run
 
 
-def test_a_missing_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:
+def test_a_missing_directory_is_made_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "ledger.db"
     open_ledger(path, write=True).close()
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_file_says_whose_it_is_and_survives_power_cuts(tmp_path: Path) -> None:
+def test_the_file_shows_whose_it_is_and_survives_power_cuts(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path / "ledger.db", write=True)
 
     async def pragma(name: str) -> object:

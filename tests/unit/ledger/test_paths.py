@@ -23,13 +23,13 @@ from gpukeeper.model.errors import UsageError
         ({"GPUKEEPER_STATE": "/srv/keeper"}, 0, "/srv/keeper"),
     ],
 )
-def test_the_state_folder(environ: dict[str, str], uid: int, folder: str) -> None:
+def test_the_state_directory(environ: dict[str, str], uid: int, folder: str) -> None:
     assert state_folder(environ, uid) == Path(folder)
     assert ledger_path(environ, uid) == Path(folder) / "ledger.db"
 
 
 @pytest.mark.parametrize("environ", [{}, {"GPUKEEPER_STATE": "~/keeper"}])
-def test_a_uid_without_a_home_folder_is_told_what_to_set(
+def test_a_uid_without_a_home_directory_is_told_what_to_set(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container that runs as any uid."""

@@ -175,7 +175,7 @@ def test_no_counter_bridges_more_than_two_minutes(tmp_path: Path) -> None:
     assert seconds(stored(tmp_path, [gpu(0, -30), gpu(121, 0)])) == (121, 121)
 
 
-def test_a_clock_that_was_set_begins_anew(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_begins_again(tmp_path: Path) -> None:
     assert seconds(stored(tmp_path, [gpu(0, -30), gpu(3600, 0)])) == (3600, 3600)
     assert seconds(stored(tmp_path / "back", [gpu(0, -30), gpu(-600, 0), gpu(-570, -600)])) == (-600, -570)
 

@@ -87,7 +87,7 @@ def test_rebuilding_mends_state_that_was_tampered_with(tmp_path: Path) -> None:
     run(story())
 
 
-def test_pass_numbers_never_go_back_when_state_is_made_anew(tmp_path: Path) -> None:
+def test_pass_numbers_never_go_back_when_state_is_recreated(tmp_path: Path) -> None:
     async def story() -> None:
         ledger = open_ledger(tmp_path / "ledger.db", write=True)
         given_out = [await ledger.next_pass() for _ in range(3)]

@@ -13,7 +13,7 @@ from gpukeeper.ledger import database
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.trust import make_private, why_untrusted
 from gpukeeper.model.errors import LedgerError, PolicyError
-from gpukeeper.wiring import open_session
+from gpukeeper.wiring.session import open_session
 
 OTHER = 54321
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away: run the tests as root")
@@ -39,7 +39,7 @@ def test_a_file_that_others_may_write_to(file: Path, mode: int) -> None:
     assert (why_untrusted(file) or "").endswith(f"Fix: chmod go-w {file}")
 
 
-def test_a_folder_above_it_that_others_may_write_to_unless_it_is_sticky(file: Path) -> None:
+def test_a_directory_above_it_that_others_may_write_to_unless_it_is_sticky(file: Path) -> None:
     file.parent.chmod(0o777)
     assert (why_untrusted(file) or "").endswith(f"Fix: chmod go-w {file.parent}")
     file.parent.chmod(0o1777)
@@ -49,7 +49,7 @@ def test_a_folder_above_it_that_others_may_write_to_unless_it_is_sticky(file: Pa
 
 
 @needs_root
-def test_what_belongs_to_somebody_else_itself_or_on_the_way(file: Path, tmp_path: Path) -> None:
+def test_what_belongs_to_another_user_itself_or_on_the_way(file: Path, tmp_path: Path) -> None:
     os.chown(file, OTHER, OTHER)
     assert f"{file} belongs to {OTHER}. Fix: chown root {file}" in (why_untrusted(file) or "")
     os.chown(file, 0, 0)
@@ -95,7 +95,7 @@ def test_exemptions_from_a_file_that_others_can_write_are_not_obeyed_either(file
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o701, 0o777])
-def test_a_state_folder_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_state_directory_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
     folder.chmod(mode)
@@ -105,7 +105,7 @@ def test_a_state_folder_that_is_open_to_others_is_refused(tmp_path: Path, mode: 
 
 
 @needs_root
-def test_a_folder_as_earlier_versions_made_it_is_closed(tmp_path: Path) -> None:
+def test_a_directory_as_earlier_versions_made_it_is_closed(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir(mode=0o750)
     make_private(folder)
@@ -113,7 +113,7 @@ def test_a_folder_as_earlier_versions_made_it_is_closed(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_somebody_elses_state_is_not_read_either(tmp_path: Path) -> None:
+def test_another_users_state_is_not_read_either(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     open_ledger(folder / "ledger.db", write=True).close()
     os.chown(folder, OTHER, OTHER)
@@ -122,7 +122,7 @@ def test_somebody_elses_state_is_not_read_either(tmp_path: Path) -> None:
             open_ledger(folder / "ledger.db", write=write)
 
 
-def test_a_lock_on_the_folder_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_on_the_directory_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "BUSY_SECONDS", 0)
     folder = tmp_path / "state"
     folder.mkdir(mode=0o700)

@@ -18,7 +18,7 @@ def gpu(*minutes: float, ahead: int = 0) -> Series:
     return Series(Signal.GPU, "GPU-0", NOW - (len(minutes) - 1 - ahead) * MINUTE, minutes)
 
 
-def test_buckets_of_the_future_are_not_looked_at() -> None:
+def test_buckets_of_the_future_are_not_read() -> None:
     """The clock went back: what was written ahead of now says nothing about the past."""
     assert assess_use([gpu(*[0.0] * 60, 90.0, 90.0, ahead=2)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW).use is Use.QUIET
     assert assess_use([gpu(0.0, 0.0, ahead=9)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW).use is Use.UNKNOWN

@@ -234,7 +234,7 @@ def test_each_step_is_held_to_the_hour_of_its_kind() -> None:
     assert (hourly_budget(tree(1), rules, 100), hourly_budget(decision(1), rules, 100)) == (7, 5)
 
 
-def test_a_backlog_says_how_long_it_takes_and_what_makes_it_shorter() -> None:
+def test_a_backlog_shows_how_long_it_takes_and_what_makes_it_shorter() -> None:
     """The default clears 5,000 in a night."""
     words = backlog_sentence([decision(n) for n in range(5000)], Policy(), seen=5000)
     assert words == (

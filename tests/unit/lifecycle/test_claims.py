@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from gpukeeper.lifecycle.claims import (
-    Claim,
     ClaimState,
-    Finding,
+    Contradiction,
+    GpuClaim,
     claims,
     findings,
     left_alone,
@@ -68,7 +68,7 @@ def stopped_by_hand(name: str, *devices: str, **facts: Any) -> View:
     return View(ended(5 * MINUTE, **(known | facts)), (), memory)
 
 
-def claimed(*views: View, **more: Any) -> tuple[Claim, ...]:
+def claimed(*views: View, **more: Any) -> tuple[GpuClaim, ...]:
     return claims(views, BOOK, NOW, offers=ALL, **more)
 
 
@@ -76,7 +76,7 @@ def found(*views: View, **more: Any) -> list[tuple[str, str]]:
     return [(one.kind, one.words) for one in findings(views, BOOK, NOW, **more)]
 
 
-def lines(all_claims: tuple[Claim, ...]) -> list[tuple[str, str, str]]:
+def lines(all_claims: tuple[GpuClaim, ...]) -> list[tuple[str, str, str]]:
     return [(one.how.value, one.name, one.holder.name if one.holder else "-") for one in all_claims]
 
 
@@ -101,7 +101,8 @@ def test_a_device_that_any_process_has_open_is_held_and_says_by_whom() -> None:
         ),
         (opened(None, "615"), None, ClaimState.FREE, ""),  # an H200 without clients
         (opened(None, "3686"), None, ClaimState.UNSURE, "its baseline is unknown"),
-        (opened(None, "not known: not supported"), 4, ClaimState.UNSURE, "its used memory is unknown"),
+        (opened(None, "unknown: not supported"), 4, ClaimState.UNSURE, "its used memory is unknown"),
+        (opened(None, "not known: not supported"), 4, ClaimState.UNSURE, "its used memory is unknown"),  # text before
         (
             opened(Unknown("that needs root")),
             4,
@@ -118,7 +119,7 @@ def test_a_device_that_any_process_has_open_is_held_and_says_by_whom() -> None:
         ),
     ],
 )
-def test_free_needs_memory_at_its_baseline_and_a_look_at_all_processes(
+def test_free_needs_memory_at_its_baseline_and_a_read_of_all_processes(
     view: View, baseline: int | None, how: ClaimState, words: str
 ) -> None:
     recorded = {"host/node-3/GPU-0": Memory(gpu=GpuMemory(baseline_mib=baseline))}
@@ -135,7 +136,7 @@ def test_what_a_workload_has_is_its_own_whatever_has_it_open() -> None:
 # Who has which
 
 
-def test_each_device_and_each_who_has_it_is_one_line_and_free_ones_are_said() -> None:
+def test_each_device_and_each_who_has_it_is_one_line_and_free_ones_are_reported() -> None:
     """C11.4, C13.1"""
     told = claimed(device(0), device(1), device(2), named("eval", "GPU-0"), named("train", "GPU-2", "GPU-0"))
     assert lines(told) == [
@@ -207,7 +208,7 @@ def test_who_has_a_whole_gpu_has_its_slices() -> None:
     assert lines(told) == [("running", "host/node-3/gpu-0", "eval")]
 
 
-def test_an_unknown_gpu_is_said_and_leaves_no_other_surely_free() -> None:
+def test_an_unknown_gpu_is_reported_and_leaves_no_other_surely_free() -> None:
     told = claimed(device(0), named("eval", devices=Unknown("the driver did not answer")))
     assert [one.how for one in told] == [ClaimState.UNSURE, ClaimState.RUNNING]
     assert "the driver did not answer" in told[1].name
@@ -231,7 +232,7 @@ def test_the_newest_measured_minute_is_its_use() -> None:
     assert (one.use, one.use_at) == (83.0, NOW - 2 * MINUTE)
 
 
-def test_without_one_measured_minute_its_use_is_not_known() -> None:
+def test_without_one_measured_minute_its_use_is_unknown() -> None:
     series = (Series(Signal.GPU, "GPU-0", NOW - MINUTE, (NOT_MEASURED, NOT_MEASURED)),)
     (one,) = claimed(View(subject(), series))
     assert (one.use, one.use_at) == (Unknown("not measured"), None)
@@ -243,8 +244,9 @@ def test_else_what_the_driver_says_of_the_device(labels: dict[str, str], use: fl
     assert one.use == (use if use is not None else Unknown("not measured"))
 
 
-def test_use_that_the_driver_could_not_tell_is_not_measured() -> None:
-    (one,) = claimed(device(0, utilisation_percent="not known: not supported"), named("eval", "GPU-0"))
+@pytest.mark.parametrize("text", ["unknown: not supported", "not known: not supported"])  # now, and before
+def test_use_that_the_driver_could_not_report_is_not_measured(text: str) -> None:
+    (one,) = claimed(device(0, utilisation_percent=text), named("eval", "GPU-0"))
     assert one.use == Unknown("not measured")
 
 
@@ -299,7 +301,7 @@ def test_what_an_adapter_found_is_passed_on() -> None:
     (one,) = findings([named("eval", "GPU-0", findings=("its owner label names nobody here: zoe",))], BOOK, NOW)
     ref = Ref("docker", "node-3", "container", "eval", "uid-eval")
     words = "docker/node-3/eval: its owner label names nobody here: zoe"
-    assert one == Finding(kind="reported", about=(ref,), words=words)
+    assert one == Contradiction(kind="reported", about=(ref,), words=words)
 
 
 def test_two_running_workloads_on_one_gpu_are_a_duplicate() -> None:
@@ -366,7 +368,7 @@ def test_an_orphan_is_found(proof: str | Unknown | None, says: str) -> None:
     assert says in words
 
 
-def test_somebody_outside_any_workload_on_a_claimed_gpu_is_found() -> None:
+def test_a_user_outside_any_workload_on_a_claimed_gpu_is_found() -> None:
     """C11.4"""
     ((kind, words),) = found(device(0), named("eval", "GPU-0"), bare("python-77", "GPU-0"))
     assert kind == "bare"
@@ -432,7 +434,7 @@ def test_an_exemption_from_every_rule_is_one_from_the_emergency_stop(rules: tupl
     assert (left_alone(idle_view(), book, NOW, ALL) is not None) == left
 
 
-def test_a_claim_says_what_its_decision_says() -> None:
+def test_a_claim_shows_what_its_decision_says() -> None:
     view = idle_view()
     (one,) = claims([view], BOOK, NOW)
     assert one.next == next_event(decide(view, BOOK, NOW), NOW)

@@ -124,7 +124,7 @@ def test_an_orphan_beside_others_is_orphaned_shared(other: GpuHolder) -> None:
     assert found.result is CheckResult.ORPHANED_SHARED
 
 
-def test_an_orphan_in_state_d_is_said_to_be_stuck() -> None:
+def test_an_orphan_in_state_d_is_reported_to_be_stuck() -> None:
     assert "no signal ends it" in judged(holders=(holder(ENDED, state="D"),)).reason
 
 
@@ -159,13 +159,13 @@ def test_an_error_that_a_program_made_itself_does_not_dirty_the_gpu(number: int)
         {"listed": Unknown("GPU is lost")},
     ],
 )
-def test_what_is_not_known_is_neither_clean_nor_dirty(facts: dict[str, Any]) -> None:
+def test_what_is_unknown_is_neither_clean_nor_dirty(facts: dict[str, Any]) -> None:
     found = judged(**facts)
     assert found.status is CleanStatus.UNKNOWN
     assert not found.settled
 
 
-def test_a_gpu_that_cannot_be_looked_at_is_unknown() -> None:
+def test_a_gpu_that_cannot_be_read_is_unknown() -> None:
     assert assess_gpu(Unknown("the driver did not answer"), LIVES, BASELINE).status is CleanStatus.UNKNOWN
 
 

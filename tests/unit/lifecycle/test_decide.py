@@ -147,7 +147,7 @@ def test_every_rule_answers_for_every_shape() -> None:
         assert all(answer.reason for answer in given)
 
 
-def test_rules_of_another_shape_say_so() -> None:
+def test_rules_of_another_shape_report_it() -> None:
     given = {a.rule: a for a in answers(View(subject(shape=Shape.IMAGE)), BOOK, NOW)}
     assert given["idle"].reason == "not for a image"
     assert given["target"].verdict is Verdict.SILENT
@@ -157,7 +157,7 @@ def test_a_rule_asked_about_another_shape_is_silent() -> None:
     settings = BOOK.settings(subject())
     for rule in RULES:
         if rule.NAME in ("orphan", "temporary_tree", "unused_image", "build_cache"):
-            assert rule.ask(View(subject()), settings, NOW).verdict is Verdict.SILENT
+            assert rule.evaluate(View(subject()), settings, NOW).verdict is Verdict.SILENT
 
 
 def test_every_rule_says_in_a_sentence_what_it_does() -> None:
@@ -171,7 +171,7 @@ def test_the_latest_known_hold_ends_by_the_class_limit() -> None:
     assert decide(View(subject(), quiet(), memory), BOOK, NOW).reason == "held by ann for 1h more"
 
 
-def test_of_two_rules_that_each_spare_some_only_what_both_spare_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_rules_that_each_spare_some_only_what_both_spare_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second used to replace the first: a rule that the first had suspended could act."""
 
     def says(name: str, verdict: Verdict = Verdict.PROTECT, **more: Any) -> tuple[str, Any]:
@@ -183,9 +183,9 @@ def test_of_two_rules_that_each_spare_some_only_what_both_spare_is_asked(monkeyp
         says("runtime", Verdict.DUE, action=Action.STOP),
         says("stuck", Verdict.WAIT),
     )
-    monkeypatch.setitem(decide_module._ASK, (Shape.WORKLOAD, State.RUNNING), rules)
+    monkeypatch.setitem(decide_module._APPLICABLE, (Shape.WORKLOAD, State.RUNNING), rules)
     assert decide(idle_view(), BOOK, NOW).action is Action.KEEP
-    monkeypatch.setitem(decide_module._ASK, (Shape.WORKLOAD, State.RUNNING), rules[1:])
+    monkeypatch.setitem(decide_module._APPLICABLE, (Shape.WORKLOAD, State.RUNNING), rules[1:])
     assert decide(idle_view(), BOOK, NOW).action is Action.STOP
 
 

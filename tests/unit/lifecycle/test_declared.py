@@ -9,11 +9,11 @@ import pytest
 
 from gpukeeper.lifecycle import decide
 from gpukeeper.lifecycle.budget import TREES
-from gpukeeper.lifecycle.decide import ASKS, NOT_HELD, RULES
+from gpukeeper.lifecycle.decide import EVALUATORS, NOT_HELD, RULES
 from gpukeeper.lifecycle.declared import (
     Turn,
-    ask_of,
-    asked_while_removed,
+    evaluated_while_removed,
+    evaluator_of,
     states_of,
     suspended_by,
     turn_of,
@@ -39,7 +39,7 @@ DECLARED = {
 def rule(name: str, **declared: Any) -> ModuleType:
     made = ModuleType(name)
     known = {"NAME": name, "SUMMARY": "", "FOR": tuple(Shape), "ACTS": True}
-    known["ask"] = lambda view, settings, now: Answer(name, Verdict.SILENT, "")
+    known["evaluate"] = lambda view, settings, now: Answer(name, Verdict.SILENT, "")
     made.__dict__.update(known | declared)
     return made
 
@@ -56,7 +56,7 @@ def test_who_suspends_whom() -> None:
         },
     }
     assert {"max_runtime"} == NOT_HELD & KNOWN
-    assert asked_while_removed(RULES) & KNOWN == {"exemption", "hold", "stuck_removal"}
+    assert evaluated_while_removed(RULES) & KNOWN == {"exemption", "hold", "stuck_removal"}
 
 
 def test_the_turn_of_each_rule() -> None:
@@ -75,7 +75,7 @@ def test_a_rule_yields_to_rules_that_take_it_into_account(one: ModuleType) -> No
     for name in getattr(one, "YIELDS_TO", ()):
         assert name in NAMES, f"{one.NAME} yields to {name}, which is no rule"
         (other,) = [rule for rule in RULES if name == rule.NAME]
-        assert hasattr(other, "asking"), f"{name} has no asking(), so that {one.NAME} would not be suspended"
+        assert hasattr(other, "evaluator"), f"{name} has no evaluator(), so that {one.NAME} would not be suspended"
 
 
 @pytest.mark.parametrize("one", RULES, ids=lambda one: str(one.NAME))
@@ -90,17 +90,21 @@ def test_a_new_rule_is_suspended_by_what_it_yields_to_and_by_nothing_else() -> N
     assert "too_large" in suspended_by("stop_hold", rules)
     assert "too_large" not in suspended_by("own_ttl", rules)
     assert yielding(rules, keep_alive.NAME)[-1] is made
-    bound: Any = ask_of(keep_alive, rules)
+    bound: Any = evaluator_of(keep_alive, rules)
     assert [name for name, _ in bound.keywords["others"]][-1] == "too_large"
 
 
 def test_what_a_rule_leaves_out() -> None:
     made = rule("too_large")
-    assert (tuple(states_of(made)), turn_of(made), ask_of(made, (made,))) == (tuple(State), Turn.WORK, made.ask)
+    assert (tuple(states_of(made)), turn_of(made), evaluator_of(made, (made,))) == (
+        tuple(State),
+        Turn.WORK,
+        made.evaluate,
+    )
 
 
-def test_every_rule_is_asked_with_what_others_declare() -> None:
-    assert ASKS.keys() == NAMES
-    assert decide._ASK[Shape.WORKLOAD, State.ENDED] == tuple(
-        (one.NAME, ASKS[one.NAME]) for one in RULES if Shape.WORKLOAD in one.FOR and State.ENDED in states_of(one)
+def test_every_rule_is_evaluated_with_what_others_declare() -> None:
+    assert EVALUATORS.keys() == NAMES
+    assert decide._APPLICABLE[Shape.WORKLOAD, State.ENDED] == tuple(
+        (one.NAME, EVALUATORS[one.NAME]) for one in RULES if Shape.WORKLOAD in one.FOR and State.ENDED in states_of(one)
     )

@@ -10,7 +10,7 @@ import pytest
 
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.explain import amount, idle_window, in_spite_of, remedies, signals, threshold_in_words
-from gpukeeper.lifecycle.forecast import ahead
+from gpukeeper.lifecycle.forecast import ahead, at_any_time
 from gpukeeper.lifecycle.rules.idle import REPORTED_AFTER
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
@@ -29,17 +29,19 @@ def with_(view: View, **facts: Any) -> View:
 
 
 def told(view: View, book: Rulebook = BOOK, offered: frozenset[Action] = EVERY) -> list[tuple[timedelta, str, int]]:
-    return [(one.at - NOW, f"{one.action} {one.rule}", one.stage) for one in ahead(view, book, NOW, offered)]
+    return [
+        (one.at - NOW, f"{one.action} {one.rule}", one.stage) for one in ahead(view, book, NOW, offered, at_any_time)
+    ]
 
 
 def would_change(view: View, book: Rulebook = BOOK) -> str:
-    return "\n".join(remedies(view, book, answers(view, book, NOW), NOW))
+    return "\n".join(remedies(view, book, answers(view, book, NOW), NOW, at_any_time))
 
 
 # Signals
 
 
-def test_every_signal_is_said_against_its_threshold_over_the_window() -> None:
+def test_every_signal_is_reported_against_its_threshold_over_the_window() -> None:
     values = (90.0,) * 40 + (NOT_MEASURED,) * 3 + (4.0,) + (0.5,) * 26
     view = View(subject(), (Series(Signal.GPU, "GPU-0", NOW - 69 * MINUTE, values),))
     (one,) = signals(view, BOOK, NOW)
@@ -69,7 +71,7 @@ def test_each_signal_has_its_own_threshold() -> None:
     assert found[Signal.DISK, ""] == 100_000.0
 
 
-def test_what_is_absent_by_design_or_not_measured_is_said() -> None:
+def test_what_is_absent_by_design_or_not_measured_is_reported() -> None:
     absent = Series(Signal.NETWORK, "", NOW, (), missing=Unknown("it has the host's network", by_design=True))
     silent = Series(Signal.CPU, "", NOW - MINUTE, (NOT_MEASURED, NOT_MEASURED))
     by_signal = {one.signal: one for one in signals(View(subject(), (absent, silent)), BOOK, NOW)}
@@ -130,7 +132,7 @@ def test_the_stages_of_idle_are_told_before_they_come() -> None:
 def test_the_forecast_is_what_the_rules_do() -> None:
     """Each event it names is the decision that the rules give at that time, with that much more silence."""
     view = View(subject(), _used(10))
-    for one in ahead(view, BOOK, NOW, EVERY):
+    for one in ahead(view, BOOK, NOW, EVERY, at_any_time):
         at = _next_minute(one.at)
         minutes = (at - NOW) // MINUTE
         later = tuple(msgspec.structs.replace(s, minutes=s.minutes + (0.0,) * minutes) for s in view.series)
@@ -239,7 +241,7 @@ def test_a_hold_does_not_help_against_the_maximum_runtime_but_an_admin_does() ->
     assert "use the GPU" not in words
 
 
-def test_what_is_not_known_would_change_it() -> None:
+def test_what_is_unknown_would_change_it() -> None:
     assert "what is unknown becomes known: GPU use was not measured yet" in would_change(View(subject()))
 
 
@@ -292,12 +294,12 @@ def test_what_gpukeeper_stopped_can_be_brought_back_until_it_is_removed() -> Non
 
 def test_a_hold_does_not_prevent_the_end_of_the_maximum_runtime_within_it() -> None:
     running = View(subject(class_="api", started=NOW - 20 * HOUR))
-    act = in_spite_of(running, BOOK, Hold("ann", NOW, NOW + 12 * HOUR), NOW, EVERY)
+    act = in_spite_of(running, BOOK, Hold("ann", NOW, NOW + 12 * HOUR), NOW, EVERY, at_any_time)
     assert act is not None
     assert (act.action, act.rule, act.at) == (Action.STOP, "max_runtime", NOW + 4 * HOUR)
-    assert in_spite_of(running, BOOK, Hold("ann", NOW, NOW + HOUR), NOW, EVERY) is None
+    assert in_spite_of(running, BOOK, Hold("ann", NOW, NOW + HOUR), NOW, EVERY, at_any_time) is None
     granted = Hold("root", NOW, NOW + 12 * HOUR, suspends=("max_runtime",), admin=True)
-    assert in_spite_of(running, BOOK, granted, NOW, EVERY) is None
+    assert in_spite_of(running, BOOK, granted, NOW, EVERY, at_any_time) is None
 
 
 def test_the_time_of_the_next_thing_is_that_of_the_first_warning() -> None:

@@ -67,7 +67,7 @@ def test_a_pattern_for_what_does_not_exist_does_not_fit() -> None:
     assert class_of(policy, subject()) == "managed"
 
 
-def test_a_label_may_be_asked_for_by_key_value_or_pattern() -> None:
+def test_a_label_may_be_requested_by_key_value_or_pattern() -> None:
     one = subject(labels={"app": "triton"})
     assert has_label(one, "app")
     assert has_label(one, "app=t*")

@@ -92,14 +92,14 @@ def test_the_object_cannot_move_what_our_own_ledger_announced() -> None:
     assert decided(view).action is Action.STOP
 
 
-def test_a_restart_without_a_note_warns_again_and_says_why() -> None:
+def test_a_restart_without_a_note_warns_again_and_gives_the_reason() -> None:
     again = decided(with_children(removal(5 * MINUTE), watched_since=NOW))
     assert again.action is Action.WARN
     assert again.announced == NOW + LEAD
     assert "the announcement for 2026-03-10 12:05 UTC is void, because gpukeeper did not run" in again.reason
 
 
-def test_a_time_that_moved_back_says_why() -> None:
+def test_a_time_that_moved_back_gives_the_reason() -> None:
     sent = tuple(Warned("max_runtime", stage, NOW - HOUR, True, "run-1", DAY, NOW) for stage in (1, 2))
     later = decided(View(subject(started=NOW - 23 * HOUR, class_="api"), (), Memory(warnings=sent)))
     assert later.verdict is Verdict.WAIT

@@ -89,7 +89,7 @@ def test_runtime_adds_up_over_restarts() -> None:
     assert memory.started == at(200)
 
 
-def test_a_restart_between_two_looks_adds_the_run_before() -> None:
+def test_a_restart_between_two_reads_adds_the_run_before() -> None:
     memory = fold(started(0), started(70, run=2, previous_end=at(60)))
     assert memory.ran == HOUR
 
@@ -159,12 +159,12 @@ def test_loops_are_counted() -> None:
     assert memory.first_seen_ended is None
 
 
-def test_the_first_look_at_an_end_is_kept() -> None:
+def test_the_first_read_of_an_end_is_kept() -> None:
     memory = fold(started(0), over(30), noticed(40, State.REMOVING), over(50))
     assert memory.first_seen_ended == at(30)
 
 
-def test_the_end_of_a_later_run_is_seen_anew() -> None:
+def test_the_end_of_a_later_run_is_seen_again() -> None:
     """It ran again between two looks. Counting from the earlier end would remove it too soon."""
     memory = fold(started(0), noticed(30, State.ENDED), noticed(600, State.ENDED, run=2))
     assert memory.first_seen_ended == at(600)
@@ -240,7 +240,7 @@ def test_a_gpu_is_remembered_by_its_baseline_its_last_check_and_its_quarantine()
     assert memory.gpu.last_reset == NOW
 
 
-def test_a_return_ends_the_quarantine_and_the_baseline_is_learned_anew() -> None:
+def test_a_return_ends_the_quarantine_and_the_baseline_is_learned_again() -> None:
     memory = fold(
         BaselineSeen(at=NOW, ref=GPU, memory_used_mib=615),
         ResetTried(at=NOW, ref=GPU, reason="dirty"),

@@ -77,7 +77,7 @@ def test_an_unknown_fact_is_neither_true_nor_false() -> None:
     fact = Unknown("the driver did not answer")
     with pytest.raises(TypeError, match="driver did not answer"):
         bool(fact)
-    assert str(fact) == "not known: the driver did not answer"
+    assert str(fact) == "unknown: the driver did not answer"
     assert not is_known(fact)
 
 

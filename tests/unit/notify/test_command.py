@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import signal
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from gpukeeper.model.message import Delivered, Kind, Message, NotDelivered
-from gpukeeper.notify.command import Command, CommandKind
+from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
+from gpukeeper.notify.command import STDERR_KEPT, STDERR_MAX, Command, CommandKind, StderrTail
 
 MESSAGE = Message(
-    kind=Kind.BREAKER,
+    kind=MessageKind.BREAKER,
     about="docker/node-3",
     text="41 of 60 \x1b[2J would stop\nall at once",
     at=datetime(2026, 5, 1, tzinfo=UTC),
@@ -31,6 +33,10 @@ def program(folder: Path, text: str) -> str:
 
 def sent(*words: str) -> Delivered | NotDelivered:
     return asyncio.run(Command(words).send(MESSAGE))
+
+
+def open_files() -> set[Path]:
+    return set(Path("/proc/self/fd").iterdir())
 
 
 def why(answer: Delivered | NotDelivered) -> str:
@@ -53,7 +59,7 @@ def test_it_gets_the_message_on_stdin_and_its_words_as_they_are(
     assert folder == "/"
 
 
-def test_a_program_that_fails_says_how(tmp_path: Path) -> None:
+def test_a_program_that_fails_shows_how(tmp_path: Path) -> None:
     failing = program(tmp_path, "sys.exit('first\\nthe server refused it')")
     assert why(sent(failing)) == "it ended with 1: the server refused it"
     assert why(sent(program(tmp_path, "os.kill(os.getpid(), 9)"))) == "it ended with -9: no message"
@@ -95,6 +101,49 @@ def test_a_program_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     for fd in ended:
         assert select.select([fd], [], [], 20)[0], "it still runs"
         os.close(fd)
+
+
+def test_a_program_that_writes_to_stderr_without_end_is_ended_at_once(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    text = f"open({str(pid)!r}, 'w').write(str(os.getpid()))\nwhile True: os.write(2, b'no server\\n' * 1000)"
+    command = Command([program(tmp_path, text)])
+    before = open_files()
+    kept = 0
+
+    async def send() -> Delivered | NotDelivered:
+        return await asyncio.wait_for(command.send(MESSAGE), 60)
+
+    tail = StderrTail._take
+
+    def taken(self: StderrTail, end: Callable[[], None]) -> bool:
+        nonlocal kept
+        found = tail(self, end)
+        kept = max(kept, len(self.kept))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StderrTail, "_take", taken)
+        answer = asyncio.run(send())
+    assert why(answer) == "it was ended, because it wrote more than 1024 KiB to stderr"
+    assert kept == STDERR_KEPT
+    assert not Path(f"/proc/{pid.read_text()}").exists()
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("size", [STDERR_KEPT // 2, STDERR_MAX - 100])
+def test_a_program_that_writes_much_and_delivers_has_delivered(tmp_path: Path, size: int) -> None:
+    """More than a pipe holds: it does not wait for us."""
+    much = f"for _ in range({size} // 50): sys.stderr.write('x' * 49 + '\\n')\n"
+    assert sent(program(tmp_path, much)) == Delivered()
+    assert why(sent(program(tmp_path, f"{much}sys.exit('the last line')"))) == "it ended with 1: the last line"
+
+
+def test_a_child_that_keeps_stderr_open_is_not_waited_for(tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+    text = f"child = os.fork()\nif child: open({str(pids)!r}, 'w').write(str(child)); sys.exit('gone')\ntime.sleep(600)"
+    answer = asyncio.run(asyncio.wait_for(Command([program(tmp_path, text)]).send(MESSAGE), 60))
+    os.kill(int(pids.read_text()), signal.SIGKILL)
+    assert why(answer) == "it ended with 1: gone"
 
 
 @pytest.mark.parametrize("words", [[], ["mail"], ["./mail"], ["/usr/../bin/mail"], [""]])

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
-from gpukeeper.model.message import Delivered, Kind, Message, NotDelivered
+from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.notify import messages as sending
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
 
-WARNING = Message(kind=Kind.WARNING, about="w", text="idle", at=datetime(2026, 5, 1, tzinfo=UTC), owner="ann")
+WARNING = Message(kind=MessageKind.WARNING, about="w", text="idle", at=datetime(2026, 5, 1, tzinfo=UTC), owner="ann")
 
 
 class Recorded:
@@ -30,7 +30,7 @@ class Recorded:
 
 
 def problem(text: str, key: str | None = None) -> Message:
-    return Message(kind=Kind.COMPLAINT, about="w", text=text, at=WARNING.at, key=text if key is None else key)
+    return Message(kind=MessageKind.COMPLAINT, about="w", text=text, at=WARNING.at, key=text if key is None else key)
 
 
 def play(story: Callable[[], Awaitable[None]]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from gpukeeper.model.message import Kind, Message
+from gpukeeper.model.message import Message, MessageKind
 from gpukeeper.notify.repeats import AGAIN, HOUR, PER_HOUR, REMEMBERED, Repeats
 
 
-def message(key: str, kind: Kind = Kind.COMPLAINT) -> Message:
+def message(key: str, kind: MessageKind = MessageKind.COMPLAINT) -> Message:
     return Message(kind=kind, about="w", text=f"about {key}", at=datetime(2026, 5, 1, tzinfo=UTC), key=key)
 
 
@@ -22,14 +22,14 @@ def test_another_kind_or_key_is_another_message() -> None:
     repeats = Repeats()
     assert repeats.admit(message("a"), 0)
     assert repeats.admit(message("b"), 0)
-    assert repeats.admit(message("a", Kind.GPU), 0)
+    assert repeats.admit(message("a", MessageKind.GPU), 0)
 
 
 def test_what_was_over_is_news_again() -> None:
     repeats = Repeats()
-    assert repeats.admit(message("a", Kind.BREAKER), 0)
+    assert repeats.admit(message("a", MessageKind.BREAKER), 0)
     repeats.over("breaker", "a")
-    assert repeats.admit(message("a", Kind.BREAKER), 1)
+    assert repeats.admit(message("a", MessageKind.BREAKER), 1)
 
 
 def test_no_more_than_so_many_an_hour_and_the_next_one_counts_the_others() -> None:

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from gpukeeper.model.message import Delivered, Kind, Message
-from gpukeeper.notify.inside import tell_inside
+from gpukeeper.model.message import Delivered, Message, MessageKind
+from gpukeeper.notify.inside import notify_inside
 from gpukeeper.notify.terminals import Terminals
 
 WARNING = "docker/node-3/eval: idle for 24m, allowed 30m"
@@ -70,20 +70,20 @@ def shown(screen: int) -> str:
 def test_whoever_sits_inside_is_told_once_for_each_terminal() -> None:
     """C14.1: input, output and errors are one terminal, and two processes may share it."""
     with terminal() as (screen, device), sitting_at(device) as one, sitting_at(device) as two:
-        assert tell_inside([one, two], WARNING) == 1
+        assert notify_inside([one, two], WARNING) == 1
         assert shown(screen).count(WARNING) == 1
 
 
-def test_every_terminal_is_told() -> None:
+def test_every_terminal_is_reported() -> None:
     with terminal() as (first, a), terminal() as (second, b), sitting_at(a) as one, sitting_at(b) as two:
-        assert tell_inside([one, two], WARNING) == 2
+        assert notify_inside([one, two], WARNING) == 2
         assert WARNING in shown(first)
         assert WARNING in shown(second)
 
 
 def test_a_terminal_at_one_of_the_three_is_enough() -> None:
     with Path(os.devnull).open("r+b") as nothing, terminal() as (screen, device), sitting_at(nothing, device) as pid:
-        assert tell_inside([pid], WARNING) == 1
+        assert notify_inside([pid], WARNING) == 1
         assert WARNING in shown(screen)
 
 
@@ -91,10 +91,10 @@ def test_a_file_and_other_devices_are_never_written(tmp_path: Path) -> None:
     log = tmp_path / "out.log"
     log.write_text("epoch 1\n")
     with log.open("a") as file, sitting_at(file) as pid:
-        assert tell_inside([pid], WARNING) == 0
+        assert notify_inside([pid], WARNING) == 0
     assert log.read_text() == "epoch 1\n"
     with Path(os.devnull).open("r+b") as nothing, sitting_at(nothing) as pid:
-        assert tell_inside([pid], WARNING) == 0
+        assert notify_inside([pid], WARNING) == 0
 
 
 def test_a_name_planted_inside_the_workload_leads_nowhere(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_name_planted_inside_the_workload_leads_nowhere(tmp_path: Path) -> Non
         inside.mkdir(parents=True)
         (inside / "0").symlink_to(os.ttyname(device))
         (tmp_path / str(pid) / "fd").symlink_to(f"/proc/{pid}/fd")
-        assert tell_inside([pid], WARNING, str(tmp_path)) == 0
+        assert notify_inside([pid], WARNING, str(tmp_path)) == 0
         assert shown(screen) == ""
 
 
@@ -112,7 +112,7 @@ def test_a_full_terminal_is_not_waited_for_and_not_told() -> None:
     with terminal() as (screen, device), sitting_at(device) as pid:
         os.set_blocking(device, False)
         _fill(device)
-        assert tell_inside([pid], WARNING) == 0
+        assert notify_inside([pid], WARNING) == 0
         assert WARNING not in shown(screen)
 
 
@@ -120,7 +120,7 @@ def test_a_stopped_terminal_is_not_waited_for_and_not_told() -> None:
     """Ctrl-S."""
     with terminal() as (screen, device), sitting_at(device) as pid:
         termios.tcflow(device, termios.TCOOFF)
-        assert tell_inside([pid], WARNING) == 0
+        assert notify_inside([pid], WARNING) == 0
         termios.tcflow(device, termios.TCOON)
         assert shown(screen) == ""
 
@@ -128,22 +128,22 @@ def test_a_stopped_terminal_is_not_waited_for_and_not_told() -> None:
 def test_a_process_that_is_gone_is_nobody() -> None:
     with Path(os.devnull).open("r+b") as nothing, sitting_at(nothing) as pid:
         pass
-    assert tell_inside([pid], WARNING) == 0
+    assert notify_inside([pid], WARNING) == 0
 
 
 def test_names_cannot_drive_a_terminal() -> None:
     """C14.1"""
     with terminal() as (screen, device), sitting_at(device) as pid:
-        assert tell_inside([pid], "\x1b]0;owned\x07eval\x9b2J\nroot: give me your password") == 1
+        assert notify_inside([pid], "\x1b]0;owned\x07eval\x9b2J\nroot: give me your password") == 1
         words = shown(screen)
         assert words.removeprefix("\r\n\a").removesuffix("\r\n").isprintable()
         assert "eval" in words
 
 
-def test_the_other_end_of_a_terminal_is_not_somebodys_screen() -> None:
+def test_the_other_end_of_a_terminal_is_not_a_users_screen() -> None:
     """A program that drives terminals has that end open. To open it makes a new terminal, at which nobody sits."""
     with terminal() as (screen, _), sitting_at(screen) as pid:
-        assert tell_inside([pid], WARNING) == 0
+        assert notify_inside([pid], WARNING) == 0
 
 
 def test_half_a_message_is_not_a_message() -> None:
@@ -152,7 +152,7 @@ def test_half_a_message_is_not_a_message() -> None:
         _fill(device)
         os.read(screen, 4096)  # room for some of it
         long = WARNING * 2000
-        assert tell_inside([pid], long) == 0
+        assert notify_inside([pid], long) == 0
         assert "[gpukeeper]" in _everything(screen)
 
 
@@ -178,7 +178,9 @@ def test_the_owner_is_told_on_the_host_and_nobody_else(tmp_path: Path) -> None:
 
 
 def delivered(terminals: Terminals, owner: str | None) -> bool:
-    message = Message(kind=Kind.WARNING, about="", text=WARNING, at=datetime(2026, 5, 1, tzinfo=UTC), owner=owner)
+    message = Message(
+        kind=MessageKind.WARNING, about="", text=WARNING, at=datetime(2026, 5, 1, tzinfo=UTC), owner=owner
+    )
     return isinstance(asyncio.run(terminals.send(message)), Delivered)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.message import Delivered, Kind, Message, NotDelivered
+from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.model.subject import Subject
 from gpukeeper.notify.workload import InsideWorkload
 from gpukeeper.platforms.docker.translate import container_subject
@@ -20,7 +20,7 @@ class Place:
         self.name, self.place, self.answer = name, place, answer
         self.asked: list[str] = []
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         self.asked.append(message)
         if isinstance(self.answer, PlatformError):
             raise self.answer
@@ -29,7 +29,7 @@ class Place:
 
 def sent(subject: Subject | None, *places: Place) -> Delivered | NotDelivered:
     at = datetime(2026, 5, 1, tzinfo=UTC)
-    message = Message(kind=Kind.WARNING, about="x", text="idle", at=at, subject=subject)
+    message = Message(kind=MessageKind.WARNING, about="x", text="idle", at=at, subject=subject)
     return asyncio.run(InsideWorkload(places).send(message))
 
 
@@ -37,7 +37,7 @@ def here(answer: bool | PlatformError) -> Place:
     return Place(SUBJECT.ref.platform, SUBJECT.ref.place, answer)
 
 
-def test_only_its_own_platform_is_asked() -> None:
+def test_only_its_own_platform_is_queried() -> None:
     own, other = here(True), Place("docker", "elsewhere", True)
     assert sent(SUBJECT, other, own) == Delivered()
     assert (own.asked, other.asked) == (["idle"], [])

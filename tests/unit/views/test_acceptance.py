@@ -10,7 +10,7 @@ from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.record import Finding, GpuSummary, Machine, NotTested, Report
 from gpukeeper.acceptance.reports.merge import merge
-from gpukeeper.acceptance.suite import NOT_ASKED_FOR
+from gpukeeper.acceptance.suite import NOT_SELECTED
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
@@ -50,7 +50,7 @@ def finding(gpu: str, verdict: Grade = Grade.PASS, value: float = 100.0) -> Find
     )
 
 
-def test_a_machine_in_words_leaves_out_what_is_not_known() -> None:
+def test_a_machine_in_words_leaves_out_what_is_unknown() -> None:
     assert machine_words(MACHINE, RunRequest()) == "node-3: 2 × NVIDIA H200; driver 570.1"
     silent = msgspec.structs.replace(MACHINE, gpus=Unknown("the driver is silent"))
     assert machine_words(silent, RunRequest()) == "node-3: the GPUs could not be read (the driver is silent)"
@@ -74,7 +74,7 @@ def test_what_was_left_out_by_reason_and_the_shortest_span_that_adds_something()
     left = (
         NotTested(check="links", why="needs two GPUs"),
         NotTested(check="ddp", why="needs two GPUs"),
-        NotTested(check="gemm", why=NOT_ASKED_FOR),
+        NotTested(check="gemm", why=NOT_SELECTED),
         NotTested(check="stress", why="takes long", within="4h"),
         NotTested(check="training", what="long", why="takes long", within="30m"),
     )
@@ -83,13 +83,21 @@ def test_what_was_left_out_by_reason_and_the_shortest_span_that_adds_something()
     assert next_steps(report(coverage=left)) == ["Not tested yet; --within 30m adds: training (long)"]
 
 
+def test_a_stored_report_with_the_former_reason_of_unselected_checks() -> None:
+    left = (
+        NotTested(check="gemm", why="not among the checks asked for"),
+        NotTested(check="links", why="needs two GPUs"),
+    )
+    assert coverage_lines(left, verbose=False) == ["not tested: links: needs two GPUs"]
+
+
 def test_the_verdict_with_how_long_it_took() -> None:
     assert verdict_line(report()) == "PASS  node-3, 2 GPUs, 2m: All findings passed."
     (again,) = next_steps(report(verdict=Grade.FAIL))
     assert again.startswith("Test again: gpukeeper accept")
 
 
-def test_the_document_has_no_samples_and_says_where_they_are() -> None:
+def test_the_document_has_no_samples_and_shows_where_they_are() -> None:
     document = acceptance_document(report(), "/reports/run-1")
     assert document["report_folder"] == "/reports/run-1"
     assert not {"schema", "timeline", "records"} & set(document)
@@ -102,7 +110,7 @@ def test_a_node_that_should_have_a_report_is_no_pass() -> None:
     assert rows[1].verdict is Grade.INCONCLUSIVE
 
 
-def test_a_check_says_what_it_proves_and_what_it_cannot() -> None:
+def test_a_check_shows_what_it_proves_and_what_it_cannot() -> None:
     for one in CHECKS:
         facts = check_facts(one)
         assert (facts.name, facts.proves, facts.cannot) == (one.name, one.proves, one.cannot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpukeeper.engine.explain import Explanation
-from gpukeeper.lifecycle.claims import Finding
+from gpukeeper.lifecycle.claims import Contradiction
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.memory import Hold, Memory
@@ -53,9 +53,9 @@ def test_a_suspended_rule_names_what_suspends_it() -> None:
     assert [word for word, _ in verdicts((everything, due, other))] == ["protect", "stop", "suspended by exemption"]
 
 
-def test_the_document_says_why_a_diagnosis_is_missing() -> None:
+def test_the_document_gives_the_reason_a_diagnosis_is_missing() -> None:
     unknown = Unknown("the cluster did not answer")
-    finding = Finding(kind="orphan", about=(EVAL,), words="it outlived its workload")
+    finding = Contradiction(kind="orphan", about=(EVAL,), words="it outlived its workload")
     view = explain_view(explained(idle_view(), undiagnosed=unknown, findings=(finding,)))
     assert view.diagnosis == unknown
     assert [(one.kind, one.words) for one in view.findings] == [("orphan", "it outlived its workload")]

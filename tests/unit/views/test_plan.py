@@ -64,7 +64,7 @@ def test_trees_are_added_up_over_places_by_category_with_what_was_not_measured()
     assert view.trees[0].total == TreeCount(3, 10, 2, 1)
 
 
-def test_the_summary_says_how_much_is_due_kept_and_by_which_policy() -> None:
+def test_the_summary_shows_how_much_is_due_kept_and_by_which_policy() -> None:
     view = plan_view([report(decision(1), kept(2), kept(3), kept(4, Verdict.PROTECT))], HEAD)
     assert summary(view, "gpukeeper apply") == (
         "1 due; 3 kept: 2 waiting, 1 protected. To apply: gpukeeper apply\n"

@@ -119,7 +119,7 @@ def test_a_class_that_is_named_comes_before_every_match() -> None:
     assert (found.class_, found.match) == ("managed", None)
 
 
-def test_what_is_never_touched_says_so() -> None:
+def test_what_is_never_touched_reports_it() -> None:
     found = tried(owner="bob", image="exporter:4")
     assert (found.timeline, found.class_, found.match) == ((), "infrastructure", 0)
     assert found.end == "No action: class infrastructure is never touched."
@@ -172,7 +172,7 @@ def test_with_one_acting_pass_a_night_the_third_one_stops() -> None:
     assert [step[1:] for step in timeline(found)][:3] == [("warn 1", "idle"), ("warn 2", "idle"), ("stop", "idle")]
 
 
-def test_what_it_assumes_is_said() -> None:
+def test_what_it_assumes_is_reported() -> None:
     said = " ".join(tried(owner="bob").assumes)
     for words in ("stays idle", "warning is delivered", "budget (50 a pass, 600 an hour)", "pass runs every 5m"):
         assert words in said

@@ -1,1 +1,1 @@
-"""The machine under test: what it is, who else uses its GPUs, and the processes that run probes on it."""
+"""The machine under test: its facts, other users of its GPUs, and the processes that run probes on it."""

@@ -14,28 +14,28 @@ from gpukeeper.model.unknown import Unknown
 
 VARIABLE = "GPUKEEPER_PYTHON"
 ON_PATH = ("python3", "python")
-LOOKING_S = 30.0  # an interpreter on a slow network disk
+START_S = 30.0  # an interpreter on a slow network disk
 _QUESTION = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('torch') else 9)"
 _NO_TORCH = 9
-GET_ONE = "pip install 'gpukeeper[accept]', or set --python or GPUKEEPER_PYTHON to an interpreter that has it"
+GET_ONE = "in a clone of gpukeeper: pip install '.[accept]'; or name an interpreter with --python or GPUKEEPER_PYTHON"
 
 
 def find_python(wanted: str | None = None, variables: Mapping[str, str] = os.environ) -> str | Unknown:
-    """The one that was asked for, and no other; else ours; else the first on PATH that has PyTorch. Or why none."""
+    """The configured one, and no other; else ours; else the first on PATH that has PyTorch. Or why there is none."""
     named = wanted or variables.get(VARIABLE)
     if named:
-        return _asked_for(named, "--python" if wanted else VARIABLE, variables.get("PATH"))
+        return _configured(named, "--python" if wanted else VARIABLE, variables.get("PATH"))
     if importlib.util.find_spec("torch") is not None:
         return sys.executable
     there = [_path_of(name, variables.get("PATH")) for name in ON_PATH]
     for python in dict.fromkeys(filter(None, there)):
         if why_not(python) is None:
             return python
-    looked = ", ".join(dict.fromkeys((sys.executable, *filter(None, there))))
-    return Unknown(f"No module named 'torch' in any of {looked}. To install it: {GET_ONE}.")
+    searched = ", ".join(dict.fromkeys((sys.executable, *filter(None, there))))
+    return Unknown(f"No module named 'torch' in any of {searched}. To install it: {GET_ONE}.")
 
 
-def _asked_for(named: str, how: str, path: str | None) -> str | Unknown:
+def _configured(named: str, how: str, path: str | None) -> str | Unknown:
     python = _path_of(named, path)
     if python is None:
         return Unknown(f"{how}={named!r}: program not found. Set it to a Python that has PyTorch.")
@@ -52,20 +52,20 @@ def _path_of(name: str, path: str | None) -> str | None:
 def why_not(python: str) -> str | None:
     """None: it has PyTorch."""
     try:
-        asked = subprocess.run(
+        done = subprocess.run(
             (python, "-c", _QUESTION),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=LOOKING_S,
+            timeout=START_S,
             check=False,
             env={**os.environ, "PYTHONSAFEPATH": "1"},
             cwd="/",
         )
     except subprocess.TimeoutExpired:
-        return f"it did not start within {LOOKING_S:.0f} s"
+        return f"it did not start within {START_S:.0f} s"
     except OSError as error:
         return f"it could not be started: {error.strerror}"
-    if asked.returncode == _NO_TORCH:
+    if done.returncode == _NO_TORCH:
         return "No module named 'torch'"
-    last = asked.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-    return None if asked.returncode == 0 else f"it is not a working Python: {''.join(last) or 'no output'}"
+    last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+    return None if done.returncode == 0 else f"it is not a working Python: {''.join(last) or 'no output'}"

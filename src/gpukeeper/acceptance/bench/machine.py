@@ -1,6 +1,6 @@
 """Facts of this machine for the report: versions, limits, the PCI bus. Only reads.
 
-Nothing here asks the driver. A figure that could not be read is Unknown; None is what does not exist here.
+Nothing here queries the driver. A figure that could not be read is Unknown; None is what does not exist here.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def on_bus(
 ) -> int | Unknown:
     """GPUs that the PCI bus shows and that are ours to use. `known`: minors of those the driver names.
 
-    A number only where nobody may have narrowed what we see, since a GPU too few is taken for a broken machine: not
-    inside a workload (the bus is the whole machine's there), not under variables or a device cgroup that narrow. A
+    A number only if the visible GPUs cannot have been restricted, since a GPU too few is taken for a broken machine:
+    not inside a workload (the bus is the whole machine's there), not under variables or a device cgroup that narrow. A
     device that another driver has (a virtual machine's) or that is a part of another (a virtual function) is not ours.
     """
     if inside:
@@ -138,7 +138,8 @@ def _is_denied(node: Path) -> bool:
 
 def visible(gpus: Sequence[Gpu], variables: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
     """Those that CUDA_VISIBLE_DEVICES leaves us, as CUDA reads it: numbers or beginnings of uuids, up to the first that
-    names nothing. Whoever set it (a scheduler) gave the others to somebody else. The index of a cut GPU: its slices."""
+    names nothing. A scheduler that sets it assigned the other GPUs to other jobs. The index of a split GPU: its
+    slices."""
     shown = variables.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return tuple(gpus)

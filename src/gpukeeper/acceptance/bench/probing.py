@@ -1,7 +1,7 @@
 """Runs probes in processes of their own: a worker for each GPU, or ranks over several of them by torchrun.
 
 Whatever happens there is an answer: a probe that hangs is ended with everything it started, one that dies is quoted.
-Who asks next gets a new process. What they said on their way is kept for the report, the last of it.
+The next request gets a new process. The end of their output is kept for the report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpukeeper.model import reading
 
 TO_START_S = 180.0  # PyTorch from a cold disk, eight at once; CUDA wakes the GPU
 RANKS_TO_START_S = 90.0
-# The folder we were started in is nobody we trust: before Python 3.11 nothing else keeps `-m` from importing from it.
+# The directory we were started in is not trusted: before Python 3.11 nothing else keeps `-m` from importing from it.
 FOLDER = "/"
 LAST_LINES = 40
 KEPT_OF_A_LOG = 256 * 1024
@@ -63,19 +63,19 @@ class ProbeLauncher:
     def worker(self) -> tuple[str, ...]:
         return self.python, self.main, "worker", "cuda:0" if self.kind == "cuda" else "cpu"
 
-    def ranks(self, count: int, folder: Path, job: ProbeRequest) -> tuple[str, ...]:
+    def ranks(self, count: int, directory: Path, job: ProbeRequest) -> tuple[str, ...]:
         """All of one machine, at an address that needs no name service."""
         here = "127.0.0.1"
-        asked = _asked(job)
+        request = _request_json(job)
         return (
             *(self.python, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(count)),
             *("--max-restarts", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{here}:0", "--local-addr", here),
-            *("--log-dir", str(folder / "logs"), "--redirects", "3"),
-            *(self.main, "ranks", str(folder), self.kind, asked),
+            *("--log-dir", str(directory / "logs"), "--redirects", "3"),
+            *(self.main, "ranks", str(directory), self.kind, request),
         )
 
     def environment(self, gpus: Sequence[str]) -> dict[str, str]:
-        """Nobody else's job around us may tell ranks who they are, and the folder we are in is nobody we trust."""
+        """Variables of a surrounding job must not define the ranks, and the current directory is not trusted."""
         kept = {name: value for name, value in os.environ.items() if not _LEFT_OVER.fullmatch(name)}
         shown = {
             "CUDA_VISIBLE_DEVICES": ",".join(gpus) if self.kind == "cuda" else "",
@@ -85,10 +85,10 @@ class ProbeLauncher:
         return {**kept, **shown, **more}
 
 
-def _asked(job: ProbeRequest) -> str:
-    """Folders that a person named from where they are: probes are elsewhere."""
-    folders = {name: str(Path(at).absolute()) for name, at in job.params.items() if name.endswith("_dir") and at}
-    return json.dumps({"probe": job.probe, "params": {**job.params, **folders}})
+def _request_json(job: ProbeRequest) -> str:
+    """Directories relative to the user's current directory: probes run in another one."""
+    directories = {name: str(Path(at).absolute()) for name, at in job.params.items() if name.endswith("_dir") and at}
+    return json.dumps({"probe": job.probe, "params": {**job.params, **directories}})
 
 
 class ProbeWorker:
@@ -98,7 +98,7 @@ class ProbeWorker:
         self._bench, self._gpu = bench, gpu
         self._process: ChildProcess | None = None
         self._hello: dict[str, Any] = {}
-        self.words = ""  # what earlier processes said last, and this one so far
+        self.words = ""  # the last output of earlier processes, and the output of this one
 
     @property
     def pid(self) -> int | None:
@@ -114,12 +114,12 @@ class ProbeWorker:
             self._process = await ChildProcess.start(
                 self._bench.worker(), self._bench.environment((self._gpu,)), FOLDER
             )
-            said = _record(await self._process.line(self._bench.to_start_s))
+            record = _record(await self._process.line(self._bench.to_start_s))
         except BaseException as error:
             return await self._broken(error, began, self._bench.to_start_s)
-        hello = said.get("hello")
+        hello = record.get("hello")
         if not isinstance(hello, dict):
-            return await self._refused(said, began)
+            return await self._refused(record, began)
         self._hello = hello
         return hello
 
@@ -130,14 +130,14 @@ class ProbeWorker:
         assert self._process is not None
         began = time.monotonic()
         try:
-            await self._process.send(_asked(job).encode())
-            said = _record(await self._process.line(job.deadline_s))
+            await self._process.send(_request_json(job).encode())
+            record = _record(await self._process.line(job.deadline_s))
         except BaseException as error:
             return await self._broken(error, began, job.deadline_s)
-        done = said.get("done")
+        done = record.get("done")
         if not isinstance(done, dict):
-            return await self._refused(said, began)
-        return ProbeResult(result=done, seconds=_number(said, "seconds"), busy_s=_number(said, "busy_s"))
+            return await self._refused(record, began)
+        return ProbeResult(result=done, seconds=_number(record, "seconds"), busy_s=_number(record, "busy_s"))
 
     async def close(self) -> None:
         process, self._process = self._process, None
@@ -147,10 +147,10 @@ class ProbeWorker:
             finally:
                 self.words = (self.words + process.words)[-KEPT_OF_A_LOG:]
 
-    async def _refused(self, said: Mapping[str, Any], began: float) -> ProbeFailure:
-        """It said itself what is wrong. A GPU after an error of CUDA is of no use to that process: the next is new."""
+    async def _refused(self, record: Mapping[str, Any], began: float) -> ProbeFailure:
+        """It reported the failure itself. After a CUDA error the process cannot use the GPU: the next one is new."""
         await self.close()
-        words = _words(said) or f"invalid output: {str(said)[:500]}"
+        words = _words(record) or f"invalid output: {str(record)[:500]}"
         return ProbeFailure(kind=classify(words), words=words, seconds=time.monotonic() - began)
 
     async def _broken(self, error: BaseException, began: float, deadline_s: float) -> ProbeFailure:
@@ -230,21 +230,21 @@ async def run_ranks(
     bench: ProbeLauncher, gpus: Sequence[str], job: ProbeRequest
 ) -> tuple[dict[str, ProbeReply], dict[str, str]]:
     """An answer for every rank, by its number; and the logs that are worth keeping, by their names."""
-    folder = Path(tempfile.mkdtemp(prefix="gpukeeper-ranks-"))
+    directory = Path(tempfile.mkdtemp(prefix="gpukeeper-ranks-"))
     began, deadline = time.monotonic(), job.deadline_s + bench.ranks_to_start_s
     environment = {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING,NET",
         **bench.environment(gpus),
-        "NCCL_DEBUG_FILE": str(folder / NCCL_LOG),
+        "NCCL_DEBUG_FILE": str(directory / NCCL_LOG),
     }
     try:
-        code, words = await _torchrun(bench.ranks(len(gpus), folder, job), environment, deadline)
-        left = gather(folder, len(gpus), words, code, deadline, time.monotonic() - began)
+        code, words = await _torchrun(bench.ranks(len(gpus), directory, job), environment, deadline)
+        left = gather(directory, len(gpus), words, code, deadline, time.monotonic() - began)
         answers = {str(rank): answer_of(rank, left) for rank in range(len(gpus))}
-        return answers, {"torchrun": words, **_logs(folder)}
+        return answers, {"torchrun": words, **_logs(directory)}
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 async def _torchrun(
@@ -265,14 +265,14 @@ async def _torchrun(
 
 
 def gather(
-    folder: Path, count: int, torchrun: str, exit_code: int | None, deadline_s: float, seconds: float
+    directory: Path, count: int, torchrun: str, exit_code: int | None, deadline_s: float, seconds: float
 ) -> RanksOutput:
-    stderr = {int(path.parent.name): path for path in folder.glob("logs/*/attempt_*/*/stderr.log")}
-    records = {rank: _record_in(folder / f"rank-{rank}.json") for rank in range(count)}
+    stderr = {int(path.parent.name): path for path in directory.glob("logs/*/attempt_*/*/stderr.log")}
+    records = {rank: _record_in(directory / f"rank-{rank}.json") for rank in range(count)}
     return RanksOutput(
         records={rank: record for rank, record in records.items() if record is not None},
         words={rank: _tail(path) for rank, path in stderr.items()},
-        stages={rank: _tail(folder / f"rank-{rank}.stage").strip() for rank in range(count)},
+        stages={rank: _tail(directory / f"rank-{rank}.stage").strip() for rank in range(count)},
         torchrun=torchrun,
         exit_code=exit_code,
         deadline_s=deadline_s,
@@ -296,8 +296,8 @@ def answer_of(rank: int, left: RanksOutput) -> ProbeReply:
     culprit = int(first[1]) if first else None
     if culprit not in (None, rank) and codes.get(rank, STOPPED_BY_TORCHRUN[0]) in STOPPED_BY_TORCHRUN:
         why = _words(left.records.get(culprit or 0, {})) or left.words.get(culprit or 0, "")
-        said = f"rank {rank} was stopped because rank {culprit} failed{_how(codes.get(culprit or 0))}"
-        return ProbeFailure(kind="failed", words=f"{_last_lines(why)}\n{said}".strip(), seconds=left.seconds)
+        message = f"rank {rank} was stopped because rank {culprit} failed{_how(codes.get(culprit or 0))}"
+        return ProbeFailure(kind="failed", words=f"{_last_lines(why)}\n{message}".strip(), seconds=left.seconds)
     code = codes.get(rank, left.exit_code)
     words = words or ("" if rank in codes else _last_lines(left.torchrun))  # its summary only repeats the exit code
     words = f"{words}\nrank {rank} exited without a record{_how(code)}".strip()
@@ -319,12 +319,12 @@ def _late(rank: int, words: str, left: RanksOutput) -> ProbeFailure:
 def _record(line: bytes) -> dict[str, Any]:
     """ValueError when it is none."""
     try:
-        said = reading.decode(line)
+        record = reading.decode(line)
     except msgspec.DecodeError as error:
         raise ValueError(f"invalid output: {error}") from error
-    if not isinstance(said, dict):
-        raise ValueError(f"invalid output: {str(said)[:500]}")
-    return said
+    if not isinstance(record, dict):
+        raise ValueError(f"invalid output: {str(record)[:500]}")
+    return record
 
 
 def _record_in(path: Path) -> dict[str, Any] | None:
@@ -336,13 +336,13 @@ def _record_in(path: Path) -> dict[str, Any] | None:
         return {"broken": {"words": str(error)}}
 
 
-def _words(said: Mapping[str, Any]) -> str:
-    broken = said.get("broken")
+def _words(record: Mapping[str, Any]) -> str:
+    broken = record.get("broken")
     return str(broken.get("words", "")) if isinstance(broken, Mapping) else ""
 
 
-def _number(said: Mapping[str, Any], key: str) -> float:
-    value = said.get(key)
+def _number(record: Mapping[str, Any], key: str) -> float:
+    value = record.get(key)
     return float(value) if isinstance(value, int | float) else 0.0
 
 
@@ -354,7 +354,7 @@ async def _exit_code(process: ChildProcess) -> int | None:
 
 
 def _how(code: int | None) -> str:
-    """128 + n is what the holder says of signal n, -n what torchrun does."""
+    """Signal n is reported as 128 + n by the supervisor, as -n by torchrun."""
     number = None if code is None else -code if code < 0 else code - 128 if code > 128 else None
     if number is not None:
         return f" by signal {number}"
@@ -374,8 +374,8 @@ def _tail(path: Path, most: int = 65536) -> str:
         return ""
 
 
-def _logs(folder: Path) -> dict[str, str]:
+def _logs(directory: Path) -> dict[str, str]:
     """NCCL's own words begin with what matters, the rings and the algorithms; ranks' end with it."""
-    found = {path.name: _tail(path, KEPT_OF_A_LOG) for path in sorted(folder.glob("nccl-*.log"))}
-    ranks = {f"rank-{path.parent.name}.{path.name}": path for path in folder.glob("logs/*/attempt_*/*/std*.log")}
+    found = {path.name: _tail(path, KEPT_OF_A_LOG) for path in sorted(directory.glob("nccl-*.log"))}
+    ranks = {f"rank-{path.parent.name}.{path.name}": path for path in directory.glob("logs/*/attempt_*/*/std*.log")}
     return {**found, **{name: words for name, path in sorted(ranks.items()) if (words := _tail(path))}}

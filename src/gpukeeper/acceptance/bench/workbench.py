@@ -1,6 +1,6 @@
 """The local machine with its GPUs as the workbench of an acceptance run: reads its state, and runs probes on it.
 
-With `cpu` the CPU stands in for GPUs: the same probes, the same answers, nothing to look at. Closed by whoever opened
+With `cpu` the CPU stands in for GPUs: the same probes, the same results, no health to read. Closed by whoever opened
 it; should we be killed, everything it started ends by itself.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from gpukeeper.acceptance.bench import foreign, machine
+from gpukeeper.acceptance.bench import machine, other_processes
 from gpukeeper.acceptance.bench.probing import ProbeLauncher, ProbeWorkers, run_ranks
 from gpukeeper.acceptance.record import Machine, ProbeFailure, ProbeReply, ProbeRequest
 from gpukeeper.blocking import in_thread
@@ -60,9 +60,11 @@ class LocalWorkbench:
         self._facts: tuple[GpuFacts, ...] | None = None
         self._used_before_us: dict[str, Fact] | None = None  # MiB, by uuid
         self._busy_before_us: dict[str, Fact] = {}  # percent, by uuid
-        self._own: set[foreign.Name] = set()  # processes of ours that had a GPU open at a scan
-        self._met: dict[str, dict[int, str]] = {}  # by uuid: others' processes since the last look, pid and words
-        self._hidden: frozenset[str] = frozenset()  # GPUs that are somebody else's for now
+        self._own: set[other_processes.Name] = set()  # processes of ours that had a GPU open at a scan
+        self._met: dict[
+            str, dict[int, str]
+        ] = {}  # by uuid: other users' processes since the last reading, pid and description
+        self._hidden: frozenset[str] = frozenset()  # GPUs that other processes use now
         self._logs: dict[str, str] = {}
         self._ranks_ran = 0
 
@@ -75,7 +77,7 @@ class LocalWorkbench:
     async def machine(self) -> Machine:
         environment = await in_thread(machine.environment, SCAN)
         gpus, rest = (self._cpus(environment), {}) if self._device == CPU else await self._gpus(environment)
-        await self._look_before_us()
+        await self._read_before_us()
         hello, more = await self._greeting(gpus[0].uuid if isinstance(gpus, tuple) and gpus else None)
         if isinstance(gpus, tuple) and gpus and hello:
             gpus = (with_facts(gpus[0], {key: hello[key] for key in OF_A_GPU if key in hello}), *gpus[1:])
@@ -89,9 +91,9 @@ class LocalWorkbench:
             if isinstance(facts, Unknown):
                 return facts
             self._facts = facts.gpus
-        looks = await self._driver.health()
-        if isinstance(looks, Unknown):
-            return looks
+        readings = await self._driver.health()
+        if isinstance(readings, Unknown):
+            return readings
         known, met = self._facts, self._met
         self._met = {}
 
@@ -105,14 +107,14 @@ class LocalWorkbench:
                 used, busy = (self._used_before_us or {}).get(uuid), self._busy_before_us.get(uuid)
                 return neighbours.on(whole, uuid, listed, memory, used, busy)
 
-            found = health_of(looks, datetime.now(UTC), others, self._xids(known))
+            found = health_of(readings, datetime.now(UTC), others, self._xids(known))
             return {uuid: _with_met(one, met.get(uuid, {})) for uuid, one in found.items()}
 
         try:
             return self._only_ours(await in_thread(seen, SCAN))
         except (TimeoutError, OSError) as error:
             why = Unknown(f"processes and the kernel log could not be read: {error or 'timeout'}")
-            unseen = health_of(looks, datetime.now(UTC), lambda *_: why, {})
+            unseen = health_of(readings, datetime.now(UTC), lambda *_: why, {})
             return self._only_ours({uuid: _with_met(one, met.get(uuid, {})) for uuid, one in unseen.items()})
 
     async def readings(self) -> Sequence[Reading]:
@@ -179,28 +181,31 @@ class LocalWorkbench:
         self._hidden = frozenset(one.uuid for one in named) - {one.uuid for one in gpus}
         return gpus, {"silent": silent, "on_bus": found, "topology": facts.topology}
 
-    async def _look_before_us(self) -> None:
+    async def _read_before_us(self) -> None:
         """Once, before our first worker: what memory is in use then is not ours."""
         if self._device == CPU or self._used_before_us is not None:
             return
-        looks = await self._driver.health() if self._facts else ()
-        seen = {} if isinstance(looks, Unknown) else health_of(looks, self._opened, lambda *_: (), {})
+        readings = await self._driver.health() if self._facts else ()
+        seen = {} if isinstance(readings, Unknown) else health_of(readings, self._opened, lambda *_: (), {})
         self._used_before_us = {uuid: one.states.get("memory_used_mib") for uuid, one in seen.items()}
         self._busy_before_us = {uuid: one.states.get("utilisation") for uuid, one in seen.items()}
 
-        if any(isinstance(use, int | float) and use >= foreign.BUSY_PERCENT for use in self._busy_before_us.values()):
+        if any(
+            isinstance(use, int | float) and use >= other_processes.BUSY_PERCENT
+            for use in self._busy_before_us.values()
+        ):
             await asyncio.sleep(SETTLES_S)  # a driver that was just opened, or a program that just ended, shows use
             again = await self._driver.health()
             now = {} if isinstance(again, Unknown) else health_of(again, self._opened, lambda *_: (), {})
             self._busy_before_us = {uuid: one.states.get("utilisation") for uuid, one in now.items()}
 
-    def _scan(self) -> foreign.OtherProcesses:
-        found = foreign.scan(known=self._own)
+    def _scan(self) -> other_processes.OtherProcesses:
+        found = other_processes.scan(known=self._own)
         self._own |= found.own
         return found
 
     async def _watched(self, work: Awaitable[_T]) -> _T:
-        """The work's answer. Processes of others that come and go while it runs are remembered for the next look."""
+        """The result of the work. Other processes that come and go meanwhile are stored for the next reading."""
         watching = asyncio.create_task(self._watch())
         try:
             return await work
@@ -214,13 +219,14 @@ class LocalWorkbench:
             try:
                 found = await in_thread(lambda: _others(self._scan(), known), SCAN)  # noqa: B023 - awaited in this round
             except (TimeoutError, OSError):
-                found = {}  # the look after the work says that it cannot be seen
+                found = {}  # the reading after the work reports that it cannot be seen
             for uuid, processes in found.items():
                 self._met[uuid] = {**processes, **self._met.get(uuid, {})}
             await asyncio.sleep(WATCH_S)
 
     async def _greeting(self, gpu: str | None) -> tuple[dict[str, Any], dict[str, Fact]]:
-        """What PyTorch says of itself, and what of that goes into the report. Its worker stays for the first probe."""
+        """What PyTorch reports about itself, and which part of it is stored in the report. Its worker stays for the
+        first probe."""
         if isinstance(self._python, Unknown):
             return {}, {**dict.fromkeys(OF_TORCH, self._python), "torch_why": _cause(self._python)}
         where = machine.written(self._python)
@@ -229,15 +235,15 @@ class LocalWorkbench:
             return hello, {**{key: hello.get(key) for key in OF_TORCH}, "torch_why": None, "interpreter": where}
         plain = await self._without_gpu() if self._device != CPU and gpu is not None else hello
         why = Unknown(hello.words)
-        said: dict[str, Fact] = dict.fromkeys(OF_TORCH, why)
+        facts: dict[str, Fact] = dict.fromkeys(OF_TORCH, why)
         if not isinstance(plain, ProbeFailure):
-            said = {key: plain.get(key) for key in OF_TORCH}
+            facts = {key: plain.get(key) for key in OF_TORCH}
         if hello.kind in USELESS:  # it is there, and no use on this machine
-            said |= {"torch": why, "torch_version": said["torch"]}
-        return {}, {**said, "torch_why": hello.words, "interpreter": where}
+            facts |= {"torch": why, "torch_version": facts["torch"]}
+        return {}, {**facts, "torch_why": hello.words, "interpreter": where}
 
     async def _without_gpu(self) -> dict[str, Any] | ProbeFailure:
-        """It cannot use the GPU; which release it is it may still be able to say."""
+        """It cannot use the GPU, but may still report its release."""
         alone = ProbeWorkers(replace(self._bench, kind=CPU))
         try:
             return await alone.hello(CPU)
@@ -271,24 +277,24 @@ def _is_absent(facts: DriverAnswer) -> bool:
     return facts.state == "no driver" and not Path("/proc/driver/nvidia").exists()
 
 
-def _others(neighbours: foreign.OtherProcesses, gpus: Sequence[GpuFacts]) -> dict[str, dict[int, str]]:
+def _others(neighbours: other_processes.OtherProcesses, gpus: Sequence[GpuFacts]) -> dict[str, dict[int, str]]:
     """By uuid of a GPU or slice: processes of others on it now, by pid."""
     found: dict[str, dict[int, str]] = {}
     for one in gpus:
         slices = () if isinstance(one.slices, Unknown) else one.slices
         uuids = [part.uuid for part in slices] or ([one.uuid] if isinstance(one.uuid, str) else [])
-        found |= {uuid: {pid: foreign.describe(pid) for pid in neighbours.others(one, uuid)} for uuid in uuids}
+        found |= {uuid: {pid: other_processes.describe(pid) for pid in neighbours.others(one, uuid)} for uuid in uuids}
     return found
 
 
-def _with_met(look: Health, met: Mapping[int, str]) -> Health:
-    """What a look saw, and what came and went since the one before it."""
-    now = () if isinstance(look.foreign, Unknown) else look.foreign
+def _with_met(reading: Health, met: Mapping[int, str]) -> Health:
+    """What a reading found, and what came and went since the previous one."""
+    now = () if isinstance(reading.foreign, Unknown) else reading.foreign
     pids = tuple(sorted({*now, *met}))
     if not pids:
-        return look
-    named = {pid: met.get(pid) or foreign.describe(pid) for pid in pids}
-    return msgspec.structs.replace(look, foreign=pids, named=named)
+        return reading
+    named = {pid: met.get(pid) or other_processes.describe(pid) for pid in pids}
+    return msgspec.structs.replace(reading, foreign=pids, named=named)
 
 
 def _cause(no_python: Unknown) -> str:

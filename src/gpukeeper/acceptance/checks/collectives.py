@@ -1,6 +1,6 @@
 """Collectives over all GPUs: every element right on every rank, and as fast as their links allow.
 
-Three of them: as NCCL chooses, over NVLink alone, over the network alone. Speed is told as nccl-tests do (bus
+Three of them: as NCCL chooses, over NVLink alone, over the network alone. Speed is reported as by nccl-tests (bus
 bandwidth), of the slowest rank, and judged from 1 GiB on: below, healthy fabrics show a fraction of it.
 """
 
@@ -25,7 +25,7 @@ from gpukeeper.acceptance.check import (
     too_little,
     unknown_words,
 )
-from gpukeeper.acceptance.judging import answers, judge, ranks
+from gpukeeper.acceptance.judging import judge, ranks, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
@@ -50,13 +50,13 @@ def interpret(name: str, trial: CheckRun, context: CheckContext) -> tuple[Findin
 
 
 def _interpret(name: str, results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
-    said = results[0]
+    record = results[0]
     merged = merge(results)
     return (
-        *_switched(name, said),
+        *_switched(name, record),
         *_data(name, results, context),
-        *ranks.with_evidence(_speed(name, said, merged, context), _evidence(said, merged)),
-        *_latency(name, said, results, context),
+        *ranks.with_evidence(_speed(name, record, merged, context), _evidence(record, merged)),
+        *_latency(name, record, results, context),
         *_left_out(name, merged),
     )
 
@@ -86,17 +86,17 @@ def _curve(same: Sequence[Values]) -> Curve:
     if any("left_out" in one for one in same):
         why = next(str(one["left_out"]) for one in same if "left_out" in one)
         return Curve(str(first["op"]), int(first["bytes"]), (), why)
-    rounds = zip(*(answers.figures(one.get("busbw")) for one in same), strict=True)
+    rounds = zip(*(replies.figures(one.get("busbw")) for one in same), strict=True)
     return Curve(str(first["op"]), int(first["bytes"]), tuple(min(each) for each in rounds))
 
 
-def _evidence(said: Values, curves: Sequence[Curve]) -> dict[str, Any]:
+def _evidence(record: Values, curves: Sequence[Curve]) -> dict[str, Any]:
     by_size: dict[str, dict[str, float]] = {}
     for curve in curves:
         if curve.busbw:
             by_size.setdefault(curve.op, {})[str(curve.bytes)] = curve.median
-    kept = {key: said.get(key) for key in ("algorithm", "algorithms", "transports", "nvls", "variant", "switches")}
-    return {**kept, "nccl_version": said.get("nccl_version"), "busbw_by_bytes": by_size}
+    kept = {key: record.get(key) for key in ("algorithm", "algorithms", "transports", "nvls", "variant", "switches")}
+    return {**kept, "nccl_version": record.get("nccl_version"), "busbw_by_bytes": by_size}
 
 
 # Is it right?
@@ -151,16 +151,16 @@ def _wrong(name: str, rank: int, rows: Sequence[Values], ranks_wrong: int, conte
 # Is it fast?
 
 
-def _speed(name: str, said: Values, curves: Sequence[Curve], context: CheckContext) -> tuple[Finding, ...]:
+def _speed(name: str, record: Values, curves: Sequence[Curve], context: CheckContext) -> tuple[Finding, ...]:
     found: list[Finding] = []
     for op in dict.fromkeys(curve.op for curve in curves):
         best = plateau([curve for curve in curves if curve.op == op and curve.busbw])
         if best is None:
             found.append(judge.missing(name, op, None, "no message size fits into memory"))
             continue
-        judged = judge.assess([_measurement(name, said, best)], context)
+        judged = judge.assess([_measurement(name, record, best)], context)
         judged = judged if op == MAIN and name == CHECK.name else ranks.noted(judged)
-        found += [_explained(one, said) for one in judged]
+        found += [_explained(one, record) for one in judged]
         found += _under_half(name, judged, context)
     return tuple(found)
 
@@ -173,18 +173,19 @@ def plateau(curves: Sequence[Curve]) -> Curve | None:
     return max(curves, key=lambda curve: curve.bytes, default=None)
 
 
-def _measurement(name: str, said: Values, curve: Curve) -> Measurement:
+def _measurement(name: str, record: Values, curve: Curve) -> Measurement:
     size = "plateau" if curve.bytes >= PLATEAU else f"{curve.bytes}B"
-    method = f"busbw/{said['backend']}/n{said['world']}/{said.get('dtype')}/{said.get('variant')}/{size}"
+    method = f"busbw/{record['backend']}/n{record['world']}/{record.get('dtype')}/{record.get('variant')}/{size}"
     return Measurement(check=name, metric=curve.op, gpu=None, unit="GB/s", method=method, samples=curve.busbw)
 
 
-def _explained(finding: Finding, said: Values) -> Finding:
+def _explained(finding: Finding, record: Values) -> Finding:
     """A slow all-reduce in a machine with an NVLink switch is usually one without the switch's help."""
-    algorithm = (said.get("algorithms") or {}).get(finding.metric)
+    algorithm = (record.get("algorithms") or {}).get(finding.metric)
     words = f" NCCL used {algorithm}." if algorithm else ""
     slow = finding.verdict in (Grade.WARN, Grade.FAIL) and finding.metric == MAIN
-    if slow and said.get("variant") == "default" and int(said["world"]) >= NVLS_FROM and said.get("nvls") is False:
+    without_nvls = record.get("variant") == "default" and record.get("nvls") is False
+    if slow and without_nvls and int(record["world"]) >= NVLS_FROM:
         words += " NVLS is off: check fabric manager and IMEX before the links."
     return msgspec.structs.replace(finding, message=f"{finding.message}{words}")
 
@@ -212,14 +213,14 @@ def _under_half(name: str, judged: Sequence[Finding], context: CheckContext) -> 
     ]
 
 
-def _latency(name: str, said: Values, results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
-    rounds = list(zip(*(answers.figures(answer.get("latency_us")) for answer in results.values()), strict=True))
-    method = f"latency/{said['backend']}/n{said['world']}/{said.get('variant')}/{said.get('latency_bytes')}B"
+def _latency(name: str, record: Values, results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
+    rounds = list(zip(*(replies.figures(answer.get("latency_us")) for answer in results.values()), strict=True))
+    method = f"latency/{record['backend']}/n{record['world']}/{record.get('variant')}/{record.get('latency_bytes')}B"
     samples = tuple(max(each) for each in rounds)
-    asked = Measurement(
+    measurement = Measurement(
         check=name, metric="latency", gpu=None, unit="us", method=method, samples=samples, lower_is_better=True
     )
-    found = ranks.noted(judge.assess([asked], context))
+    found = ranks.noted(judge.assess([measurement], context))
     value = statistics.median(samples) if samples else 0.0
     if value <= LATENCY_US_MAX or context.small:
         return found
@@ -257,14 +258,14 @@ def _left_out(name: str, curves: Sequence[Curve]) -> tuple[Finding, ...]:
 # Did the switch change something?
 
 
-def _switched(name: str, said: Values) -> tuple[Finding, ...]:
+def _switched(name: str, record: Values) -> tuple[Finding, ...]:
     """A transport that the variant forbids must not be in NCCL's log; otherwise the default was measured."""
-    variant = said.get("variant")
+    variant = record.get("variant")
     if variant == "default":
         return ()
-    transports = said.get("transports")
-    if said.get("backend") != "nccl":
-        words = f"{said.get('backend')} cannot be restricted to {variant} only, so this check does not apply."
+    transports = record.get("transports")
+    if record.get("backend") != "nccl":
+        words = f"{record.get('backend')} cannot be restricted to {variant} only, so this check does not apply."
         return (_switch(name, Grade.SKIPPED, "no-switch", words),)
     if transports is None:
         words = f"Whether only {variant} was used is unknown: NCCL's log does not show it."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
-from gpukeeper.acceptance.judging import answers, judge
+from gpukeeper.acceptance.judging import judge, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
@@ -21,7 +21,7 @@ def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
-    results, findings = answers.of_gpus(NAME, trial)
+    results, findings = replies.of_gpus(NAME, trial)
     speeds = [one for way in WAYS for one in judge.assess(_measured(way, results), context)]
     truths = [one for gpu, result in results.items() for one in _truths(gpu, result, context)]
     return (*findings, *speeds, *truths)
@@ -34,8 +34,8 @@ def _measured(way: str, results: Mapping[str, Values]) -> list[Measurement]:
             metric=way,
             gpu=gpu,
             unit="GB/s",
-            method=str(answers.mapping(result.get("methods")).get(way) or result.get("method", "")),
-            samples=answers.figures(result.get(way)),
+            method=str(replies.mapping(result.get("methods")).get(way) or result.get("method", "")),
+            samples=replies.figures(result.get(way)),
         )
         for gpu, result in results.items()
     ]

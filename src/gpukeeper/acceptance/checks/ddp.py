@@ -59,15 +59,15 @@ def _interpret(results: Mapping[int, Values], context: CheckContext) -> tuple[Fi
 
 
 def _parameters(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
-    """Any rank that saw a difference counts: the one that is wrong may say that all is well."""
-    told = next((one for one in results.values() if one["hashes_equal"] is not True), None)
+    """Any rank that saw a difference counts: the wrong one may report no difference."""
+    differing = next((one for one in results.values() if one["hashes_equal"] is not True), None)
     evidence = {"digests": {str(rank): one.get("digest") for rank, one in results.items()}}
-    if told is None:
+    if differing is None:
         steps = results[0]["steps"]
         message = f"All {len(results)} ranks had bit-identical parameters after each of {steps} steps."
         return (_finding("parameters", None, Grade.PASS, "ddp-parameters-ok", message, Remedy.NONE, evidence),)
-    odd, step = [int(rank) for rank in told["differing"]], told.get("first_step")
-    if not told.get("majority"):
+    odd, step = [int(rank) for rank in differing["differing"]], differing.get("first_step")
+    if not differing.get("majority"):
         message = (
             f"From step {step} on, {ranks.named(odd, context)} had different parameters, and there is no majority"
             " that shows which is wrong. All get the same gradients, so one corrupts data: see exact and training,"
@@ -94,14 +94,14 @@ def _loss(result: Values) -> Finding:
     start, end, fall = (float(result[name]) for name in ("loss_start", "loss_end", "fall"))
     least = float(result.get("min_fall", MIN_FALL))
     good = fall >= least  # false for not-a-number
-    told = f"from {start:.4g} to {end:.4g} in {result['steps']} steps, on the same data"
-    bad = f"The loss went {told}; it must fall by {percent(least)}, as it does on healthy GPUs. Test again."
+    progress = f"from {start:.4g} to {end:.4g} in {result['steps']} steps, on the same data"
+    bad = f"The loss went {progress}; it must fall by {percent(least)}, as it does on healthy GPUs. Test again."
     return Finding(
         check=NAME,
         metric="loss",
         verdict=Grade.PASS if good else Grade.FAIL,
         code="ddp-loss-ok" if good else "ddp-loss-did-not-fall",
-        message=f"The loss fell by {percent(fall)}, {told}." if good else bad,
+        message=f"The loss fell by {percent(fall)}, {progress}." if good else bad,
         action=Remedy.NONE if good else Remedy.CONTACT_VENDOR,
         value=fall if math.isfinite(fall) else None,
         unit="share",

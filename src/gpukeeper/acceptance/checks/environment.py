@@ -96,14 +96,14 @@ def _bus(machine: Machine) -> Iterator[Finding]:
 def _torch(machine: Machine) -> Iterator[Finding]:
     """Not installed, or not able to use this GPU: reported before anything else is tried (C1.9)."""
     torch, why = machine.environment.get("torch", Unknown("not checked")), machine.environment.get("torch_why")
-    said = why if isinstance(why, str) else torch.why if isinstance(torch, Unknown) else ""
-    if isinstance(torch, str) and not said:
+    reason = why if isinstance(why, str) else torch.why if isinstance(torch, Unknown) else ""
+    if isinstance(torch, str) and not reason:
         return
-    kind = classify(said)
+    kind = classify(reason)
     if kind == "failed" and not isinstance(torch, str):
         kind = "no_torch"
     lesson = FAILURE_KINDS[kind]
-    quoted = f" Output: {said}" if said else ""
+    quoted = f" Output: {reason}" if reason else ""
     words = f"{lesson.sentence} {lesson.advice}{quoted}"
     yield _finding(lesson.grade, kind.replace("_", "-"), words, lesson.remedy)
 
@@ -112,7 +112,7 @@ def _uniform(machine: Machine) -> Iterator[Finding]:
     gpus = () if isinstance(machine.gpus, Unknown) else machine.gpus
     for fact, what in UNIFORM:
         for name in sorted({gpu.name for gpu in gpus if isinstance(gpu.name, str)}):
-            seen = Counter(str(gpu.facts[fact]) for gpu in gpus if gpu.name == name and _told(gpu.facts.get(fact)))
+            seen = Counter(str(gpu.facts[fact]) for gpu in gpus if gpu.name == name and _is_known(gpu.facts.get(fact)))
             if len(seen) > 1:
                 odd = ", ".join(f"{count}× {version}" for version, count in seen.most_common())
                 words = f"{what} of {name} differs between GPUs ({odd}). Update them to one version"
@@ -134,7 +134,7 @@ def _limits(machine: Machine) -> Iterator[Finding]:
             Grade.WARN, "shm-small", f"{words} --ipc=host (a memory-backed volume in a pod)", Remedy.CHECK_CONFIG
         )
     locked = machine.environment.get("memlock")
-    several = not isinstance(machine.gpus, Unknown) and len(machine.gpus) > 1  # one GPU has nobody to talk to over RDMA
+    several = not isinstance(machine.gpus, Unknown) and len(machine.gpus) > 1  # one GPU has no peer to reach over RDMA
     if isinstance(locked, int) and several:
         words = (
             f"only {locked >> 10} KiB of memory can be locked, so RDMA and pinned copies may fail. Remove the limit:"
@@ -155,7 +155,7 @@ def _fabric(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _told(fact: Fact) -> bool:
+def _is_known(fact: Fact) -> bool:
     return fact is not None and not isinstance(fact, Unknown)
 
 

@@ -16,7 +16,7 @@ from gpukeeper.acceptance.check import (
     too_little,
     unknown_words,
 )
-from gpukeeper.acceptance.judging import answers, judge
+from gpukeeper.acceptance.judging import judge, replies
 from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
@@ -33,15 +33,15 @@ def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
-    asked = params_of(NAME, trial.serving, context).get("dtypes")
-    dtypes = [str(one) for one in asked] if isinstance(asked, list | tuple) else list(DTYPES)
-    results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, dtypes))
+    requested = params_of(NAME, trial.serving, context).get("dtypes")
+    dtypes = [str(one) for one in requested] if isinstance(requested, list | tuple) else list(DTYPES)
+    results, findings = replies.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, dtypes))
     return (*findings, *_votes(results, dtypes, context))
 
 
 def _of(gpu: str, result: Values, dtypes: list[str]) -> Iterable[Finding]:
     for dtype in dtypes:
-        record = answers.mapping(answers.mapping(result.get("dtypes")).get(dtype))
+        record = replies.mapping(replies.mapping(result.get("dtypes")).get(dtype))
         if record.get("unsupported"):
             yield _skipped(gpu, dtype, str(record["unsupported"]))
         elif not record.get("rounds") or "mismatches" not in record:
@@ -92,10 +92,10 @@ def _votes(results: Mapping[str, Values], dtypes: list[str], context: CheckConte
         digests = {
             gpu: str(record["digest"])
             for gpu, result in results.items()
-            if (record := answers.mapping(answers.mapping(result.get("dtypes")).get(dtype))).get("digest")
+            if (record := replies.mapping(replies.mapping(result.get("dtypes")).get(dtype))).get("digest")
             and not record.get("mismatches")
         }
-        for gpu, (stand, n) in answers.against_majority(digests, context).items():
+        for gpu, (stand, n) in replies.against_majority(digests, context).items():
             if stand != "like":
                 yield _differs(gpu, dtype, stand, n)
 

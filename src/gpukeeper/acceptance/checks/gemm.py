@@ -18,7 +18,7 @@ from gpukeeper.acceptance.check import (
     too_little,
     unknown_words,
 )
-from gpukeeper.acceptance.judging import answers, judge
+from gpukeeper.acceptance.judging import judge, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Values
 from gpukeeper.model.grade import Grade
 
@@ -44,11 +44,11 @@ def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
-    results, findings = answers.of_gpus(NAME, trial)
+    results, findings = replies.of_gpus(NAME, trial)
     wanted = params_of(NAME, trial.serving, context)
-    asked = wanted.get("dtypes")
+    requested = wanted.get("dtypes")
     found = list(findings)
-    for dtype in asked if isinstance(asked, list | tuple) else DTYPES:
+    for dtype in requested if isinstance(requested, list | tuple) else DTYPES:
         records = {gpu: _record(result, "dtypes", str(dtype)) for gpu, result in results.items()}
         found += _judged(str(dtype), records, results, context)
     for metric in ("sgemm", "batched"):
@@ -70,7 +70,7 @@ def _judged(
             gpu=gpu,
             unit=UNIT,
             method=str(record.get("method", "")),
-            samples=answers.figures(record.get("tflops")),
+            samples=replies.figures(record.get("tflops")),
         )
         for gpu, record in records.items()
         if gpu not in unable
@@ -81,16 +81,16 @@ def _judged(
 
 def _evidence(metric: str, result: Values) -> dict[str, Any]:
     """Reported in addition: values of other sizes, and the products of the legacy kit."""
-    told: dict[str, Any] = {}
+    evidence: dict[str, Any] = {}
     sizes = {size: float(one) for size, one in _record(result, "sweep", metric).items()}
     if sizes:
-        told["sweep"] = sizes
-        samples = sorted(answers.figures(_record(result, "dtypes", metric).get("tflops")))
+        evidence["sweep"] = sizes
+        samples = sorted(replies.figures(_record(result, "dtypes", metric).get("tflops")))
         if samples and max(sizes.values()) > 0:
-            told["share_of_best"] = samples[len(samples) // 2] / max(sizes.values())
+            evidence["share_of_best"] = samples[len(samples) // 2] / max(sizes.values())
     if metric == "fp32" and result.get("matmul"):
-        told["matmul"] = result["matmul"]
-    return told
+        evidence["matmul"] = result["matmul"]
+    return evidence
 
 
 def _unsupported(metric: str, gpu: str, why: str) -> Finding:
@@ -107,7 +107,7 @@ def _unsupported(metric: str, gpu: str, why: str) -> Finding:
 def _record(result: Values, *keys: str) -> Mapping[str, Any]:
     found: Mapping[str, Any] = result
     for key in keys:
-        found = answers.mapping(found.get(key))
+        found = replies.mapping(found.get(key))
     return found
 
 

@@ -20,9 +20,9 @@ from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
 NAME = "health"
-LOADED = 50.0  # percent of use: above it a reading tells how the GPU is under load
+LOADED = 50.0  # percent of use: above it a reading counts as under load
 MATTERS = ("ecc_enabled", "ecc_uncorrected_volatile", "remap_pending", "remap_failed")
-START = ""  # the look before the first check
+START = ""  # the reading before the first check
 
 # Why the clocks are held back: bits of NVML.
 HARD_REASONS = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "external power brake"}
@@ -54,39 +54,39 @@ def _of_gpu(gpu: Gpu, context: CheckContext) -> list[Finding]:
     if before is None:
         words = "the driver did not report its health. Check that nvidia-smi works, and run it again"
         return [_finding(gpu, Grade.INCONCLUSIVE, "not-known", words, Remedy.RETEST)]
-    looks = [before, *(look for _, _, look in _steps(gpu.uuid, context))]
+    readings = [before, *(reading for _, _, reading in _steps(gpu.uuid, context))]
     found = [
-        *_unknown(gpu, looks),
+        *_unknown(gpu, readings),
         *_gone(gpu, after, context),
-        *_bad_states(gpu, looks),
+        *_bad_states(gpu, readings),
         *_power(gpu, before),
-        *_links(gpu, looks[-1], context),
+        *_links(gpu, readings[-1], context),
         *_slot(gpu, before),
         *_levels(gpu, before),
         *_rises(gpu, context),
-        *_kernel(gpu, looks, context),
-        *_foreign(gpu, looks),
+        *_kernel(gpu, readings, context),
+        *_foreign(gpu, readings),
         *_while_running(gpu, before, context),
     ]
     wrong = [finding for finding in found if finding.verdict is not Grade.SKIPPED]
-    return found if wrong else [*found, _finding(gpu, Grade.PASS, "ok", f"no problem found in {len(looks)} reads")]
+    return found if wrong else [*found, _finding(gpu, Grade.PASS, "ok", f"no problem found in {len(readings)} reads")]
 
 
 def _steps(uuid: str, context: CheckContext) -> Iterator[tuple[str, Health, Health]]:
     """Reads of one GPU in their order: the check that ran, the read before it, the one after it."""
     last = context.before.get(uuid)
-    for check, looks in (*context.at_check.items(), ("the end", context.after)):
-        look = looks.get(uuid)
-        if last is not None and look is not None:
-            yield check, last, look
-            last = look
+    for check, readings in (*context.at_check.items(), ("the end", context.after)):
+        reading = readings.get(uuid)
+        if last is not None and reading is not None:
+            yield check, last, reading
+            last = reading
 
 
-def _unknown(gpu: Gpu, looks: Sequence[Health]) -> Iterator[Finding]:
+def _unknown(gpu: Gpu, readings: Sequence[Health]) -> Iterator[Finding]:
     """In every read: a counter that became unreadable during the run may have risen since."""
     unread: dict[str, str] = {}
-    for look in looks:
-        facts: Mapping[str, Fact] = {**look.counters, **look.states}
+    for reading in readings:
+        facts: Mapping[str, Fact] = {**reading.counters, **reading.states}
         unread |= {name: why for name in MATTERS if (why := _why(facts, name)) and name not in unread}
     if unread:
         names = ", ".join(name.replace("_", " ") for name in unread)
@@ -109,15 +109,15 @@ def _gone(gpu: Gpu, after: Health | None, context: CheckContext) -> Iterator[Fin
         yield _finding(gpu, Grade.INCONCLUSIVE, "after-not-known", words, Remedy.RETEST)
 
 
-def _bad_states(gpu: Gpu, looks: Sequence[Health]) -> Iterator[Finding]:
+def _bad_states(gpu: Gpu, readings: Sequence[Health]) -> Iterator[Finding]:
     for rule in STATES:
-        values = [value for look in looks if _known(value := look.states.get(rule.state))]
+        values = [value for reading in readings if _known(value := reading.states.get(rule.state))]
         if any(rule.bad(value) for value in values):
             yield _finding(gpu, _grade_for(gpu, rule), rule.code, rule.words, rule.remedy)
-    for advice in {str(value) for look in looks if _known(value := look.states.get("advice"))} - {"none"}:
+    for advice in {str(value) for reading in readings if _known(value := reading.states.get("advice"))} - {"none"}:
         remedy = BY_ADVICE.get(advice, Remedy.REBOOT)
         yield _finding(gpu, Grade.FAIL, "advice", f"the driver recommends: {advice}. Do that, then test again", remedy)
-    ecc, pending = looks[-1].states.get("ecc_enabled"), looks[-1].states.get("ecc_pending")
+    ecc, pending = readings[-1].states.get("ecc_enabled"), readings[-1].states.get("ecc_pending")
     if isinstance(ecc, bool) and isinstance(pending, bool) and ecc != pending:
         turned = "on" if pending else "off"
         words = f"error correction will be {turned} after the next reset. Reset or reboot, then test with that setting"
@@ -209,13 +209,13 @@ def _fell(gpu: Gpu, check: str, earlier: Health, later: Health) -> Iterator[Find
         yield _finding(gpu, Grade.INCONCLUSIVE, "counters-began-anew", words, Remedy.RETEST, at=check)
 
 
-def _kernel(gpu: Gpu, looks: Sequence[Health], context: CheckContext) -> Iterator[Finding]:
+def _kernel(gpu: Gpu, readings: Sequence[Health], context: CheckContext) -> Iterator[Finding]:
     """Of all reads: what was read once stays true when the log is overwritten or closed to us."""
-    unread = next((look.xids for look in looks if isinstance(look.xids, Unknown)), None)
+    unread = next((reading.xids for reading in readings if isinstance(reading.xids, Unknown)), None)
     if unread is not None:
         words = f"GPU errors in the kernel log (Xids) could not be read: {unread.why}"
         yield _finding(gpu, Grade.SKIPPED, "xid-not-read", words)
-    logged = dict.fromkeys(xid for look in looks if not isinstance(look.xids, Unknown) for xid in look.xids)
+    logged = dict.fromkeys(xid for reading in readings if not isinstance(reading.xids, Unknown) for xid in reading.xids)
     for number in dict.fromkeys(xid.number for xid in logged):
         yield from _of_xid(gpu, number, [xid for xid in logged if xid.number == number], context)
 
@@ -235,7 +235,7 @@ def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], context: CheckContext)
 
 
 def _checks_with(uuid: str, number: int, context: CheckContext) -> list[str]:
-    """In which it was logged anew. The log of a look has all since the run began, where it could be read."""
+    """In which it was logged again. The log of a reading has everything since the run began, if it could be read."""
     found, most = [], _count(context.before[uuid].xids, number)
     for check, _, later in _steps(uuid, context):
         now = _count(later.xids, number)
@@ -249,9 +249,9 @@ def _count(logged: tuple[Xid, ...] | Unknown, number: int) -> int:
     return 0 if isinstance(logged, Unknown) else sum(xid.number == number for xid in logged)
 
 
-def _foreign(gpu: Gpu, looks: Iterable[Health]) -> Iterator[Finding]:
-    seen = list(looks)
-    unknown = [look.foreign for look in seen if isinstance(look.foreign, Unknown)]
+def _foreign(gpu: Gpu, readings: Iterable[Health]) -> Iterator[Finding]:
+    seen = list(readings)
+    unknown = [reading.foreign for reading in seen if isinstance(reading.foreign, Unknown)]
     unseen = max(unknown, key=lambda one: not one.by_design, default=None)
     if who := circumstances.processes(seen):
         words = f"another program used the GPU: {who}. Its measurements are not used. {circumstances.STOP}"
@@ -292,10 +292,10 @@ def _hard_reasons(gpu: Gpu, mine: Sequence[Reading]) -> Iterator[Finding]:
 
 
 def _soft_reasons(gpu: Gpu, loaded: Sequence[Reading]) -> Iterator[Finding]:
-    told = [reading.reasons for reading in loaded if reading.reasons is not None]
-    if not told:
+    known = [reading.reasons for reading in loaded if reading.reasons is not None]
+    if not known:
         return
-    share = sum(bool(reasons & SOFT_HEAT) for reasons in told) / len(told)
+    share = sum(bool(reasons & SOFT_HEAT) for reasons in known) / len(known)
     warn, fail = SOFT_HEAT_SHARES
     if share > warn:
         words = (

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
-from gpukeeper.acceptance.judging import answers, judge, ranks
+from gpukeeper.acceptance.judging import judge, ranks, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "links"
 PAIR_WARNS = 0.95  # of the median of its equals
 PAIR_FAILS = 0.90  # two GPUs are innocent of their link, so it takes more than for one GPU
-LEAST_PAIRS = 6  # three GPUs: fewer cannot tell which link is the odd one
+LEAST_PAIRS = 6  # three GPUs: with fewer it is unknown which link is the odd one
 
 
 def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
@@ -62,7 +62,7 @@ def _data(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding]:
 
 def _of_gpus(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding]:
     """Each GPU by the middle of its links, so that one slow GPU does not make all the others slow."""
-    asked = [
+    measurements = [
         Measurement(
             check=NAME,
             metric="p2p",
@@ -75,16 +75,16 @@ def _of_gpus(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding
     ]
     matrix: dict[str, Any] = {"matrix": {f"{pair['from']}-{pair['to']}": _median(pair) for pair in pairs}}
     matrix["ways"] = {f"{pair['from']}-{pair['to']}": _way(pair, context) for pair in pairs}
-    return ranks.with_evidence(ranks.noted(judge.assess(asked, context)), matrix)
+    return ranks.with_evidence(ranks.noted(judge.assess(measurements, context)), matrix)
 
 
 def _middle(pairs: Sequence[Values]) -> tuple[float, ...]:
-    repeats = zip(*(answers.figures(pair["gbps"]) for pair in pairs), strict=True)
+    repeats = zip(*(replies.figures(pair["gbps"]) for pair in pairs), strict=True)
     return tuple(statistics.median(each) for each in repeats)
 
 
 def _of_pairs(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding]:
-    """Every pair against those that are connected alike: one bad link among fifty does not move anybody's middle."""
+    """Every pair against those that are connected alike: one bad link among fifty does not change the median."""
     alike: dict[str, list[Values]] = defaultdict(list)
     for pair in pairs:
         alike[_way(pair, context)].append(pair)
@@ -117,7 +117,7 @@ def _slow(pair: Values, way: str, usual: float, count: int, context: CheckContex
         value=value,
         unit="GB/s",
         method=f"p2p/copy/{way}",
-        samples=answers.figures(pair["gbps"]),
+        samples=replies.figures(pair["gbps"]),
         peer_median=usual,
         peer_n=count,
         confirm=verdict is Grade.FAIL,
@@ -125,7 +125,7 @@ def _slow(pair: Values, way: str, usual: float, count: int, context: CheckContex
 
 
 def _median(pair: Values) -> float:
-    samples = answers.figures(pair["gbps"])
+    samples = replies.figures(pair["gbps"])
     return statistics.median(samples) if samples else 0.0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
-from gpukeeper.acceptance.judging import answers, judge
+from gpukeeper.acceptance.judging import judge, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
@@ -18,7 +18,7 @@ def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
-    results, findings = answers.of_gpus(NAME, trial)
+    results, findings = replies.of_gpus(NAME, trial)
     measured = [
         Measurement(
             check=NAME,
@@ -26,7 +26,7 @@ def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
             gpu=gpu,
             unit="GB/s",
             method=str(result.get("method", "")),
-            samples=answers.figures(result.get("gbps")),
+            samples=replies.figures(result.get("gbps")),
         )
         for gpu, result in results.items()
     ]

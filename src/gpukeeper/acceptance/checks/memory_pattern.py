@@ -5,41 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
-from gpukeeper.acceptance.judging import answers
+from gpukeeper.acceptance.judging import replies
 from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "memory_pattern"
 SMALL = {"bytes": 16 << 20, "chunk": 1 << 20, "passes": 1, "seconds": 0}
 GIB = 1 << 30
-ENOUGH = 0.8  # of what was asked for; less is said to be less
+ENOUGH = 0.8  # of what was requested; less is reported as less
 
 
 def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
     params = params_of(NAME, serving, context)
     refuse(NAME, too_little(params, share=0.1, bytes=1 << 20, passes=1))
-    asked = params.get("seconds", 0)
-    longer = float(asked) if isinstance(asked, int | float) else 0.0
+    requested = params.get("seconds", 0)
+    longer = float(requested) if isinstance(requested, int | float) else 0.0
     return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds + 2 * longer)
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     share = params_of(NAME, trial.serving, context).get("share", 0.0)
-    asked = float(share) if isinstance(share, int | float) and not context.small else 0.0
-    _, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, asked))
+    requested = float(share) if isinstance(share, int | float) and not context.small else 0.0
+    _, findings = replies.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, requested))
     return findings
 
 
-def _of(gpu: str, result: Values, asked: float) -> Iterable[Finding]:
+def _of(gpu: str, result: Values, requested: float) -> Iterable[Finding]:
     errors, tested, total = int(result["errors"]), int(result["tested_bytes"]), int(result["total_bytes"])
     if not tested or not int(result["passes"]):
         raise ValueError("nothing was tested")
     share = tested / total
     if errors:
         yield _finding(gpu, result, Grade.FAIL, "errors", _sentence(result, errors), Remedy.REPLACE_GPU)
-    elif share < asked * ENOUGH:
+    elif share < requested * ENOUGH:
         message = (
-            f"Only {share:.0%} of the memory could be tested instead of {asked:.0%}: the rest is in use. The tested"
+            f"Only {share:.0%} of the memory could be tested instead of {requested:.0%}: the rest is in use. The tested"
             " part kept its data. To find the process: nvidia-smi, or gpukeeper observe."
         )
         yield _finding(gpu, result, Grade.WARN, "partly", message, Remedy.RETEST)

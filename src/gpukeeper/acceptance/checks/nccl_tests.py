@@ -26,39 +26,39 @@ def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
 
 
 def _interpret(results: Mapping[int, Values], context: CheckContext) -> Iterable[Finding]:
-    said = results[0]
-    if said.get("not_run"):
+    record = results[0]
+    if record.get("not_run"):
         yield Finding(
             check=NAME,
             verdict=Grade.SKIPPED,
             code="nccl-tests-not-run",
-            message=f"Not run: {said['not_run']}. This is not a pass; collectives measures the same without it.",
+            message=f"Not run: {record['not_run']}. This is not a pass; collectives measures the same without it.",
         )
         return
-    yield _data(said)
-    large = [row for row in said["rows"] if row["bytes"] >= PLATEAU]
+    yield _data(record)
+    large = [row for row in record["rows"] if row["bytes"] >= PLATEAU]
     if not large:
         yield judge.missing(NAME, METRIC, None, "no size of 1 GiB or more was measured")
         return
     # Each size was measured once: the sizes of the plateau stand for its repeats.
     best = sorted((float(row["busbw"]) for row in large), reverse=True)[:3]
-    asked = Measurement(
+    measurement = Measurement(
         check=NAME,
         metric=METRIC,
         gpu=None,
         unit="GB/s",
-        method=f"nccl-tests/n{said['gpus']}/{said['rows'][0]['dtype']}/plateau",
+        method=f"nccl-tests/n{record['gpus']}/{record['rows'][0]['dtype']}/plateau",
         samples=tuple(best),
     )
-    evidence: dict[str, object] = {"busbw_by_bytes": {str(row["bytes"]): row["busbw"] for row in said["rows"]}}
-    evidence |= {key: said.get(key) for key in ("version", "nccl", "exit")}
-    yield from ranks.with_evidence(ranks.noted(judge.assess([asked], context)), evidence)
+    evidence: dict[str, object] = {"busbw_by_bytes": {str(row["bytes"]): row["busbw"] for row in record["rows"]}}
+    evidence |= {key: record.get(key) for key in ("version", "nccl", "exit")}
+    yield from ranks.with_evidence(ranks.noted(judge.assess([measurement], context)), evidence)
 
 
-def _data(said: Values) -> Finding:
-    checked = [row for row in said["rows"] if row["wrong"] is not None]
+def _data(record: Values) -> Finding:
+    checked = [row for row in record["rows"] if row["wrong"] is not None]
     wrong = [row for row in checked if row["wrong"]]
-    if wrong or said.get("out_of_bounds"):
+    if wrong or record.get("out_of_bounds"):
         sizes = ", ".join(str(row["bytes"]) for row in wrong) or "unknown sizes"
         return Finding(
             check=NAME,
@@ -69,10 +69,10 @@ def _data(said: Values) -> Finding:
             " see collectives.",
             action=Remedy.CONTACT_VENDOR,
         )
-    if not checked or said.get("exit"):
+    if not checked or record.get("exit"):
         why = (
-            (f"the program exited with code {said['exit']}")
-            if said.get("exit")
+            (f"the program exited with code {record['exit']}")
+            if record.get("exit")
             else "the program did not check its results"
         )
         return judge.missing(NAME, "data", None, why)

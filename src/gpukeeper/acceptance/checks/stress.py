@@ -10,7 +10,7 @@ from statistics import fmean, median
 from msgspec.structs import replace
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
-from gpukeeper.acceptance.judging import answers, judge
+from gpukeeper.acceptance.judging import judge, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.gpu import Gpu, Reading
 from gpukeeper.model.grade import Grade
@@ -21,7 +21,7 @@ RISE = 0.20  # of the step time, from the first window to the last
 APART_WARN, APART_FAIL = 0.05, 0.10  # between the three thirds of the run
 LEAST_USE = 90.0  # percent
 LEAST_POWER = 0.75  # of the limit
-HOT = ((r".*\bA100\b.*", 80.0), (r".*\bH[12]00\b.*", 85.0))  # °C; other models: what their driver says of them
+HOT = ((r".*\bA100\b.*", 80.0), (r".*\bH[12]00\b.*", 85.0))  # °C; other models: as reported by their driver
 DRAWS_ITS_LIMIT = re.compile(r".*\b(H200|H100 80GB HBM3)\b.*")  # models that this load brings to their power limit
 WARM_S = 3.0  # until the load is full
 THIRDS = 3
@@ -37,13 +37,13 @@ def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
-    results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, context))
+    results, findings = replies.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, context))
     return (*findings, *_speeds(results, context))
 
 
 def _of(gpu: str, result: Values, context: CheckContext) -> Iterable[Finding]:
     yield _right(gpu, result)
-    speeds = answers.figures([window["tflops"] for window in result["windows"]])
+    speeds = replies.figures([window["tflops"] for window in result["windows"]])
     yield _steady(gpu, speeds)
     yield _rise(gpu, float(result["step_ms_first"]), float(result["step_ms_last"]))
     if not context.small:
@@ -83,14 +83,14 @@ def _steady(gpu: str, speeds: Sequence[float]) -> Finding:
     parts = [median(speeds[at * size : (at + 1) * size]) for at in range(THIRDS)]
     apart = (max(parts) - min(parts)) / max(parts)
     grade = Grade.FAIL if apart > APART_FAIL else Grade.WARN if apart > APART_WARN else Grade.PASS
-    told = ", ".join(f"{part:.4g}" for part in parts)
+    shown = ", ".join(f"{part:.4g}" for part in parts)
     cause = "" if grade is Grade.PASS else " Check its temperature, power and clock event reasons in the timeline."
     return _finding(
         gpu,
         "steadiness",
         grade,
         "steady-ok" if grade is Grade.PASS else "unsteady",
-        f"Speed in the three thirds of the run: {told} TFLOP/s, {apart:.1%} apart (allowed {APART_WARN:.0%}).{cause}",
+        f"Speed in the three thirds of the run: {shown} TFLOP/s, {apart:.1%} apart (allowed {APART_WARN:.0%}).{cause}",
         Remedy.NONE if grade is Grade.PASS else Remedy.WATCH,
         value=apart,
         unit="share",
@@ -150,8 +150,8 @@ def _without_use(gpu: Gpu, context: CheckContext) -> Finding:
     fact = health.states.get("utilisation") if health else None
     if not isinstance(fact, Unknown) or not fact.by_design:
         return missing
-    told = f"Utilization is not available: {fact.why}."
-    return replace(missing, verdict=Grade.SKIPPED, code=f"{NAME}-use-told", message=told, action=Remedy.NONE)
+    message = f"Utilization is not available: {fact.why}."
+    return replace(missing, verdict=Grade.SKIPPED, code=f"{NAME}-use-told", message=message, action=Remedy.NONE)
 
 
 def _temperature(gpu: Gpu, seen: Sequence[float], context: CheckContext) -> Finding:
@@ -160,7 +160,7 @@ def _temperature(gpu: Gpu, seen: Sequence[float], context: CheckContext) -> Find
         return judge.missing(NAME, "temperature", gpu.uuid, "the driver did not report the temperature")
     limit, why = hot_limit(gpu, context)
     if limit is None:
-        return _told(gpu.uuid, "temperature", max(seen), "C", f"At most {max(seen):.0f} °C; {why}.")
+        return _reported(gpu.uuid, "temperature", max(seen), "C", f"At most {max(seen):.0f} °C; {why}.")
     lasting = median(seen[len(seen) // 2 :])
     grade = Grade.FAIL if lasting >= limit else Grade.WARN if max(seen) >= limit else Grade.PASS
     advice = "" if grade is Grade.PASS else " Check fans, airflow, filters and the room."
@@ -197,7 +197,7 @@ def _power(gpu: Gpu, watts: Sequence[float], context: CheckContext) -> Finding:
     limit = health.states.get("power_limit_w") if health else None
     mean = fmean(watts)
     if not isinstance(limit, int | float) or isinstance(limit, bool) or limit <= 0:
-        return _told(gpu.uuid, "power", mean, "W", f"It drew {mean:.0f} W; its power limit is unknown.")
+        return _reported(gpu.uuid, "power", mean, "W", f"It drew {mean:.0f} W; its power limit is unknown.")
     share = mean / limit
     good = share >= LEAST_POWER
     known = isinstance(gpu.name, str) and DRAWS_ITS_LIMIT.fullmatch(gpu.name) is not None
@@ -223,7 +223,7 @@ def _power(gpu: Gpu, watts: Sequence[float], context: CheckContext) -> Finding:
 def _clock(gpu: Gpu, loaded: Sequence[Reading]) -> Iterable[Finding]:
     clocks = [one.sm_mhz for one in loaded if one.sm_mhz is not None]
     if clocks:
-        yield _told(
+        yield _reported(
             gpu.uuid,
             "clock",
             fmean(clocks),
@@ -241,14 +241,14 @@ def _speeds(results: dict[str, Values], context: CheckContext) -> Iterable[Findi
             gpu=gpu,
             unit="TFLOP/s",
             method=str(result.get("method", "")),
-            samples=_thirds(answers.figures([one.get("tflops") for one in result.get("windows") or ()])),
+            samples=_thirds(replies.figures([one.get("tflops") for one in result.get("windows") or ()])),
         )
         for gpu, result in results.items()
     ]
     for finding in judge.assess(measured, context):
         if finding.code.endswith("-no-yardstick"):
-            told = f"{finding.value:.4g} TFLOP/s under full load; reported, not judged: no reference value."
-            yield replace(finding, verdict=Grade.SKIPPED, code="stress-speed-told", message=told, action=Remedy.NONE)
+            message = f"{finding.value:.4g} TFLOP/s under full load; reported, not judged: no reference value."
+            yield replace(finding, verdict=Grade.SKIPPED, code="stress-speed-told", message=message, action=Remedy.NONE)
         else:
             yield finding
 
@@ -258,7 +258,7 @@ def _thirds(speeds: Sequence[float]) -> tuple[float, ...]:
     return tuple(speeds[len(speeds) // THIRDS :])
 
 
-def _told(gpu: str, metric: str, value: float, unit: str, message: str) -> Finding:
+def _reported(gpu: str, metric: str, value: float, unit: str, message: str) -> Finding:
     return _finding(gpu, metric, Grade.SKIPPED, f"{metric}-told", message, Remedy.NONE, value=value, unit=unit)
 
 
@@ -292,8 +292,8 @@ def _finding(
     )
 
 
-def _seconds(asked: object, usual: float) -> float:
-    return float(asked) if isinstance(asked, int | float) else usual
+def _seconds(requested: object, usual: float) -> float:
+    return float(requested) if isinstance(requested, int | float) else usual
 
 
 _LOAD = {"n": 8192, "dtype": "bf16", "verify_every": 8}

@@ -1,7 +1,7 @@
 """Training speed of a real model: of all GPUs together, of each by itself, and how well it scales.
 
 No table of training speeds is known that was measured rightly, so speeds are held against equal GPUs and earlier runs;
-a first run's are noted. What cannot be believed (more GPUs than one faster than possible) is inconclusive.
+a first run's are noted. An implausible result (several GPUs faster than possible) is inconclusive.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
-from gpukeeper.acceptance.judging import answers, judge, ranks
+from gpukeeper.acceptance.judging import judge, ranks, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.grade import Grade
@@ -56,48 +56,48 @@ def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
 
 
 def _interpret(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
-    """The speed of all ranks stands in every rank's record: it is taken from one, never added up."""
-    said = results[0]
+    """Every rank's record has the speed of all ranks: it is taken from one, never added up."""
+    record = results[0]
     return (
-        *_samples(said, context),
+        *_samples(record, context),
         *_local(results, context),
-        *_scaling(said, context),
+        *_scaling(record, context),
         *_loss(results, context),
     )
 
 
-def _samples(said: Values, context: CheckContext) -> tuple[Finding, ...]:
-    per_step = float(said["global_batch_size"])
-    rates = tuple(1e3 * per_step / one for one in _tens(answers.figures(said["step_ms"])))
-    asked = Measurement(
+def _samples(record: Values, context: CheckContext) -> tuple[Finding, ...]:
+    per_step = float(record["global_batch_size"])
+    rates = tuple(1e3 * per_step / one for one in _tens(replies.figures(record["step_ms"])))
+    measurement = Measurement(
         check=NAME,
         metric="samples",
         gpu=None,
         unit="samples/s",
-        method=f"{said['method']}/n{said['world_size']}",
+        method=f"{record['method']}/n{record['world_size']}",
         samples=rates,
     )
     evidence = {
-        key: value for key, value in said.items() if key not in ("step_ms", "local_step_ms", "rank", "local_rank")
+        key: value for key, value in record.items() if key not in ("step_ms", "local_step_ms", "rank", "local_rank")
     }
-    return ranks.with_evidence(ranks.noted(judge.assess([asked], context)), evidence)
+    return ranks.with_evidence(ranks.noted(judge.assess([measurement], context)), evidence)
 
 
 def _local(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
     """Each GPU by itself, all at once: with the exchange of gradients all wait for the slowest."""
-    asked = [
+    measurements = [
         Measurement(
             check=NAME,
             metric="step",
             gpu=ranks.uuid(rank, context),
             unit="ms",
             method=f"{result['method']}/local",
-            samples=_tens(answers.figures(result["local_step_ms"]), 4),
+            samples=_tens(replies.figures(result["local_step_ms"]), 4),
             lower_is_better=True,
         )
         for rank, result in results.items()
     ]
-    return ranks.noted(judge.assess(asked, context))
+    return ranks.noted(judge.assess(measurements, context))
 
 
 def _tens(steps: tuple[float, ...], size: int = 10) -> tuple[float, ...]:
@@ -109,27 +109,27 @@ def scale(world: int) -> int:
     return next((most for most in SCALES if world <= most), SCALES[-1])
 
 
-def _scaling(said: Values, context: CheckContext) -> tuple[Finding, ...]:
+def _scaling(record: Values, context: CheckContext) -> tuple[Finding, ...]:
     """What n GPUs do, as a share of n times one."""
-    world, alone = int(said["world_size"]), said.get("alone_samples_per_second")
+    world, alone = int(record["world_size"]), record.get("alone_samples_per_second")
     if world < 2:
         return ()
     if not alone:
         return (judge.missing(NAME, "scaling", None, "one GPU alone was not measured; do not turn off `alone`"),)
-    share = float(said["throughput_samples_per_second"]) / (world * float(alone))
-    asked = Measurement(
+    share = float(record["throughput_samples_per_second"]) / (world * float(alone))
+    measurement = Measurement(
         check=NAME,
         metric="scaling",
         gpu=None,
         unit="share",
-        method=f"{said['method']}/n{scale(world)}",
+        method=f"{record['method']}/n{scale(world)}",
         samples=(share,),
     )
-    found = ranks.noted(judge.assess([asked], context))
-    return tuple(_explained(one, said, context) for one in found)
+    found = ranks.noted(judge.assess([measurement], context))
+    return tuple(_explained(one, record, context) for one in found)
 
 
-def _explained(finding: Finding, said: Values, context: CheckContext) -> Finding:
+def _explained(finding: Finding, record: Values, context: CheckContext) -> Finding:
     if context.small:
         words = (
             f"throughput scaling: {judge.amount(finding.value or 0.0, 'share')}. Not judged, since the ranks share"
@@ -146,8 +146,8 @@ def _explained(finding: Finding, said: Values, context: CheckContext) -> Finding
     if finding.verdict not in (Grade.WARN, Grade.FAIL):
         return finding
     why = (
-        f" The gradient exchange takes {float(said['nccl_overhead_ms']):.1f} of {float(said['avg_step_time_ms']):.1f}"
-        " ms of a step: check collectives, links and the load of the CPU."
+        f" The gradient exchange takes {float(record['nccl_overhead_ms']):.1f} of"
+        f" {float(record['avg_step_time_ms']):.1f} ms of a step: check collectives, links and the load of the CPU."
     )
     return msgspec.structs.replace(finding, message=f"{finding.message}{why}")
 

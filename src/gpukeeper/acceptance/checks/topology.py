@@ -14,7 +14,7 @@ from gpukeeper.model.grade import Grade
 
 NAME = "topology"
 LINKED = "nvlink"
-NOT_KNOWN = "not known"  # as the driver's program says it
+NOT_KNOWN = "not known"  # as the driver process reports it
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
-from gpukeeper.acceptance.judging import answers
+from gpukeeper.acceptance.judging import replies
 from gpukeeper.acceptance.judging.judge import missing
 from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
@@ -41,9 +41,9 @@ def invalid_params(params: Mapping[str, Any]) -> Iterable[str]:
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     wanted = params_of(NAME, trial.serving, context).get("min_fall", MIN_FALL)
     least = float(wanted) if isinstance(wanted, int | float) else MIN_FALL
-    results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, least))
-    hashes = {gpu: said for gpu, result in results.items() if (said := _said(result))}
-    votes = answers.against_majority(hashes, context)
+    results, findings = replies.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, least))
+    hashes = {gpu: digest for gpu, result in results.items() if (digest := _digest(result))}
+    votes = replies.against_majority(hashes, context)
     return (*findings, *(_vote(gpu, stand, n, results[gpu]) for gpu, (stand, n) in votes.items()))
 
 
@@ -54,13 +54,13 @@ def _of(gpu: str, result: Values, least: float) -> Iterable[Finding]:
 
 
 def _loss(gpu: str, runs: list[Mapping[str, Any]], least: float) -> Finding:
-    falls = answers.figures([run["fall"] for run in runs])
+    falls = replies.figures([run["fall"] for run in runs])
     start, end = float(runs[0]["loss_start"]), float(runs[0]["loss_end"])
     worst = min(falls) if all(math.isfinite(fall) for fall in falls) else math.nan
     good = worst >= least  # false for not-a-number
-    told = f"from {start:.4g} to {end:.4g} in {runs[0]['steps']} steps, on the same data"
+    progress = f"from {start:.4g} to {end:.4g} in {runs[0]['steps']} steps, on the same data"
     bad = (
-        f"The loss went {told}; it must fall by {least:.0%}. The same steps converge on every healthy GPU. Test"
+        f"The loss went {progress}; it must fall by {least:.0%}. The same steps converge on every healthy GPU. Test"
         " again; if it persists, take it out of service."
     )
     return Finding(
@@ -69,7 +69,7 @@ def _loss(gpu: str, runs: list[Mapping[str, Any]], least: float) -> Finding:
         gpu=gpu,
         verdict=Grade.PASS if good else Grade.FAIL,
         code="training-loss-ok" if good else "training-loss-did-not-fall",
-        message=f"The loss fell by {worst:.0%}, {told}." if good else bad,
+        message=f"The loss fell by {worst:.0%}, {progress}." if good else bad,
         action=Remedy.NONE if good else Remedy.REPLACE_GPU,
         value=worst if math.isfinite(worst) else None,
         unit="share",
@@ -149,15 +149,15 @@ def _vote(gpu: str, stand: str, n: int, result: Values) -> Finding:
     return _verdict(gpu, "peers", grade, code, message, action, _evidence(result))
 
 
-def _said(result: Values) -> str | None:
-    """All hashes of a GPU that agrees with itself; one that does not has no say."""
+def _digest(result: Values) -> str | None:
+    """All hashes of a GPU whose runs agree; a GPU whose runs differ does not count."""
     if result.get("equal") is not True or result.get("deterministic") is not True or not result.get("runs"):
         return None
     return " ".join(str(runs[0].get("hash")) for runs in (result["runs"], _transformer(result)) if runs)
 
 
 def _transformer(result: Values) -> list[Mapping[str, Any]]:
-    return list(answers.mapping(result.get("transformer")).get("runs") or ())
+    return list(replies.mapping(result.get("transformer")).get("runs") or ())
 
 
 def _evidence(result: Values) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""From answers of probes to findings and verdicts. Pure: the same input gives the same findings."""
+"""From replies of probes to findings and verdicts. Pure: the same input gives the same findings."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from gpukeeper.acceptance.check import CheckContext, CheckRun
-from gpukeeper.acceptance.judging import judge, settings, tally
+from gpukeeper.acceptance.judging import judge, settings, verdicts
 from gpukeeper.acceptance.record import Finding, Remedy
 from gpukeeper.model.gpu import Health
 from gpukeeper.model.grade import Grade
@@ -34,7 +34,7 @@ STOP = "Stop it, or wait until it ends, and test again"
 def is_slow(finding: Finding) -> bool:
     """A FAIL or WARN about speed, or a speed that was too noisy to judge."""
     if finding.verdict is Grade.INCONCLUSIVE:
-        return finding.code.endswith(tally.NOISY)
+        return finding.code.endswith(verdicts.NOISY)
     judged = finding.verdict in (Grade.FAIL, Grade.WARN)
     return judged and (finding.unit in SPEED_UNITS or finding.code.endswith(SPEED_CODES))
 
@@ -67,9 +67,9 @@ def _not_judged(finding: Finding, what: str, words: str, action: Remedy) -> Find
     )
 
 
-def disturbance(gpu: str, looks: Sequence[Mapping[str, Health]]) -> str:
+def disturbance(gpu: str, readings: Sequence[Mapping[str, Health]]) -> str:
     """Other processes on the GPU, or why they are unknown although there are signs of some; empty: none found."""
-    seen = [look.get(gpu) for look in looks]
+    seen = [reading.get(gpu) for reading in readings]
     if who := processes(one for one in seen if one is not None):
         return f"Another program used the GPU at the same time: {who}. {STOP}"
     for one in seen:
@@ -82,12 +82,12 @@ def disturbance(gpu: str, looks: Sequence[Mapping[str, Health]]) -> str:
     return ""
 
 
-def processes(looks: Iterable[Health]) -> str:
+def processes(readings: Iterable[Health]) -> str:
     """All that were seen, by pid: "pid 4242 (ann: python train.py)"."""
     named: dict[int, str] = {}
-    for look in looks:
-        if not isinstance(look.foreign, Unknown):
-            named |= {pid: named.get(pid) or look.named.get(pid, f"pid {pid}") for pid in look.foreign}
+    for reading in readings:
+        if not isinstance(reading.foreign, Unknown):
+            named |= {pid: named.get(pid) or reading.named.get(pid, f"pid {pid}") for pid in reading.foreign}
     listed = [words for _, words in sorted(named.items())]
     more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
     return ", ".join(listed[:MOST_NAMED]) + more

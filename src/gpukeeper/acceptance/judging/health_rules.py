@@ -1,4 +1,4 @@
-"""What driver and kernel may say of a GPU and how bad that is: data for checks/health.py.
+"""What driver and kernel may report about a GPU, and its severity: data for checks/health.py.
 
 Where the figures come from: DCGM (replays, corrected errors), NVIDIA's limits for row remapping and page retirement,
 gpud and AzNHC; a state or counter that a model does not have is simply not there.
@@ -15,7 +15,7 @@ from gpukeeper.model.grade import Grade
 
 @dataclass(frozen=True)
 class StateRule:
-    """A state that is bad as it is. `bad` is only asked about what is known."""
+    """A state that is bad by itself. `bad` is called only for known values."""
 
     state: str
     bad: Callable[[object], bool]
@@ -27,7 +27,7 @@ class StateRule:
 
 @dataclass(frozen=True)
 class LevelRule:
-    """A counter that is bad when it stands this high before anything ran. None: that grade is not given."""
+    """A counter that is bad if it is this high before anything ran. None: there is no such grade."""
 
     counter: str
     fail: int | None

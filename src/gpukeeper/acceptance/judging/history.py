@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpukeeper.acceptance.judging.lines import Bounds, Figure, grade
+from gpukeeper.acceptance.judging.bounds import Bounds, Figure, grade
 from gpukeeper.acceptance.record import Measurement
 from gpukeeper.model.grade import Grade, Past
 
@@ -50,5 +50,5 @@ def compare(figure: Figure, before: Sequence[float], *, lower_is_better: bool = 
     baseline = statistics.median(before)
     good = 1 / baseline if lower_is_better else baseline
     fail = FAIL_DROP if len(before) >= LEAST_TO_FAIL else 1.0
-    lines = Bounds((1 - WARN_DROP) * good, (1 - fail) * good, FAIL_DROP)
-    return HistoryComparison(grade(figure, lines), len(before), baseline, 1 - figure.good / good)
+    bounds = Bounds((1 - WARN_DROP) * good, (1 - fail) * good, FAIL_DROP)
+    return HistoryComparison(grade(figure, bounds), len(before), baseline, 1 - figure.good / good)

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from gpukeeper.acceptance.check import CheckContext
 from gpukeeper.acceptance.judging import history, peers
-from gpukeeper.acceptance.judging.lines import Bounds, Figure, grade, repeatability
+from gpukeeper.acceptance.judging.bounds import Bounds, Figure, grade, repeatability
 from gpukeeper.acceptance.record import Finding, Measurement, Remedy, Thresholds
 from gpukeeper.model.grade import Grade, rank
 
@@ -141,33 +141,34 @@ def _equals(one: _Assessment, trials: Iterable[_Assessment]) -> tuple[Figure, ..
 
 
 def _finding(one: _Assessment, equals: tuple[Figure, ...], context: CheckContext, confirm: bool) -> Finding:
-    asked = one.measurement
+    measurement = one.measurement
     if one.figure is None:
-        return _no_number(asked)
+        return _no_number(measurement)
     standing = peers.stand(one.figure, equals) if not one.implausible else None
-    before = history.earlier(asked, context.history.get(_identity(asked, context), ()))
-    past = history.compare(one.figure, before, lower_is_better=asked.lower_is_better)
+    before = history.earlier(measurement, context.history.get(_identity(measurement, context), ()))
+    past = history.compare(one.figure, before, lower_is_better=measurement.lower_is_better)
     layers = (_by_floor(one, one.figure), _by_peers(one, standing), _by_history(one, past))
     verdict, decided = _worst(one, layers)
     return Finding(
-        check=asked.check,
-        metric=asked.metric,
-        gpu=asked.gpu,
+        check=measurement.check,
+        metric=measurement.metric,
+        gpu=measurement.gpu,
         verdict=verdict,
-        code=code_of(asked.check, decided.what),
-        message=f"{_named(asked.check, asked.metric)}: {amount(one.value, asked.unit)}{decided.sentence}.",
+        code=code_of(measurement.check, decided.what),
+        message=f"{_named(measurement.check, measurement.metric)}: {amount(one.value, measurement.unit)}"
+        f"{decided.sentence}.",
         action=decided.action,
         value=one.value,
-        unit=asked.unit,
-        method=asked.method,
-        samples=asked.samples,
-        lower_is_better=asked.lower_is_better,
-        repeatability=repeatability(asked.samples),
+        unit=measurement.unit,
+        method=measurement.method,
+        samples=measurement.samples,
+        lower_is_better=measurement.lower_is_better,
+        repeatability=repeatability(measurement.samples),
         floor=one.limits.floor,
         ceiling=one.limits.ceiling,
         reference=one.limits.reference,
         source=one.limits.source,
-        peer_median=_turned(standing.median, asked) if standing else None,
+        peer_median=_turned(standing.median, measurement) if standing else None,
         peer_z=standing.z if standing else None,
         peer_n=standing.n if standing else 0,
         baseline=past.baseline if past else None,
@@ -180,14 +181,14 @@ def _identity(one: Measurement, context: CheckContext) -> str:
     return context.machine.node if one.gpu is None else context.gpu(one.gpu).identity
 
 
-def _no_number(asked: Measurement) -> Finding:
-    samples = [sample for sample in asked.samples if not (math.isfinite(sample) and sample > 0)]
+def _no_number(measurement: Measurement) -> Finding:
+    samples = [sample for sample in measurement.samples if not (math.isfinite(sample) and sample > 0)]
     why = (
-        (f"the probe reported {samples[0]!r}, which is not a valid value in {asked.unit}")
+        (f"the probe reported {samples[0]!r}, which is not a valid value in {measurement.unit}")
         if samples
         else "the probe reported no samples"
     )
-    return missing(asked.check, asked.metric, asked.gpu, f"{why}. Run it again")
+    return missing(measurement.check, measurement.metric, measurement.gpu, f"{why}. Run it again")
 
 
 def _worst(one: _Assessment, layers: tuple[_LayerResult, ...]) -> tuple[Grade, _LayerResult]:
@@ -238,34 +239,34 @@ def _approval(layers: tuple[_LayerResult, ...]) -> str:
 
 
 def _by_floor(one: _Assessment, figure: Figure) -> _LayerResult:
-    limits, asked = one.limits, one.measurement
+    limits, measurement = one.limits, one.measurement
     if one.alien:
-        return _LayerResult(None, f"floor: known only for method {one.alien}; measured with {asked.method}")
+        return _LayerResult(None, f"floor: known only for method {one.alien}; measured with {measurement.method}")
     bounds = [bound for bound in (limits.floor, limits.warn) if bound is not None]
     if not bounds:
         return _LayerResult(None, "floor: none known for this model and method")
-    lines = _floor_lines(limits, asked)
+    lines = _floor_lines(limits, measurement)
     verdict = grade(figure, lines)
     floor = bounds[0]
-    side = "above" if asked.lower_is_better else "below"
-    where = f"floor {amount(floor, asked.unit)}, {_of_reference(one)}{limits.source or 'unknown source'}"
+    side = "above" if measurement.lower_is_better else "below"
+    where = f"floor {amount(floor, measurement.unit)}, {_of_reference(one)}{limits.source or 'unknown source'}"
     if verdict is Grade.INCONCLUSIVE:
         return _noisy(figure, lines, "floor", where)
     if verdict is Grade.PASS:
         return _LayerResult(verdict, f"floor: passed ({where})")
-    under = limits.floor is not None and figure.good < _turned(limits.floor, asked)
+    under = limits.floor is not None and figure.good < _turned(limits.floor, measurement)
     if under:
         kept = "" if limits.may_fail else "; the floor is an estimate, so it only warns"
-        sentence = f", {_off(one.value, floor)} {side} the floor of {amount(floor, asked.unit)}{kept}"
+        sentence = f", {_off(one.value, floor)} {side} the floor of {amount(floor, measurement.unit)}{kept}"
         return _LayerResult(verdict, f"floor: {side} it ({where})", "below-floor", sentence, _hint(verdict))
-    sentence = f", {side} the warning limit of {amount(bounds[-1], asked.unit)}, but not {side} the floor"
+    sentence = f", {side} the warning limit of {amount(bounds[-1], measurement.unit)}, but not {side} the floor"
     return _LayerResult(verdict, f"floor: near it ({where})", "near-floor", sentence, Remedy.WATCH)
 
 
-def _floor_lines(limits: Thresholds, asked: Measurement) -> Bounds:
-    bounds = [_turned(bound, asked) for bound in (limits.floor, limits.warn) if bound is not None]
+def _floor_lines(limits: Thresholds, measurement: Measurement) -> Bounds:
+    bounds = [_turned(bound, measurement) for bound in (limits.floor, limits.warn) if bound is not None]
     fail = bounds[0] if limits.floor is not None and limits.may_fail else -math.inf
-    usual = _turned(limits.reference, asked) if limits.reference else 0.0
+    usual = _turned(limits.reference, measurement) if limits.reference else 0.0
     margin = 1 - bounds[0] / usual if usual > bounds[0] else USUAL_MARGIN
     return Bounds(max(bounds), fail, margin)
 
@@ -280,13 +281,13 @@ def _by_peers(one: _Assessment, standing: peers.PeerComparison | None) -> _Layer
         return _LayerResult(None, "peers: not compared, since the value is implausible")
     if standing is None:
         return _LayerResult(None, f"peers: fewer than {peers.LEAST} identical GPUs were measured")
-    figure, asked = one.figure, one.measurement
+    figure, measurement = one.figure, one.measurement
     assert figure is not None
-    median = _turned(standing.median, asked)
+    median = _turned(standing.median, measurement)
     z = f", z {standing.z:.1f}" if standing.z is not None else ""
     reference = one.limits.reference
     common = f", which is {percent(median / reference)} of the reference" if reference else ""
-    where = f"median of {standing.n} {amount(median, asked.unit)}{common}{z}"
+    where = f"median of {standing.n} {amount(median, measurement.unit)}{common}{z}"
     if standing.grade is Grade.INCONCLUSIVE:
         return _LayerResult(
             standing.grade, f"peers: too noisy to judge ({where})", "noisy", _scatter(figure), Remedy.RETEST
@@ -294,7 +295,8 @@ def _by_peers(one: _Assessment, standing: peers.PeerComparison | None) -> _Layer
     if standing.grade is Grade.PASS:
         return _LayerResult(standing.grade, f"peers: like them ({where})")
     loss = (
-        f"{percent(standing.loss)} worse than the median of {standing.n} identical GPUs ({amount(median, asked.unit)})"
+        f"{percent(standing.loss)} worse than the median of {standing.n} identical GPUs"
+        f" ({amount(median, measurement.unit)})"
     )
     return _LayerResult(
         standing.grade, f"peers: slower ({where})", "slower-than-peers", f", {loss}", _hint(standing.grade)
@@ -304,9 +306,9 @@ def _by_peers(one: _Assessment, standing: peers.PeerComparison | None) -> _Layer
 def _by_history(one: _Assessment, past: history.HistoryComparison | None) -> _LayerResult:
     if past is None:
         return _LayerResult(None, "history: no accepted run of this GPU with this method")
-    figure, asked = one.figure, one.measurement
+    figure, measurement = one.figure, one.measurement
     assert figure is not None
-    where = f"median of its last {past.n} accepted runs {amount(past.baseline, asked.unit)}"
+    where = f"median of its last {past.n} accepted runs {amount(past.baseline, measurement.unit)}"
     if past.grade is Grade.INCONCLUSIVE:
         return _LayerResult(
             past.grade, f"history: too noisy to judge ({where})", "noisy", _scatter(figure), Remedy.RETEST

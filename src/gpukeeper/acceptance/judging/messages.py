@@ -1,6 +1,6 @@
 """Kinds of probe failures and what to do about them, recognized in the output of PyTorch, CUDA and NCCL.
 
-A probe that could not run says nothing about the GPU, so most kinds are inconclusive. Two say that the GPU is broken.
+A probe that could not run proves nothing about the GPU, so most kinds are inconclusive. Two mean a broken GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpukeeper.acceptance.record import Finding, ProbeFailure, Remedy
 from gpukeeper.model.grade import Grade
 
 LONGEST_QUOTE = 240
-SIGNALS_FROM = 128  # a shell says 128 + signal, subprocess says -signal
+SIGNALS_FROM = 128  # a shell reports 128 + signal, subprocess -signal
 MOST_SIGNALS = 64
 
 
@@ -77,14 +77,15 @@ FAILURE_KINDS: Mapping[str, FailureKind] = {
     "cuda_mismatch": FailureKind(
         "This PyTorch cannot use this GPU: it was built without CUDA, for another CUDA version, or without code for"
         " this model.",
-        "Use a PyTorch built for CUDA and for this GPU (pip install 'gpukeeper[accept]'), or select another"
-        " interpreter with --python. LD_LIBRARY_PATH with libraries of another CUDA version has the same effect:"
-        " unset it.",
+        "Use a PyTorch built for CUDA and for this GPU (in a clone of gpukeeper: pip install '.[accept]'), or select"
+        " another interpreter with --python. LD_LIBRARY_PATH with libraries of another CUDA version has the same"
+        " effect: unset it.",
         Remedy.CHECK_CONFIG,
     ),
     "no_torch": FailureKind(
         "PyTorch is not installed in this Python.",
-        "Install it with pip install 'gpukeeper[accept]', or select an interpreter that has it with --python.",
+        "Install it (in a clone of gpukeeper: pip install '.[accept]'), or select an interpreter that has it with"
+        " --python.",
         Remedy.CHECK_CONFIG,
     ),
     "no_gpu": FailureKind(
@@ -148,8 +149,8 @@ FAILURE_KINDS: Mapping[str, FailureKind] = {
     ),
 }
 
-# In this order: the first that is found names the kind. What the hardware says comes before what followed from it, and
-# the cause (a port, a name) before the complaint of the one who waited for it.
+# In this order: the first that is found names the kind. What the hardware reports comes before its consequences, and
+# the cause (a port, a name) before the error of the process that waited for it.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("ecc", ("uncorrectable ECC error", "ECC_UNCORRECTABLE", "double.bit ECC")),
     ("lost_gpu", ("fallen off the bus", "GPU is lost", "GPU_IS_LOST", "Xid.{0,60}: 79,", "device is lost")),
@@ -211,14 +212,14 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("timeout", ("caught collective operation timeout", r"Timed out waiting \d+ms for (?:recv|send)")),
 )
 _KINDS = tuple((kind, re.compile("|".join(signs), re.IGNORECASE | re.MULTILINE)) for kind, signs in _SIGNS)
-# torch tries IPv6 first and says so; it is no fault while the IPv4 address was found.
+# torch tries IPv6 first and logs it; it is no fault while the IPv4 address was found.
 _HARMLESS = re.compile(r"^.*\[c10d\] The IPv6 network addresses of .* cannot be retrieved.*$", re.MULTILINE)
 
 
 def classify(words: str, exit_code: int | None = None, timed_out: bool = False) -> str:
     """The kind of failure, by its output and how it ended."""
-    said = _HARMLESS.sub("", words)
-    found = next((kind for kind, signs in _KINDS if signs.search(said)), None)
+    output = _HARMLESS.sub("", words)
+    found = next((kind for kind, signs in _KINDS if signs.search(output)), None)
     if found:
         return found
     if timed_out:

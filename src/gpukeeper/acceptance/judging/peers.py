@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpukeeper.acceptance.check import CheckContext
-from gpukeeper.acceptance.judging.lines import Bounds, Figure, grade
+from gpukeeper.acceptance.judging.bounds import Bounds, Figure, grade
 from gpukeeper.acceptance.record import Measurement
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
-LEAST = 3  # of two that differ, nobody knows which one is wrong
+LEAST = 3  # if two differ, it is unknown which one is wrong
 MANY = 16
 WARN_DROP = 0.03
 FAIL_DROP = 0.05
@@ -67,10 +67,10 @@ def stand(figure: Figure, group: Sequence[Figure]) -> PeerComparison | None:
         return None
     spread = spread_of(group)
     z = (figure.good - median) / (spread * median) if spread else None
-    return PeerComparison(grade(figure, lines(group)), len(group), median, z, 1 - figure.good / median)
+    return PeerComparison(grade(figure, bounds(group)), len(group), median, z, 1 - figure.good / median)
 
 
-def lines(group: Sequence[Figure]) -> Bounds:
+def bounds(group: Sequence[Figure]) -> Bounds:
     warn, fail = drops(len(group), spread_of(group))
     median = statistics.median(one.good for one in group)
     return Bounds((1 - warn) * median, (1 - fail) * median, fail)

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from gpukeeper.acceptance.check import CheckContext
 from gpukeeper.acceptance.judging import history, judge, peers
-from gpukeeper.acceptance.judging.lines import Figure
+from gpukeeper.acceptance.judging.bounds import Figure
 from gpukeeper.acceptance.record import Finding, Power
 
 
 def detection_power(findings: Iterable[Finding], context: CheckContext) -> tuple[Power, ...]:
     """For every check and metric that has figures, by the layer that notices the smallest loss. A loss that only warns
-    is told beside it, even if another layer notices it."""
+    is reported beside it, even if another layer finds it."""
     figures: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         if finding.samples and finding.value:
@@ -68,5 +68,5 @@ def _peers(group: Sequence[Finding]) -> Losses:
 
 
 def _history(group: Sequence[Finding]) -> Losses:
-    """Failing takes several earlier runs, and a finding does not say how many there were: the smaller promise."""
+    """Failing takes several earlier runs, and a finding does not contain their number: the smaller bound is used."""
     return (None, history.WARN_DROP) if all(finding.baseline for finding in group) else (None, None)

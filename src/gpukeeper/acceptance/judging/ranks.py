@@ -14,16 +14,17 @@ from gpukeeper.acceptance.record import Finding, ProbeFailure, ProbeResult, Reme
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 
-STOPPED = "was stopped because rank"  # of a rank that ended because another one did: that one says why
+STOPPED = "was stopped because rank"  # of a rank that ended because another one did: that one has the reason
 
 
 Reader = Callable[[Mapping[int, Values], CheckContext], Iterable[Finding]]
 
 
 def interpret(check: str, trial: CheckRun, context: CheckContext, reader: Reader) -> tuple[Finding, ...]:
-    """What the reader makes of all ranks' results. It is asked only when every rank has one: half a collective is none.
+    """The findings of the reader about all ranks' results. Called only if every rank has one: half a collective is
+    none.
 
-    An answer without what a probe always says is no measurement.
+    A reply without the fields that a probe always sends is no measurement.
     """
     answers = results(trial)
     found = broken(check, trial, context)
@@ -40,8 +41,8 @@ def interpret(check: str, trial: CheckRun, context: CheckContext, reader: Reader
 
 def _other_world(answers: Mapping[int, Values], gpus: int) -> str:
     """Ranks that met in smaller groups tested each group, not the machine."""
-    told = ((rank, answer.get("world", answer.get("world_size", gpus))) for rank, answer in answers.items())
-    other = (f"rank {rank} reported {world} ranks instead of {gpus}" for rank, world in told if world != gpus)
+    worlds = ((rank, answer.get("world", answer.get("world_size", gpus))) for rank, answer in answers.items())
+    other = (f"rank {rank} reported {world} ranks instead of {gpus}" for rank, world in worlds if world != gpus)
     return next(other, "")
 
 
@@ -73,13 +74,13 @@ def named(ranks: Iterable[int], context: CheckContext) -> str:
 def broken(check: str, trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     """One for each cause: of several ranks it is the node's. Ranks that only followed another one add nothing."""
     missing = [rank for rank in range(len(context.gpus)) if str(rank) not in trial.answers]
-    told = {int(rank): answer for rank, answer in trial.answers.items() if isinstance(answer, ProbeFailure)}
-    causes = {rank: answer for rank, answer in told.items() if STOPPED not in answer.words} or told
+    failures = {int(rank): answer for rank, answer in trial.answers.items() if isinstance(answer, ProbeFailure)}
+    causes = {rank: answer for rank, answer in failures.items() if STOPPED not in answer.words} or failures
     by_kind: dict[str, list[int]] = defaultdict(list)
     for rank, answer in sorted(causes.items()):
         by_kind[answer.kind].append(rank)
     found = [_of_cause(check, ranks, causes[ranks[0]], context) for ranks in by_kind.values()]
-    if missing and not told:
+    if missing and not failures:
         why = f"{named(missing, context)} returned no result"
         found.append(judge.missing(check, "", uuid(missing[0], context) if len(missing) == 1 else None, why))
     return tuple(found)

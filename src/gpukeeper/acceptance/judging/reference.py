@@ -20,11 +20,11 @@ from gpukeeper.model.gpu import Gpu
 __all__ = ["ROWS", "Origin", "ReferenceRow", "limits", "lint", "read", "speaks_of"]
 
 UNITS = frozenset({"TFLOP/s", "GB/s", "us", "ms", "samples/s", "steps/s", "share", "W", "C"})
-LEAST_OF_CEILING = 0.5  # a floor below half of what is possible finds nothing; a waiver says why it is kept
+LEAST_OF_CEILING = 0.5  # a floor below half of what is possible finds nothing; a waiver has the reason
 
 
 def limits(gpu: Gpu, check: str, metric: str, method: str, own: Sequence[ReferenceRow] = ()) -> Thresholds:
-    """Of the person's own rows first. Rows for other methods only give those that say so: the judge tells them apart.
+    """The user's own rows first. Rows for other methods are marked as such: the judge distinguishes them.
 
     A slice has no floors of its GPU. What the driver does not name has none either.
     """

@@ -73,10 +73,10 @@ class GpuModel:
     memory: float
     link: float
     stacked: bool = True  # HBM; else GDDR
-    boost: float = 1.02  # how far above its rated peak it can go: consumer cards clock higher than they say
+    boost: float = 1.02  # how far above its rated peak it can go: consumer cards clock higher than rated
     floors: Mapping[str, float] = field(default_factory=dict)  # TFLOP/s, of our own kernel
-    measured: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # TFLOP/s by dtype, and who says so
-    only_warns: bool = False  # nobody measured one by our methods
+    measured: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # TFLOP/s by dtype, and the source
+    only_warns: bool = False  # no measurement by our methods exists
 
 
 HOPPER = {"fp32": 67.0, "tf32": 495.0, "bf16": 989.0, "fp16": 989.0, "fp8": 1979.0, "int8": 1979.0}
@@ -220,7 +220,7 @@ MODELS = (
 )
 
 NORMAL = "gemm/*/n8192/*/burst"  # the size; kernel and data are fixed for each dtype
-SANITY = 0.45  # of the peak, where nobody measured
+SANITY = 0.45  # of the peak, without a measurement
 OTHERS = 0.85  # of what others measured, or one card of ours: a floor that only warns
 OTHERS_WARN = 0.90
 POINTS = 0.05  # of the peak, from failing to warning
@@ -278,7 +278,7 @@ def memory(model: GpuModel, check: str, metric: str) -> ReferenceRow:
         source=f"{share} of the vendor's peak; copies reach 0.88 to 0.92 of it",
         origin=Origin.DERIVED,
         may_fail=model.stacked
-        and not model.only_warns,  # of GDDR nobody measured it by this method; a healthy T4 reads 0.76 by DCGM's
+        and not model.only_warns,  # no measurement of GDDR by this method exists; a healthy T4 reads 0.76 by DCGM's
     )
 
 
@@ -354,7 +354,7 @@ def busbw(gpu: str, op: str, count: int, usual: float, ceiling: float, **other: 
 
 
 def some(gpu: str, wire: float) -> ReferenceRow:
-    """Of a machine with another number of GPUs than anybody measured: a line to warn at, from the wire of one GPU."""
+    """Of a machine with a number of GPUs that was never measured: a warning bound, from the link speed of one GPU."""
     return ReferenceRow(
         gpu=gpu,
         check="collectives",

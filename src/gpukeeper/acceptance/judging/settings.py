@@ -2,7 +2,7 @@
 
 Nothing here changes a setting. A power limit can be read. Application clocks and locked clocks show in the driver's
 reasons for the clocks; where it gives none, a clock that stays at one value far below the maximum, with power and heat
-to spare, is one that somebody fixed.
+to spare, is one that was fixed by a setting.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def held_back(uuid: str, trial: CheckRun, context: CheckContext) -> str:
     """The setting that explains a slow figure and the command that undoes it, without a full stop; empty: none.
     By all readings of the run so far: a setting stays, and a short check alone has too few."""
     gpu = context.gpu(uuid)
-    look = next((one[uuid] for one in reversed(trial.around) if uuid in one), context.before.get(uuid))
-    if look is None:
+    reading = next((one[uuid] for one in reversed(trial.around) if uuid in one), context.before.get(uuid))
+    if reading is None:
         return ""
     loaded = [one for one in context.readings if one.uuid == uuid and (one.utilisation or 0.0) >= LOADED]
-    return power_limited(gpu, look) or clocks_fixed(gpu, look, loaded) or memory_clock_fixed(gpu, look, loaded)
+    return power_limited(gpu, reading) or clocks_fixed(gpu, reading, loaded) or memory_clock_fixed(gpu, reading, loaded)
 
 
-def power_limited(gpu: Gpu, look: Health) -> str:
-    limit, usual = number(look.states.get("power_limit_w")), number(look.states.get("power_default_w"))
+def power_limited(gpu: Gpu, reading: Health) -> str:
+    limit, usual = number(reading.states.get("power_limit_w")), number(reading.states.get("power_default_w"))
     if limit is None or usual is None or limit >= usual - 0.5:
         return ""
     return (
@@ -42,11 +42,11 @@ def power_limited(gpu: Gpu, look: Health) -> str:
     )
 
 
-def clocks_fixed(gpu: Gpu, look: Health, loaded: Sequence[Reading]) -> str:
+def clocks_fixed(gpu: Gpu, reading: Health, loaded: Sequence[Reading]) -> str:
     undo = f"nvidia-smi -i {gpu.index} -rgc (application clocks: nvidia-smi -i {gpu.index} -rac)"
     if any((one.reasons or 0) & FIXED_CLOCKS for one in loaded):
         return f"Its clocks are locked by a setting. To reset it: {undo}; then test again"
-    most, limit = number(look.states.get("sm_mhz_max")), number(look.states.get("power_limit_w"))
+    most, limit = number(reading.states.get("sm_mhz_max")), number(reading.states.get("power_limit_w"))
     clocks = [one.sm_mhz for one in loaded if one.sm_mhz is not None]
     watts = [one.power_w for one in loaded if one.power_w is not None]
     free = all(one.reasons is not None and not one.reasons & HELD_BY_LOAD for one in loaded)
@@ -61,8 +61,8 @@ def clocks_fixed(gpu: Gpu, look: Health, loaded: Sequence[Reading]) -> str:
     )
 
 
-def memory_clock_fixed(gpu: Gpu, look: Health, loaded: Sequence[Reading]) -> str:
-    most = number(look.states.get("memory_mhz_max"))
+def memory_clock_fixed(gpu: Gpu, reading: Health, loaded: Sequence[Reading]) -> str:
+    most = number(reading.states.get("memory_mhz_max"))
     seen = [one.memory_mhz for one in loaded if one.memory_mhz is not None]
     if most is None or not seen or max(seen) >= 0.98 * most:
         return ""

@@ -1,6 +1,6 @@
 """What the GPU errors of the kernel's log (Xids) mean for acceptance: by tier, and what to do. Data and one function.
 
-A number that is not listed is new or rare: it warns, since nobody knows.
+A number that is not listed is new or rare: it warns, since its meaning is unknown.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ _PROGRAM = _of(
     Remedy.RETEST,
     dict.fromkeys(PROGRAMS, "usually caused by a program; if it recurs on the same GPU, by the GPU"),
 )
-NVLINK5 = range(144, 151)  # "149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 …": the words say how bad it is
-ADVICE = 154  # no fault of its own: it says what the driver wants to be done
+NVLINK5 = range(144, 151)  # "149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 …": the text has the severity
+ADVICE = 154  # no fault of its own: the action that the driver recommends
 
 MEANINGS: Mapping[int, Meaning] = {**_BROKEN, **_CABLES, **_RESETS, **_REBOOTS, **_FOLLOW, **_PROGRAM}
 _UNLISTED = Meaning(Grade.WARN, "an unknown error", Remedy.CONTACT_VENDOR)
-# It says: GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required).
+# The text: GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required).
 _ACTION = re.compile(r"recovery action changed from .* to 0x([0-9a-f]+)", re.IGNORECASE)
 
 

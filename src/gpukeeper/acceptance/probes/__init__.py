@@ -1,2 +1,2 @@
 """Programs that run on a GPU, in processes of their own. They need PyTorch and the standard library, nothing else of
-gpukeeper; nobody imports them."""
+gpukeeper, and no module imports them."""

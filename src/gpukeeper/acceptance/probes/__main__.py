@@ -1,7 +1,7 @@
 """Where a probe process begins: `__main__.py worker cuda:0`, or by torchrun `__main__.py ranks FOLDER cuda JOB`.
 
 Run by any interpreter that has PyTorch, which need not have gpukeeper: a bare module stands in for the package, so that
-nobody's site-packages, and nothing else of gpukeeper, is imported.
+no other site-packages and nothing else of gpukeeper are imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Collectives over all ranks: is every element right on every rank, and how fast was it?
 
 Payloads are integers that any order of summing gives exactly, so one wrong bit shows whatever algorithm ran. A value
-depends on rank, round and position; buffers are filled anew before every round, since an in-place sum repeated on its
+depends on rank, round and position; buffers are filled again before every round, since an in-place sum repeated on its
 own result is a sum of sums. What is timed is what is verified.
 
 params: ops, sizes (bytes of the whole array, as nccl-tests count them), rounds (null: twice the ranks), dtype, variant,
@@ -11,16 +11,13 @@ refilling, {"slow": share} sends that much more inside the timed region.
 
 from __future__ import annotations
 
-import os
-import re
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gpukeeper.acceptance.probes.group import BadSetting, RankGroup, chunks, switches
+from gpukeeper.acceptance.probes.nccl_log import own_log, read_log
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 _SUMS = ("all_reduce", "reduce_scatter")
@@ -49,7 +46,7 @@ def run(device: Any, group: RankGroup, params: dict[str, Any]) -> dict[str, Any]
     with device.working():
         results = [bench.measure(op, size) for size in sizes for op in ops]
         latency = bench.latency(int(params.get("latency_bytes") or 8))
-    said = read_log(nccl_log())
+    log = read_log(own_log())
     return {
         "results": results,
         "latency_us": latency,
@@ -57,10 +54,10 @@ def run(device: Any, group: RankGroup, params: dict[str, Any]) -> dict[str, Any]
         "variant": str(params.get("variant") or "default"),
         "switches": switches(str(params.get("variant") or "default")),
         "dtype": dtype,
-        "algorithm": said.algorithms.get("all_reduce"),
-        "algorithms": said.algorithms,
-        "transports": said.transports,
-        "nvls": said.nvls,
+        "algorithm": log.algorithms.get("all_reduce"),
+        "algorithms": log.algorithms,
+        "transports": log.transports,
+        "nvls": log.nvls,
         "nccl_version": _nccl_version(torch) if group.place.backend == "nccl" else None,
     }
 
@@ -394,64 +391,3 @@ class _Runner:
         mine = torch.tensor([int(self._device.free_memory())], dtype=torch.int64, device=self._device.torch)
         dist.all_reduce(mine, op=dist.ReduceOp.MIN)
         return int(mine.item())
-
-
-# What NCCL says it did
-
-
-@dataclass(frozen=True)
-class NcclLog:
-    """None: it did not say."""
-
-    algorithms: dict[str, str]  # by op, of its largest size
-    transports: dict[str, int] | None
-    nvls: bool | None
-
-
-_CHOICE = re.compile(r"NCCL INFO (?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
-_VIA = re.compile(r"NCCL INFO Channel \S+ : .* via (\S+)")
-_NVLS = re.compile(r"(\d+) nvls channels")
-_NAMES = {
-    "AllReduce": "all_reduce",
-    "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter",
-    "Broadcast": "broadcast",
-}
-_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")  # by their old numbers
-_PROTOCOLS = ("LL", "LL128", "SIMPLE")
-
-
-def read_log(lines: Iterable[str] | None) -> NcclLog:
-    """From NCCL_DEBUG=INFO with the subsystems INIT, GRAPH and TUNING (2.19 and later). Choices stand in rank 0's."""
-    if lines is None:
-        return NcclLog({}, None, None)
-    best: dict[str, tuple[int, str]] = {}
-    transports: Counter[str] = Counter()
-    nvls: bool | None = None
-    for line in lines:
-        if choice := _CHOICE.search(line):
-            op = _NAMES.get(choice[1] or "AllReduce")  # old releases do not name it; then all-reduce is meant mostly
-            if op and int(choice[2]) >= best.get(op, (0, ""))[0]:
-                words = f"{_named(choice[3], _ALGORITHMS)}/{_named(choice[4], _PROTOCOLS)}"
-                best[op] = (int(choice[2]), words)
-        elif via := _VIA.search(line):
-            transports["/".join(via[1].split("/")[:2])] += 1
-        elif found := _NVLS.search(line):
-            nvls = int(found[1]) > 0
-    return NcclLog({op: words for op, (_, words) in best.items()}, dict(transports) or None, nvls)
-
-
-def _named(word: str, names: Sequence[str]) -> str:
-    return names[int(word)] if word.isdigit() and int(word) < len(names) else word
-
-
-def nccl_log() -> Iterator[str] | None:
-    """This rank's own file, where the parent asked for one. NCCL writes the host's name as it sees fit."""
-    name = Path(os.environ.get("NCCL_DEBUG_FILE") or "none")
-    found = sorted(name.parent.glob(name.name.replace("%h", "*").replace("%p", str(os.getpid()))))
-    return _lines(found[0]) if found else None
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with path.open(errors="replace") as text:
-        yield from text

@@ -46,7 +46,6 @@ def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
         counted = 2 * size if way == "d2d" else size
         figures[way] = [counted / once / 1e9 for once in times]
     device.synchronize()
-    wrong = torch.nonzero(sent != back).reshape(-1)
     host = "pinned" if quick else "pageable"
     return {
         **figures,
@@ -54,9 +53,7 @@ def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
         "pinned": pinned,
         "method": f"copy/{host}",
         "methods": {"h2d": f"copy/{host}", "d2h": f"copy/{host}", "d2d": "copy/read+write"},
-        "verified": not wrong.numel(),
-        "wrong": wrong.numel(),
-        "where": [_where(int(at), sent, back) for at in wrong[:16]],
+        **_compare(sent, back),
     }
 
 
@@ -69,6 +66,15 @@ def _host(device: Device, size: int) -> tuple[Any, bool | str]:
         if "out of memory" in str(error).lower() or "lock" in str(error).lower():
             return torch.empty(size // 8, dtype=torch.int64), str(error).splitlines()[0]
         raise
+
+
+def _compare(sent: Any, back: Any) -> dict[str, Any]:
+    wrong = torch.nonzero(sent != back).reshape(-1)
+    return {
+        "verified": not wrong.numel(),
+        "wrong": wrong.numel(),
+        "where": [_where(int(at), sent, back) for at in wrong[:16]],
+    }
 
 
 def _where(at: int, sent: Any, back: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Data sets in local directories: nothing is downloaded, and a missing data set is an error, never replaced.
 
-Needs neither PyTorch nor numpy. CIFAR comes as pickles, which can run anybody's code: here they can build lists, dicts
+Needs neither PyTorch nor numpy. CIFAR comes as pickles, which can run arbitrary code: here they can build lists, dicts
 and arrays of bytes, and nothing else.
 """
 
@@ -43,17 +43,17 @@ class ImageSet:
             raise ValueError(f"{len(self.pixels)} bytes of pixels do not match {len(self.labels)} images of {size}")
 
 
-def load(name: str, folder: str | None, *, part: int = 0, parts: int = 1) -> ImageSet:
+def load(name: str, directory: str | None, *, part: int = 0, parts: int = 1) -> ImageSet:
     """Every `parts`-th image from `part` on: what one rank trains with. All of a small set, 5,000 of ImageNet."""
     if name not in _SETS:
         raise BadSetting(f"Unknown data set {name!r}; valid values: {', '.join((SYNTHETIC, *_SETS))}.")
     found = _SETS[name]
-    if not folder:
+    if not directory:
         raise DataMissing(f"The data set {name} needs data_dir. Expected in it: {found.layout}.")
-    places = [place for way in found.ways for place in (Path(folder), Path(folder) / name) if way.fits(place)]
+    places = [place for way in found.ways for place in (Path(directory), Path(directory) / name) if way.fits(place)]
     if not places:
-        tried = ", ".join(sorted({str(Path(folder) / one.there) for one in found.ways}))
-        raise DataMissing(f"The data set {name} is not in {folder}: {tried} not found. Expected: {found.layout}.")
+        tried = ", ".join(sorted({str(Path(directory) / one.there) for one in found.ways}))
+        raise DataMissing(f"The data set {name} is not in {directory}: {tried} not found. Expected: {found.layout}.")
     way = next(one for one in found.ways if one.fits(places[0]))
     try:
         return way.read(places[0], part, parts)
@@ -70,8 +70,8 @@ class _Layout:
     there: str
     read: Callable[[Path, int, int], ImageSet]
 
-    def fits(self, folder: Path) -> bool:
-        return next(folder.glob(self.there), None) is not None if folder.is_dir() else False
+    def fits(self, directory: Path) -> bool:
+        return next(directory.glob(self.there), None) is not None if directory.is_dir() else False
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class _DataSet:
 
 
 def _fashion(inner: str) -> Callable[[Path, int, int], ImageSet]:
-    def read(folder: Path, part: int, parts: int) -> ImageSet:
-        shape, pixels = _idx(folder / inner / "train-images-idx3-ubyte")
-        (count,), labels = _idx(folder / inner / "train-labels-idx1-ubyte")
+    def read(directory: Path, part: int, parts: int) -> ImageSet:
+        shape, pixels = _idx(directory / inner / "train-images-idx3-ubyte")
+        (count,), labels = _idx(directory / inner / "train-labels-idx1-ubyte")
         if len(shape) != 3 or shape[0] != count:
             raise ValueError(f"{shape} images do not match {count} labels")
         size = shape[1] * shape[2]
@@ -124,10 +124,10 @@ def _opened(path: Path) -> BinaryIO:
 def _cifar_pickles(names: Iterable[str], key: bytes) -> Callable[[Path, int, int], ImageSet]:
     files = tuple(names)
 
-    def read(folder: Path, part: int, parts: int) -> ImageSet:
+    def read(directory: Path, part: int, parts: int) -> ImageSet:
         pixels, labels = bytearray(), []
         for name in files:
-            with (folder / name).open("rb") as file:
+            with (directory / name).open("rb") as file:
                 batch = unpickle(file)
             pixels += batch[b"data"].bytes()
             labels += list(batch[key])
@@ -141,8 +141,8 @@ def _cifar_records(names: Iterable[str], label_bytes: int) -> Callable[[Path, in
     files = tuple(names)
     size = label_bytes + 3072
 
-    def read(folder: Path, part: int, parts: int) -> ImageSet:
-        whole = b"".join((folder / name).read_bytes() for name in files)
+    def read(directory: Path, part: int, parts: int) -> ImageSet:
+        whole = b"".join((directory / name).read_bytes() for name in files)
         if len(whole) % size:
             raise ValueError(f"{len(whole)} bytes are not a multiple of the record size {size}")
         starts = range(0, len(whole), size)
@@ -231,12 +231,12 @@ def unpickle(file: BinaryIO) -> Any:
     return {key.encode() if isinstance(key, str) else key: value for key, value in found.items()}
 
 
-# ImageNet: a folder for each class
+# ImageNet: a directory for each class
 
 
 def _imagenet(inner: str) -> Callable[[Path, int, int], ImageSet]:
-    def read(folder: Path, part: int, parts: int) -> ImageSet:
-        classes = sorted(path for path in (folder / inner).iterdir() if path.is_dir())
+    def read(directory: Path, part: int, parts: int) -> ImageSet:
+        classes = sorted(path for path in (directory / inner).iterdir() if path.is_dir())
         # From every class one, then the next of each: 5,000 of all classes, not of the first four.
         queues = [iter(sorted(_pictures(path))) for path in classes]
         chosen = list(islice(_in_turn(queues), IMAGENET_SAMPLES))[part::parts]
@@ -246,8 +246,8 @@ def _imagenet(inner: str) -> Callable[[Path, int, int], ImageSet]:
     return read
 
 
-def _pictures(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if path.suffix.lower() in _PICTURES)
+def _pictures(directory: Path) -> Iterator[Path]:
+    return (path for path in directory.iterdir() if path.suffix.lower() in _PICTURES)
 
 
 def _in_turn(queues: list[Iterator[Path]]) -> Iterator[tuple[int, Path]]:

@@ -1,7 +1,7 @@
 """Data-parallel training over all ranks: does the loss fall, and do all ranks hold equal parameters after every step?
 
 The gradients are averaged by a collective, so parameters that differ in one bit anywhere show that a rank computed or
-received something else than the others. Ranks are named by the majority; of two that differ, nobody knows which.
+received something else than the others. Ranks are named by the majority; of two that differ, it is unknown which.
 
 params: epochs, batch (of each rank), samples (of each rank), features, classes, rate, min_fall.
 inject: {"wrong_rank": n} flips one bit of one parameter there in the middle.
@@ -29,7 +29,7 @@ def run(device: Any, group: RankGroup, params: dict[str, Any]) -> dict[str, Any]
 
 
 def settings(params: dict[str, Any]) -> dict[str, Any]:
-    """What is asked for, filled up; refused where it could never pass, or always would."""
+    """The requested parameters with defaults; refused if they could never pass, or always would."""
     wanted = {"epochs": 2, "batch": 256, "samples": 4000, "features": 128, "classes": 4, "rate": 3e-3, "min_fall": 0.20}
     wanted |= {name: params[name] for name in wanted if params.get(name) is not None}
     if wanted["epochs"] < 2:
@@ -51,10 +51,7 @@ def _train(device: Any, group: RankGroup, wanted: dict[str, Any], inject: dict[s
     from gpukeeper.acceptance.probes.digest import digest
 
     inputs, labels = _samples(device, group, wanted)
-    torch.manual_seed(_SEED)
-    inner = nn.Sequential(
-        nn.Linear(wanted["features"], 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, wanted["classes"])
-    ).to(device.torch)
+    inner = _network(wanted).to(device.torch)
     model = DistributedDataParallel(inner, device_ids=[device.torch.index] if device.cuda else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=wanted["rate"])
     loss_of = nn.CrossEntropyLoss()
@@ -86,6 +83,17 @@ def _train(device: Any, group: RankGroup, wanted: dict[str, Any], inject: dict[s
     }
 
 
+def _network(wanted: dict[str, Any]) -> Any:
+    """The same weights on every rank."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(_SEED)
+    return nn.Sequential(
+        nn.Linear(wanted["features"], 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, wanted["classes"])
+    )
+
+
 def compare(by_rank: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Which ranks left the others, at which step. Without a majority all of them are named."""
     for step, there in enumerate(zip(*by_rank, strict=True)):
@@ -98,7 +106,7 @@ def compare(by_rank: Sequence[Sequence[str]]) -> dict[str, Any]:
 
 
 def _samples(device: Any, group: RankGroup, wanted: dict[str, Any]) -> tuple[Any, Any]:
-    """Another part for each rank, of classes that can be told apart; drawn on the CPU, so the same anywhere."""
+    """Another part for each rank, of classes that can be distinguished; drawn on the CPU, so the same anywhere."""
     import torch
 
     centers = torch.randn(wanted["classes"], wanted["features"], generator=torch.Generator().manual_seed(_SEED))

@@ -1,6 +1,6 @@
-"""The thing a probe computes on: one GPU, or the CPU in its place. Times work, and counts the time it was at work.
+"""The device a probe computes on: one GPU, or the CPU in its place. Times work, and counts busy time.
 
-Timed by CUDA events on a GPU: what the device took, not what Python took to ask for it.
+Timed by CUDA events on a GPU: the time of the device, not the time Python needs to submit the work.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Device:
     ) -> list[float]:
         """Seconds of one call, measured so many times, all of them in about `seconds`; warmed up before.
 
-        `slow` is an injected fault: work that nobody asked for inside what is timed.
+        `slow` is an injected fault: additional work inside what is timed.
         """
         once = self.warm(work)
         wanted = rounds or max(1, min(ROUNDS_MAX, round(seconds / max(1, repeats) / once)))
@@ -118,7 +118,7 @@ class Device:
         """As `timed`, each time a few calls after a pause: what the GPU can do before its power limit slows it down.
 
         Products that follow each other for half a second run at the power limit of the board, some 15 % slower and
-        never twice alike. How fast it is then is what the stress check says.
+        never twice alike. The stress check reports its speed then.
         """
         self.warm(work)
         extra = max(1, round(rounds * slow)) if slow else 0

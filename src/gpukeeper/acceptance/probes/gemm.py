@@ -1,5 +1,5 @@
 """How fast it multiplies matrices, by kind of number. Random-normal data (int8: the full range), since zeros are 13 %
-faster than what anybody computes with.
+faster than real work.
 
 In bursts: a few products after a pause, so that the power limit of the board does not decide (the stress check looks at
 that). params: dtypes, n, repeats, rounds (products in a burst), pause_s, sweep [n, …] of `sweep_dtype` (bf16),

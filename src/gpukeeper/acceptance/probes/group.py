@@ -1,6 +1,7 @@
-"""The group of ranks that a probe over several GPUs runs in: who a rank is, how it joins the others, how far it came.
+"""The group of ranks that a probe over several GPUs runs in: the identity of a rank, how it joins the others, how far
+it came.
 
-Started by torchrun, or inside work that somebody else launched: both say who a rank is by the environment. The group is
+Started by torchrun, or inside work of another launcher: both define a rank by the environment. The group is
 made of all ranks at once, before anything runs. PyTorch is imported only when a rank joins.
 """
 
@@ -19,7 +20,7 @@ BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
 class BadSetting(ValueError):
-    """Asked for something that cannot work, in a sentence."""
+    """A request that cannot work, as a sentence."""
 
 
 class RendezvousError(Exception):
@@ -32,7 +33,7 @@ class DataMissing(Exception):
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Who a rank is, and where the ranks meet."""
+    """The identity of a rank, and where the ranks meet."""
 
     rank: int
     world: int
@@ -60,11 +61,11 @@ class RankGroup:
         return self.place.world
 
 
-# Who am I?
+# Identity of this rank
 
 
 def read_place(environment: Mapping[str, str], kind: str) -> RankInfo:
-    """From torchrun's own variables, or those of who launched the work: PET_* and K8S_MASTER_ADDR count only there.
+    """From torchrun's own variables, or those of the launcher: PET_* and K8S_MASTER_ADDR count only there.
 
     All contradictions at once, as BadSetting: a rank that guesses waits for others that never come.
     """
@@ -134,13 +135,13 @@ class _Variables:
         return 0
 
     def meeting(self, world: int, *, by_torchrun: bool) -> tuple[str, int]:
-        """Where the first rank listens. Port 29500 unless another is said."""
+        """Where the first rank listens. Port 29500 unless another is set."""
         names = ["MASTER_ADDR"] if by_torchrun else ["MASTER_ADDR", "K8S_MASTER_ADDR", "PET_MASTER_ADDR"]
-        said = {name: self.environment[name].strip() for name in names if self.environment.get(name, "").strip()}
-        if len({self._machine(value) for value in said.values()}) > 1:
-            pairs = " and ".join(f"{name}={value}" for name, value in said.items())
+        values = {name: self.environment[name].strip() for name in names if self.environment.get(name, "").strip()}
+        if len({self._machine(value) for value in values.values()}) > 1:
+            pairs = " and ".join(f"{name}={value}" for name, value in values.items())
             self.problems.append(f"{pairs} name different machines. Keep the one of rank 0.")
-        address = next(iter(said.values()), "")
+        address = next(iter(values.values()), "")
         port = self.number("MASTER_PORT", 1)
         if port is None and not by_torchrun:
             port = self.number("PET_MASTER_PORT", 1)
@@ -155,7 +156,7 @@ class _Variables:
         return address or "127.0.0.1", PORT if port is None else port
 
     def _machine(self, address: str) -> str:
-        """svc and svc.<namespace>.svc.cluster.local are the same name; POD_NAMESPACE says whose namespace."""
+        """svc and svc.<namespace>.svc.cluster.local are the same name; POD_NAMESPACE has the namespace."""
         namespace = self.environment.get("POD_NAMESPACE", "").strip() or "default"
         return address.lower().rstrip(".").removesuffix(".cluster.local").removesuffix(f".{namespace}.svc")
 
@@ -163,14 +164,14 @@ class _Variables:
         if kind not in BACKENDS:
             self.problems.append(f"{kind!r} is not a valid device; use cuda or cpu.")
             return ""
-        said = self.environment.get("BACKEND", "").strip().lower() or BACKENDS[kind]
-        if said not in BACKENDS.values():
-            self.problems.append(f"BACKEND={said} is unknown; use nccl or gloo.")
-        elif said == "nccl" and kind == "cpu":
+        backend = self.environment.get("BACKEND", "").strip().lower() or BACKENDS[kind]
+        if backend not in BACKENDS.values():
+            self.problems.append(f"BACKEND={backend} is unknown; use nccl or gloo.")
+        elif backend == "nccl" and kind == "cpu":
             self.problems.append(
                 "BACKEND=nccl needs GPUs, and this run is on the CPU. Unset BACKEND, or set it to gloo."
             )
-        return said
+        return backend
 
 
 # Meeting the others
@@ -179,8 +180,8 @@ class _Variables:
 class joined:  # noqa: N801 - used as a statement
     """All ranks connected, or an error with the rendezvous address."""
 
-    def __init__(self, place: RankInfo, folder: Path, device: Any, params: dict[str, Any], *, alone: bool) -> None:
-        self._place, self._folder, self._device, self._alone = place, folder, device, alone
+    def __init__(self, place: RankInfo, directory: Path, device: Any, params: dict[str, Any], *, alone: bool) -> None:
+        self._place, self._folder, self._device, self._alone = place, directory, device, alone
         self._timeout = timedelta(seconds=float(params.get("timeout_s") or GROUP_TIMEOUT_S))
         os.environ.update(switches(str(params.get("variant") or "default")))  # NCCL reads them once, at its start
 
@@ -258,8 +259,8 @@ def switches(variant: str) -> dict[str, str]:
 # How far it came
 
 
-def stage(folder: Path, rank: int, name: str) -> None:
-    write(folder / f"rank-{rank}.stage", name)
+def stage(directory: Path, rank: int, name: str) -> None:
+    write(directory / f"rank-{rank}.stage", name)
 
 
 def write(path: Path, text: str) -> None:

@@ -55,7 +55,8 @@ def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chunks(device: Device, params: dict[str, Any]) -> list[Any]:
-    """What is to be tested. That memory is taken by others is no excuse: the share is of what is free, and is told."""
+    """What is to be tested. That memory is taken by others is no excuse: the share is of what is free, and is
+    reported."""
     chunk = int(params.get("chunk", 256 << 20)) // 8
     size = int(device.free_memory() * float(params.get("share", 0.5)))
     size = min(size, int(params.get("bytes", size)))

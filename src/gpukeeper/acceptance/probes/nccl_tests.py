@@ -14,7 +14,7 @@ from typing import Any
 from gpukeeper.acceptance.probes.group import BadSetting
 
 _TIMEOUT_S = 600.0
-_TAIL = 2000  # characters of what it said, where it failed
+_TAIL = 2000  # characters of its output, if it failed
 
 
 def run(device: Any, params: dict[str, Any]) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def run(device: Any, params: dict[str, Any]) -> dict[str, Any]:
         )  # fmt: skip
     answer = read(done.stdout)
     if not answer["rows"]:
-        said = (done.stderr.strip() or done.stdout.strip())[-_TAIL:]
-        raise RuntimeError(f"{Path(program).name} exited with code {done.returncode} and printed no table: {said}")
+        output = (done.stderr.strip() or done.stdout.strip())[-_TAIL:]
+        raise RuntimeError(f"{Path(program).name} exited with code {done.returncode} and printed no table: {output}")
     return {**answer, "program": Path(program).name, "gpus": gpus, "exit": done.returncode}
 
 

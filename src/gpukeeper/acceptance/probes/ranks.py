@@ -29,26 +29,28 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 3:
         sys.stderr.write('usage: ranks OUT-DIR cuda|cpu \'{"probe": "collectives", "params": {}}\'\n')
         return 2
-    folder, kind, wanted = Path(arguments[0]), arguments[1], json.loads(arguments[2])
-    folder.mkdir(parents=True, exist_ok=True)
+    directory, kind, wanted = Path(arguments[0]), arguments[1], json.loads(arguments[2])
+    directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    told = os.environ.get("RANK", "")
-    rank = int(told) if told.isdigit() else 0  # for its record, should the rest not fit together
+    own_rank = os.environ.get("RANK", "")
+    rank = int(own_rank) if own_rank.isdigit() else 0  # for its record, should the rest not fit together
     try:
         place = read_place(os.environ, kind)
         rank = place.rank
-        result, busy_s = _run(place, folder, kind, str(wanted["probe"]), dict(wanted.get("params") or {}))
+        result, busy_s = _run(place, directory, kind, str(wanted["probe"]), dict(wanted.get("params") or {}))
         record = {"done": result, "seconds": time.monotonic() - began, "busy_s": busy_s}
     except Exception as error:  # whatever it is, it belongs into the record
-        reached = _stage(folder, rank)
+        reached = _stage(directory, rank)
         words = worker.words(error)[-_WORDS_MAX:]
         record = {"broken": {"words": words, "stage": reached, "rank": rank}, "seconds": time.monotonic() - began}
         sys.stderr.write(f"rank {rank}: {words}\n")
-    write(folder / f"rank-{rank}.json", json.dumps(worker.strict(record), allow_nan=False))
+    write(directory / f"rank-{rank}.json", json.dumps(worker.strict(record), allow_nan=False))
     return 0 if "done" in record else BROKEN
 
 
-def _run(place: RankInfo, folder: Path, kind: str, name: str, params: dict[str, Any]) -> tuple[dict[str, Any], float]:
+def _run(
+    place: RankInfo, directory: Path, kind: str, name: str, params: dict[str, Any]
+) -> tuple[dict[str, Any], float]:
     probes = _probes()
     if name not in probes:
         raise BadSetting(f"Unknown probe {name!r} over several GPUs; valid values: {', '.join(probes)}.")
@@ -56,13 +58,13 @@ def _run(place: RankInfo, folder: Path, kind: str, name: str, params: dict[str, 
     who: dict[str, Any] = {"rank": place.rank, "world": place.world, "backend": place.backend}
     who |= {"local_rank": place.local_rank, "host": socket.gethostname()}
     if name in ALONE and place.rank > 0:
-        return {**who, "by": 0}, 0.0  # the first rank says it for all
-    stage(folder, place.rank, "start")
+        return {**who, "by": 0}, 0.0  # the first rank reports it for all
+    stage(directory, place.rank, "start")
     device = _device(kind, place, alone=name in ALONE)
-    with joined(place, folder, device, params, alone=name in ALONE) as group:
-        stage(folder, place.rank, name)
+    with joined(place, directory, device, params, alone=name in ALONE) as group:
+        stage(directory, place.rank, name)
         result = probes[name](device, group, params)
-    stage(folder, place.rank, "end")
+    stage(directory, place.rank, "end")
     return {**who, **result}, float(device.busy_s)
 
 
@@ -100,7 +102,7 @@ def _device(kind: str, place: RankInfo, *, alone: bool) -> Any:
 
 
 def _why_no_cuda(torch: Any) -> str:
-    """The words of the attempt itself: they say whether it is the driver, the build or the absence of a GPU."""
+    """The message of the attempt itself: it shows whether it is the driver, the build or the absence of a GPU."""
     try:
         torch.zeros(1, device="cuda")
     except Exception as error:
@@ -108,8 +110,8 @@ def _why_no_cuda(torch: Any) -> str:
     return "No CUDA GPUs are available"
 
 
-def _stage(folder: Path, rank: int) -> str:
-    path = folder / f"rank-{rank}.stage"
+def _stage(directory: Path, rank: int) -> str:
+    path = directory / f"rank-{rank}.stage"
     return path.read_text() if path.exists() else ""
 
 

@@ -1,4 +1,4 @@
-"""Full load for a while, and right results while hot. Products of whole numbers: each window says how fast it was, and
+"""Full load for a while, and right results while hot. Products of whole numbers: each window reports its speed, and
 results are verified bit by bit as it goes.
 
 params: seconds, n, dtype, verify_every (products), window_s. inject: {"flip": true} one bit of one verified result;
@@ -19,7 +19,7 @@ from gpukeeper.acceptance.probes.integers import WHERE_MAX, Operands
 
 SEED = 70
 USUAL = ("bf16", "fp16", "fp32")
-WINDOWS_MAX = 3600  # a day in windows of 24 s; more would be a report that nobody can read
+WINDOWS_MAX = 3600  # a day in windows of 24 s; more would make the report unreadable
 
 
 @dataclass
@@ -65,7 +65,7 @@ def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dtype(device: Device, wanted: str) -> str:
-    """The usual one gives way to the next on a GPU that is too old for it; `method` says which it was."""
+    """The next one is used on a GPU that is too old for the usual one; `method` names it."""
     offers = USUAL if wanted == USUAL[0] else (wanted,)
     found = next((one for one in offers if not unsupported(device, one)), None)
     if found is None:

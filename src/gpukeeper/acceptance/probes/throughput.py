@@ -235,7 +235,7 @@ class _Trainer:
 
 
 class _Busy:
-    """How busy the driver says the GPU is. None when it cannot be asked: no figure is better than an invented one."""
+    """GPU use as reported by the driver. None if it cannot be queried: no figure is better than an invented one."""
 
     def __init__(self, device: Any) -> None:
         self._device = device

@@ -200,7 +200,8 @@ def deterministic(device: Device) -> Iterator[str | None]:
 
 
 def _no_promise(device: Device) -> str | None:
-    """PyTorch refuses to multiply at all when this is set otherwise; then we train without its promise, and say so."""
+    """PyTorch refuses to multiply at all when this is set otherwise; then we train without its guarantee, and report
+    it."""
     setting = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
     if not device.cuda or setting in {":4096:8", ":16:8"}:
         return None

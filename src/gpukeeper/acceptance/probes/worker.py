@@ -2,7 +2,7 @@
 
     {"probe": "gemm", "params": {…}} → {"done": {…}, "seconds": 1.2, "busy_s": 1.1} or {"broken": {"words": "…"}}
 
-It says hello first, with what PyTorch and the driver say of themselves, or that it is broken, and ends then.
+It first sends a greeting with facts about PyTorch and the driver, or that it is broken, and then ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROBES = (
     *("links", "nccl_tests"),
 )
 UNUSABLE = 3  # exit code: nothing can run here
-# After these the process cannot use the GPU again: whoever started us starts another.
+# After these the process cannot use the GPU again: the parent starts another one.
 _FATAL = ("cuda error", "cublas_status", "cudnn_status", "hip error", "uncorrectable", "launch failure")
 
 
@@ -38,7 +38,7 @@ def serve(records: TextIO, name: str) -> int:
         device = Device(name)
         _threads(device)
         hello = _hello(device)
-    except Exception as error:  # whatever it is, it is told, not raised
+    except Exception as error:  # any error is reported, not raised
         _write(records, {"broken": {"words": words(error)}})
         return UNUSABLE
     _write(records, {"hello": hello})
@@ -138,7 +138,7 @@ def _nccl(torch: Any) -> str | None:
 
 
 def _dotted(version: int | None) -> str | None:
-    """cuDNN says 91002 for 9.10.2."""
+    """cuDNN reports 91002 for 9.10.2."""
     if version is None:
         return None
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
@@ -155,7 +155,7 @@ def _threads(device: Any) -> None:
 def _release(device: Any) -> None:
     try:
         device.release()
-    except Exception as error:  # the GPU is gone: the next job says so
+    except Exception as error:  # the GPU is gone: the next job reports it
         sys.stderr.write(f"could not free memory: {error}\n")
 
 

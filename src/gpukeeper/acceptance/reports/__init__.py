@@ -1,1 +1,1 @@
-"""Views of an acceptance report, and the folder that keeps them."""
+"""Views of an acceptance report, and the directory that stores them."""

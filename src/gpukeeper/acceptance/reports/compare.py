@@ -1,7 +1,7 @@
 """Two reports side by side: what changed, and whether that is more than noise. Pure.
 
 Figures are compared per GPU by its identity, and only where the method is the same. The test knows the noise inside
-the two runs; what differs from run to run anyway (clocks, heat) is not in it, so a small change is only told.
+the two runs; what differs from run to run anyway (clocks, heat) is not in it, so a small change is only reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpukeeper.acceptance.reports.wording import (
 from gpukeeper.model.grade import Grade, rank
 
 SURE = 0.05  # after the correction for how many figures are compared
-SHARES = {"share": 100.0, "percent": 1.0}  # units whose difference is told in points
+SHARES = {"share": 100.0, "percent": 1.0}  # units whose difference is shown in points
 NEAR_ZERO = 0.01
 MATTERS = 0.02  # a smaller change happens between any two runs
 
@@ -47,7 +47,7 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 class ValueChange(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of one GPU in both runs. `share`: 0.03 is 3 % more; none of a figure that is a share itself, or near
-    zero. `p`: corrected; None: too few samples to say."""
+    zero. `p`: corrected; None: too few samples."""
 
     identity: str
     gpu: str
@@ -122,16 +122,16 @@ def _below(before: Grade, after: Grade) -> bool:
 def text(comparison: Comparison) -> str:
     """For a terminal: what matters first."""
     before, after = comparison.before, comparison.after
-    told = [_side_words(before), _side_words(after), comparison.sentence]
-    told += [f"GPU {name} is only in the second run." for name in comparison.added]
-    told += [f"GPU {name} is only in the first run." for name in comparison.removed]
-    told += [
+    lines = [_side_words(before), _side_words(after), comparison.sentence]
+    lines += [f"GPU {name} is only in the second run." for name in comparison.added]
+    lines += [f"GPU {name} is only in the first run." for name in comparison.removed]
+    lines += [
         f"{one.gpu} {_named(one.check, one.metric)}: {one.before or 'not tested'} → {one.after or 'not tested'}"
         for one in comparison.verdicts
     ]
-    told += [f"{name}: {old} → {new}" for name, (old, new) in comparison.environment.items()]
-    told += [change.sentence for change in comparison.changes]
-    return "\n".join(printable(line) for line in [*told, *comparison.not_compared]) + "\n"
+    lines += [f"{name}: {old} → {new}" for name, (old, new) in comparison.environment.items()]
+    lines += [change.sentence for change in comparison.changes]
+    return "\n".join(printable(line) for line in [*lines, *comparison.not_compared]) + "\n"
 
 
 def _figures(report: Report) -> dict[_Key, Finding]:
@@ -157,11 +157,11 @@ def _identities(report: Report) -> set[str]:
 
 def _changes(report: Report, pairs: Iterable[tuple[_Key, Finding, Finding]]) -> tuple[ValueChange, ...]:
     listed = list(pairs)
-    asked = [statistics.p_value(old.samples, new.samples) for _, old, new in listed]
-    corrected = iter(statistics.holm([p for p in asked if p is not None]))
+    p_values = [statistics.p_value(old.samples, new.samples) for _, old, new in listed]
+    corrected = iter(statistics.holm([p for p in p_values if p is not None]))
     found = [
         _change(report, key, old, new, None if p is None else next(corrected))
-        for (key, old, new), p in zip(listed, asked, strict=True)
+        for (key, old, new), p in zip(listed, p_values, strict=True)
     ]
     return tuple(sorted(found, key=lambda one: (not (one.sure and one.worse), not one.sure, -abs(one.share or 0))))
 
@@ -202,7 +202,7 @@ def _named(check: str, metric: str) -> str:
 
 
 def _comparable(before: float, after: float) -> bool:
-    """A relative change of what is nearly nothing, or changes its sign, says nothing."""
+    """A relative change of what is nearly nothing, or changes its sign, means nothing."""
     return before * after > 0 and abs(before) >= NEAR_ZERO * abs(after)
 
 

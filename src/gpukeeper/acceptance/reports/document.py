@@ -1,6 +1,6 @@
 """A report as JSON: report.json with what was found, samples.json beside it with what was measured second by second.
 
-Read back strictly: what another version wrote, or somebody else, is refused with a sentence and never guessed. The
+Read back strictly: what another version or program wrote is refused with a sentence and never guessed. The
 verdict of what is read is computed again from its findings: the one in the file is only a claim.
 """
 
@@ -20,7 +20,7 @@ from gpukeeper.model.gpu import Reading
 
 REPORT, SAMPLES = "report.json", "samples.json"
 _FAMILY = SCHEMA.rpartition("/")[0]
-# Not JSON, not this form, not UTF-8, or nested beyond what anybody writes.
+# Not JSON, not this form, not UTF-8, or nested too deeply.
 DAMAGED = (msgspec.MsgspecError, UnicodeError, RecursionError)
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def samples_json(report: Report) -> bytes:
 
 
 def read_report(text: bytes, where: str, doubts: Iterable[str] = ()) -> Report:
-    """`doubts`: why the file may not be what was written, a sentence each; with any it accepts nobody."""
+    """`doubts`: why the file may not be what was written, a sentence each; with any it accepts no node."""
     return recomputed(decode_report(text, where), doubts)
 
 
@@ -103,12 +103,12 @@ def _expect_schema(text: bytes, where: str) -> None:
             f"{where} has schema {schema!r}; this version of gpukeeper reads {SCHEMA}. "
             "Read it with the version that wrote it."
         )
-    said = f"its schema is {schema!r}" if schema else "it has no schema"
-    raise KeeperError(f"{where} is not an acceptance report of gpukeeper: {said}, expected {SCHEMA}.")
+    found = f"its schema is {schema!r}" if schema else "it has no schema"
+    raise KeeperError(f"{where} is not an acceptance report of gpukeeper: {found}, expected {SCHEMA}.")
 
 
 def _finite(finding: Finding) -> Finding:
-    """JSON knows no NaN: such samples move into the evidence, as words, and no figure is made of them."""
+    """JSON has no NaN: such samples move into the evidence, as words, and no figure is made of them."""
     strange = [str(sample) for sample in finding.samples if not math.isfinite(sample)]
     changes: dict[str, Any] = {
         name: None

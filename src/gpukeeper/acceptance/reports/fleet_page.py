@@ -11,7 +11,7 @@ from gpukeeper.acceptance.reports.merge import FleetFigure, FleetReport, by_verd
 from gpukeeper.acceptance.reports.wording import figure, less_is_better, moment, percent
 from gpukeeper.model.grade import Grade
 
-_MOST_ROWS = 24  # a picture with more of them says less
+_MOST_ROWS = 24  # a picture with more of them is less readable
 
 
 def page(fleet: FleetReport) -> str:

@@ -1,6 +1,6 @@
 """The report as one page: verdict, required action, problems; then everything else. Pure.
 
-Self-contained: no script, nothing from outside. It is handed to people who were not there.
+Self-contained: no script, nothing from outside. It is read by people who were not present.
 """
 
 from __future__ import annotations
@@ -152,15 +152,15 @@ def _attention(report: Report) -> Markup:
 
 def _card(report: Report, gpu: str | None, findings: Sequence[Finding]) -> Markup:
     head = element("h3", badge(findings[0].verdict), f"  {gpu_words(report, gpu)}")
-    shown = [_told(finding) for finding in findings[:_AT_FIRST]]
-    rest = [_told(finding) for finding in findings[_AT_FIRST:]]
+    shown = [_details(finding) for finding in findings[:_AT_FIRST]]
+    rest = [_details(finding) for finding in findings[_AT_FIRST:]]
     more = element("details", element("summary", f"{len(rest)} more"), *rest) if rest else None
     remedy = hardest(one for one in findings if one.verdict is findings[0].verdict)
     act = element("p", f"Action: {DUTIES[remedy][1]}.", class_="do") if remedy is not Remedy.NONE else None
     return element("li", head, *shown, more, act, class_=findings[0].verdict.value)
 
 
-def _told(finding: Finding) -> Markup:
+def _details(finding: Finding) -> Markup:
     where = element("span", f"{SYMBOLS[finding.verdict]} {metric_words(finding)} · {finding.code}", class_="where")
     against = element("span", _held_against(finding), class_="where") if finding.value is not None else None
     lines = [where, element("br"), finding.message, *((element("br"), against) if against else ())]
@@ -169,14 +169,14 @@ def _told(finding: Finding) -> Markup:
 
 def _held_against(finding: Finding) -> str:
     """The value and every limit it was compared with."""
-    told = [f"measured {figure(finding.value, finding.unit)}"]
+    parts = [f"measured {figure(finding.value, finding.unit)}"]
     lines = (("floor", finding.floor), ("reference", finding.reference), ("ceiling", finding.ceiling))
-    told += [f"{name} {figure(value, finding.unit)}" for name, value in lines if value is not None]
+    parts += [f"{name} {figure(value, finding.unit)}" for name, value in lines if value is not None]
     if finding.peer_median is not None:
-        told.append(f"median of {finding.peer_n} peers {figure(finding.peer_median, finding.unit)}")
+        parts.append(f"median of {finding.peer_n} peers {figure(finding.peer_median, finding.unit)}")
     if finding.baseline is not None:
-        told.append(f"before {figure(finding.baseline, finding.unit)}")
-    return " · ".join(told)
+        parts.append(f"before {figure(finding.baseline, finding.unit)}")
+    return " · ".join(parts)
 
 
 def _map(report: Report) -> Markup | None:
@@ -322,8 +322,8 @@ def _coverage(report: Report) -> Markup:
 def _counters(report: Report) -> Markup:
     """A line for every counter of a GPU, with the checks during which it changed."""
     if not report.deltas:
-        asked = "No error counter that could be read changed while a check ran."
-        words = asked if report.findings else "No check ran, so no counter was read."
+        unchanged = "No error counter that could be read changed while a check ran."
+        words = unchanged if report.findings else "No check ran, so no counter was read."
         return section("counters", "Counters", element("p", words))
     grouped: dict[tuple[str, str], list[Delta]] = {}
     for one in report.deltas:

@@ -55,18 +55,19 @@ def _case(report: Report, check: str, gpu: str | None, findings: Sequence[Findin
     if all(finding.verdict is Grade.SKIPPED for finding in findings):
         ET.SubElement(case, "skipped", message=_clean(first.message))
     elif first.verdict in _OUTCOME:
-        told = ET.SubElement(case, _OUTCOME[first.verdict], type=_clean(first.code), message=_clean(first.message))
-        told.text = _clean(text)
+        outcome = ET.SubElement(case, _OUTCOME[first.verdict], type=_clean(first.code), message=_clean(first.message))
+        outcome.text = _clean(text)
     else:
         ET.SubElement(case, "system-out").text = _clean(text)
     return case
 
 
 def _run_case(report: Report) -> ET.Element:
-    """The run itself: it fails or is an error only where no finding already says so, lest one fault counts twice."""
+    """The run itself: it fails or is an error only if no finding already does, so that one fault does not count
+    twice."""
     case = ET.Element("testcase", classname=_clean(report.node), name=RUN, time="0.000")
-    told = worst(finding.verdict for finding in report.findings) if report.findings else None
-    if report.verdict in _OUTCOME and (told is not report.verdict or report.interrupted):
+    shown = worst(finding.verdict for finding in report.findings) if report.findings else None
+    if report.verdict in _OUTCOME and (shown is not report.verdict or report.interrupted):
         ET.SubElement(case, _OUTCOME[report.verdict], type="run", message=_clean(report.reason))
     else:
         ET.SubElement(case, "system-out").text = _clean(f"{report.verdict}: {report.reason}")

@@ -1,6 +1,6 @@
 """The report files of the older test kits, for programs that still read them. Pure: names and contents.
 
-Where the old kits wrote `true` for a figure they had not kept, these files say value, unit and method. LEGACY_FIELDS
+Where the old kits wrote `true` for a figure they had not kept, these files have value, unit and method. LEGACY_FIELDS
 is every file and field; docs/reference/acceptance-files.md is compared with it.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 
 from gpukeeper.acceptance.record import Finding, Report
 from gpukeeper.acceptance.reports import lines
-from gpukeeper.acceptance.reports.records import ProbeRecord, broken, family, floats, mappings, said
+from gpukeeper.acceptance.reports.records import ProbeRecord, broken, family, floats, mappings, probe_records
 from gpukeeper.acceptance.reports.wording import fact, gpu_of, gpu_words, gpus_of, needs_attention, serial_of, value_of
 from gpukeeper.model import reading
 from gpukeeper.model.grade import Grade, worst
@@ -111,7 +111,7 @@ _BYTES = {"fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "bf16": 2, "fp16": 2, "f
 
 def is_ours(name: str, content: bytes) -> bool:
     """Whether a file of that name was written by us or by an older kit: an object with documented fields and no others.
-    `results.json` is anybody's name, and nobody's other file may be replaced."""
+    `results.json` is a common name, and no other file may be replaced."""
     fields = _SKIP_FIELDS if name in SKIPPED.values() else LEGACY_FIELDS.get(name, LEGACY_FIELDS[SUMMARY])
     try:
         found = reading.decode(content, type=dict[str, Any])
@@ -145,7 +145,8 @@ def files(report: Report, summary: str = SUMMARY) -> dict[str, str]:
             written[name] = made
     written[host_file(report.node)] = _host(report)
     return {
-        name: msgspec.json.format(msgspec.json.encode(said), indent=1).decode() + "\n" for name, said in written.items()
+        name: msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n"
+        for name, content in written.items()
     }
 
 
@@ -231,7 +232,7 @@ def _figure(report: Report, finding: Finding) -> dict[str, Any]:
 
 def _trainings(report: Report) -> list[dict[str, Any]]:
     found = []
-    for one in said(report, "training"):
+    for one in probe_records(report, "training"):
         for run in mappings(one.result.get("runs"))[:1]:
             figures = {name: run.get(name) for name in ("loss_start", "loss_end")}
             found.append({"gpu": gpu_words(report, one.by), **figures, "improved": _passed(report, "training", one.by)})
@@ -245,7 +246,7 @@ def _passed(report: Report, check: str, gpu: str | None = None) -> bool:
 
 
 def _ddp_tests(report: Report) -> dict[str, Any] | None:
-    ranks = said(report, "collectives")
+    ranks = probe_records(report, "collectives")
     reduced = [_all_reduce(one) for one in ranks]
     if not reduced:
         return None
@@ -274,24 +275,28 @@ def _all_reduce(rank: ProbeRecord) -> Mapping[str, Any]:
 
 
 def _ddp_training(report: Report) -> dict[str, Any] | None:
-    ranks = said(report, "ddp")
+    ranks = probe_records(report, "ddp")
     if not ranks:
         return None
     first = ranks[0].result
-    told = {name: first.get(name) for name in LEGACY_FIELDS[DDP_TRAINING] if name != "improved"}
-    return {**told, "improved": len(ranks) == first.get("world") and _passed(report, "ddp")}
+    fields = {name: first.get(name) for name in LEGACY_FIELDS[DDP_TRAINING] if name != "improved"}
+    return {**fields, "improved": len(ranks) == first.get("world") and _passed(report, "ddp")}
 
 
 def _throughput(report: Report) -> dict[str, Any] | None:
-    ranks = said(report, "throughput")
+    ranks = probe_records(report, "throughput")
     return {name: ranks[0].result.get(name) for name in LEGACY_FIELDS[THROUGHPUT]} if ranks else None
 
 
 def _why_not(report: Report, checks: frozenset[str]) -> str:
-    """What the run itself says, else that nothing of it ran."""
-    told = [one.message for one in report.findings if family(one.check) in checks]
-    told += [one.why for one in report.coverage if family(one.check) in checks]
-    return told[0] if told else ("no_gpu" if not gpus_of(report.machine) else f"not part of this run: {report.reason}")
+    """The messages of the run, else that nothing of it ran."""
+    messages = [one.message for one in report.findings if family(one.check) in checks]
+    messages += [one.why for one in report.coverage if family(one.check) in checks]
+    return (
+        messages[0]
+        if messages
+        else ("no_gpu" if not gpus_of(report.machine) else f"not part of this run: {report.reason}")
+    )
 
 
 def _host(report: Report) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The log lines of the older test kits, tag for tag, so that who searches logs for `[RESULT] FAILURE` still finds it.
+"""The log lines of the older test kits, tag for tag, so that searches for `[RESULT] FAILURE` in logs still work.
 
-Pure: a line for a finding while the run goes on, and the closing ones from the report. C4.2 and C4.6 list the tags.
+Pure: a line for a finding during the run, and the closing ones from the report. C4.2 and C4.6 list the tags.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _METRICS: Mapping[tuple[str, str], str] = {
     ("copies", "d2d"): "BW/D2D",
     ("collectives", "all_reduce"): ALL_REDUCE,
 }
-# What the verbose lines tell of a probe's parameters.
+# Parameters of a probe in the verbose lines.
 _VERBOSE: Mapping[str, str] = {"gemm": MUL, "training": DATASET, "throughput": MODEL, "ddp": DATASET}
 
 
@@ -60,9 +60,9 @@ def running(check: str, what: str = "") -> str:
 
 
 def started(params: Mapping[str, object], check: str) -> str:
-    """What a probe was asked for, under the verbose tag of its kind."""
-    told = " ".join(f"{name}={value}" for name, value in params.items())
-    return line(_VERBOSE.get(plain(check), SHELL), f"{check} {told}".rstrip())
+    """The parameters of a probe, under the verbose tag of its kind."""
+    settings = " ".join(f"{name}={value}" for name, value in params.items())
+    return line(_VERBOSE.get(plain(check), SHELL), f"{check} {settings}".rstrip())
 
 
 def shell(command: str) -> str:
@@ -78,8 +78,8 @@ def closing(report: Report, saved: str = "") -> list[str]:
 
 
 def result(report: Report) -> str:
-    """SUCCESS only for an accepted node. FAILURE with what failed. SKIPPED: it could not be told, which is no success;
-    the older kits have no other word for it."""
+    """SUCCESS only for an accepted node. FAILURE with what failed. SKIPPED: it could not be determined, which is no
+    success; the older kits have no other word for it."""
     if report.verdict in {Grade.PASS, Grade.WARN}:
         return line(RESULT, "SUCCESS")
     guilty = needs_attention(report)

@@ -21,14 +21,14 @@ Child: TypeAlias = "str | Markup | None"
 
 def element(name: str, /, *children: Child, **attributes: str | float | None) -> Markup:
     """Attributes: `class_`, `aria_label`; None leaves one out."""
-    told = "".join(
+    rendered = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text(_plain(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
     if name in _VOID:
-        return Markup(f"<{name}{told}>")
-    return Markup(f"<{name}{told}>{join(children)}</{name}>")
+        return Markup(f"<{name}{rendered}>")
+    return Markup(f"<{name}{rendered}>{join(children)}</{name}>")
 
 
 def join(children: Iterable[Child]) -> Markup:

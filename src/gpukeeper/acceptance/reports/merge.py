@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from gpukeeper.acceptance.judging import peers
-from gpukeeper.acceptance.judging.lines import Figure
+from gpukeeper.acceptance.judging.bounds import Figure
 from gpukeeper.acceptance.record import Finding, Report
 from gpukeeper.acceptance.reports.tables import rows
 from gpukeeper.acceptance.reports.wording import (
@@ -94,7 +94,7 @@ _Stratum: TypeAlias = tuple[str, str, str, str, str]  # check, metric, method, u
 
 
 def merge(reports: Iterable[Report], expected: Sequence[str] = ()) -> FleetReport:
-    """`expected`: names of nodes that must be there; empty: whoever is."""
+    """`expected`: names of nodes that must have a report; empty: any."""
     machines = _machines(reports)
     newest = [_that_counts(one.runs) for one in machines]
     nodes = tuple(sorted((_node(one) for one in newest), key=lambda one: (-rank(one.verdict), one.node)))
@@ -202,26 +202,26 @@ def _node(report: Report) -> FleetNode:
 
 
 def _believed(report: Report) -> tuple[Grade, str]:
-    """Only a run on all GPUs, of all checks, to its end, can accept a node, whatever its file says."""
-    told = _doubts(report)
-    if told and report.verdict in {Grade.PASS, Grade.WARN, Grade.SKIPPED}:
-        return Grade.INCONCLUSIVE, f"{' and '.join(told)}; its own verdict {report.verdict} does not count."
+    """Only a run on all GPUs, of all checks, to its end, can accept a node, whatever its file contains."""
+    doubts = _doubts(report)
+    if doubts and report.verdict in {Grade.PASS, Grade.WARN, Grade.SKIPPED}:
+        return Grade.INCONCLUSIVE, f"{' and '.join(doubts)}; its own verdict {report.verdict} does not count."
     return (Grade.INCONCLUSIVE if report.verdict is Grade.SKIPPED else report.verdict), report.reason
 
 
 def _doubts(report: Report) -> list[str]:
     """Why its verdict is not one on the whole node."""
     wish = report.settings.get("wish")
-    asked = wish if isinstance(wish, Mapping) else {}
+    request = wish if isinstance(wish, Mapping) else {}
     words = {
         f"it ran on {report.device}, not on GPUs": report.device != "cuda",
         "it was a self-test": report.self_test,
         "it was interrupted": report.interrupted,
-        f"it ran only {_listed(asked.get('only'))}": asked.get("only"),
-        f"it skipped {_listed(asked.get('skip'))}": asked.get("skip"),
-        f"it tested only GPU {_listed(asked.get('gpus'))}": asked.get("gpus"),
+        f"it ran only {_listed(request.get('only'))}": request.get("only"),
+        f"it skipped {_listed(request.get('skip'))}": request.get("skip"),
+        f"it tested only GPU {_listed(request.get('gpus'))}": request.get("gpus"),
     }
-    return [told for told, so in words.items() if so]
+    return [doubt for doubt, so in words.items() if so]
 
 
 def _listed(names: Any) -> str:
@@ -232,9 +232,9 @@ def _reason(nodes: Sequence[FleetNode], missing: Sequence[str], figures: Sequenc
     if not nodes and not missing:
         return "No report was given."
     counts = Counter(one.verdict for one in nodes)
-    told = [f"{counts[grade]} {grade}" for grade in sorted(counts, key=rank, reverse=True)]
+    parts = [f"{counts[grade]} {grade}" for grade in sorted(counts, key=rank, reverse=True)]
     if missing:
-        told.append(f"{len(missing)} without a report ({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''})")
+        parts.append(f"{len(missing)} without a report ({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''})")
     out = {(outlier.node, outlier.gpu) for one in figures for outlier in one.outliers}
     slow = (
         (
@@ -244,7 +244,7 @@ def _reason(nodes: Sequence[FleetNode], missing: Sequence[str], figures: Sequenc
         if out
         else ""
     )
-    return f"{len(nodes) + len(missing)} nodes: {', '.join(told)}.{slow}"
+    return f"{len(nodes) + len(missing)} nodes: {', '.join(parts)}.{slow}"
 
 
 def _doubles(reports: Iterable[Report]) -> Iterable[str]:
@@ -306,7 +306,7 @@ def _place(report: Report, finding: Finding) -> str:
 
 
 def _outliers(found: Sequence[tuple[Report, Finding, float]]) -> Iterable[Outlier]:
-    """By the rules for peers of one run, which know what can be told among few and among many."""
+    """By the rules for peers of one run, which take the number of peers into account."""
     group = [_good(finding, value) for _, finding, value in found]
     for (report, finding, value), good in zip(found, group, strict=True):
         standing = peers.stand(good, group)

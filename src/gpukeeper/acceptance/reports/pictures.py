@@ -9,7 +9,7 @@ from statistics import median
 from gpukeeper.acceptance.record import Finding, Report
 from gpukeeper.acceptance.reports import plots
 from gpukeeper.acceptance.reports.markup import Markup, element
-from gpukeeper.acceptance.reports.records import floats, mappings, said
+from gpukeeper.acceptance.reports.records import floats, mappings, probe_records
 from gpukeeper.acceptance.reports.wording import (
     direction,
     figure,
@@ -39,8 +39,8 @@ def of_gpu(report: Report, uuid: str) -> Markup | None:
     if len(mine) < 2:
         return None
     held = plots.held_back(sorted(mine, key=lambda one: one.at))
-    told = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in held.items())
-    words = f"clocks throttled: {told}" if told else "clocks were not throttled"
+    spans = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in held.items())
+    words = f"clocks throttled: {spans}" if spans else "clocks were not throttled"
     return _figure(f"{gpu_words(report, uuid)} over time", words, plots.timeline(gpu_words(report, uuid), mine))
 
 
@@ -61,8 +61,8 @@ def _strip_plot(report: Report, name: str, method: str, unit: str, findings: Seq
     ]
     marks = {mark: times * value for mark, value in _marks(ordered, unit).items()}
     source = next((f"compared with: {one.source}" for one in ordered if one.source), "")
-    told = (unit_words(shown), direction(unit), f"method {method}" if method else "", source)
-    return _figure(name, "; ".join(words for words in told if words), plots.strips(name, shown, lines, marks))
+    notes = (unit_words(shown), direction(unit), f"method {method}" if method else "", source)
+    return _figure(name, "; ".join(words for words in notes if words), plots.strips(name, shown, lines, marks))
 
 
 def _place(report: Report, finding: Finding) -> tuple[int, str]:
@@ -87,7 +87,7 @@ def _shared(values: Iterable[float | None]) -> float | None:
 
 
 def _of_ranks(report: Report, check: str) -> Iterable[Markup]:
-    ranks = said(report, check)
+    ranks = probe_records(report, check)
     if not ranks:
         return
     yield from _bus_curves(ranks[0].result.get("results") or ranks[0].result.get("rows"))

@@ -1,6 +1,6 @@
 """Pictures of a report as inline SVG: strips, matrices, curves, timelines. Pure; colours come from the page's style.
 
-Every picture has a title and says in words what it shows; no meaning is in colour alone.
+Every picture has a title and a description in words; no meaning is in colour alone.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def strips(title: str, unit: str, rows: Sequence[PlotRow], marks: Mapping[str, f
     scale = _scale([value for row in rows for value in (*row.samples, row.value)], shown.values())
     top = 6 + _LANE * len(shown)
     bottom = top + _ROW * len(rows)
-    said = "; ".join(f"{row.label} {figure(row.value, unit)} {row.verdict}" for row in rows)
+    summary = "; ".join(f"{row.label} {figure(row.value, unit)} {row.verdict}" for row in rows)
     return _svg(
         f"{title}, {unit}" if unit else title,
-        f"{said}. {', '.join(f'{name} {figure(value, unit)}' for name, value in shown.items())}",
+        f"{summary}. {', '.join(f'{name} {figure(value, unit)}' for name, value in shown.items())}",
         bottom + 22,
         *_marks(shown, scale, top, bottom),
         *(part for place, row in enumerate(rows) for part in _strip(row, scale, top + _ROW * (place + 0.5))),
@@ -93,8 +93,8 @@ def matrix(
         parts.append(_label(name, _LEFT - 8, middle + 4, "end"))
         for x in range(len(across)):
             parts += _square(values.get((y, x)), scale, _LEFT + side * x, middle, side, unit)
-    said = f"from {figure(min(known, default=0.0), unit)} to {figure(max(known, default=0.0), unit)}"
-    return _svg(title, said, height + 4, *parts)
+    summary = f"from {figure(min(known, default=0.0), unit)} to {figure(max(known, default=0.0), unit)}"
+    return _svg(title, summary, height + 4, *parts)
 
 
 def steps(title: str, spans: Mapping[str, Sequence[float]], unit: str) -> Markup:
@@ -111,8 +111,8 @@ def steps(title: str, spans: Mapping[str, Sequence[float]], unit: str) -> Markup
             late = max(0.0, min(1.0, (value / middle[x] - 1) / 0.2)) if middle[x] else 0.0
             cell = {"x": _LEFT + wide * x, "y": 8 + 16.0 * y, "width": wide + 0.3, "height": 14}
             parts.append(element("rect", class_="heat", fill_opacity=f"{0.08 + 0.9 * late:.2f}", **cell))
-    said = "; ".join(f"{name} {figure(median(spans[name]), unit)}" for name in lines)
-    return _svg(title, f"median step: {said}", 8 + 16.0 * len(lines) + 4, *parts)
+    summary = "; ".join(f"{name} {figure(median(spans[name]), unit)}" for name in lines)
+    return _svg(title, f"median step: {summary}", 8 + 16.0 * len(lines) + 4, *parts)
 
 
 def curves(title: str, unit: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Markup:
@@ -129,8 +129,8 @@ def curves(title: str, unit: str, series: Mapping[str, Sequence[tuple[float, flo
         last = _apart(up.at(max(line)[1]), taken)
         taken.append(last)
         parts.append(_label(name, _RIGHT + 8, last + 4, "start"))
-    said = "; ".join(f"{name} up to {figure(max(y for _, y in line), unit)}" for name, line in series.items())
-    return _svg(f"{title}, {unit}", said, 216, *parts)
+    summary = "; ".join(f"{name} up to {figure(max(y for _, y in line), unit)}" for name, line in series.items())
+    return _svg(f"{title}, {unit}", summary, 216, *parts)
 
 
 def timeline(title: str, readings: Sequence[Reading]) -> Markup:
@@ -148,8 +148,8 @@ def timeline(title: str, readings: Sequence[Reading]) -> Markup:
     seconds = "".join(f"; {name} for {span:.0f} s" for name, span in held_back(ordered).items())
     bottom = 24 + 62.0 * len(lanes)
     parts += [_label(f"{x:g} s", across.at(x), bottom + 14, "middle") for x in _nice(across.low, across.high, 10)]
-    said = f"{len(ordered)} readings over {across.high - across.low:.0f} s{seconds}"
-    return _svg(title, said, bottom + 20, *parts, width=WIDE)
+    summary = f"{len(ordered)} readings over {across.high - across.low:.0f} s{seconds}"
+    return _svg(title, summary, bottom + 20, *parts, width=WIDE)
 
 
 def held_back(readings: Sequence[Reading]) -> dict[str, float]:
@@ -167,9 +167,9 @@ def reason_of(bits: int | None) -> tuple[str, str]:
 
 
 def _svg(title: str, words: str, height: float, *parts: Markup, width: float = WIDTH) -> Markup:
-    told = (element("title", title), element("desc", words))
+    texts = (element("title", title), element("desc", words))
     return element(
-        "svg", *told, *parts, viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=f"{title}: {words}"
+        "svg", *texts, *parts, viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=f"{title}: {words}"
     )
 
 
@@ -241,8 +241,8 @@ def _square(value: float | None, scale: Scale, x: float, middle: float, side: fl
     place = {"x": x + 1, "y": middle - high / 2 + 1, "width": side - 2, "height": high - 2, "rx": 2}
     if value is None:
         return (element("rect", class_="frame", **place),)
-    told = element("title", figure(value, unit))
-    cell = element("rect", told, class_="cell", fill_opacity=f"{scale.at(value):.2f}", **place)
+    tooltip = element("title", figure(value, unit))
+    cell = element("rect", tooltip, class_="cell", fill_opacity=f"{scale.at(value):.2f}", **place)
     words = (_label(figure(value), x + side / 2, middle + 4, "middle", "small inside"),) if side >= 34 else ()
     return (cell, *words)
 
@@ -276,9 +276,9 @@ def _held_back(readings: Sequence[Reading], across: Scale, top: float, bottom: f
             continue
         left, right = across.at(readings[start].at), across.at(readings[min(place, len(readings) - 1)].at)
         if kind[0]:
-            told = element("title", f"clocks throttled: {kind[0]}")
+            tooltip = element("title", f"clocks throttled: {kind[0]}")
             place_of = {"x": left, "y": top, "width": max(1.5, right - left), "height": bottom - top}
-            yield element("rect", told, class_=f"held {kind[1]}", **place_of)
+            yield element("rect", tooltip, class_=f"held {kind[1]}", **place_of)
         start = place
 
 

@@ -21,7 +21,7 @@ class ProbeRecord:
     result: Values
 
 
-def said(report: Report, check: str) -> tuple[ProbeRecord, ...]:
+def probe_records(report: Report, check: str) -> tuple[ProbeRecord, ...]:
     """Measurements of a check, in the order of the GPUs or ranks."""
     found = [
         ProbeRecord(by=who, result=result)

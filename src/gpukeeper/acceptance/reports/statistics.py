@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from statistics import fmean, variance
 
 FEWEST = 3  # samples on each side; with two a spread is a guess
-MANY = 8  # from here on ranks can tell, even after a correction for many metrics, and outliers do no harm
+MANY = 8  # from here on ranks suffice, even after a correction for many metrics, and outliers do no harm
 _EXACT_LIMIT = 60  # samples together; beyond it the normal approximation is as good
 _TINY = 1e-300
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Two-sided: how likely noise alone makes such a difference. None: too few samples to say."""
+    """Two-sided: how likely noise alone makes such a difference. None: too few samples."""
     if min(len(a), len(b)) < FEWEST:
         return None
     return mann_whitney(a, b) if min(len(a), len(b)) >= MANY else welch(a, b)
@@ -44,7 +44,7 @@ def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def holm(found: Sequence[float]) -> list[float]:
-    """Each p corrected for how many were asked for; never smaller than one that was smaller before."""
+    """Each p corrected for the number of tests; never smaller than one that was smaller before."""
     order = sorted(range(len(found)), key=found.__getitem__)
     corrected = [0.0] * len(found)
     highest = 0.0

@@ -1,6 +1,6 @@
-"""The folder that keeps reports: one folder for a run, there whole or not at all.
+"""The directory of reports: one directory for a run, complete or absent.
 
-Retention removes only what is certainly ours and nothing but ours: a folder with a report of this schema, a manifest
+Retention removes only what is certainly ours and nothing else: a directory with a report of this schema, a manifest
 that names all files in it, no KEEP. Links are never followed, and what cannot be read is named.
 """
 
@@ -28,6 +28,7 @@ from gpukeeper.model.grade import Grade
 KEEP, MANIFEST = "KEEP", "MANIFEST.sha256"
 HTML, CSV, JUNIT, METRICS = "report.html", "results.csv", "junit.xml", "metrics.prom"
 OLDEST = timedelta(days=90)
+_KEEP_TEXT = b"This report is excluded from automatic deletion. Delete this file to end that.\n"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _UNFINISHED = ".unfinished-"
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
@@ -35,7 +36,7 @@ _LARGEST = 256 << 20  # bytes; samples of a day on eight GPUs are a fifth of it
 
 
 class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in the folder. `problem`: why nothing else is known of it."""
+    """A run in the directory. `problem`: why nothing else is known of it."""
 
     run: str
     path: str
@@ -70,19 +71,20 @@ class ReportFolder:
         summary: str = legacy.SUMMARY,
         extra: Mapping[str, bytes] | None = None,
     ) -> Path:
-        """All views of a report; the path of its folder. `extra`: logs to keep with it. A run is never overwritten."""
+        """All views of a report; the path of its directory. `extra`: logs to keep with it. A run is never
+        overwritten."""
         final = self.path / _run_name(report.run)
         if os.path.lexists(final):
             raise UsageError(f"{final} exists already; a report is never overwritten. Nothing was written.")
         report = document.encodable(report)
         contents = {**_views(report), **_old(report, summary, with_legacy), **(extra or {})}
         if keep:
-            contents[KEEP] = b"Retention leaves this run alone. Delete this file to let it go.\n"
+            contents[KEEP] = _KEEP_TEXT
         made = self.path / f"{_UNFINISHED}{report.run}-{secrets.token_hex(4)}"
         try:
             self.path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             _write_all(made, contents)
-            made.rename(final)  # the system refuses when somebody else wrote this run meanwhile
+            made.rename(final)  # the system refuses if another process wrote this run meanwhile
             _sync(self.path)
         except OSError as error:
             shutil.rmtree(made, ignore_errors=True)
@@ -95,7 +97,7 @@ class ReportFolder:
         """Take a run out of retention, or give it back."""
         marker = self.find(wanted) / KEEP
         if kept:
-            _write_one(marker, b"Retention leaves this run alone. Delete this file to let it go.\n", anew=False)
+            _write_one(marker, _KEEP_TEXT, anew=False)
         else:
             marker.unlink(missing_ok=True)
         return marker.parent
@@ -107,7 +109,7 @@ class ReportFolder:
         return [*(one for one in entries if not one.started), *readable]
 
     def find(self, wanted: str) -> Path:
-        """The folder of a run: by its name, by how its name begins, or by a path to it or to its report.json."""
+        """The directory of a run: by its name, by how its name begins, or by a path to it or to its report.json."""
         given = Path(wanted)
         if given.name == document.REPORT and given.is_file():
             return given.parent
@@ -124,24 +126,24 @@ class ReportFolder:
 
     def load(self, wanted: str, *, samples: bool = True) -> Report:
         """`samples`: with timeline and records, where their file is still there."""
-        folder = self.find(wanted)
-        report = load_file(folder / document.REPORT)
-        beside = folder / document.SAMPLES
+        directory = self.find(wanted)
+        report = load_file(directory / document.REPORT)
+        beside = directory / document.SAMPLES
         if not samples or not beside.exists():
             return report
         return document.with_samples(report, document.read_samples(read(beside), str(beside)), str(beside))
 
     def verify(self, wanted: str) -> Sequence[str]:
         """Differences from the manifest, a sentence each; empty if there are none."""
-        folder = self.find(wanted)
-        listed = _manifest(folder)
+        directory = self.find(wanted)
+        listed = _manifest(directory)
         if listed is None:
-            return [f"{folder / MANIFEST} could not be read; nothing was compared."]
-        there = {path.name for path in folder.iterdir()} - {MANIFEST, KEEP}
+            return [f"{directory / MANIFEST} could not be read; nothing was compared."]
+        there = {path.name for path in directory.iterdir()} - {MANIFEST, KEEP}
         wrong = [f"{name} is missing." for name in sorted(listed.keys() - there)]
         wrong += [f"{name} is not in the manifest." for name in sorted(there - listed.keys())]
         both = sorted(there & listed.keys())
-        return wrong + [f"{name} was changed." for name in both if _digest(read(folder / name)) != listed[name]]
+        return wrong + [f"{name} was changed." for name in both if _digest(read(directory / name)) != listed[name]]
 
     def prune(
         self,
@@ -177,7 +179,7 @@ class ReportFolder:
         return RetentionResult(removed=tuple(removed), spared=spared)
 
     def _folders(self) -> Iterable[Path]:
-        """Real folders only: a link may lead anywhere."""
+        """Real directories only: a link may lead anywhere."""
         try:
             with os.scandir(self.path) as entries:
                 return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -187,10 +189,10 @@ class ReportFolder:
             raise KeeperError(f"The report directory {self.path} could not be read: {error}.") from error
 
 
-def _size(folder: Path) -> int:
-    """Bytes of its files. What cannot be looked at counts nothing; whether it may go is asked later."""
+def _size(directory: Path) -> int:
+    """Bytes of its files. What cannot be read counts as 0; whether it may be removed is checked later."""
     size = 0
-    with suppress(OSError), os.scandir(folder) as entries:
+    with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             with suppress(OSError):
                 size += entry.stat(follow_symlinks=False).st_size
@@ -209,7 +211,7 @@ def _views(report: Report) -> dict[str, bytes]:
 
 
 def refuse_summary(name: str) -> None:
-    """Also asked before a run: an hour of testing must not end without its report."""
+    """Also checked before a run: an hour of testing must not end without its report."""
     taken = {document.REPORT, document.SAMPLES, HTML, CSV, JUNIT, METRICS, KEEP, MANIFEST}
     if not _RUN_NAME.fullmatch(name) or name in taken:
         raise UsageError(f"--report-name {name!r}: not a plain file name. Use for example summary.json.")
@@ -228,14 +230,14 @@ def _run_name(run: str) -> str:
     return run
 
 
-def _write_all(folder: Path, contents: Mapping[str, bytes]) -> None:
-    folder.mkdir(mode=0o700)
+def _write_all(directory: Path, contents: Mapping[str, bytes]) -> None:
+    directory.mkdir(mode=0o700)
     for name, content in contents.items():
-        _write_one(folder / name, content)
+        _write_one(directory / name, content)
     digests = sorted((name, _digest(content)) for name, content in contents.items() if name != KEEP)
-    _write_one(folder / MANIFEST, "".join(f"{digest}  {name}\n" for name, digest in digests).encode())
-    folder.chmod(_FOLDER_MODE)
-    _sync(folder)
+    _write_one(directory / MANIFEST, "".join(f"{digest}  {name}\n" for name, digest in digests).encode())
+    directory.chmod(_FOLDER_MODE)
+    _sync(directory)
 
 
 def _write_one(path: Path, content: bytes, *, anew: bool = True) -> None:
@@ -247,8 +249,8 @@ def _write_one(path: Path, content: bytes, *, anew: bool = True) -> None:
         os.fsync(file.fileno())
 
 
-def _sync(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync(directory: Path) -> None:
+    number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(number)
     finally:
@@ -270,7 +272,7 @@ def read(path: Path) -> bytes:
 
 
 def load_file(path: Path) -> Report:
-    """The report in this file. One that the manifest beside it does not vouch for accepts nobody."""
+    """The report in this file. One that the manifest beside it does not confirm accepts no node."""
     text = read(path)
     return document.read_report(text, str(path), _unlisted(path, text))
 
@@ -292,21 +294,21 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _entry(folder: Path) -> StoredRun | None:
-    """None: nothing of ours, as far as anybody can see."""
-    if folder.name.startswith(_UNFINISHED):
+def _entry(directory: Path) -> StoredRun | None:
+    """None: nothing of ours, as far as can be seen."""
+    if directory.name.startswith(_UNFINISHED):
         words = "incomplete: the run ended while its report was written. Delete it manually"
-        return StoredRun(run=folder.name, path=str(folder), problem=words)
-    path = folder / document.REPORT
+        return StoredRun(run=directory.name, path=str(directory), problem=words)
+    path = directory / document.REPORT
     if not os.path.lexists(path):
         return None
     try:
         report = load_file(path)
     except (KeeperError, OSError) as error:
-        return StoredRun(run=folder.name, path=str(folder), problem=str(error))
+        return StoredRun(run=directory.name, path=str(directory), problem=str(error))
     fields = ("node", "started", "ended", "verdict", "reason", "device", "profile")
     found = {name: getattr(report, name) for name in fields}
-    return StoredRun(run=folder.name, path=str(folder), kept=os.path.lexists(folder / KEEP), **found)
+    return StoredRun(run=directory.name, path=str(directory), kept=os.path.lexists(directory / KEEP), **found)
 
 
 def _when(entry: StoredRun) -> tuple[datetime, str]:
@@ -314,43 +316,43 @@ def _when(entry: StoredRun) -> tuple[datetime, str]:
     return entry.started, entry.run
 
 
-def _manifest(folder: Path) -> dict[str, str] | None:
+def _manifest(directory: Path) -> dict[str, str] | None:
     try:
-        lines = read(folder / MANIFEST).decode().splitlines()
+        lines = read(directory / MANIFEST).decode().splitlines()
     except (KeeperError, UnicodeError):
         return None
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines) if name}
 
 
-def _why_not_removed(folder: Path, entry: StoredRun) -> str:
+def _why_not_removed(directory: Path, entry: StoredRun) -> str:
     """Removes it, or returns why not."""
     if entry.kept:
         return "it is kept"
-    listed = _manifest(folder)
+    listed = _manifest(directory)
     if listed is None:
         return f"its {MANIFEST} could not be read, so its files may not belong to gpukeeper"
     elsewhere = [name for name in listed if "/" in name or name in {".", ".."}]
     if elsewhere:
         return f"its {MANIFEST} lists files outside this directory: {elsewhere[0]}"
     try:
-        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            return _remove(folder, number, listed)
+            return _remove(directory, number, listed)
         finally:
             os.close(number)
     except OSError as error:
         return f"it could not be removed: {error}"
 
 
-def _remove(folder: Path, number: int, listed: Mapping[str, str]) -> str:
-    """What is unlinked are names seen in this very folder, never what a file says."""
+def _remove(directory: Path, number: int, listed: Mapping[str, str]) -> str:
+    """What is unlinked are names seen in this very directory, never names from a file."""
     with os.scandir(number) as entries:
         there = {one.name: stat.S_ISREG(one.stat(follow_symlinks=False).st_mode) for one in entries}
     foreign = sorted(name for name, plain in there.items() if not plain or name not in {*listed, MANIFEST})
     if foreign:
         return f"it contains files that gpukeeper did not write: {', '.join(foreign[:3])}"
-    gone = folder.with_name(f"{_UNFINISHED}{folder.name}-{secrets.token_hex(4)}")
-    folder.rename(gone)  # from here on nobody takes a half of it for a report
+    gone = directory.with_name(f"{_UNFINISHED}{directory.name}-{secrets.token_hex(4)}")
+    directory.rename(gone)  # from here on a part of it is not taken for a report
     for name in there:
         os.unlink(name, dir_fd=number)
     gone.rmdir()

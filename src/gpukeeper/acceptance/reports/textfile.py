@@ -49,8 +49,8 @@ def metrics(report: Report) -> str:
 
 def _of_run(report: Report) -> Iterable[_Sample]:
     node = {"node": report.node}
-    told = {"run": report.run, "version": report.version, "device": report.device, "profile": report.profile}
-    yield _Sample("info", node | told, 1)
+    labels = {"run": report.run, "version": report.version, "device": report.device, "profile": report.profile}
+    yield _Sample("info", node | labels, 1)
     if report.verdict in CODES:
         yield _Sample("node_verdict", node, CODES[report.verdict])
     yield _Sample("last_run_timestamp_seconds", node, report.ended.timestamp())

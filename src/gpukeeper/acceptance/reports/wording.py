@@ -16,7 +16,7 @@ NODE = "node"  # in the place of a GPU: a finding about the machine as a whole
 SPEEDS, TIMES = frozenset({"TFLOP/s", "GB/s", "samples/s"}), frozenset({"us", "ms", "s"})
 LESS_IS_BETTER = TIMES | {"C", "elements", "words", "errors"}  # temperatures, and counts of what is wrong
 _SIGNS = {"us": "µs", "C": "°C", "percent": "%", "elements": "wrong elements", "words": "wrong words"}
-# Who must act, and how, from the mildest to the most severe action.
+# The required action, from the mildest to the most severe action.
 DUTIES: Mapping[Remedy, tuple[str, str]] = {
     Remedy.NONE: ("", "no action is required"),
     Remedy.WATCH: ("Operator", "watch it, and test it again within a few days"),
@@ -70,12 +70,12 @@ def fact(value: Fact) -> str:
 
 
 def printable(words: str) -> str:
-    """In one line, without what drives a terminal: a report may hold anybody's words."""
+    """In one line, without control characters: a report may contain untrusted text."""
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in words)
 
 
 def identity_of(report: Report, gpu: Gpu) -> str:
-    """What it is known by in other reports. Where neither a serial number nor a uuid tells it from others: its place in
+    """Its identity in other reports. If neither a serial number nor a uuid identifies it: its place in
     its machine, so that GPUs of two machines are never taken for one."""
     known = report.device == "cuda" and any(sign in "123456789abcdef" for sign in gpu.uuid.lower().removeprefix("gpu-"))
     return gpu.identity if gpu.identity != gpu.uuid or known else f"{report.node}/{gpu.index}"
@@ -86,7 +86,7 @@ def moment(at: datetime) -> str:
 
 
 def gpus_of(machine: Machine) -> tuple[Gpu, ...]:
-    """Nothing when they could not be learned; who must tell the difference asks the machine itself."""
+    """Empty if they could not be read; callers that need the difference use the machine itself."""
     return () if isinstance(machine.gpus, Unknown) else machine.gpus
 
 
@@ -146,7 +146,7 @@ def hardest(findings: Iterable[Finding]) -> Remedy:
 
 
 def duty(report: Report) -> str:
-    """One sentence: who must act, how, and on which GPU. The most severe action of the worst findings."""
+    """One sentence: the required action, by whom, and on which GPU. The most severe action of the worst findings."""
     guilty = [finding for finding in report.findings if finding.verdict is report.verdict]
     remedy = hardest(guilty)
     if remedy is Remedy.NONE and report.verdict in {Grade.FAIL, Grade.INCONCLUSIVE}:

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.devices.driver.facts import NO_SLICE_UTILISATION, Activity, GpuFacts, SliceFacts
+from gpukeeper.devices.driver.facts import NO_SLICE_UTILISATION, ActivityFacts, GpuFacts, SliceFacts
 from gpukeeper.devices.driver.nvml import energy, errors, every_gpu, fact, never, number_in, refused
-from gpukeeper.model.condition import NOT_ASKED
+from gpukeeper.model.condition import NOT_QUERIED
 from gpukeeper.model.unknown import Unknown
 
 SHORTEST_WINDOW_S = 1.0  # the slowest product takes one utilisation sample per second
@@ -132,7 +132,7 @@ class ActivityMonitor:
 
     def _measured(self, handle: Any, gpu: GpuFacts, window: float) -> GpuFacts:
         uuid = str(gpu.uuid)
-        before, self._energy[uuid] = self._energy.get(uuid, NOT_ASKED), energy(self._nvml, handle)
+        before, self._energy[uuid] = self._energy.get(uuid, NOT_QUERIED), energy(self._nvml, handle)
         if gpu.sliced is True:
             busy: dict[str, Any] = {"gpm": ONLY_SLICES, "utilisation": NO_SLICE_UTILISATION}
         else:
@@ -142,14 +142,14 @@ class ActivityMonitor:
         return msgspec.structs.replace(
             gpu,
             energy_mj=self._energy[uuid],
-            activity=Activity(window_s=window, energy_before_mj=before, **busy),
+            activity=ActivityFacts(window_s=window, energy_before_mj=before, **busy),
             slices=cut if isinstance(cut, Unknown) else tuple(self._part(handle, part) for part in cut),
         )
 
     def _part(self, handle: Any, part: SliceFacts) -> SliceFacts:
         instance = part.gpu_instance
         known = {"gpm": instance} if isinstance(instance, Unknown) else self._busy(handle, part.uuid, instance)
-        return msgspec.structs.replace(part, activity=Activity(**known))
+        return msgspec.structs.replace(part, activity=ActivityFacts(**known))
 
     # GPM: two samples give the exact mean of the time between them.
 

@@ -41,7 +41,7 @@ TO_END_S = 5.0  # for queries that wait when the input ends
 def main() -> None:
     import pynvml
 
-    session = Session(pynvml)
+    session = DriverSession(pynvml)
     try:
         serve(sys.stdin.fileno(), lambda line: _print(session.answer(line)), session.collect, _end_soon)
     finally:
@@ -87,7 +87,7 @@ def _end_soon() -> None:
     os._exit(1)  # the main thread is inside the driver
 
 
-class Session:
+class DriverSession:
     """Opens the driver at the first query, and again after a failure: it may have been reloaded in the meantime."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 How long a client keeps the driver open, and with it every GPU initialised:
 
-    ask_once        inventory, condition   until the reply; the process has ended when it returns
+    query_once      inventory, condition   until the reply; the process has ended when it returns
     devices/usage   usage                  from the first reading until close(); a reset closes it before
     devices/health  an acceptance run      from the first request until the end of the run
 
@@ -25,7 +25,7 @@ from datetime import timedelta
 
 import msgspec
 
-from gpukeeper.devices.driver.protocol import NO_ID, DriverReply, DriverRequest, Subject
+from gpukeeper.devices.driver.protocol import NO_ID, DriverReply, DriverRequest, FactGroup
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
@@ -43,11 +43,11 @@ _abandoned: list[subprocess.Popen[bytes]] = []
 _counting = threading.Lock()
 
 
-def ask_once(about: Subject, deadline: timedelta, child: Sequence[str] = CHILD) -> DriverReply | Unknown:
+def query_once(about: FactGroup, deadline: timedelta, child: Sequence[str] = CHILD) -> DriverReply | Unknown:
     """Blocks, for no longer than the deadline and a moment. No process of ours has a GPU open afterwards."""
     until = time.monotonic() + deadline.total_seconds()
     client = DriverClient(child, deadline)
-    answer = client.ask(about)
+    answer = client.query(about)
     if not client.finish(max(until - time.monotonic(), 0.0)):
         return Unknown(f"the NVIDIA driver was not closed within {in_words(deadline)}")
     return answer
@@ -73,7 +73,7 @@ class DriverClient:
         self._pause, self._ticks = pause, ticks
         self._one_at_a_time = threading.Lock()
         self._child: _Program | None = None
-        self._asked = NO_ID
+        self._request_id = NO_ID
         self._failures = 0
         self._not_before = -math.inf
         self._last_why = ""
@@ -83,7 +83,7 @@ class DriverClient:
         """Of one request that has to wait for another one first."""
         return self._deadline * (1 + self._to_open) + A_MOMENT
 
-    def ask(self, about: Subject) -> DriverReply | Unknown:
+    def query(self, about: FactGroup) -> DriverReply | Unknown:
         """After a failed reply, as after Unknown, the next request starts another process: what this one opened may be
         stale (the driver was reloaded, a GPU was lost).
         """
@@ -94,7 +94,7 @@ class DriverClient:
             if self._child is None and wait > 0:
                 pause = in_words(timedelta(seconds=max(round(wait), 1)))
                 return Unknown(f"{self._last_why}; it is retried in {pause}")
-            answer = self._ask(about)
+            answer = self._query(about)
             if isinstance(answer, Unknown) or answer.state == "failed":
                 self._failed(answer.why)
             else:
@@ -125,7 +125,7 @@ class DriverClient:
         finally:
             self._one_at_a_time.release()
 
-    def _ask(self, about: Subject) -> DriverReply | Unknown:
+    def _query(self, about: FactGroup) -> DriverReply | Unknown:
         deadline = self._deadline if self._child is not None else self._deadline * self._to_open
         until = time.monotonic() + deadline.total_seconds()
         try:
@@ -134,12 +134,12 @@ class DriverClient:
             return Unknown(
                 f"the process that queries the NVIDIA driver could not be started: {error.strerror or error}"
             )
-        self._asked += 1
+        self._request_id += 1
         try:
-            child.send(DriverRequest(self._asked, about))
+            child.send(DriverRequest(self._request_id, about))
             while True:
                 answer = reading.decode(child.line(until), type=DriverReply)
-                if answer.id in (self._asked, NO_ID):
+                if answer.id in (self._request_id, NO_ID):
                     return answer
         except TimeoutError:
             return Unknown(f"the NVIDIA driver did not answer within {in_words(deadline)}")
@@ -185,7 +185,7 @@ class _Program:
 
     def send(self, question: DriverRequest) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # its last output says more
+        with suppress(BrokenPipeError):  # its last output is more exact
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")
 
     def line(self, until: float) -> bytes:

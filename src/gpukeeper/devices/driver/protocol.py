@@ -11,12 +11,12 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from gpukeeper.devices.driver.facts import GpuFacts
-from gpukeeper.model.condition import NOT_ASKED
+from gpukeeper.model.condition import NOT_QUERIED
 from gpukeeper.model.gpu import Reading
 from gpukeeper.model.unknown import Unknown
 
-Subject: TypeAlias = Literal["inventory", "condition", "usage", "identity", "health", "readings"]
-SUBJECTS: tuple[str, ...] = get_args(Subject)
+FactGroup: TypeAlias = Literal["inventory", "condition", "usage", "identity", "health", "readings"]
+SUBJECTS: tuple[str, ...] = get_args(FactGroup)
 State: TypeAlias = Literal["answered", "no driver", "failed"]  # no driver: the library or the kernel module is missing
 NO_ID = 0  # of a reply to an invalid line
 
@@ -33,5 +33,5 @@ class DriverReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     gpus: tuple[GpuFacts, ...] = ()
     readings: tuple[Reading, ...] = ()  # of `readings`: sampled since the previous request
     topology: Mapping[str, Mapping[str, str]] = {}  # of `identity`
-    driver: str | Unknown = NOT_ASKED  # of `identity`
-    cuda_driver: str | Unknown = NOT_ASKED  # of `identity`
+    driver: str | Unknown = NOT_QUERIED  # of `identity`
+    cuda_driver: str | Unknown = NOT_QUERIED  # of `identity`

@@ -16,7 +16,7 @@ from gpukeeper.interfaces.terminal import options as o
 
 app = typer.Typer(
     invoke_without_command=True,
-    help="Test the GPUs of this machine; list, show, compare and merge reports.",
+    help="Test the GPUs of this machine. Also list, show, compare and merge reports.",
     subcommand_metavar="[list|show|compare|merge]",
 )
 app.command("list")(accept_reports.list_)
@@ -32,7 +32,9 @@ def accept(
     full: Annotated[bool, typer.Option("--full", help="Same as --within 30m.")] = False,
     within: Annotated[
         str | None,
-        typer.Option("--within", metavar="SPAN", help="Time limit: run as many checks as fit into 5m, 30m, 4h, 24h, …"),
+        typer.Option(
+            "--within", metavar="DURATION", help="Time limit: run as many checks as fit into 5m, 30m, 4h, 24h, …"
+        ),
     ] = None,
     gpus: Annotated[
         list[str] | None,
@@ -42,7 +44,10 @@ def accept(
         int | None, typer.Option("--expect", min=1, metavar="N", help="Expected number of GPUs; fewer is a FAIL.")
     ] = None,
     device: Annotated[
-        str, typer.Option("--device", help="cuda, or cpu or simulated for a trial run that accepts no GPU.")
+        str,
+        typer.Option(
+            "--device", metavar="DEVICE", help="cuda; or cpu or simulated, for a trial run that accepts no GPU."
+        ),
     ] = "cuda",
     ranks: Annotated[
         int | None,
@@ -53,7 +58,7 @@ def accept(
         typer.Option(
             "--check",
             metavar="CHECK,…",
-            help="Only these checks; see gpukeeper check list.",
+            help="Only these checks; see `gpukeeper check list`.",
             autocompletion=completion.checks,
         ),
     ] = None,
@@ -64,7 +69,7 @@ def accept(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="CHECK.PARAM=VALUE", help="Override a check parameter; see gpukeeper check show."
+            "--set", metavar="CHECK.PARAM=VALUE", help="Override a check parameter; see `gpukeeper check show`."
         ),
     ] = None,
     reference: Annotated[
@@ -77,12 +82,12 @@ def accept(
     ] = None,
     report_dir: Annotated[
         Path | None,
-        typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: see accept list."),
+        typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: reports/ in the state directory."),
     ] = None,
     report_name: Annotated[
         str, typer.Option("--report-name", metavar="NAME", help="With --legacy: file name of the summary.")
     ] = "summary.json",
-    keep: Annotated[bool, typer.Option("--keep", help="Never delete the report because of its age.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Exclude this report from automatic deletion.")] = False,
     legacy: Annotated[
         bool, typer.Option("--legacy", help="Also write the files of the older test kits, directly in --report-dir.")
     ] = False,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WORSE = 4
 From: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: the one of this ledger."),
+    typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: reports/ in the state directory."),
 ]
 Run: TypeAlias = Annotated[
     str,
@@ -59,7 +59,7 @@ def show(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all findings.")] = False,
     json: o.Json = False,
 ) -> None:
-    """Show the report of one run: findings, GPUs, what was not tested, the verdict."""
+    """Show the report of one run. With findings, GPUs, what was not tested, and the verdict."""
     from gpukeeper.acceptance.reports.html import page
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.interfaces.terminal import show as shown
@@ -96,7 +96,7 @@ def compare(
     report_dir: From = None,
     json: o.Json = False,
 ) -> None:
-    """Show what changed between two runs, and whether it is more than noise."""
+    """Show what changed between two runs. Tests whether each change is more than noise."""
     from gpukeeper.acceptance.reports.compare import compare as compared
     from gpukeeper.acceptance.reports.compare import is_worse, text
     from gpukeeper.interfaces.terminal import show as shown
@@ -130,7 +130,7 @@ def merge(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Merge the reports of many nodes: the worst verdict counts, and outliers among all GPUs are listed."""
+    """Merge the reports of many nodes. The worst verdict counts, and outliers among all GPUs are listed."""
     from gpukeeper.acceptance.reports import fleet_page
     from gpukeeper.acceptance.reports import merge as merging
     from gpukeeper.interfaces.terminal import show as shown

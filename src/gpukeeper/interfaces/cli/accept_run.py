@@ -99,7 +99,7 @@ def prepare(options: AcceptOptions, environ: Mapping[str, str]) -> PreparedRun:
     options.verbose = options.verbose or environment.verbose
     options.python = options.python or environment.python
     if options.folder is None and environment.report_dir:
-        # Who sets REPORT_DIR reads the files of the older kits.
+        # Users who set REPORT_DIR read the files of the older kits.
         options.folder, options.legacy = Path(environment.report_dir), True
     rows = read_rows(options.reference) if options.reference is not None else ()
     return PreparedRun(run_request(options.flags, environment, CHECKS), rows, environment)
@@ -115,9 +115,9 @@ def exit_code(report: Report, *, strict: bool) -> int:
 async def _leased_run(
     options: AcceptOptions, prepared: PreparedRun, ledger: SqliteLedger, printer: ProgressPrinter
 ) -> tuple[Report, Mapping[str, str]]:
-    """The report, and what the programs said on their way. One run at a time: two would slow each other."""
+    """The report, and the output of the programs. One run at a time: two would slow each other."""
     from gpukeeper.acceptance.run import accept
-    from gpukeeper.wiring import node_name, open_bench
+    from gpukeeper.wiring.benches import node_name, open_bench
 
     node = node_name()
     async with ledger.lease(LEASE, node):
@@ -193,7 +193,7 @@ def _until_stopped(stop: asyncio.Event) -> Iterator[None]:
 
 
 def folder_of(options: AcceptOptions) -> Path:
-    """Absolute: the ledger remembers it, and is read from other folders."""
+    """Absolute: the ledger stores it, and is read from other directories."""
     return (options.folder or reports_folder(ledger_path())).expanduser().absolute()
 
 
@@ -229,7 +229,7 @@ def _written(options: AcceptOptions, report: Report, logs: Mapping[str, str]) ->
 
 
 def _written_beside(options: AcceptOptions, folder: Path) -> list[str]:
-    """The older kits wrote into the folder itself, anew each time: whoever reads those files looks there."""
+    """The older kits wrote into the directory itself, each time: readers of those files expect them there."""
     from gpukeeper.acceptance.reports import legacy
 
     if not options.legacy or options.folder is None:
@@ -305,7 +305,7 @@ def _pruned(options: AcceptOptions, report: Report) -> list[str]:
 
 
 def _recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
-    """A simulation happened nowhere, so no ledger knows of it."""
+    """A simulation is not about a machine, so it is not recorded in a ledger."""
     from gpukeeper.acceptance.recording import line_of
 
     if report.device == "simulated":
@@ -332,7 +332,7 @@ def self_test(options: AcceptOptions) -> int:
     """0 every planted fault was found and nothing else; 4 not so; 5 nothing could be planted on this machine itself."""
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.wiring import try_detectors
+    from gpukeeper.wiring.benches import try_detectors
 
     prepare(options, os.environ)
     printed = words.attempt_printer(options.json)

@@ -68,7 +68,7 @@ def run_request(flags: Flags, environment: EnvironmentSettings, checks: Sequence
 
 
 def refuse_impossible(wish: RunRequest, checks: Sequence[Check]) -> None:
-    """A check knows which of its parameters can never pass: it is asked what it would run on an example machine."""
+    """A check knows which of its parameters can never pass: its request for an example machine is built."""
     from gpukeeper.acceptance.check import CheckContext
     from gpukeeper.acceptance.record import Machine, Thresholds
     from gpukeeper.model.gpu import Gpu
@@ -209,7 +209,7 @@ def _number(text: str) -> int | float:
 
 
 def _plain(text: str) -> Any:
-    """A default of none says nothing about the kind: a number if it looks like one."""
+    """A default of none does not define the kind: a number if it looks like one."""
     try:
         return _number(text)
     except ValueError:

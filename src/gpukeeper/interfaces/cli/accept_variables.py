@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gpukeeper.model.errors import UsageError
 
-LONGER = "5m"  # what QUICK=0 asked for: the older kit's full run took minutes
+LONGER = "5m"  # what QUICK=0 requested: the older kit's full run took minutes
 _DIGITS = re.compile(r"[0-9]{1,9}")
 YES = {"1", "true", "yes", "on"}
 NO = {"0", "false", "no", "off"}
@@ -21,7 +21,7 @@ LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"
 
 @dataclass
 class EnvironmentSettings:
-    """What the variables ask for. None: nothing."""
+    """What the variables request. None: nothing."""
 
     within: str | None = None
     verbose: bool = False
@@ -89,7 +89,7 @@ def _expected(environ: Mapping[str, str], environment: EnvironmentSettings) -> N
 
 
 def _refuse_several_nodes(environ: Mapping[str, str]) -> None:
-    """A rank of a job that somebody else launched. Testing the node alone would look like a test of the job."""
+    """A rank of a job of another launcher. Testing the node alone would look like a test of the job."""
     world = _count(environ, "WORLD_SIZE", least=0) or 1
     nodes = _nodes(environ.get("PET_NNODES", ""))
     if world <= 1 and nodes <= 1:

@@ -2,8 +2,8 @@
 their settings only.
 
 What is quiet is not dead: unpacked code and spilled objects of a running cluster are not touched for days, and their
-loss hangs it. tmpfiles.d(5): the line of the nearest folder counts, `x` keeps a folder and all below it out, `X` only
-the folder itself, and a line with `!` is for the boot.
+loss hangs it. tmpfiles.d(5): the line of the nearest directory counts, `x` excludes a directory and all below it, `X`
+only the directory itself, and a line with `!` is for the boot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPECIFIERS = {"%T": "/tmp", "%V": "/var/tmp", "%t": "/run", "%S": "/var/lib", "%
 NO_AGE = frozenset({"", "-"})
 
 
-class Line(NamedTuple):
+class TmpfilesLine(NamedTuple):
     file: str
     type: str
     path: str
@@ -50,8 +50,9 @@ def _by_tmpfiles(folder: str, root: Path) -> Iterator[str]:
         return
 
 
-def _lines(root: Path) -> Iterator[Line]:
-    """In the order in which they count. A file hides those of its name in later folders; a link to /dev/null, too."""
+def _lines(root: Path) -> Iterator[TmpfilesLine]:
+    """In the order in which they count. A file hides those of its name in later directories; a link to /dev/null,
+    too."""
     files: dict[str, Path] = {}
     for folder in FOLDERS:
         for path in sorted((root / folder).glob("*.conf")):
@@ -63,7 +64,7 @@ def _lines(root: Path) -> Iterator[Line]:
                 for short, long in SPECIFIERS.items():
                     where = where.replace(short, long)
                 age = words[5].lstrip("~") if len(words) > 5 else ""
-                yield Line(f"/{path.relative_to(root)}", words[0].strip("+-=~^"), where.rstrip("/") or "/", age)
+                yield TmpfilesLine(f"/{path.relative_to(root)}", words[0].strip("+-=~^"), where.rstrip("/") or "/", age)
 
 
 def _by_tmpreaper(folder: str, root: Path) -> Iterator[str]:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Plan
     from gpukeeper.model.event import GpuChecked
-    from gpukeeper.views.nodes import Change
-    from gpukeeper.wiring import Session
+    from gpukeeper.views.nodes import SubjectChange
+    from gpukeeper.wiring.session import Session
 
 
 @o.with_selection
@@ -32,7 +32,10 @@ def apply(
     budget: Annotated[
         int | None,
         typer.Option(
-            "--budget", min=1, help="Allow this many steps once, ignoring budget and breaker. Check the plan first."
+            "--budget",
+            min=1,
+            metavar="N",
+            help="Allow this many steps once, ignoring budget and breaker. Check the plan first.",
         ),
     ] = None,
     yes: o.Yes = False,
@@ -66,8 +69,8 @@ class AppliedPass(NamedTuple):
     """A pass at one place, and what became of its nodes and disks."""
 
     report: PassReport
-    nodes: list[Change]
-    after: PassReport  # with what is there now, where that was asked for
+    nodes: list[SubjectChange]
+    after: PassReport  # with what exists now, if that was requested
 
 
 def _may_act(session: Session, *, yes: bool, json: bool) -> None:
@@ -130,7 +133,7 @@ async def _apply(
     return [
         AppliedPass(
             report,
-            await _changes(report, look=acted),
+            await _changes(report, read=acted),
             await _afterwards(session, report) if acted and again else report,
         )
         for report in reports
@@ -160,25 +163,25 @@ async def _reclaim(session: Session, platform: Platform, **how: Any) -> PassRepo
         return report
 
 
-async def _changes(report: PassReport, *, look: bool) -> list[Change]:
+async def _changes(report: PassReport, *, read: bool) -> list[SubjectChange]:
     from gpukeeper.engine.failures import bug_words
     from gpukeeper.model.errors import PlatformError
     from gpukeeper.model.subject import Subject
     from gpukeeper.model.unknown import Unknown
-    from gpukeeper.views.nodes import Change
+    from gpukeeper.views.nodes import SubjectChange
 
     async def again(before: Subject) -> Subject | Unknown | None:
-        if not look:
+        if not read:
             return None
         try:
-            found = await report.survey.platform.look(before.ref)
+            found = await report.survey.platform.read(before.ref)
         except PlatformError as problem:
             return Unknown(str(problem))
         except Exception as bug:  # everything was done; a figure is missing
             return Unknown(bug_words(bug))
         return found if isinstance(found, Subject | Unknown) else Unknown("it no longer exists")
 
-    return [Change(before, await again(before)) for before in report.survey.nodes]
+    return [SubjectChange(before, await again(before)) for before in report.survey.nodes]
 
 
 async def _confirm(plan: Plan) -> bool:
@@ -224,7 +227,7 @@ def _print(session: Session, done: list[AppliedPass], *, json: bool, quiet: bool
         print_message(applied_summary(reports))
 
 
-def _print_nodes(report: PassReport, nodes: list[Change]) -> None:
+def _print_nodes(report: PassReport, nodes: list[SubjectChange]) -> None:
     """Each node and disk before and after, and the total that was freed."""
     from gpukeeper.interfaces.terminal.nodes import change_in_words
     from gpukeeper.model.durations import size_in_words

@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="List and show the checks of `gpuke
 
 @app.command("list")
 def list_(json: o.Json = False) -> None:
-    """List the checks in the order in which they run, with the duration of each size."""
+    """List the checks in execution order. With the duration of each size."""
     from gpukeeper.acceptance.catalog import CHECKS
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.views.acceptance import ChecksView, check_facts
@@ -40,7 +40,7 @@ def show(
     ],
     json: o.Json = False,
 ) -> None:
-    """Show what a check proves, what it cannot detect, its sizes, and the parameters that --set can override."""
+    """Show what a check proves and what it cannot detect. With its sizes, and the parameters that --set overrides."""
     from gpukeeper.acceptance import catalog
     from gpukeeper.config.problems import did_you_mean
     from gpukeeper.interfaces.terminal import show as shown

@@ -29,15 +29,16 @@ WIDE = 110
 
 def demo(
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Seed of the simulation; the same seed gives the same result.")
+        int,
+        typer.Option("--seed", min=0, metavar="N", help="Seed of the simulation; the same seed gives the same result."),
     ] = 7,
-    days: Annotated[int, typer.Option("--days", min=1, max=31, help="Number of days to simulate.")] = 7,
+    days: Annotated[int, typer.Option("--days", min=1, max=31, metavar="N", help="Number of days to simulate.")] = 7,
     once: Annotated[bool, typer.Option("--once", help="Print only the result, without the live view.")] = False,
     json: o.Json = False,
 ) -> None:
     """Simulate a week on a fleet and show what was reclaimed and why. Changes nothing on this machine."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.wiring import play
+    from gpukeeper.wiring.demo import play
 
     live = not once and not json and overwrites(sys.stdout)
     week = _play_live(seed, days) if live else play(seed, timedelta(days=days))
@@ -50,7 +51,7 @@ def demo(
 def _play_live(seed: int, days: int) -> Week:
     from rich.live import Live
 
-    from gpukeeper.wiring import play
+    from gpukeeper.wiring.demo import play
 
     newest: deque[tuple[str, ...]] = deque(maxlen=NEWEST)
     counts: Counter[str] = Counter()

@@ -48,7 +48,7 @@ def _policy(policy: Path | None) -> list[tuple[str, ...]]:
 
 
 def _platforms(policy: Path | None) -> list[tuple[str, ...]]:
-    from gpukeeper.wiring import discover
+    from gpukeeper.wiring.places import discover
 
     silent, answers, covered = asyncio.run(_asked(policy))
     return [

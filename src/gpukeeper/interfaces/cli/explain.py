@@ -25,21 +25,25 @@ if TYPE_CHECKING:
     from gpukeeper.model.diagnosis import Cause, Diagnosis
     from gpukeeper.model.event import Event
     from gpukeeper.model.unknown import Unknown
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 
 def explain(
     workload: o.Workload,
     policy: o.PolicyFile = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every few seconds until Ctrl-C.")] = False,
-    every: Annotated[str, typer.Option("--every", help="Interval of --watch.")] = "5s",
+    every: Annotated[str, typer.Option("--every", metavar="DURATION", help="Interval of --watch.")] = "5s",
     manifest: Annotated[
         list[Path] | None,
-        typer.Option("--manifest", help="Offline: show a TrainJob's init containers, merged from these YAML files."),
+        typer.Option(
+            "--manifest",
+            metavar="FILE",
+            help="Offline: show a TrainJob's init containers, merged from these YAML files.",
+        ),
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Show each rule's verdict on a workload, its signals, the next action, and what would change it."""
+    """Show each rule's verdict on a workload. Also its signals, the next action, and what would change it."""
     from gpukeeper.engine.explain import Explanation
     from gpukeeper.interfaces.terminal.daemon import query_daemon
     from gpukeeper.interfaces.terminal.session import opened, span

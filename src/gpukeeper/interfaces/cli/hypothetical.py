@@ -131,7 +131,7 @@ def _subject(one: WorkloadDescription, policy: Policy, now: datetime) -> Subject
         seen=Seen(ref, INCARNATION, "", now),
         state=one.state,
         owner=one.owner,
-        class_=one.class_ or _recognised(one, ref),
+        class_=one.class_ or _recognized(one, ref),
         environment=one.environment,
         created=started or now,
         started=started,
@@ -145,7 +145,7 @@ def _subject(one: WorkloadDescription, policy: Policy, now: datetime) -> Subject
 
 
 def _ref(one: WorkloadDescription, policy: Policy) -> Ref:
-    """Somewhere that the policy covers, where that was not said."""
+    """A place that the policy covers, if none was given."""
     scope = policy.scope.get(one.platform)
     place = one.place or _covered(scope.places if scope is not None else ())
     if one.platform == DOCKER:
@@ -160,7 +160,7 @@ def _covered(patterns: tuple[str, ...]) -> str:
     return "example" if first == "*" else first.replace("*", "1").replace("?", "1")
 
 
-def _recognised(one: WorkloadDescription, ref: Ref) -> str:
+def _recognized(one: WorkloadDescription, ref: Ref) -> str:
     """The class that its platform gives it, by the platform's own function."""
     if ref.platform == KUBERNETES:
         meta = Meta(name=ref.name, namespace=ref.namespace, labels=dict(one.labels))

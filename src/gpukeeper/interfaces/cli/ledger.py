@@ -24,24 +24,27 @@ app = typer.Typer(no_args_is_help=True, help="Read the record of everything gpuk
 
 Type = Annotated[
     list[str] | None,
-    typer.Option("--type", help="Only lines of this type; may be repeated.", autocompletion=completion.line_types),
+    typer.Option(
+        "--type", metavar="TYPE", help="Only lines of this type; may be repeated.", autocompletion=completion.line_types
+    ),
 ]
 About = Annotated[
     str | None,
     typer.Option(
         "--workload",
+        metavar="WORKLOAD",
         help="Only lines about this workload (an ending of its path).",
         autocompletion=completion.workloads,
     ),
 ]
-Whose = Annotated[str | None, typer.Option("--owner", help="Only lines about work of this owner.")]
+Whose = Annotated[str | None, typer.Option("--owner", metavar="USER", help="Only lines about work of this owner.")]
 Search = Annotated[str | None, typer.Option("--search", help="Only lines that contain this text.", metavar="TEXT")]
-Since = Annotated[str | None, typer.Option("--since", help="Only lines of the last 24h, 7d, …")]
+Since = Annotated[str | None, typer.Option("--since", metavar="DURATION", help="Only lines of the last 24h, 7d, …")]
 
 
 @app.command("list")
 def list_(
-    last: Annotated[int, typer.Option("--last", min=1, help="Number of lines.")] = 100,
+    last: Annotated[int, typer.Option("--last", min=1, metavar="N", help="Number of lines.")] = 100,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")] = False,
     errors: Annotated[bool, typer.Option("--errors", help="Only failures and what needs an admin.")] = False,
     owner: Whose = None,
@@ -112,7 +115,8 @@ def _print_lines(found: Sequence[tuple[int, Event]], *, json: bool, follow: bool
 
 @app.command()
 def show(
-    seq: Annotated[int, typer.Argument(help="Number of the line, as printed by `ledger list`.")], json: o.Json = False
+    seq: Annotated[int, typer.Argument(metavar="SEQ", help="Number of the line, as printed by `ledger list`.")],
+    json: o.Json = False,
 ) -> None:
     """Show one line with all its fields."""
     from gpukeeper.interfaces.terminal import show as shown
@@ -131,7 +135,7 @@ def show(
 
 @app.command()
 def totals(since: Since = None, json: o.Json = False) -> None:
-    """Show GPU-hours, GPUs and bytes reclaimed, by owner, rule and platform."""
+    """Show totals of GPU-hours, GPUs and bytes reclaimed. By owner, rule and platform."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.views.history import TotalsView, totals_rows
 
@@ -148,7 +152,10 @@ def totals(since: Since = None, json: o.Json = False) -> None:
 @app.command()
 def export(
     format_: Annotated[
-        str, typer.Option("--format", help="json (one object per line), csv, or syslog (one short line with a tag).")
+        str,
+        typer.Option(
+            "--format", metavar="FORMAT", help="json (one object per line), csv, or syslog (one short line with a tag)."
+        ),
     ] = "json",
     owner: Whose = None,
     workload: About = None,
@@ -156,7 +163,7 @@ def export(
     since: Since = None,
     search: Search = None,
 ) -> None:
-    """Export all lines for other programs: timestamp, event_type, user, source, details, schema_version."""
+    """Export all lines for other programs. Fields: timestamp, event_type, user, source, details, schema_version."""
     from gpukeeper.ledger.export import csv_lines, json_lines, syslog_lines
     from gpukeeper.model.errors import UsageError
 
@@ -171,7 +178,7 @@ def export(
 
 @app.command()
 def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """Archive old lines and delete expired data, as configured in the policy. `serve` does this daily."""
+    """Archive old lines and delete expired data. `serve` does this daily, as configured in the policy."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import opened
     from gpukeeper.ledger.archive import rotate as rotate_ledger

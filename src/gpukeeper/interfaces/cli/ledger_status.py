@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def status(json: o.Json = False) -> None:
-    """Show the size of the ledger, its files, first and last line, schema and archives."""
+    """Show size, files, schema and archives of the ledger. Also its first and last line."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.ledger.inspection import files_of
 

@@ -126,7 +126,7 @@ def _interrupted() -> int:
 
 
 def _came_from(end: SystemExit, kind: type[BaseException]) -> bool:
-    """Typer makes an exit of Ctrl-C, and says nothing."""
+    """Typer turns Ctrl-C into an exit without a message."""
     return end.__context__ is not None and isinstance(end.__context__.__cause__, kind)
 
 

@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from gpukeeper.model.condition import GpuMemory
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.views.node import GpuCondition
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 PATIENCE = timedelta(seconds=10)
 HISTORY = 20  # lines
-app = typer.Typer(
-    no_args_is_help=True, help="List and show the GPUs of this machine. Admins: quarantine and return them."
-)
+app = typer.Typer(no_args_is_help=True, help="List, show, quarantine and return the GPUs of this machine.")
 Gpu: TypeAlias = Annotated[
     str,
     typer.Argument(
@@ -33,12 +31,12 @@ Gpu: TypeAlias = Annotated[
         help="UUID or a unique prefix, index on this machine, or gpu-0 as printed by observe.",
     ),
 ]
-Reason: TypeAlias = Annotated[str, typer.Option("--reason", help="Reason, shown to all users.")]
+Reason: TypeAlias = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to all users.")]
 
 
 @app.command("list")
 def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """List the GPUs with their last recorded condition, and why and since when they are quarantined."""
+    """List the GPUs with their last recorded condition. Shows why and since when they are quarantined."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import opened, print_message
     from gpukeeper.model.unknown import Unknown
@@ -112,7 +110,7 @@ def _change(verb: str, gpu: str, reason: str, policy: Path | None, json: bool) -
 def _inventory() -> tuple[GpuFacts, ...] | Unknown:
     from gpukeeper.devices.inventory import inventory
     from gpukeeper.model.unknown import Unknown
-    from gpukeeper.wiring import FLEET
+    from gpukeeper.wiring.places import FLEET
 
     if os.environ.get(FLEET):
         return Unknown("a fleet from files has no GPUs", by_design=True)
@@ -124,7 +122,7 @@ def _remembered(session: Session) -> dict[str, GpuMemory]:
 
 
 def _known(inventory: tuple[GpuFacts, ...] | Unknown, remembered: dict[str, GpuMemory]) -> list[tuple[str, int | None]]:
-    """Every uuid with its index: what the driver names, then what only the ledger knows and is quarantined."""
+    """Every uuid with its index: what the driver names, then what is only in the ledger and quarantined."""
     from gpukeeper.model.unknown import Unknown
 
     found: dict[str, int | None] = {}
@@ -174,7 +172,7 @@ def _observed_names(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]
 
 
 def _held(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
-    """By uuid: the processes that have it open now and are no services; or that this is not known."""
+    """By uuid: the processes that have it open now and are no services; or that this is unknown."""
     from gpukeeper.devices import holders, occupancy
     from gpukeeper.model.unknown import Unknown
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpukeeper.model.subject import Subject
     from gpukeeper.views.fleet import FleetView, SubjectRow
     from gpukeeper.views.gpus import GpusView, WasteView
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 HEAD = ("state", "name", "owner", "class", "gpus", "size", "since")
 WASTE_HEAD = ("unused for", "workload", "owner", "class", "gpus")
@@ -45,11 +45,11 @@ def observe(
         ),
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every few seconds until Ctrl-C.")] = False,
-    every: Annotated[str, typer.Option("--every", help="Interval of --watch.")] = "5s",
+    every: Annotated[str, typer.Option("--every", metavar="DURATION", help="Interval of --watch.")] = "5s",
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Show workloads, leftovers and GPUs, contradictions, and what could not be read. Changes nothing."""
+    """Show workloads, leftovers, GPUs and contradictions. Also what could not be read. Changes nothing."""
     from gpukeeper.engine.fleet import observe_fleet
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import opened, span

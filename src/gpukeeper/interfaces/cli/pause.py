@@ -10,7 +10,7 @@ from gpukeeper.interfaces.terminal import options as o
 
 
 def pause(
-    reason: Annotated[str, typer.Argument(help="Reason, shown to all users.")] = "",
+    reason: Annotated[str, typer.Argument(metavar="REASON", help="Reason, shown to all users.")] = "",
     policy: o.PolicyFile = None,
     json: o.Json = False,
 ) -> None:

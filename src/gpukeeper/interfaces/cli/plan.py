@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.views.plan import PlanView
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 
 @o.with_selection

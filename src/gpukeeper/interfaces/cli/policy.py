@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from gpukeeper.config.load import Loaded
     from gpukeeper.config.show import OwnerView, Row
 
-app = typer.Typer(no_args_is_help=True, help="Check and show the policy. Changes nothing.")
+app = typer.Typer(no_args_is_help=True, help="Check, show and try a policy. Changes nothing.")
 
-PolicyOption = Annotated[
-    Path | None, typer.Option("--policy", metavar="PATH", help="The policy file.", show_default=False)
+PolicyOption = Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="Policy file.", show_default=False)]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout, with the name of its schema.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 GROUPS_REPLACE = (
     " A group's value replaces the class's, shorter or longer; of several groups the most generous value applies."
@@ -29,7 +29,7 @@ GROUPS_REPLACE = (
 
 @app.command()
 def check(
-    file: Annotated[Path | None, typer.Argument(help="The policy file.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Policy file.", show_default=False)] = None,
     policy: PolicyOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -64,12 +64,12 @@ def show(
         ),
     ] = None,
     owner: Annotated[
-        str | None, typer.Option(help="Show the values that apply to this user, including groups.")
+        str | None, typer.Option(metavar="USER", help="Show the values that apply to this user, including groups.")
     ] = None,
     policy: PolicyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show all effective values, or one section, and the origin of each value."""
+    """Show all effective values, or one section. Prints the origin of each value."""
     from gpukeeper.config.load import load_policy
     from gpukeeper.config.show import for_owner, part_for_owner, part_of, rows
 

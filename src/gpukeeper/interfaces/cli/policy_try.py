@@ -27,54 +27,73 @@ def try_(
         str,
         typer.Option(
             "--platform",
+            metavar="PLATFORM",
             help="Platform, or platform and place: docker, docker/node-3, kubernetes.",
             autocompletion=completion.platforms,
         ),
     ] = "docker",
     class_: Annotated[
-        str | None, typer.Option("--class", help="Class. Default: by match, else as recognised by the platform.")
+        str | None,
+        typer.Option("--class", metavar="NAME", help="Class. Default: by match, else as recognized by the platform."),
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="Name of the workload.")] = "example",
-    label: Annotated[list[str] | None, typer.Option("--label", help="Label, key=value; may be repeated.")] = None,
-    image: Annotated[str | None, typer.Option("--image", help="Container image.")] = None,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the workload.")] = "example",
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label; may be repeated.")
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="Container image.")] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", help="Kubernetes kind: job, trainjob, pod, … Default: job.")
+        str | None, typer.Option("--kind", metavar="KIND", help="Kubernetes kind: job, trainjob, pod, … Default: job.")
     ] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", help="Kubernetes namespace.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", metavar="NAME", help="Kubernetes namespace.")] = None,
     environment: Annotated[
-        str | None, typer.Option("--environment", help="Environment, one of `environments` in the policy.")
+        str | None,
+        typer.Option("--environment", metavar="NAME", help="Environment, one of `environments` in the policy."),
     ] = None,
-    owner: Annotated[str | None, typer.Option("--owner", help="Owner. Default: unknown.")] = None,
+    owner: Annotated[str | None, typer.Option("--owner", metavar="USER", help="Owner. Default: unknown.")] = None,
     group: Annotated[
-        str | None, typer.Option("--group", help="Group of the owner, in addition to those in the policy.")
+        str | None,
+        typer.Option("--group", metavar="NAME", help="Group of the owner, in addition to those in the policy."),
     ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=0, max=1024, help="Number of GPUs.")] = 1,
+    gpus: Annotated[int, typer.Option("--gpus", min=0, max=1024, metavar="N", help="Number of GPUs.")] = 1,
     state: Annotated[
         str | None,
-        typer.Option("--state", help="running, ended or created. Default: running, or as implied by other options."),
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="running, ended or created. Default: running, or as implied by other options.",
+        ),
     ] = None,
     outcome: Annotated[
         str | None,
         typer.Option(
             "--outcome",
+            metavar="OUTCOME",
             help="Outcome of ended work: succeeded (default), failed or stopped.",
             autocompletion=completion.outcomes,
         ),
     ] = None,
-    running_for: Annotated[Span, typer.Option("--running-for", help="Time since the start: 2h, 3d, …")] = None,
+    running_for: Annotated[
+        Span, typer.Option("--running-for", metavar="DURATION", help="Time since the start: 2h, 3d, …")
+    ] = None,
     idle_for: Annotated[
-        Span, typer.Option("--idle-for", help="Idle time so far: 20m, … Default: idle from now on.")
+        Span, typer.Option("--idle-for", metavar="DURATION", help="Idle time so far: 20m, … Default: idle from now on.")
     ] = None,
     busy: Annotated[bool, typer.Option("--busy", help="The GPUs are in use all the time.")] = False,
-    ended_since: Annotated[Span, typer.Option("--ended-since", help="Time since the end: 2h, 3d, …")] = None,
-    ttl: Annotated[Span, typer.Option("--ttl", help="The workload's own TTL after its end.")] = None,
-    hold: Annotated[Span, typer.Option("--hold", help="The owner holds it for this time, from now on.")] = None,
+    ended_since: Annotated[
+        Span, typer.Option("--ended-since", metavar="DURATION", help="Time since the end: 2h, 3d, …")
+    ] = None,
+    ttl: Annotated[
+        Span, typer.Option("--ttl", metavar="DURATION", help="The workload's own TTL after its end.")
+    ] = None,
+    hold: Annotated[
+        Span, typer.Option("--hold", metavar="DURATION", help="The owner holds it for this time, from now on.")
+    ] = None,
     demand: Annotated[
         bool, typer.Option("--demand", help="Assume that GPUs are scarce; see `demand` in the policy.")
     ] = False,
     json: o.Json = False,
 ) -> None:
-    """Apply a policy to a hypothetical workload: show its class, and when it would be warned, stopped and removed."""
+    """Apply a policy to a hypothetical workload. Shows its class, and when it would be warned, stopped and removed."""
     from gpukeeper.config.load import load_policy
     from gpukeeper.interfaces.cli.hypothetical import WorkloadDescription, hypothetical_workload
     from gpukeeper.interfaces.terminal.session import span
@@ -202,11 +221,11 @@ def _because(loaded: Loaded, described: WorkloadDescription, found: TrialView) -
     if found.match is not None:
         return f"by match[{found.match}], {loaded.origin(('match', found.match))}"
     listed = "; no entry of match applies" if loaded.policy.match else ""
-    return f"recognised by {described.platform}{listed}"
+    return f"recognized by {described.platform}{listed}"
 
 
 def _what(one: UpcomingAction) -> str:
-    """A second warning says that it is the second; what is kept from then on is reported."""
+    """A second warning is shown as the second; what is kept from then on is reported."""
     if one.action.value == "keep":
         return "report"
     return f"{one.action} {one.stage}" if one.stage else str(one.action)

@@ -19,7 +19,7 @@ from gpukeeper.interfaces.terminal import options as o
 if TYPE_CHECKING:
     from gpukeeper.engine.requests import Reply
     from gpukeeper.model.subject import Subject
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 
 def stop_all(

@@ -24,7 +24,7 @@ _GONE = Reply(
 
 
 def submit(verb: str, *, policy: Path | None, json: bool, confirm_action: Confirm | None = None, **fields: Any) -> None:
-    """`agreed`: asks the person whether that is to be done. None: do not ask."""
+    """`agreed`: asks the user for confirmation. None: do not ask."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.notify.terminals import plain
 
@@ -75,7 +75,7 @@ def _directly(request: Request, policy: Path | None, confirm_action: Confirm | N
 
     with opened(policy, write=True) as session:
         if os.geteuid() != 0:
-            # Root's passes read root's ledger; nobody must believe that a hold in another one protects from them.
+            # Root's passes read root's ledger; a hold in another ledger must not appear to protect from them.
             print_message(
                 f"No daemon is running, so this affects only passes that use your own ledger, {ledger_path()}."
             )
@@ -86,6 +86,6 @@ def _directly(request: Request, policy: Path | None, confirm_action: Confirm | N
             return await one(_confirmed(request, reply, confirm_action)) if reply.token else reply
 
         reply = asyncio.run(story())
-        if not reply.done and reply.exit_code == UsageError.exit_code:  # what was asked for may be out of reach
+        if not reply.done and reply.exit_code == UsageError.exit_code:  # what was requested may be out of reach
             print_unreachable(session)
         return reply

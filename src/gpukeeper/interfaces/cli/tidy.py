@@ -19,7 +19,7 @@ def tidy(
         bool, typer.Option("--keep-on-failure", help="Keep the directory if the command fails, for inspection.")
     ] = False,
 ) -> None:
-    """Run a command with a private TMPDIR and delete it when the command ends. Exits with the command's exit code.
+    """Run a command with a private TMPDIR, deleted when it ends. Exits with the command's exit code.
 
     Files that a surviving process still has open are kept and reported.
     """

@@ -37,13 +37,15 @@ def top(
     policy: o.PolicyFile = None,
     platform: o.OnPlatform = None,
     owner: o.Owner = None,
-    every: Annotated[str, typer.Option("--every", help="Refresh interval.")] = "2s",
-    sort: Annotated[str, typer.Option("--sort", help="Initial sort order: gpu, use, memory, owner or next.")] = "gpu",
+    every: Annotated[str, typer.Option("--every", metavar="DURATION", help="Refresh interval.")] = "2s",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="COLUMN", help="Initial sort order: gpu, use, memory, owner or next.")
+    ] = "gpu",
     demo: Annotated[
         bool, typer.Option("--demo", help="Show a simulated fleet; each refresh advances it by ten minutes.")
     ] = False,
 ) -> None:
-    """Show all GPUs live: utilization, memory, holder, owner, and the next action with its rule. q quits."""
+    """Show all GPUs live, with their owners and next actions. Press q to quit."""
     from gpukeeper.interfaces.terminal.screen import Screen
     from gpukeeper.interfaces.terminal.session import narrowed, span
     from gpukeeper.interfaces.terminal.top_picture import Display
@@ -97,7 +99,7 @@ def _run(screen: Screen, gathering: Gathering, display: Display) -> int:
 
 @dataclass
 class Gathering:
-    """A thread that gathers again and again. What it found last, and how old that is, can be asked at any time."""
+    """A thread that gathers again and again. Its last result, and how old that is, can be read at any time."""
 
     source: Callable[[], AbstractContextManager[Gather]]
     every: float
@@ -162,7 +164,7 @@ class Gathering:
 
 @contextmanager
 def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[Gather]:
-    """What is seen from here, joined with what the daemon tells those who may not read its ledger."""
+    """What is seen from here, joined with what the daemon sends to users who may not read its ledger."""
     from gpukeeper.engine.fleet import observe_fleet
     from gpukeeper.interfaces.cli import daemon_plan
     from gpukeeper.interfaces.terminal.session import opened
@@ -187,7 +189,7 @@ def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[
 def _demo() -> Iterator[Gather]:
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.views.top import top_view
-    from gpukeeper.wiring import simulated_fleet
+    from gpukeeper.wiring.demo import simulated_fleet
 
     with simulated_fleet() as fleet:
         yield lambda: top_view(fleet.snapshot(), fleet.book, Narrow(), fleet.now())

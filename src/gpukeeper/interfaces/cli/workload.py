@@ -88,12 +88,17 @@ def show(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False
 def hold(
     workload: o.Workload,
     for_: Annotated[
-        str | None, typer.Option("--for", help="Duration: 2h, 1d. Default: the maximum that is allowed.")
+        str | None, typer.Option("--for", metavar="DURATION", help="2h, 1d, … Default: the maximum that is allowed.")
     ] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Reason, shown to all users.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to all users.")] = "",
     suspends: Annotated[
         list[str] | None,
-        typer.Option("--suspends", help="Admins: a rule to suspend; may be repeated.", autocompletion=completion.rules),
+        typer.Option(
+            "--suspends",
+            metavar="RULE",
+            help="Admins: a rule to suspend; may be repeated.",
+            autocompletion=completion.rules,
+        ),
     ] = None,
     policy: o.PolicyFile = None,
     json: o.Json = False,
@@ -117,7 +122,7 @@ def hold(
 
 @app.command()
 def release(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """End every hold on a workload."""
+    """End the holds on a workload. Ends those that you are allowed to end, and shows the others."""
     from gpukeeper.interfaces.cli.submit import submit
 
     submit("release", policy=policy, json=json, workload=workload)

@@ -21,7 +21,7 @@ def serve(
             metavar="[ADDRESS:]PORT",
         ),
     ] = None,
-    json: o.Json = False,
+    json: o.JsonLines = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Run the daemon: watch, measure and, in mode enforce, reclaim. Prints one line for every outcome and warning."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
-class Limits:
+class RateLimits:
     connections: int = 96  # of ordinary users together
     each: int = 8  # of one of them
     reserved: int = 32  # of admins, beside all others
@@ -23,7 +23,7 @@ class Limits:
     burst: int = 20  # requests of one ordinary user without a pause
     pause: float = 2.0  # seconds between two of them after that: each may write to the ledger
 
-    def within(self, descriptors: int) -> Limits:
+    def within(self, descriptors: int) -> RateLimits:
         """Where few descriptors are allowed, most are for the passes."""
         most = max(descriptors // 4, 8)
         if self.connections + self.reserved <= most:
@@ -33,7 +33,7 @@ class Limits:
 
 @dataclass
 class RequestLimiter:
-    limits: Limits = field(default_factory=Limits)
+    limits: RateLimits = field(default_factory=RateLimits)
     admins: Collection[int] = frozenset({0})  # uids
     inside: Counter[int] = field(default_factory=Counter)  # by uid: open connections
     working: Counter[int] = field(default_factory=Counter)  # by uid: requests that are worked on
@@ -93,7 +93,7 @@ class RequestLimiter:
         self._next()
 
     def _next(self) -> None:
-        """Starts what may start. Who was served goes to the end of the line."""
+        """Starts what may start. A user who was served goes to the end of the queue."""
         for uid in list(self.waiting):
             queue = self.waiting[uid]
             while queue and queue[0].done():

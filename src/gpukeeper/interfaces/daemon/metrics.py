@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal.watching import PassPrinter
-from gpukeeper.wiring import Session
+from gpukeeper.wiring.session import Session
 
 if TYPE_CHECKING:
     from gpukeeper.interfaces.telemetry.metrics import Metrics
@@ -51,10 +51,10 @@ def pass_hooks(words: str | None, session: Session, lines: PassPrinter, log: Cal
 @asynccontextmanager
 async def _page(where: Endpoint, metrics: Metrics, log: Callable[[str], None]) -> AsyncIterator[None]:
     from gpukeeper.interfaces.telemetry.metrics import CONTENT_TYPE
-    from gpukeeper.interfaces.telemetry.pages import Response, listening
+    from gpukeeper.interfaces.telemetry.pages import PageResponse, listening
 
-    async def page() -> Response:
-        return Response(200, metrics.text(), CONTENT_TYPE)
+    async def page() -> PageResponse:
+        return PageResponse(200, metrics.text(), CONTENT_TYPE)
 
     async with listening(where, {"/metrics": page}) as port:
         address = f"[{where.address}]" if ":" in where.address else where.address

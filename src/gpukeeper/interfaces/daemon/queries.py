@@ -15,7 +15,7 @@ import msgspec
 
 from gpukeeper.engine.explain import HISTORY, as_others_see, explained
 from gpukeeper.engine.find import find
-from gpukeeper.engine.outlook import NOT_TOLD, daemon_state, outlooks
+from gpukeeper.engine.outlook import NOT_SHOWN, daemon_state, outlooks
 from gpukeeper.engine.removed import not_there
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.interfaces.terminal.usage_report import read_report
@@ -27,7 +27,7 @@ from gpukeeper.lifecycle.holds import is_admin, may_act
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Event
 from gpukeeper.views.usage_report import ReportQuery, UsageReport
-from gpukeeper.wiring import Session
+from gpukeeper.wiring.session import Session
 
 VERBS = ("plan", "explain", "ledger", "report", "standing")
 MOST_LINES = 1000
@@ -84,7 +84,7 @@ class Queries:
         one = await explained(keeper, book, found, history)
         if full:
             return _reply(one)
-        return _reply(as_others_see(one, one.decision.reason if subject.owner == who else NOT_TOLD))
+        return _reply(as_others_see(one, one.decision.reason if subject.owner == who else NOT_SHOWN))
 
     async def _about(self, words: str, last: int = MOST_LINES) -> Sequence[Event]:
         async with asyncio.timeout(READING.total_seconds()):

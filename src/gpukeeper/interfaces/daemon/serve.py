@@ -10,11 +10,11 @@ from pathlib import Path
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.daemon.metrics import PassHooks
-from gpukeeper.interfaces.daemon.server import listening, tell_systemd
+from gpukeeper.interfaces.daemon.server import listening, notify_systemd
 from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
 from gpukeeper.ledger.paths import socket_path
-from gpukeeper.wiring import Session
+from gpukeeper.wiring.session import Session
 
 
 async def serve_until_stopped(
@@ -45,10 +45,10 @@ async def serve_until_stopped(
             places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
             log(f"gpukeeper serves {places}, mode {session.book.policy.mode}, policy {session.loaded.source}")
             log(f"listening on {socket_path()}; press Ctrl-C to stop")
-        tell_systemd("READY=1")
+        notify_systemd("READY=1")
         async with asyncio.TaskGroup() as group:
             book = PolicyReloader(session, policy, log)
             made = Watch(session.keeper, book, stop, passed, log, book.refresh, hooks.in_progress)
             group.create_task(watch(made))
             group.create_task(rotate_daily(session, stop, log))
-        tell_systemd("STOPPING=1")
+        notify_systemd("STOPPING=1")

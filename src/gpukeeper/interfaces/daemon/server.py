@@ -22,14 +22,14 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.engine.requests import Reply, Request, fulfil
-from gpukeeper.interfaces.daemon.limiter import Limits, RequestLimiter
+from gpukeeper.interfaces.daemon.limiter import RateLimits, RequestLimiter
 from gpukeeper.interfaces.daemon.queries import VERBS, Queries
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH
 from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.platforms.host.connect import user_name
-from gpukeeper.wiring import Session
+from gpukeeper.wiring.session import Session
 
 LARGEST = 64 * 1024
 PATIENCE = 5.0  # seconds for a request to arrive, and for its reply to be taken
@@ -53,7 +53,7 @@ async def listening(path: Path, session: Session, log: Log = lambda words: None)
         raise KeeperError(f"Other users could replace the socket {path}: {why}. The daemon was not started.")
     _forget(path)  # of a daemon that died; a living one holds the serve lease, which we have
     session.keeper.request_state.enabled = True
-    server = Server(session, RequestLimiter(Limits().within(raise_descriptors())), log)
+    server = Server(session, RequestLimiter(RateLimits().within(raise_descriptors())), log)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
         listener.bind(str(path))
         _open_to_everyone(path)
@@ -205,7 +205,7 @@ def _peer_uid(connection: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(raw)[1])
 
 
-def tell_systemd(words: str) -> None:
+def notify_systemd(words: str) -> None:
     """READY=1, STOPPING=1: only if systemd set NOTIFY_SOCKET."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:

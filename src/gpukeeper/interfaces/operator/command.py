@@ -36,10 +36,10 @@ def operator(
     health: Annotated[
         int, typer.Option("--health", help="Port of /healthz, /readyz and /metrics, on all addresses.", metavar="PORT")
     ] = HEALTH_PORT,
-    json: o.Json = False,
+    json: o.JsonLines = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Run inside a cluster: watch it and, in mode enforce, reclaim while leader. Kubernetes only."""
+    """Run the daemon inside a Kubernetes cluster. In mode enforce the leader reclaims; the others are on standby."""
     from gpukeeper.interfaces.operator.run import Election, operate_until_stopped
     from gpukeeper.interfaces.terminal.log import log
     from gpukeeper.interfaces.terminal.session import opened

@@ -20,7 +20,7 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import MISSED, Watch, watch
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.telemetry.metrics import CONTENT_TYPE, CountedEvidence, Metrics
-from gpukeeper.interfaces.telemetry.pages import Endpoint, Response, listening, words
+from gpukeeper.interfaces.telemetry.pages import Endpoint, PageResponse, listening, words
 from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
 from gpukeeper.lifecycle.settings import Rulebook
@@ -29,11 +29,11 @@ from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.lease import Leadership
 from gpukeeper.platforms.kubernetes.settings import settings_of
-from gpukeeper.wiring import Session
+from gpukeeper.wiring.session import Session
 
 # The lease has its own rate limit: a throttled client or a large list must not cost the lease.
 REQUESTS, BURST = 5.0, 10
-FRESH = 5.0  # seconds for which the answer of /readyz is kept, however many ask
+FRESH = 5.0  # seconds for which the response of /readyz is cached
 
 
 class Election(NamedTuple):
@@ -58,12 +58,12 @@ class Operator:
     book: CurrentPolicy
     metrics: Metrics
     leadership: Leadership | None
-    reach: Callable[[], Awaitable[object]]  # asks the cluster something small; PlatformError: it cannot be reached
+    reach: Callable[[], Awaitable[object]]  # sends the cluster a small request; PlatformError: it cannot be reached
     tell: Callable[[PassReport], None]
     log: Callable[[str], None]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    turned: float | None = None  # steady time at which a pass was last finished; None: it stands by
-    _ready: tuple[float, Response] | None = None
+    turned: float | None = None  # steady time at which a pass was last finished; None: on standby
+    _ready: tuple[float, PageResponse] | None = None
 
     async def run(self) -> None:
         """Until `stop`. The lease is released last, when no step is in progress."""
@@ -112,7 +112,7 @@ class Operator:
 
     # HTTP pages.
 
-    async def healthz(self) -> Response:
+    async def healthz(self) -> PageResponse:
         """Restarting helps against a loop that is stuck, and against nothing else."""
         return words(await self._why_stuck())
 
@@ -131,7 +131,7 @@ class Operator:
             return None  # a long pass: it still takes steps and writes them down
         return f"no pass finished for {in_words(silent)}"
 
-    async def readyz(self) -> Response:
+    async def readyz(self) -> PageResponse:
         now = asyncio.get_running_loop().time()
         if self._ready is None or now - self._ready[0] > FRESH:
             self._ready = (now, words(await self._why_not_ready()))
@@ -151,8 +151,8 @@ class Operator:
             return str(problem)
         return None
 
-    async def metrics_page(self) -> Response:
-        return Response(200, self.metrics.text(), CONTENT_TYPE)
+    async def metrics_page(self) -> PageResponse:
+        return PageResponse(200, self.metrics.text(), CONTENT_TYPE)
 
 
 async def operate_until_stopped(

@@ -5,4 +5,6 @@ from importlib.util import find_spec
 from gpukeeper.model.errors import UsageError
 
 if find_spec("prometheus_client") is None:
-    raise UsageError("metrics need: pip install 'gpukeeper[metrics]' (the operator: 'gpukeeper[kubernetes,operator]')")
+    raise UsageError(
+        "Metrics need an extra. In a clone of gpukeeper: pip install '.[metrics]' (operator: '.[kubernetes,operator]')"
+    )

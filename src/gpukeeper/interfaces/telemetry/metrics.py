@@ -35,7 +35,7 @@ NO_FAILURE = (Result.RECLAIMED, Result.CHANGED, Result.DEFERRED)
 
 
 class LastPass(NamedTuple):
-    """The last look at everything at one place."""
+    """The last full pass at one place."""
 
     report: PassReport
     finished: datetime
@@ -213,7 +213,7 @@ def _went(gone: Sequence[Gone], lines: Iterable[Closed]) -> Iterator[str]:
 
 
 def _by(counts: Mapping[tuple[str, str, str, str], int], *fields: int) -> dict[tuple[str, ...], float]:
-    """The same counts, told apart by fewer things."""
+    """The same counts, by fewer labels."""
     added: Tally[tuple[str, ...]] = Tally()
     for key, number in counts.items():
         added[tuple(key[field] for field in fields)] += number

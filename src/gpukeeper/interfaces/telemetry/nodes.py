@@ -54,7 +54,7 @@ class _Found:
 
     def add(self, subject: Subject) -> None:
         ref = subject.ref
-        node = ref.namespace if ref.kind == DISK else ref.name  # a disk of the machine itself is nobody's
+        node = ref.namespace if ref.kind == DISK else ref.name  # a disk of the machine itself belongs to no node
         if ref.kind != DISK:
             self._add_node((ref.platform, ref.place, node), subject)
         self._add_disk((ref.platform, ref.place, node), subject)

@@ -22,13 +22,13 @@ PORTS = 65536
 TEXT = "text/plain; charset=utf-8"
 
 
-class Response(NamedTuple):
+class PageResponse(NamedTuple):
     status: int
     body: bytes
     type: str = TEXT
 
 
-Page = Callable[[], Awaitable[Response]]
+Page = Callable[[], Awaitable[PageResponse]]
 
 
 class Endpoint(NamedTuple):
@@ -39,9 +39,9 @@ class Endpoint(NamedTuple):
     flag: str = "--health"
 
 
-def words(problem: str | None) -> Response:
+def words(problem: str | None) -> PageResponse:
     """The response to a probe: ok, or the problem."""
-    return Response(200, b"ok\n") if problem is None else Response(503, f"{problem}\n".encode())
+    return PageResponse(200, b"ok\n") if problem is None else PageResponse(503, f"{problem}\n".encode())
 
 
 def read_endpoint(words: str, flag: str, address: str) -> Endpoint:
@@ -65,7 +65,7 @@ async def listening(where: Endpoint, pages: Mapping[str, Page], patience: float 
                 async with asyncio.timeout(2 * patience):
                     await _serve(reader, writer, pages, patience)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked went away, or asks for nothing that is here
+            pass  # the client closed the connection, or requests no page that exists
         finally:
             at_once -= 1
             writer.close()
@@ -86,16 +86,18 @@ async def _serve(
     path = rest.partition(" ")[0].partition("?")[0]
     page = pages.get(path)
     if method not in {"GET", "HEAD"}:
-        answer = Response(405, b"only GET\n")
+        answer = PageResponse(405, b"only GET\n")
     else:
         answer = (
-            await page() if page is not None else Response(404, f"not found; available: {', '.join(pages)}\n".encode())
+            await page()
+            if page is not None
+            else PageResponse(404, f"not found; available: {', '.join(pages)}\n".encode())
         )
     writer.write(_head(answer) + (b"" if method == "HEAD" else answer.body))
     await writer.drain()
 
 
-def _head(answer: Response) -> bytes:
+def _head(answer: PageResponse) -> bytes:
     lines = [
         f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
         f"Content-Type: {answer.type}",

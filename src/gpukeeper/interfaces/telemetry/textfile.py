@@ -17,7 +17,7 @@ from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.telemetry.metrics import Metrics
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY
 from gpukeeper.model.errors import UsageError
-from gpukeeper.wiring import Session
+from gpukeeper.wiring.session import Session
 
 SUFFIX = ".prom"  # a node_exporter reads no other
 EVERYBODY_READS = 0o644

@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any
 
 Complete = Callable[[str], list[str]]
-MOST = 200  # more than anybody reads
+MOST = 200  # more than is useful in a list
 PATIENCE = 0.5  # seconds, for a daemon
 PLATFORMS = ("docker", "host", "kubernetes", "ray")
 OUTCOMES = ("succeeded", "failed", "stopped")
@@ -44,7 +44,7 @@ def _continuing(words: Iterable[str], incomplete: str) -> list[str]:
 
 @_silent
 def workloads(incomplete: str) -> list[str]:
-    """By name where that is enough, else by path; a path once somebody typed a part of one."""
+    """By name where that is enough, else by path; a path once the user typed a part of one."""
     paths = _known_paths()
     if "/" in incomplete:
         return _continuing(paths, incomplete)
@@ -65,7 +65,7 @@ def _known_paths() -> list[str]:
 
 
 def _paths_of_daemon(address: str) -> list[str]:
-    """What it tells every user; see interfaces/terminal/daemon.py, which takes too long to load here."""
+    """What it sends to every user; see interfaces/terminal/daemon.py, which takes too long to load here."""
     import socket
 
     from gpukeeper.model import reading

@@ -16,12 +16,12 @@ from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH, socket_path
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.wiring import FLEET
+from gpukeeper.wiring.places import FLEET
 
 if TYPE_CHECKING:
     from gpukeeper.engine.keeper import Keeper
 
-SECONDS = 180.0  # a stop may take its grace and the looks afterwards
+SECONDS = 180.0  # a stop may take its grace and the reads afterwards
 SOON = 3.0  # for what one can do without
 R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
@@ -61,11 +61,11 @@ def _query(kind: type[T], request: Request, seconds: float = SECONDS) -> T | Non
     answer = exchange(request, seconds)
     if answer is None:
         return None
-    told = read_reply(answer, DataReply)
-    if not told.done:
-        raise failed(told)
+    reply = read_reply(answer, DataReply)
+    if not reply.done:
+        raise failed(reply)
     try:
-        return reading.decode(bytes(told.body), type=kind)
+        return reading.decode(bytes(reply.body), type=kind)
     except msgspec.MsgspecError as error:
         raise KeeperError(
             f"the daemon's reply cannot be decoded; it may be another version of gpukeeper ({error})"

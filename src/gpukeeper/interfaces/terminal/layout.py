@@ -19,7 +19,7 @@ _OBVIOUS = ("", "because", "what", "workload")  # heads of columns that read wel
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Of the terminal, or what COLUMNS says instead. None: it is no terminal, and every row is one line for grep."""
+    """Of the terminal, or from COLUMNS. None: it is no terminal, and every row is one line for grep."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.nodes import DISK, Change, bytes_of
+from gpukeeper.views.nodes import DISK, SubjectChange, bytes_of
 
 HEAD = ("kind", "name", "temporary", "disk", "inodes", "sessions", "busy")
 
 
-def change_in_words(change: Change, freed: int) -> str:
+def change_in_words(change: SubjectChange, freed: int) -> str:
     """ "ray/lab/worker-1: 35.2 GiB -> 70.0 MiB temporary; disk /: 81% -> 64%; 35.1 GiB freed"."""
     before, after = change
     parts = [] if before.ref.kind == DISK else [f"{_then(before, after, _temporary)} temporary"]
@@ -75,5 +75,5 @@ def _size(size: int | Unknown) -> str:
 
 def _sessions(subject: Subject) -> str:
     """ "1 live, 3 dead", if its platform reports them."""
-    told = [(subject.labels.get(f"sessions_{word}"), word) for word in ("live", "dead")]
-    return ", ".join(f"{number} {word}" for number, word in told if number) or "-"
+    counts = [(subject.labels.get(f"sessions_{word}"), word) for word in ("live", "dead")]
+    return ", ".join(f"{number} {word}" for number, word in counts if number) or "-"

@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 PolicyFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--policy", help="Policy file. Default: the site's file, else the built-in policy.", metavar="FILE"),
+    typer.Option(
+        "--policy",
+        help="Policy file. Default: your own file, else /etc/gpukeeper/policy.yaml, else the built-in policy.",
+        metavar="FILE",
+    ),
 ]
 OnPlatform: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--platform",
+        metavar="PLATFORM",
         help="Only this platform or place: docker, docker/node-3.",
         autocompletion=completion.platforms,
     ),
@@ -31,38 +36,58 @@ OnPlatform: TypeAlias = Annotated[
 Json: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout, with the name of its schema.")
 ]
+JsonLines: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print each line as one JSON object: the lines of the journal.")
+]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Suppress messages.")]
 Verbose: TypeAlias = Annotated[bool, typer.Option("--verbose", "-v", help="Also show what is kept, and why.")]
 Yes: TypeAlias = Annotated[
     bool, typer.Option("--yes", help="Do not ask for confirmation. Acts only if the policy's mode is enforce.")
 ]
-Namespace: TypeAlias = Annotated[str | None, typer.Option("--namespace", help="Only this namespace; patterns allowed.")]
-Label: TypeAlias = Annotated[
-    str | None, typer.Option("--label", help="Only objects with this label: key or key=value.")
+Namespace: TypeAlias = Annotated[
+    str | None, typer.Option("--namespace", metavar="NAME", help="Only this namespace; patterns allowed.")
 ]
-Kind: TypeAlias = Annotated[str | None, typer.Option("--kind", help="Only this kind: container, trainjob, tree, …")]
+Label: TypeAlias = Annotated[
+    str | None, typer.Option("--label", metavar="KEY[=VALUE]", help="Only objects with this label.")
+]
+Kind: TypeAlias = Annotated[
+    str | None, typer.Option("--kind", metavar="KIND", help="Only this kind: container, trainjob, tree, …")
+]
 Owner: TypeAlias = Annotated[
     str | None,
-    typer.Option("--owner", help="Only workloads of this owner; `nobody` selects those without a known owner."),
+    typer.Option(
+        "--owner", metavar="USER", help="Only workloads of this owner; `nobody` selects those without a known owner."
+    ),
 ]
 Class: TypeAlias = Annotated[
-    str | None, typer.Option("--class", help="Only this class, as assigned by the policy; patterns allowed.")
+    str | None,
+    typer.Option("--class", metavar="NAME", help="Only this class, as assigned by the policy; patterns allowed."),
 ]
 OutcomeIs: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--outcome",
+        metavar="OUTCOME",
         help="Only ended work with this outcome: succeeded, failed or stopped.",
         autocompletion=completion.outcomes,
     ),
 ]
 OlderThan: TypeAlias = Annotated[
-    str | None, typer.Option("--older-than", help="Only what ended (or started) longer ago than 30m, 1h, 2d, …")
+    str | None,
+    typer.Option(
+        "--older-than",
+        metavar="DURATION",
+        help="Only what ended (or, if running, started) longer ago than this: 30m, 2d.",
+    ),
 ]
-Name: TypeAlias = Annotated[str | None, typer.Option("--name", help="Only this name; patterns allowed.")]
+Name: TypeAlias = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="Only this name; patterns allowed.")
+]
 Image: TypeAlias = Annotated[
     str | None,
-    typer.Option("--image", help="Only work with this image: name (any tag), name:tag, or a prefix of its id."),
+    typer.Option(
+        "--image", metavar="IMAGE", help="Only work with this image: name (any tag), name:tag, or a prefix of its id."
+    ),
 ]
 Textfile: TypeAlias = Annotated[
     Path | None,

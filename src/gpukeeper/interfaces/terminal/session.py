@@ -20,7 +20,7 @@ from gpukeeper.notify.terminals import plain
 
 if TYPE_CHECKING:
     from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.wiring import Session
+    from gpukeeper.wiring.session import Session
 
 OUTCOMES = ("succeeded", "failed", "stopped")
 NOBODY = "nobody"  # --owner: what has no known owner
@@ -37,7 +37,7 @@ def opened(
 ) -> Iterator[Session]:
     """`tell`: how warnings are printed; default: `print_message`."""
     from gpukeeper.interfaces.terminal.daemon import load_daemon_state
-    from gpukeeper.wiring import open_session
+    from gpukeeper.wiring.session import open_session
 
     session = open_session(policy, write=write, only=only)
     tell = tell or print_message
@@ -53,7 +53,7 @@ def opened(
         try:
             yield session
         except UsageError:
-            if quiet and only is None:  # what was asked for may be there
+            if quiet and only is None:  # what was requested may be there
                 print_unreachable(session)
             raise
     finally:
@@ -66,9 +66,9 @@ def _is_another_daemon() -> bool:
 
 def print_unreachable(session: Session, only: str | None = None, tell: Callable[[str], None] | None = None) -> None:
     """Platforms in the policy's scope that are not reachable from here."""
-    asked = None if only is None else only.partition("/")[0]
+    requested = None if only is None else only.partition("/")[0]
     for reach in session.reaches:
-        if not reach.reachable and reach.platform in session.book.policy.scope and asked in (None, reach.platform):
+        if not reach.reachable and reach.platform in session.book.policy.scope and requested in (None, reach.platform):
             (tell or print_message)(f"{reach.platform}: {reach.why}")
 
 
@@ -125,7 +125,7 @@ def narrowed(
 
 
 def own_only(session: Session, narrow: Narrow) -> Narrow:
-    """Somebody may really be called nobody; what has no owner is an admin's all the same."""
+    """A user may really be named nobody; what has no owner is an admin's all the same."""
     from gpukeeper.lifecycle.holds import is_admin
 
     return narrow if is_admin(session.book, session.user) else msgspec.structs.replace(narrow, nobodys=False)

@@ -20,11 +20,11 @@ from gpukeeper.notify.terminals import plain
 from gpukeeper.views.workload import WorkloadRow, workload_row
 
 if TYPE_CHECKING:
-    from gpukeeper.lifecycle.claims import Claim
+    from gpukeeper.lifecycle.claims import GpuClaim
     from gpukeeper.model.event import Closed, Event, WarningSent
 
 CLEAR = "\x1b[H\x1b[2J"
-OLD = timedelta(minutes=2)  # a measurement older than this says so
+OLD = timedelta(minutes=2)  # a measurement older than this is marked
 COLOURS = {
     "remove": typer.colors.RED,
     "stop": typer.colors.MAGENTA,
@@ -132,15 +132,15 @@ def line_row(seq: int, line: Event) -> tuple[str, ...]:
     return (str(row.seq).rjust(6), at, row.type.ljust(10), row.result.ljust(11), row.where, row.words)
 
 
-def claim_row(claim: Claim, now: datetime) -> tuple[str, ...]:
-    """One device and who has it."""
+def claim_row(claim: GpuClaim, now: datetime) -> tuple[str, ...]:
+    """One device and its holder."""
     holder = claim.holder.path if claim.holder is not None else claim.by or "-"
     since = in_words(now - claim.since) if claim.since is not None else "-"
     owner = fact(claim.owner) if claim.holder is not None else "-"
     return (claim.how.value, claim.name, holder, owner, since, _use(claim, now), claim.next)
 
 
-def _use(claim: Claim, now: datetime) -> str:
+def _use(claim: GpuClaim, now: datetime) -> str:
     """Percent, and how old that is when it is not from just now."""
     if claim.holder is None or claim.how.value == "kept for its owner":
         return "-"  # nothing runs that could use it
@@ -151,7 +151,7 @@ def _use(claim: Claim, now: datetime) -> str:
 
 
 def fact(value: object) -> str:
-    """In a cell: what is not known, and what does not exist, are two things."""
+    """In a cell: unknown and absent are shown differently."""
     return "?" if isinstance(value, Unknown) else "-" if value is None else str(value)
 
 
@@ -160,7 +160,7 @@ def when(at: datetime | None, now: datetime) -> str:
 
 
 def clear(*, when: bool) -> None:
-    """The screen, before the next look is shown; only where there is one."""
+    """Clears the screen before the next result; only on a terminal."""
     if when and overwrites(sys.stdout):
         typer.echo(CLEAR, nl=False)
 

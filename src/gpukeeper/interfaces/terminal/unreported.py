@@ -8,10 +8,10 @@ from gpukeeper.model.event import Closed, WarningSent
 
 class UnreportedLines:
     def __init__(self) -> None:
-        self._reported: dict[tuple[str, str], tuple[PassReport, int, int, int]] = {}  # by place: of the pass under way
+        self._reported: dict[tuple[str, str], tuple[PassReport, int, int, int]] = {}  # by place: of the current pass
 
     def new(self, report: PassReport, *, over: bool) -> tuple[list[Closed], list[WarningSent]]:
-        """Outcomes and warnings since it was last asked about this pass. `over`: nothing more will come of it."""
+        """Outcomes and warnings since the last call for this pass. `over`: nothing more will come of it."""
         place = report.survey.platform.name, report.survey.platform.place
         before, settled, outcomes, warnings = self._reported.pop(place, (report, 0, 0, 0))
         if before is not report:

@@ -24,11 +24,11 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
 from gpukeeper.notify.terminals import plain
 from gpukeeper.views.plan import unseen_notes
-from gpukeeper.wiring import PolicyRead, Session, follow_policy, read_policy
+from gpukeeper.wiring.session import PolicyRead, Session, follow_policy, read_policy
 
 DAY = timedelta(days=1)
-READ_WITHIN = timedelta(seconds=60)  # a policy; its folder may be on a mount that hangs
-GROUPS_FRESH = 600.0  # seconds: who is in a Unix group may change while the file does not
+READ_WITHIN = timedelta(seconds=60)  # a policy; its directory may be on a mount that hangs
+GROUPS_FRESH = 600.0  # seconds: the members of a Unix group may change while the file does not
 
 
 class PolicyReloader:
@@ -40,7 +40,7 @@ class PolicyReloader:
         self._read: PolicyRead | None = None
         self._groups_at = 0.0  # steady time at which Unix groups were last read
         self._silent = False  # they could not be read the last time
-        self._lock = asyncio.Lock()  # places ask at the same time
+        self._lock = asyncio.Lock()  # places call at the same time
         self.problem: str | None = None
         self._expired = self._expired_now()  # printed when the session was opened
 

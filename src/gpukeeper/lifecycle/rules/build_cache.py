@@ -22,7 +22,7 @@ _NOT_ONE = Answer(NAME, Verdict.SILENT, "not build cache")
 _USED = Answer(NAME, Verdict.PROTECT, "a build uses it")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject, unused = view.subject, settings.policy.build_cache.unused
     if subject.shape is not Shape.CACHE:
         return _NOT_ONE

@@ -20,7 +20,7 @@ WHILE_REMOVED = True
 _NONE = Answer(NAME, Verdict.SILENT, "no exemption")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     exemptions = settings.policy.exemptions
     asks = view.subject.marks.asks_exemption
     if isinstance(exemptions, Unknown):

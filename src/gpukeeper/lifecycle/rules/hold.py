@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Ask, not_holdable
+from gpukeeper.lifecycle.declared import Evaluator, not_holdable
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
@@ -25,11 +25,11 @@ YEAR = timedelta(days=365)
 _NONE = Answer(NAME, Verdict.SILENT, "it is not held")
 
 
-def asking(rules: Sequence[ModuleType]) -> Ask:
-    return partial(ask, not_held=not_holdable(rules))
+def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
+    return partial(evaluate, not_held=not_holdable(rules))
 
 
-def ask(view: View, settings: Settings, now: datetime, not_held: frozenset[str] = frozenset()) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime, not_held: frozenset[str] = frozenset()) -> Answer:
     """`not_held`: rules that a hold suspends only when an admin's names them."""
     mark = view.subject.marks.hold_until
     if mark is None and not view.memory.holds:
@@ -70,6 +70,31 @@ def end_of(hold: Hold, settings: Settings) -> datetime:
     if hold.admin or isinstance(settings.limits, Unknown):
         return hold.until
     return min(hold.until, hold.at + settings.limits.hold) if hold.by != "its own mark" else hold.until
+
+
+def last_end(rule: str, view: View, settings: Settings, now: datetime, *, holdable: bool = True) -> datetime | None:
+    """When the newest hold that suspended this rule expired or was released. None: there was none.
+
+    A hold shorter than the lead does not count: a minute now and then would otherwise renew every warning, and keep
+    idle work for ever within the limits of holds.
+    """
+    ends = [
+        end
+        for hold in view.memory.holds
+        if (end := end_of(hold, settings)) <= now
+        and end - hold.at >= settings.policy.warnings.lead
+        and _suspends(hold, rule, holdable=holdable)
+    ]
+    mark = mark_until(view, settings) if holdable else None
+    if mark is not None and mark <= now:
+        ends.append(mark)
+    return max(ends, default=None)
+
+
+def _suspends(hold: Hold, rule: str, *, holdable: bool) -> bool:
+    if hold.admin and hold.suspends:
+        return rule in hold.suspends or "*" in hold.suspends
+    return holdable
 
 
 def _suspended(held: list[Hold], not_held: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpukeeper.lifecycle.activity import MINUTE, Use, assess_use
+from gpukeeper.lifecycle.activity import MINUTE, Use, UseAssessment, assess_use
 from gpukeeper.lifecycle.settings import Rulebook, Settings
-from gpukeeper.lifecycle.warnings import keep_it, staged, valid_for
+from gpukeeper.lifecycle.warnings import Countdown, keep_it, staged, valid_for
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, ClassSettings, OnIdle, Policy
@@ -32,7 +32,7 @@ _NO_GPU = Answer(NAME, Verdict.SILENT, "it holds no GPU")
 _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class has no idle time")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject, limits = view.subject, settings.limits
     if subject.state in _OVER:
         return _after_stop(view, settings, now)
@@ -134,37 +134,39 @@ def _judge(
     if now < graced:
         words = f"started {in_words(now - started)} ago, in its start grace"
         return Answer(NAME, Verdict.WAIT, words, due=graced + _next(settings, limits, window))
-    warnings = settings.policy.warnings
     judged = assess_use(view.series, devices, settings.policy.activity, window, now, horizon(settings.policy, window))
     if judged.use is Use.UNKNOWN:
         return Answer(NAME, Verdict.UNKNOWN, judged.reason)
     if judged.use is Use.ACTIVE:
         return Answer(NAME, Verdict.WAIT, judged.reason, due=now + _next(settings, limits, window))
     since = max(judged.since or now, graced, started)
-    words = f"idle for {in_words(now - since)}, allowed {in_words(window)}"
-    if view.pressure:
-        words += " while GPUs are scarce"
-    if judged.skipped:
-        words += f" (not checked: {', '.join(judged.skipped)})"
+    words = _condition(view, judged, window, now - since)
     if limits.on_idle is OnIdle.REPORT:
         if now - since < window:
             return Answer(NAME, Verdict.WAIT, words, due=since + window)
         return Answer(NAME, Verdict.REPORT, words + "; its class only reports idle work", since=since)
-    return staged(
-        NAME,
-        view,
-        warnings,
-        now,
+    to = Countdown(
+        rule=NAME,
+        action=Action.STOP,
         begin=since,
         limit=window,
-        stages=warnings.idle,
-        action=Action.STOP,
+        stages=settings.policy.warnings.idle,
         condition=words,
         since=since,
         remedy=f"Use it, or keep it: {keep_it(view, settings, now)}",
         # A warning belongs to this quiet time if neither use nor a gap came after it.
         only_after=max(judged.since or now, started),
     )
+    return staged(view, settings, now, to)
+
+
+def _condition(view: View, judged: UseAssessment, window: timedelta, idle_for: timedelta) -> str:
+    words = f"idle for {in_words(idle_for)}, allowed {in_words(window)}"
+    if view.pressure:
+        words += " while GPUs are scarce"
+    if judged.skipped:
+        words += f" (not checked: {', '.join(judged.skipped)})"
+    return words
 
 
 def _next(settings: Settings, limits: ClassSettings, window: timedelta) -> timedelta:

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from gpukeeper.lifecycle.activity import active_minutes
 from gpukeeper.lifecycle.caps import left_to_hold
-from gpukeeper.lifecycle.declared import Ask, ask_of, yielding
+from gpukeeper.lifecycle.declared import Evaluator, evaluator_of, yielding
 from gpukeeper.lifecycle.rules import exemption, hold
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Action, Answer, Verdict, View
@@ -31,18 +31,18 @@ ACTS = False
 RENEWED_BY = timedelta(minutes=30)  # of measured GPU use after the last lease
 WARNED_BEFORE = (timedelta(minutes=60), timedelta(minutes=10))
 UNOWNED = "unknown"  # the class of what has no known owner
-Others = tuple[tuple[str, Ask], ...]
+Others = tuple[tuple[str, Evaluator], ...]
 _ENDED = (State.CREATED, State.ENDED)
 _NONE = Answer(NAME, Verdict.SILENT, "no keep-alive file")
 _NOT_YET = Answer(NAME, Verdict.SILENT, "a keep-alive file exists; its lease begins when a rule is due")
 _NOBODYS = Answer(NAME, Verdict.SILENT, "a keep-alive file exists, but the workload has no known owner")
 
 
-def asking(rules: Sequence[ModuleType]) -> Ask:
-    return partial(ask, others=tuple((rule.NAME, ask_of(rule, rules)) for rule in yielding(rules, NAME)))
+def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
+    return partial(evaluate, others=tuple((rule.NAME, evaluator_of(rule, rules)) for rule in yielding(rules, NAME)))
 
 
-def ask(view: View, settings: Settings, now: datetime, others: Others = ()) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime, others: Others = ()) -> Answer:
     """`others`: what it protects from, in their order, behind what may suspend them. Never the maximum runtime."""
     mark = view.subject.marks.keep_alive
     if mark is None and not view.memory.holds:
@@ -89,7 +89,7 @@ def _protect(lease: Hold, view: View, settings: Settings, now: datetime, others:
 
 
 def _would_be_due(view: View, settings: Settings, now: datetime, others: Others) -> bool:
-    suspended = exemption.ask(view, settings, now).suspends
+    suspended = exemption.evaluate(view, settings, now).suspends
     for name, other in others:
         if name in suspended or "*" in suspended:
             continue

@@ -29,7 +29,7 @@ _WORDS = {
 }
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject = view.subject
     if subject.shape is not Shape.TREE or subject.category is Category.TEMPORARY:
         return _NOT_ONE
@@ -57,8 +57,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
 
 
 def on_request(view: View, settings: Settings, now: datetime) -> Answer:
-    """When its owner asks: nothing is skipped."""
-    return ask(view, settings, now)
+    """At the request of its owner: nothing is skipped."""
+    return evaluate(view, settings, now)
 
 
 def _allowed(older_than: timedelta, under_pressure: timedelta | None) -> timedelta:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Ask, suspended_by
+from gpukeeper.lifecycle.declared import Evaluator, suspended_by
 from gpukeeper.lifecycle.finish import finish_of
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -27,11 +27,11 @@ SETTLE = timedelta(minutes=5)  # controllers need a moment to tidy up by themsel
 _NONE = Answer(NAME, Verdict.SILENT, "no running children")
 
 
-def asking(rules: Sequence[ModuleType]) -> Ask:
-    return partial(ask, suspends=suspended_by(NAME, rules))
+def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
+    return partial(evaluate, suspends=suspended_by(NAME, rules))
 
 
-def ask(view: View, settings: Settings, now: datetime, suspends: frozenset[str] = frozenset()) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime, suspends: frozenset[str] = frozenset()) -> Answer:
     subject = view.subject
     if subject.state is not State.ENDED:
         return _NONE

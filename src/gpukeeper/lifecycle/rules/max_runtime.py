@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.settings import Settings
-from gpukeeper.lifecycle.warnings import staged
+from gpukeeper.lifecycle.warnings import Countdown, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Shape, State
@@ -23,7 +23,7 @@ _NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")
 _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class has no maximum runtime")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject = view.subject
     if subject.state is not State.RUNNING and subject.state is not State.PAUSED:
         return _NOT_RUNNING
@@ -35,22 +35,20 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if not isinstance(subject.started, datetime):
         return Answer(NAME, Verdict.UNKNOWN, f"when it started is unknown ({_why(subject.started)})")
     begin = subject.started - view.memory.ran
-    condition = f"ran for {in_words(now - begin)}, allowed {in_words(limits.max_runtime)}"
-    return staged(
-        NAME,
-        view,
-        settings.policy.warnings,
-        now,
+    to = Countdown(
+        rule=NAME,
+        action=Action.STOP,
         begin=begin,
         limit=limits.max_runtime,
         stages=settings.policy.warnings.runtime,
-        action=Action.STOP,
-        condition=condition,
+        condition=f"ran for {in_words(now - begin)}, allowed {in_words(limits.max_runtime)}",
         since=begin + limits.max_runtime,
+        remedy="Save your work; an admin can grant more time",
         # Who starts it again is warned again; but restarting every few minutes does not put the stop off for ever.
         only_after=min(subject.started, now - HOUR),
-        remedy="Save your work; an admin can grant more time",
+        holdable=HOLDABLE,
     )
+    return staged(view, settings, now, to)
 
 
 def _why(started: Unknown | None) -> str:

@@ -21,7 +21,7 @@ _STARTED = Answer(NAME, Verdict.SILENT, "it was started")
 _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class keeps workloads that were never started")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     if view.subject.state is not State.CREATED:
         return _STARTED
     if view.memory.first_start is not None:

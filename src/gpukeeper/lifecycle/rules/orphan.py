@@ -20,7 +20,7 @@ SETTLE = timedelta(minutes=1)
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not an orphan")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject = view.subject
     if subject.shape is not Shape.ORPHAN:
         return _NOT_ONE

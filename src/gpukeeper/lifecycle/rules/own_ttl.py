@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Ask, suspended_by
+from gpukeeper.lifecycle.declared import Evaluator, suspended_by
 from gpukeeper.lifecycle.finish import comes_back, ended_in_words, finish_of
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import remove_with_children
@@ -29,11 +29,11 @@ _NONE = Answer(NAME, Verdict.SILENT, "it has no TTL of its own")
 _IGNORED = Answer(NAME, Verdict.SILENT, "the policy ignores the TTLs of workloads")
 
 
-def asking(rules: Sequence[ModuleType]) -> Ask:
-    return partial(ask, suspends=suspended_by(NAME, rules))
+def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
+    return partial(evaluate, suspends=suspended_by(NAME, rules))
 
 
-def ask(view: View, settings: Settings, now: datetime, suspends: frozenset[str] = frozenset()) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime, suspends: frozenset[str] = frozenset()) -> Answer:
     if view.subject.state is not State.ENDED:
         return _NOT_ENDED
     ttl = view.subject.marks.ttl

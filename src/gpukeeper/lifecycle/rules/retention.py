@@ -22,7 +22,7 @@ YIELDS_TO = ("stop_hold", "keep_alive", "live_children", "own_ttl")
 _NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject = view.subject
     if subject.state is not State.ENDED:
         return _NOT_ENDED

@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Ask, suspended_by
+from gpukeeper.lifecycle.declared import Evaluator, suspended_by
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Answer, Verdict, View
 from gpukeeper.model.durations import in_words
@@ -28,11 +28,11 @@ _NOT_STOPPED = Answer(NAME, Verdict.SILENT, "it was not stopped by hand")
 _OURS_THAT_COUNT = {"max_runtime": "stopped at its maximum runtime", "request": "stopped on request"}
 
 
-def asking(rules: Sequence[ModuleType]) -> Ask:
-    return partial(ask, suspends=suspended_by(NAME, rules))
+def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
+    return partial(evaluate, suspends=suspended_by(NAME, rules))
 
 
-def ask(view: View, settings: Settings, now: datetime, suspends: frozenset[str] = frozenset()) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime, suspends: frozenset[str] = frozenset()) -> Answer:
     stopped = view.memory.stopped
     if view.subject.state is not State.ENDED or stopped is None:
         return _NOT_STOPPED

@@ -20,7 +20,7 @@ WHILE_REMOVED = True
 _NOT_STUCK = Answer(NAME, Verdict.SILENT, "nothing blocks its removal")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     blocked = view.subject.blocked
     if view.subject.state is not State.REMOVING or blocked is None:
         return _NOT_STUCK

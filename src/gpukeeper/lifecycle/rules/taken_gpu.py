@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from gpukeeper.lifecycle.rules.hold import last_end
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
@@ -22,7 +23,7 @@ ACTS = True
 _NOT_TAKEN = Answer(NAME, Verdict.SILENT, "it was not restarted on a GPU that another workload uses")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject, tenant = view.subject, view.tenant
     if tenant is None or (subject.state is not State.RUNNING and subject.state is not State.PAUSED):
         return _NOT_TAKEN
@@ -31,7 +32,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     since = subject.started if isinstance(subject.started, datetime) else now
     told = [w for w in view.memory.warnings if w.rule == NAME and w.incarnation == subject.seen.incarnation]
     stop = settings.policy.gpu.stop_on_taken
-    if not any(w.at <= now for w in told):
+    held = last_end(NAME, view, settings, now) if stop else None
+    if not any(w.at <= now and (held is None or w.at >= held) for w in told):
         then = "it will be stopped at the next pass" if stop else "no action is taken"
         asked = f"{words}; {then}. Stop it and create a new one, so that it gets a GPU of its own"
         end = Action.STOP if stop else Action.KEEP

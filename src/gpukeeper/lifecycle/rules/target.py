@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Ask, asked_while_removed
+from gpukeeper.lifecycle.declared import Evaluator, evaluated_while_removed
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.identity import Ref
@@ -24,11 +24,11 @@ ACTS = False
 _FINE = Answer(NAME, Verdict.SILENT, "in scope, a root, and not managed by another tool")
 
 
-def asking(rules: Sequence[ModuleType]) -> Ask:
-    return partial(ask, while_removed=asked_while_removed(rules))
+def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
+    return partial(evaluate, while_removed=evaluated_while_removed(rules))
 
 
-def ask(view: View, settings: Settings, now: datetime, while_removed: frozenset[str] = frozenset()) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime, while_removed: frozenset[str] = frozenset()) -> Answer:
     subject = view.subject
     if not in_scope(settings.policy, subject.ref):
         return _leave("outside the policy's scope")

@@ -24,7 +24,7 @@ _NOT_ONE = Answer(NAME, Verdict.SILENT, "not a temporary tree")
 _NOT_NAMED = Answer(NAME, Verdict.PROTECT, "no root and pattern of the policy names it, or a keep pattern matches it")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject = view.subject
     if subject.shape is not Shape.TREE or subject.category is not Category.TEMPORARY:
         return _NOT_ONE

@@ -22,7 +22,7 @@ _NOT_ONE = Answer(NAME, Verdict.SILENT, "not an image")
 _USED = Answer(NAME, Verdict.PROTECT, "a workload refers to it")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     subject, images = view.subject, settings.policy.images
     if subject.shape is not Shape.IMAGE:
         return _NOT_ONE

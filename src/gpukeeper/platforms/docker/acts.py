@@ -91,7 +91,7 @@ class ContainerActions:
         The engine cannot remove a container conditionally: a run that begins and ends after our read is removed with
         it. That window is as short as possible, and a run that was lost in it is reported.
         """
-        looked = datetime.now(UTC)
+        read_at = datetime.now(UTC)
         container = await self._same(fresh)
         if not isinstance(container, Inspected):
             return container
@@ -108,17 +108,17 @@ class ContainerActions:
             return Refused(error.words)
         except EngineSilent as silent:
             return Unknown(str(silent))
-        return Accepted(bytes_back=fresh.size, missed=await self._missed_run(container.id, looked))
+        return Accepted(bytes_back=fresh.size, missed=await self._missed_run(container.id, read_at))
 
-    async def _missed_run(self, id_: str, looked: datetime) -> str:
+    async def _missed_run(self, id_: str, read_at: datetime) -> str:
         """Whether it was started after our read, according to the engine's events; these outlive the container."""
         filters = {"type": ["container"], "container": [id_], "event": ["start"]}
-        since, until = looked.timestamp(), datetime.now(UTC).timestamp()
+        since, until = read_at.timestamp(), datetime.now(UTC).timestamp()
         with suppress(EngineError, EngineSilent, TimeoutError):
             async with asyncio.timeout(QUICK.total_seconds()):
                 async for event in self._engine.events(filters, since=f"{since:.9f}", until=f"{until:.9f}"):
                     at = datetime.fromtimestamp(event.time_nano / 1e9, UTC)
-                    if event.actor.id == id_ and at > looked:
+                    if event.actor.id == id_ and at > read_at:
                         return f"{LOST_RUN} ({at:%H:%M:%S} UTC); its log and files were removed with it"
         return ""
 
@@ -156,7 +156,7 @@ class ContainerActions:
             return recipe.image
         return name if found.id == recipe.image else recipe.image
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         """After an interruption between disabling the restart policy and the stop: restores the policy."""
         found = await self._records.inspect(ref.uid)
         policy = archive.restart_policy(evidence)

@@ -17,10 +17,9 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.devices import holders, signals
 from gpukeeper.devices.counters import processes_of
 from gpukeeper.devices.holders import Holder
-from gpukeeper.engine.missing import gone_by_looks
+from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -41,25 +40,23 @@ from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.notify.inside import tell_inside
+from gpukeeper.notify.inside import notify_inside
 from gpukeeper.platforms.docker import translate
 from gpukeeper.platforms.docker.acts import ContainerActions
 from gpukeeper.platforms.docker.capture import ContainerCapture
 from gpukeeper.platforms.docker.connect import SLOW, Engine
 from gpukeeper.platforms.docker.host_facts import (
-    SCAN,
     HostInspector,
     HostSnapshot,
     Inventory,
     belongs,
-    container_ids,
     holders_of,
 )
 from gpukeeper.platforms.docker.leftovers import Leftovers
-from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
+from gpukeeper.platforms.docker.orphans import Orphans
 from gpukeeper.platforms.docker.records import FILTERS, Records
 from gpukeeper.platforms.docker.users import UserDirectory
-from gpukeeper.platforms.docker.wire import ContainerSummary, Inspected, when
+from gpukeeper.platforms.docker.wire import ContainerSummary, Inspected
 
 PAGE = 200
 RECONCILE = timedelta(seconds=60)
@@ -98,7 +95,7 @@ class DockerPlatform:
         self._captures = ContainerCapture(engine, clock)
         self._leftovers = Leftovers(self.records, engine, clock, self._at, cache=_wants_cache(policy))
         self._acts = ContainerActions(engine, self.records, self._holders)
-        self._left_since: dict[str, datetime] = {}  # by container: when a leftover of it was first seen
+        self._orphans = Orphans(self.records, self._around, clock, self._at, proc)
 
     @property
     def name(self) -> str:
@@ -126,7 +123,7 @@ class DockerPlatform:
             return
         async with self._engine.opened():
             # The machine first: a process of a container that starts in between must not look orphaned.
-            around = await self._around.look()
+            around = await self._around.snapshot()
             containers, unseen = await self.records.refresh()
             yield self._page((), unseen)
             for start in range(0, len(containers), PAGE):
@@ -134,7 +131,7 @@ class DockerPlatform:
                 await self._around.peek(page, around)
                 subjects = [await self._subject(one, around) for one in page]
                 yield self._page(subjects)
-            yield self._page(await self._orphans(around, containers))
+            yield self._page(self._orphans.find(around, containers))
             yield self._page(*await self._leftovers.observe(self.records.images_in_use()))
 
     async def wake(self) -> AsyncIterator[Ref | None]:
@@ -154,14 +151,14 @@ class DockerPlatform:
             await asyncio.sleep(RECONNECT[min(tries, len(RECONNECT) - 1)])
             tries += 1
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         try:
             async with self._engine.opened():
                 match ref.kind:
                     case translate.CONTAINER:
                         return await self._read_container(ref)
                     case translate.PROCESS:
-                        return await self._read_orphan(ref)
+                        return await self._orphans.read(ref)
                     case translate.IMAGE:
                         return await self._leftovers.read_image(ref)
                     case translate.CACHE:
@@ -170,11 +167,11 @@ class DockerPlatform:
             return Unknown(str(problem))
         return Unknown(f"the engine has no kind {ref.kind!r}")
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
-        return await self.look(Ref(self.name, self._place, translate.CONTAINER, uid, uid))
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        return await self.read(Ref(self.name, self._place, translate.CONTAINER, uid, uid))
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_looks(self.look, refs)
+        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is not Shape.WORKLOAD:
@@ -197,7 +194,7 @@ class DockerPlatform:
                     case translate.CONTAINER, Action.REMOVE:
                         return await self._acts.remove(fresh)
                     case translate.PROCESS, Action.REMOVE:
-                        return await self._end_orphan(fresh)
+                        return await self._orphans.end(fresh)
                     case translate.IMAGE, Action.REMOVE:
                         return await self._leftovers.remove_image(fresh)
                     case translate.CACHE, Action.REMOVE:
@@ -209,7 +206,7 @@ class DockerPlatform:
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         """Sends it to the terminals inside, from outside: nothing is run or written in the container."""
         container = self.records.known(subject.ref.uid)
         if container is None or not container.state.pid or not self._engine.local:
@@ -218,7 +215,7 @@ class DockerPlatform:
         if not belongs(pid, container.id, self._proc):
             return False
         try:
-            return await in_thread(lambda: self._tell(pid, message), TELLING)
+            return await in_thread(lambda: self._notify(pid, message), TELLING)
         except (TimeoutError, OSError):
             return False
 
@@ -283,14 +280,14 @@ class DockerPlatform:
         """Its components; the rules add the rest."""
         return Diagnosis()
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         with suppress(PlatformError):
             async with self._engine.opened():
-                await self._acts.take_back(ref, evidence)
+                await self._acts.revert_stop(ref, evidence)
 
-    def _tell(self, pid: int, message: str) -> bool:
+    def _notify(self, pid: int, message: str) -> bool:
         pids = processes_of(pid, proc=self._proc)
-        return not isinstance(pids, Unknown) and tell_inside(pids, message, self._proc) > 0
+        return not isinstance(pids, Unknown) and notify_inside(pids, message, self._proc) > 0
 
     async def _read_events(self) -> AsyncIterator[Ref | None]:
         since = self._clock.now().timestamp()
@@ -315,7 +312,7 @@ class DockerPlatform:
             await stream.aclose()
 
     async def _read_container(self, ref: Ref) -> Subject | Gone | Unknown:
-        around = await self._around.look()
+        around = await self._around.snapshot()
         container = await self.records.inspect(ref.uid)
         if container is None:
             return Gone(ref, self._clock.now())
@@ -325,77 +322,13 @@ class DockerPlatform:
         subject = await self._subject(msgspec.structs.replace(container, size_rw=size), around)
         return msgspec.structs.replace(subject, loses=loses)
 
-    async def _read_orphan(self, ref: Ref) -> Subject | Gone | Unknown:
-        holder = await self._holder(ref)
-        if not isinstance(holder, Holder):
-            return holder
-        around = await self._around.look()
-        found = await self.records.inspect(str(holder.container))
-        for id_ in container_ids(holder, self._proc):
-            # A container may be started inside the control group of another: running containers are checked first.
-            other = await self.records.inspect(id_) if id_ != holder.container else None
-            if isinstance(other, Unknown) or _runs(other):
-                found = other
-        return self._orphan(holder, found, around)
-
-    async def _holder(self, ref: Ref) -> Holder | Gone | Unknown:
-        pid, _, starttime = ref.uid.partition("@")
-        if not (pid.isdecimal() and starttime.isdecimal()):
-            return Unknown(f"{ref.uid!r} does not identify a process")
-        try:
-            holder = await in_thread(lambda: holders.look_up(int(pid), self._proc), SCAN)
-        except TimeoutError:
-            return Unknown(f"pid {pid} could not be read: timeout")
-        except OSError as error:
-            return Unknown(f"pid {pid} could not be read: {error.strerror}")
-        if holder is None or holder.starttime != int(starttime):
-            return Gone(ref, self._clock.now())
-        if not isinstance(holder.container, str):
-            return Unknown(f"pid {pid} is not in a container")
-        ids = container_ids(holder, self._proc)
-        known = next((id_ for id_ in ids if self.records.known(id_) or id_ in self.records.once_had), None)
-        return msgspec.structs.replace(holder, container=known or holder.container)
-
-    async def _end_orphan(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
-        holder = await self._holder(fresh.ref)
-        if isinstance(holder, Gone):
-            return Changed("it has ended")
-        if isinstance(holder, Unknown):
-            return holder
-        return await signals.end(signals.Target(holder.pid, holder.starttime, str(holder.container)), proc=self._proc)
-
-    async def _orphans(self, around: HostSnapshot, containers: Sequence[Inspected]) -> list[Subject]:
-        by_id = {one.id: one for one in containers}
-        left = []
-        for holder in around.everyone():
-            ids = container_ids(holder, self._proc)
-            if any(_runs(by_id.get(id_)) for id_ in ids):
-                continue
-            known = next((id_ for id_ in ids if id_ in by_id or id_ in self.records.once_had), None)
-            if known is not None or not is_another_engines(holder, self._proc):
-                named = msgspec.structs.replace(holder, container=known or holder.container)
-                left.append(self._orphan(named, by_id.get(str(known)), around))
-        whose = {one.labels["container"] for one in left}
-        self._left_since = {id_: at for id_, at in self._left_since.items() if id_ in whose}
-        return left
-
-    def _orphan(self, holder: Holder, container: Inspected | Unknown | None, around: HostSnapshot) -> Subject:
-        started = holders.started(holder.starttime, holders.boot_time(self._proc))
-        proof = proof_of(holder, started, container, self.records.once_had)
-        id_ = str(holder.container)
-        ended = when(container.state.finished_at) if isinstance(container, Inspected) else None
-        first_seen = self._left_since.setdefault(id_, self._clock.now())
-        since = ended if isinstance(ended, datetime) else first_seen
-        devices = HostSnapshot(around.gpus, {id_: (holder,)}, around.mig_minors).held(id_)
-        return translate.orphan_subject(holder, started, since, holders.boot_id(self._proc), proof, devices, self._at())
-
     async def _holders(self, container: Inspected) -> Sequence[Holder]:
         """Processes that must get SIGTERM before a stop. PlatformError: they could not be listed, so nothing is
         stopped.
         """
         if not self._engine.local:
             return ()
-        around = await self._around.look()
+        around = await self._around.snapshot()
         if around.blind is not None:
             raise PlatformError(f"the processes that hold its GPUs are unknown: {around.blind}")
         return holders_of(container, around, self._proc)
@@ -408,10 +341,6 @@ class DockerPlatform:
 
     def _at(self) -> translate.PlaceAndTime:
         return translate.PlaceAndTime(self._place, self._clock.now())
-
-
-def _runs(container: Inspected | None) -> bool:
-    return container is not None and (container.state.running or container.state.restarting)
 
 
 def _wants_cache(policy: Policy) -> bool:

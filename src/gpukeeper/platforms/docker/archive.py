@@ -47,16 +47,16 @@ def recipe(evidence: Evidence) -> CreateRequest | Unknown:
 
 
 def _recipe(evidence: Evidence) -> CreateRequest:
-    told = reading.decode(evidence.files[MANIFEST], type=dict[str, Any])
-    config, host = dict(told["Config"]), dict(told["HostConfig"])
-    name, old_id = str(told["Name"]).removeprefix("/"), str(told["Id"])
-    image = str(told["Image"])
+    manifest = reading.decode(evidence.files[MANIFEST], type=dict[str, Any])
+    config, host = dict(manifest["Config"]), dict(manifest["HostConfig"])
+    name, old_id = str(manifest["Name"]).removeprefix("/"), str(manifest["Id"])
+    image = str(manifest["Image"])
     host["RestartPolicy"] = restart_policy(evidence) or host.get("RestartPolicy")
     if config.get("Hostname") == old_id[:12]:
         del config["Hostname"]  # assigned by the engine, which assigns a new one
-    _keep_volumes(told, config, host)
+    _keep_volumes(manifest, config, host)
     _in_request_format(host)
-    joined = dict((told.get("NetworkSettings") or {}).get("Networks") or {})
+    joined = dict((manifest.get("NetworkSettings") or {}).get("Networks") or {})
     mode = str(host.get("NetworkMode") or "default")
     others = {
         network: {"Aliases": (facts or {}).get("Aliases"), "IPAMConfig": (facts or {}).get("IPAMConfig")}
@@ -71,8 +71,8 @@ def restart_policy(evidence: Evidence) -> Mapping[str, Any] | None:
     for name in (BEFORE_STOP + MANIFEST, MANIFEST):
         if name in evidence.files:
             try:
-                told = reading.decode(evidence.files[name], type=dict[str, Any])
-                policy = told["HostConfig"]["RestartPolicy"]
+                manifest = reading.decode(evidence.files[name], type=dict[str, Any])
+                policy = manifest["HostConfig"]["RestartPolicy"]
             except (KeyError, TypeError, msgspec.DecodeError):
                 continue
             if isinstance(policy, dict) and policy.get("Name"):
@@ -80,10 +80,10 @@ def restart_policy(evidence: Evidence) -> Mapping[str, Any] | None:
     return None
 
 
-def _keep_volumes(told: Mapping[str, Any], config: dict[str, Any], host: dict[str, Any]) -> None:
+def _keep_volumes(manifest: Mapping[str, Any], config: dict[str, Any], host: dict[str, Any]) -> None:
     """Anonymous volumes were not removed with it, so it gets the same ones again."""
     binds, volumes = list(host.get("Binds") or ()), dict(config.get("Volumes") or {})
-    for mount in told.get("Mounts") or ():
+    for mount in manifest.get("Mounts") or ():
         name, where = str(mount.get("Name", "")), str(mount.get("Destination", ""))
         if mount.get("Type") == "volume" and ANONYMOUS.fullmatch(name) and not _bound(binds, where):
             binds.append(f"{name}:{where}")

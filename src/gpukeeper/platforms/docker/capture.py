@@ -18,20 +18,20 @@ from gpukeeper.platforms.docker import archive
 from gpukeeper.platforms.docker.connect import MOST, SLOW, Engine, part
 from gpukeeper.platforms.docker.errors import CONFLICT, NOT_FOUND, EngineError, EngineSilent
 from gpukeeper.platforms.docker.losses import losses, packages
-from gpukeeper.platforms.docker.wire import Change, Inspected
+from gpukeeper.platforms.docker.wire import Inspected, PathChange
 
 LOG_LINES, LOG_BYTES = (100_000, 10_000, 1_000, 100), 16 * 1024 * 1024
 REMEMBERED = timedelta(minutes=10)
 CHANGES_SHOWN = 20_000
 GLANCE = timedelta(seconds=15)
-TOO_MANY = Change("(more files changed than can be listed)")
+TOO_MANY = PathChange("(more files changed than can be listed)")
 
 
 class ContainerChanges(msgspec.Struct, frozen=True):
     """What was written inside a container since its creation."""
 
     size: int | None
-    changes: tuple[Change, ...]
+    changes: tuple[PathChange, ...]
 
 
 class ContainerCapture:
@@ -111,8 +111,8 @@ class ContainerCapture:
         until = self._clock.now().timestamp()
         with suppress(EngineError, EngineSilent, TimeoutError):
             async with asyncio.timeout(5):
-                heard = self._engine.events({"container": [container.id]}, since=f"{begin:.9f}", until=f"{until:.9f}")
-                async for event in heard:
+                events = self._engine.events({"container": [container.id]}, since=f"{begin:.9f}", until=f"{until:.9f}")
+                async for event in events:
                     lines.append(msgspec.json.encode(event))  # noqa: PERF401 - what came before a break counts
         return b"\n".join(lines) + b"\n"
 
@@ -143,7 +143,7 @@ class ContainerCapture:
         sized = await self._engine.get(f"/containers/{part(id_)}/json", Inspected, size=True, deadline=deadline)
         raw = await self._engine.raw(f"/containers/{part(id_)}/changes", deadline=deadline)
         # Millions of changed files must not block the removal forever: the log and the manifest are what is needed.
-        changes = reading.decode(raw, type=list[Change] | None) if len(raw) < MOST else [TOO_MANY]
+        changes = reading.decode(raw, type=list[PathChange] | None) if len(raw) < MOST else [TOO_MANY]
         inside = ContainerChanges(sized.size_rw, tuple(changes or ()))
         self._inside[id_] = (now, inside)
         return inside

@@ -109,10 +109,10 @@ class Engine:
 
     async def events(self, filters: Mapping[str, list[str]], **query: object) -> AsyncGenerator[EngineEvent, None]:
         """Until the engine ends the stream. Without `until` it is endless."""
-        asked = {**query, "filters": msgspec.json.encode(filters).decode()}
+        parameters = {**query, "filters": msgspec.json.encode(filters).decode()}
         decoder = reading.Decoder(EngineEvent)
         try:
-            async with self._opened_client.stream("GET", self._target("/events", asked)) as answer:
+            async with self._opened_client.stream("GET", self._target("/events", parameters)) as answer:
                 if answer.status >= 300:
                     raise EngineError(answer.status, _refusal(await answer.read(REFUSAL, cut=True)))
                 # An event carries all labels in one line, and users may write long ones.
@@ -181,14 +181,14 @@ class Engine:
 
     def _tls(self) -> ssl.SSLContext | None:
         """Like the docker command: DOCKER_TLS_VERIFY and DOCKER_CERT_PATH."""
-        folder = self._environ.get("DOCKER_CERT_PATH")
-        if not folder or not self._environ.get("DOCKER_TLS_VERIFY"):
+        directory = self._environ.get("DOCKER_CERT_PATH")
+        if not directory or not self._environ.get("DOCKER_TLS_VERIFY"):
             return None  # for https:// the system's certificate authorities decide
         try:
-            context = ssl.create_default_context(cafile=str(Path(folder, "ca.pem")))
-            context.load_cert_chain(str(Path(folder, "cert.pem")), str(Path(folder, "key.pem")))
+            context = ssl.create_default_context(cafile=str(Path(directory, "ca.pem")))
+            context.load_cert_chain(str(Path(directory, "cert.pem")), str(Path(directory, "key.pem")))
         except OSError as error:
-            raise UsageError(f"the certificates in DOCKER_CERT_PATH={folder} cannot be read: {error}") from error
+            raise UsageError(f"the certificates in DOCKER_CERT_PATH={directory} cannot be read: {error}") from error
         return context
 
     @property
@@ -197,8 +197,8 @@ class Engine:
         return bool(own) or self.address.startswith("https://")
 
     def _target(self, path: str, query: Mapping[str, object]) -> str:
-        asked = urlencode(_query(query))
-        return f"/{self._version}{path}" + (f"?{asked}" if asked else "")
+        parameters = urlencode(_query(query))
+        return f"/{self._version}{path}" + (f"?{parameters}" if parameters else "")
 
 
 def part(name: str) -> str:

@@ -17,8 +17,8 @@ class EngineError(PlatformError):
     @property
     def is_gone(self) -> bool:
         """The engine's own message for it. Any other 404 (an unknown path, a proxy) proves nothing."""
-        said = self.words.lower()
-        return self.status == NOT_FOUND and ("no such" in said or "not known" in said)
+        message = self.words.lower()
+        return self.status == NOT_FOUND and ("no such" in message or "not known" in message)
 
 
 class EngineSilent(PlatformError):

@@ -34,7 +34,7 @@ class GpuRequest(msgspec.Struct, frozen=True):
         return bool(self.names or self.minors)
 
 
-def asked(container: Inspected, default_runtime: str = "") -> GpuRequest:
+def requested_gpus(container: Inspected, default_runtime: str = "") -> GpuRequest:
     host = container.host_config
     names: list[str] = []
     how: list[str] = []

@@ -20,7 +20,7 @@ from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.holders import Holder, text_of
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.docker import keepalive
-from gpukeeper.platforms.docker.gpu_requests import asked, devices_of
+from gpukeeper.platforms.docker.gpu_requests import devices_of, requested_gpus
 from gpukeeper.platforms.docker.owners import owned
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import TTL, ContainerFacts, slices_among
@@ -87,7 +87,7 @@ class HostInspector:
     def follow(self, trusted_labels: Sequence[str], keep_alive: str) -> None:
         self._trusted, self._keep_alive = tuple(trusted_labels), keep_alive
 
-    async def look(self) -> HostSnapshot:
+    async def snapshot(self) -> HostSnapshot:
         if not self._local:
             return HostSnapshot(ELSEWHERE, {})
         gpus = await self._inventory()
@@ -103,7 +103,7 @@ class HostInspector:
         return HostSnapshot(gpus, found, holders.mig_minors(self._proc), blind)
 
     async def facts(self, container: Inspected, around: HostSnapshot) -> ContainerFacts:
-        asks = asked(container, self._records.info.default_runtime)
+        asks = requested_gpus(container, self._records.info.default_runtime)
         mine = holders_of(container, around, self._proc)
         held = HostSnapshot(around.gpus, {container.id: mine}, around.mig_minors).held(container.id)
         devices = devices_of(container, asks, held, around.gpus)
@@ -111,7 +111,7 @@ class HostInspector:
         uids = tuple(sorted({holder.uid for holder in mine}))
         wanted = not nothing or not container.labels.keys().isdisjoint((TTL, *self._trusted))
         inherited = await self._inherited(container) if wanted else {}
-        people = await self._directory.people(container, uids, self._trusted, folders=self._local and not nothing)
+        people = await self._directory.people(container, uids, self._trusted, directories=self._local and not nothing)
         return ContainerFacts(
             asks=asks,
             devices=devices,
@@ -127,7 +127,7 @@ class HostInspector:
         runtime = self._records.info.default_runtime
         wanted = []
         for one in containers if self._local else ():
-            if self._is_dead(one.id) or (one.id not in around.holders and not asked(one, runtime)):
+            if self._is_dead(one.id) or (one.id not in around.holders and not requested_gpus(one, runtime)):
                 continue
             place, created = self._where(one), when(one.created)
             if isinstance(place, tuple) and isinstance(created, datetime):
@@ -135,14 +135,14 @@ class HostInspector:
         found: dict[str, bool] = {}
         looked_at: list[str] = []
 
-        def look() -> None:
+        def check_files() -> None:
             for id_, root, path, created in wanted:
                 looked_at.append(id_)
                 with suppress(OSError):
                     found[id_] = keepalive.is_there(root, path, created)
 
         try:
-            await in_thread(look, PEEK)
+            await in_thread(check_files, PEEK)
         except TimeoutError:
             self._skip_for_a_while(looked_at[-1:])
         self._peeked = dict(found)
@@ -214,10 +214,10 @@ def holders_of(container: Inspected, around: HostSnapshot, proc: str = "/proc") 
     another user's container, and would pass for its owner, or add a GPU to it. A container that is not running holds
     none.
     """
-    found, said = around.holders.get(container.id, ()), container.state
-    if not found or not (said.running or said.paused or said.restarting):
+    found, state = around.holders.get(container.id, ()), container.state
+    if not found or not (state.running or state.paused or state.restarting):
         return ()
-    groups = _groups_of(said.pid, container.id, proc) if said.pid else frozenset()
+    groups = _groups_of(state.pid, container.id, proc) if state.pid else frozenset()
     if not groups:
         return found  # its first process cannot be read from here: nothing to compare with
     return tuple(one for one in found if frozenset() < _groups_of(one.pid, container.id, proc) <= groups)
@@ -249,7 +249,7 @@ def belongs(pid: int, container: str, proc: str = "/proc") -> bool:
     machine, and a pid may have been reused.
     """
     try:
-        with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as cgroup:  # noqa: PTH123  (asked often)
+        with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as cgroup:  # noqa: PTH123  (called often)
             return container in holders.parse_containers(cgroup.read())
     except OSError:
         return False

@@ -19,12 +19,12 @@ def is_there(root: str, path: str, not_before: datetime) -> bool:
     """`root`: /proc/PID/root, or a directory of this machine that is mounted there. No link below it is followed.
     OSError if it could not be read.
     """
-    *folders, name = PurePosixPath(path).relative_to("/").parts
+    *directories, name = PurePosixPath(path).relative_to("/").parts
     here = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for folder in folders:
+        for directory in directories:
             try:
-                below = os.open(folder, _FOLDER, dir_fd=here)
+                below = os.open(directory, _FOLDER, dir_fd=here)
             except (FileNotFoundError, NotADirectoryError):
                 return False  # a link does not count either
             os.close(here)

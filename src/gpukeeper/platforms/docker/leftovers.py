@@ -102,8 +102,8 @@ class Leftovers:
         return self._image(listed, used_by, when(image.metadata.last_tag_time))
 
     def _image(self, image: ImageSummary, used_by: int, tagged: datetime | Unknown | None) -> Subject:
-        heard = self._records.image_used_at(image.id, image.repo_tags or ())
-        return image_subject(image, used_by, tagged, heard, self._at())
+        used_at = self._records.image_used_at(image.id, image.repo_tags or ())
+        return image_subject(image, used_by, tagged, used_at, self._at())
 
     async def read_cache(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.uid == WHOLE_CACHE:

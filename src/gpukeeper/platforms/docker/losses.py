@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.platforms.docker.translate import anonymous_volumes
-from gpukeeper.platforms.docker.wire import Change, Inspected
+from gpukeeper.platforms.docker.wire import Inspected, PathChange
 
 ADDED = 1
 SHOWN = 8
@@ -19,7 +19,7 @@ _CONDA = re.compile(r".*/conda-meta/(?P<name>[^/]+?)-(?P<version>[^/-]+)-[^/-]+\
 _DEBIAN = re.compile(r"/var/lib/dpkg/info/(?P<name>[^/:]+)(?::[^/]+)?\.list")
 
 
-def packages(changes: Iterable[Change]) -> tuple[str, ...]:
+def packages(changes: Iterable[PathChange]) -> tuple[str, ...]:
     """Installed since the start, with versions where the path contains them."""
     found: dict[str, None] = {}
     for change in changes:
@@ -32,7 +32,7 @@ def packages(changes: Iterable[Change]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def losses(container: Inspected, changes: Sequence[Change]) -> tuple[str, ...]:
+def losses(container: Inspected, changes: Sequence[PathChange]) -> tuple[str, ...]:
     """Sentences for a warning."""
     lost = []
     if container.size_rw:

@@ -1,4 +1,4 @@
-"""Counters of a container, by its cgroup: all processes in it, whoever started them."""
+"""Counters of a container, by its cgroup: all processes in it, no matter which user started them."""
 
 from __future__ import annotations
 

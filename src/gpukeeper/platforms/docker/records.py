@@ -27,12 +27,12 @@ PAST = timedelta(hours=24)  # the engine remembers about 256 events; requested o
 PATIENCE = timedelta(seconds=5)
 REMEMBERED = 10_000
 GIVE_UP = 2 * AT_ONCE  # unanswered requests in one listing
-HEARD = (
+EVENTS = (
     *("create", "start", "die", "stop", "kill", "pause", "unpause", "destroy", "rename", "update", "oom", "restart"),
     *("tag", "untag", "pull", "delete", "import", "load"),
 )
 USES = frozenset({"create", "start", "die", "destroy", "tag", "pull", "import", "load"})  # of an image
-FILTERS: Mapping[str, list[str]] = {"type": ["container", "image"], "event": list(HEARD)}
+FILTERS: Mapping[str, list[str]] = {"type": ["container", "image"], "event": list(EVENTS)}
 
 
 class Records:
@@ -61,7 +61,7 @@ class Records:
         )
         listed, self._unread = {one.id: one for one in found}, bool(unseen)
         stale = [id_ for id_, line in listed.items() if not self._fresh(id_, line)]
-        answers = await self._ask(stale)
+        answers = await self._inspect_all(stale)
         self._changed &= listed.keys()
         await self._drop([id_ for id_ in self._known if id_ not in listed])
         for id_, answer in zip(stale, answers, strict=True):
@@ -160,13 +160,13 @@ class Records:
     def _fresh(self, id_: str, line: ContainerSummary) -> bool:
         return self.hearing and id_ in self._known and id_ not in self._changed and self._listed.get(id_) == line
 
-    async def _ask(self, ids: Sequence[str]) -> list[Inspected | Unknown | None]:
+    async def _inspect_all(self, ids: Sequence[str]) -> list[Inspected | Unknown | None]:
         """All at once, so that a stuck one blocks no other; if most are stuck, the engine is the problem, and the rest
         is skipped.
         """
         limit, silent = asyncio.Semaphore(AT_ONCE), 0
 
-        async def ask(id_: str) -> Inspected | Unknown | None:
+        async def inspect_one(id_: str) -> Inspected | Unknown | None:
             nonlocal silent
             async with limit:
                 if silent >= GIVE_UP:
@@ -175,7 +175,7 @@ class Records:
                 silent += isinstance(answer, Unknown)
                 return answer
 
-        return await asyncio.gather(*(ask(id_) for id_ in ids))
+        return await asyncio.gather(*(inspect_one(id_) for id_ in ids))
 
     async def _drop(self, ids: Sequence[str]) -> None:
         """That the engine does not list it does not prove that it was removed: an engine that was given another data

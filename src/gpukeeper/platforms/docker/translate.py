@@ -99,18 +99,18 @@ def is_called(line: ContainerSummary, patterns: Iterable[str]) -> bool:
 
 
 def state_of(container: Inspected) -> State | Unknown:
-    said = container.state
-    if said.status == "removing":
+    state = container.state
+    if state.status == "removing":
         return State.REMOVING
-    if said.paused:
+    if state.paused:
         return State.PAUSED
-    if said.running or said.restarting:
+    if state.running or state.restarting:
         return State.RUNNING
-    if said.status in {"created", "configured", "initialized"}:  # the latter two are Podman's
+    if state.status in {"created", "configured", "initialized"}:  # the latter two are Podman's
         return State.CREATED
-    if said.status in {"exited", "dead", "stopped"}:
-        return State.CREATED if when(said.started_at) is None else State.ENDED
-    return Unknown(f"the engine reports the unknown state {said.status!r}")
+    if state.status in {"exited", "dead", "stopped"}:
+        return State.CREATED if when(state.started_at) is None else State.ENDED
+    return Unknown(f"the engine reports the unknown state {state.status!r}")
 
 
 def incarnation(container: Inspected) -> str:
@@ -119,8 +119,8 @@ def incarnation(container: Inspected) -> str:
 
 
 def version(container: Inspected) -> str:
-    said = container.state
-    return f"{said.status} {said.started_at} {said.finished_at} {container.name}"
+    state = container.state
+    return f"{state.status} {state.started_at} {state.finished_at} {container.name}"
 
 
 def outcome_of(container: Inspected, stopped_at: datetime | None) -> Outcome:
@@ -135,8 +135,8 @@ def outcome_of(container: Inspected, stopped_at: datetime | None) -> Outcome:
     return Outcome.SUCCEEDED if container.state.exit_code == 0 and not container.state.error else Outcome.FAILED
 
 
-def _ended_with(said: ContainerState) -> str:
-    return f"exit code {said.exit_code}{', out of memory' if said.oom_killed else ''}"
+def _ended_with(state: ContainerState) -> str:
+    return f"exit code {state.exit_code}{', out of memory' if state.oom_killed else ''}"
 
 
 def class_of(container: Inspected, facts: ContainerFacts) -> str | Unknown:
@@ -270,15 +270,19 @@ def orphan_subject(
 
 
 def image_subject(
-    image: ImageSummary, used_by: int, last_tagged: datetime | Unknown | None, heard: datetime | None, at: PlaceAndTime
+    image: ImageSummary,
+    used_by: int,
+    last_tagged: datetime | Unknown | None,
+    used_at: datetime | None,
+    at: PlaceAndTime,
 ) -> Subject:
     """Its build date proves nothing about its use, so it is only shown. `last_used`: when it was last tagged, or when
     an event mentioned it. Such a use begins a new incarnation, so that the ledger counts from it, too.
     """
     last_used: datetime | Unknown | None = last_tagged
-    if heard is not None and not isinstance(last_tagged, Unknown):
-        last_used = max(heard, last_tagged or heard)
-    incarnation_ = image.id if heard is None else f"{image.id} {heard.isoformat()}"
+    if used_at is not None and not isinstance(last_tagged, Unknown):
+        last_used = max(used_at, last_tagged or used_at)
+    incarnation_ = image.id if used_at is None else f"{image.id} {used_at.isoformat()}"
     names = sorted(tag for tag in image.repo_tags or () if tag != "<none>:<none>")
     digests = sorted(one for one in image.repo_digests or () if not one.startswith("<none>"))
     short = image.id.removeprefix("sha256:")[:12]

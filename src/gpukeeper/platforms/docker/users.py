@@ -37,13 +37,13 @@ class UserDirectory:
         self._silent: dict[str, int] = {}  # by lookup: how often there was no response
 
     async def people(
-        self, container: Inspected, processes: tuple[int, ...], trusted_labels: Sequence[str], *, folders: bool
+        self, container: Inspected, processes: tuple[int, ...], trusted_labels: Sequence[str], *, directories: bool
     ) -> KnownUsers:
         """About those that a container mentions."""
         self._expire()
         # The caches of this moment: while we wait, another read may expire them.
         homes, uids_of, names_of = self._homes, self._uids, self._names
-        paths = folders_of(container) if folders else ()
+        paths = folders_of(container) if directories else ()
         for path in paths:
             if path not in homes:
                 # By the tree it is in: if one directory of a hanging disk does not answer, the others will not.

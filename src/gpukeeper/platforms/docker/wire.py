@@ -149,7 +149,7 @@ class DiskUsage(WireStruct, frozen=True):
     build_cache: list[CacheEntry] | None = None
 
 
-class Actor(WireStruct, frozen=True):
+class EventActor(WireStruct, frozen=True):
     id: str = msgspec.field(name="ID", default="")
     attributes: dict[str, str] = {}
 
@@ -157,7 +157,7 @@ class Actor(WireStruct, frozen=True):
 class EngineEvent(WireStruct, frozen=True):
     type: str = ""
     action: str = ""
-    actor: Actor = Actor()
+    actor: EventActor = EventActor()
     time_nano: int = msgspec.field(name="timeNano", default=0)
 
 
@@ -166,7 +166,7 @@ class Info(WireStruct, frozen=True):
     default_runtime: str = ""
 
 
-class Change(WireStruct, frozen=True):
+class PathChange(WireStruct, frozen=True):
     """0 changed, 1 added, 2 deleted."""
 
     path: str = ""

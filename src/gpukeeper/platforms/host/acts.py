@@ -71,9 +71,9 @@ class TreeRemover:
         named_by = self._mentioned(spellings(named, entry.inside)).who(entry.name)
         if named_by is not None:
             return Changed(f"it is in use: {named_by}")
-        with opened(entry.folder) as folder:
-            trash.sweep(folder)
-            answer = self._through_trash(folder, entry, expected, until)
+        with opened(entry.folder) as directory:
+            trash.sweep(directory)
+            answer = self._through_trash(directory, entry, expected, until)
         if isinstance(answer, TreeRemoval):
             left = f"{entry.folder}/{trash.TRASH}*" if entry.taken is None else entry.inside
             return errors.not_all(answer, left) if answer.left else Accepted(answer.bytes_back)
@@ -81,8 +81,8 @@ class TreeRemover:
         return Refused(f"it was not removed: {answer.why}") if isinstance(answer, Unknown) else answer
 
     def _through_trash(
-        self, folder: int, entry: TreeEntry, expected: ExpectedTree, until: float
+        self, directory: int, entry: TreeEntry, expected: ExpectedTree, until: float
     ) -> TreeRemoval | Changed | Refused | Unknown:
         if entry.taken is not None:
-            return finish(folder, entry.taken, scan=self._scan, until=until)
-        return remove(folder, entry.name, expected, scan=self._scan, until=until)
+            return finish(directory, entry.taken, scan=self._scan, until=until)
+        return remove(directory, entry.name, expected, scan=self._scan, until=until)

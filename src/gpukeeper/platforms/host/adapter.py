@@ -19,8 +19,8 @@ import msgspec
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices.inventory import inventory as read_inventory
 from gpukeeper.disk import filesystems, open_files
-from gpukeeper.disk.measure import Limits
-from gpukeeper.engine.missing import gone_by_looks
+from gpukeeper.disk.measure import MeasureLimits
+from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
@@ -46,7 +46,7 @@ from gpukeeper.platforms.host.acts import TreeRemover
 from gpukeeper.platforms.host.connect import Needed, Scan, Timeouts, nothing_needed
 from gpukeeper.platforms.host.directories import TreeScope
 from gpukeeper.platforms.host.disks import Disks
-from gpukeeper.platforms.host.gpus import Gpus, Inventory
+from gpukeeper.platforms.host.gpus import HostGpus, Inventory
 from gpukeeper.platforms.host.roots import roots_of
 from gpukeeper.platforms.host.trees import Trees
 
@@ -69,29 +69,29 @@ class HostPlatform:
         *,
         reports: Reports | None = None,
         marks: DiskMarks | None = None,
-        folders: Sequence[str] = (),
+        directories: Sequence[str] = (),
         busy: Busy = nothing_known,
         needed: Needed = nothing_needed,
         inventory: Inventory = read_inventory,
         proc: str = "/proc",
         scan: Scan | None = None,
-        limits: Limits | None = None,
+        limits: MeasureLimits | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
-        """`folders`: directories of gpukeeper itself; their disks are shown, and no tree that contains one is removed.
+        """`directories`: those of gpukeeper itself; their disks are shown, and no tree that contains one is removed.
         `busy`: what work of a cluster runs on this machine and may need the files below that root, in a few words.
         `needed`: directories that stopped containers have mounted.
         """
-        self._place, self._clock, self._folders, self._busy = place, clock, tuple(folders), busy
+        self._place, self._clock, self._folders, self._busy = place, clock, tuple(directories), busy
         self._timeouts = timeouts or Timeouts()
         self._unreadable = (marks or DiskMarks()).unreadable
         # Many steps may be in progress at once, and each of them reads several times.
         scan = Shared(scan or (lambda: open_files.scan(proc, unreadable=self._unreadable)))
         named = self._named(temporary, reports or Reports(), marks or DiskMarks())
         mentioned = Shared(partial(mentions.below, proc=proc))
-        self._gpus = Gpus(self._at, inventory, proc, self._timeouts)
+        self._gpus = HostGpus(self._at, inventory, proc, self._timeouts)
         self._trees = Trees(
-            self._at, named, scan, limits or Limits(), self._timeouts, mentioned, SharedQuestion(needed)
+            self._at, named, scan, limits or MeasureLimits(), self._timeouts, mentioned, SharedQuestion(needed)
         )
         self._disks = Disks(self._at, self._on_disk, scan, proc, self._timeouts)
         self._removals = TreeRemover(scan, self._timeouts, mentioned)
@@ -135,7 +135,7 @@ class HostPlatform:
             return
         async for subjects, unseen in self._gpus.observe():
             yield Snapshot(self.name, self._place, self._clock.now(), subjects, unseen)
-        silent = await self._trees.ask_roots()
+        silent = await self._trees.unresponsive_roots()
         disks, unseen = await self._disks.observe()
         unseen = (*silent, *unseen)
         if disks or unseen:
@@ -162,24 +162,24 @@ class HostPlatform:
         finally:
             watch.close()
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.kind in {translate.GPU, translate.SLICE}:
-            return await self._gpus.look(ref)
+            return await self._gpus.read(ref)
         if ref.kind == translate.PROCESS:
             return await self._gpus.read_holder(ref)
         if ref.kind in TREES:
-            found = await self._trees.look(ref)
+            found = await self._trees.read(ref)
             trees = await self._identified((found,)) if isinstance(found, Subject) else found
             return (await self._beside(trees))[0] if isinstance(trees, tuple) else trees
         if ref.kind == translate.DISK:
-            return await self._disks.look(ref)
+            return await self._disks.read(ref)
         return Unknown(f"this machine has no kind {ref.kind!r}")
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         return Unknown("no process outside containers carries the id of a workload")
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_looks(self.look, refs)
+        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is not Shape.TREE:
@@ -192,13 +192,13 @@ class HostPlatform:
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         if step.decision.action not in self.guards or fresh.shape is not Shape.TREE:
-            return errors.LOOKS_ONLY
+            return errors.READ_ONLY
         return await self._removals.remove(fresh, self._trees.named, step.uid)
 
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         return False  # users of the machine itself use its terminals
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
@@ -214,7 +214,7 @@ class HostPlatform:
         """Its components; the rules add the rest."""
         return Diagnosis()
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         """A stop here is one call: nothing has to be undone."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:

@@ -59,9 +59,9 @@ def _restore(ref: Ref, saved: bytes, root: TreeRoot) -> Accepted | Refused:
             why = _why_not(ref, name, members, root)
             if why is not None:
                 return Refused(why)
-            with opened(root.folder) as folder, private_folder(folder) as private:
+            with opened(root.folder) as directory, private_folder(directory) as private:
                 tar.extractall(f"/proc/self/fd/{private}", filter=_with_owner_and_mode, numeric_owner=True)  # noqa: S202
-                kernel.rename_inside(private, name, folder, name)
+                kernel.rename_inside(private, name, directory, name)
     except FileExistsError:
         return Refused(f"{ref.name} exists; move it away first")
     except tarfile.TarError as error:
@@ -86,18 +86,18 @@ def _with_owner_and_mode(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
 
 
 @contextmanager
-def private_folder(folder: int) -> Iterator[int]:
+def private_folder(directory: int) -> Iterator[int]:
     """A directory that no other user may enter, removed afterwards with its remaining content. Emptied by descriptor:
     where all users may rename, another entry may have its name by then.
     """
     name = PRIVATE + secrets.token_hex(8)
-    os.mkdir(name, 0o700, dir_fd=folder)
-    fd = kernel.open_inside(folder, name)
+    os.mkdir(name, 0o700, dir_fd=directory)
+    fd = kernel.open_inside(directory, name)
     try:
         yield fd
     finally:
         TreeDeleter(time.monotonic() + CLEANUP).empty(fd)
         with suppress(OSError):
-            if os.path.samestat(os.fstat(fd), kernel.stat_inside(folder, name)):
-                os.rmdir(name, dir_fd=folder)
+            if os.path.samestat(os.fstat(fd), kernel.stat_inside(directory, name)):
+                os.rmdir(name, dir_fd=directory)
         os.close(fd)

@@ -60,9 +60,9 @@ def _save(identity: Identity, named: TreeScope, until: float) -> bytes:
         raise CannotSave(entry.why)
     if entry is None or entry.taken is not None:
         raise CannotSave("it does not exist at its path any more")
-    with opened(entry.folder) as folder:
+    with opened(entry.folder) as directory:
         writer = _Writer(identity, until)
-        writer.add(folder, entry.name, entry.name)
+        writer.add(directory, entry.name, entry.name)
         return writer.done()
 
 
@@ -78,10 +78,10 @@ class _Writer:
         self.tar.close()
         return self.content.getvalue()
 
-    def add(self, folder: int, name: str, path: str) -> None:
+    def add(self, directory: int, name: str, path: str) -> None:
         """The entry `name` of that open directory, with everything below it; the deepest directories come last."""
         pending = [(path, name)]
-        top = os.dup(folder)
+        top = os.dup(directory)
         try:
             if _identity(kernel.stat_inside(top, name)) != self.identity:
                 raise CannotSave("another entry has its name now")

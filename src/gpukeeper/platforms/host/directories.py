@@ -62,9 +62,9 @@ class RootDirectory(msgspec.Struct, frozen=True, kw_only=True):
         return min((age for age in ages if age is not None), default=None)
 
 
-def spellings(named: TreeScope, folder: str) -> tuple[str, ...]:
+def spellings(named: TreeScope, directory: str) -> tuple[str, ...]:
     """The paths by which users may write that directory."""
-    return (folder, *(os.path.normpath(root.path) for root in named.roots if root.is_at(folder)))
+    return (directory, *(os.path.normpath(root.path) for root in named.roots if root.is_at(directory)))
 
 
 async def answering(named: TreeScope, ask: Responsiveness, deadline: timedelta) -> tuple[TreeScope, tuple[Unseen, ...]]:
@@ -89,7 +89,7 @@ async def answering(named: TreeScope, ask: Responsiveness, deadline: timedelta) 
 
 async def list_all(named: TreeScope, deadline: timedelta) -> tuple[dict[str, list[TreeEntry]], tuple[Unseen, ...]]:
     """By directory. An entry that two roots or patterns name is listed once."""
-    folders: dict[str, dict[str, TreeEntry]] = {}
+    directories: dict[str, dict[str, TreeEntry]] = {}
     unseen = []
     for root in named.roots:
         entries = await list_one(root, deadline)
@@ -97,8 +97,8 @@ async def list_all(named: TreeScope, deadline: timedelta) -> tuple[dict[str, lis
             unseen.append(entries)
             continue
         for entry in entries:
-            folders.setdefault(entry.folder, {}).setdefault(entry.real_path, entry)
-    return {folder: list(entries.values()) for folder, entries in folders.items()}, tuple(unseen)
+            directories.setdefault(entry.folder, {}).setdefault(entry.real_path, entry)
+    return {directory: list(entries.values()) for directory, entries in directories.items()}, tuple(unseen)
 
 
 async def list_one(root: TreeRoot, deadline: timedelta) -> tuple[TreeEntry, ...] | Unseen:

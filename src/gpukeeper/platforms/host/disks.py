@@ -21,36 +21,36 @@ from gpukeeper.platforms.host.connect import Page, Scan, Timeouts
 from gpukeeper.platforms.host.roots import nearest
 
 NOTABLE = 1_000_000_000  # bytes of deleted files that one process holds open
-NOBODY = OpenFiles({}, {}, (), frozenset(), "the list of open files could not be read")
+UNREADABLE = OpenFiles({}, {}, (), frozenset(), "the list of open files could not be read")
 
 
 class Disks:
     def __init__(
         self,
         at: Callable[[], translate.PlaceAndTime],
-        folders: Callable[[], Sequence[str]],
+        directories: Callable[[], Sequence[str]],
         scan: Scan,
         proc: str,
         timeouts: Timeouts,
     ) -> None:
-        self._at, self._folders, self._scan, self._proc, self._timeouts = at, folders, scan, proc, timeouts
+        self._at, self._folders, self._scan, self._proc, self._timeouts = at, directories, scan, proc, timeouts
 
     async def observe(self) -> Page:
         deadline = self._timeouts.disk
         facts: dict[int, Usage] = {}
         unseen = []
-        for folder in self._folders():  # one by one: a hanging network disk must not hide the others
+        for directory in self._folders():  # one by one: a hanging network disk must not hide the others
             try:
-                one = await in_thread(lambda: usage_of(folder), deadline)  # noqa: B023
+                one = await in_thread(lambda: usage_of(directory), deadline)  # noqa: B023
                 facts.setdefault(one.device, one)
             except TimeoutError:
-                unseen.append(errors.too_slow(f"the disk of {folder}", deadline))
+                unseen.append(errors.too_slow(f"the disk of {directory}", deadline))
             except OSError as error:
-                unseen.append(errors.unreadable(f"the disk of {folder}", error))
-        used = await self._open_files() if facts else NOBODY
+                unseen.append(errors.unreadable(f"the disk of {directory}", error))
+        used = await self._open_files() if facts else UNREADABLE
         return tuple(self._subject(one, used) for one in facts.values()), tuple(unseen)
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         found, unseen = await self.observe()
         for one in found:
             if one.ref.uid == ref.uid:
@@ -61,7 +61,7 @@ class Disks:
         try:
             return await in_thread(self._scan, self._timeouts.processes)
         except (OSError, TimeoutError):
-            return NOBODY
+            return UNREADABLE
 
     def _subject(self, facts: Usage, used: OpenFiles) -> Subject:
         held: Counter[int] = Counter()
@@ -85,14 +85,14 @@ class Disks:
         return "ended"
 
 
-def usage_of(folder: str) -> Usage:
+def usage_of(directory: str) -> Usage:
     """Of the filesystem that contains the directory, or would contain it."""
-    return usage(nearest(os.path.realpath(folder)))
+    return usage(nearest(os.path.realpath(directory)))
 
 
-def disk_of(folder: str) -> Disk | None:
+def disk_of(directory: str) -> Disk | None:
     """None: unknown, so it never counts as too full."""
     try:
-        return translate.disk(usage_of(folder))
+        return translate.disk(usage_of(directory))
     except OSError:
         return None

@@ -10,11 +10,11 @@ from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.resolve import ForeignLink
 
-LOOKS_ONLY = Refused("gpukeeper only reports GPUs, processes and disks of the machine itself; nothing was done")
+READ_ONLY = Refused("gpukeeper only reports GPUs, processes and disks of the machine itself; nothing was done")
 NOT_MEASURED = Refused("it could not be measured completely, so it was not removed")
 NO_COPY = Refused("nothing was saved of it, so it cannot be restored")
 NEVER_FROM_HERE = "so it is never removed from here, however old it is; no policy setting changes that"
-SAID = 3  # of entries that could not be removed
+SHOWN_ENTRIES = 3  # of entries that could not be removed
 
 
 def unreadable(what: str, error: OSError) -> Unseen:
@@ -29,8 +29,8 @@ def too_slow(what: str, deadline: timedelta) -> Unseen:
 
 def not_all(removal: TreeRemoval, trash: str) -> Refused:
     """A part of it is left. An immediate retry would leave the same."""
-    more = f"; and {len(removal.left) - SAID} more" if len(removal.left) > SAID else ""
+    more = f"; and {len(removal.left) - SHOWN_ENTRIES} more" if len(removal.left) > SHOWN_ENTRIES else ""
     back = removal.bytes_back
     gone = f"{removal.entries:,} entries" + ("" if isinstance(back, Unknown) else f" ({size_in_words(back)})")
-    why = f"{'; '.join(removal.left[:SAID])}{more}"
+    why = f"{'; '.join(removal.left[:SHOWN_ENTRIES])}{more}"
     return Refused(f"{gone} of it were removed, but not all: {why}. The rest is in {trash}; a later pass retries")

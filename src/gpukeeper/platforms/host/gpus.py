@@ -31,14 +31,14 @@ HOLDERS = "processes that hold GPUs"
 HIDEPID = "this machine hides the processes of other users (hidepid); run as root to see them"
 
 
-class Gpus:
+class HostGpus:
     def __init__(
         self, at: Callable[[], translate.PlaceAndTime], inventory: Inventory, proc: str, timeouts: Timeouts
     ) -> None:
         self._at, self._inventory, self._proc, self._timeouts = at, inventory, proc, timeouts
 
     async def observe(self) -> AsyncIterator[Page]:
-        gpus = await self._ask()
+        gpus = await self._query()
         devices, unseen = translate.gpu_subjects(() if isinstance(gpus, Unknown) else gpus, self._at())
         if isinstance(gpus, Unknown):
             unseen = (Unseen("GPUs", gpus.why),)
@@ -53,8 +53,8 @@ class Gpus:
         for start in range(PAGE, len(subjects), PAGE):
             yield subjects[start : start + PAGE], ()
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
-        gpus = await self._ask()
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
+        gpus = await self._query()
         if isinstance(gpus, Unknown):
             return gpus
         subjects, unseen = translate.gpu_subjects(gpus, self._at())
@@ -64,7 +64,7 @@ class Gpus:
         return Unknown(f"{unseen[0].what}: {unseen[0].why}") if unseen else Gone(ref, self._at().now)
 
     async def read_holder(self, ref: Ref) -> Subject | Gone | Unknown:
-        gpus = await self._ask()
+        gpus = await self._query()
         deadline = self._timeouts.processes
         try:
             return await in_thread(lambda: self._find(ref, gpus), deadline)
@@ -73,7 +73,7 @@ class Gpus:
         except OSError as error:
             return Unknown(errors.unreadable(ref.name, error).why)
 
-    async def _ask(self) -> Facts:
+    async def _query(self) -> Facts:
         deadline = self._timeouts.gpus
         try:
             return await in_thread(lambda: self._inventory(deadline), deadline + A_MOMENT)

@@ -40,27 +40,27 @@ class MeasurementCache:
         if is_known(measured.size):
             self._trees[tree_uid(measured.device, measured.inode)] = CachedMeasurement(measured, now)
 
-    def learn_total(self, folder: RootDirectory, total: int, now: datetime) -> None:
-        self._totals[folder.path] = (total, now)
+    def learn_total(self, directory: RootDirectory, total: int, now: datetime) -> None:
+        self._totals[directory.path] = (total, now)
 
-    def total(self, folder: RootDirectory) -> int:
-        return self._totals.get(folder.path, (0, None))[0]
+    def total(self, directory: RootDirectory) -> int:
+        return self._totals.get(directory.path, (0, None))[0]
 
-    def forget_all_but(self, uids: set[str], folders: Collection[str]) -> None:
+    def forget_all_but(self, uids: set[str], directories: Collection[str]) -> None:
         self._trees = {uid: known for uid, known in self._trees.items() if uid in uids}
-        self._totals = {path: total for path, total in self._totals.items() if path in folders}
+        self._totals = {path: total for path, total in self._totals.items() if path in directories}
 
-    def is_far_below(self, folder: RootDirectory, now: datetime) -> bool:
+    def is_far_below(self, directory: RootDirectory, now: datetime) -> bool:
         """All of its trees together, according to a recent observe, and its disk is not too full."""
-        total, at = self._totals.get(folder.path, (0, None))
+        total, at = self._totals.get(directory.path, (0, None))
         fresh = at is not None and timedelta() <= now - at < LASTS
-        return fresh and not folder.may_be_too_full and total < folder.above * FAR_BELOW
+        return fresh and not directory.may_be_too_full and total < directory.above * FAR_BELOW
 
     def recall(
         self,
         entry: TreeEntry,
         top: os.stat_result,
-        folder: RootDirectory,
+        directory: RootDirectory,
         in_use: DirectoryUse | Unknown,
         now: datetime,
         last_use: Callable[[TreeMeasurement], LastUse],
@@ -75,9 +75,9 @@ class MeasurementCache:
         newest = max(known.measured.newest, used_since) if is_known(known.measured.newest) else used_since
         held = not isinstance(in_use, Unknown) and entry.name in in_use.users
         again = msgspec.structs.replace(known.measured, newest=newest)
-        least, used = folder.least_age, last_use(again).at
+        least, used = directory.least_age, last_use(again).at
         young = least is None or isinstance(used, Unknown) or used + least > now
-        return again if held or young or self.is_far_below(folder, now) else None
+        return again if held or young or self.is_far_below(directory, now) else None
 
 
 def _times(top: os.stat_result) -> tuple[int, ...]:

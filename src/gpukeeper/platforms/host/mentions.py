@@ -61,9 +61,10 @@ class Mentions(dict[str, str]):
 Mentioned: TypeAlias = Callable[[tuple[str, ...]], Mentions]
 
 
-def below(folders: Iterable[str], proc: str = "/proc") -> Mentions:
-    """The entries of one directory that a process names. `folders`: that directory, in each way it may be written."""
-    prefixes = [os.fsencode(folder.rstrip("/") + "/") for folder in dict.fromkeys(folders)]
+def below(directories: Iterable[str], proc: str = "/proc") -> Mentions:
+    """The entries of one directory that a process names. `directories`: that directory, in each way it may be
+    written."""
+    prefixes = [os.fsencode(directory.rstrip("/") + "/") for directory in dict.fromkeys(directories)]
     found: dict[bytes, ProcessText] = {}
     too_much: ProcessText | None = None
     for _, texts in groupby(_texts(proc), key=attrgetter("pid")):

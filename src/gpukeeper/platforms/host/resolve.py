@@ -51,11 +51,11 @@ def resolve(path: str) -> str:
 
 
 @contextmanager
-def opened(folder: str) -> Iterator[int]:
+def opened(directory: str) -> Iterator[int]:
     """A directory by its resolved path: a link that was created anywhere on the path since then is an error."""
     fd = os.open("/", _STEP)
     try:
-        for step in reversed(_steps(folder)):
+        for step in reversed(_steps(directory)):
             below = os.open(step, _STEP | os.O_DIRECTORY, dir_fd=fd)
             os.close(fd)
             fd = below

@@ -42,9 +42,9 @@ class TreeRoot(msgspec.Struct, frozen=True, kw_only=True):
         """With its own links resolved, each time again: users point such links to another disk. Raises ForeignLink."""
         return resolve(self.path)
 
-    def is_at(self, folder: str) -> bool:
+    def is_at(self, directory: str) -> bool:
         try:
-            return self.folder == folder
+            return self.folder == directory
         except ForeignLink:
             return False
 
@@ -114,13 +114,13 @@ def _of_trees(one: Temporary) -> TreeRoot:
 
 
 def entries_of(root: TreeRoot) -> tuple[TreeEntry, ...]:
-    folder = root.folder
-    with opened(folder) as fd:
+    directory = root.folder
+    with opened(directory) as fd:
         with os.scandir(fd) as listing:
             names = sorted(entry.name for entry in listing if _is_one(entry, root))
         left = trash.leftovers(fd)
-    found = [TreeEntry(root.path, folder, name, root.kind) for name in names]
-    return (*found, *(TreeEntry(root.path, folder, one.name, translate.TREE, one) for one in left))
+    found = [TreeEntry(root.path, directory, name, root.kind) for name in names]
+    return (*found, *(TreeEntry(root.path, directory, one.name, translate.TREE, one) for one in left))
 
 
 def find(roots: Sequence[TreeRoot], device: int, inode: int) -> TreeEntry | Unknown | None:
@@ -130,19 +130,19 @@ def find(roots: Sequence[TreeRoot], device: int, inode: int) -> TreeEntry | Unkn
     foreign: ForeignLink | None = None
     for root in roots:
         try:
-            folder = root.folder
+            directory = root.folder
         except ForeignLink as link:
             foreign = link
             continue
-        if nearest_device(folder) != device:
+        if nearest_device(directory) != device:
             continue
         disk_is_here = True
-        for name in names_of(folder, device, inode):
-            entry = TreeEntry(root.path, folder, name, root.kind)
+        for name in names_of(directory, device, inode):
+            entry = TreeEntry(root.path, directory, name, root.kind)
             if naming.is_named(name, root.names):
                 return entry
             renamed = measure.printable(entry.path)
-        if (left := _left_in_trash(root, folder, (device, inode))) is not None:
+        if (left := _left_in_trash(root, directory, (device, inode))) is not None:
             return left
     if renamed is not None:
         return Unknown(f"its name is {renamed} now, which the policy does not match")
@@ -151,9 +151,9 @@ def find(roots: Sequence[TreeRoot], device: int, inode: int) -> TreeEntry | Unkn
     return None if disk_is_here else Unknown("no root of the policy is on its filesystem now")
 
 
-def names_of(folder: str, device: int, inode: int) -> Iterator[str]:
+def names_of(directory: str, device: int, inode: int) -> Iterator[str]:
     try:
-        with opened(folder) as fd, os.scandir(fd) as listing:
+        with opened(directory) as fd, os.scandir(fd) as listing:
             for entry in listing:
                 if entry.inode() == inode and is_still(fd, entry, device, inode):
                     yield entry.name
@@ -161,10 +161,10 @@ def names_of(folder: str, device: int, inode: int) -> Iterator[str]:
         return
 
 
-def is_still(folder: int, entry: os.DirEntry[str], device: int, inode: int) -> bool:
+def is_still(directory: int, entry: os.DirEntry[str], device: int, inode: int) -> bool:
     """A listing returns the inode below a mount point; only a stat returns what is there now."""
     try:
-        found = kernel.stat_inside(folder, entry.name)
+        found = kernel.stat_inside(directory, entry.name)
     except OSError as error:
         if error.errno in {errno.ENOENT, errno.EXDEV}:
             return False
@@ -173,28 +173,30 @@ def is_still(folder: int, entry: os.DirEntry[str], device: int, inode: int) -> b
     return (found.st_dev, found.st_ino) == (device, inode) and not ours
 
 
-def nearest(folder: str) -> str:
+def nearest(directory: str) -> str:
     """The directory itself, or the part of its path that still exists."""
-    path = Path(folder)
+    path = Path(directory)
     while not path.exists():
         path = path.parent
     return str(path)
 
 
-def nearest_device(folder: str) -> int:
+def nearest_device(directory: str) -> int:
     """A root that is gone was on the filesystem of the nearest parent directory that still exists."""
-    return os.stat(nearest(folder)).st_dev  # noqa: PTH116 - a string all the way
+    return os.stat(nearest(directory)).st_dev  # noqa: PTH116 - a string all the way
 
 
-def why_kept(entry: TreeEntry, roots: Sequence[TreeRoot], folders: Sequence[str], links: Sequence[Link]) -> str | None:
-    """Why it is kept however old it is; None: it may be removed. `folders`: what must not be removed with it, links
+def why_kept(
+    entry: TreeEntry, roots: Sequence[TreeRoot], directories: Sequence[str], links: Sequence[Link]
+) -> str | None:
+    """Why it is kept however old it is; None: it may be removed. `directories`: what must not be removed with it, links
     resolved.
     """
     if entry.taken is not None:
         return None
     if any(translate.fits(entry.name, root.keep) for root in roots if root.is_at(entry.folder)):
         return "the policy keeps entries with its name"
-    inside = next((folder for folder in folders if mounts.is_at_or_below(folder, entry.real_path)), None)
+    inside = next((directory for directory in directories if mounts.is_at_or_below(directory, entry.real_path)), None)
     if inside is not None:
         return f"it contains {measure.printable(inside)}, which gpukeeper needs or the policy names"
     if has_keep_file(entry):
@@ -205,8 +207,8 @@ def why_kept(entry: TreeEntry, roots: Sequence[TreeRoot], folders: Sequence[str]
 
 def has_keep_file(entry: TreeEntry) -> bool:
     """If it cannot be opened this is unknown, and need not be known: it cannot be measured either, so it is kept."""
-    with opened(entry.folder) as folder, suppress(OSError):
-        tree = kernel.open_inside(folder, entry.name)
+    with opened(entry.folder) as directory, suppress(OSError):
+        tree = kernel.open_inside(directory, entry.name)
         try:
             os.stat(KEEP, dir_fd=tree, follow_symlinks=False)
         finally:
@@ -215,10 +217,10 @@ def has_keep_file(entry: TreeEntry) -> bool:
     return False
 
 
-def links_in(folder: str) -> tuple[Link, ...]:
-    with opened(folder) as fd, os.scandir(fd) as listing:
+def links_in(directory: str) -> tuple[Link, ...]:
+    with opened(directory) as fd, os.scandir(fd) as listing:
         names = sorted(one.name for one in listing if one.is_symlink())
-    return tuple(link for name in names if (link := _read_link(Path(folder, name))) is not None)
+    return tuple(link for name in names if (link := _read_link(Path(directory, name))) is not None)
 
 
 def _read_link(path: Path) -> Link | None:
@@ -235,19 +237,19 @@ def _is_one(entry: os.DirEntry[str], root: TreeRoot) -> bool:
     return not is_link and naming.is_named(entry.name, root.names)
 
 
-def _left_in_trash(root: TreeRoot, folder: str, identity: tuple[int, int]) -> TreeEntry | None:
-    with suppress(FileNotFoundError), opened(folder) as fd:
+def _left_in_trash(root: TreeRoot, directory: str, identity: tuple[int, int]) -> TreeEntry | None:
+    with suppress(FileNotFoundError), opened(directory) as fd:
         for one in trash.leftovers(fd):
             if one.identity == identity:
-                return TreeEntry(root.path, folder, one.name, translate.TREE, one)
+                return TreeEntry(root.path, directory, one.name, translate.TREE, one)
     return None
 
 
 def top_of(entry: TreeEntry) -> os.stat_result | None:
     """Of the entry itself. None: it is gone. What is mounted on it is not read if it may hang."""
     try:
-        with opened(entry.inside) as folder:
-            return kernel.stat_inside(folder, entry.name)
+        with opened(entry.inside) as directory:
+            return kernel.stat_inside(directory, entry.name)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -21,6 +21,7 @@ import msgspec
 
 from gpukeeper.disk import measure, open_files, procfs
 from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.disk.process_files import KERNEL_THREAD
 from gpukeeper.disk.remove import ExpectedTree, RemovalResult, TreeRemoval, remove
 from gpukeeper.model.decision import Changed
 from gpukeeper.model.unknown import Unknown
@@ -54,8 +55,8 @@ def make_folder(root: str | None, environ: Mapping[str, str]) -> Path:
     return path
 
 
-def environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    inside = str(folder / INSIDE)
+def environment(directory: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    inside = str(directory / INSIDE)
     return {**environ, **dict.fromkeys(VARIABLES, inside), MARK: inside}
 
 
@@ -67,10 +68,10 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         pid = os.posix_spawnp(command[0], list(command), environ, setsigmask=before)
         while (code := _reaped(pid)) is None:
-            told = signal.sigwaitinfo(waited)
-            if told.si_signo != signal.SIGCHLD and told.si_code != _BY_THE_KERNEL:
+            received = signal.sigwaitinfo(waited)
+            if received.si_signo != signal.SIGCHLD and received.si_code != _BY_THE_KERNEL:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, told.si_signo)
+                    os.kill(pid, received.si_signo)
         return code
     finally:
         # Further signals are ignored: what follows ends by itself.
@@ -84,20 +85,20 @@ def moment() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
-def remove_folder(folder: Path, since: int, proc: str = "/proc") -> int | Remainder:
+def remove_folder(directory: Path, since: int, proc: str = "/proc") -> int | Remainder:
     """Bytes returned, or why it is kept. With the checks of every other removal. `since`: the moment before the command
     began.
     """
     try:
-        with measure.open_directory(str(folder)) as parent:
+        with measure.open_directory(str(directory)) as parent:
             answer = _removed(parent, since, proc)
         if not isinstance(answer, TreeRemoval):
-            return Remainder(str(folder), answer.why)
+            return Remainder(str(directory), answer.why)
         if answer.left:
-            return Remainder(str(folder), "; ".join(answer.left))
-        folder.rmdir()
+            return Remainder(str(directory), "; ".join(answer.left))
+        directory.rmdir()
     except OSError as error:
-        return Remainder(str(folder), error.strerror or str(error))
+        return Remainder(str(directory), error.strerror or str(error))
     return 0 if isinstance(answer.bytes_back, Unknown) else answer.bytes_back
 
 
@@ -190,7 +191,7 @@ def _status(home: Path) -> _Status | None:
     except PermissionError:
         return None
     ended = fields[0] in {b"Z", b"X", b"x"} and int(fields[17]) <= 1
-    of_the_kernel = bool(int(fields[6]) & open_files.KERNEL_THREAD)
+    of_the_kernel = bool(int(fields[6]) & KERNEL_THREAD)
     return _Status(int(fields[1]), int(fields[19]), not ended and not of_the_kernel)
 
 

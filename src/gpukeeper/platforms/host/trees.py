@@ -14,7 +14,7 @@ import msgspec
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import access_times, measure, mounts, open_files
 from gpukeeper.disk.access_times import LastUse, ReadRecording, Reads
-from gpukeeper.disk.measure import Limits, TreeMeasurement
+from gpukeeper.disk.measure import MeasureLimits, TreeMeasurement
 from gpukeeper.disk.remote_use import why_unseen
 from gpukeeper.disk.trash import is_trash
 from gpukeeper.disk.unresponsive import Responsiveness
@@ -63,7 +63,7 @@ class Trees:
         at: Callable[[], translate.PlaceAndTime],
         named: TreeScope,
         scan: Scan,
-        limits: Limits,
+        limits: MeasureLimits,
         timeouts: Timeouts,
         mentioned: Mentioned = mentions.below,
         needed: Needed = nothing_needed,
@@ -83,7 +83,7 @@ class Trees:
         self._contents: dict[str, datetime | Unknown] = {}  # of reports, by uid: when their content last changed
         self._remembered = MeasurementCache()
 
-    async def ask_roots(self) -> tuple[Unseen, ...]:
+    async def unresponsive_roots(self) -> tuple[Unseen, ...]:
         """Roots whose filesystem does not answer are skipped until it does."""
         self.named, unseen = await directories.answering(self._all, self._answering, self._timeouts.tree)
         return unseen
@@ -107,7 +107,7 @@ class Trees:
         self._ranked = {path: ranked for path, ranked in self._ranked.items() if path in listed}
         self._contents = {uid: at for uid, at in self._contents.items() if uid in there}
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         wanted = translate.two_numbers(ref.uid, ":")
         if wanted is None:
             return Unknown(f"{ref.uid!r} does not identify a tree")
@@ -120,14 +120,14 @@ class Trees:
             return Unknown(f"its root {errors.unreadable(ref.name, error).why}")
         if entry is None:
             return Gone(ref, self._at().now)
-        return entry if isinstance(entry, Unknown) else await self._look_at(entry, ref)
+        return entry if isinstance(entry, Unknown) else await self._read_entry(entry, ref)
 
-    async def _look_at(self, entry: TreeEntry, ref: Ref) -> Subject | Unknown:
-        folder = await directories.learn(self.named, entry.folder, [entry], self._timeouts.tree)
-        if isinstance(folder, Unseen):
-            return Unknown(folder.why)
+    async def _read_entry(self, entry: TreeEntry, ref: Ref) -> Subject | Unknown:
+        directory = await directories.learn(self.named, entry.folder, [entry], self._timeouts.tree)
+        if isinstance(directory, Unseen):
+            return Unknown(directory.why)
         until = time.monotonic() + self._timeouts.tree.total_seconds()
-        found = await self._measure(entry, folder, await self._in_use(entry.inside), until, self._limits)
+        found = await self._measure(entry, directory, await self._in_use(entry.inside), until, self._limits)
         if isinstance(found, Unseen):
             return Unknown(found.why)
         if not isinstance(found, Subject) or found.ref.uid != ref.uid:
@@ -157,21 +157,23 @@ class Trees:
         return _with_rank(report, ranked, there, self.named.keep_last)
 
     async def _observe_folder(self, path: str, entries: Sequence[TreeEntry], until: float) -> Page:
-        folder = await directories.learn(self.named, path, entries, self._timeouts.tree)
-        if isinstance(folder, Unseen):
-            return (), (folder,)
+        directory = await directories.learn(self.named, path, entries, self._timeouts.tree)
+        if isinstance(directory, Unseen):
+            return (), (directory,)
         left = [entry for entry in entries if entry.taken is not None]
-        found = await self._measure_all(folder, [entry for entry in entries if entry.taken is None], until)
-        found += [await self._measure(one, folder, await self._in_use(one.inside), until, self._limits) for one in left]
-        trees = self._compared(folder, [one for one in found if isinstance(one, Subject)])
+        found = await self._measure_all(directory, [entry for entry in entries if entry.taken is None], until)
+        found += [
+            await self._measure(one, directory, await self._in_use(one.inside), until, self._limits) for one in left
+        ]
+        trees = self._compared(directory, [one for one in found if isinstance(one, Subject)])
         return trees, tuple(one for one in found if isinstance(one, Unseen))
 
-    def _compared(self, folder: RootDirectory, trees: Sequence[Subject]) -> tuple[Subject, ...]:
+    def _compared(self, directory: RootDirectory, trees: Sequence[Subject]) -> tuple[Subject, ...]:
         """What is known only of all together: the total size, and which are the newest."""
         found = [one for one in trees if one.ref.kind == translate.REPORT]
-        ranked = self._ranked[folder.path] = reports.rank(found, self._contents)
+        ranked = self._ranked[directory.path] = reports.rank(found, self._contents)
         there = frozenset(one.ref.uid for one in found)
-        total = self._together[folder.path] = self._total(folder, trees)
+        total = self._together[directory.path] = self._total(directory, trees)
         return tuple(
             _with_rank(one, ranked, there, self.named.keep_last)
             if one.ref.kind == translate.REPORT
@@ -181,45 +183,45 @@ class Trees:
             for one in trees
         )
 
-    def _total(self, folder: RootDirectory, trees: Sequence[Subject]) -> int:
+    def _total(self, directory: RootDirectory, trees: Sequence[Subject]) -> int:
         now = self._at().now
         counted = translate.all_together([one for one in trees if one.category is Category.TEMPORARY])
         if any(one.size is FAR_BELOW for one in trees):
-            return max(counted, self._remembered.total(folder))
-        if not self._remembered.is_far_below(folder, now):
-            self._remembered.learn_total(folder, counted, now)
+            return max(counted, self._remembered.total(directory))
+        if not self._remembered.is_far_below(directory, now):
+            self._remembered.learn_total(directory, counted, now)
         return counted
 
     # Measuring
 
-    async def _measure_all(self, folder: RootDirectory, entries: Sequence[TreeEntry], until: float) -> list[Found]:
+    async def _measure_all(self, directory: RootDirectory, entries: Sequence[TreeEntry], until: float) -> list[Found]:
         """Small trees, and those with a valid cached measurement, first; the rest only where it could be due."""
         light = msgspec.structs.replace(self._limits, entries=min(self._limits.entries, LIGHT))
-        first = await self._measure_some(folder, entries, until, light)
+        first = await self._measure_some(directory, entries, until, light)
         heavy = [entry for entry, one in zip(entries, first, strict=True) if one is HEAVY]
-        if heavy and await self._is_far_below(folder):
-            again = await self._measure_some(folder, heavy, until, None)
+        if heavy and await self._is_far_below(directory):
+            again = await self._measure_some(directory, heavy, until, None)
         else:
-            again = await self._measure_some(folder, heavy, until, self._limits)
+            again = await self._measure_some(directory, heavy, until, self._limits)
         return [one for one in first if one is not HEAVY] + again
 
     async def _measure_some(
-        self, folder: RootDirectory, entries: Sequence[TreeEntry], until: float, limits: Limits | None
+        self, directory: RootDirectory, entries: Sequence[TreeEntry], until: float, limits: MeasureLimits | None
     ) -> list[Found]:
         found: list[Found] = []
         for start in range(0, len(entries), PAGE):
-            in_use = await self._in_use(folder.path)  # the current time: measuring takes a while
+            in_use = await self._in_use(directory.path)  # the current time: measuring takes a while
             some = entries[start : start + PAGE]
-            found += [await self._measure(entry, folder, in_use, until, limits, fresh=False) for entry in some]
+            found += [await self._measure(entry, directory, in_use, until, limits, fresh=False) for entry in some]
         return found
 
     async def _measure(
         self,
         entry: TreeEntry,
-        folder: RootDirectory,
+        directory: RootDirectory,
         in_use: InUse,
         until: float,
-        limits: Limits | None,
+        limits: MeasureLimits | None,
         *,
         fresh: bool = True,
     ) -> Found:
@@ -227,7 +229,7 @@ class Trees:
         deadline = self._timeouts.tree
         try:
             return await in_thread(
-                lambda: self._weigh(entry, folder, in_use, until, limits, fresh=fresh), deadline + A_MOMENT
+                lambda: self._weigh(entry, directory, in_use, until, limits, fresh=fresh), deadline + A_MOMENT
             )
         except TimeoutError:
             return errors.too_slow(measure.printable(entry.path), deadline)
@@ -237,10 +239,10 @@ class Trees:
     def _weigh(
         self,
         entry: TreeEntry,
-        folder: RootDirectory,
+        directory: RootDirectory,
         in_use: InUse,
         until: float,
-        limits: Limits | None,
+        limits: MeasureLimits | None,
         *,
         fresh: bool,
     ) -> Subject | LargeTree | None:
@@ -248,7 +250,7 @@ class Trees:
         if top is None:
             return None
         now = self._at().now
-        found = None if fresh else self._recall(entry, top, folder, in_use)
+        found = None if fresh else self._recall(entry, top, directory, in_use)
         if found is None and limits is None:
             found = _unmeasured(top, FAR_BELOW)
         elif found is None and limits is not None:
@@ -259,20 +261,20 @@ class Trees:
                 return HEAVY
             self._remembered.learn(found, now)
         assert found is not None
-        return self._subject(entry, found, in_use, folder)
+        return self._subject(entry, found, in_use, directory)
 
     def _recall(
-        self, entry: TreeEntry, top: os.stat_result, folder: RootDirectory, in_use: InUse
+        self, entry: TreeEntry, top: os.stat_result, directory: RootDirectory, in_use: InUse
     ) -> TreeMeasurement | None:
         below = in_use if isinstance(in_use, Unknown) else in_use.below
         known = self._remembered.recall(
-            entry, top, folder, below, self._at().now, lambda found: self._last_use(entry, found, in_use)
+            entry, top, directory, below, self._at().now, lambda found: self._last_use(entry, found, in_use)
         )
-        stays = entry.kind == translate.TREE and entry.name in folder.kept
+        stays = entry.kind == translate.TREE and entry.name in directory.kept
         return _unmeasured(top, STAYS) if known is None and stays else known
 
     def _walk(
-        self, entry: TreeEntry, in_use: InUse, until: float, limits: Limits, top: os.stat_result
+        self, entry: TreeEntry, in_use: InUse, until: float, limits: MeasureLimits, top: os.stat_result
     ) -> TreeMeasurement | None:
         """A tree that contains a mount is not walked: a single file mounted inside escapes a walk, or may hang it."""
         known = mounts.own_mounts() if isinstance(in_use, Unknown) else in_use.below.open_files.own_mounts
@@ -280,10 +282,10 @@ class Trees:
             return _unmeasured(top, Unknown(measure.MOUNT_POINT))
         end = min(until, time.monotonic() + self._timeouts.tree.total_seconds())
         files = {} if isinstance(in_use, Unknown) else in_use.below.open_files.files
-        with opened(entry.inside) as folder:
-            return measure.measure(entry.name, folder, files, limits, lambda: time.monotonic() > end)
+        with opened(entry.inside) as directory:
+            return measure.measure(entry.name, directory, files, limits, lambda: time.monotonic() > end)
 
-    def _subject(self, entry: TreeEntry, found: TreeMeasurement, in_use: InUse, folder: RootDirectory) -> Subject:
+    def _subject(self, entry: TreeEntry, found: TreeMeasurement, in_use: InUse, directory: RootDirectory) -> Subject:
         used: bool | Unknown
         findings: tuple[str, ...] = ()
         if isinstance(in_use, Unknown):
@@ -302,9 +304,9 @@ class Trees:
             category=_category(entry),
             in_use=used,
             held_by=held_by,
-            kept=None if entry.taken is not None else folder.kept.get(entry.name, named_by),
+            kept=None if entry.taken is not None else directory.kept.get(entry.name, named_by),
             findings=findings,
-            disk=folder.disk,
+            disk=directory.disk,
             last_use=self._last_use(entry, found, in_use),
         )
         subject = translate.tree_subject(standing, found, self._at())
@@ -319,34 +321,34 @@ class Trees:
             return access_times.recorded(found, now)
         return access_times.last_use(found, in_use.reads, self.watch.watched(entry.folder, entry.name, now), now)
 
-    async def _in_use(self, folder: str) -> InUse:
+    async def _in_use(self, directory: str) -> InUse:
         what, deadline = "the list of open files", self._timeouts.processes
         needed = await self._needed()
         if isinstance(needed, Unknown):
             return Unknown(f"whether a stopped container needs it is unknown: {needed.why}")
         try:
-            return await in_thread(lambda: self._used(folder, needed), deadline)
+            return await in_thread(lambda: self._used(directory, needed), deadline)
         except TimeoutError:
             return Unknown(f"{what} {errors.too_slow(what, deadline).why}")
         except OSError as error:
             return Unknown(f"{what} {errors.unreadable(what, error).why}")
 
-    def _used(self, folder: str, needed: Mapping[str, str]) -> RootUse:
-        if not is_trash(Path(folder).name):
-            self.watch.add(folder)
+    def _used(self, directory: str, needed: Mapping[str, str]) -> RootUse:
+        if not is_trash(Path(directory).name):
+            self.watch.add(directory)
         found = self._scan()
-        reads = access_times.reads_of(folder, found.own_mounts, found.tables)
-        named = self._mentioned(directories.spellings(self.named, folder))
-        entries = {name: why for path, why in needed.items() if (name := _entry_of(folder, path)) is not None}
-        return RootUse(open_files.below(folder, found), named.and_also(entries), reads)
+        reads = access_times.reads_of(directory, found.own_mounts, found.tables)
+        named = self._mentioned(directories.spellings(self.named, directory))
+        entries = {name: why for path, why in needed.items() if (name := _entry_of(directory, path)) is not None}
+        return RootUse(open_files.below(directory, found), named.and_also(entries), reads)
 
-    async def _is_far_below(self, folder: RootDirectory) -> bool:
+    async def _is_far_below(self, directory: RootDirectory) -> bool:
         """By an estimate, which takes half the time of a walk and is used for nothing else."""
         now = self._at().now
-        if folder.may_be_too_full or folder.above == 0 or self._remembered.is_far_below(folder, now):
-            return self._remembered.is_far_below(folder, now)
+        if directory.may_be_too_full or directory.above == 0 or self._remembered.is_far_below(directory, now):
+            return self._remembered.is_far_below(directory, now)
         known = mounts.own_mounts()
-        paths = [one.real_path for one in folder.entries if not mounts.has_mount_inside(one.real_path, known)]
+        paths = [one.real_path for one in directory.entries if not mounts.has_mount_inside(one.real_path, known)]
         total = 0
         for start in range(0, len(paths), AT_ONCE):
             some, deadline = paths[start : start + AT_ONCE], self._timeouts.tree
@@ -357,13 +359,13 @@ class Trees:
             if isinstance(held, Unknown):
                 return False  # so it is measured
             total += held
-        self._remembered.learn_total(folder, total, now)
-        return self._remembered.is_far_below(folder, now)
+        self._remembered.learn_total(directory, total, now)
+        return self._remembered.is_far_below(directory, now)
 
 
-def _entry_of(folder: str, path: str) -> str | None:
+def _entry_of(directory: str, path: str) -> str | None:
     """The entry of a directory that contains a path; links resolved, like the directory's."""
-    real, prefix = os.path.realpath(path), folder.rstrip("/") + "/"
+    real, prefix = os.path.realpath(path), directory.rstrip("/") + "/"
     return real[len(prefix) :].split("/", 1)[0] if real.startswith(prefix) else None
 
 

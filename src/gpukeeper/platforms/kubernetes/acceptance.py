@@ -24,10 +24,10 @@ RUN_LIMIT = timedelta(hours=24)
 
 
 def is_run(kind: Kind, labels: Mapping[str, str] | None) -> bool:
-    return labels is not None and _says_so(labels) and kind.in_runs
+    return labels is not None and _is_marked(labels) and kind.in_runs
 
 
-def _says_so(labels: Mapping[str, str]) -> bool:
+def _is_marked(labels: Mapping[str, str]) -> bool:
     if labels.get("app") in APPS:
         return True
     return labels.get("cleanup") == "auto" and (labels.get("role") in ROLES or labels.get("mode") in MODES)

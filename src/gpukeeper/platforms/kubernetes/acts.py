@@ -150,7 +150,7 @@ class ClusterActions:
             meta = now.metadata
         return Changed("it changed since it was read")
 
-    async def take_back(self, kind: Kind, ref: Ref) -> None:
+    async def revert_stop(self, kind: Kind, ref: Ref) -> None:
         """A stop was interrupted after its note and before its lever: remove the note; the work continues to run."""
         version = await self._version(kind)
         if kind.evicted or not isinstance(version, str):

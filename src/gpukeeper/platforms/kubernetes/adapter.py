@@ -12,7 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.engine.missing import gone_by_looks
+from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -48,7 +48,7 @@ from gpukeeper.platforms.kubernetes.event_writer import EventWriter
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
-from gpukeeper.platforms.kubernetes.meter import RunningPod
+from gpukeeper.platforms.kubernetes.measurements import RunningPod
 from gpukeeper.platforms.kubernetes.object_reader import ObjectReader, ReadObject
 from gpukeeper.platforms.kubernetes.other_owners import ONE, OtherOwners, PartialMetadata
 from gpukeeper.platforms.kubernetes.preconditions import cannot_remove
@@ -158,9 +158,9 @@ class KubernetesPlatform:
             finally:
                 self._removals.watching = False
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.kind == remnants.SERVICE.name:
-            return await self._look_at_remnant(ref)
+            return await self._read_remnant(ref)
         kind = BY_NAME.get(ref.kind)
         if kind is None:
             return Unknown(f"gpukeeper does not support the kind {ref.kind}")
@@ -168,11 +168,11 @@ class KubernetesPlatform:
             try:
                 if await self._removals.deletion_reported(ref):
                     return await self._reader.after_removal(ref)
-                return await self._reader.look(kind, ref)
+                return await self._reader.read(kind, ref)
             except PlatformError as problem:
                 return Unknown(str(problem))
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         return Unknown("the processes of a cluster are not on this machine")
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
@@ -181,13 +181,13 @@ class KubernetesPlatform:
         followed = {ref.uid: ref for ref in refs if self._removals.follows(ref.uid)}
         others = [ref for ref in refs if ref.uid not in followed]
         announced = [ref for ref in others if self._removals.reported_gone(ref.uid)]
-        asked = [ref for ref in others if not self._removals.reported_gone(ref.uid)]
+        remaining = [ref for ref in others if not self._removals.reported_gone(ref.uid)]
         scope = self._policy.scope.get(self.name)
         async with self._cluster.opened():
             everywhere = scope is not None and self._wanted(scope).named is None
-            found = await absent(self._cluster, self._discovery.served, asked, everywhere=everywhere)
-            removed = await gone_by_looks(
-                self.look, list(followed.values())
+            found = await absent(self._cluster, self._discovery.served, remaining, everywhere=everywhere)
+            removed = await gone_by_reading(
+                self.read, list(followed.values())
             )  # what it had running may still need its grace
         return [*removed, *(Gone(ref, now, announced=True) for ref in announced), *(Gone(ref, now) for ref in found)]
 
@@ -197,7 +197,7 @@ class KubernetesPlatform:
         kind, last_read = BY_NAME[subject.ref.kind], self._reader.last.get(subject.ref.uid)
         async with self._cluster.opened():
             if last_read is None:
-                found = await self.look(subject.ref)
+                found = await self.read(subject.ref)
                 if isinstance(found, Unknown):
                     return found
                 last_read = self._reader.last.get(subject.ref.uid)
@@ -215,7 +215,7 @@ class KubernetesPlatform:
             self._bulk.forget(ref.uid)  # from here on, only fresh reads count
             last_read = self._reader.last.get(ref.uid)
             if last_read is None or last_read.subject.seen.version != fresh.seen.version:
-                found = await self.look(ref)
+                found = await self.read(ref)
                 if isinstance(found, Unknown):
                     return found
                 last_read = self._reader.last.get(ref.uid)
@@ -300,14 +300,14 @@ class KubernetesPlatform:
 
     async def _read_again(self, fresh: Subject, before: ReadObject) -> Subject | Gone | Changed | Unknown:
         """After a conflict. Another generation means another spec, even if the status does not show it yet."""
-        found = await self.look(fresh.ref)
+        found = await self.read(fresh.ref)
         now = self._reader.last.get(fresh.ref.uid)
         if not isinstance(found, Subject) or now is None:
             return found
         same = now.source.metadata.generation == before.source.metadata.generation
         return found if same else Changed("its spec changed since it was read")
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         return False  # an Event does not prove that it was read
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
@@ -333,8 +333,8 @@ class KubernetesPlatform:
             if not isinstance(version, str):
                 return ()
             for namespace in wanted.named or (None,):
-                path, asked = kind.path(version, namespace), f"metadata.name={name}"
-                async for page in self._cluster.pages(path, Namespace, fieldSelector=asked):
+                path, selector = kind.path(version, namespace), f"metadata.name={name}"
+                async for page in self._cluster.pages(path, Namespace, fieldSelector=selector):
                     found += [self._server_clock.at().ref(kind, one.metadata) for one in page.items]
         return [ref for ref in found if wanted.covers(ref.namespace) and ref.ends_with(words)]
 
@@ -347,10 +347,10 @@ class KubernetesPlatform:
             except PlatformError as problem:
                 return Unknown(str(problem))
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         async with self._cluster.opened():
             try:
-                await self._actions.take_back(BY_NAME[ref.kind], ref)
+                await self._actions.revert_stop(BY_NAME[ref.kind], ref)
             except PlatformError:
                 return  # a later pass finds the note, which is still correct
 
@@ -370,9 +370,9 @@ class KubernetesPlatform:
         async for one in remnants.left_by_runs(self._cluster, self._wanted(scope), self._server_clock.at().now):
             yield await self._remnant(one)
 
-    async def _look_at_remnant(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def _read_remnant(self, ref: Ref) -> Subject | Gone | Unknown:
         async with self._cluster.opened():
-            found = await remnants.look(self._cluster, ref, self._server_clock.at().now)
+            found = await remnants.read(self._cluster, ref, self._server_clock.at().now)
             return await self._remnant(found) if isinstance(found, remnants.Service) else found
 
     async def _remnant(self, one: remnants.Service) -> Subject:

@@ -201,19 +201,19 @@ def from_files(
     return Login(_safe(name), config, more, who, plugin)
 
 
-def from_service_account(folder: Path, environ: Mapping[str, str]) -> Login:
+def from_service_account(directory: Path, environ: Mapping[str, str]) -> Login:
     """Inside a cluster. The token is replaced while we run; it is read again when it is not accepted any more."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     try:
-        namespace = (folder / "namespace").read_text().strip()
+        namespace = (directory / "namespace").read_text().strip()
     except OSError:
         namespace = ""
     config = KubeConfig.from_one(
         cluster=ClusterEntry(
             server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
-            certificate_auth=str(folder / "ca.crt"),
+            certificate_auth=str(directory / "ca.crt"),
         ),
-        user=UserEntry(token_file=str(folder / "token")),
+        user=UserEntry(token_file=str(directory / "token")),
         namespace=namespace,
     ).get()
     assert config is not None

@@ -19,10 +19,10 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, TreeNode
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.other_owners import PartialMetadata
-from gpukeeper.platforms.kubernetes.tree import Descendants, TreeNode
+from gpukeeper.platforms.kubernetes.tree import Descendants
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ListedObject(msgspec.Struct):
 
 
 class ListPosition(msgspec.Struct, frozen=True):
-    """A list that was read, and the version from which a watch goes on."""
+    """A list that was read, and the version from which a watch continues."""
 
     path: str
     version: str

@@ -67,7 +67,7 @@ class EvidenceCapture:
         self, kind: Kind, ref: Ref, what: Sequence[str], pods: Sequence[Pod], read: ListedObject | None = None
     ) -> Evidence | NothingToCapture | Unknown:
         """`pods`: all below it (of a pod: itself). The description always: without it nothing comes back. `read`: what
-        was listed of it a moment ago, so that only logs are asked for."""
+        was listed of it a moment ago, so that only logs are requested."""
         version = await self._served(kind)
         if version is None:
             return Unknown(f"this cluster no longer serves {kind.plural}")
@@ -178,7 +178,7 @@ class EvidenceCapture:
 
     async def _events(self, namespace: str, uids: Sequence[str], listed: Mapping[str, Sequence[bytes]]) -> bytes:
         """What the cluster still remembers. It forgets after an hour, so little is no failure, and none neither.
-        `listed`: of those that need not be asked for."""
+        `listed`: of those that need not be requested."""
         items: list[Any] = []
         notes: list[str] = []
         for uid in uids[:ASKED_FOR_EVENTS]:

@@ -19,13 +19,12 @@ from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS, NODE, blocked
 from gpukeeper.platforms.kubernetes.gpus import requested
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
-from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind, TreeNode
 from gpukeeper.platforms.kubernetes.kinds.pod import of_pod
 from gpukeeper.platforms.kubernetes.kinds.ttl import BY_RETENTION
 from gpukeeper.platforms.kubernetes.phrases import ago, counted, cut, lasting
 from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
-from gpukeeper.platforms.kubernetes.tree import TreeNode
-from gpukeeper.platforms.kubernetes.wire import Condition, Pod, Root, when
+from gpukeeper.platforms.kubernetes.wire import Pod, Root, StatusCondition, when
 
 ANNOUNCED = ("SuccessCriteriaMet", "FailureTarget")  # of a Job: its end is near, and not yet there
 BLOCKED_BELOW = 3
@@ -57,7 +56,7 @@ def _owners(facts: DiagnosisFacts) -> Iterator[Cause]:
         )
     if not facts.is_top:
         where = f"{facts.top.meta.namespace}/{facts.top.words}"
-        alone = facts.top.kind.without(node.kind, facts, _ending(facts.top, facts.now))
+        alone = facts.top.kind.without(node.kind, facts.of_top, _ending(facts.top, facts.now))
         yield Cause(
             f"{node.words} is part of {facts.top.words}: if it is removed alone, {alone}",
             f"gpukeeper removes only the root, with everything below it: gpukeeper explain {where}",
@@ -126,7 +125,7 @@ def _of_top(facts: DiagnosisFacts) -> Iterator[Cause]:
         yield from _ended(facts, ending)
     else:
         yield from _not_ended(facts)
-    yield from top.kind.more_causes(facts, ending)
+    yield from top.kind.more_causes(facts.of_top, ending)
 
 
 def _elsewhere(kind: Kind, root: Root) -> Iterator[Cause]:
@@ -229,7 +228,7 @@ def _not_placed(facts: DiagnosisFacts) -> Iterator[Cause]:
         yield Cause(f"and {len(said) - UNPLACED} more pods cannot be scheduled")
 
 
-def _is_refused(one: Condition) -> bool:
+def _is_refused(one: StatusCondition) -> bool:
     return one.type == "PodScheduled" and one.status == "False" and one.reason == "Unschedulable"
 
 

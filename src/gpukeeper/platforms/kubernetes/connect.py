@@ -31,10 +31,19 @@ from gpukeeper.platforms.kubernetes.errors import (
     ApiError,
     ClusterUnavailable,
     ResponseTooLarge,
-    cannot_connect,
     refusal,
 )
-from gpukeeper.platforms.kubernetes.exchange import ConnectionFailed, as_text, checked, read, retry_after, words_of
+from gpukeeper.platforms.kubernetes.exchange import (
+    MOST,
+    ApiRequest,
+    ConnectionFailed,
+    as_text,
+    checked,
+    read,
+    retry_after,
+    translated_errors,
+)
+from gpukeeper.platforms.kubernetes.paging import Paging
 from gpukeeper.platforms.kubernetes.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
@@ -50,7 +59,6 @@ WATCH = timedelta(minutes=8)  # then the server ends it, and we begin again
 AT_ONCE = 16  # concurrent requests
 RETRIES = 3
 PASSING = frozenset({429, 500, 502, 503, 504})  # a read is retried
-MOST = 64 * 1024 * 1024  # bytes of one answer
 LONGEST_REFUSAL = 64 * 1024
 PATCHES = {
     "merge": "application/merge-patch+json",
@@ -118,7 +126,9 @@ class Cluster:
         try:
             from gpukeeper.platforms.kubernetes import auth
         except ImportError as error:
-            raise UsageError("Kubernetes support needs: pip install 'gpukeeper[kubernetes]'") from error
+            raise UsageError(
+                "Kubernetes needs an extra. In a clone of gpukeeper: pip install '.[kubernetes]'"
+            ) from error
         files = kubeconfigs(environ)
         if files:
             return cls(auth.from_files(files, context, environ, auth.utc_now), requests, burst)
@@ -139,7 +149,7 @@ class Cluster:
     async def get(
         self, path: str, type_: type[T], *, deadline: timedelta = QUICK, accept: str = "", **query: object
     ) -> T:
-        body = await self._request("GET", path, query, deadline=deadline, accept=accept)
+        body = await self._request(ApiRequest("GET", path, query, accept=accept), deadline)
         return self._decoders.one(body, type_, path)
 
     async def version(self) -> str:
@@ -155,7 +165,7 @@ class Cluster:
         self, path: str, *, most: int = MOST, tail_ok: bool = False, deadline: timedelta = QUICK, **query: object
     ) -> bytes:
         """At most this many bytes; where there are more, the first ones if their tail may be missing."""
-        return bytes(await self._request("GET", path, query, deadline=deadline, most=most, cut=tail_ok))
+        return bytes(await self._request(ApiRequest("GET", path, query, most=most, cut=tail_ok), deadline))
 
     async def pages(
         self,
@@ -169,43 +179,25 @@ class Cluster:
     ) -> AsyncGenerator[ListPage[T], None]:
         """A whole list, page by page; the deadline is for one. What cannot be listed to its end raises: absence is
         proven only by a list that ended and is not `inconsistent`."""
-        token, expired, inconsistent = "", False, False
-        asked = dict(query)
+        paging = Paging(path, query, limit)
         while True:
             try:
-                body = await self._request(
-                    "GET",
-                    path,
-                    {**asked, "limit": limit, "continue": token or None},
-                    deadline=deadline,
-                    accept=accept,
-                )
-            except ResponseTooLarge:
-                if limit <= 1:
+                body = await self._request(ApiRequest("GET", path, paging.query, accept=accept), deadline)
+            except (ResponseTooLarge, ApiError) as error:
+                if not paging.recovers_from(error):
                     raise
-                limit = max(1, limit // 4)
-                continue
-            except ApiError as error:
-                if not (error.expired and token and error.continue_) or expired:
-                    raise
-                token, expired, inconsistent = error.continue_, True, True
                 continue
             page, problems = self._decoders.page(body, type_, path)
             del body  # not kept while the page is worked on
-            following, expired = page.metadata.continue_, False
-            if following and following == token:
-                raise ClusterUnavailable(f"the cluster repeats the same page of {path}")
-            token = following
-            # A token carries its version; naming one beside it is refused.
-            asked = {name: value for name, value in query.items() if not name.startswith("resourceVersion")}
+            paging.advance(page.metadata.continue_)
             yield ListPage(
                 items=page.items or (),
                 version=page.metadata.resource_version,
                 problems=problems,
-                inconsistent=inconsistent,
+                inconsistent=paging.inconsistent,
             )
             del page
-            if not token:
+            if paging.ended:
                 return
 
     async def watch(
@@ -219,7 +211,7 @@ class Cluster:
         **query: object,
     ) -> AsyncGenerator[WatchEvent[T], None]:
         """What changes after this version, and bookmarks, until the server ends it. ApiError 410: list again."""
-        asked = {
+        parameters = {
             "timeoutSeconds": int(WATCH.total_seconds() * (0.75 + self._chance() / 2)),
             **query,
             "watch": True,
@@ -228,7 +220,7 @@ class Cluster:
         }
         decoder = self._decoders.of(type_)
         async with AsyncExitStack() as stack:
-            answer = await self._open_watch(stack, path, asked, accept)
+            answer = await self._open_watch(stack, path, parameters, accept)
             try:
                 async with aclosing(lines(answer.aiter_bytes(), inactive.total_seconds())) as found:
                     async for line in found:
@@ -260,8 +252,7 @@ class Cluster:
     async def delete(self, path: str, body: object, *, deadline: timedelta = SLOW, **query: object) -> bytes:
         """Always with DeleteOptions: without preconditions it would hit whatever has the name by now."""
         assert body, "This is a bug in gpukeeper: a delete without options."
-        data = msgspec.json.encode(body)
-        return bytes(await self._request("DELETE", path, query, data, deadline=deadline))
+        return bytes(await self._request(ApiRequest("DELETE", path, query, msgspec.json.encode(body)), deadline))
 
     async def _write(
         self,
@@ -272,33 +263,12 @@ class Cluster:
         deadline: timedelta,
         content: str = "application/json",
     ) -> bytes:
-        asked = {"fieldManager": "gpukeeper", **query}
-        return bytes(
-            await self._request(method, path, asked, msgspec.json.encode(body), content=content, deadline=deadline)
-        )
+        parameters = {"fieldManager": "gpukeeper", **query}
+        request = ApiRequest(method, path, parameters, msgspec.json.encode(body), content)
+        return bytes(await self._request(request, deadline))
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, object],
-        data: bytes | None = None,
-        *,
-        content: str = "application/json",
-        deadline: timedelta,
-        most: int = MOST,
-        cut: bool = False,
-        accept: str = "",
-    ) -> bytearray:
+    async def _request(self, request: ApiRequest, deadline: timedelta) -> bytearray:
         """One request, with retries. A write without a response is not repeated: it may have been executed."""
-
-        async def once(left: float) -> bytearray:
-            async with (
-                asyncio.timeout(left),
-                self._response(method, path, query, data, content, accept=accept) as answer,
-            ):
-                return await read(answer, most, cut, f"{method} {path}")
-
         begun: float | None = None
         tries, logged_in = 0, False
         while True:
@@ -309,10 +279,10 @@ class Cluster:
                 begun = self._clock() if begun is None else begun
                 left = deadline.total_seconds() - (self._clock() - begun)
                 try:
-                    return await once(max(left, 0))
+                    return await self._send(request, max(left, 0))
                 except TimeoutError as error:
                     raise ClusterUnavailable(
-                        f"timeout: the cluster did not answer {method} {path} within {in_words(deadline)}"
+                        f"timeout: the cluster did not answer {request.words} within {in_words(deadline)}"
                     ) from error
                 except PlatformError as error:
                     failed = error
@@ -320,13 +290,18 @@ class Cluster:
                 logged_in = True
                 if await self._connections.log_in_again(logins):
                     continue
-            wait = self._retry_delay(failed, method, tries)
+            wait = self._retry_delay(failed, request.method, tries)
             tries += 1
             left = deadline.total_seconds() - (self._clock() - begun)
             if wait is None or max(wait, self._limiter.remaining_pause()) >= left:
                 raise failed
             if wait:
                 await self._sleep(wait)
+
+    async def _send(self, request: ApiRequest, left: float) -> bytearray:
+        """Once. `left`: seconds until the timeout."""
+        async with asyncio.timeout(left), self._response(request) as answer:
+            return await read(answer, request.most, request.cut, request.words)
 
     async def _open_watch(
         self, stack: AsyncExitStack, path: str, query: Mapping[str, object], accept: str
@@ -338,9 +313,8 @@ class Cluster:
             try:
                 async with asyncio.timeout(QUICK.total_seconds()), AsyncExitStack() as begun:
                     client = await begun.enter_async_context(self._connections.for_watches())
-                    answer = await begun.enter_async_context(
-                        self._response("GET", path, query, accept=accept, client=client)
-                    )
+                    request = ApiRequest("GET", path, query, accept=accept)
+                    answer = await begun.enter_async_context(self._response(request, client))
                     stack.push_async_exit(begun.pop_all())
                     return answer
             except TimeoutError as error:
@@ -374,50 +348,26 @@ class Cluster:
 
     @asynccontextmanager
     async def _response(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, object],
-        data: bytes | None = None,
-        content: str = "",
-        *,
-        accept: str = "",
-        client: httpx2.AsyncClient | None = None,
+        self, request: ApiRequest, client: httpx2.AsyncClient | None = None
     ) -> AsyncIterator[httpx2.Response]:
         """A response below 300. Errors of the HTTP client are translated."""
-        import httpx2
-        from lightkube.core.exceptions import ConfigError
-
         client = client or self._connections.client
         assert client is not None, "This is a bug in gpukeeper: the cluster was not opened."
-        self.asked[method] += 1
-        try:
+        self.asked[request.method] += 1
+        with translated_errors(request.words, self.place, self.address):
             async with client.stream(
-                method,
-                checked(path),
-                params=as_text(query),
-                content=data,
-                headers=({} if data is None else {"Content-Type": content}) | ({"Accept": accept} if accept else {}),
+                request.method,
+                checked(request.path),
+                params=as_text(request.query),
+                content=request.data,
+                headers=request.headers,
                 extensions=self._connections.login.extensions,
             ) as answer:
                 self._update_skew(answer)
                 if answer.status_code >= 300:
-                    taken = await read(answer, LONGEST_REFUSAL, True, path)
+                    taken = await read(answer, LONGEST_REFUSAL, True, request.path)
                     raise refusal(answer.status_code, bytes(taken), retry_after(answer, self.skew))
                 yield answer
-        except (httpx2.ConnectError, httpx2.ProxyError) as error:
-            silent = cannot_connect(self.place, self.address, words_of(error))
-            raise ConnectionFailed(str(silent)) from error
-        except httpx2.TransportError as error:
-            raise ConnectionFailed(
-                f"the connection to the cluster failed during {method} {path}: {words_of(error)}"
-            ) from error
-        except httpx2.HTTPError as error:
-            raise ClusterUnavailable(
-                f"the cluster's response to {method} {path} is invalid: {words_of(error)}"
-            ) from error
-        except ConfigError as error:
-            raise ClusterUnavailable(f"cannot log in to {self.place}: {error}") from error
 
     def _update_skew(self, answer: httpx2.Response) -> None:
         try:

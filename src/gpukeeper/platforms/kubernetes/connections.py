@@ -74,7 +74,7 @@ class Connections:
 
     @asynccontextmanager
     async def for_watches(self) -> AsyncIterator[httpx2.AsyncClient]:
-        """Anew with every login; what is watched over an older one goes on there, and the last to end closes it."""
+        """A new one for every login; watches over an older one continue there, and the last to end closes it."""
         if self._watcher is None or self._watcher_of is not self.client:
             try:
                 made = _Watcher(self.login.client())

@@ -54,7 +54,7 @@ class Controllers:
         self._first_seen: dict[str, _FirstSeen] = {}  # by name
         self._last: dict[str, tuple[ControllerReport, float]] = {}
 
-    async def ask(self, controller: Controller, now: datetime) -> ControllerState:
+    async def state(self, controller: Controller, now: datetime) -> ControllerState:
         return (await self.report(controller, now)).controller_state
 
     async def report(self, controller: Controller, now: datetime) -> ControllerReport:
@@ -147,10 +147,10 @@ class Controllers:
             return Unknown(f"no Deployment of {report.controller.name} was found, so its log could not be read")
         lines: list[str] = []
         for one in report.installed:
-            said = await self._log(one)
-            if isinstance(said, Unknown):
-                return said
-            lines += said
+            log = await self._log(one)
+            if isinstance(log, Unknown):
+                return log
+            lines += log
         return clashes_in(lines, names)
 
     async def _log(self, one: ControllerDeployment) -> list[str] | Unknown:

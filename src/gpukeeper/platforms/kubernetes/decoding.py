@@ -19,7 +19,7 @@ LONGEST_EVENT = 8 * 1024 * 1024  # bytes; an object has at most about 1.5 MB
 
 class ListPage(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     items: Sequence[T]
-    version: str  # of the whole list: where a watch goes on
+    version: str  # of the whole list: where a watch continues
     problems: tuple[str, ...] = ()  # items that are there and could not be read
     inconsistent: bool = False  # pages of different times: what is missing here may still be there
 
@@ -27,7 +27,7 @@ class ListPage(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 class WatchEvent(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     type: str  # ADDED, MODIFIED, DELETED, BOOKMARK
     object: T
-    version: str  # a later watch goes on from here
+    version: str  # a later watch continues from here
 
 
 class ChangedObject(Wire, frozen=True, gc=True):

@@ -15,17 +15,16 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.causes import causes
 from gpukeeper.platforms.kubernetes.controllers import Controllers
-from gpukeeper.platforms.kubernetes.diagnosis_facts import DiagnosisFacts, NoRuntime, RuntimeTtl
+from gpukeeper.platforms.kubernetes.diagnosis_facts import DiagnosisFacts
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.finalizers import controllers_of
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, NoRuntime, RuntimeTtl, TreeNode
+from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_CHECKED
 from gpukeeper.platforms.kubernetes.outline import outline
 from gpukeeper.platforms.kubernetes.owners import Served, climb, descendants
 from gpukeeper.platforms.kubernetes.phrases import ago, cut
 from gpukeeper.platforms.kubernetes.schema import has_ttl
-from gpukeeper.platforms.kubernetes.tree import TreeNode
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Wire, when
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ async def _ttl_field(cluster: Cluster, served: Served, chain: Iterable[TreeNode]
     kind = next((one.kind for one in chain if one.kind.ttl_in_crd), None)
     version = None if kind is None else await served(kind)
     if kind is None or version is None:
-        return NOT_ASKED
+        return NOT_CHECKED
     if isinstance(version, Unknown):
         return version
     return await has_ttl(cluster, kind, version)

@@ -9,23 +9,9 @@ import msgspec
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.controller_state import ControllerReport
-from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
-from gpukeeper.platforms.kubernetes.tree import Climb, Descendants, TreeNode
-
-
-class RuntimeTtl(msgspec.Struct, frozen=True):
-    """A TTL in the runtime that it is made from."""
-
-    runtime: str
-    seconds: int
-
-
-class NoRuntime(msgspec.Struct, frozen=True):
-    """It names a runtime that does not exist."""
-
-    kind: str
-    name: str
-    namespaced: bool
+from gpukeeper.platforms.kubernetes.kinds.kind import NoRuntime, RootFacts, RuntimeTtl, TreeNode
+from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_CHECKED
+from gpukeeper.platforms.kubernetes.tree import Climb, Descendants
 
 
 class DiagnosisFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,10 +22,22 @@ class DiagnosisFacts(msgspec.Struct, frozen=True, kw_only=True):
     reports: Mapping[str, ControllerReport]  # of controllers, by their name
     now: datetime
     runtime: RuntimeTtl | NoRuntime | Unknown | None = None
-    ttl_field: bool | Unknown = NOT_ASKED  # whether the served version of a kind has one, where releases differ
+    ttl_field: bool | Unknown = NOT_CHECKED  # whether the served version of a kind has one, where releases differ
     events: tuple[str, ...] | Unknown = ()
     clashes: Mapping[str, tuple[str, ...] | Unknown] = {}  # by controller
 
     @property
     def is_top(self) -> bool:
         return self.node.meta.uid == self.top.meta.uid
+
+    @property
+    def of_top(self) -> RootFacts:
+        """What its kind needs to explain why the top still exists."""
+        report = self.reports.get(self.top.kind.controller.name)
+        return RootFacts(
+            root=self.top,
+            children=self.below.of(self.top.meta.uid),
+            runtime=self.runtime,
+            release=None if report is None else report.version,
+            now=self.now,
+        )

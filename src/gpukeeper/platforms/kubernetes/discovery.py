@@ -13,7 +13,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.errors import NOT_FOUND, ApiError
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
+from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_CHECKED
 from gpukeeper.platforms.kubernetes.schema import has_ttl
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire
 
@@ -109,18 +109,18 @@ class ApiDiscovery:
         return Resource(root=root, plural=found.name, namespaced=found.namespaced)
 
     async def ttl_field(self, kind: Kind, items: Iterable[Root | Pod]) -> bool | Unknown:
-        """Whether the served version has a TTL field, of a kind whose releases differ in that. Asked where one of these
-        names a TTL: a server drops what its CRD does not have, so that the others need no answer. Only a yes is
+        """Whether the served version has a TTL field, of a kind whose releases differ in that. Checked where one of
+        these names a TTL: a server drops what its CRD does not have, so that the others need no answer. Only a yes is
         remembered; a no contradicts the object."""
         named = (one for one in items if isinstance(one, Root) and kind.ttl_seconds(one.spec) is not None)
         if not kind.ttl_in_crd or next(named, None) is None:
-            return NOT_ASKED
+            return NOT_CHECKED
         read = self._with_ttl.get(kind.name)
         if read is not None and self._clock() - read < CACHE_TIME.total_seconds():
             return True
         version = await self.served(kind)
         if not isinstance(version, str):
-            return version or NOT_ASKED
+            return version or NOT_CHECKED
         found = await has_ttl(self._cluster, kind, version)
         if found is True:
             self._with_ttl[kind.name] = self._clock()

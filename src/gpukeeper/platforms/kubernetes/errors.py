@@ -96,28 +96,28 @@ class StatusObject(msgspec.Struct):
 def refusal(status: int, body: bytes | msgspec.Raw, retry_after: float | None = None) -> ApiError:
     """The error of a response of 300 or more. A body that is not a Status is quoted and has no reason."""
     try:
-        said = reading.decode(body, type=StatusObject)
+        record = reading.decode(body, type=StatusObject)
     except msgspec.DecodeError:
-        said = StatusObject()
-    if said.kind != "Status":
+        record = StatusObject()
+    if record.kind != "Status":
         words = " ".join(bytes(body)[:200].decode("utf-8", "replace").split())
         return ApiError(status, "", words or "no message", retry_after)
-    details, meta = said.details or _Details(), said.metadata or _StatusMeta()
+    details, meta = record.details or _Details(), record.metadata or _StatusMeta()
     if retry_after is None and details.retry_after_seconds:
         retry_after = float(details.retry_after_seconds)
     causes = tuple(one.reason for one in details.causes or ())
-    words = said.message or said.reason or "no message"
-    return ApiError(status, said.reason, words, retry_after, meta.continue_, name=details.name, causes=causes)
+    words = record.message or record.reason or "no message"
+    return ApiError(status, record.reason, words, retry_after, meta.continue_, name=details.name, causes=causes)
 
 
 def cannot_connect(place: str, address: str, why: str) -> ClusterUnavailable:
     hint = ""
-    said = why.lower()
-    if "certificate" in said:
+    message = why.lower()
+    if "certificate" in message:
         hint = "; check the certificate-authority in the kubeconfig"
-    elif "refused" in said or "timed out" in said or "no route" in said or "unreachable" in said:
+    elif "refused" in message or "timed out" in message or "no route" in message or "unreachable" in message:
         hint = "; check that it runs and is reachable from here: `kubectl version`"
-    elif "name" in said and ("known" in said or "resolution" in said):
+    elif "name" in message and ("known" in message or "resolution" in message):
         hint = "; its host name cannot be resolved"
     return ClusterUnavailable(f"the cluster {place} at {address} cannot be reached: {why}{hint}")
 

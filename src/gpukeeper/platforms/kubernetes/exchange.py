@@ -5,20 +5,64 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.platforms.kubernetes.errors import ClusterUnavailable, ResponseTooLarge
+from gpukeeper.platforms.kubernetes.errors import ClusterUnavailable, ResponseTooLarge, cannot_connect
 
 if TYPE_CHECKING:
     import httpx2
 
+MOST = 64 * 1024 * 1024  # bytes of one response
+
 
 class ConnectionFailed(ClusterUnavailable):
     """The connection failed or ended too early: a read may be retried."""
+
+
+class ApiRequest(msgspec.Struct, frozen=True):
+    method: str
+    path: str
+    query: Mapping[str, object]
+    data: bytes | None = None
+    content: str = "application/json"  # the type of the data
+    accept: str = ""
+    most: int = MOST
+    cut: bool = False  # a longer response is cut, not refused
+
+    @property
+    def words(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        content = {} if self.data is None else {"Content-Type": self.content}
+        return content | ({"Accept": self.accept} if self.accept else {})
+
+
+@contextmanager
+def translated_errors(what: str, place: str, address: str) -> Iterator[None]:
+    """Errors of the HTTP client and of the login, as ours. `what`: the request."""
+    import httpx2
+    from lightkube.core.exceptions import ConfigError
+
+    try:
+        yield
+    except (httpx2.ConnectError, httpx2.ProxyError) as error:
+        silent = cannot_connect(place, address, words_of(error))
+        raise ConnectionFailed(str(silent)) from error
+    except httpx2.TransportError as error:
+        raise ConnectionFailed(f"the connection to the cluster failed during {what}: {words_of(error)}") from error
+    except httpx2.HTTPError as error:
+        raise ClusterUnavailable(f"the cluster's response to {what} is invalid: {words_of(error)}") from error
+    except ConfigError as error:
+        raise ClusterUnavailable(f"cannot log in to {place}: {error}") from error
 
 
 def checked(path: str) -> str:
@@ -51,11 +95,11 @@ async def read(answer: httpx2.Response, most: int, cut: bool, what: str) -> byte
 
 def retry_after(answer: httpx2.Response, skew: timedelta | None) -> float | None:
     """Seconds, or a time by the server's clock."""
-    said = answer.headers.get("Retry-After", "").strip()
-    if said.isdecimal():
-        return float(said)
+    value = answer.headers.get("Retry-After", "").strip()
+    if value.isdecimal():
+        return float(value)
     try:
-        at = parsedate_to_datetime(said)
+        at = parsedate_to_datetime(value)
         return max(0.0, (at - datetime.now(UTC) - (skew or timedelta())).total_seconds())
     except (ValueError, TypeError):
         return None

@@ -15,16 +15,16 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.controller_state import ControllerState, Down
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, START, Controller, Finalizer
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, TreeNode
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
-from gpukeeper.platforms.kubernetes.tree import Descendants, TreeNode
+from gpukeeper.platforms.kubernetes.tree import Descendants
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, when
 
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
 JOB_TRACKING = "batch.kubernetes.io/job-tracking"
 NODE = "its node"  # in place of a finalizer; no list of finalizers names it
 PATIENCE = timedelta(seconds=60)  # past its grace
-CIRCLE = timedelta(seconds=30)  # a child made sooner after its root's removal was asked for may be the last one
+CIRCLE = timedelta(seconds=30)  # a child created sooner after its root's removal was requested may be the last one
 NOTHING_LEFT = timedelta(minutes=5)  # the collector needs seconds
 
 
@@ -87,10 +87,10 @@ def blocked(
 
     `children`: what is below it; `controllers`: by their name; for a pod also itself and whether its owner is gone.
     """
-    asked = when(meta.deletion_timestamp)  # with the grace counted in
-    if not isinstance(asked, datetime) or now - asked <= PATIENCE:
+    deleted_at = when(meta.deletion_timestamp)  # with the grace counted in
+    if not isinstance(deleted_at, datetime) or now - deleted_at <= PATIENCE:
         return None
-    since = asked - timedelta(seconds=max(0, meta.deletion_grace_period_seconds or 0))
+    since = deleted_at - timedelta(seconds=max(0, meta.deletion_grace_period_seconds or 0))
     if not meta.finalizers:
         words = "no finalizer is left; the kubelet of its node must report that it ended: check the node"
         return Blocked(NODE, since, proven=False, why=words) if pod is not None else None
@@ -150,10 +150,10 @@ def _foreground(meta: Meta, kind: Kind, children: Descendants | Unknown, now: da
     if not children.complete:
         why = children.unseen[0] if children.unseen else "it was searched by labels only"
         return Unknown(f"whether anything is left below it is unknown: {why}"), waits
-    asked = when(meta.deletion_timestamp)
-    if isinstance(asked, datetime) and now - asked > NOTHING_LEFT:
+    deleted_at = when(meta.deletion_timestamp)
+    if isinstance(deleted_at, datetime) and now - deleted_at > NOTHING_LEFT:
         return True, (
-            f"nothing of a known kind is left below it {in_words(now - asked)} after its removal was requested;"
+            f"nothing of a known kind is left below it {in_words(now - deleted_at)} after its removal was requested;"
             " the garbage collector missed that"
         )
     return False, f"nothing is left below it; the garbage collector has {in_words(NOTHING_LEFT)} to notice that"
@@ -163,20 +163,20 @@ def made_again(meta: Meta, kind: Kind, children: Descendants, now: datetime) -> 
     """A child that was created long after the removal of the root was requested, and that is not stuck itself.
 
     Each recreation is a race that the collector may win (within seconds, or never), so a single one proves nothing."""
-    asked = when(meta.deletion_timestamp)
-    if not isinstance(asked, datetime) or FOREGROUND not in (meta.finalizers or ()):
+    deleted_at = when(meta.deletion_timestamp)
+    if not isinstance(deleted_at, datetime) or FOREGROUND not in (meta.finalizers or ()):
         return None
     for child in children.of(meta.uid):
         made, ends = when(child.meta.creation_timestamp), when(child.meta.deletion_timestamp)
         stuck = ends is not None and (isinstance(ends, Unknown) or now - ends > PATIENCE)
-        if child.kind in kind.children and isinstance(made, datetime) and made - asked > CIRCLE and not stuck:
+        if child.kind in kind.children and isinstance(made, datetime) and made - deleted_at > CIRCLE and not stuck:
             return child
     return None
 
 
 def _later(child: TreeNode, meta: Meta) -> str:
-    made, asked = when(child.meta.creation_timestamp), when(meta.deletion_timestamp)
-    return in_words(made - asked) if isinstance(made, datetime) and isinstance(asked, datetime) else "long"
+    made, deleted_at = when(child.meta.creation_timestamp), when(meta.deletion_timestamp)
+    return in_words(made - deleted_at) if isinstance(made, datetime) and isinstance(deleted_at, datetime) else "long"
 
 
 def _why_left(child: TreeNode) -> str:

@@ -63,7 +63,7 @@ class Leadership:
         self._path = f"{self._collection}/{name}"
         self._duration, self._renew_deadline, self._retry = duration, renew_deadline, retry
         self._ours: dict[str, Any] | None = None  # the lease as we wrote it last; None: we do not hold it
-        self._renewed = 0.0  # steady time just before we asked for that
+        self._renewed = 0.0  # steady time just before we requested that
         self._version, self._changed = "", 0.0  # of another's lease: as last seen, and since when it is so
         self._holder, self._problem = "", ""
         self.won, self.lost = asyncio.Event(), asyncio.Event()
@@ -103,7 +103,7 @@ class Leadership:
             self._problem = "timeout: the cluster did not answer"
         except PlatformError as problem:
             self._problem = _advised(problem)
-        self._tell()
+        self._log_change()
 
     async def _take_or_renew(self) -> None:
         if self._ours is not None and await self._put(self._ours):
@@ -125,7 +125,7 @@ class Leadership:
             return None
 
     def _is_free(self, found: dict[str, Any]) -> bool:
-        """Given back, or not renewed for as long as its holder asked for. Counted from when we saw it change: the times
+        """Given back, or not renewed for as long as its holder requested. Counted from when we saw it change: the times
         in it are those of another clock."""
         self._holder = str(found["spec"].get("holderIdentity") or "")
         version = found["metadata"]["resourceVersion"]
@@ -179,7 +179,7 @@ class Leadership:
     async def _give_back(self) -> None:
         """Without a holder the next one takes it at once. Not ours any more, or no answer: it runs out by itself."""
         ours, self._ours, self._holder = self._ours, None, ""
-        self._tell()
+        self._log_change()
         if ours is None:
             return
         # One second: instances that read the duration and not the holder need not wait, either.
@@ -188,7 +188,7 @@ class Leadership:
             async with asyncio.timeout((self._renew_deadline / 2).total_seconds()):
                 await self._cluster.put(self._path, {**ours, "spec": spec})
 
-    def _tell(self) -> None:
+    def _log_change(self) -> None:
         leads = self.why_not() is None
         gained, gone = (self.won, self.lost) if leads else (self.lost, self.won)
         gained.set()

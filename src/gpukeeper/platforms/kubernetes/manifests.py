@@ -1,8 +1,8 @@
 """What the init containers of a TrainJob will be, from its manifest and that of its runtime only, without a cluster.
 
-The Trainer lays what the TrainJob says over the runtime: in v2.0 `podSpecOverrides`, in v2.1 `podTemplateOverrides`,
-since v2.2 `runtimePatches`. Lists are merged as Kubernetes merges them (strategic merge): containers and variables by
-name, mounts by path. What its plugins add by themselves (Flux) is not in here.
+The Trainer applies the TrainJob's settings over the runtime: in v2.0 `podSpecOverrides`, in v2.1
+`podTemplateOverrides`, since v2.2 `runtimePatches`. Lists are merged as Kubernetes merges them (strategic merge):
+containers and variables by name, mounts by path. What its plugins add by themselves (Flux) is not in here.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _merge(below: Sequence[T], above: Sequence[T], key: Callable[[T], str], both
 
 
 def _patches(spec: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """By job: what each patch of the TrainJob says of its init containers, in the order of the manifest."""
+    """By job: what each patch of the TrainJob sets for its init containers, in the order of the manifest."""
     for one in _list(spec.get("podSpecOverrides")):
         yield from ((_name_of(job), _list(one.get("initContainers"))) for job in _list(one.get("targetJobs")))
     for one in _list(spec.get("podTemplateOverrides")):
@@ -145,15 +145,15 @@ def _problems(
                 yield f"init container {_name_of(init)} is not in job {job} of the runtime; the Trainer rejects this"
 
 
-def _init(said: dict[str, Any], origin: str) -> InitContainer:
+def _init(record: dict[str, Any], origin: str) -> InitContainer:
     variables = tuple(
         EnvironmentVariable(_name_of(one), _word(one.get("value")) if "valueFrom" not in one else "(valueFrom)", origin)
-        for one in _list(said.get("env"))
+        for one in _list(record.get("env"))
     )
     mounts = tuple(
-        VolumeMount(_word(one.get("mountPath")), _name_of(one), origin) for one in _list(said.get("volumeMounts"))
+        VolumeMount(_word(one.get("mountPath")), _name_of(one), origin) for one in _list(record.get("volumeMounts"))
     )
-    return InitContainer(_name_of(said), _word(said.get("image")), variables, mounts)
+    return InitContainer(_name_of(record), _word(record.get("image")), variables, mounts)
 
 
 def _inits(job: dict[str, Any]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from gpukeeper.model.subject import Marks
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, NOT_ASKED, SHOWN, TTL, TTL_NAME
+from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, NOT_CHECKED, SHOWN, TTL, TTL_NAME
 from gpukeeper.platforms.kubernetes.wire import Meta, Spec, Wire, when
 
 HOLD_UNTIL, OWNER, EXEMPT = "gpukeeper.io/hold-until", "gpukeeper.io/owner", "gpukeeper.io/exempt"
@@ -78,7 +78,7 @@ def read(
     foreign: Sequence[str] = (),
     pods_hold: str | None = None,
     gitops: bool = False,
-    ttl_field: bool | Unknown = NOT_ASKED,
+    ttl_field: bool | Unknown = NOT_CHECKED,
 ) -> tuple[Marks, tuple[str, ...]]:
     """The marks, and problems to fix. `gitops`: objects of a GitOps tool are acted on, too.
     `ttl_field`: whether the served TrainJob has one."""
@@ -102,7 +102,7 @@ def read(
         hold_with=f"kubectl -n {root_meta.namespace} annotate --overwrite"
         f" {kind.in_kubectl} {root_meta.name} {HOLD_UNTIL}=",
         warned=_warned(root_meta, notes),
-        asks_exemption=_asks(root_meta),
+        asks_exemption=_requested_exemption(root_meta),
         managed_elsewhere=managed_elsewhere(kind, root_meta, spec, gitops=gitops),
     )
     if spec is not None:
@@ -334,7 +334,7 @@ def _unhold(kind: Kind, meta: Meta) -> str:
     return f"kubectl -n {meta.namespace} annotate {kind.in_kubectl} {meta.name} {HOLD_UNTIL}-"
 
 
-def _asks(meta: Meta) -> str | None:
+def _requested_exemption(meta: Meta) -> str | None:
     given = {**(meta.labels or {}), **(meta.annotations or {})}
     for key in (EXEMPT, INFRASTRUCTURE):
         if given.get(key, "false").strip().lower() != "false":

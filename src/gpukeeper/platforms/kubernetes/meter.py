@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from math import isnan
-from typing import Protocol, TypeAlias
-
-import msgspec
 
 from gpukeeper.devices import dcgm
 from gpukeeper.devices.busy import is_busy
@@ -24,6 +20,15 @@ from gpukeeper.model.ports import Clock
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.exporters import Exporters, Fetch
+from gpukeeper.platforms.kubernetes.measurements import (
+    History,
+    PendingMeasurement,
+    Run,
+    RunningPod,
+    RunProgress,
+    batches,
+)
 from gpukeeper.platforms.kubernetes.minutes import (
     BACK_MAX,
     LOOK_BACK,
@@ -42,86 +47,21 @@ from gpukeeper.platforms.kubernetes.minutes import (
     trace,
     whole,
 )
+from gpukeeper.platforms.kubernetes.pod_counters import PodCounters
 
 PLATFORM = "kubernetes"
 SETTLED = timedelta(seconds=30)  # after its end a minute is scraped and stored
 SKEW_MAX = timedelta(seconds=90)  # between our clock and that of Prometheus
 FORGOTTEN = timedelta(minutes=30)  # what was not read for this long starts again
-DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
-ASKED_AGAIN = timedelta(minutes=10)  # whether there are such metrics at all
-SCRAPE = timedelta(seconds=10)
-AT_ONCE, LETTERS_MAX = 64, 1500  # of names in one query: a URL must not grow too long
+MINUTE = timedelta(minutes=1)
 
-COUNTERS: Mapping[Signal, tuple[str, tuple[str, ...]]] = {
-    # The larger of the whole pod's and its containers': some runtimes count only one of them.
-    Signal.CPU: ("100 * max by ({by}) (rate({{{where}}}[2m]))", ("container_cpu_usage_seconds_total",)),
-    Signal.NETWORK: (
-        'sum by ({by}) (rate({{{where},interface!="lo"}}[2m]))',
-        ("container_network_receive_bytes_total", "container_network_transmit_bytes_total"),
-    ),
-    Signal.DISK: (
-        "max by ({by}) (sum by ({by}, container) (rate({{{where}}}[2m])))",
-        ("container_fs_reads_bytes_total", "container_fs_writes_bytes_total"),
-    ),
-}
-BY = "namespace, pod, exported_namespace, exported_pod"
-NO_TERMINAL = Unknown("terminal input in a pod cannot be measured", by_design=True)
-NO_PROMETHEUS = Unknown("needs a Prometheus that scrapes cAdvisor of the kubelets", by_design=True)
 NOT_STARTED = Unknown("its start time is unknown, so measurements cannot be assigned to it")
-
-Run: TypeAlias = tuple[str, str]  # of which thing, in which incarnation
-Fetch: TypeAlias = Callable[[str, timedelta], Awaitable[str | Unknown]]
-
-
-class History(Protocol):
-    """What is needed of a Prometheus; implemented by devices/prometheus.py."""
-
-    async def clock(self) -> datetime | Unknown: ...
-    async def label_names(self, name: str, since: datetime, until: datetime) -> frozenset[str] | Unknown: ...
-    async def series(
-        self, wheres: Sequence[SeriesSelector], since: datetime, until: datetime
-    ) -> list[Mapping[str, str]] | Unknown: ...
-    async def raw(self, where: SeriesSelector, since: datetime, until: datetime) -> list[TimeSeries] | Unknown: ...
-    async def range(
-        self, query: str, since: datetime, until: datetime, step: timedelta
-    ) -> list[TimeSeries] | Unknown: ...
-
-
-class RunningPod(msgspec.Struct, frozen=True, gc=False):
-    """A living pod. A former pod with its name had another uid and started earlier."""
-
-    uid: str
-    started: datetime | None = None
-
-
-class PendingMeasurement(msgspec.Struct, frozen=True):
-    """What is to be read of one workload: its GPUs by pod, and from which minute on each pod's readings are its own."""
-
-    subject: Subject
-    devices: Mapping[Pod, tuple[str, ...]]
-    begins: Mapping[Pod, int]
-    uids: Mapping[Pod, str]
-    first: int
-
-    @property
-    def run(self) -> Run:
-        return self.subject.ref.uid, self.subject.seen.incarnation
-
-
-class RunProgress(msgspec.Struct):
-    """What was reported for one run so far."""
-
-    read: datetime
-    done: int | None = None  # the last minute that is settled
-    shares: dict[Pod, dict[Share, tuple[str, int]]] = {}  # which device each series is, and when it was last seen
-    early: dict[tuple[str, int], float] = {}  # busy minutes that were reported before their end
-    counted: set[tuple[Pod, Signal]] = set()  # what was ever measured of each pod
 
 
 class ClusterMeter:
     """`pods` returns the living pods of a workload by name; without it their uids are not compared.
 
-    `only`: labels that every series of this cluster has, where a Prometheus knows several clusters.
+    `only`: labels that every series of this cluster has, if a Prometheus has several clusters.
     """
 
     def __init__(
@@ -139,7 +79,7 @@ class ClusterMeter:
         self._only = tuple((only or {}).items())
         self._exporters = Exporters(exporters, fetch)
         self._progress: dict[Run, RunProgress] = {}
-        self._counters: dict[str, tuple[frozenset[str], datetime]] = {}  # which labels each counter has
+        self._counters = PodCounters(prometheus, self._only)
         self._one_at_a_time = asyncio.Lock()
 
     async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]:
@@ -201,16 +141,16 @@ class ClusterMeter:
             return [sample for one in group for sample in _unknown(one.subject, now, traces)]
         traces = [*(() if isinstance(traces, Unknown) else traces), *scraped]
         # Two hours of a thousand GPUs take seconds, and nothing may stop the loop.
-        said = await asyncio.to_thread(minutes_of_devices, traces, first, minute_of(now))
+        by_device = await asyncio.to_thread(minutes_of_devices, traces, first, minute_of(now))
         by_pod: dict[Pod, list[Trace]] = defaultdict(list)
         for found in traces:
             if found.pod is not None:
                 by_pod[found.pod].append(found)
         samples: list[Sample] = []
         for one in group:
-            samples += self._gpu_samples(one, by_pod, said, last, now)
+            samples += self._gpu_samples(one, by_pod, by_device, last, now)
         if any(one.first <= last for one in group):
-            samples += await self._count(group, last, now)
+            samples += await self._counters.read(group, self._progress, last, now)
         for one in group:
             progress = self._progress[one.run]
             progress.done = max(last, one.first - 1) if progress.done is None else max(last, progress.done)
@@ -234,7 +174,7 @@ class ClusterMeter:
             )
         pods = {pod for one in group for pod in one.devices}
         uuids: set[str] = set()
-        for names in _batches(sorted({name for _namespace, name in pods})):
+        for names in batches(sorted({name for _namespace, name in pods})):
             wheres = [SeriesSelector(NAMES, label, names, self._only) for label in ("pod", "exported_pod")]
             found = await self._prometheus.series(wheres, since, now)
             if isinstance(found, Unknown):
@@ -253,7 +193,7 @@ class ClusterMeter:
     async def _raw(self, label: str, values: Sequence[str], since: datetime, now: datetime) -> list[Trace] | Unknown:
         assert self._prometheus is not None
         traces: list[Trace] = []
-        for some in _batches(values):
+        for some in batches(values):
             lines = await self._prometheus.raw(SeriesSelector(NAMES, label, some, self._only), since, now)
             if isinstance(lines, Unknown):
                 return lines
@@ -264,7 +204,7 @@ class ClusterMeter:
         self,
         wanted: PendingMeasurement,
         traces: Mapping[Pod, Sequence[Trace]],
-        said: Mapping[Device, DeviceMinutes],
+        by_device: Mapping[Device, DeviceMinutes],
         last: int,
         now: datetime,
     ) -> Iterator[Sample]:
@@ -289,7 +229,7 @@ class ClusterMeter:
                     why = Unknown(f"only {len(shares)} of {len(names)} GPUs of pod {pod[1]} are exported with its name")
                     yield from _unknown(subject, now, why, (name,))
                     continue
-                device = said.get(share[:2], DeviceMinutes({}, slice=False))
+                device = by_device.get(share[:2], DeviceMinutes({}, slice=False))
                 part = device.slice or name in subject.slices
                 values = {
                     minute: value
@@ -314,119 +254,6 @@ class ClusterMeter:
             return Unknown(f"{len(known)} GPUs are exported with the name of pod {pod[1]}, which requests {len(names)}")
         return {share: name for share, (name, _seen) in known.items() if share in present}
 
-    # Everything else
-
-    async def _count(self, group: Sequence[PendingMeasurement], last: int, now: datetime) -> list[Sample]:
-        first = min(one.first for one in group)
-        pods = {pod for one in group for pod in one.devices}
-        found = {signal: await self._rates(signal, pods, first, last, now) for signal in COUNTERS}
-        samples = []
-        for one in group:
-            if one.first <= last:
-                samples += [sample for signal in COUNTERS for sample in self._counted(one, signal, found, last, now)]
-                samples.append(Sample(one.subject.ref.key, Signal.TERMINAL, "", now, NO_TERMINAL))
-        return samples
-
-    async def _rates(
-        self, signal: Signal, pods: set[Pod], first: int, last: int, now: datetime
-    ) -> dict[Pod, dict[int, float]] | Unknown:
-        """By pod and minute. Unknown by design where no such counter exists at all."""
-        if self._prometheus is None:
-            return NO_PROMETHEUS
-        rates: dict[Pod, dict[int, float]] = defaultdict(dict)
-        exists = False
-        words, names = COUNTERS[signal]
-        for name in names:
-            labels = await self._labels(name, now)
-            if isinstance(labels, Unknown):
-                return labels
-            exists = exists or bool(labels)
-            label = "exported_pod" if "exported_pod" in labels else "pod"
-            for some in _batches(sorted({pod for _namespace, pod in pods})) if labels else ():
-                query = words.format(by=BY, where=SeriesSelector((name,), label, some, self._only).matchers())
-                # Worked out at the end of each minute, for that minute and the one before.
-                lines = await self._prometheus.range(query, begin_of(first + 1 - LOOK_BACK), begin_of(last + 1), MINUTE)
-                if isinstance(lines, Unknown):
-                    return lines
-                _add_up(rates, lines, pods)
-        return rates if exists else Unknown("Prometheus has no such counters for pods", by_design=True)
-
-    async def _labels(self, name: str, now: datetime) -> frozenset[str] | Unknown:
-        """Once seen they are expected: a kubelet that is not scraped today is no design."""
-        assert self._prometheus is not None
-        known = self._counters.get(name)
-        if known is not None and (known[0] or now - known[1] < ASKED_AGAIN):
-            return known[0]
-        found = await self._prometheus.label_names(name, now - DAY, now)
-        if not isinstance(found, Unknown):
-            self._counters[name] = (found, now)
-        return found
-
-    def _counted(
-        self,
-        wanted: PendingMeasurement,
-        signal: Signal,
-        found: Mapping[Signal, dict[Pod, dict[int, float]] | Unknown],
-        last: int,
-        now: datetime,
-    ) -> Iterator[Sample]:
-        """The busiest of its pods counts, and each must have been measured."""
-        key, progress, rates, cpu = wanted.subject.ref.key, self._progress[wanted.run], found[signal], found[Signal.CPU]
-        if isinstance(rates, Unknown):
-            yield Sample(key, signal, "", now, rates)
-            return
-        silent = {pod for pod in wanted.devices if not rates.get(pod)}
-        # A pod that is measured and has no such counter has none by design: it wrote nothing, or has no network.
-        without = set() if isinstance(cpu, Unknown) else {pod for pod in silent if cpu.get(pod)}
-        without -= {pod for pod in without if (pod, signal) in progress.counted}
-        if silent - without:
-            without = set()
-        if len(without) == len(wanted.devices):
-            yield Sample(key, signal, "", now, Unknown("no such counters for its pods", by_design=True))
-            return
-        measured = [(pod, rates.get(pod, {})) for pod in wanted.devices if pod not in without]
-        progress.counted |= {(pod, signal) for pod, mine in measured if mine}
-        said = False
-        for minute in range(wanted.first, last + 1):
-            values = [
-                mine[minute] for pod, mine in measured if minute in mine and minute > wanted.begins[pod]
-            ]  # the rate of a minute includes the one before
-            if len(values) == len(measured):
-                said = True
-                since, at = whole(minute)
-                yield Sample(key, signal, "", at, max(values), since=since)
-        if not said:
-            yield Sample(key, signal, "", now, Unknown("Prometheus does not have such counters for all its pods"))
-
-
-class Exporters:
-    """DCGM exporters scraped directly, at every reading; keeps the points that an evaluation needs."""
-
-    def __init__(self, urls: Sequence[str], fetch: Fetch) -> None:
-        self._urls, self._fetch = tuple(urls), fetch
-        self._points: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[tuple[float, float]]] = {}
-
-    async def scrape(self, now: datetime) -> list[Trace]:
-        answers = await asyncio.gather(*(self._fetch(url, SCRAPE) for url in self._urls))
-        for url, text in zip(self._urls, answers, strict=True):
-            if not isinstance(text, Unknown):
-                self._store(url, text, now.timestamp())
-        oldest = (now - (2 * LOOK_BACK) * MINUTE).timestamp()
-        kept = ((series, [one for one in points if one[0] >= oldest]) for series, points in self._points.items())
-        self._points = {series: points for series, points in kept if points}
-        found = (trace(dict(labels), name, points, url) for (url, name, labels), points in self._points.items())
-        return [one for one in found if one is not None]
-
-    def _store(self, url: str, text: str, at: float) -> None:
-        try:
-            metrics = list(dcgm.parse(text))
-        except ValueError:
-            return  # a truncated response looks like missing GPUs
-        for one in metrics:
-            if one.name in NAMES:
-                series = (url, one.name, tuple(sorted(one.labels.items())))
-                self._points.setdefault(series, []).append((at, one.value))
-
 
 def _traces_of(lines: Sequence[TimeSeries]) -> list[Trace]:
     found = (trace(one.labels, one.labels.get("__name__", ""), one.points, source_of(one.labels)) for one in lines)
@@ -442,7 +269,7 @@ def _samples(
     last: int,
     now: datetime,
 ) -> Iterator[Sample]:
-    said = False
+    measured_any = False
     why: Unknown | None = None
     for minute, value in sorted(values.items()):
         if isinstance(value, Unknown):
@@ -453,11 +280,11 @@ def _samples(
             continue  # it is not over
         if minute > last:
             progress.early = {**progress.early, (name, minute): value}
-        said = True
+        measured_any = True
         if before is None or value > before:
             since, at = whole(minute)
             yield Sample(subject.ref.key, Signal.GPU, name, at, value, slice=part, since=since)
-    if not said:
+    if not measured_any:
         why = Unknown("nothing was exported for it since the last measurement") if why is None else why
         yield Sample(subject.ref.key, Signal.GPU, name, now, why, slice=part)
 
@@ -490,24 +317,3 @@ def _sources_of_shared(traces: Sequence[Trace]) -> list[str]:
         if one.pod is not None:
             sharers[one.device].add(one.pod)
     return sorted({one.source for one in traces if one.replica or len(sharers[one.device]) > 1} - {""})
-
-
-def _add_up(rates: dict[Pod, dict[int, float]], lines: Sequence[TimeSeries], pods: set[Pod]) -> None:
-    for line in lines:
-        pod = pod_of(line.labels)
-        if pod in pods and pod is not None:
-            for at, value in line.points:
-                minute = int(at) // 60 - 1
-                if not isnan(value):
-                    rates[pod][minute] = rates[pod].get(minute, 0.0) + value
-
-
-def _batches(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    batch: list[str] = []
-    for name in names:
-        if batch and (len(batch) >= AT_ONCE or sum(map(len, batch)) + len(name) > LETTERS_MAX):
-            yield tuple(batch)
-            batch = []
-        batch.append(name)
-    if batch:
-        yield tuple(batch)

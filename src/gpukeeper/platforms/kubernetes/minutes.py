@@ -117,10 +117,10 @@ def minutes_of_devices(traces: Sequence[Trace], first: int, last: int) -> dict[D
         by_source[one.source][one.device].append(one)
     merged: dict[Device, dict[int, Value]] = defaultdict(dict)
     for devices in by_source.values():
-        said = {device: _minutes_of(device, devices, first - LOOK_BACK, last) for device in tuple(devices)}
-        _doubt_all_at_once(said, first - LOOK_BACK, last)
-        _doubt_shared(said, devices)
-        for device, values in said.items():
+        by_device = {device: _minutes_of(device, devices, first - LOOK_BACK, last) for device in tuple(devices)}
+        _doubt_all_at_once(by_device, first - LOOK_BACK, last)
+        _doubt_shared(by_device, devices)
+        for device, values in by_device.items():
             for minute, value in values.items():
                 if minute >= first:
                     merged[device][minute] = _busier(merged[device].get(minute), value)
@@ -238,14 +238,14 @@ def _by_minute(points: Sequence[Point]) -> dict[int, list[Value]]:
     return found
 
 
-def _doubt_all_at_once(said: Mapping[Device, dict[int, Value]], first: int, last: int) -> None:
+def _doubt_all_at_once(by_device: Mapping[Device, dict[int, Value]], first: int, last: int) -> None:
     """A dead source shows all devices idle at once. So does, for a while, the end of a job on all of them."""
     state: dict[Device, bool] = {}  # busy when last known
     until = first
     for minute in range(first, last + 1):
         now = {
             device: is_busy(value, device[1] is not None)
-            for device, values in said.items()
+            for device, values in by_device.items()
             if not isinstance(value := values.get(minute, _NOTHING), Unknown)
         }
         if any(now.values()):
@@ -255,24 +255,24 @@ def _doubt_all_at_once(said: Mapping[Device, dict[int, Value]], first: int, last
         state |= now
         if minute < until:
             for device in now:
-                said[device][minute] = ALL_AT_ONCE
+                by_device[device][minute] = ALL_AT_ONCE
 
 
 _NOTHING = Unknown("no measurement in that minute")
 
 
-def _doubt_shared(said: Mapping[Device, dict[int, Value]], traces: Mapping[Device, Sequence[Trace]]) -> None:
+def _doubt_shared(by_device: Mapping[Device, dict[int, Value]], traces: Mapping[Device, Sequence[Trace]]) -> None:
     """Of several sharers MPS may show one on a GPU that it does not use (dcgm-exporter#568)."""
     busiest: dict[int, float] = defaultdict(float)
-    for device, values in said.items():
+    for device, values in by_device.items():
         for minute, value in values.items():
             if not isinstance(value, Unknown) and is_busy(value, device[1] is not None):
                 busiest[minute] = max(busiest[minute], value)
     for device, mine in traces.items():
         for minute in _shared(mine):
-            value = said[device].get(minute, _NOTHING)
+            value = by_device[device].get(minute, _NOTHING)
             if not isinstance(value, Unknown) and value < min(busiest[minute], SURELY_BUSY):
-                said[device][minute] = ELSEWHERE
+                by_device[device][minute] = ELSEWHERE
 
 
 def _shared(traces: Sequence[Trace]) -> set[int]:
@@ -299,5 +299,5 @@ def begin_of(minute: int) -> datetime:
 
 
 def whole(minute: int) -> tuple[datetime, datetime]:
-    """From when to when a value of this minute speaks, so that it is kept with this minute and not with the next."""
+    """The interval that a value of this minute covers, so that it is kept with this minute and not with the next."""
     return begin_of(minute) - MOMENT, begin_of(minute + 1) - MOMENT

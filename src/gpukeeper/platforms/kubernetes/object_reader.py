@@ -70,7 +70,7 @@ class ObjectReader:
     def reading(self) -> translate.TranslationSettings:
         return translate.TranslationSettings.of(self._policy)
 
-    async def look(self, kind: Kind, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, kind: Kind, ref: Ref) -> Subject | Gone | Unknown:
         version = await self._discovery.served(kind)
         if isinstance(version, Unknown):
             return version
@@ -143,8 +143,8 @@ class ObjectReader:
         self.last[read_object.subject.ref.uid] = read_object
 
     def is_stuck(self, source: Root | Pod) -> bool:
-        asked = when(source.metadata.deletion_timestamp)
-        return isinstance(asked, datetime) and self._clock.at().now - asked > finalizers.PATIENCE
+        deleted_at = when(source.metadata.deletion_timestamp)
+        return isinstance(deleted_at, datetime) and self._clock.at().now - deleted_at > finalizers.PATIENCE
 
     async def with_block(self, subject: Subject, source: Root | Pod, above: Climb | None) -> Subject:
         """What blocks its removal. Read only if it takes long."""
@@ -153,7 +153,7 @@ class ObjectReader:
         try:
             below = await descendants(self._cluster, served, kind, meta)
             controller_state = {
-                one.name: await self._controllers.ask(one, now) for one in finalizers.controllers_of(meta)
+                one.name: await self._controllers.state(one, now) for one in finalizers.controllers_of(meta)
             }
             above = above or await climb(self._cluster, served, meta)
         except PlatformError:

@@ -12,8 +12,8 @@ from gpukeeper.platforms.kubernetes.diagnosis_facts import DiagnosisFacts
 from gpukeeper.platforms.kubernetes.gpus import MOST_GPUS, requested
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
+from gpukeeper.platforms.kubernetes.kinds.kind import TreeNode
 from gpukeeper.platforms.kubernetes.phrases import ago, counted, lasting
-from gpukeeper.platforms.kubernetes.tree import TreeNode
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
 
 SIBLINGS = 12  # children shown below one owner

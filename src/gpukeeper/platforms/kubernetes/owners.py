@@ -13,8 +13,8 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.tree import Climb, Descendants, TreeNode
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, TreeNode
+from gpukeeper.platforms.kubernetes.tree import Climb, Descendants
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Root
 
 if TYPE_CHECKING:
@@ -143,10 +143,10 @@ async def _listed(
 ) -> AsyncIterator[tuple[list[TreeNode], list[str]]]:
     labels, fields = query.get("labelSelector"), query.get("fieldSelector")
     async for one in cluster.pages(path, child.type_, limit=page, labelSelector=labels, fieldSelector=fields):
-        said = [f"{child.plural}: {problem}" for problem in one.problems]
+        problems = [f"{child.plural}: {problem}" for problem in one.problems]
         if one.inconsistent:
-            said.append(f"the list of {child.plural} expired and was continued at a later version")
-        yield [TreeNode(child, seen) for seen in one.items], said
+            problems.append(f"the list of {child.plural} expired and was continued at a later version")
+        yield [TreeNode(child, seen) for seen in one.items], problems
 
 
 def _owned_by(meta: Meta, uids: Iterable[str]) -> str | None:
@@ -158,8 +158,8 @@ def _queries(makers: list[TreeNode]) -> list[dict[str, str]]:
     by_kind: dict[str, list[TreeNode]] = {}
     for node in makers:
         by_kind.setdefault(node.kind.name, []).append(node)
-    asked = [_query(nodes) for nodes in by_kind.values()]
-    return [{}] if any(one is None for one in asked) else [one for one in asked if one is not None]
+    queries = [_query(nodes) for nodes in by_kind.values()]
+    return [{}] if any(one is None for one in queries) else [one for one in queries if one is not None]
 
 
 def _query(nodes: list[TreeNode]) -> dict[str, str] | None:

@@ -69,13 +69,13 @@ class Plugin(httpx2.Auth):
         answer, complaint = os.memfd_create("answer"), os.memfd_create("complaint")
         try:
             status = await self._wait(answer, complaint)
-            said, wrong = os.pread(answer, LONGEST_ANSWER, 0), os.pread(complaint, 4096, 0)
+            output, wrong = os.pread(answer, LONGEST_ANSWER, 0), os.pread(complaint, 4096, 0)
         finally:
             os.close(answer)
             os.close(complaint)
         if status:
             raise self._failed(f"exit code {status}: {_last_line(wrong) or 'no output'}")
-        return said
+        return output
 
     async def _wait(self, answer: int, complaint: int) -> int:
         environ = {**self._environ, **{one.name: one.value for one in self._spec.env or ()}}
@@ -107,14 +107,14 @@ class Plugin(httpx2.Auth):
                 await running.wait()
 
     def _information(self) -> dict[str, object]:
-        asked: dict[str, object] = {"interactive": False}
+        request_spec: dict[str, object] = {"interactive": False}
         if self._spec.provide_cluster_info:
-            asked["cluster"] = self._cluster
-        return {"apiVersion": self._spec.api_version, "kind": "ExecCredential", "spec": asked}
+            request_spec["cluster"] = self._cluster
+        return {"apiVersion": self._spec.api_version, "kind": "ExecCredential", "spec": request_spec}
 
-    def _read(self, said: bytes) -> ExecCredentialStatus:
+    def _read(self, output: bytes) -> ExecCredentialStatus:
         try:
-            answer = reading.decode(said, type=ExecCredential)
+            answer = reading.decode(output, type=ExecCredential)
         except msgspec.DecodeError as error:
             raise self._failed("its output is not an ExecCredential") from error
         if answer.kind != "ExecCredential" or answer.api_version != self._spec.api_version:
@@ -156,7 +156,7 @@ class ExecCredential(msgspec.Struct, rename="camel"):
     status: ExecCredentialStatus | None = None
 
 
-def _last_line(said: bytes) -> str:
+def _last_line(output: bytes) -> str:
     """The last line with a word in it: printed structures end with brackets."""
-    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if re.search(r"\w", line)]
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if re.search(r"\w", line)]
     return lines[-1][:200] if lines else ""

@@ -43,7 +43,7 @@ class PodTotals(msgspec.Struct):
         self.holds = self.holds or other.holds
         self.lost = self.lost or other.lost
 
-    def add_pod(self, pod: Pod, asked: PodGpuRequest) -> None:
+    def add_pod(self, pod: Pod, requested: PodGpuRequest) -> None:
         name = pod.metadata.name
         if pod.status.phase in OVER_PHASES:
             self.dead += 1
@@ -57,22 +57,22 @@ class PodTotals(msgspec.Struct):
             self.pending += 1
             return
         self.started = _earlier(self.started, pod.status.start_time)
-        if asked:
+        if requested:
             self.holding += 1
             self.pods.append((name, pod.metadata.uid, pod.status.start_time))
-            self.devices += held(name, asked)
-            self.slices += held_slices(name, asked)
-        if asked.unclear is not None:
-            self.unclear = self.unclear or f"pod {name}: {asked.unclear}"
+            self.devices += held(name, requested)
+            self.slices += held_slices(name, requested)
+        if requested.unclear is not None:
+            self.unclear = self.unclear or f"pod {name}: {requested.unclear}"
 
 
-def held(name: str, asked: PodGpuRequest) -> list[str]:
+def held(name: str, requested: PodGpuRequest) -> list[str]:
     """A name for each GPU; the API does not show which devices of the node they are. Slices come last."""
-    return [f"{name}/{index}" for index in range(asked.whole + asked.slices)]
+    return [f"{name}/{index}" for index in range(requested.whole + requested.slices)]
 
 
-def held_slices(name: str, asked: PodGpuRequest) -> list[str]:
-    return held(name, asked)[asked.whole :]
+def held_slices(name: str, requested: PodGpuRequest) -> list[str]:
+    return held(name, requested)[requested.whole :]
 
 
 def _earlier(one: str | None, other: str | None) -> str | None:

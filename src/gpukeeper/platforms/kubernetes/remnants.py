@@ -67,7 +67,7 @@ async def left_by_runs(cluster: Cluster, wanted: WalkSettings, now: datetime) ->
             continue  # nothing is decided by them: no right on Services is no reason to doubt the rest
 
 
-async def look(cluster: Cluster, ref: Ref, now: datetime) -> Service | Gone | Unknown:
+async def read(cluster: Cluster, ref: Ref, now: datetime) -> Service | Gone | Unknown:
     try:
         found = await cluster.get(SERVICE.path("v1", ref.namespace, ref.name), Service)
         if found.metadata.uid == ref.uid:

@@ -17,7 +17,7 @@ from gpukeeper.platforms.kubernetes.kinds.catalog import makes_runs
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
 from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, Kind, Lever
 from gpukeeper.platforms.kubernetes.kinds.pod import POD, of_pod
-from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
+from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_CHECKED
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
 from gpukeeper.platforms.kubernetes.pod_totals import PodTotals, held, held_slices
 from gpukeeper.platforms.kubernetes.settings import settings_of
@@ -52,7 +52,7 @@ class TranslationSettings(msgspec.Struct, frozen=True):
     owner_labels: tuple[str, ...] = ()
     foreign_ttl: tuple[str, ...] = ()
     gitops: bool = False
-    ttl_field: bool | Unknown = NOT_ASKED  # of a TrainJob: read from the cluster
+    ttl_field: bool | Unknown = NOT_CHECKED  # of a TrainJob: read from the cluster
 
     @classmethod
     def of(cls, policy: Policy) -> TranslationSettings:
@@ -77,7 +77,7 @@ def root_subject(
 ) -> Subject:
     """`part_of`: what was found above it. Without a word about that, an owner it names keeps it from being a root."""
     meta, spec = root.metadata, root.spec
-    ending, said = ending_of(kind, root, at.now)
+    ending, message = ending_of(kind, root, at.now)
     over = ending.over is True
     held_by = totals.holds or namespace.held
     found, notes = marks.read(
@@ -106,7 +106,7 @@ def root_subject(
         children_go_with_it=kind.ends_with_run,
         size=NOT_MEASURED,
         evidence=(*owned.evidence, *_evidence(kind, root, totals, namespace, ending)),
-        findings=(*owned.findings, *said, *notes, *_findings(kind, ending, totals)),
+        findings=(*owned.findings, *message, *notes, *_findings(kind, ending, totals)),
         marks=found,
         labels=_labels(meta, gpus.image_of(kind.templates(spec))),
     )
@@ -121,15 +121,15 @@ def pod_subject(
 ) -> Subject:
     """A pod without a controller. `part_of` as for `root_subject`."""
     meta = pod.metadata
-    ending, asked = of_pod(pod, at.now), gpus.requested(pod.spec)
+    ending, requested = of_pod(pod, at.now), gpus.requested(pod.spec)
     over, placed = ending.over is True, bool(pod.spec.node_name)
     holds = placed and not over
     pods_hold = marks.pod_hold(meta) or namespace.held
     found, notes = marks.read(POD, meta, None, ending, at.now, settings.foreign_ttl, pods_hold, settings.gitops)
     owned = owner_of(meta, namespace, settings.owner_labels)
-    devices: tuple[str, ...] | Unknown = tuple(held(meta.name, asked)) if holds else ()
-    if holds and asked.unclear is not None:
-        devices = Unknown(asked.unclear)
+    devices: tuple[str, ...] | Unknown = tuple(held(meta.name, requested)) if holds else ()
+    if holds and requested.unclear is not None:
+        devices = Unknown(requested.unclear)
     return Subject(
         seen=Seen(at.ref(POD, meta), ONLY_RUN, meta.resource_version, at.now),
         root=_root(meta) if isinstance(part_of, msgspec.UnsetType) else part_of,
@@ -145,7 +145,7 @@ def pod_subject(
         outcome=ending.outcome if over else None,
         ended_with=ending.how if over else "",
         devices=devices,
-        slices=tuple(held_slices(meta.name, asked)) if holds else (),
+        slices=tuple(held_slices(meta.name, requested)) if holds else (),
         size=NOT_MEASURED,
         goes_when_stopped=True,  # it is evicted
         evidence=(*owned.evidence, *_held_evidence(None if over else pods_hold)),
@@ -209,7 +209,7 @@ def state_of(kind: Kind, root: Root, totals: PodTotals, ending: Ending) -> State
 
 
 def _has_run(kind: Kind, root: Root, totals: PodTotals) -> bool:
-    """A set or a service whose pods wait for a node may have run for months; nothing in it says "never"."""
+    """A set or a service whose pods wait for a node may have run for months; nothing in it proves "never"."""
     return kind.runs or when(root.status.start_time) is not None or totals.dead > 0 or totals.ran or ran(root.status)
 
 
@@ -250,10 +250,10 @@ def class_of(kind: Kind, meta: Meta, spec: Spec | None, totals: PodTotals) -> st
         return INFRASTRUCTURE
     if kind.class_:
         return kind.class_
-    asked = (
+    requested = (
         totals.devices or totals.unclear is not None or (spec is not None and gpus.any_requested(kind.templates(spec)))
     )
-    return WITHOUT_GPU if kind.runs and not asked else CLUSTER
+    return WITHOUT_GPU if kind.runs and not requested else CLUSTER
 
 
 def owner_of(meta: Meta, namespace: NamespaceFacts, trusted: Sequence[str]) -> ObjectOwner:

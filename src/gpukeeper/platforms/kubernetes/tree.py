@@ -7,24 +7,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root
-
-
-class TreeNode(msgspec.Struct, frozen=True):
-    """One object of a tree, as it was just read."""
-
-    kind: Kind
-    seen: Root | Pod
-
-    @property
-    def meta(self) -> Meta:
-        return self.seen.metadata
-
-    @property
-    def words(self) -> str:
-        """How people write it: jobset/run-7."""
-        return f"{self.kind.name}/{self.meta.name}"
+from gpukeeper.platforms.kubernetes.kinds.kind import TreeNode
+from gpukeeper.platforms.kubernetes.wire import Owner, Pod
 
 
 class Climb(msgspec.Struct, frozen=True):

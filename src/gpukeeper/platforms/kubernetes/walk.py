@@ -121,7 +121,7 @@ class ClusterWalk:
         ]
 
     def _lists(self, kind: Kind) -> bool:
-        """What is never a workload itself is listed only where it stands between a root and pods that were found."""
+        """What is never a workload itself is listed only if it is between a root and pods that were found."""
         return (
             kind.matters is not Matters.NEVER
             or kind.in_runs
@@ -200,10 +200,10 @@ class ClusterWalk:
             return self._of_unknown_kind(pod, owner)
         over = pod.status.phase in OVER_PHASES
         if not over or self._wanted.count_dead:
-            asked = gpus.requested(pod.spec)
+            requested = gpus.requested(pod.spec)
             below = self._below.setdefault(owner.uid, Subtree(PodTotals(), owner))
-            below.totals.add_pod(pod, asked)
-            if asked and not over and pod.spec.node_name:
+            below.totals.add_pod(pod, requested)
+            if requested and not over and pod.spec.node_name:
                 below.sample = below.sample or pod
         if over and pod.metadata.deletion_timestamp and pod.metadata.finalizers:
             # Ended, deleted, and blocked, perhaps by an owner that is gone: reading it alone decides.

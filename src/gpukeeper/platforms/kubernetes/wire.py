@@ -49,7 +49,7 @@ class Meta(Wire, frozen=True):
         return next((one for one in self.owner_references or () if one.controller), None)
 
 
-class Condition(Wire, frozen=True):
+class StatusCondition(Wire, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
@@ -69,7 +69,7 @@ class Container(Wire, frozen=True):
     restart_policy: str = ""  # Always: an init container that runs beside the others
 
 
-class Claim(Wire, frozen=True):
+class ResourceClaimRef(Wire, frozen=True):
     name: str = ""
 
 
@@ -79,7 +79,7 @@ class PodSpec(Wire, frozen=True):
     node_name: str = ""
     termination_grace_period_seconds: int | None = None
     restart_policy: str = ""
-    resource_claims: tuple[Claim, ...] | None = None
+    resource_claims: tuple[ResourceClaimRef, ...] | None = None
 
 
 class Terminated(Wire, frozen=True):
@@ -109,7 +109,7 @@ class PodStatus(Wire, frozen=True):
     phase: str = ""
     reason: str = ""
     start_time: str | None = None
-    conditions: tuple[Condition, ...] | None = None
+    conditions: tuple[StatusCondition, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
     init_container_statuses: tuple[ContainerStatus, ...] | None = None
 
@@ -223,7 +223,7 @@ class JobCount(Wire, frozen=True):
 
 
 class Status(Wire, frozen=True):
-    conditions: tuple[Condition, ...] | None = None
+    conditions: tuple[StatusCondition, ...] | None = None
     start_time: str | None = None
     completion_time: str | None = None
     end_time: str | None = None  # RayJob

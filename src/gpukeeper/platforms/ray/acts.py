@@ -13,6 +13,7 @@ from gpukeeper.disk import remove, trash
 from gpukeeper.disk.measure import printable
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import ExpectedTree, TreeRemoval
+from gpukeeper.disk.remove_files import remove_files
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.policy import HOUR
 from gpukeeper.model.subject import Category, Subject
@@ -128,10 +129,10 @@ class NodeRemoval:
             some = [
                 (one.name, ExpectedTree((one.device, one.inode), one.ctime_ns)) for one in files if one.folder == place
             ]
-            with logs.opened(spot.logs, place) as folder:
-                if folder is None or not some:
+            with logs.opened(spot.logs, place) as directory:
+                if directory is None or not some:
                     continue
-                done = remove.remove_files(folder, some, scan=self._seen_from(spot), until=self._visit.until)
+                done = remove_files(directory, some, scan=self._seen_from(spot), until=self._visit.until)
             size = done.removal.bytes_back
             back += 0 if isinstance(size, Unknown) else size
             removed += len(done.removed)

@@ -17,9 +17,9 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import open_files
-from gpukeeper.disk.measure import Limits
+from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.engine.missing import gone_by_looks
+from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
@@ -79,11 +79,11 @@ class RayPlatform:
         proc: str = "/proc",
         scan: Callable[[], OpenFiles] | None = None,
         everyone: Everyone | None = None,
-        limits: Limits | None = None,
+        limits: MeasureLimits | None = None,
         timeouts: Timeouts | None = None,
-        folders: Sequence[str] = (),
+        directories: Sequence[str] = (),
     ) -> None:
-        """`folders`: directories of gpukeeper itself, which no removal may include. `scan` and `everyone`: which files
+        """`directories`: those of gpukeeper itself, which no removal may include. `scan` and `everyone`: which files
         are open, and which processes exist; by default all of `proc`.
         """
         self._place, self._clock = place, clock
@@ -91,14 +91,21 @@ class RayPlatform:
         # Many steps may be in progress at once, and each of them reads several times.
         files, read = Shared(scan or (lambda: self._scan(proc))), Shared(everyone or (lambda: read_all(proc)))
         self._discovery = Discovery(
-            place, policy, containers, environ, proc=proc, everyone=read, timeouts=self._timeouts, folders=folders
+            place,
+            policy,
+            containers,
+            environ,
+            proc=proc,
+            everyone=read,
+            timeouts=self._timeouts,
+            directories=directories,
         )
         self._idleness = Idleness(environ, read, proc, self._timeouts)
         works = Shared(self._query_work)
-        self._looks = NodeReader(
+        self._reader = NodeReader(
             self._at, files, read, lambda node: works(node.name, node.uid, node.door), proc, limits
         )
-        self._around: SharedQuestion[DiscoveredNodes] = SharedQuestion(self._discovery.look)
+        self._around: SharedQuestion[DiscoveredNodes] = SharedQuestion(self._discovery.discover)
         self._load_of: SharedQuestion[Load] = SharedQuestion(self._query_load)
         self._speaking: SharedQuestion[dict[str, str]] = SharedQuestion(self._query_dashboards)
         self._together: dict[str, int | Unknown] = {}  # by node, of the last observe
@@ -161,13 +168,13 @@ class RayPlatform:
         for hint in hints:
             yield hint
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         try:
-            return await self._look(ref)
+            return await self._read(ref)
         except PlatformError as problem:
             return Unknown(str(problem))
 
-    async def _look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def _read(self, ref: Ref) -> Subject | Gone | Unknown:
         here = await self._discover()
         if ref.kind == translate.NODE:
             return await self._read_node(ref, here)
@@ -184,11 +191,11 @@ class RayPlatform:
             return found
         return self._beside(found, node, await self._load_of(node.name, node.uid))
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         return Unknown("the processes of Ray do not carry the id of a workload")
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_looks(self.look, refs)
+        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.ref.kind not in {translate.SESSION, translate.LOGS} or subject.category is Category.UNFINISHED:
@@ -201,7 +208,7 @@ class RayPlatform:
             return Unknown(f"{subject.ref.namespace} is not available now")
         wants, timeouts = self._discovery.wants(node), self._timeouts.tree
         return await self._in_thread(
-            lambda: self._looks.capture(subject, node, here.everyone, wants, timeouts), timeouts, subject.ref.name
+            lambda: self._reader.capture(subject, node, here.everyone, wants, timeouts), timeouts, subject.ref.name
         )
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
@@ -220,7 +227,7 @@ class RayPlatform:
 
         def work() -> Accepted | Changed | Refused | Unknown:
             try:
-                return self._looks.remove(fresh, node, here.everyone, wants, self._timeouts.removal, step.uid)
+                return self._reader.remove(fresh, node, here.everyone, wants, self._timeouts.removal, step.uid)
             except FileNotFoundError:
                 return Changed(reach.GONE)
             finally:
@@ -231,7 +238,7 @@ class RayPlatform:
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         return False  # a tree has no terminals
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
@@ -245,7 +252,7 @@ class RayPlatform:
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         """Which process, socket or work keeps it."""
-        found = await self.look(ref)
+        found = await self.read(ref)
         if not isinstance(found, Subject):
             return Diagnosis() if isinstance(found, Gone) else found
         causes = [Cause(words) for words in (found.labels.get("kept_by"), found.kept) if words]
@@ -254,7 +261,7 @@ class RayPlatform:
         causes += [Cause(fact.why) for fact in (found.in_use, found.busy) if isinstance(fact, Unknown)]
         return Diagnosis(tree=(ref.path,), causes=tuple(causes))
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         """A removal itself puts back what it does not delete."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
@@ -289,7 +296,7 @@ class RayPlatform:
     ) -> tuple[NodeSurvey, int | Unknown, OpenFiles] | Unseen:
         wants, timeouts = self._discovery.wants(node, running_sessions), self._timeouts.node
         found = await self._in_thread(
-            lambda: self._looks.everything(node, here.everyone, wants, timeouts), timeouts, node.name
+            lambda: self._reader.everything(node, here.everyone, wants, timeouts), timeouts, node.name
         )
         return Unseen(node.name, found.why) if isinstance(found, Unknown) else found
 
@@ -298,7 +305,7 @@ class RayPlatform:
     ) -> Subject | Unknown | None:
         wants, timeouts = self._discovery.wants(node, running_sessions), self._timeouts.tree
         return await self._in_thread(
-            lambda: self._looks.one(ref, node, here.everyone, wants, timeouts), timeouts, ref.name
+            lambda: self._reader.one(ref, node, here.everyone, wants, timeouts), timeouts, ref.name
         )
 
     async def _query_dashboards(self) -> dict[str, str]:
@@ -387,7 +394,7 @@ class RayPlatform:
         self, node: Node, found: tuple[NodeSurvey, int | Unknown, OpenFiles], load: Load, queries: DashboardQueries
     ) -> Subject:
         surveyed, size, used = found
-        folder = surveyed.folder
+        directory = surveyed.folder
         answered = {one.session_name: queries.answered().get(one.session_name) for one in node.raylets}
         boards = [one for one in answered.values() if one is not None]
         facts = translate.NodeFacts(
@@ -396,16 +403,19 @@ class RayPlatform:
             incarnation=f"{node.door.pid or 0}@{node.door.starttime}",
             size=size,
             busy=load.busy,
-            disk=None if folder is None else folder.disk,
-            disk_size=None if folder is None else folder.size,
-            disk_free=None if folder is None else folder.free,
+            disk=None if directory is None else directory.disk,
+            disk_size=None if directory is None else directory.size,
+            disk_free=None if directory is None else directory.free,
             live=surveyed.live,
             dead=surveyed.dead,
             cpu=load.cpu,
             versions=tuple(sorted({one.version for one in boards})),
             addresses=tuple(sorted({one.api.address for one in boards})),
             sessions=tuple(sorted(answered)),
-            findings=(*surveyed.findings, *self._complaints(node, load, folder is not None and folder.disk.full, used)),
+            findings=(
+                *surveyed.findings,
+                *self._complaints(node, load, directory is not None and directory.disk.full, used),
+            ),
         )
         return translate.node_subject(facts, self._at())
 

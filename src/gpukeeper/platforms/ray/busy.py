@@ -24,7 +24,7 @@ OVER_JOB: Final = ("SUCCEEDED", "FAILED", "STOPPED")
 _NAME_MAX = 60
 
 T = TypeVar("T")
-Said: TypeAlias = tuple[T, ...] | Unknown
+Rows: TypeAlias = tuple[T, ...] | Unknown
 
 
 class RayNode(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Worker(msgspec.Struct, frozen=True):
         return self.worker_id[:8]
 
 
-class Actor(msgspec.Struct, frozen=True):
+class RayActor(msgspec.Struct, frozen=True):
     """On a node from its start there, also while it restarts; before that, on none."""
 
     actor_id: str
@@ -101,12 +101,12 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     have a driver.
     """
 
-    nodes: Said[RayNode]
-    workers: Said[Worker]
-    actors: Said[Actor]
-    tasks: Said[Task]
-    groups: Said[PlacementGroup]
-    jobs: Said[Job]
+    nodes: Rows[RayNode]
+    workers: Rows[Worker]
+    actors: Rows[RayActor]
+    tasks: Rows[Task]
+    groups: Rows[PlacementGroup]
+    jobs: Rows[Job]
 
 
 def busy(node_id: str, answers: ClusterState) -> str | Unknown | None:
@@ -127,8 +127,14 @@ def busy(node_id: str, answers: ClusterState) -> str | Unknown | None:
     )
     if found or node.state != ALIVE:
         return found or Unknown(f"Ray reports node {_short(node_id)} as {_printable(node.state.lower())}")
-    asked: tuple[Said[object], ...] = (answers.workers, answers.actors, answers.tasks, answers.groups, answers.jobs)
-    return next((part for part in asked if isinstance(part, Unknown)), None)
+    listings: tuple[Rows[object], ...] = (
+        answers.workers,
+        answers.actors,
+        answers.tasks,
+        answers.groups,
+        answers.jobs,
+    )
+    return next((part for part in listings if isinstance(part, Unknown)), None)
 
 
 def without(job: str, answers: ClusterState) -> ClusterState:
@@ -142,18 +148,18 @@ def without(job: str, answers: ClusterState) -> ClusterState:
     )
 
 
-def _but(said: Said[T], is_ours: Callable[[T], bool]) -> Said[T]:
-    return said if isinstance(said, Unknown) else tuple(one for one in said if not is_ours(one))
+def _but(listing: Rows[T], is_ours: Callable[[T], bool]) -> Rows[T]:
+    return listing if isinstance(listing, Unknown) else tuple(one for one in listing if not is_ours(one))
 
 
-def _find(node_id: str, nodes: Said[RayNode]) -> RayNode | Unknown:
+def _find(node_id: str, nodes: Rows[RayNode]) -> RayNode | Unknown:
     if isinstance(nodes, Unknown):
         return nodes
     missing = Unknown(f"Ray does not know node {_short(node_id)}")
     return next((node for node in nodes if node.node_id == node_id), missing)
 
 
-def _drivers(node: RayNode, workers: Said[Worker], jobs: Said[Job]) -> str | None:
+def _drivers(node: RayNode, workers: Rows[Worker], jobs: Rows[Job]) -> str | None:
     """Not the agent that starts submitted jobs: it stays registered as the driver of a job that Ray does not list."""
     here = [one.job_id for one in _known(workers) if one.drives and one.node_id == node.node_id]
     listed = here if isinstance(jobs, Unknown) else [job.job_id for job in jobs]
@@ -161,7 +167,7 @@ def _drivers(node: RayNode, workers: Said[Worker], jobs: Said[Job]) -> str | Non
     return _sentence(names, "driver of job ", " is alive", "drivers are alive, that of job ", " for one")
 
 
-def _actors(node: RayNode, actors: Said[Actor]) -> str | None:
+def _actors(node: RayNode, actors: Rows[RayActor]) -> str | None:
     here = [one for one in _known(actors) if one.node_id == node.node_id and one.state not in OVER_ACTOR]
     alive = [one.class_name for one in here if one.state == ALIVE]
     if alive:
@@ -170,12 +176,12 @@ def _actors(node: RayNode, actors: Said[Actor]) -> str | None:
     return _sentence(names, "actor ", " starts", "actors start, ", " for one")
 
 
-def _tasks(node: RayNode, tasks: Said[Task]) -> str | None:
+def _tasks(node: RayNode, tasks: Rows[Task]) -> str | None:
     names = [one.name for one in _known(tasks) if one.node_id == node.node_id and one.state not in OVER_TASK]
     return _sentence(names, "task ", " runs", "tasks run, ", " for one")
 
 
-def _groups(node: RayNode, groups: Said[PlacementGroup]) -> str | None:
+def _groups(node: RayNode, groups: Rows[PlacementGroup]) -> str | None:
     there = [one for one in _known(groups) if one.state not in OVER_GROUP and _holds(one, node)]
     if not there:
         return None
@@ -185,7 +191,7 @@ def _groups(node: RayNode, groups: Said[PlacementGroup]) -> str | None:
     return _sentence(names, "placement group ", " holds a bundle", "placement groups hold bundles, ", " for one")
 
 
-def _jobs(node: RayNode, jobs: Said[Job], workers: Said[Worker]) -> str | None:
+def _jobs(node: RayNode, jobs: Rows[Job], workers: Rows[Worker]) -> str | None:
     """By the address of its driver, unless that driver is known to be on one node: nodes may share an address."""
     placed = {one.job_id for one in _known(workers) if one.drives and one.node_id}
     here = [one for one in _known(jobs) if one.status not in OVER_JOB and one.job_id not in placed and _at(one, node)]
@@ -206,8 +212,8 @@ def _holds(group: PlacementGroup, node: RayNode) -> bool:
     return any(bundle.node_id == node.node_id for bundle in group.bundles or ())
 
 
-def _known(said: Said[T]) -> tuple[T, ...]:
-    return said if is_known(said) else ()
+def _known(listing: Rows[T]) -> tuple[T, ...]:
+    return listing if is_known(listing) else ()
 
 
 def _sentence(names: Sequence[str], before: str, after: str, many_before: str, many_after: str) -> str | None:

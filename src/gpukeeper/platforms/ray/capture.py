@@ -15,20 +15,20 @@ FILES = 200
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def ends_of(folder: int, wanted: frozenset[tuple[str, str]] | None = None) -> dict[str, bytes]:
+def ends_of(directory: int, wanted: frozenset[tuple[str, str]] | None = None) -> dict[str, bytes]:
     """Of the newest files below an open directory of logs; `wanted`: only these, by directory and name."""
-    rows = sorted(_files(folder, wanted), reverse=True)[:FILES]
+    rows = sorted(_files(directory, wanted), reverse=True)[:FILES]
     ends = {}
     for _, place, name in rows:
-        text = _end(folder, place, name)
+        text = _end(directory, place, name)
         if text:
             ends["/".join(part for part in (logs.LOGS, place, printable(name)) if part)] = text
     return ends
 
 
-def _files(folder: int, wanted: frozenset[tuple[str, str]] | None) -> Iterator[tuple[int, str, str]]:
+def _files(directory: int, wanted: frozenset[tuple[str, str]] | None) -> Iterator[tuple[int, str, str]]:
     for place in logs.FOLDERS:
-        with logs.opened(folder, place) as fd:
+        with logs.opened(directory, place) as fd:
             for name in os.listdir(fd) if fd is not None else ():  # noqa: PTH208
                 try:
                     about = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -38,10 +38,10 @@ def _files(folder: int, wanted: frozenset[tuple[str, str]] | None) -> Iterator[t
                     yield about.st_mtime_ns, place, name
 
 
-def _end(folder: int, place: str, name: str) -> bytes:
+def _end(directory: int, place: str, name: str) -> bytes:
     """Without updating its access time: a read of ours must not count as use."""
     try:
-        fd = kernel.open_inside(folder, f"{place}/{name}" if place else name, _READ)
+        fd = kernel.open_inside(directory, f"{place}/{name}" if place else name, _READ)
     except OSError:
         return b""
     try:

@@ -50,9 +50,9 @@ class DashboardQueries:
 
     async def busy(self, raylets: Iterable[Raylet]) -> str | Unknown | None:
         """What runs on the Ray nodes of these raylets; None only if Ray reports each of them as idle."""
-        said = [await self._busy(one) for one in raylets]
-        words = next((one for one in said if isinstance(one, str)), None)
-        return words or next((one for one in said if isinstance(one, Unknown)), None)
+        states = [await self._busy(one) for one in raylets]
+        words = next((one for one in states if isinstance(one, str)), None)
+        return words or next((one for one in states if isinstance(one, Unknown)), None)
 
     async def find(self, raylets: Iterable[Raylet]) -> None:
         """Their dashboards, some at the same time: one that does not answer delays no other."""
@@ -82,8 +82,8 @@ class DashboardQueries:
             return found
         if found.session not in self._answers:
             self._answers[found.session] = await found.api.answers(found.session)  # which requests its name once more
-        said, ours = self._answers[found.session], self._environ.get(OWN_JOB)
-        return busy(raylet.node_id, said if ours is None else without(ours, said))
+        state, ours = self._answers[found.session], self._environ.get(OWN_JOB)
+        return busy(raylet.node_id, state if ours is None else without(ours, state))
 
     async def _find(self, raylet: Raylet, network: str | None) -> Dashboard | Unknown:
         whys: list[str] = []

@@ -1,4 +1,4 @@
-"""Which nodes exist now, and what to look for on each, according to the policy and to raylets. Reads only."""
+"""Which nodes exist now, and what to search for on each, according to the policy and to raylets. Reads only."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ class Discovery:
         proc: str = "/proc",
         everyone: Everyone = read_all,
         timeouts: Timeouts | None = None,
-        folders: Sequence[str] = (),
+        directories: Sequence[str] = (),
     ) -> None:
-        """`folders`: of gpukeeper itself."""
+        """`directories`: of gpukeeper itself."""
         self._place, self.policy, self._containers = place, policy, containers
         self._environ, self._proc, self._everyone = environ, proc, everyone
         self._timeouts = timeouts or Timeouts()
-        self._folders = tuple(folders)
-        self._told: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root that was ever reported there
+        self._folders = tuple(directories)
+        self._reported: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root ever reported there
 
-    async def look(self) -> DiscoveredNodes:
+    async def discover(self) -> DiscoveredNodes:
         """OSError or TimeoutError if not even the processes can be listed."""
         listed = await self._containers(settings_of(self.policy).workers)
         inside: tuple[NodeContainer, ...] = () if isinstance(listed, Unknown) else tuple(listed)
@@ -91,8 +91,8 @@ class Discovery:
         paths = tuple(dict.fromkeys((DEFAULT_TMP, *settings_of(self.policy).roots)))
         found = nodes.find(everyone, inside, self._place, nodes.sees_our_files(self._proc, paths))
         ours = tuple(one for one in found.nodes if not one.is_machine or self._counts(one))
-        asked = self._containers is not no_containers
-        return DiscoveredNodes(everyone, msgspec.structs.replace(found, nodes=ours), asked)
+        queried = self._containers is not no_containers
+        return DiscoveredNodes(everyone, msgspec.structs.replace(found, nodes=ours), queried)
 
     def again(self, name: str, uid: str, door: NodeAccess) -> Node | None:
         """With its current processes. Blocks. None: the process through which its files were reached has ended."""
@@ -108,13 +108,15 @@ class Discovery:
             return any(_is_there(root, one) for one in self._ray_roots(machine))
 
     def _ray_roots(self, node: Node) -> tuple[RayRoot, ...]:
-        folders = temporary_folders(self._environ) if node.is_machine else (DEFAULT_TMP,)
-        usual = [str(Path(folder, RAY)) for folder in dict.fromkeys((*folders, *settings_of(self.policy).roots))]
-        told = self._told.setdefault(node.uid, {})
+        directories = temporary_folders(self._environ) if node.is_machine else (DEFAULT_TMP,)
+        usual = [
+            str(Path(directory, RAY)) for directory in dict.fromkeys((*directories, *settings_of(self.policy).roots))
+        ]
+        reported = self._reported.setdefault(node.uid, {})
         for path, uids in nodes.reported_roots(node).items():
-            told[path] = told.get(path, frozenset()) | uids
-        by_word = tuple(RayRoot(path, uids) for path, uids in told.items() if path not in usual)
-        known = {*usual, *told}
+            reported[path] = reported.get(path, frozenset()) | uids
+        by_word = tuple(RayRoot(path, uids) for path, uids in reported.items() if path not in usual)
+        known = {*usual, *reported}
         named = (os.path.normpath(path) for path in settings_of(self.policy).roots)
         itself = tuple(RayRoot(path, maybe=True) for path in dict.fromkeys(named) if path not in known)
         return (*(RayRoot(path) for path in usual), *by_word, *itself)

@@ -43,11 +43,11 @@ def removable(logs: int, visit: Visit, reads: Reads, before: datetime) -> tuple[
     alive = {one.inside for one in visit.node.processes} | {one.pid for one in visit.node.processes}
     setups = sorted(_setups(logs), key=lambda row: row[1].st_mtime_ns)
     found = [_file("", name, about) for name, about in setups[:-1]]
-    for folder in FOLDERS:
+    for directory in FOLDERS:
         found += [
-            _file(folder, name, about)
-            for name, about in _files(logs, folder)
-            if (folder == OLD and pid_in(name) not in alive) or _is_over(name, alive)
+            _file(directory, name, about)
+            for name, about in _files(logs, directory)
+            if (directory == OLD and pid_in(name) not in alive) or _is_over(name, alive)
         ]
     used = visit.used.files
     closed = (one for one in found if (one.device, one.inode) not in used)
@@ -70,10 +70,10 @@ def _setups(logs: int) -> Iterator[tuple[str, os.stat_result]]:
 
 
 @contextmanager
-def opened(logs: int, folder: str) -> Iterator[int | None]:
+def opened(logs: int, directory: str) -> Iterator[int | None]:
     """None: it does not exist, or is a link, which Ray does not create."""
     try:
-        fd = kernel.open_inside(logs, folder or ".")
+        fd = kernel.open_inside(logs, directory or ".")
     except OSError:
         fd = None
     try:
@@ -83,8 +83,8 @@ def opened(logs: int, folder: str) -> Iterator[int | None]:
             os.close(fd)
 
 
-def _files(logs: int, folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    with opened(logs, folder) as fd:
+def _files(logs: int, directory: str) -> Iterator[tuple[str, os.stat_result]]:
+    with opened(logs, directory) as fd:
         for name in sorted(os.listdir(fd)) if fd is not None else ():  # noqa: PTH208
             try:
                 about = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -94,8 +94,8 @@ def _files(logs: int, folder: str) -> Iterator[tuple[str, os.stat_result]]:
                 yield name, about
 
 
-def _file(folder: str, name: str, about: os.stat_result) -> LogFile:
+def _file(directory: str, name: str, about: os.stat_result) -> LogFile:
     newest = instant(max(about.st_atime_ns, about.st_mtime_ns, about.st_ctime_ns))
     size, read = about.st_blocks * BLOCK, read_ns(about)
     when = instant(read) if read else None
-    return LogFile(folder, name, about.st_dev, about.st_ino, about.st_ctime_ns, size, newest, about.st_uid, when)
+    return LogFile(directory, name, about.st_dev, about.st_ino, about.st_ctime_ns, size, newest, about.st_uid, when)

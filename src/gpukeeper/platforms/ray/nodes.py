@@ -122,14 +122,14 @@ class RayRoot(msgspec.Struct, frozen=True):
 
 def reported_roots(node: Node) -> dict[str, frozenset[int]]:
     """Where its processes report sessions, and whose processes these are."""
-    told: dict[str, frozenset[int]] = {}
+    reported: dict[str, frozenset[int]] = {}
     for one in node.processes:
         flags = flags_of(one.argv) if is_rays_own(one) else {}
         session = flags.get("session_dir", "")
         paths = (flags.get("temp_dir", ""), str(Path(session).parent) if session else "")
         for path in (os.path.normpath(path) for path in paths if path.startswith("/")):
-            told[path] = told.get(path, frozenset()) | {one.uid}
-    return told
+            reported[path] = reported.get(path, frozenset()) | {one.uid}
+    return reported
 
 
 def is_rays_own(process: Process) -> bool:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 
 from gpukeeper.disk import filesystems
-from gpukeeper.disk.measure import Limits
+from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCapture, Refused
 from gpukeeper.model.identity import Ref
@@ -33,7 +33,7 @@ class NodeReader:
         everyone: Everyone,
         works: Callable[[Node], str | None],
         proc: str,
-        limits: Limits | None,
+        limits: MeasureLimits | None,
     ) -> None:
         """`works`: what runs on that node according to the titles of its processes, now."""
         self._at, self._scan, self._everyone, self._works = at, scan, everyone, works

@@ -36,7 +36,7 @@ _BETWEEN = re.compile(r"[\s=,;:'\"]")
 ROCKSDB = ("CURRENT", "MANIFEST-")
 
 
-class Session(msgspec.Struct, frozen=True):
+class RaySession(msgspec.Struct, frozen=True):
     """One directory. `path`: as its node sees it."""
 
     name: str
@@ -54,37 +54,37 @@ class SessionState(msgspec.Struct, frozen=True):
     findings: tuple[str, ...] = ()
 
 
-def listed(folder: NodeDirectory, root: RayRoot) -> Iterator[Session]:
+def listed(directory: NodeDirectory, root: RayRoot) -> Iterator[RaySession]:
     """Directories only, named as Ray names them: `session_latest` is a link, and other entries are users' own."""
-    if root.maybe and not is_temp_dir(folder.fd):
+    if root.maybe and not is_temp_dir(directory.fd):
         return
-    with os.scandir(folder.fd) as entries:
+    with os.scandir(directory.fd) as entries:
         names = sorted(entry.name for entry in entries if NAME.fullmatch(entry.name))
     for name in names:
         try:
-            found = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+            found = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
         except FileNotFoundError:
             continue
-        if stat.S_ISDIR(found.st_mode) and root.holds(found.st_uid) and folder.counts(found.st_uid):
-            yield Session(name, str(Path(folder.path, name)), (found.st_dev, found.st_ino), found.st_uid)
+        if stat.S_ISDIR(found.st_mode) and root.holds(found.st_uid) and directory.counts(found.st_uid):
+            yield RaySession(name, str(Path(directory.path, name)), (found.st_dev, found.st_ino), found.st_uid)
 
 
-def is_temp_dir(folder: int) -> bool:
+def is_temp_dir(directory: int) -> bool:
     """Whether Ray keeps its sessions in that directory itself (`--temp-dir`): it creates a link to the latest one
     there. A directory with the name of a session is no proof.
     """
     try:
-        return NAME.fullmatch(Path(os.readlink(LATEST, dir_fd=folder)).name) is not None
+        return NAME.fullmatch(Path(os.readlink(LATEST, dir_fd=directory)).name) is not None
     except OSError:
         return False
 
 
 def standing(
-    session: Session, folder: NodeDirectory, visit: Visit, running_sessions: Mapping[str, str]
+    session: RaySession, directory: NodeDirectory, visit: Visit, running_sessions: Mapping[str, str]
 ) -> SessionState:
     """`running_sessions`: names of sessions that a dashboard reports as running, each with a sentence."""
     try:
-        fd = kernel.open_inside(folder.fd, session.name)
+        fd = kernel.open_inside(directory.fd, session.name)
     except OSError as error:
         return SessionState(Unknown(f"it could not be opened: {error.strerror}"))
     try:
@@ -93,26 +93,28 @@ def standing(
         alive = next((one for one in answers if isinstance(one, str)), None)
         if alive is not None:
             return SessionState(True, alive)
-        found = visit.measure(folder.fd, session.name)
+        found = visit.measure(directory.fd, session.name)
         if found is None:
             return SessionState(Unknown("it was removed while it was read"))
-        found = visit.with_mounts(folder, session.name, found)
-        user = open_files.user_of(session.name, found, visit.below(folder))
+        found = visit.with_mounts(directory, session.name, found)
+        user = open_files.user_of(session.name, found, visit.below(directory))
         if user is not None:
             return SessionState(True, visit.about(user), found)
-        asked = user_files(fd)
-        unknown = [one for one in (*answers, _unseen(session, folder, visit, found), asked) if isinstance(one, Unknown)]
-        findings = (asked.why,) if asked is not None else ()
+        opened = user_files(fd)
+        unknown = [
+            one for one in (*answers, _unseen(session, directory, visit, found), opened) if isinstance(one, Unknown)
+        ]
+        findings = (opened.why,) if opened is not None else ()
         return SessionState(unknown[0] if unknown else False, None, found, findings)
     finally:
         os.close(fd)
 
 
-def subject_of(session: Session, state: SessionState, folder: NodeDirectory, visit: Visit) -> Subject | Unknown:
+def subject_of(session: RaySession, state: SessionState, directory: NodeDirectory, visit: Visit) -> Subject | Unknown:
     owner = visit.owner(session.uid)
     if state.alive is True:
         why = state.why or "it is in use"
-        return translate.live_session(session.path, session.identity, why, owner, folder.disk, visit.at)
+        return translate.live_session(session.path, session.identity, why, owner, directory.disk, visit.at)
     if state.measured is None:
         assert isinstance(state.alive, Unknown)
         return state.alive
@@ -124,21 +126,21 @@ def subject_of(session: Session, state: SessionState, folder: NodeDirectory, vis
         category=Category.DEAD_SESSION,
         in_use=state.alive,
         owner=owner,
-        disk=folder.disk,
-        root=folder.path,
+        disk=directory.disk,
+        root=directory.path,
         findings=state.findings,
-        last_use=visit.last_use(folder, state.measured),
+        last_use=visit.last_use(directory, state.measured),
         kept=visit.holds(session.identity),
         uids=visit.uids(state.measured),
     )
 
 
-def named_by(session: Session, visit: Visit) -> str | Unknown | None:
+def named_by(session: RaySession, visit: Visit) -> str | Unknown | None:
     """A process that names it in its argv, by whatever path: what counts is where that path leads."""
     return refers(session, visit.around.everyone, {one.pid for one in visit.node.processes}, visit.around.proc)
 
 
-def refers(session: Session, everyone: Iterable[Process], own: set[int], proc: str) -> str | None:
+def refers(session: RaySession, everyone: Iterable[Process], own: set[int], proc: str) -> str | None:
     for process in everyone:
         if process.cut:
             return (
@@ -177,16 +179,16 @@ def user_files(session: int) -> Unknown | None:
             )
     try:
         with os.scandir(session) as listing:
-            folders = [entry.name for entry in listing if entry.is_dir(follow_symlinks=False)]
+            directories = [entry.name for entry in listing if entry.is_dir(follow_symlinks=False)]
     except OSError as error:
         return Unknown(f"it could not be listed: {error.strerror}")
-    for name in folders:
+    for name in directories:
         if _is_rocksdb(session, name):
             return Unknown(f"its {name} is a database that is meant to survive the session; remove it by hand")
     return None
 
 
-def _leads_to(session: Session, process: Process, path: str, proc: str) -> bool:
+def _leads_to(session: RaySession, process: Process, path: str, proc: str) -> bool:
     """A link that cannot be followed may lead there."""
     if len(path) >= LONG:
         return True
@@ -197,20 +199,20 @@ def _leads_to(session: Session, process: Process, path: str, proc: str) -> bool:
         return True
 
 
-def _unseen(session: Session, folder: NodeDirectory, visit: Visit, found: TreeMeasurement) -> Unknown | None:
+def _unseen(session: RaySession, directory: NodeDirectory, visit: Visit, found: TreeMeasurement) -> Unknown | None:
     """Why it is not known to be unused. Its sockets were checked one by one, so they are no reason."""
-    if (unseen := visit.why_unseen(folder, session.name)) is not None:
+    if (unseen := visit.why_unseen(directory, session.name)) is not None:
         return unseen
-    asked = msgspec.structs.replace(found, sockets=0, fifos=0)
-    used = open_files.is_in_use(session.name, asked, visit.below(folder))
+    without_sockets = msgspec.structs.replace(found, sockets=0, fifos=0)
+    used = open_files.is_in_use(session.name, without_sockets, visit.below(directory))
     if used is True:
         return Unknown("it is also mounted somewhere else")
     return used if isinstance(used, Unknown) else None
 
 
-def _has_entries(folder: int, path: str) -> bool:
+def _has_entries(directory: int, path: str) -> bool:
     try:
-        fd = kernel.open_inside(folder, path)
+        fd = kernel.open_inside(directory, path)
     except FileNotFoundError:
         return False
     except OSError:

@@ -13,7 +13,7 @@ from gpukeeper.model.unknown import Unknown
 
 FOLDER = "sockets"
 PATIENCE = 2.0  # seconds
-NOBODY = frozenset({errno.ECONNREFUSED, errno.ENOENT})
+NO_LISTENER = frozenset({errno.ECONNREFUSED, errno.ENOENT})
 
 
 def listener(session: int) -> str | Unknown | None:
@@ -21,36 +21,36 @@ def listener(session: int) -> str | Unknown | None:
     so that neither the current name of the session nor the length of its path matters.
     """
     try:
-        folder = kernel.open_inside(session, FOLDER)
+        directory = kernel.open_inside(session, FOLDER)
     except FileNotFoundError:
         return None
     except OSError as error:
         return Unknown(f"its sockets could not be read: {error.strerror}")
     try:
-        names = sorted(name for name in os.listdir(folder) if _is_socket(folder, name))  # noqa: PTH208
-        answers = [answer for name in names if (answer := _ask(folder, name)) is not None]
+        names = sorted(name for name in os.listdir(directory) if _is_socket(directory, name))  # noqa: PTH208
+        answers = [answer for name in names if (answer := _connect_error(directory, name)) is not None]
     except OSError as error:
         return Unknown(f"its sockets could not be read: {error.strerror}")
     finally:
-        os.close(folder)
+        os.close(directory)
     return next((one for one in answers if isinstance(one, str)), next(iter(answers), None))
 
 
-def _ask(folder: int, name: str) -> str | Unknown | None:
+def _connect_error(directory: int, name: str) -> str | Unknown | None:
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
-            asked.settimeout(PATIENCE)
-            asked.connect(f"/proc/self/fd/{folder}/{name}")
-            pid = struct.unpack("3i", asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(PATIENCE)
+            client.connect(f"/proc/self/fd/{directory}/{name}")
+            pid = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     except OSError as error:
-        if error.errno in NOBODY:
+        if error.errno in NO_LISTENER:
             return None
         return Unknown(f"whether a process listens on its socket {name} is unknown: {error.strerror or error}")
     return f"pid {pid} listens on its socket {name}"
 
 
-def _is_socket(folder: int, name: str) -> bool:
+def _is_socket(directory: int, name: str) -> bool:
     try:
-        return stat.S_ISSOCK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        return stat.S_ISSOCK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return False

@@ -29,12 +29,12 @@ from gpukeeper.platforms.ray.busy import (
     OVER_GROUP,
     OVER_JOB,
     OVER_TASK,
-    Actor,
     ClusterState,
     Job,
     PlacementGroup,
+    RayActor,
     RayNode,
-    Said,
+    Rows,
     Task,
     Worker,
 )
@@ -81,7 +81,7 @@ class StateApi:
         jobs = await self._jobs_of(workers, await self._all("jobs", Job))
         tasks = await self._all("tasks", Task)
         groups = await self._all("placement_groups", PlacementGroup)
-        actors = await self._all("actors", Actor)
+        actors = await self._all("actors", RayActor)
         nodes = await self._all("nodes", RayNode)
         stranger = self._mismatch(await self.version(), session)
         if stranger is not None:
@@ -103,7 +103,7 @@ class StateApi:
             f"Ray at {self.address} is {_first(version.session or 'a session without a name')}, not {session}"
         )
 
-    async def _jobs_of(self, workers: Said[Worker], jobs: Said[Job]) -> Said[Job]:
+    async def _jobs_of(self, workers: Rows[Worker], jobs: Rows[Job]) -> Rows[Job]:
         """With the jobs that have ended although a driver of theirs is alive."""
         if isinstance(workers, Unknown) or isinstance(jobs, Unknown):
             return jobs
@@ -115,7 +115,7 @@ class StateApi:
             found += page.result
         return tuple(found)
 
-    async def _all(self, kind: str, row: type[T]) -> Said[T]:
+    async def _all(self, kind: str, row: type[T]) -> Rows[T]:
         """Every row that has not ended. Ray's own source returns a limited number of rows, ended or not; then by
         state.
         """
@@ -141,11 +141,11 @@ class StateApi:
         return Unknown(f"Ray at {self.address} returned {what} only; the others may run anything")
 
     async def _page(self, kind: str, row: type[T], filters: Sequence[Filter]) -> _Page[T] | Unknown:
-        asked: list[tuple[str, str | int]] = [("detail", 1), ("limit", LIMIT)]
-        asked.append(("timeout", max(1, int(self._deadline.total_seconds()))))
+        parameters: list[tuple[str, str | int]] = [("detail", 1), ("limit", LIMIT)]
+        parameters.append(("timeout", max(1, int(self._deadline.total_seconds()))))
         for key, predicate, value in filters:
-            asked += [("filter_keys", key), ("filter_predicates", predicate), ("filter_values", value)]
-        answer = await self._get(f"/api/v0/{kind}?{urlencode(asked)}", _StateResponse[row])  # type: ignore[valid-type]
+            parameters += [("filter_keys", key), ("filter_predicates", predicate), ("filter_values", value)]
+        answer = await self._get(f"/api/v0/{kind}?{urlencode(parameters)}", _StateResponse[row])  # type: ignore[valid-type]
         if isinstance(answer, Unknown):
             return answer
         if not answer.result or answer.data.result is None:
@@ -208,9 +208,9 @@ def addresses(raylet: Sequence[str]) -> list[str]:
 
     Every raylet of 2.40 to 2.60 has the address in the command that it starts workers with. No file has it.
     """
-    said = [match[1] for part in raylet if (match := _WEBUI.search(part))]
+    values = [match[1] for part in raylet if (match := _WEBUI.search(part))]
     hosts = [part.partition("=")[2].rpartition(":")[0] for part in raylet if part.startswith("--gcs-address=")]
-    known = [one for one in said if re.fullmatch(r"\S+:\d+", one)]
+    known = [one for one in values if re.fullmatch(r"\S+:\d+", one)]
     guesses = [f"{host}:{PORT}" for host in (*hosts, "127.0.0.1") if host]
     return list(dict.fromkeys(_url(one) for one in known + guesses))
 
@@ -219,10 +219,10 @@ def why_out_of_reach(raylet: Sequence[str]) -> str | None:
     """For a node on another machine than the head, if the dashboard listens only on the head's own machine (the default
     of `ray start --head`): what to change.
     """
-    said = next((match[1] for part in raylet if (match := _WEBUI.search(part))), "")
+    value = next((match[1] for part in raylet if (match := _WEBUI.search(part))), "")
     flags = flags_of(raylet)
     head, own = flags.get("gcs_address", "").rpartition(":")[0], flags.get("node_ip_address", "")
-    host = said.rpartition(":")[0]
+    host = value.rpartition(":")[0]
     if not head or not own or head == own or host not in LOOPBACK:
         return None
     return (
@@ -317,10 +317,10 @@ def _refusal(answer: http_client.Response) -> str:
     if answer.status == HTTPStatus.FORBIDDEN:
         return f"it refused the token; check {TOKEN}, {TOKEN_PATH} or ~/.ray/auth_token"
     try:
-        said = reading.decode(answer.body, type=_Words).msg
+        message = reading.decode(answer.body, type=_Words).msg
     except msgspec.MsgspecError:
-        said = ""
-    return f"it answered {answer.status} {_first(said) or answer.reason}"
+        message = ""
+    return f"it answered {answer.status} {_first(message) or answer.reason}"
 
 
 class _Words(msgspec.Struct, frozen=True):

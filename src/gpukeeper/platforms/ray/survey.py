@@ -21,7 +21,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import errors, logs, sessions, translate, trees
 from gpukeeper.platforms.ray.connect import DEFAULT_TMP, RAY
 from gpukeeper.platforms.ray.nodes import RayRoot
-from gpukeeper.platforms.ray.sessions import Session
+from gpukeeper.platforms.ray.sessions import RaySession
 from gpukeeper.platforms.ray.translate import LogFile
 from gpukeeper.platforms.ray.visit import NodeDirectory, ProtectedPaths, Visit
 
@@ -31,7 +31,7 @@ TRIES = 3  # files come and go while a live session is counted
 
 
 class SurveyOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to look for on one node."""
+    """What to search for on one node."""
 
     ray_roots: tuple[RayRoot, ...]
     temporary: tuple[Temporary, ...]
@@ -91,26 +91,26 @@ def within(
     """In that directory of the node, if it exists. What could not be read is reported."""
     entered = False
     try:
-        with visit.folder(path) as folder:
+        with visit.folder(path) as directory:
             entered = True
             found.there.add(path)
-            found.folder = found.folder or folder
-            about = os.fstat(folder.fd)
-            found.disks.setdefault(about.st_dev, folder)
+            found.folder = found.folder or directory
+            about = os.fstat(directory.fd)
+            found.disks.setdefault(about.st_dev, directory)
             if (about.st_dev, about.st_ino, of_ray) not in found.visited:
                 found.visited.add((about.st_dev, about.st_ino, of_ray))
-                found.findings += _limits(folder, visit)
-                work(folder)
+                found.findings += _limits(directory, visit)
+                work(directory)
     except OSError as error:
         if entered or not isinstance(error, FileNotFoundError | NotADirectoryError):
             found.unseen.append(errors.unreadable(f"{visit.node.name}:{path}", error))
 
 
-def _limits(folder: NodeDirectory, visit: Visit) -> Iterator[str]:
+def _limits(directory: NodeDirectory, visit: Visit) -> Iterator[str]:
     """Explains why files of others are not considered there."""
-    if folder.uids != visit.node.uids:
-        words = " and ".join(sorted(visit.owner(uid) for uid in folder.uids or ())) or "several people"
-        yield f"{folder.path} is reached through a link of {words}, so only files that they own there are considered"
+    if directory.uids != visit.node.uids:
+        words = " and ".join(sorted(visit.owner(uid) for uid in directory.uids or ())) or "several people"
+        yield f"{directory.path} is reached through a link of {words}, so only files that they own there are considered"
 
 
 def by_root(temporary: Sequence[Temporary]) -> dict[str, list[Temporary]]:
@@ -121,51 +121,51 @@ def by_root(temporary: Sequence[Temporary]) -> dict[str, list[Temporary]]:
 
 
 def logs_of(
-    session: Session, folder: NodeDirectory, visit: Visit, wants: SurveyOptions
+    session: RaySession, directory: NodeDirectory, visit: Visit, wants: SurveyOptions
 ) -> tuple[Subject | None, tuple[str, ...]]:
     """Of one live session; and sentences about files that grow too large."""
-    with opened_logs(folder, session.name) as fd:
+    with opened_logs(directory, session.name) as fd:
         if fd is None:
             return None, ()
         path = str(Path(session.path, logs.LOGS))
         about = tuple(f"{path}: {words}" for words in logs.too_long(fd))
-        files = logs_to_go(fd, folder, visit, wants)
+        files = logs_to_go(fd, directory, visit, wants)
         if not files:
             return None, about
         top = os.fstat(fd)
         owner = visit.owner(session.uid)
         identity = top.st_dev, top.st_ino
         # Files that are seen in use are not among them; whether unseen processes use them is another question.
-        hidden = visit.below(folder).open_files.hidden
+        hidden = visit.below(directory).open_files.hidden
         in_use = False if hidden is None else Unknown(hidden)
-        return translate.logs_subject(path, identity, files, owner, folder.disk, visit.at, in_use=in_use), about
+        return translate.logs_subject(path, identity, files, owner, directory.disk, visit.at, in_use=in_use), about
 
 
-def logs_to_go(fd: int, folder: NodeDirectory, visit: Visit, wants: SurveyOptions) -> tuple[LogFile, ...]:
+def logs_to_go(fd: int, directory: NodeDirectory, visit: Visit, wants: SurveyOptions) -> tuple[LogFile, ...]:
     """By the full hour: otherwise each pass would find one more that has become old enough, so never the same set
     twice.
     """
-    age = logs_age(folder, visit, wants)
+    age = logs_age(directory, visit, wants)
     if age is None:
         return ()
     before = (visit.at.now - age).replace(minute=0, second=0, microsecond=0)
-    return tuple(one for one in logs.removable(fd, visit, visit.reads(folder), before) if folder.counts(one.uid))
+    return tuple(one for one in logs.removable(fd, visit, visit.reads(directory), before) if directory.counts(one.uid))
 
 
-def logs_age(folder: NodeDirectory, visit: Visit, wants: SurveyOptions) -> timedelta | None:
+def logs_age(directory: NodeDirectory, visit: Visit, wants: SurveyOptions) -> timedelta | None:
     """Sooner while the disk is certainly too full; between the two thresholds only the engine knows, and the longer age
     applies.
     """
-    if wants.logs is None or visit.unseen(folder) is not None:
+    if wants.logs is None or visit.unseen(directory) is not None:
         return None
-    return min(wants.logs, DAY) if folder.disk.full >= wants.too_full else wants.logs
+    return min(wants.logs, DAY) if directory.disk.full >= wants.too_full else wants.logs
 
 
 @contextmanager
-def opened_logs(folder: NodeDirectory, name: str) -> Iterator[int | None]:
+def opened_logs(directory: NodeDirectory, name: str) -> Iterator[int | None]:
     """None: it has none, or one that Ray did not create."""
     try:
-        fd = kernel.open_inside(folder.fd, f"{name}/{logs.LOGS}")
+        fd = kernel.open_inside(directory.fd, f"{name}/{logs.LOGS}")
     except OSError:
         fd = None
     try:
@@ -195,51 +195,55 @@ def estimate(found: NodeSurvey, door: str, deadline: timedelta = ESTIMATE) -> in
 
 
 def _add_trees(
-    folder: NodeDirectory, temporary: Sequence[Temporary], visit: Visit, wants: SurveyOptions, found: NodeSurvey
+    directory: NodeDirectory, temporary: Sequence[Temporary], visit: Visit, wants: SurveyOptions, found: NodeSurvey
 ) -> None:
-    hosts = visit.is_hosts(folder)
-    names = dict.fromkeys(name for one in temporary for name in trees.names(folder, one)) if not hosts else {}
-    found.others += _others(folder, names, visit, wants)
+    hosts = visit.is_hosts(directory)
+    names = dict.fromkeys(name for one in temporary for name in trees.names(directory, one)) if not hosts else {}
+    found.others += _others(directory, names, visit, wants)
     if hosts:
         return
-    below = visit.below(folder)
+    below = visit.below(directory)
     for name in names:
         try:
-            subject = trees.subject_of(folder, name, visit, below)
+            subject = trees.subject_of(directory, name, visit, below)
         except OSError as error:
-            found.unseen.append(errors.unreadable(f"{visit.node.name}:{folder.path}/{measure.printable(name)}", error))
+            found.unseen.append(
+                errors.unreadable(f"{visit.node.name}:{directory.path}/{measure.printable(name)}", error)
+            )
             continue
         if subject is not None:
             found.subjects.append(subject)
-    _add_unfinished(folder, visit, found)
+    _add_unfinished(directory, visit, found)
 
 
-def _add_unfinished(folder: NodeDirectory, visit: Visit, found: NodeSurvey) -> None:
+def _add_unfinished(directory: NodeDirectory, visit: Visit, found: NodeSurvey) -> None:
     """Once, though a directory may contain trees and sessions: two steps on the same tree would conflict."""
-    about = os.fstat(folder.fd)
+    about = os.fstat(directory.fd)
     if (about.st_dev, about.st_ino) not in found.finished:
         found.finished.add((about.st_dev, about.st_ino))
-        found.subjects += [subject for _, subject in visit.unfinished(folder)]
+        found.subjects += [subject for _, subject in visit.unfinished(directory)]
 
 
-def _others(folder: NodeDirectory, named: Mapping[str, None], visit: Visit, wants: SurveyOptions) -> Iterator[str]:
+def _others(directory: NodeDirectory, named: Mapping[str, None], visit: Visit, wants: SurveyOptions) -> Iterator[str]:
     """Nothing that is mounted, which may hang, and no directory of sessions: those are counted one by one."""
     roots = {os.path.normpath(one.path) for one in wants.ray_roots if not one.maybe}
-    with os.scandir(folder.fd) as listing:
+    with os.scandir(directory.fd) as listing:
         names = [entry.name for entry in listing if entry.name not in named and not trash.is_trash(entry.name)]
     for name in names:
-        path = str(Path(folder.real, name))
-        if sessions.NAME.fullmatch(name) or str(Path(folder.path, name)) in roots:
+        path = str(Path(directory.real, name))
+        if sessions.NAME.fullmatch(name) or str(Path(directory.path, name)) in roots:
             continue
         if not mounts.has_mount_inside(path, visit.mounts):
             yield path
 
 
-def _add_sessions(folder: NodeDirectory, root: RayRoot, visit: Visit, wants: SurveyOptions, found: NodeSurvey) -> None:
-    for session in sessions.listed(folder, root):
+def _add_sessions(
+    directory: NodeDirectory, root: RayRoot, visit: Visit, wants: SurveyOptions, found: NodeSurvey
+) -> None:
+    for session in sessions.listed(directory, root):
         found.sessions.append(session.path)
-        state = sessions.standing(session, folder, visit, wants.running_sessions)
-        subject = sessions.subject_of(session, state, folder, visit)
+        state = sessions.standing(session, directory, visit, wants.running_sessions)
+        subject = sessions.subject_of(session, state, directory, visit)
         if isinstance(subject, Unknown):
             found.unseen.append(Unseen(f"{visit.node.name}:{measure.printable(session.path)}", subject.why))
             continue
@@ -247,16 +251,16 @@ def _add_sessions(folder: NodeDirectory, root: RayRoot, visit: Visit, wants: Sur
         alive = subject.state is State.RUNNING
         found.live, found.dead = found.live + alive, found.dead + (subject.in_use is False)
         if alive:
-            found.living.append(str(Path(folder.real, session.name)))
-            of_the_dead, about = logs_of(session, folder, visit, wants)
+            found.living.append(str(Path(directory.real, session.name)))
+            of_the_dead, about = logs_of(session, directory, visit, wants)
             found.subjects += [] if of_the_dead is None else [of_the_dead]
             found.findings += about
-            with opened_logs(folder, session.name) as fd:
-                found.subjects += [] if fd is None else unfinished_logs(fd, session, folder, visit)
-    _add_unfinished(folder, visit, found)
+            with opened_logs(directory, session.name) as fd:
+                found.subjects += [] if fd is None else unfinished_logs(fd, session, directory, visit)
+    _add_unfinished(directory, visit, found)
 
 
-def unfinished_logs(fd: int, session: Session, folder: NodeDirectory, visit: Visit) -> list[Subject]:
+def unfinished_logs(fd: int, session: RaySession, directory: NodeDirectory, visit: Visit) -> list[Subject]:
     """Of an interrupted removal of many log files."""
     found = []
     for place in logs.FOLDERS:
@@ -264,6 +268,6 @@ def unfinished_logs(fd: int, session: Session, folder: NodeDirectory, visit: Vis
             if inner is None:
                 continue
             path = os.path.normpath(Path(session.path, logs.LOGS, place))
-            here = msgspec.structs.replace(folder, fd=inner, path=path)
+            here = msgspec.structs.replace(directory, fd=inner, path=path)
             found += [subject for _, subject in visit.unfinished(here)]
     return found

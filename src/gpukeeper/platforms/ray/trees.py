@@ -18,49 +18,49 @@ KEEP = ".keep"  # a file of this name at the top of a tree keeps it
 KEPT = f"it contains a file named {KEEP}"
 
 
-def names(folder: NodeDirectory, temporary: Temporary) -> list[str]:
+def names(directory: NodeDirectory, temporary: Temporary) -> list[str]:
     """What is kept by name is listed, too: the rule reports it. A session is never a mere temporary tree."""
-    with os.scandir(folder.fd) as listing:
+    with os.scandir(directory.fd) as listing:
         named = [entry for entry in listing if is_named(entry.name, temporary.names) and not NAME.fullmatch(entry.name)]
-        return sorted(entry.name for entry in named if _counts(folder, entry))
+        return sorted(entry.name for entry in named if _counts(directory, entry))
 
 
-def _counts(folder: NodeDirectory, entry: os.DirEntry[str]) -> bool:
+def _counts(directory: NodeDirectory, entry: os.DirEntry[str]) -> bool:
     try:
-        return folder.counts(entry.stat(follow_symlinks=False).st_uid)
+        return directory.counts(entry.stat(follow_symlinks=False).st_uid)
     except FileNotFoundError:
         return False
 
 
-def subject_of(folder: NodeDirectory, name: str, visit: Visit, below: DirectoryUse) -> Subject | None:
+def subject_of(directory: NodeDirectory, name: str, visit: Visit, below: DirectoryUse) -> Subject | None:
     """None: it is gone since it was listed."""
-    found = visit.measure(folder.fd, name)
+    found = visit.measure(directory.fd, name)
     if found is None:
         return None
-    found = visit.with_mounts(folder, name, found)
-    in_use, keeps = visit.in_use(folder, name, found, below)
+    found = visit.with_mounts(directory, name, found)
+    in_use, keeps = visit.in_use(directory, name, found, below)
     return translate.tree_subject(
-        str(Path(folder.path, name)),
+        str(Path(directory.path, name)),
         found,
         visit.at,
         in_use=in_use,
         keeps=keeps,
-        kept=why_kept(folder, name, (found.device, found.inode), visit),
+        kept=why_kept(directory, name, (found.device, found.inode), visit),
         owner=visit.owner(found.uid),
-        disk=folder.disk,
-        root=folder.path,
+        disk=directory.disk,
+        root=directory.path,
         uids=visit.uids(found),
-        last_use=visit.last_use(folder, found),
+        last_use=visit.last_use(directory, found),
     )
 
 
-def why_kept(folder: NodeDirectory, name: str, identity: tuple[int, int], visit: Visit) -> str | None:
-    return KEPT if has_keep(folder.fd, name) else visit.holds(identity)
+def why_kept(directory: NodeDirectory, name: str, identity: tuple[int, int], visit: Visit) -> str | None:
+    return KEPT if has_keep(directory.fd, name) else visit.holds(identity)
 
 
-def has_keep(folder: int, name: str) -> bool:
+def has_keep(directory: int, name: str) -> bool:
     try:
-        os.stat(f"{name}/{KEEP}", dir_fd=folder, follow_symlinks=False)
+        os.stat(f"{name}/{KEEP}", dir_fd=directory, follow_symlinks=False)
     except OSError:
         return False
     return True

@@ -12,9 +12,11 @@ import msgspec
 
 from gpukeeper.disk import access_times, measure, mounts, open_files, procfs, trash
 from gpukeeper.disk.access_times import LastUse, Reads
-from gpukeeper.disk.measure import Limits, TreeMeasurement
+from gpukeeper.disk.kernel import KERNEL
+from gpukeeper.disk.measure import MeasureLimits, TreeMeasurement
 from gpukeeper.disk.mounts import MountEntry
 from gpukeeper.disk.open_files import DirectoryUse, OpenFiles
+from gpukeeper.disk.process_files import ONLY_HERE
 from gpukeeper.disk.remote_use import why_unseen
 from gpukeeper.disk.remove import ExpectedTree
 from gpukeeper.disk.trash import TrashedTree
@@ -76,12 +78,12 @@ class Visit:
         around: MachineSnapshot,
         at: translate.PlaceAndTime,
         until: float,
-        limits: Limits | None = None,
+        limits: MeasureLimits | None = None,
         needed: ProtectedPaths | None = None,
     ) -> None:
         """`until`: of the monotonic clock; what was not measured by then is unknown."""
         self.node, self.root, self.around, self.at, self.until = node, root, around, at, until
-        self.limits = limits or Limits()
+        self.limits = limits or MeasureLimits()
         who = self.around.proc + "/" + ("self" if node.door.pid is None else str(node.door.pid))
         self.mounts = mounts.parse_mounts(procfs.read(f"{who}/mountinfo", procfs.TABLE))
         self._used: OpenFiles | None = None
@@ -94,15 +96,15 @@ class Visit:
             self._used = _as_node_sees(self.node, self.around.used, self.mounts)
         return self._used
 
-    def unseen(self, folder: NodeDirectory) -> Unknown | None:
+    def unseen(self, directory: NodeDirectory) -> Unknown | None:
         """Why other machines may use it, too."""
-        return why_unseen(folder.real, self.mounts, self.around.used.exports)
+        return why_unseen(directory.real, self.mounts, self.around.used.exports)
 
-    def reads(self, folder: NodeDirectory) -> Reads:
+    def reads(self, directory: NodeDirectory) -> Reads:
         """How reads of its entries are recorded."""
-        if folder.real not in self._reads:
-            self._reads[folder.real] = access_times.reads_of(folder.real, self.mounts, self.around.used.tables)
-        return self._reads[folder.real]
+        if directory.real not in self._reads:
+            self._reads[directory.real] = access_times.reads_of(directory.real, self.mounts, self.around.used.tables)
+        return self._reads[directory.real]
 
     @contextmanager
     def folder(self, path: str) -> Iterator[NodeDirectory]:
@@ -115,11 +117,11 @@ class Visit:
             named = os.path.normpath(path)
             yield NodeDirectory(fd, named, real, disk, found.size, found.free, private, uids)
 
-    def is_hosts(self, folder: NodeDirectory) -> bool:
+    def is_hosts(self, directory: NodeDirectory) -> bool:
         """Its trees are left to the host platform, by whatever name they are seen here: two platforms must not act on
         the same tree.
         """
-        about = os.fstat(folder.fd)
+        about = os.fstat(directory.fd)
         return (about.st_dev, about.st_ino) in self._hosts
 
     def holds(self, identity: tuple[int, int]) -> str | None:
@@ -131,18 +133,18 @@ class Visit:
             else (f"it contains {measure.printable(path)}, which gpukeeper needs or the policy names")
         )
 
-    def measure(self, folder: int, name: str) -> TreeMeasurement | None:
-        return measure.measure(name, folder, self.used.files, self.limits, lambda: time.monotonic() > self.until)
+    def measure(self, directory: int, name: str) -> TreeMeasurement | None:
+        return measure.measure(name, directory, self.used.files, self.limits, lambda: time.monotonic() > self.until)
 
-    def last_use(self, folder: NodeDirectory, found: TreeMeasurement) -> LastUse:
-        return access_times.last_use(found, self.reads(folder), None, self.at.now)
+    def last_use(self, directory: NodeDirectory, found: TreeMeasurement) -> LastUse:
+        return access_times.last_use(found, self.reads(directory), None, self.at.now)
 
-    def below(self, folder: NodeDirectory) -> DirectoryUse:
-        return open_files.below(folder.real, seen_from_here(folder, self.used))
+    def below(self, directory: NodeDirectory) -> DirectoryUse:
+        return open_files.below(directory.real, seen_from_here(directory, self.used))
 
-    def with_mounts(self, folder: NodeDirectory, name: str, found: TreeMeasurement) -> TreeMeasurement:
+    def with_mounts(self, directory: NodeDirectory, name: str, found: TreeMeasurement) -> TreeMeasurement:
         """A single file mounted inside escapes the walk; the list of mounts has it."""
-        if not mounts.has_mount_inside(str(Path(folder.real, name)), self.mounts):
+        if not mounts.has_mount_inside(str(Path(directory.real, name)), self.mounts):
             return found
         why = Unknown(measure.MOUNT_POINT)
         problems = (*found.problems, measure.MOUNT_POINT)
@@ -157,46 +159,46 @@ class Visit:
         return found.uids if self.node.is_machine and not found.problems else None
 
     def in_use(
-        self, folder: NodeDirectory, name: str, found: TreeMeasurement, used: DirectoryUse
+        self, directory: NodeDirectory, name: str, found: TreeMeasurement, used: DirectoryUse
     ) -> tuple[bool | Unknown, str | None]:
         """And by which process."""
         user = open_files.user_of(name, found, used)
         if user is not None:
             return True, self.about(user)
-        unseen = self.why_unseen(folder, name)
+        unseen = self.why_unseen(directory, name)
         return open_files.is_in_use(name, found, used) if unseen is None else unseen, None
 
-    def why_unseen(self, folder: NodeDirectory, name: str) -> Unknown | None:
+    def why_unseen(self, directory: NodeDirectory, name: str) -> Unknown | None:
         """Of one entry: something inside of it may be exported, too."""
-        unseen = self.unseen(folder)
+        unseen = self.unseen(directory)
         if unseen is not None:
             return unseen
-        return why_unseen(str(Path(folder.real, name)), self.mounts, self.around.used.exports)
+        return why_unseen(str(Path(directory.real, name)), self.mounts, self.around.used.exports)
 
     def about(self, pid: int) -> str:
-        if pid == open_files.KERNEL:
+        if pid == KERNEL:
             return "the kernel itself uses a file of it"
         comm = next((one.comm for one in self.around.everyone if one.pid == pid), "")
         return f"pid {pid}{f' ({measure.printable(comm)})' if comm else ''} has files of it open"
 
-    def unfinished(self, folder: NodeDirectory) -> Iterator[tuple[TrashedTree, Subject]]:
+    def unfinished(self, directory: NodeDirectory) -> Iterator[tuple[TrashedTree, Subject]]:
         """The rest of an interrupted removal of ours in that directory."""
-        for taken in trash.leftovers(folder.fd):
-            subject = self.unfinished_one(folder, taken)
+        for taken in trash.leftovers(directory.fd):
+            subject = self.unfinished_one(directory, taken)
             if subject is not None:
                 yield taken, subject
 
-    def unfinished_one(self, folder: NodeDirectory, taken: TrashedTree) -> Subject | None:
+    def unfinished_one(self, directory: NodeDirectory, taken: TrashedTree) -> Subject | None:
         try:
-            with measure.open_directory(taken.trash, folder.fd) as bin_:
+            with measure.open_directory(taken.trash, directory.fd) as bin_:
                 found = self.measure(bin_, taken.name)
         except FileNotFoundError:
             return None
-        if found is None or not folder.counts(found.uid):
+        if found is None or not directory.counts(found.uid):
             return None
-        user = open_files.users_of_trash(taken.trash, seen_from_here(folder, self.around.used))
+        user = open_files.users_of_trash(taken.trash, seen_from_here(directory, self.around.used))
         used: bool | Unknown = user if isinstance(user, Unknown) else user is not None or found.held_by is not None
-        path = f"{folder.path}/{taken.trash}/{taken.name}"
+        path = f"{directory.path}/{taken.trash}/{taken.name}"
         words = "its deletion had begun" if taken.deleting else "it was only taken, and is put back"
         return translate.tree_subject(
             path,
@@ -205,8 +207,8 @@ class Visit:
             category=Category.UNFINISHED,
             in_use=used,
             owner=self.owner(found.uid),
-            disk=folder.disk,
-            root=folder.path,
+            disk=directory.disk,
+            root=directory.path,
             findings=(f"a removal of gpukeeper was interrupted: {words}",),
         )
 
@@ -217,7 +219,7 @@ def visiting(
     around: MachineSnapshot,
     at: translate.PlaceAndTime,
     until: float,
-    limits: Limits | None = None,
+    limits: MeasureLimits | None = None,
     needed: ProtectedPaths | None = None,
 ) -> Iterator[Visit]:
     """FileNotFoundError: the node ended in the meantime."""
@@ -235,9 +237,9 @@ def whose(uids: frozenset[int] | None, linkers: frozenset[int]) -> frozenset[int
     return uids
 
 
-def seen_from_here(folder: NodeDirectory, used: OpenFiles) -> OpenFiles:
+def seen_from_here(directory: NodeDirectory, used: OpenFiles) -> OpenFiles:
     """Inside a container its own processes are all that can use its own layer, but not a volume."""
-    if not folder.private or used.hidden != open_files.ONLY_HERE:
+    if not directory.private or used.hidden != ONLY_HERE:
         return used
     return msgspec.structs.replace(used, hidden=None)
 
@@ -250,13 +252,13 @@ def expected(fresh: Subject, uid: int | None) -> ExpectedTree | None:
     return None if identity is None or ctime is None else ExpectedTree(identity, ctime, uid)
 
 
-def names_in(folder: NodeDirectory, wanted: tuple[int, int]) -> list[str]:
+def names_in(directory: NodeDirectory, wanted: tuple[int, int]) -> list[str]:
     """The entry of that name in that directory, by identity: a listing returns the inode below a mount point, a stat
     does not. Not the entries that removals in progress create, which may get the inode of a tree that was just
     deleted.
     """
     names = []
-    with os.scandir(folder.fd) as listing:
+    with os.scandir(directory.fd) as listing:
         for entry in listing:
             if entry.inode() != wanted[1]:
                 continue
@@ -265,28 +267,30 @@ def names_in(folder: NodeDirectory, wanted: tuple[int, int]) -> list[str]:
             except FileNotFoundError:
                 continue
             ours = trash.is_trash(entry.name) or trash.holds_a_name(found)
-            if (found.st_dev, found.st_ino) == wanted and folder.counts(found.st_uid) and not ours:
+            if (found.st_dev, found.st_ino) == wanted and directory.counts(found.st_uid) and not ours:
                 names.append(entry.name)
     return names
 
 
-def taken_in(folder: NodeDirectory, wanted: tuple[int, int]) -> TrashedTree | None:
-    return next((one for one in trash.leftovers(folder.fd) if one.identity == wanted and _is_whose(folder, one)), None)
+def taken_in(directory: NodeDirectory, wanted: tuple[int, int]) -> TrashedTree | None:
+    return next(
+        (one for one in trash.leftovers(directory.fd) if one.identity == wanted and _is_whose(directory, one)), None
+    )
 
 
-def _is_whose(folder: NodeDirectory, taken: TrashedTree) -> bool:
+def _is_whose(directory: NodeDirectory, taken: TrashedTree) -> bool:
     try:
-        found = os.stat(f"{taken.trash}/{taken.name}", dir_fd=folder.fd, follow_symlinks=False)
+        found = os.stat(f"{taken.trash}/{taken.name}", dir_fd=directory.fd, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return folder.counts(found.st_uid)
+    return directory.counts(found.st_uid)
 
 
 def _as_node_sees(node: Node, used: OpenFiles, known: tuple[MountEntry, ...]) -> OpenFiles:
     """Paths are those of the process that opened them: the same path in another node is another file. Files are the
     same everywhere by identity, and the check after the rename is exact for paths, too.
     """
-    own = {one.pid for one in node.processes} | {open_files.KERNEL}
+    own = {one.pid for one in node.processes} | {KERNEL}
     paths = {path: pid for path, pid in used.paths.items() if pid in own}
     return msgspec.structs.replace(used, paths=paths, own_mounts=known)
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from gpukeeper.engine.missing import gone_by_looks
+from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -34,7 +34,7 @@ from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Category, Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.thing import UNKNOWABLE, Thing, tell
+from gpukeeper.platforms.simulated.thing import UNKNOWABLE, Thing, subject_of
 from gpukeeper.platforms.simulated.world import Crashed, SimulatedPlace, World
 
 PAGE = 200
@@ -105,7 +105,7 @@ class SimulatedPlatform:
         now = world.clock.now()
         pages = [here[i : i + PAGE] for i in range(0, len(here), PAGE)] or [[]]
         for page in pages:
-            subjects = tuple(tell(thing, now, self._vague()) for thing in page)
+            subjects = tuple(subject_of(thing, now, self._vague()) for thing in page)
             yield Snapshot(self.name, self.place, now, subjects, unseen)
 
     async def wake(self) -> AsyncIterator[Ref | None]:
@@ -129,7 +129,7 @@ class SimulatedPlatform:
         thing = next((one for one in self._world.things[self._place.key].values() if one.ref.uid == uid), None)
         return None if thing is None else thing.ref
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         await self._call()
         world, faults = self._world, self._world.faults
         if faults.blind and world.rng.random() < faults.blind:
@@ -140,14 +140,14 @@ class SimulatedPlatform:
             return Gone(ref, now)
         vague = self._vague()
         world.note("look", thing, vague=vague or "")
-        return tell(thing, now, vague)
+        return subject_of(thing, now, vague)
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         thing = self._world.things[self._place.key].get(uid)
-        return await self.look(Ref(self.name, self.place, "container" if thing is None else thing.ref.kind, uid, uid))
+        return await self.read(Ref(self.name, self.place, "container" if thing is None else thing.ref.kind, uid, uid))
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_looks(self.look, refs)
+        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         await self._call()
@@ -211,7 +211,7 @@ class SimulatedPlatform:
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         return False
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
@@ -227,7 +227,7 @@ class SimulatedPlatform:
         """Its components; the rules add the rest."""
         return Diagnosis()
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         """A stop here is one call: nothing has to be undone."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:

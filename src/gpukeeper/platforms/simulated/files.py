@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Category, Shape, State
-from gpukeeper.platforms.simulated.thing import DAY, Node, Thing
+from gpukeeper.platforms.simulated.thing import DAY, SimulatedNode, Thing
 from gpukeeper.platforms.simulated.world import SimulatedPlace, World
 
 GIB = 1024**3
@@ -114,12 +114,12 @@ class SimulatedFiles:
 
     # Pieces of stories.
 
-    def _temporary(self, place: SimulatedPlace, node: Node) -> Thing:
+    def _temporary(self, place: SimulatedPlace, node: SimulatedNode) -> Thing:
         rng = self._world.rng
         name = f"/tmp/{rng.choice(TEMPORARY)}{rng.randrange(16**6):06x}"  # noqa: S108
         return self._add(place, node, "tree", name, Category.TEMPORARY)
 
-    def _add(self, place: SimulatedPlace, node: Node, kind: str, name: str, category: Category) -> Thing:
+    def _add(self, place: SimulatedPlace, node: SimulatedNode, kind: str, name: str, category: Category) -> Thing:
         rng, world = self._world.rng, self._world
         ref = Ref(place.platform, place.place, kind, name, world.new_uid(), node.name)
         tree = Thing(ref, self._now(), Shape.TREE, rng.choice(place.people), "ray", state=State.ENDED)
@@ -145,11 +145,11 @@ class SimulatedFiles:
             tree.in_use = False
             tree.change(self._now())
 
-    def _begin_work(self, node: Node) -> None:
+    def _begin_work(self, node: SimulatedNode) -> None:
         node.busy = "a task runs on it"
         self._world.after(self._span(15, 120), lambda: setattr(node, "busy", None))
 
-    def _node(self, place: SimulatedPlace) -> Node:
+    def _node(self, place: SimulatedPlace) -> SimulatedNode:
         return self._world.rng.choice(self._world.nodes[place.key])
 
     def _span(self, low: int, high: int) -> timedelta:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.engine.missing import gone_by_looks
+from gpukeeper.engine.missing import gone_by_reading
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -62,8 +62,8 @@ class FolderPlatform:
     local = True
     guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory
 
     @property
     def place(self) -> str:
@@ -90,7 +90,7 @@ class FolderPlatform:
         return
         yield None
 
-    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         """By inode, whatever its name is now: a renamed file is not gone."""
         now = datetime.now(UTC)
         for path in sorted(self._folder.iterdir()):
@@ -99,11 +99,11 @@ class FolderPlatform:
                 return Gone(ref, now) if found is None else found
         return Gone(ref, now)
 
-    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
-        return await self.look(Ref(self.name, self.place, "container", uid, uid))
+    async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        return await self.read(Ref(self.name, self.place, "container", uid, uid))
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_looks(self.look, refs)
+        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         try:
@@ -125,7 +125,7 @@ class FolderPlatform:
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def tell(self, subject: Subject, message: str) -> bool:
+    async def notify(self, subject: Subject, message: str) -> bool:
         return False
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
@@ -141,7 +141,7 @@ class FolderPlatform:
         """Its components; the rules add the rest."""
         return Diagnosis()
 
-    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         """A stop here is one call: nothing has to be undone."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
@@ -195,7 +195,7 @@ class FolderPlatform:
             return None
         except (OSError, msgspec.DecodeError) as error:
             return Unknown(str(error))
-        return _tell(self._ref(path, facts), workload, facts, now)
+        return _subject(self._ref(path, facts), workload, facts, now)
 
     def _ref(self, path: Path, facts: os.stat_result) -> Ref:
         return Ref(self.name, self.place, "container", _name(path), _uid(facts))
@@ -231,7 +231,7 @@ def _version(facts: os.stat_result) -> str:
     return str(facts.st_mtime_ns)
 
 
-def _tell(ref: Ref, workload: Workload, facts: os.stat_result, now: datetime) -> Subject:
-    told: dict[str, Any] = {name: getattr(workload, name) for name in Workload.__struct_fields__}
+def _subject(ref: Ref, workload: Workload, facts: os.stat_result, now: datetime) -> Subject:
+    fields: dict[str, Any] = {name: getattr(workload, name) for name in Workload.__struct_fields__}
     started = workload.started.isoformat() if workload.started else ""
-    return Subject(seen=Seen(ref, f"start {started}", _version(facts), now), marks=Marks(), **told)
+    return Subject(seen=Seen(ref, f"start {started}", _version(facts), now), marks=Marks(), **fields)

@@ -1,4 +1,4 @@
-"""A thing of the simulated world as it really is, and (pure) as the adapter reports it."""
+"""An object of the simulated world in its true state, and (pure) as the adapter reports it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY = timedelta(hours=24)
 
 
 @dataclass
-class Node:
+class SimulatedNode:
     """What trees are on: a disk, and work beside them."""
 
     name: str
@@ -53,7 +53,7 @@ class Thing:
     read: datetime | None = None  # the last recorded read; others within a day of it are not recorded
     in_use: bool = False
     category: Category = Category.TEMPORARY
-    node: Node | None = None  # of a tree
+    node: SimulatedNode | None = None  # of a tree
     proof: str | None = None
     marks: Marks = field(default_factory=Marks)
     labels: dict[str, str] = field(default_factory=dict)
@@ -123,7 +123,7 @@ def recorded_last_use(thing: Thing) -> datetime | None:
     return max(one for one in (thing.changed, thing.moved, hidden) if one is not None)
 
 
-def tell(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
+def subject_of(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
     """As the adapter sees it. `vague` names the one fact that could not be read."""
     facts: dict[str, object] = {
         "state": State.REMOVING if thing.removing else thing.state,

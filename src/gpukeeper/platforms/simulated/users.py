@@ -37,7 +37,7 @@ class SimulatedUsers:
                 self._device(place, gpu)
             self._arrive_later(place)
 
-    # What a user does to an existing thing; also used to change the world between two calls.
+    # What a user does to an existing object; also used to change the world between two calls.
 
     def restart(self, thing: Thing) -> None:
         if thing.shape is Shape.WORKLOAD and thing.root is None and not thing.ends_for_good:
@@ -57,7 +57,7 @@ class SimulatedUsers:
             self._world.remove(thing)
 
     def replace(self, thing: Thing) -> None:
-        """The same name, another thing: a decision by name would hit the wrong one."""
+        """The same name, another object: a decision by name would hit the wrong one."""
         if thing.shape is not Shape.WORKLOAD or thing.root is not None:
             return
         self._world.remove(thing)

@@ -1,7 +1,7 @@
 """The simulated world: its true state, an agenda of what users will do, and a log of everything that happened.
 
 It changes at every call: every port call first lets time and users move on. The log is in order over reads, acts and
-ledger lines, so that a checker can ask "what was true when".
+ledger lines, so that a checker can find out what was true when.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.platforms.simulated.clock import VirtualClock
 from gpukeeper.platforms.simulated.faults import CALM, Faults
-from gpukeeper.platforms.simulated.thing import Node, Thing
+from gpukeeper.platforms.simulated.thing import SimulatedNode, Thing
 
 DISK = 200 * 1024**3  # bytes
 
@@ -78,7 +78,7 @@ class World:
     faults: Faults = CALM
     log: list[LogEntry] = field(default_factory=list)
     things: dict[tuple[str, str], dict[str, Thing]] = field(default_factory=dict)
-    nodes: dict[tuple[str, str], list[Node]] = field(default_factory=dict)
+    nodes: dict[tuple[str, str], list[SimulatedNode]] = field(default_factory=dict)
     samples: dict[str, list[tuple[datetime, str, float]]] = field(default_factory=dict)  # GPU readings handed out
     on_warning: Callable[[str, str], None] = lambda owner, message: None
     changes: list[Callable[[Thing], None]] = field(default_factory=list)
@@ -90,7 +90,7 @@ class World:
         self._numbers = itertools.count(1)
         for place in self.places:
             self.things[place.key] = {}
-            self.nodes[place.key] = [Node(name, DISK) for name in place.nodes]
+            self.nodes[place.key] = [SimulatedNode(name, DISK) for name in place.nodes]
 
     # Time and people.
 

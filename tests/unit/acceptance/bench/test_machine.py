@@ -42,14 +42,14 @@ def counted(bus: Path, known: tuple[int, ...] = (0, 1), **variables: str) -> int
     return machine.on_bus(known, variables, inside=False, pci=str(bus / "pci"), dev=str(bus / "dev"))
 
 
-def test_the_bus_shows_gpus_that_no_driver_took_and_none_of_somebody_elses(bus: Path) -> None:
+def test_the_bus_shows_gpus_that_no_driver_took_and_none_of_another_users(bus: Path) -> None:
     assert counted(bus) == 2
     assert counted(bus, known=(0,)) == 2  # one is missing, and that is to be seen
 
 
 @pytest.mark.parametrize("shown", ["0", ""])
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_JOB_ID"])
-def test_no_gpu_is_called_missing_where_somebody_may_have_narrowed_the_view(name: str, shown: str, bus: Path) -> None:
+def test_no_gpu_is_called_missing_where_a_user_may_have_narrowed_the_view(name: str, shown: str, bus: Path) -> None:
     found = counted(bus, **{name: shown})
     assert isinstance(found, Unknown)
     assert found.by_design

@@ -172,7 +172,9 @@ def test_what_is_no_record_is_no_measurement() -> None:
         ("silent", "timeout", "no result within 0.5 s"),
     ],
 )
-def test_a_worker_that_cannot_begin_says_why(hello: str, kind: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_begin_gives_the_reason(
+    hello: str, kind: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HELLO", hello)
     answer = one("echo", replace(BENCH, to_start_s=0.5 if hello == "silent" else 60.0))
     assert isinstance(answer, ProbeFailure)
@@ -220,7 +222,7 @@ def test_every_rank_answers_and_nccls_words_are_kept(torchrun: ProbeLauncher) ->
     assert logs["nccl-host-0.log"] == "NCCL INFO ring"
 
 
-def test_what_lies_in_the_folder_we_are_in_does_not_run(
+def test_what_lies_in_the_directory_we_are_in_does_not_run(
     torchrun: ProbeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interpreter before 3.11 knows no safe path, so that `-m` looks there first."""
@@ -234,14 +236,14 @@ def test_what_lies_in_the_folder_we_are_in_does_not_run(
     assert {type(answer) for answer in answers.values()} == {ProbeResult}, answers
 
 
-def test_a_folder_is_meant_as_seen_from_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_meant_as_seen_from_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     answer = one("echo", data_dir="images", data=None, no_dir=None)
     assert isinstance(answer, ProbeResult)
     assert answer.result["params"] == {"data_dir": str(tmp_path / "images"), "data": None, "no_dir": None}
 
 
-def test_the_folder_of_ranks_is_gone_afterwards(
+def test_the_directory_of_ranks_is_gone_afterwards(
     torchrun: ProbeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
@@ -267,7 +269,7 @@ def test_a_rank_that_is_killed_is_a_crash(torchrun: ProbeLauncher) -> None:
     assert (failed.kind, "by signal 9" in failed.words) == ("crashed", True)
 
 
-def test_who_hangs_and_who_waits_for_it_are_told_apart(torchrun: ProbeLauncher) -> None:
+def test_who_hangs_and_who_waits_for_it_are_distinguished(torchrun: ProbeLauncher) -> None:
     answers, _ = ranks(replace(torchrun, ranks_to_start_s=2.0), deadline_s=0.0, hang=[1], wait=True)
     assert isinstance(answers["0"], ProbeFailure)
     assert isinstance(answers["1"], ProbeFailure)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.bench.simulated import COUNTERS, SimulatedWorkbench
+from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
+from gpukeeper.acceptance.bench.simulated_gpus import COUNTERS
 from gpukeeper.acceptance.record import ProbeFailure, ProbeReply, ProbeRequest, ProbeResult
 from gpukeeper.model.gpu import Health, Reading
 
@@ -122,7 +123,7 @@ def test_a_missing_gpu_is_still_on_the_bus() -> None:
     assert (len(machine.gpus), machine.on_bus) == (7, 8)
 
 
-def test_a_hot_gpu_falls_and_says_why() -> None:
+def test_a_hot_gpu_falls_and_gives_the_reason() -> None:
     bench = SimulatedWorkbench(throttle=(5,))
     found = results(each(bench, "stress", seconds=30.0))
     falls = [one["windows"][-1]["tflops"] / one["windows"][0]["tflops"] for one in found]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.bench import foreign
+from gpukeeper.acceptance.bench import other_processes
 from gpukeeper.acceptance.bench import workbench as workbench_module
-from gpukeeper.acceptance.bench.foreign import OtherProcesses
+from gpukeeper.acceptance.bench.other_processes import OtherProcesses
 from gpukeeper.acceptance.bench.probing import ProbeLauncher
 from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 from gpukeeper.acceptance.record import ProbeFailure, ProbeRequest, ProbeResult
@@ -144,7 +144,7 @@ def test_who_was_there_before_our_first_worker_is_not_hidden_by_it(
     """In a container memory alone tells of others, and from our first worker on it is also ours."""
     ours = Holder(pid=os.getpid(), starttime=1, uid=0, comm="python", stopped=False, minors=(200,))
     walled = OtherProcesses((ours,), frozenset({os.getpid()}), {}, walled=True)
-    monkeypatch.setattr(foreign, "scan", lambda **_: walled)
+    monkeypatch.setattr(other_processes, "scan", lambda **_: walled)
     python, started = tmp_path / "python", tmp_path / "started"
     python.write_text(f'#!/bin/sh\n: > "{started}"\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
@@ -171,7 +171,7 @@ for question in asked():
     assert "3000 MiB" in found.why
 
 
-def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_look(
+def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there = Holder(pid=1, starttime=1, uid=0, comm="python", stopped=False, minors=(200,))
@@ -188,7 +188,7 @@ def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_look
                 loop.call_soon_threadsafe(gone.set)  # what the scan before this one saw is remembered
             return somebody if len(scans) == 1 else nobody
 
-        monkeypatch.setattr(foreign, "scan", scan)
+        monkeypatch.setattr(other_processes, "scan", scan)
         await bench._watched(asyncio.wait_for(gone.wait(), 60))
         return await bench.health(), await bench.health()
 
@@ -198,7 +198,7 @@ def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_look
     assert (first["GPU-1"].foreign, second["GPU-0"].foreign) == ((), ())
 
 
-def test_gpus_of_somebody_else_are_neither_tested_nor_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_another_user_are_neither_tested_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
 
     async def use(bench: LocalWorkbench) -> Any:
@@ -256,7 +256,7 @@ def test_the_first_worker_stays_for_the_first_probe() -> None:
     assert isinstance(answers["GPU-1"], ProbeResult)
 
 
-def test_before_ranks_start_the_workers_are_gone_and_what_was_said_is_kept() -> None:
+def test_before_ranks_start_the_workers_are_gone_and_what_was_reported_is_kept() -> None:
     async def use(bench: LocalWorkbench) -> Any:
         await bench.each({"GPU-0": ProbeRequest(probe="fail", params={"words": "x"})})
         await bench.each({"GPU-0": ProbeRequest(probe="echo")})

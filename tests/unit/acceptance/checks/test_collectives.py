@@ -120,7 +120,7 @@ def test_other_collectives_without_a_yardstick_are_noted_and_all_reduce_is_not()
     assert found["all_reduce"].verdict is Grade.INCONCLUSIVE
 
 
-def test_a_number_of_gpus_that_nobody_measured_is_held_against_their_wire_and_only_warns() -> None:
+def test_a_number_of_gpus_that_was_not_measured_is_held_against_their_wire_and_only_warns() -> None:
     """Else a machine with three of them could never be accepted."""
     for speed, verdict in ((300.0, Grade.PASS), (100.0, Grade.WARN)):
         said = results.collectives(3, algorithms={})
@@ -158,7 +158,7 @@ def variant(name: str, **more: object) -> list[dict[str, object]]:
     return results.collectives(variant=name, **more)
 
 
-def test_a_variant_that_took_only_its_own_way_says_so() -> None:
+def test_a_variant_that_took_only_its_own_way_reports_it() -> None:
     """C1.6 and facts §5: check that the switch changed something."""
     found = by_metric(collectives.NVLINK.interpret(trial(variant("nvlink")), results.node()))
     assert (found["variant"].verdict, found["variant"].code) == (Grade.PASS, "collectives-nvlink-switched")

@@ -27,7 +27,7 @@ FINE: Mapping[str, Any] = {
 LOOK = CheckRun(serving=CheckSize(depth=0, seconds=0, worth=0, what=""))
 
 
-def look(here: CheckContext) -> dict[str, Finding]:
+def read(here: CheckContext) -> dict[str, Finding]:
     return {
         finding.code: finding for finding in environment.interpret(LOOK, here) if finding.verdict is not Grade.SKIPPED
     }
@@ -36,7 +36,7 @@ def look(here: CheckContext) -> dict[str, Finding]:
 def of(
     n: int = 8, expected: int | None = 8, machine: Mapping[str, Any] | None = None, **facts: Any
 ) -> dict[str, Finding]:
-    return look(
+    return read(
         context(gpus(n), environment={**FINE, **facts}, wish=RunRequest(expected=expected), machine=machine or {})
     )
 
@@ -64,7 +64,7 @@ def test_slices_are_counted_by_their_gpu() -> None:
     parts = tuple(
         Gpu(uuid=f"MIG-{i}", index=0, name="NVIDIA H200", part_of="GPU-0", profile="1g.18gb") for i in range(7)
     )
-    assert list(look(context(parts, environment=FINE, wish=RunRequest(expected=1)))) == ["environment-ok"]
+    assert list(read(context(parts, environment=FINE, wish=RunRequest(expected=1)))) == ["environment-ok"]
 
 
 def test_no_gpu_is_inconclusive_and_teaches() -> None:
@@ -82,7 +82,7 @@ def test_a_driver_that_does_not_answer_is_quoted() -> None:
         node="n", gpus=Unknown("Failed to initialize NVML: Driver/library version mismatch"), environment=FINE
     )
     here = CheckContext(wish=RunRequest(expected=8), machine=machine, gpus=(), limits=context(gpus(1)).limits)
-    found = look(here)["no-gpu"]
+    found = read(here)["no-gpu"]
     assert found.verdict is Grade.INCONCLUSIVE
     assert found.action is Remedy.REBOOT
     assert "version mismatch" in found.message
@@ -118,7 +118,7 @@ def test_without_torch_nothing_can_be_tested(why: str, code: str) -> None:
     assert why in found.message
 
 
-def test_a_torch_that_is_there_and_cannot_use_the_gpu_says_why() -> None:
+def test_a_torch_that_is_there_and_cannot_use_the_gpu_gives_the_reason() -> None:
     found = of(torch_why="RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable")
     assert list(found) == ["busy-gpu"]
     assert found["busy-gpu"].verdict is Grade.INCONCLUSIVE
@@ -133,14 +133,14 @@ def test_versions_that_differ_warn() -> None:
         *gpus(7, facts={"vbios": "96.00.A5"}),
         Gpu(uuid="GPU-7", index=7, name="NVIDIA H200", facts={"vbios": "96.00.B1"}),
     )
-    found = look(context(odd, environment=FINE))
+    found = read(context(odd, environment=FINE))
     assert found["environment-vbios-mixed"].verdict is Grade.WARN
     assert "7× 96.00.A5, 1× 96.00.B1" in found["environment-vbios-mixed"].message
 
 
 def test_several_models_warn() -> None:
     mixed = (*gpus(7), Gpu(uuid="GPU-7", index=7, name="NVIDIA L4"))
-    assert look(context(mixed, environment=FINE))["environment-models-mixed"].verdict is Grade.WARN
+    assert read(context(mixed, environment=FINE))["environment-models-mixed"].verdict is Grade.WARN
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ def test_limits_that_will_hurt_warn_with_the_fix(fact: str, value: int, code: st
 
 def test_a_switch_without_its_manager_warns() -> None:
     sxm = gpus(8, name="NVIDIA H100 80GB HBM3")
-    found = look(context(sxm, environment={**FINE, "fabric_manager": False}))
+    found = read(context(sxm, environment={**FINE, "fabric_manager": False}))
     assert found["environment-fabric-manager"].verdict is Grade.WARN
 
 
-def test_on_a_cpu_only_torch_and_limits_are_asked() -> None:
+def test_on_a_cpu_only_torch_and_limits_are_queried() -> None:
     here = context(gpus(0), environment=FINE, wish=RunRequest(device="cpu", expected=8))
-    assert list(look(here)) == ["environment-ok"]
+    assert list(read(here)) == ["environment-ok"]

@@ -71,7 +71,7 @@ def test_the_best_size_and_the_old_kits_products_are_told_beside_the_figure() ->
     assert the(findings, "fp32").evidence == {"matmul": matmul}
 
 
-def test_float32_on_a_share_of_memory_is_judged_where_it_was_asked_for() -> None:
+def test_float32_on_a_share_of_memory_is_judged_where_it_was_requested() -> None:
     """C1.6."""
     sgemm = {"tflops": [50.0] * 3, "n": 32768, "method": "gemm/sgemm/memory/normal"}
     batched = {"tflops": [49.0] * 3, "n": 2048, "count": 500, "method": "gemm/bmm/n2048/normal"}

@@ -59,11 +59,11 @@ def test_changes_are_tied_to_the_check_that_ran() -> None:
         ("NVIDIA L4", None),
     ],
 )
-def test_only_boards_with_known_links_are_asked_for_them(name: str, links: int | None) -> None:
+def test_only_boards_with_known_links_are_queried_for_them(name: str, links: int | None) -> None:
     assert check.links_expected(gpus(1, name=name)[0]) == links
 
 
-def test_a_slice_is_not_asked_for_nvlinks() -> None:
+def test_a_slice_is_not_queried_for_nvlinks() -> None:
     parts = gpus(1, part_of="GPU-9", profile="1g.18gb")
     both = {"GPU-0": health(nvlinks_active=0)}
     (found,) = check.interpret(LOOK, context(parts, before=both, after=both))

@@ -71,7 +71,7 @@ def test_memory_that_could_not_be_pinned_is_told_and_not_held_against_the_links_
     assert "copies-not-pinned" not in codes(read(copies.CHECK, on_cpu, sent(pinned="there is no GPU")))
 
 
-def test_memory_that_keeps_its_patterns_passes_and_says_how_much_was_tested() -> None:
+def test_memory_that_keeps_its_patterns_passes_and_shows_how_much_was_tested() -> None:
     """C1.10."""
     (finding,) = read(memory_pattern.CHECK, context(gpus(1)), kept())
     assert (finding.verdict, finding.code) == (Grade.PASS, "memory-pattern-ok")

@@ -29,7 +29,7 @@ def test_a_missing_program_is_not_run_and_no_pass() -> None:
     assert "This is not a pass" in found.message
 
 
-def test_right_results_pass_and_the_plateau_is_told() -> None:
+def test_right_results_pass_and_the_plateau_is_reported() -> None:
     data, speed = read(said())
     assert (data.verdict, data.code) == (Grade.PASS, "nccl-tests-data-ok")
     assert (speed.metric, speed.value, speed.method) == ("all_reduce", 480.0, "nccl-tests/n8/float/plateau")

@@ -152,7 +152,7 @@ def test_what_the_driver_did_not_say_does_not_pass() -> None:
         assert the(findings, metric).verdict is Grade.INCONCLUSIVE
 
 
-def test_limits_that_nobody_knows_are_told_not_judged() -> None:
+def test_unknown_limits_are_reported_not_judged() -> None:
     gpu = Gpu(uuid="GPU-0", index=0, name="NVIDIA L4")
     given = sampled(gpu=gpu)
     bare = context((gpu,), readings=given.readings)

@@ -83,8 +83,8 @@ def test_a_slow_gpu_is_found_where_processes_can_never_be_seen() -> None:
 
 
 def test_many_processes_are_counted() -> None:
-    look = Health(uuid="a", at=datetime(2026, 1, 1, tzinfo=UTC), foreign=(1, 2, 3, 4, 5))
-    assert circumstances.processes([look]) == "pid 1, pid 2, pid 3 and 2 more"
+    read = Health(uuid="a", at=datetime(2026, 1, 1, tzinfo=UTC), foreign=(1, 2, 3, 4, 5))
+    assert circumstances.processes([read]) == "pid 1, pid 2, pid 3 and 2 more"
 
 
 # Settings of the GPU
@@ -132,7 +132,7 @@ def test_wrong_bits_under_a_lowered_power_limit_still_fail() -> None:
     [
         {"reasons": 0x0, "power_w": 695.0, "sm_mhz": 1200.0},  # at its power limit: that is why
         {"reasons": 0x4, "sm_mhz": 1200.0, "power_w": 300.0},  # the driver says: power cap
-        {"reasons": None, "sm_mhz": 600.0, "power_w": 220.0},  # reasons not known: nothing is recognised
+        {"reasons": None, "sm_mhz": 600.0, "power_w": 220.0},  # reasons not known: nothing is recognized
         {"reasons": 0x0, "sm_mhz": 1965.0, "power_w": 220.0},  # near its highest clock
     ],
 )

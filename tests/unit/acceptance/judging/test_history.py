@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gpukeeper.acceptance.judging import history
-from gpukeeper.acceptance.judging.lines import Figure
+from gpukeeper.acceptance.judging.bounds import Figure
 from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.machines import measured, past
 

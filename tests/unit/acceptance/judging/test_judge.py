@@ -71,7 +71,7 @@ def test_a_floor_of_another_method_is_no_floor() -> None:
     assert found.floor is None
 
 
-def test_nothing_to_hold_it_against_is_inconclusive_and_says_what_to_do() -> None:
+def test_nothing_to_hold_it_against_is_inconclusive_and_shows_what_to_do() -> None:
     found = one(780, Thresholds())
     assert (found.verdict, found.code, found.action) == ("INCONCLUSIVE", "gemm-no-yardstick", Remedy.CHECK_CONFIG)
     assert "reference file" in found.message
@@ -192,7 +192,7 @@ def test_a_time_of_zero_is_no_measurement() -> None:
     )
 
 
-def test_missing_says_why() -> None:
+def test_missing_gives_the_reason() -> None:
     found = judge.missing("memory_bandwidth", "copy", "GPU-1", "the probe timed out.")
     assert found.message == "memory bandwidth copy was not measured: the probe timed out."
     assert (found.verdict, found.code) == (Grade.INCONCLUSIVE, "memory-bandwidth-missing")

@@ -22,7 +22,7 @@ IDS = [f"{kind}: {case['why']}" for kind, case in CASES]
 
 
 @pytest.mark.parametrize(("kind", "case"), CASES, ids=IDS)
-def test_real_words_are_told_apart(kind: str, case: dict[str, Any]) -> None:
+def test_real_words_are_distinguished(kind: str, case: dict[str, Any]) -> None:
     assert classify(case["words"], exit_code=1) == kind, case["why"]
 
 
@@ -52,7 +52,7 @@ def test_every_kind_teaches(kind: str) -> None:
         ("dns", "MASTER_ADDR"),
         ("dns", "publishNotReadyAddresses"),
         ("port_taken", "MASTER_PORT"),
-        ("cuda_mismatch", "gpukeeper[accept]"),
+        ("cuda_mismatch", ".[accept]"),
         ("no_torch", "--python"),
         ("driver_too_old", "Update the driver"),
         ("out_of_memory", "nvidia-smi"),
@@ -80,7 +80,7 @@ def test_a_gpu_that_says_it_is_broken_fails(kind: str, code: str) -> None:
     assert (found.verdict, found.code) == (Grade.FAIL, code)
 
 
-def test_a_kind_that_nobody_knows_is_read_from_the_words() -> None:
+def test_a_kind_that_is_unknown_is_read_from_the_words() -> None:
     assert broken_finding("gemm", None, ProbeFailure(kind="odd", words="CUDA out of memory")).code == "out-of-memory"
 
 

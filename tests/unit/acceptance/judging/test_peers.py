@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpukeeper.acceptance.judging import peers
-from gpukeeper.acceptance.judging.lines import Figure
+from gpukeeper.acceptance.judging.bounds import Figure
 from gpukeeper.model.grade import Grade
 
 

@@ -112,14 +112,14 @@ def test_ones_own_rows_come_first() -> None:
     assert reference.limits(gpu("NVIDIA H200"), "copies", "h2d", "copy/pinned", own).floor == pytest.approx(47.25)
 
 
-def test_a_name_that_is_no_pattern_is_told() -> None:
+def test_a_name_that_is_no_pattern_is_reported() -> None:
     """Else the run ends with a traceback when the first figure is judged."""
     for gpu_name in ("NVIDIA (", "a{99999999999}"):
         assert "is not a valid regular expression" in reference.lint([changed(gpu=gpu_name)])[0]
 
 
 @pytest.mark.parametrize(("name", "may"), [("Tesla T4", False), ("NVIDIA L4", False), ("NVIDIA H200", True)])
-def test_copies_inside_gddr_only_warn_until_somebody_measured_them(name: str, may: bool) -> None:
+def test_copies_inside_gddr_only_warn_until_a_user_measured_them(name: str, may: bool) -> None:
     """A healthy T4 reads 244 GB/s by DCGM's method."""
     for check, metric in (("memory_bandwidth", "copy"), ("copies", "d2d")):
         assert reference.limits(gpu(name), check, metric, "copy/read+write").may_fail is may

@@ -32,7 +32,7 @@ def _fashion(folder: Path, count: int = 6, packed: bool = True) -> None:
 
 @pytest.mark.parametrize("inner", ["", "FashionMNIST/raw", "fashion_mnist"])
 @pytest.mark.parametrize("packed", [True, False])
-def test_fashion_mnist_in_the_usual_folders_packed_or_not(tmp_path: Path, inner: str, packed: bool) -> None:
+def test_fashion_mnist_in_the_usual_directories_packed_or_not(tmp_path: Path, inner: str, packed: bool) -> None:
     _fashion(tmp_path / "data" / inner, packed=packed)
     images = datasets.load("fashion_mnist", str(tmp_path / "data"))
     assert (len(images.labels), images.channels, images.height, images.width) == (6, 1, 28, 28)
@@ -125,7 +125,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused(
 
 
 @pytest.mark.parametrize("name", datasets.NAMES[1:])
-def test_what_is_missing_is_said_with_the_layout_and_where_it_was_looked_for(tmp_path: Path, name: str) -> None:
+def test_what_is_missing_is_reported_with_the_layout_and_where_it_was_searched(tmp_path: Path, name: str) -> None:
     """C1.5: missing data silently became synthetic."""
     with pytest.raises(DataMissing) as error:
         datasets.load(name, str(tmp_path))
@@ -161,7 +161,7 @@ def test_imagenet_takes_from_every_class_in_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("PIL") is not None, reason="PIL is installed here")
-def test_imagenet_without_pil_says_what_to_install(tmp_path: Path) -> None:
+def test_imagenet_without_pil_shows_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "imagenet/n01440764").mkdir(parents=True)
     (tmp_path / "imagenet/n01440764/a.JPEG").write_bytes(b"")
     with pytest.raises(DataMissing, match="PIL is not installed in this Python"):

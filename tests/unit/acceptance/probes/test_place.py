@@ -49,7 +49,7 @@ def test_an_elastic_range_of_nodes_is_no_number_of_ranks() -> None:
     assert read_place(told, "cpu").world == 1
 
 
-def test_a_meeting_point_of_the_launcher_is_used_when_no_other_is_said() -> None:
+def test_a_meeting_point_of_the_launcher_is_used_when_no_other_is_set() -> None:
     told = {"RANK": "0", "WORLD_SIZE": "2", "PET_RDZV_ENDPOINT": "trainer-node-0-0.trainer:29400"}
     place = read_place(told, "cuda")
     assert (place.address, place.port) == ("trainer-node-0-0.trainer", 29400)

@@ -49,7 +49,7 @@ def test_noise_is_not_told_as_a_loss() -> None:
     assert "within the noise" in change.sentence
 
 
-def test_a_change_too_small_to_matter_is_said_to_be_so() -> None:
+def test_a_change_too_small_to_matter_is_reported_to_be_so() -> None:
     a, b = figures(100.0, 100.01, 100.02, 100.0, 100.01), figures(101.0, 101.01, 101.02, 101.0, 101.01)
     change = compare.compare(a, b).changes[0]
     assert not change.sure
@@ -70,7 +70,7 @@ def test_more_of_what_should_be_little_is_worse() -> None:
     assert not compare.compare(figures(10, 10.1, 10.2), figures(20, 20.1, 20.2)).changes[0].worse
 
 
-def test_different_methods_are_not_compared_and_that_is_said() -> None:
+def test_different_methods_are_not_compared_and_that_is_reported() -> None:
     found = compare.compare(figures(1, 2, 3, method="zeros"), figures(1, 2, 3, method="normal"))
     assert not found.changes
     assert found.not_compared == (
@@ -96,7 +96,7 @@ def test_a_replaced_gpu_is_added_and_removed_and_never_compared() -> None:
     assert "No GPU is in both runs" in found.sentence
 
 
-def test_changed_verdicts_and_versions_are_told() -> None:
+def test_changed_verdicts_and_versions_are_reported() -> None:
     before, after = one(), one(verdict=Grade.WARN)
     machine: Machine = msgspec.structs.replace(
         after.machine, environment={**after.machine.environment, "driver": "580.1"}

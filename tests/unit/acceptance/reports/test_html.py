@@ -91,7 +91,7 @@ def test_failing_things_stand_before_good_ones() -> None:
     assert checks.index("gemm") < checks.index("environment")
 
 
-def test_what_was_not_tested_is_said_with_the_reason_and_the_way() -> None:
+def test_what_was_not_tested_is_reported_with_the_reason_and_the_way() -> None:
     text = Page(html.page(examples.one_good_gpu())).text
     assert "it needs 2 GPUs, 1 is here" in text
     assert "--within 5m" in text
@@ -108,13 +108,13 @@ def test_what_was_not_tested_is_said_with_the_reason_and_the_way() -> None:
         ("empty", "Nothing was tested."),
     ],
 )
-def test_a_run_that_accepts_nothing_says_so_at_the_top(name: str, words: str) -> None:
+def test_a_run_that_accepts_nothing_reports_it_at_the_top(name: str, words: str) -> None:
     text = Page(html.page(examples.EXAMPLES[name]())).text
     assert words in text[: text.index("GPUs by check") if "? gemm" in text else len(text)]
     assert "not accepted" in text
 
 
-def test_nothing_is_claimed_of_what_was_not_looked_at() -> None:
+def test_nothing_is_claimed_of_what_was_not_read() -> None:
     text = Page(html.page(examples.empty())).text
     assert "Every check that applies here was run" not in text
     assert "No check ran, so no counter was read." in text
@@ -136,7 +136,7 @@ def test_everything_from_outside_is_escaped() -> None:
     assert '<script>alert("GPU")</script> &' in page.text
 
 
-def test_every_picture_says_what_it_shows_without_colour() -> None:
+def test_every_picture_is_described_without_colour() -> None:
     written = html.page(examples.eight_gpus())
     pictures = re.findall(r"<svg.*?</svg>", written, re.DOTALL)
     assert len(pictures) > 12

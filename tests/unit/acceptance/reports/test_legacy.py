@@ -95,7 +95,7 @@ def test_training_is_told_when_all_is_well_and_failures_when_not() -> None:
     assert any("computes wrong" in words for words in bad["failures"])
 
 
-def test_the_collective_and_the_training_over_all_are_told() -> None:
+def test_the_collective_and_the_training_over_all_are_reported() -> None:
     """C4.4"""
     written = files(examples.eight_gpus())
     assert written["ddp_tests_result.json"] == {
@@ -129,7 +129,7 @@ def test_throughput_is_counted_once() -> None:
     assert written["nccl_overhead_ms"] is None, "not measured is null, not 0"
 
 
-def test_what_did_not_run_says_why() -> None:
+def test_what_did_not_run_gives_the_reason() -> None:
     """C4.4"""
     written = files(examples.one_good_gpu())
     assert written["ddp_tests_skipped.json"] == {"skipped": True, "reason": "it needs 2 GPUs, 1 is here"}

@@ -33,13 +33,13 @@ def test_a_finding_has_the_tag_that_log_readers_look_for(check: str, metric: str
     assert lines.tagged(examples.finding(check, None, metric=metric)).startswith(f"[{tag}] PASS ")
 
 
-def test_a_line_says_where_what_and_how_much() -> None:
+def test_a_line_shows_where_what_and_how_much() -> None:
     report = examples.eight_gpus()
     slow = next(f for f in report.findings if f.gpu == examples.gpu(3).uuid and f.metric == "bf16")
     assert lines.tagged(slow, report).startswith("[COMPUTE] FAIL GPU 3 gemm.bf16 683.9 TFLOP/s: ")
 
 
-def test_success_is_said_of_an_accepted_node_alone() -> None:
+def test_success_is_reported_of_an_accepted_node_alone() -> None:
     """C4.6"""
     assert lines.result(examples.one_good_gpu()) == "[RESULT] SUCCESS"
     failed = lines.result(examples.eight_gpus())

@@ -54,7 +54,7 @@ def test_an_unexpected_node_is_named() -> None:
     assert merge.merge([node(1), node(2)], expected=["node-1"]).unexpected == ("node-2",)
 
 
-def test_the_newest_report_of_a_node_counts_and_that_is_said() -> None:
+def test_the_newest_report_of_a_node_counts_and_that_is_reported() -> None:
     later = examples.START + timedelta(hours=1)
     old = node(1, run="old", verdict=Grade.FAIL)
     new = node(1, run="new", started=later, ended=later)

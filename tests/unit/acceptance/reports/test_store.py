@@ -58,7 +58,7 @@ def test_a_summary_cannot_take_the_place_of_another_file(folder: ReportFolder, n
 
 
 @pytest.mark.parametrize("run", ["../up", "", ".hidden", "a/b", "x" * 200, "ü"])
-def test_a_run_cannot_name_a_folder_elsewhere(folder: ReportFolder, run: str) -> None:
+def test_a_run_cannot_name_a_directory_elsewhere(folder: ReportFolder, run: str) -> None:
     with pytest.raises(UsageError, match="not a valid directory name"):
         folder.write(examples.one_good_gpu(run=run))
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_read_is_named_and_what_is_not_ours_is_not(folder: Report
     assert all(found[name] for name in ("broken", "newer", ".unfinished-x"))
 
 
-def test_a_folder_that_is_not_there_has_no_runs(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_has_no_runs(tmp_path: Path) -> None:
     assert ReportFolder(tmp_path / "nowhere").list() == []
 
 

@@ -284,7 +284,7 @@ def test_a_slice_that_comes_gets_a_window_and_one_that_goes_is_forgotten() -> No
     assert len(driver.alive) == 1
 
 
-def test_a_gpu_that_is_cut_is_not_asked_for_utilisation_any_more() -> None:
+def test_a_gpu_that_is_cut_is_not_queried_for_utilisation_any_more() -> None:
     driver = Driver()
     watch = watching(driver)
     watch.read()
@@ -323,7 +323,9 @@ def test_an_older_model_has_no_gpm_by_design() -> None:
         (pynvml.NVML_ERROR_NO_PERMISSION, False),
     ],
 )
-def test_a_refusal_says_why_and_whether_it_is_for_ever(call: str, field: str, error: int, by_design: bool) -> None:
+def test_a_refusal_gives_the_reason_and_whether_it_is_for_ever(
+    call: str, field: str, error: int, by_design: bool
+) -> None:
     driver = Driver()
     driver.refuses[call] = error
     record = only(watching(driver).read())
@@ -343,7 +345,7 @@ def test_after_a_refusal_the_next_window_is_measured() -> None:
     assert len(driver.alive) == 1
 
 
-def test_no_number_is_said_in_words() -> None:
+def test_no_number_is_reported_in_words() -> None:
     driver = Driver()
     driver.nan = True
     assert "no number" in why(only(watching(driver).read()).activity.gpm).why
@@ -365,7 +367,7 @@ def test_a_lost_gpu_does_not_take_the_others_with_it() -> None:
     assert there.activity.gpm == 0.0
 
 
-def test_a_gpu_that_does_not_say_whether_it_is_cut_says_why() -> None:
+def test_a_gpu_that_does_not_say_whether_it_is_cut_gives_the_reason() -> None:
     driver = Driver()
     driver.refuses["mig"] = pynvml.NVML_ERROR_UNKNOWN
     assert isinstance(only(watching(driver).read()).sliced, Unknown)

@@ -14,7 +14,7 @@ import pynvml
 import pytest
 
 from gpukeeper.devices.driver import child
-from gpukeeper.devices.driver.child import Session, serve
+from gpukeeper.devices.driver.child import DriverSession, serve
 from gpukeeper.devices.driver.client import CHILD
 from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, DriverReply, DriverRequest
 from tests.unit.devices.driver.fake_nvml import Nvml, Refuses
@@ -22,7 +22,7 @@ from tests.unit.devices.driver.fake_nvml import Nvml, Refuses
 STATES = {"answered", "no driver", "failed"}
 
 
-def ask(session: Session, about: str, number: int = 1) -> DriverReply:
+def ask(session: DriverSession, about: str, number: int = 1) -> DriverReply:
     return session.answer(msgspec.json.encode(DriverRequest(number, about)))
 
 
@@ -36,9 +36,9 @@ def ask(session: Session, about: str, number: int = 1) -> DriverReply:
 )
 @pytest.mark.parametrize("call", ["Init", "Count"])
 @pytest.mark.parametrize("about", ["inventory", "condition", "usage", "identity", "health"])
-def test_after_a_failure_the_driver_is_opened_anew(about: str, call: str, error: int, state: str) -> None:
+def test_after_a_failure_the_driver_is_opened_again(about: str, call: str, error: int, state: str) -> None:
     nvml = Nvml()
-    session = Session(nvml, sleep=lambda _: None)
+    session = DriverSession(nvml, sleep=lambda _: None)
     session.collect()
     nvml.says[call] = Refuses(error)
     assert ask(session, about).state == state
@@ -53,7 +53,7 @@ def test_after_a_failure_the_driver_is_opened_anew(about: str, call: str, error:
 
 
 def test_an_answer_carries_the_id_of_its_question() -> None:
-    session = Session(Nvml(), sleep=lambda _: None)
+    session = DriverSession(Nvml(), sleep=lambda _: None)
     assert [ask(session, about, number).id for number, about in enumerate(SUBJECTS, 5)] == [5, 6, 7, 8, 9, 10]
     session.close()
 
@@ -61,14 +61,14 @@ def test_an_answer_carries_the_id_of_its_question() -> None:
 @pytest.mark.parametrize("line", [b"hello\n", b"{}\n", b'{"id": "x", "about": "usage"}\n', b"\xff\n", b"\n"])
 def test_a_line_that_is_no_question_is_answered_and_opens_nothing(line: bytes) -> None:
     nvml = Nvml()
-    answer = Session(nvml).answer(line)
+    answer = DriverSession(nvml).answer(line)
     assert (answer.id, answer.state, nvml.opened) == (NO_ID, "failed", 0)
     assert "could not be read" in answer.why
 
 
 def test_a_question_of_a_newer_client_is_refused() -> None:
     nvml = Nvml()
-    answer = ask(Session(nvml), "weather", 7)
+    answer = ask(DriverSession(nvml), "weather", 7)
     assert (answer.id, answer.state, answer.why, nvml.opened) == (7, "failed", "'weather' is not a valid request", 0)
 
 
@@ -121,7 +121,7 @@ def test_the_real_child_answers_every_question_with_one_record_and_ends_with_its
     assert {one["state"] for one in answers} <= STATES
 
 
-def test_the_real_child_imports_nothing_from_the_folder_it_is_started_in(tmp_path: Path) -> None:
+def test_the_real_child_imports_nothing_from_the_directory_it_is_started_in(tmp_path: Path) -> None:
     for name in ("select", "json", "queue", "msgspec", "pynvml"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('taken over')")
     assert subprocess.run(CHILD, cwd=tmp_path, input=b"", capture_output=True, check=False).returncode == 0

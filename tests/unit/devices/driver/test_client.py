@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.devices.driver import client as module
-from gpukeeper.devices.driver.client import DriverClient, ask_once
+from gpukeeper.devices.driver.client import DriverClient, query_once
 from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.model.unknown import Unknown
 from tests.unit.devices.driver.programs import answering, program
@@ -44,7 +44,7 @@ def why(answer: DriverReply | Unknown) -> str:
 def test_one_program_answers_again_and_again() -> None:
     text = "for n, question in enumerate(asked()): give(question, {'state': 'answered', 'why': str(n)})"
     with asking(program(text)) as client:
-        assert [client.ask("usage").why for _ in range(3)] == ["0", "1", "2"]
+        assert [client.query("usage").why for _ in range(3)] == ["0", "1", "2"]
 
 
 # A hung driver.
@@ -58,14 +58,14 @@ for question in asked():
     give(question, {"state": "answered", "why": str(os.getpid())})
 """
     with asking(program(text)) as client:
-        pid = int(client.ask("inventory").why)
+        pid = int(client.query("inventory").why)
         client._deadline, began = SHORT, monotonic()
-        assert "did not answer within" in why(client.ask("inventory"))
+        assert "did not answer within" in why(client.query("inventory"))
         assert monotonic() - began < 30
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         client._deadline = MINUTE
-        answer = client.ask("inventory")
+        answer = client.query("inventory")
         assert isinstance(answer, DriverReply)
         assert answer.id == 3
         assert int(answer.why) != pid
@@ -74,7 +74,7 @@ for question in asked():
 def test_the_first_answer_of_a_program_may_take_longer() -> None:
     """No program starts within a millisecond."""
     with asking(answering(ANSWER), timedelta(milliseconds=1), to_open=60_000) as client:
-        assert isinstance(client.ask("usage"), DriverReply)
+        assert isinstance(client.query("usage"), DriverReply)
 
 
 @pytest.fixture
@@ -93,9 +93,9 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Pope
 
 def test_programs_that_cannot_be_killed_are_abandoned_and_bounded(unkillable: list[subprocess.Popen[bytes]]) -> None:
     for number in range(module.ABANDONED_MAX):
-        assert "did not answer" in why(ask_once("inventory", timedelta(milliseconds=50), program(HANGS)))
+        assert "did not answer" in why(query_once("inventory", timedelta(milliseconds=50), program(HANGS)))
         assert len(unkillable) == number + 1
-    refused = why(ask_once("inventory", MINUTE, answering(ANSWER)))
+    refused = why(query_once("inventory", MINUTE, answering(ANSWER)))
     assert refused == (
         "the process that queries the NVIDIA driver could not be started: "
         "4 earlier ones hang in the driver and cannot be killed"
@@ -103,7 +103,7 @@ def test_programs_that_cannot_be_killed_are_abandoned_and_bounded(unkillable: li
     assert len(unkillable) == module.ABANDONED_MAX
     os.kill(unkillable[0].pid, 9)  # the driver came back
     unkillable[0].wait()
-    assert isinstance(ask_once("inventory", MINUTE, answering(ANSWER)), DriverReply)
+    assert isinstance(query_once("inventory", MINUTE, answering(ANSWER)), DriverReply)
     assert len(unkillable) == module.ABANDONED_MAX - 1
 
 
@@ -124,19 +124,19 @@ for question in asked():
     give(question, {ANSWER!r})
 """
     with asking(program(text)) as client:
-        assert why(client.ask("health")) == "querying the NVIDIA driver failed (exit -9): no message"
-        assert client.ask("health") == DriverReply(id=2, **ANSWER)
+        assert why(client.query("health")) == "querying the NVIDIA driver failed (exit -9): no message"
+        assert client.query("health") == DriverReply(id=2, **ANSWER)
 
 
 def test_the_last_words_of_a_program_that_fails_are_reported() -> None:
     text = "next(asked()); sys.stderr.write('a\\nthe GPU fell off the bus\\n'); sys.exit(3)"
-    assert why(ask_once("inventory", MINUTE, program(text))) == (
+    assert why(query_once("inventory", MINUTE, program(text))) == (
         "querying the NVIDIA driver failed (exit 3): the GPU fell off the bus"
     )
 
 
 def test_a_program_that_cannot_be_started_is_unknown(tmp_path: Path) -> None:
-    assert "could not be started" in why(ask_once("inventory", MINUTE, [str(tmp_path / "nothing")]))
+    assert "could not be started" in why(query_once("inventory", MINUTE, [str(tmp_path / "nothing")]))
 
 
 # Garbage.
@@ -159,22 +159,22 @@ for question in asked():
     give(question, {ANSWER!r})
 """
     with asking(program(text)) as client:
-        assert "invalid reply" in why(client.ask("usage"))
+        assert "invalid reply" in why(client.query("usage"))
         assert client._child is None
-        assert client.ask("usage") == DriverReply(id=2, **ANSWER)
+        assert client.query("usage") == DriverReply(id=2, **ANSWER)
 
 
 def test_endless_talk_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_MAX", 1024 * 1024)
     assert "its reply is too long" in why(
-        ask_once("inventory", MINUTE, program("while True: sys.stdout.write('x' * 65536)"))
+        query_once("inventory", MINUTE, program("while True: sys.stdout.write('x' * 65536)"))
     )
 
 
 def test_an_answer_of_many_megabytes_is_read() -> None:
     """Three hours of readings of eight GPUs come in one line."""
     text = "for question in asked(): give(question, {'state': 'answered', 'why': 'x' * 30_000_000})"
-    answer = ask_once("readings", MINUTE, program(text))
+    answer = query_once("readings", MINUTE, program(text))
     assert isinstance(answer, DriverReply)
     assert len(answer.why) == 30_000_000
 
@@ -187,15 +187,15 @@ for question in asked():
     give(question, {ANSWER!r})
 """
     with asking(program(text)) as client:
-        assert client.ask("health") == DriverReply(id=1, **ANSWER)
-        assert client.ask("health") == DriverReply(id=2, **ANSWER)
-        assert why(client.ask("health")) == "querying the NVIDIA driver failed (exit 1): no memory"
+        assert client.query("health") == DriverReply(id=1, **ANSWER)
+        assert client.query("health") == DriverReply(id=2, **ANSWER)
+        assert why(client.query("health")) == "querying the NVIDIA driver failed (exit 1): no memory"
 
 
 def test_a_program_that_closes_its_stderr_is_still_asked() -> None:
     text = f"import os; os.close(2)\nfor question in asked(): give(question, {ANSWER!r})"
     with asking(program(text)) as client:
-        assert [client.ask("health").why for _ in range(3)] == ["first"] * 3
+        assert [client.query("health").why for _ in range(3)] == ["first"] * 3
 
 
 # Late answers.
@@ -212,9 +212,9 @@ for question in asked():
         give(late, {"state": "failed", "why": "later"})
 """
     with asking(program(text)) as client:
-        assert client.ask("usage") == DriverReply(id=1, state="answered", why="to 1")
-        assert client.ask("usage") == DriverReply(id=2, state="answered", why="to 2")
-        assert client.ask("usage") == DriverReply(id=3, state="answered", why="to 3")
+        assert client.query("usage") == DriverReply(id=1, state="answered", why="to 1")
+        assert client.query("usage") == DriverReply(id=2, state="answered", why="to 2")
+        assert client.query("usage") == DriverReply(id=3, state="answered", why="to 3")
 
 
 def test_an_answer_that_comes_after_its_deadline_is_never_read() -> None:
@@ -227,22 +227,22 @@ for question in asked():
     give(question, {"state": "answered", "why": "to " + str(question["id"])})
 """
     with asking(program(text)) as client:
-        assert client.ask("condition").why == "to 1"
+        assert client.query("condition").why == "to 1"
         client._deadline, late = SHORT, client._child
-        assert "did not answer" in why(client.ask("condition"))
+        assert "did not answer" in why(client.query("condition"))
         client._deadline = MINUTE
         assert client._child is not late
-        assert client.ask("condition") == DriverReply(id=3, state="answered", why="to 3")
+        assert client.query("condition") == DriverReply(id=3, state="answered", why="to 3")
 
 
 def test_only_answers_to_other_questions_are_no_answer() -> None:
     text = "for question in asked(): give({'id': 77}, {'state': 'answered'})"
-    assert "did not answer" in why(ask_once("inventory", timedelta(seconds=1), program(text)))
+    assert "did not answer" in why(query_once("inventory", timedelta(seconds=1), program(text)))
 
 
-def test_a_program_that_could_not_read_the_question_says_so() -> None:
+def test_a_program_that_could_not_read_the_question_reports_it() -> None:
     text = "for question in asked(): give({'id': 0}, {'state': 'failed', 'why': 'the request could not be read'})"
-    answer = ask_once("inventory", MINUTE, program(text))
+    answer = query_once("inventory", MINUTE, program(text))
     assert isinstance(answer, DriverReply)
     assert (answer.state, answer.why) == ("failed", "the request could not be read")
 
@@ -258,37 +258,37 @@ import pathlib
 for question in asked(): give(question, {ANSWER!r})
 pathlib.Path({str(ended)!r}).touch()
 """
-    assert isinstance(ask_once("condition", MINUTE, program(text)), DriverReply)
+    assert isinstance(query_once("condition", MINUTE, program(text)), DriverReply)
     assert ended.exists()
 
 
 def test_a_driver_that_does_not_let_go_in_time_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"for question in asked(): give(question, {ANSWER!r})\nimport time; time.sleep(600)"
     with asking(program(text)) as client:
-        client.ask("condition")
+        client.query("condition")
         running = client._child
         assert running is not None
         assert client.finish(0.05) is False
         assert running._process.returncode == -9
     finish = DriverClient.finish
     monkeypatch.setattr(DriverClient, "finish", lambda self, within_s: finish(self, within_s) and False)
-    assert "was not closed within 1m" in why(ask_once("condition", MINUTE, answering(ANSWER)))
+    assert "was not closed within 1m" in why(query_once("condition", MINUTE, answering(ANSWER)))
 
 
 def test_closing_ends_the_program_and_a_later_question_starts_another() -> None:
     with asking(answering(ANSWER)) as client:
-        client.ask("usage")
+        client.query("usage")
         running = client._child
         assert running is not None
         client.close()
         assert running._process.returncode is not None
-        assert isinstance(client.ask("usage"), DriverReply)
+        assert isinstance(client.query("usage"), DriverReply)
 
 
-def test_closing_while_it_is_asked_frees_the_caller() -> None:
+def test_closing_while_it_is_queried_frees_the_caller() -> None:
     answers: list[Any] = []
     with asking(program(HANGS)) as client:
-        waiting = threading.Thread(target=lambda: answers.append(client.ask("usage")))
+        waiting = threading.Thread(target=lambda: answers.append(client.query("usage")))
         waiting.start()
         while client._child is None:
             pass
@@ -299,18 +299,18 @@ def test_closing_while_it_is_asked_frees_the_caller() -> None:
 
 def test_a_question_that_has_to_wait_too_long_for_another_is_unknown() -> None:
     with asking(program(HANGS), SHORT, to_open=1000) as client:
-        waiting = threading.Thread(target=lambda: client.ask("usage"))
+        waiting = threading.Thread(target=lambda: client.query("usage"))
         waiting.start()
         while client._child is None:
             pass
-        assert "still in progress" in why(client.ask("usage"))
+        assert "still in progress" in why(client.query("usage"))
         client.close()
         waiting.join()
 
 
 def test_a_driver_that_fails_gets_a_new_program() -> None:
     with asking(answering({"state": "failed", "why": "Driver/library version mismatch"})) as client:
-        assert client.ask("health") == DriverReply(id=1, state="failed", why="Driver/library version mismatch")
+        assert client.query("health") == DriverReply(id=1, state="failed", why="Driver/library version mismatch")
         assert client._child is None
 
 

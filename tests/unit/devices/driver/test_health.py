@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from gpukeeper.devices.driver import sampler as sampling
-from gpukeeper.devices.driver.child import Session
+from gpukeeper.devices.driver.child import DriverSession
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.driver.health import spans
 from gpukeeper.devices.driver.protocol import SUBJECTS, DriverReply, DriverRequest
@@ -33,7 +33,7 @@ from tests.unit.devices.driver.fake_nvml import (
 
 def asked(nvml: Nvml, about: str) -> DriverReply:
     """As its parent reads it."""
-    session = Session(nvml, sleep=lambda _: None)
+    session = DriverSession(nvml, sleep=lambda _: None)
     try:
         answer = session.answer(msgspec.json.encode(DriverRequest(1, about)))
         return msgspec.json.decode(msgspec.json.encode(answer), type=DriverReply)
@@ -41,13 +41,13 @@ def asked(nvml: Nvml, about: str) -> DriverReply:
         session.close()
 
 
-def look(nvml: Nvml, gpu: int = 0) -> GpuFacts:
+def read(nvml: Nvml, gpu: int = 0) -> GpuFacts:
     return asked(nvml, "health").gpus[gpu]
 
 
 def health(nvml: Nvml) -> Health:
     """As the acceptance run gets it."""
-    (found,) = health_of((look(nvml),), datetime(2026, 3, 2, tzinfo=UTC), lambda *_: (), {}).values()
+    (found,) = health_of((read(nvml),), datetime(2026, 3, 2, tzinfo=UTC), lambda *_: (), {}).values()
     return found
 
 
@@ -97,40 +97,40 @@ def test_a_healthy_gpu_tells_its_states() -> None:
 
 def test_what_the_model_does_not_have_is_unknown_by_design_and_what_failed_is_not() -> None:
     """Unknown keeps: a GPU that is lost must not look like one that has no such counter."""
-    states = look(Nvml(says={"PersistenceMode": Refuses(LOST)})).states
+    states = read(Nvml(says={"PersistenceMode": Refuses(LOST)})).states
     assert why(states["app_sm_mhz"]).by_design
     assert not why(states["persistence"]).by_design
     assert "lost" in why(states["persistence"]).why
 
 
 def test_a_driver_that_is_older_than_our_structures_does_not_have_the_fact() -> None:
-    states = look(Nvml(says={"SramEccErrorStatus": Refuses(MISMATCH), "GpuFabricInfoV": older_fabric})).states
+    states = read(Nvml(says={"SramEccErrorStatus": Refuses(MISMATCH), "GpuFabricInfoV": older_fabric})).states
     assert why(states["sram_threshold"]).by_design
     assert states["fabric_state"] == 2
     assert why(states["fabric_health"]).by_design
 
 
-def test_a_driver_that_is_older_than_the_binding_does_not_end_the_look() -> None:
+def test_a_driver_that_is_older_than_the_binding_does_not_end_the_read() -> None:
     """The binding raises an error of its own then; the child must not die of it."""
 
     def mismatch(handle: str) -> Any:
         raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
 
-    found = look(Nvml(says={"ComputeRunningProcesses": mismatch}))
+    found = read(Nvml(says={"ComputeRunningProcesses": mismatch}))
     assert why(found.listed).by_design
     assert found.states["persistence"] is True
 
 
 def test_a_gpu_on_no_fabric_has_no_state_of_one() -> None:
-    states = look(Nvml(says={"GpuFabricInfoV": lambda handle, reference: None})).states
+    states = read(Nvml(says={"GpuFabricInfoV": lambda handle, reference: None})).states
     assert why(states["fabric_state"]).by_design
 
 
 def test_a_corrupt_inforom_is_an_answer() -> None:
     broken = Nvml(says={"ValidateInforom": Refuses(pynvml.NVML_ERROR_CORRUPTED_INFOROM)})
-    assert look(broken).states["inforom_ok"] is False
-    assert look(Nvml(says={"ValidateInforom": None})).states["inforom_ok"] is True
-    assert why(look(Nvml()).states["inforom_ok"]).by_design
+    assert read(broken).states["inforom_ok"] is False
+    assert read(Nvml(says={"ValidateInforom": None})).states["inforom_ok"] is True
+    assert why(read(Nvml()).states["inforom_ok"]).by_design
 
 
 @pytest.mark.parametrize(
@@ -143,15 +143,15 @@ def test_a_corrupt_inforom_is_an_answer() -> None:
         (Refuses(NOT_SUPPORTED), Refuses(NOT_SUPPORTED), None),
     ],
 )
-def test_a_repair_is_needed_when_either_says_so(repair: Any, memory: Any, expected: bool | None) -> None:
-    said = look(Nvml(says={"RepairStatus": repair, "UnrepairableMemoryFlag_v1": memory})).states["repair_needed"]
+def test_a_repair_is_needed_when_either_reports_it(repair: Any, memory: Any, expected: bool | None) -> None:
+    said = read(Nvml(says={"RepairStatus": repair, "UnrepairableMemoryFlag_v1": memory})).states["repair_needed"]
     assert (said if isinstance(said, bool) else None) == expected
 
 
 def test_links_that_are_down_do_not_count_and_a_card_without_links_has_none() -> None:
     some = Nvml(says={"NvLinkState": lambda handle, link: int(link % 2) if link < 18 else refuse(NOT_SUPPORTED)})
-    assert look(some).states["nvlinks_active"] == 9
-    without = look(Nvml(says={"NvLinkState": Refuses(NOT_SUPPORTED)}))
+    assert read(some).states["nvlinks_active"] == 9
+    without = read(Nvml(says={"NvLinkState": Refuses(NOT_SUPPORTED)}))
     assert why(without.states["nvlinks_active"]).by_design
     assert why(without.counters["nvlink_replay"]).by_design
 
@@ -164,7 +164,7 @@ def test_newer_links_count_their_recoveries_otherwise() -> None:
         found.value.uiVal = link if number == pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS else 0
         return [found]
 
-    counters = look(Nvml(says={"NvLinkErrorCounter": Refuses(NOT_SUPPORTED), "FieldValues": fields})).counters
+    counters = read(Nvml(says={"NvLinkErrorCounter": Refuses(NOT_SUPPORTED), "FieldValues": fields})).counters
     assert counters["nvlink_recovery"] == sum(range(18))
     assert counters["nvlink_recovery_failed"] == 0
     assert why(counters["nvlink_replay"]).by_design
@@ -175,7 +175,7 @@ def test_old_drivers_know_reasons_by_another_name() -> None:
         "CurrentClocksEventReasons": Refuses(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),
         "CurrentClocksThrottleReasons": 0x40,
     }
-    assert look(Nvml(says=says)).states["reasons"] == 0x40
+    assert read(Nvml(says=says)).states["reasons"] == 0x40
 
 
 def test_one_lost_gpu_does_not_hide_the_others() -> None:
@@ -198,7 +198,7 @@ def test_facts_of_a_gpu_and_how_two_reach_each_other() -> None:
 @pytest.mark.parametrize(
     ("error", "way"), [(LOST, "not known"), (pynvml.NVML_ERROR_UNKNOWN, "not known"), (NOT_SUPPORTED, "system")]
 )
-def test_a_link_that_could_not_be_asked_for_is_not_a_link_that_is_not_there(error: int, way: str) -> None:
+def test_a_link_that_could_not_be_queried_is_not_a_link_that_is_not_there(error: int, way: str) -> None:
     """Over the bus would be a fault of the machine; a driver that fails to say is none."""
     answer = asked(Nvml(gpus=2, says={"P2PStatus": Refuses(error)}), "identity")
     assert answer.topology["UUID-gpu0"] == {"UUID-gpu1": way}
@@ -210,7 +210,7 @@ def test_slices_have_memory_of_their_own() -> None:
     assert isinstance(gpu.slices, tuple)
     assert [part.uuid for part in gpu.slices] == ["UUID-s0", "UUID-s1"]
     assert gpu.slices[0].sms == 16
-    found = look(driver)
+    found = read(driver)
     assert why(found.states["utilisation"]).by_design
     assert [part.uuid for part in found.slices] == ["UUID-s0", "UUID-s1"]
 
@@ -230,7 +230,7 @@ def test_what_the_child_says_is_what_its_parent_reads() -> None:
         (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "failed"),
     ],
 )
-def test_a_driver_that_is_not_there_and_one_that_fails_are_told_apart(error: int, state: str) -> None:
+def test_a_driver_that_is_not_there_and_one_that_fails_are_distinguished(error: int, state: str) -> None:
     assert asked(Nvml(says={"Init": Refuses(error)}), "health").state == state
 
 
@@ -286,7 +286,7 @@ def test_the_sampler_goes_on_by_itself() -> None:
         seen.release()
         return 1000
 
-    watch = Session(Nvml(says={"PowerUsage": power}))
+    watch = DriverSession(Nvml(says={"PowerUsage": power}))
     watch.answer(msgspec.json.encode(DriverRequest(1, "readings")))  # begins it
     assert seen.acquire(timeout=30)
     assert seen.acquire(timeout=30)

@@ -88,14 +88,14 @@ def test_a_policy_that_cannot_be_switched_off_stops_the_stop() -> None:
     assert fake.acts() == [UPDATE]
 
 
-def test_who_was_started_anew_before_is_not_touched() -> None:
+def test_who_was_started_again_before_is_not_touched() -> None:
     fake = FakeEngine(told(host=ALWAYS))
     fake.restart(ID)
     assert isinstance(stop(fake, seen(told(host=ALWAYS))), Changed)
     assert fake.acts() == []
 
 
-def test_who_is_started_anew_during_the_grace_keeps_running_and_its_policy() -> None:
+def test_who_is_started_again_during_the_grace_keeps_running_and_its_policy() -> None:
     fake = FakeEngine(told(host=ALWAYS))
 
     async def holders(_container: Inspected) -> Sequence[Holder]:
@@ -156,7 +156,7 @@ def test_a_policy_that_an_interruption_left_off_is_given_back(
 ) -> None:
     fake = FakeEngine(told(host={"RestartPolicy": {"Name": policy, "MaximumRetryCount": 0}}, state=state))
     evidence = Evidence({"manifest.json": json.dumps(told(host=ALWAYS)).encode()})
-    act(fake, lambda acts: acts.take_back(Ref("docker", "here", "container", "eval", ID), evidence))
+    act(fake, lambda acts: acts.revert_stop(Ref("docker", "here", "container", "eval", ID), evidence))
     assert fake.acts() == calls
     assert policy_of(fake) == ("always" if calls or policy == "always" else "no")
 
@@ -227,7 +227,7 @@ def test_a_start_after_our_look_is_reported_as_lost(ahead: int, lost: bool) -> N
 
 
 @pytest.mark.parametrize("change", [{"name": "/other"}, {"state": ended(FinishedAt="2026-11-15T10:30:00Z")}])
-def test_what_changed_since_the_look_is_not_removed(change: dict[str, Any]) -> None:
+def test_what_changed_since_the_read_is_not_removed(change: dict[str, Any]) -> None:
     fake = FakeEngine(told(**{"state": ended(), **change}))
     assert isinstance(remove(fake, seen(told(state=ended()))), Changed)
     assert fake.acts() == []
@@ -240,7 +240,7 @@ def test_a_user_who_was_faster_wins(status: int) -> None:
     assert remove(fake, seen(told(state=ended()))) == Changed("no")
 
 
-def test_a_refusal_is_told() -> None:
+def test_a_refusal_is_reported() -> None:
     fake = FakeEngine(told(state=ended()))
     fake.answers[REMOVE] = (500, '{"message": "driver failed to remove root filesystem"}')
     assert remove(fake, seen(told(state=ended()))) == Refused("driver failed to remove root filesystem")
@@ -346,7 +346,7 @@ def test_cache_that_is_only_reported_is_one_thing_listed_once_an_hour() -> None:
     assert whole(fake) == ()
 
 
-def test_cache_that_cannot_be_listed_is_not_known_and_hides_nothing_else() -> None:
+def test_cache_that_cannot_be_listed_is_unknown_and_hides_nothing_else() -> None:
     fake = FakeEngine()
     fake.answers["GET /system/df"] = (500, '{"message": "disk is busy"}')
     (found,) = whole(fake)

@@ -43,7 +43,7 @@ def left_behind(fake: FakeEngine, proc: Path) -> Subject:
             docker = platform(engine, proc)
             await docker.records.refresh()
             ref = adapter.translate.PlaceAndTime("node-3", StillClock().now()).ref("process", "python-20", "20@4200")
-            found = await docker.look(ref)
+            found = await docker.read(ref)
             assert isinstance(found, Subject)
             return found
 
@@ -71,7 +71,7 @@ def test_while_the_inner_container_does_not_answer_nothing_is_proven(tmp_path: P
     assert not isinstance(proof, str)
 
 
-def test_events_that_are_refused_are_asked_for_less_and_less_often(
+def test_events_that_are_refused_are_requested_less_and_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A filter before the engine may forbid them; each try makes everything be asked about anew."""
@@ -98,7 +98,7 @@ def test_events_that_are_refused_are_asked_for_less_and_less_often(
     assert pauses == [1.0, 5.0, 15.0, 60.0, 60.0]
 
 
-def test_the_engine_is_looked_at_every_minute_though_it_says_nothing(
+def test_the_engine_is_read_every_minute_though_it_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C13.1: who has which GPU is reconciled every 60s. Here a hundredth of a second stands for the minute."""
@@ -123,7 +123,7 @@ def test_the_engine_is_looked_at_every_minute_though_it_says_nothing(
 BOUND = [{"Type": "bind", "Source": "/tmp/data", "Destination": "/d"}, {"Type": "volume", "Source": "/var/lib/v"}]
 
 
-def test_the_folders_that_stopped_containers_have_mounted_are_told(tmp_path: Path) -> None:
+def test_the_directories_that_stopped_containers_have_mounted_are_reported(tmp_path: Path) -> None:
     stopped, running = told(state=ended()), told(id=OTHER_ID, name="/running")
     for one in (stopped, running):
         one["Mounts"] = BOUND if one is stopped else [{**BOUND[0], "Source": "/tmp/other"}]

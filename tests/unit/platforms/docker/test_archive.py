@@ -19,7 +19,7 @@ from gpukeeper.platforms.docker.archive import CreateRequest, demultiplexed, rec
 from gpukeeper.platforms.docker.capture import ContainerCapture
 from gpukeeper.platforms.docker.losses import losses, packages
 from gpukeeper.platforms.docker.translate import container_subject
-from gpukeeper.platforms.docker.wire import Change
+from gpukeeper.platforms.docker.wire import PathChange
 from tests.unit.platforms.docker.examples import (
     AT,
     DOCKER,
@@ -126,11 +126,11 @@ def test_a_description_that_cannot_be_read_is_unknown(whole: bytes) -> None:
 
 
 CHANGES = [
-    Change("/usr/lib/python3/dist-packages/torch-2.5.0.dist-info", 1),
-    Change("/opt/conda/conda-meta/numpy-1.26.4-py311_0.json", 1),
-    Change("/var/lib/dpkg/info/vim:amd64.list", 1),
-    Change("/usr/lib/python3/dist-packages/old-1.0.dist-info", 2),
-    Change("/usr/lib/python3/dist-packages/torch-2.5.0.dist-info/RECORD", 1),
+    PathChange("/usr/lib/python3/dist-packages/torch-2.5.0.dist-info", 1),
+    PathChange("/opt/conda/conda-meta/numpy-1.26.4-py311_0.json", 1),
+    PathChange("/var/lib/dpkg/info/vim:amd64.list", 1),
+    PathChange("/usr/lib/python3/dist-packages/old-1.0.dist-info", 2),
+    PathChange("/usr/lib/python3/dist-packages/torch-2.5.0.dist-info/RECORD", 1),
 ]
 
 
@@ -139,7 +139,7 @@ def test_packages_by_what_was_added() -> None:
 
 
 def test_the_recorded_changes() -> None:
-    changes = msgspec.convert(recorded("docker_20_10_answers")["changes"], list[Change])
+    changes = msgspec.convert(recorded("docker_20_10_answers")["changes"], list[PathChange])
     assert packages(changes) == ("torch 2.5.0",)
     assert losses(docker("sized"), changes)[-1] == "1 packages installed since its start: torch 2.5.0"
 
@@ -163,7 +163,7 @@ def take(fake: FakeEngine, what: tuple[str, ...]) -> Any:
 LOGS, DIFF = f"GET /containers/{ID}/logs", f"GET /containers/{ID}/changes"
 
 
-def test_everything_asked_for_is_captured() -> None:
+def test_everything_requested_is_captured() -> None:
     fake = FakeEngine(told(state=ended(), config={"Tty": True}))
     fake.answers |= {LOGS: (200, "last words\n"), DIFF: (200, '[{"Path": "/a", "Kind": 1}]')}
     found = take(fake, ("manifest", "logs", "events"))

@@ -42,7 +42,7 @@ def test_the_newest_version_both_know_is_spoken(spoken: str, expected: tuple[int
 
 
 @pytest.mark.parametrize("spoken", ["", "x.y", "1"])
-def test_what_is_no_engine_is_told(spoken: str) -> None:
+def test_what_is_no_engine_is_reported(spoken: str) -> None:
     with pytest.raises(EngineSilent, match="not a container engine"):
         ask(FakeEngine(version=spoken), lambda engine: engine.get("/info", Info))
 
@@ -78,14 +78,14 @@ def test_an_answer_without_end_is_cut() -> None:
     assert ask(fake, lambda engine: engine.raw("/x", most=70_000)) == b"a" * 70_000
 
 
-def test_a_deadline_is_kept_and_said() -> None:
+def test_a_deadline_is_kept_and_reported() -> None:
     fake = FakeEngine()
     fake.stuck.add("GET /info")
     with pytest.raises(EngineSilent, match="did not answer GET /info within"):
         ask(fake, lambda engine: engine.get("/info", Info, deadline=timedelta(milliseconds=50)))
 
 
-def test_no_socket_says_what_to_do(tmp_path: Path) -> None:
+def test_no_socket_shows_what_to_do(tmp_path: Path) -> None:
     async def run() -> None:
         async with Engine(f"unix://{tmp_path}/none").opened():
             pass
@@ -94,7 +94,7 @@ def test_no_socket_says_what_to_do(tmp_path: Path) -> None:
         asyncio.run(run())
 
 
-def test_a_socket_nobody_listens_on_says_what_to_do(tmp_path: Path) -> None:
+def test_a_socket_nobody_listens_on_shows_what_to_do(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as one:
         one.bind(str(tmp_path / "s"))
 
@@ -106,7 +106,7 @@ def test_a_socket_nobody_listens_on_says_what_to_do(tmp_path: Path) -> None:
         asyncio.run(run())
 
 
-def test_a_missing_right_says_what_to_do() -> None:
+def test_a_missing_right_shows_what_to_do() -> None:
     words = str(cannot_connect("unix:///var/run/docker.sock", os.strerror(13)))
     assert "run as root" in words
 
@@ -177,7 +177,7 @@ def test_garbage_among_events_is_silence_not_a_crash() -> None:
         ask(fake, lambda engine: heard(engine, 1))
 
 
-def test_refused_events_are_told() -> None:
+def test_refused_events_are_reported() -> None:
     fake = FakeEngine()
     fake.answers["GET /events"] = (403, "forbidden")
     with pytest.raises(EngineError, match="forbidden"):

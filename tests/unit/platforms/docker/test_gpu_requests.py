@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.gpu_requests import GpuRequest, asked, devices_of
+from gpukeeper.platforms.docker.gpu_requests import GpuRequest, devices_of, requested_gpus
 from tests.unit.platforms.docker.examples import CUT, SECOND, WHOLE, container, docker
 
 GPU = [["gpu"]]
@@ -34,7 +34,7 @@ def request(**parts: Any) -> dict[str, Any]:
     ],
 )
 def test_recorded_requests(name: str, names: tuple[str, ...]) -> None:
-    assert asked(docker(name)).names == names
+    assert requested_gpus(docker(name)).names == names
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_request_is_resolved_to_what_it_means_on_this_machine(
     host: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     one = container(host=host)
-    assert devices_of(one, asked(one), (), MACHINE) == expected
+    assert devices_of(one, requested_gpus(one), (), MACHINE) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,24 +91,24 @@ def test_a_request_is_resolved_to_what_it_means_on_this_machine(
 def test_the_environment_asks_only_under_the_nvidia_runtime(
     env: list[str], runtime: str, default: str, names: tuple[str, ...]
 ) -> None:
-    assert asked(container(host={"Runtime": runtime}, config={"Env": env}), default).names == names
+    assert requested_gpus(container(host={"Runtime": runtime}, config={"Env": env}), default).names == names
 
 
 def test_a_request_outranks_the_environment() -> None:
     host = {**request(DeviceIDs=["1"]), "Runtime": "nvidia"}
-    assert asked(container(host=host, config={"Env": ["NVIDIA_VISIBLE_DEVICES=all"]})).names == ("1",)
+    assert requested_gpus(container(host=host, config={"Env": ["NVIDIA_VISIBLE_DEVICES=all"]})).names == ("1",)
 
 
-def test_what_it_holds_counts_beside_what_it_asked_for() -> None:
+def test_what_it_holds_counts_beside_what_it_requested() -> None:
     one = container(host=request(DeviceIDs=["0"]))
-    assert devices_of(one, asked(one), ("GPU-b",), MACHINE) == ("GPU-a", "GPU-b")
+    assert devices_of(one, requested_gpus(one), ("GPU-b",), MACHINE) == ("GPU-a", "GPU-b")
     assert devices_of(one, GpuRequest(), ("GPU-b",), MACHINE) == ("GPU-b",)
 
 
 @pytest.mark.parametrize("inventory", [Unknown("the driver does not answer"), ()])
 def test_who_asks_for_gpus_that_nobody_can_name_has_unknown_devices(inventory: Any) -> None:
     one = container(host=request(Count=-1))
-    assert isinstance(devices_of(one, asked(one), (), inventory), Unknown)
+    assert isinstance(devices_of(one, requested_gpus(one), (), inventory), Unknown)
 
 
 @pytest.mark.parametrize(
@@ -124,18 +124,18 @@ def test_who_asks_for_gpus_that_nobody_can_name_has_unknown_devices(inventory: A
 )
 def test_a_gpu_that_is_not_there_is_unknown_and_not_nothing(host: dict[str, Any]) -> None:
     one = container(host=host)
-    assert isinstance(devices_of(one, asked(one), (), MACHINE), Unknown)
+    assert isinstance(devices_of(one, requested_gpus(one), (), MACHINE), Unknown)
 
 
 def test_a_count_beyond_every_machine_does_not_fill_the_memory() -> None:
     """Such a container can be created by anybody; its start fails, and it stays."""
     one = container(host=request(Count=2**62))
-    assert len(asked(one).names) < 10_000
-    assert isinstance(devices_of(one, asked(one), (), MACHINE), Unknown)
+    assert len(requested_gpus(one).names) < 10_000
+    assert isinstance(devices_of(one, requested_gpus(one), (), MACHINE), Unknown)
 
 
 def test_a_device_path_with_endless_digits_breaks_nothing() -> None:
-    assert not asked(container(host={"Devices": [{"PathOnHost": "/dev/nvidia" + "9" * 5000}]}))
+    assert not requested_gpus(container(host={"Devices": [{"PathOnHost": "/dev/nvidia" + "9" * 5000}]}))
 
 
 @given(
@@ -144,12 +144,12 @@ def test_a_device_path_with_endless_digits_breaks_nothing() -> None:
     st.lists(st.text(max_size=20), max_size=3),
     st.lists(st.text(max_size=30), max_size=3),
 )
-def test_no_request_breaks_the_look(ids: list[str], count: int, paths: list[str], env: list[str]) -> None:
+def test_no_request_breaks_the_read(ids: list[str], count: int, paths: list[str], env: list[str]) -> None:
     host = {
         **request(DeviceIDs=ids, Count=count),
         "Devices": [{"PathOnHost": f"/dev/nvidia{path}"} for path in paths],
         "Runtime": "nvidia",
     }
     one = container(host=host, config={"Env": [f"NVIDIA_VISIBLE_DEVICES={value}" for value in env]})
-    found = devices_of(one, asked(one), (), MACHINE)
+    found = devices_of(one, requested_gpus(one), (), MACHINE)
     assert isinstance(found, tuple | Unknown)

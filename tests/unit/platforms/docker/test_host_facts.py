@@ -86,7 +86,7 @@ def on_gpu(id_: str) -> Inspected:
     return container(id=id_, host={"Devices": [{"PathOnHost": "/dev/nvidia0"}]}, state={"Pid": int(id_[:2])})
 
 
-def test_a_file_that_never_answers_costs_one_thread_not_one_at_every_look(
+def test_a_file_that_never_answers_costs_one_thread_not_one_at_every_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = ["10" * 32, "11" * 32, "12" * 32]
@@ -138,14 +138,14 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def known(directory: UserDirectory, one: Inspected) -> users.KnownUsers:
-    return asyncio.run(directory.people(one, (), (), folders=True))
+    return asyncio.run(directory.people(one, (), (), directories=True))
 
 
 def binds(*sources: str) -> Inspected:
     return container(mounts=[{"Type": "bind", "Source": one, "Destination": "/x"} for one in sources])
 
 
-def test_a_dead_disk_is_waited_for_once_not_for_each_folder_on_it(
+def test_a_dead_disk_is_waited_for_once_not_for_each_directory_on_it(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(users, "_home_owner", hanging)
@@ -154,7 +154,7 @@ def test_a_dead_disk_is_waited_for_once_not_for_each_folder_on_it(
     assert all("time" in one.why for one in found.values())  # type: ignore[union-attr]
 
 
-def test_a_directory_of_users_that_is_down_is_asked_a_few_times_only(
+def test_a_directory_of_users_that_is_down_is_queried_a_few_times_only(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(users, "_name_of", hanging)
@@ -165,12 +165,12 @@ def test_a_directory_of_users_that_is_down_is_asked_a_few_times_only(
 
 
 @pytest.mark.parametrize("path", ["/" + "a" * 5000, "/home/" + "b/" * 3000])
-def test_a_path_that_no_folder_can_have_is_nobodys_not_unknown(path: str) -> None:
+def test_a_path_that_no_directory_can_have_is_nobodys_not_unknown(path: str) -> None:
     """Else whoever writes one into a label keeps a container of nobody's for ever."""
     assert known(UserDirectory(StillClock()), binds(path)).folders == {path: None}
 
 
-def test_forgetting_in_the_middle_of_a_look_harms_it_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_forgetting_in_the_middle_of_a_read_harms_it_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     directory = UserDirectory(StillClock())
     forget: Callable[[], None] = directory._expire
 

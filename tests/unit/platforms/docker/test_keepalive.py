@@ -37,7 +37,7 @@ def test_a_plain_file_counts(root: Path) -> None:
     assert there(root)
 
 
-def test_no_file_and_no_folder_do_not(root: Path) -> None:
+def test_no_file_and_no_directory_do_not(root: Path) -> None:
     assert not there(root)
     (root / "workspace").rmdir()
     assert not there(root)
@@ -49,7 +49,7 @@ def test_a_link_to_a_file_does_not(root: Path) -> None:
     assert not there(root)
 
 
-def test_a_linked_folder_does_not(root: Path, tmp_path: Path) -> None:
+def test_a_linked_directory_does_not(root: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/.keep-alive").touch()
     (root / "workspace").rmdir()
@@ -57,7 +57,7 @@ def test_a_linked_folder_does_not(root: Path, tmp_path: Path) -> None:
     assert not there(root)
 
 
-def test_a_folder_or_a_pipe_of_that_name_does_not(root: Path) -> None:
+def test_a_directory_or_a_pipe_of_that_name_does_not(root: Path) -> None:
     (root / "workspace/.keep-alive").mkdir()
     assert not there(root)
     (root / "workspace/.keep-alive").rmdir()
@@ -65,7 +65,7 @@ def test_a_folder_or_a_pipe_of_that_name_does_not(root: Path) -> None:
     assert not there(root)
 
 
-def test_a_file_in_the_place_of_the_folder_does_not(root: Path) -> None:
+def test_a_file_in_the_place_of_the_directory_does_not(root: Path) -> None:
     (root / "workspace").rmdir()
     (root / "workspace").touch()
     assert not there(root)
@@ -102,14 +102,14 @@ def add_process(proc: Path, pid: int, cgroup: str) -> Path:
     return home / "root"
 
 
-def test_of_a_running_container_its_own_root_is_looked_at(tmp_path: Path) -> None:
+def test_of_a_running_container_its_own_root_is_read(tmp_path: Path) -> None:
     root = add_process(tmp_path, 4242, f"0::/docker/{ID}\n")
     assert kept_alive(tmp_path) is False
     (root / "workspace/.keep-alive").touch()
     assert kept_alive(tmp_path) is True
 
 
-def test_a_pid_that_is_somebody_elses_by_now_is_not_looked_into(tmp_path: Path) -> None:
+def test_a_pid_that_is_another_users_by_now_is_not_looked_into(tmp_path: Path) -> None:
     root = add_process(tmp_path, 4242, "0::/user.slice\n")
     (root / "workspace/.keep-alive").touch()
     assert isinstance(kept_alive(tmp_path), Unknown)
@@ -119,7 +119,7 @@ def test_a_running_container_whose_process_is_not_seen_is_unknown_not_without_a_
     assert isinstance(kept_alive(tmp_path), Unknown)
 
 
-def test_of_an_ended_container_the_mounted_folder_is_looked_at(tmp_path: Path) -> None:
+def test_of_an_ended_container_the_mounted_directory_is_read(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     mounts = [{"Type": "bind", "Source": str(tmp_path / "work"), "Destination": "/workspace"}]
     assert kept_alive(tmp_path, state=ended(), mounts=mounts) is False

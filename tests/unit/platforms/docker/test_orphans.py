@@ -57,7 +57,7 @@ def test_a_process_that_began_after_the_end_is_of_another_run() -> None:
     assert proof(container(state=ended()), END + timedelta(seconds=3)) is None
 
 
-def test_a_container_that_could_not_be_asked_about_leaves_it_unknown() -> None:
+def test_a_container_that_could_not_be_checked_leaves_it_unknown() -> None:
     assert isinstance(proof(Unknown("no answer"), once_had={ID: container()}), Unknown)
 
 

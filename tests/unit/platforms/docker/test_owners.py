@@ -38,7 +38,7 @@ def test_a_label_alone_is_only_a_claim(label: str) -> None:
     assert found.findings
 
 
-def test_a_label_that_only_the_wrapper_can_set_is_believed() -> None:
+def test_a_label_that_only_the_wrapper_can_set_is_accepted() -> None:
     found = whose(labels={"ds01.user": "ann"}, trusted=("ds01.user",))
     assert (found.owner, found.verified, found.findings) == ("ann", True, ())
 
@@ -52,7 +52,7 @@ def test_a_trusted_label_that_came_with_the_image_is_only_a_claim(label: str) ->
     assert (set_anew.owner, set_anew.verified) == ("ann", True)
 
 
-def test_without_a_look_at_the_image_a_trusted_label_is_not_verified_and_nothing_gets_stricter() -> None:
+def test_without_a_read_of_the_image_a_trusted_label_is_not_verified_and_nothing_gets_stricter() -> None:
     silent = Unknown("its image cannot be inspected")
     running = whose(labels={"ds01.user": "ann"}, trusted=("ds01.user",), image_labels=silent, state={"Running": True})
     assert (running.owner, running.verified) == (silent, False)
@@ -60,7 +60,7 @@ def test_without_a_look_at_the_image_a_trusted_label_is_not_verified_and_nothing
     assert (ended.owner, ended.verified, ended.only_claimed) == ("ann", False, False)
 
 
-def test_a_folder_that_is_only_read_makes_nobody_the_verified_owner() -> None:
+def test_a_directory_that_is_only_read_makes_nobody_the_verified_owner() -> None:
     """Otherwise the owner of a shared dataset would own every container that reads it."""
     read = [{**mount, "RW": False} for mount in bind("/home/ann/x")]
     found = whose(mounts=read)
@@ -83,7 +83,7 @@ def test_a_label_counts_with_a_sign_beside_it() -> None:
         {"mounts": bind("/home/ann/x")},
     ],
 )
-def test_a_mounted_folder_in_a_home_is_good_evidence(parts: dict[str, Any]) -> None:
+def test_a_mounted_directory_in_a_home_is_good_evidence(parts: dict[str, Any]) -> None:
     found = whose(**parts)
     assert (found.owner, found.verified) == ("ann", True)
     assert found.evidence == ("/home/ann/x belongs to ann",)
@@ -96,25 +96,25 @@ def test_a_mounted_folder_in_a_home_is_good_evidence(parts: dict[str, Any]) -> N
         {"com.docker.compose.project.config_files": "/srv/data,/home/ann/x"},
     ],
 )
-def test_a_folder_that_only_a_label_names_tells_the_owner_and_wins_no_time(labels: dict[str, str]) -> None:
+def test_a_directory_that_only_a_label_names_tells_the_owner_and_wins_no_time(labels: dict[str, str]) -> None:
     found = whose(labels=labels)
     assert (found.owner, found.verified, found.only_claimed) == ("ann", False, False)
     assert found.evidence == ("/home/ann/x belongs to ann, which only a label names",)
 
 
-def test_somebody_elses_name_on_ones_own_folder_is_a_conflict() -> None:
+def test_another_users_name_on_ones_own_directory_is_a_conflict() -> None:
     found = whose(labels={"ds01.user": "bob"}, mounts=bind("/home/ann/x"))
     assert found.owner == "ann"
     assert "ambiguous" in found.findings[0]
 
 
-def test_folders_of_two_people_verify_neither() -> None:
+def test_directories_of_two_people_verify_neither() -> None:
     found = whose(mounts=bind("/home/ann/x", "/home/bob/y"))
     assert not found.verified
     assert "bob" in found.findings[0]
 
 
-def test_of_two_folders_the_one_that_something_agrees_with_counts() -> None:
+def test_of_two_directories_the_one_that_something_agrees_with_counts() -> None:
     assert whose(mounts=bind("/home/ann/x", "/home/bob/y"), config={"User": "1002"}).owner == "bob"
 
 
@@ -139,7 +139,7 @@ def test_whom_this_machine_does_not_know_is_a_finding() -> None:
     assert len(found.findings) == 2
 
 
-def test_a_folder_that_could_not_be_looked_at_makes_the_owner_unknown() -> None:
+def test_a_directory_that_could_not_be_read_makes_the_owner_unknown() -> None:
     folders = {"/home/ann/x": Unknown("no answer")}
     assert isinstance(whose(mounts=bind("/home/ann/x"), folders=folders).owner, Unknown)
 
@@ -154,7 +154,7 @@ def test_paths_of_another_machine_are_none(path: str) -> None:
     assert folders_of(container(labels={"devcontainer.local_folder": path})) == ()
 
 
-def test_endless_lists_of_folders_are_cut() -> None:
+def test_endless_lists_of_directories_are_cut() -> None:
     many = ",".join(f"/x/{number}" for number in range(100_000))
     assert len(folders_of(container(labels={"com.docker.compose.project.config_files": many}))) < 1000
 

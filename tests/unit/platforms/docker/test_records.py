@@ -38,7 +38,7 @@ def inspected(fake: FakeEngine) -> int:
     return fake.asked.count(INSPECT)
 
 
-def test_without_events_everything_is_asked_about_at_every_look() -> None:
+def test_without_events_everything_is_checked_at_every_read() -> None:
     fake = FakeEngine(told())
 
     async def looks(records: Records) -> None:
@@ -49,7 +49,7 @@ def test_without_events_everything_is_asked_about_at_every_look() -> None:
     assert inspected(fake) == 2
 
 
-def test_while_events_are_heard_only_what_changed_is_asked_about() -> None:
+def test_while_events_are_heard_only_what_changed_is_checked() -> None:
     fake = FakeEngine(told(), told(id=OTHER_ID, name="/other"))
 
     async def looks(records: Records) -> list[int]:
@@ -67,7 +67,7 @@ def test_while_events_are_heard_only_what_changed_is_asked_about() -> None:
     assert fake.asked.count(f"GET /containers/{OTHER_ID}/json") == 1
 
 
-def test_a_difference_in_the_list_is_asked_about_though_no_event_was_heard() -> None:
+def test_a_difference_in_the_list_is_checked_though_no_event_was_heard() -> None:
     fake = FakeEngine(told())
 
     async def looks(records: Records) -> str:
@@ -80,7 +80,7 @@ def test_a_difference_in_the_list_is_asked_about_though_no_event_was_heard() -> 
     assert play(fake, looks) == "exited"
 
 
-def test_after_a_gap_everything_is_asked_about_anew() -> None:
+def test_after_a_gap_everything_is_checked_again() -> None:
     fake = FakeEngine(told())
 
     async def looks(records: Records) -> None:
@@ -94,7 +94,7 @@ def test_after_a_gap_everything_is_asked_about_anew() -> None:
     assert inspected(fake) == 2
 
 
-def test_what_changes_while_it_is_asked_about_is_asked_about_again() -> None:
+def test_what_changes_while_it_is_checked_is_checked_again() -> None:
     fake = FakeEngine(told())
 
     async def looks(records: Records) -> None:
@@ -110,7 +110,7 @@ def test_what_changes_while_it_is_asked_about_is_asked_about_again() -> None:
     assert inspected(fake) == 2
 
 
-def test_a_failed_question_is_asked_again() -> None:
+def test_a_failed_query_is_repeated() -> None:
     fake = FakeEngine(told())
 
     async def looks(records: Records) -> None:
@@ -125,7 +125,7 @@ def test_a_failed_question_is_asked_again() -> None:
     assert inspected(fake) == 3
 
 
-def test_a_stuck_container_stalls_nobody() -> None:
+def test_a_stuck_container_stalls_nothing_else() -> None:
     fake = FakeEngine(told(), told(id=OTHER_ID, name="/other"))
     fake.stuck.add(INSPECT)
     found, unseen = play(fake, lambda records: records.refresh(), hasty=True)
@@ -252,10 +252,10 @@ def test_a_404_without_the_engines_own_words_proves_nothing(words: str) -> None:
     fake = FakeEngine(told())
     fake.answers[INSPECT] = (404, words)
 
-    async def look(records: Records) -> object:
+    async def read(records: Records) -> object:
         return await records.inspect(ID)
 
-    assert isinstance(play(fake, look), Unknown)
+    assert isinstance(play(fake, read), Unknown)
 
 
 @pytest.mark.parametrize("called", ["lab:1", "lab", IMAGE, IMAGE.removeprefix("sha256:")[:12]])

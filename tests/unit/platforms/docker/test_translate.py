@@ -264,7 +264,7 @@ def test_a_garbled_hold_until_is_unknown(text: str) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["gpukeeper.io/ttl", "gpukeeper.io/hold-until", "ds01.gpu.uuid"]), st.text()))
-def test_no_label_breaks_the_look(labels: dict[str, str]) -> None:
+def test_no_label_breaks_the_read(labels: dict[str, str]) -> None:
     subject = container_subject(container(labels=labels), facts(), AT)
     assert subject.ref.uid == ID
     assert all(words.isprintable() for words in subject.findings)
@@ -283,7 +283,7 @@ def test_unnamed_volumes_are_told_from_named_ones() -> None:
     assert anonymous_volumes(container(mounts=named)) == ()
 
 
-def test_a_container_that_goes_when_stopped_says_so() -> None:
+def test_a_container_that_goes_when_stopped_reports_it() -> None:
     assert container_subject(container(host={"AutoRemove": True}), facts(), AT).goes_when_stopped
     assert not container_subject(container(), facts(), AT).goes_when_stopped
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.wire import (
-    Change,
     ContainerSummary,
     DiskUsage,
     EngineEvent,
     ImageInspected,
     ImageSummary,
     Info,
+    PathChange,
     when,
 )
 from tests.unit.platforms.docker.examples import DOCKER, PODMAN, decoded, recorded
@@ -71,7 +71,7 @@ def test_every_recorded_answer_is_read(name: str) -> None:
         "image": ImageInspected,
         "df": DiskUsage,
         "info": Info,
-        "changes": list[Change],
+        "changes": list[PathChange],
         "events": list[EngineEvent],
     }
     for part, type_ in types.items():

@@ -69,13 +69,13 @@ class Machine:
         return {Path(one.ref.name).name: one for one in self.all() if one.shape is Shape.TREE}
 
     def all(self) -> list[Subject]:
-        async def look() -> list[Subject]:
+        async def read() -> list[Subject]:
             return [one async for page in self.platform.observe(PlaceScope()) for one in page.subjects]
 
-        return self.run(look())
+        return self.run(read())
 
-    def look(self, subject: Subject) -> Any:
-        return self.run(self.platform.look(subject.ref))
+    def read(self, subject: Subject) -> Any:
+        return self.run(self.platform.read(subject.ref))
 
     def remove(self, subject: Subject) -> Any:
         """As of that look; times have the grain of the kernel's tick, so what comes after it is waited for."""

@@ -20,7 +20,7 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.inventory import inventory
 from gpukeeper.disk import filesystems
-from gpukeeper.disk.measure import Limits
+from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Action,
@@ -118,7 +118,7 @@ def test_a_tree_that_changes_is_another_incarnation_of_the_same_thing(tmp_path: 
     platform = host(tmp_path)
     (before,) = subjects(platform).values()
     (path / "file").chmod(0o600)
-    after = wait(platform.look(before.ref))
+    after = wait(platform.read(before.ref))
     assert isinstance(after, Subject)
     assert after.ref == before.ref
     assert after.seen.incarnation != before.seen.incarnation
@@ -132,7 +132,7 @@ def test_an_entry_that_two_roots_name_is_listed_once(tmp_path: Path) -> None:
     assert list(subjects(platform)) == [f"{tmp_path}/short/pip-a"]
 
 
-def test_a_root_that_is_not_there_has_no_trees_and_one_that_is_no_folder_is_unseen(tmp_path: Path) -> None:
+def test_a_root_that_is_not_there_has_no_trees_and_one_that_is_no_directory_is_unseen(tmp_path: Path) -> None:
     assert subjects(host(tmp_path / "nothing")) == unseen(host(tmp_path / "nothing")) == {}
     (tmp_path / "file").touch()
     assert "could not be read" in unseen(host(tmp_path / "file"))[str(tmp_path / "file")]
@@ -144,7 +144,7 @@ def test_hostile_names_become_valid_text(tmp_path: Path) -> None:
     (found,) = subjects(platform).values()
     assert found.ref.name == f"{tmp_path}/pip-\\x0a\\xff"
     assert b"pip-" in msgspec.json.encode(found)
-    again = wait(platform.look(found.ref))
+    again = wait(platform.read(found.ref))
     assert isinstance(again, Subject)
     assert again.seen == found.seen
 
@@ -166,7 +166,7 @@ def test_a_tree_that_a_child_sits_in_is_in_use(tmp_path: Path) -> None:
 
 def test_a_tree_beyond_patience_or_limits_is_listed_with_an_unknown_size(tmp_path: Path) -> None:
     tree(tmp_path)
-    for given in ({"timeouts": Timeouts(trees=timedelta(seconds=-1))}, {"limits": Limits(entries=1)}):
+    for given in ({"timeouts": Timeouts(trees=timedelta(seconds=-1))}, {"limits": MeasureLimits(entries=1)}):
         (found,) = subjects(host(tmp_path, **given)).values()
         assert isinstance(found.size, Unknown)
         assert isinstance(found.in_use, Unknown)
@@ -186,7 +186,7 @@ def test_pages_hold_at_most_500(tmp_path: Path) -> None:
     assert [len(page.subjects) for page in pages] == [0, 1, 500, 1], "no GPU, one disk, trees"
 
 
-def test_a_place_outside_the_scope_is_not_looked_at(tmp_path: Path) -> None:
+def test_a_place_outside_the_scope_is_not_read(tmp_path: Path) -> None:
     tree(tmp_path)
     assert wait(pages_of(host(tmp_path), PlaceScope(places=("node-2*",)))) == []
 
@@ -194,38 +194,38 @@ def test_a_place_outside_the_scope_is_not_looked_at(tmp_path: Path) -> None:
 # Looking at one tree
 
 
-def test_a_tree_is_looked_at_by_identity_whatever_its_name_is_now(tmp_path: Path) -> None:
+def test_a_tree_is_read_by_identity_whatever_its_name_is_now(tmp_path: Path) -> None:
     path = tree(tmp_path)
     platform = host(tmp_path)
     (before,) = subjects(platform).values()
-    again = wait(platform.look(before.ref))
+    again = wait(platform.read(before.ref))
     assert isinstance(again, Subject)
     assert (again.seen, again.size, again.last_used) == (before.seen, before.size, before.last_used)
     path.rename(tmp_path / "pip-b")
-    renamed = wait(platform.look(before.ref))
+    renamed = wait(platform.read(before.ref))
     assert isinstance(renamed, Subject)
     assert renamed.ref.name == f"{tmp_path}/pip-b"
     (tmp_path / "pip-b").rename(tmp_path / "mine")
-    assert isinstance(wait(platform.look(before.ref)), Unknown)
+    assert isinstance(wait(platform.read(before.ref)), Unknown)
 
 
-def test_a_tree_is_gone_only_when_its_filesystem_was_looked_at(tmp_path: Path) -> None:
+def test_a_tree_is_gone_only_when_its_filesystem_was_read(tmp_path: Path) -> None:
     path = tree(tmp_path)
     platform = host(tmp_path)
     (before,) = subjects(platform).values()
     path.rename(tmp_path.parent / f"{tmp_path.name}-moved")
     tree(tmp_path)  # the same name, another thing
-    assert wait(platform.look(before.ref)) == Gone(before.ref, NOW)
+    assert wait(platform.read(before.ref)) == Gone(before.ref, NOW)
     elsewhere = msgspec.structs.replace(before.ref, uid="1:" + before.ref.uid.split(":")[1])
-    assert isinstance(wait(platform.look(elsewhere)), Unknown)
-    assert wait(host(tmp_path / "removed/root").look(before.ref)) == Gone(before.ref, NOW)
-    assert isinstance(wait(platform.look(msgspec.structs.replace(before.ref, uid="garbled"))), Unknown)
+    assert isinstance(wait(platform.read(elsewhere)), Unknown)
+    assert wait(host(tmp_path / "removed/root").read(before.ref)) == Gone(before.ref, NOW)
+    assert isinstance(wait(platform.read(msgspec.structs.replace(before.ref, uid="garbled"))), Unknown)
 
 
-def test_the_sum_of_a_root_is_not_known_before_it_was_observed(tmp_path: Path) -> None:
+def test_the_sum_of_a_root_is_unknown_before_it_was_observed(tmp_path: Path) -> None:
     tree(tmp_path)
     (seen,) = subjects(host(tmp_path)).values()
-    fresh = wait(host(tmp_path).look(seen.ref))
+    fresh = wait(host(tmp_path).read(seen.ref))
     assert isinstance(fresh, Subject)
     assert isinstance(fresh.together, Unknown)
 
@@ -267,7 +267,7 @@ def test_a_gpu_and_the_process_that_holds_it_are_shown(proc: Path) -> None:
     assert unseen(gpu_host(proc)) == {}
 
 
-def test_a_gpu_that_root_or_a_process_just_begun_has_open_says_so(proc: Path) -> None:
+def test_a_gpu_that_root_or_a_process_just_begun_has_open_reports_it(proc: Path) -> None:
     """They are not shown as work, and the GPU is not free all the same."""
     add(proc, 21, "/dev/nvidia0", age=1)
     add(proc, 22, "/dev/nvidia0", uid=0)
@@ -305,14 +305,14 @@ def test_a_process_is_gone_when_its_pid_has_another_start(proc: Path) -> None:
     add(proc, 20, "/dev/nvidia0")
     platform = gpu_host(proc)
     seen = subjects(platform)["python-20"]
-    assert wait(platform.look(seen.ref)) == seen
+    assert wait(platform.read(seen.ref)) == seen
     reused = msgspec.structs.replace(seen.ref, uid="20@999999999")
-    assert wait(platform.look(reused)) == Gone(reused, NOW)
+    assert wait(platform.read(reused)) == Gone(reused, NOW)
     never = msgspec.structs.replace(seen.ref, uid="4711@1")
-    assert wait(platform.look(never)) == Gone(never, NOW)
-    assert isinstance(wait(platform.look(msgspec.structs.replace(seen.ref, uid="x"))), Unknown)
+    assert wait(platform.read(never)) == Gone(never, NOW)
+    assert isinstance(wait(platform.read(msgspec.structs.replace(seen.ref, uid="x"))), Unknown)
     (proc / "1/stat").unlink()
-    assert isinstance(wait(platform.look(never)), Unknown)
+    assert isinstance(wait(platform.read(never)), Unknown)
 
 
 def test_a_process_that_let_go_of_its_gpu_is_still_there(proc: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_process_that_let_go_of_its_gpu_is_still_there(proc: Path) -> None:
     platform = gpu_host(proc)
     seen = subjects(platform)["python-20"]
     (proc / "20/fd/0").unlink()
-    fresh = wait(platform.look(seen.ref))
+    fresh = wait(platform.read(seen.ref))
     assert isinstance(fresh, Subject)
     assert fresh.devices == ()
 
@@ -328,15 +328,15 @@ def test_a_process_that_let_go_of_its_gpu_is_still_there(proc: Path) -> None:
 def test_a_gpu_is_gone_only_when_the_driver_lists_all_others(proc: Path) -> None:
     platform = gpu_host(proc)
     ref = subjects(platform)["gpu-0"].ref
-    assert isinstance(wait(platform.look(ref)), Subject)
+    assert isinstance(wait(platform.read(ref)), Subject)
     other = msgspec.structs.replace(ref, uid="GPU-z")
-    assert wait(platform.look(other)) == Gone(other, NOW)
+    assert wait(platform.read(other)) == Gone(other, NOW)
 
     def one_lost(deadline: timedelta) -> tuple[GpuFacts, ...]:
         return (GPU, GpuFacts(uuid=Unknown("GPU is lost"), index=1))
 
-    assert isinstance(wait(gpu_host(proc, inventory=one_lost).look(other)), Unknown)
-    assert isinstance(wait(gpu_host(proc, inventory=stuck_driver).look(ref)), Unknown)
+    assert isinstance(wait(gpu_host(proc, inventory=one_lost).read(other)), Unknown)
+    assert isinstance(wait(gpu_host(proc, inventory=stuck_driver).read(ref)), Unknown)
 
 
 # The rest of the port
@@ -366,7 +366,7 @@ def test_a_tree_has_nothing_to_capture_and_the_rest_is_not_captured(proc: Path, 
     assert isinstance(wait(platform.capture(gpu, ("logs",))), Unknown)
 
 
-def test_it_gives_no_hints_and_where_it_cannot_watch_says_so_at_once(
+def test_it_gives_no_hints_and_where_it_cannot_watch_reports_it_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpukeeper.disk.watch.FileWatcher.start", lambda _: "Operation not permitted")
@@ -378,7 +378,7 @@ def test_it_gives_no_hints_and_where_it_cannot_watch_says_so_at_once(
 
 
 def test_a_foreign_kind_is_unknown(tmp_path: Path) -> None:
-    assert isinstance(wait(host(tmp_path).look(Ref("host", "node-1", "pod", "x", "1"))), Unknown)
+    assert isinstance(wait(host(tmp_path).read(Ref("host", "node-1", "pod", "x", "1"))), Unknown)
 
 
 def test_work_that_hangs_is_left_behind_at_its_deadline() -> None:
@@ -420,7 +420,7 @@ def test_a_temporary_tree_is_beside_whatever_a_cluster_runs_on_this_machine(
 
     platform = host(tmp_path, busy=busy)
     (listed,) = subjects(platform).values()
-    looked = wait(platform.look(listed.ref))
+    looked = wait(platform.read(listed.ref))
     assert isinstance(looked, Subject)
     assert (listed.busy, looked.busy) == (work, work)
 
@@ -434,7 +434,7 @@ def test_a_tree_has_a_uid_that_outlasts_its_device_number(tmp_path: Path, monkey
     monkeypatch.setattr(filesystems, "lasting_ids", lambda: {device: "fsid-a"})
     seen = machine.observe()["tmp-a"]
     assert (seen.ref.uid, seen.lasting) == (f"{device}:{inode}", f"fsid-a:{inode}")
-    assert machine.look(seen).lasting == seen.lasting
+    assert machine.read(seen).lasting == seen.lasting
 
 
 def test_without_a_list_of_filesystems_no_tree_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,4 +449,4 @@ def test_without_a_list_of_filesystems_no_tree_is_known(tmp_path: Path, monkeypa
     monkeypatch.setattr(filesystems, "lasting_ids", fail)
     words = "the filesystems could not be identified: Permission denied"
     assert (machine.observe(), unseen(machine.platform)) == ({}, {"trees of node-1": words})
-    assert machine.look(seen) == Unknown(words)
+    assert machine.read(seen) == Unknown(words)

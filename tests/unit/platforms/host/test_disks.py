@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk.open_files import DeletedFile, OpenFiles
+from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.disk.process_files import DeletedFile
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Shape, Subject
@@ -25,7 +26,7 @@ def only_disk(machine: Machine) -> Subject:
 
 
 def test_the_disk_of_a_root_is_shown_once_as_df_tells_it(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, folders=[str(tmp_path / "not" / "there" / "yet")])
+    machine = Machine(tmp_path, directories=[str(tmp_path / "not" / "there" / "yet")])
     machine.tree()
     disk, tree = only_disk(machine), machine.observe()["tmp-a"]
     assert (disk.ref.kind, disk.ref.uid) == ("disk", str(tmp_path.stat().st_dev))
@@ -39,16 +40,16 @@ def test_the_disk_of_a_root_is_shown_once_as_df_tells_it(tmp_path: Path) -> None
     assert isinstance(disk.size, int)
 
 
-def test_a_disk_is_looked_at_by_its_number(tmp_path: Path) -> None:
+def test_a_disk_is_read_by_its_number(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     disk = only_disk(machine)
-    again = machine.look(disk)
+    again = machine.read(disk)
     assert again.ref == disk.ref
     other = msgspec.structs.replace(disk.ref, uid="12345678")
-    assert isinstance(machine.run(machine.platform.look(other)), Gone)
+    assert isinstance(machine.run(machine.platform.read(other)), Gone)
 
 
-def test_who_holds_deleted_files_is_said_from_a_gigabyte_on(tmp_path: Path) -> None:
+def test_who_holds_deleted_files_is_reported_from_a_gigabyte_on(tmp_path: Path) -> None:
     device = tmp_path.stat().st_dev
     held = (
         DeletedFile(os.getpid(), "/a", (device, 1), 700_000_000),
@@ -71,7 +72,7 @@ def test_a_deleted_file_that_is_open_counts_as_held(tmp_path: Path) -> None:
     assert int(disk.labels["held_open"]) >= 1_000_000
 
 
-def test_what_others_hold_is_not_known_when_they_may_not_be_looked_at(tmp_path: Path) -> None:
+def test_what_others_hold_is_unknown_when_they_may_not_be_read(tmp_path: Path) -> None:
     def nobody() -> OpenFiles:
         return msgspec.structs.replace(everything_seen(), held=(), hidden="they are somebody else's")
 
@@ -82,7 +83,7 @@ def test_what_others_hold_is_not_known_when_they_may_not_be_looked_at(tmp_path: 
         assert "held_open" not in only_disk(Machine(tmp_path, scan=scan)).labels
 
 
-def test_a_disk_that_cannot_be_asked_is_unseen(tmp_path: Path) -> None:
+def test_a_disk_that_cannot_be_queried_is_unseen(tmp_path: Path) -> None:
     machine = Machine(tmp_path, timeouts=Timeouts(disk=timedelta(seconds=-1)))
 
     async def unseen() -> list[Unseen]:
@@ -90,5 +91,5 @@ def test_a_disk_that_cannot_be_asked_is_unseen(tmp_path: Path) -> None:
 
     assert [one for one in machine.run(unseen()) if "the disk of" in one.what]
     ref = msgspec.structs.replace(only_disk(Machine(tmp_path)).ref)
-    assert isinstance(machine.run(machine.platform.look(ref)), Unknown)
+    assert isinstance(machine.run(machine.platform.read(ref)), Unknown)
     assert disks.disk_of(str(tmp_path / ("x" * 300))) is None

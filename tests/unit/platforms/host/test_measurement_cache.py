@@ -125,12 +125,12 @@ def test_use_at_the_top_is_noticed_without_a_walk(tmp_path: Path, walks: Walks) 
     assert again.last_used > before.last_used  # type: ignore[operator]
 
 
-def test_a_look_always_walks(tmp_path: Path, walks: Walks) -> None:
+def test_a_read_always_walks(tmp_path: Path, walks: Walks) -> None:
     on = machine(tmp_path)
     on.tree()
     (seen,) = on.observe().values()
     with nothing_walked(walks, "tmp-a"):
-        on.look(seen)
+        on.read(seen)
 
 
 def test_another_thing_of_the_same_name_is_walked(tmp_path: Path, walks: Walks) -> None:
@@ -143,7 +143,7 @@ def test_another_thing_of_the_same_name_is_walked(tmp_path: Path, walks: Walks) 
         on.observe()
 
 
-def test_what_the_policy_changes_is_looked_at_anew(tmp_path: Path, walks: Walks) -> None:
+def test_what_the_policy_changes_is_read_again(tmp_path: Path, walks: Walks) -> None:
     on = machine(tmp_path)
     on.tree()
     on.observe()
@@ -176,7 +176,7 @@ def test_heavy_trees_far_below_the_threshold_are_not_walked(tmp_path: Path) -> N
         assert isinstance(heavy.together, int)
         assert 250_000 < heavy.together < 1_000_000
         assert heavy.together == small.together
-    fresh = on.look(heavy)
+    fresh = on.read(heavy)
     assert isinstance(fresh, Subject)
     assert isinstance(fresh.size, int), "a look measures"
 

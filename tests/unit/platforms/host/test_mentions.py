@@ -43,13 +43,13 @@ def test_what_a_command_line_names_is_in_use(tmp_path: Path, words: str) -> None
         who = f"pid {pid} ({COMM}) names it in its command line"
         assert (seen["tmp-a"].in_use, seen["tmp-a"].kept) == (True, who)
         assert (seen["tmp-ab"].in_use, seen["tmp-ab"].kept) == (False, None)
-        assert on.look(before).in_use is True
+        assert on.read(before).in_use is True
         assert on.remove(before) == Changed(f"it is in use: {who}"), "it was named after the look"
     assert isinstance(on.remove(on.observe()["tmp-a"]), Accepted)
 
 
 @pytest.mark.parametrize("variable", ["TMPDIR", "TMP", "TEMP", "RAY_TMPDIR"])
-def test_the_folder_for_somebodys_temporary_files_is_in_use(tmp_path: Path, variable: str) -> None:
+def test_the_directory_for_a_users_temporary_files_is_in_use(tmp_path: Path, variable: str) -> None:
     on = Machine(tmp_path)
     on.tree("tmp-a"), on.tree("tmp-b")
     with running(**{variable: f"{tmp_path}/tmp-a/below", "OTHER": f"{tmp_path}/tmp-b"}) as pid:

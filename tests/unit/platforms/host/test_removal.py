@@ -26,13 +26,13 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_tree_is_removed_and_the_answer_says_what_came_back(machine: Machine) -> None:
+def test_a_tree_is_removed_and_the_answer_shows_what_came_back(machine: Machine) -> None:
     machine.tree("tmp-a"), machine.tree("tmp-b")
     seen = machine.observe()
     answer = machine.remove(seen["tmp-a"])
     assert answer == Accepted(seen["tmp-a"].size)
     assert machine.names() == ["tmp-b"]
-    assert isinstance(machine.look(seen["tmp-a"]), Gone)
+    assert isinstance(machine.read(seen["tmp-a"]), Gone)
 
 
 def test_a_plain_file_and_a_link_are_trees_too(machine: Machine, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_plain_file_and_a_link_are_trees_too(machine: Machine, tmp_path: Path)
     assert machine.names() == ["kept"]
 
 
-def test_what_is_opened_after_the_look_is_kept(machine: Machine) -> None:
+def test_what_is_opened_after_the_read_is_kept(machine: Machine) -> None:
     path = machine.tree()
     seen = machine.observe()["tmp-a"]
     with held_open(path / "below" / "f0") as pid:
@@ -53,7 +53,7 @@ def test_what_is_opened_after_the_look_is_kept(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("how", ["write", "chmod", "add", "rename"])
-def test_what_changes_after_the_look_is_kept(machine: Machine, how: str) -> None:
+def test_what_changes_after_the_read_is_kept(machine: Machine, how: str) -> None:
     path = machine.tree()
     seen = machine.observe()["tmp-a"]
     a_tick()
@@ -99,7 +99,7 @@ def test_what_was_not_measured_is_refused(machine: Machine) -> None:
     assert machine.names() == ["tmp-a"]
 
 
-def test_when_not_everybody_could_be_looked_at_it_is_kept(tmp_path: Path) -> None:
+def test_when_not_everybody_could_be_read_it_is_kept(tmp_path: Path) -> None:
     def partly() -> OpenFiles:
         return msgspec.structs.replace(everything_seen(), hidden="the open files of 3 processes could not be read")
 
@@ -135,15 +135,15 @@ def test_a_removal_that_hangs_is_not_begun_a_second_time(tmp_path: Path) -> None
 # What stays
 
 
-def test_a_keep_file_keeps_a_tree_and_says_so(machine: Machine) -> None:
+def test_a_keep_file_keeps_a_tree_and_reports_it(machine: Machine) -> None:
     path = machine.tree()
     seen = machine.observe()["tmp-a"]
     (path / ".keep").touch()
-    kept = machine.look(seen)
+    kept = machine.read(seen)
     assert kept.kept == "it contains a file named .keep"
     assert isinstance(machine.remove(kept), Changed)
     (path / ".keep").unlink()
-    assert machine.look(seen).kept is None
+    assert machine.read(seen).kept is None
 
 
 def test_a_name_that_the_policy_keeps_is_shown_and_not_even_walked(tmp_path: Path) -> None:
@@ -155,23 +155,23 @@ def test_a_name_that_the_policy_keeps_is_shown_and_not_even_walked(tmp_path: Pat
     assert seen["tmp-model"].kept == "the policy keeps entries with its name"
     assert isinstance(seen["tmp-model"].size, Unknown)
     assert seen["tmp-a"].together == seen["tmp-a"].size, "what stays anyway is not held against the others"
-    assert isinstance(machine.remove(machine.look(seen["tmp-model"])), Changed)
+    assert isinstance(machine.remove(machine.read(seen["tmp-model"])), Changed)
     assert machine.names() == ["tmp-a", "tmp-model"]
 
 
-def test_a_tree_that_holds_a_folder_of_gpukeeper_or_another_root_stays(tmp_path: Path) -> None:
+def test_a_tree_that_holds_a_directory_of_gpukeeper_or_another_root_stays(tmp_path: Path) -> None:
     ledger = tmp_path / "tmp-state" / "gpukeeper"
     ledger.mkdir(parents=True)
     (tmp_path / "tmp-disk" / "scratch").mkdir(parents=True)
     (tmp_path / "short").symlink_to(tmp_path / "tmp-disk" / "scratch")
-    machine = Machine(tmp_path, folders=[str(ledger)])
+    machine = Machine(tmp_path, directories=[str(ledger)])
     entries = [Temporary(root=str(tmp_path / name), names=("tmp*",), above=0) for name in ("", "short")]
     machine.platform.follow(Policy(temporary=tuple(entries)))
     seen = machine.observe()
     assert "gpukeeper needs" in str(seen["tmp-state"].kept)
     assert "the policy names" in str(seen["tmp-disk"].kept)
     for one in seen.values():
-        assert isinstance(machine.remove(machine.look(one)), Changed)
+        assert isinstance(machine.remove(machine.read(one)), Changed)
     assert ledger.is_dir()
 
 
@@ -210,15 +210,15 @@ def test_what_an_interrupted_removal_left_is_shown_found_and_finished(machine: M
     assert left.ref.name == str(path)
     assert (left.ref.uid, left.ref.kind, left.category) == (before.ref.uid, "tree", Category.UNFINISHED)
     assert left.together is None
-    found = machine.look(before)
+    found = machine.read(before)
     assert isinstance(found, Subject)
     assert (found.state, found.category) == (State.ENDED, Category.UNFINISHED)
     assert isinstance(machine.remove(found), Accepted)
     assert machine.names() == []
-    assert isinstance(machine.look(before), Gone)
+    assert isinstance(machine.read(before), Gone)
 
 
-def test_what_was_only_taken_is_put_back_and_decided_anew(machine: Machine) -> None:
+def test_what_was_only_taken_is_put_back_and_decided_again(machine: Machine) -> None:
     machine.tree()
     before = machine.observe()["tmp-a"]
     interrupted(machine, before, deleting=False)
@@ -243,7 +243,7 @@ def test_a_forged_trash_is_nobodys(machine: Machine) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("chattr") is None, reason="needs root and chattr")
-def test_what_could_not_be_deleted_is_said_and_waits_in_the_trash(tmp_path: Path) -> None:
+def test_what_could_not_be_deleted_is_reported_and_waits_in_the_trash(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     path = machine.tree() / "below" / "f1"
     if os.system(f"chattr +i {path} 2>/dev/null") != 0:
@@ -257,14 +257,14 @@ def test_what_could_not_be_deleted_is_said_and_waits_in_the_trash(tmp_path: Path
         assert left.category is Category.UNFINISHED
     finally:
         os.system(f"chattr -i {tmp_path}/.gpukeeper-trash-*/tmp-a/below/f1")
-    assert isinstance(machine.remove(machine.look(left)), Accepted)
+    assert isinstance(machine.remove(machine.read(left)), Accepted)
     assert machine.names() == []
 
 
 # What stopped containers need
 
 
-def test_a_folder_that_a_stopped_container_has_mounted_stays(tmp_path: Path) -> None:
+def test_a_directory_that_a_stopped_container_has_mounted_stays(tmp_path: Path) -> None:
     async def needed() -> dict[str, str]:
         return {str(tmp_path / "tmp-a/below"): "the stopped container x has it mounted", str(tmp_path): "all of it"}
 
@@ -274,7 +274,7 @@ def test_a_folder_that_a_stopped_container_has_mounted_stays(tmp_path: Path) -> 
     found = on.observe()
     assert (found["tmp-a"].in_use, found["tmp-a"].kept) == (True, "the stopped container x has it mounted")
     assert (found["tmp-b"].in_use, found["tmp-b"].kept) == (False, None)
-    assert on.look(found["tmp-a"]).kept is not None
+    assert on.read(found["tmp-a"]).kept is not None
 
 
 def test_when_the_engine_does_not_say_what_its_containers_need_nothing_goes(tmp_path: Path) -> None:

@@ -83,12 +83,12 @@ def test_the_newest_ones_stay_however_old_they_are(tmp_path: Path) -> None:
     assert stay == {"run-0": None, "run-1": None, "run-2": among, "run-3": among}
 
 
-def test_a_look_alone_knows_the_newest_too(tmp_path: Path) -> None:
+def test_a_read_alone_knows_the_newest_too(tmp_path: Path) -> None:
     report(tmp_path, "run-0"), report(tmp_path, "run-1")
     seen = machine(tmp_path).observe()
     on = machine(tmp_path, keep_last=1)
-    assert on.look(seen["run-1"]).kept == "it is the newest of its root"
-    assert on.look(seen["run-0"]).kept is None
+    assert on.read(seen["run-1"]).kept == "it is the newest of its root"
+    assert on.read(seen["run-0"]).kept is None
 
 
 def test_when_newer_ones_go_meanwhile_an_older_one_becomes_one_of_the_newest(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_when_newer_ones_go_meanwhile_an_older_one_becomes_one_of_the_newest(tmp
     seen = on.observe()
     assert seen["run-0"].kept is None
     newer.rename(tmp_path.parent / f"{tmp_path.name}-moved")
-    assert on.look(seen["run-0"]).kept == "it is the newest of its root"
+    assert on.read(seen["run-0"]).kept == "it is the newest of its root"
     assert older.exists()
 
 
@@ -145,7 +145,7 @@ def test_a_report_that_was_taken_and_put_back_is_no_newer_for_it(tmp_path: Path)
     for looking in (on, machine(tmp_path, keep_last=1)):
         after = looking.observe()
         assert {name: one.kept for name, one in after.items()} == {name: one.kept for name, one in before.items()}
-        assert looking.look(after["run-0"]).kept is None
+        assert looking.read(after["run-0"]).kept is None
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", ""])
@@ -192,8 +192,8 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     before = snapshot(path)
     on = machine(tmp_path)
     evidence, seen = saved(on, "run-1"), on.observe()["run-1"]
-    assert isinstance(on.remove(on.look(seen)), Accepted)
-    assert isinstance(on.look(seen), Gone)
+    assert isinstance(on.remove(on.read(seen)), Accepted)
+    assert isinstance(on.read(seen), Gone)
     assert on.run(on.platform.restore(seen.ref, evidence)) == Accepted()
     assert snapshot(path) == before
     assert (path / "again.txt").stat().st_ino == (path / "summary.txt").stat().st_ino
@@ -229,7 +229,7 @@ def test_nothing_is_saved_when_the_policy_wants_no_copies(tmp_path: Path) -> Non
     assert isinstance(on.run(on.platform.restore(seen.ref, None)), Refused)
 
 
-def test_a_report_that_is_too_large_to_be_saved_says_what_to_do(tmp_path: Path) -> None:
+def test_a_report_that_is_too_large_to_be_saved_shows_what_to_do(tmp_path: Path) -> None:
     path = report(tmp_path, "run-1")
     with (path / "huge").open("wb") as file:
         file.truncate(capture.LIMIT)  # a hole: no room is needed for it, and an archive would still be read through it
@@ -270,7 +270,7 @@ def test_a_link_to_elsewhere_is_saved_as_a_link_and_never_read_through(tmp_path:
         assert tar.getmember("run-1/link").issym()
 
 
-def test_what_took_the_name_of_our_private_folder_is_not_removed(tmp_path: Path) -> None:
+def test_what_took_the_name_of_our_private_directory_is_not_removed(tmp_path: Path) -> None:
     """Where everybody may rename, anything may have that name when we are done."""
     thesis = report(tmp_path, "thesis")
     with opened(str(tmp_path)) as folder, archive.private_folder(folder) as private:

@@ -31,7 +31,7 @@ def swapped(path: Path, target: Path, owner: int) -> None:
 @needs_root
 @pytest.mark.parametrize("where", ["results", "alice"])
 @pytest.mark.parametrize("kind", ["tree", "report"])
-def test_nothing_is_found_or_removed_behind_somebody_elses_link(tmp_path: Path, kind: str, where: str) -> None:
+def test_nothing_is_found_or_removed_behind_another_users_link(tmp_path: Path, kind: str, where: str) -> None:
     root, bobs = tmp_path / "alice" / "results", tmp_path / "bob"
     for folder in (root, bobs, bobs / "results"):
         folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_nothing_is_found_or_removed_behind_somebody_elses_link(tmp_path: Path, 
     assert [one for page in pages for one in page.subjects if one.ref.kind == kind] == []
     assert [one.why.startswith(why) for page in pages for one in page.unseen] == [True]
     for one in (seen, bobs_seen):
-        looked = on.look(one)
+        looked = on.read(one)
         assert isinstance(looked, Unknown), "what cannot be looked for is not gone"
         assert "use its target in the policy" in looked.why
         assert isinstance(on.remove(one), Changed | Refused)
@@ -59,7 +59,7 @@ async def _pages(on: Machine) -> list[object]:
 
 
 @needs_root
-def test_nothing_is_saved_from_or_brought_back_behind_somebody_elses_link(tmp_path: Path) -> None:
+def test_nothing_is_saved_from_or_brought_back_behind_another_users_link(tmp_path: Path) -> None:
     root, bobs = tmp_path / "results", tmp_path / "bob"
     root.mkdir(), bobs.mkdir()
     on = machine(root, "report")
@@ -83,7 +83,7 @@ def test_another_root_is_handled_as_usual(tmp_path: Path) -> None:
     (good / "run-1").mkdir()
     on = Machine(good, reports=Reports(roots=(str(bad), str(good)), keep_last=0))
     swapped(bad, good, NOBODY)
-    assert isinstance(on.look(on.observe()["run-1"]).size, int)
+    assert isinstance(on.read(on.observe()["run-1"]).size, int)
     on.remove(on.observe()["run-1"])
     assert on.names() == []
 

@@ -57,7 +57,7 @@ def test_each_gpu_and_each_slice_is_a_device() -> None:
     assert [subject.ref.uid for subject in subjects] == ["GPU-a", "GPU-b", "MIG-1", "MIG-2"]
     assert subjects[2].root == subjects[1].ref.path
     assert subjects[0].labels["model"] == "NVIDIA H200"
-    assert subjects[0].labels["memory_used_mib"].startswith("not known")
+    assert subjects[0].labels["memory_used_mib"].startswith("unknown: ")
     assert unseen == ()
 
 

@@ -37,7 +37,7 @@ def test_many_are_compared_with_one_list() -> None:
     assert len(cluster.asked) == 1
 
 
-def test_few_are_asked_for_one_by_one() -> None:
+def test_few_are_requested_one_by_one() -> None:
     cluster = StoredCluster(job(0), page=100)
     assert gone(cluster, [ref(0), ref(1)]) == ["run-1"]
     assert len(cluster.asked) == 2

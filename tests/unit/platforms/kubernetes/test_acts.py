@@ -58,10 +58,10 @@ def pod_of(api: StoredApi, path: str) -> Pod:
 
 
 def looks(api: StoredApi, kind: Kind, path: str, state: State = State.ENDED, **facts: Any) -> ReadAgain:
-    async def look() -> Subject | Gone | Unknown:
+    async def read() -> Subject | Gone | Unknown:
         return seen(api, kind, path, state, **facts)
 
-    return look
+    return read
 
 
 async def never() -> Subject | Gone | Unknown:
@@ -101,7 +101,7 @@ def test_what_is_being_removed_gets_no_second_delete() -> None:
     assert api.asked == []
 
 
-def test_a_name_that_was_taken_anew_is_kept() -> None:
+def test_a_name_that_was_taken_again_is_kept() -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x"}})
     fresh = seen(api, JOB, path)
@@ -111,7 +111,7 @@ def test_a_name_that_was_taken_anew_is_kept() -> None:
     assert len(api.writes()) == 1
 
 
-def test_an_unrelated_update_is_looked_at_and_does_not_keep_it() -> None:
+def test_an_unrelated_update_is_read_and_does_not_keep_it() -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x"}})
     fresh = seen(api, JOB, path)
@@ -172,16 +172,16 @@ def test_updates_without_end_cannot_keep_what_ended_and_do_keep_what_runs(state:
         (Gone(Ref("kubernetes", "test", "job", "x", "uid-x", NAMESPACE), AT), Changed("it is already gone")),
     ],
 )
-def test_a_look_after_a_conflict_that_finds_nothing_ends_it(found: Gone | Unknown, answer: object) -> None:
+def test_a_read_after_a_conflict_that_finds_nothing_ends_it(found: Gone | Unknown, answer: object) -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x"}})
     fresh = seen(api, JOB, path)
     api.touch(path)
 
-    async def look() -> Subject | Gone | Unknown:
+    async def read() -> Subject | Gone | Unknown:
         return found
 
-    assert remove(api, JOB, fresh, look) == answer
+    assert remove(api, JOB, fresh, read) == answer
     assert path in api.objects
 
 
@@ -213,7 +213,7 @@ def test_what_is_gone_already_was_not_removed_by_us() -> None:
     ],
     ids=lambda one: str(one)[:30],
 )
-def test_each_refusal_of_a_delete_says_what_it_is(said: Any, kind_of: type, words: str) -> None:
+def test_each_refusal_of_a_delete_shows_what_it_is(said: Any, kind_of: type, words: str) -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x"}})
     api.answers[f"DELETE {path}"] = [said]
@@ -233,7 +233,7 @@ def test_a_busy_server_did_nothing() -> None:
 
 
 @pytest.mark.parametrize("version", [None, Unknown("nobody answers")])
-def test_a_kind_that_is_not_served_is_not_asked_for(version: Unknown | None) -> None:
+def test_a_kind_that_is_not_served_is_not_requested(version: Unknown | None) -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x"}})
     fresh = seen(api, JOB, path)
@@ -266,7 +266,7 @@ def test_a_pod_that_is_not_over_is_evicted_under_the_same_conditions(state: Stat
     assert (sent["apiVersion"], sent["metadata"]) == ("policy/v1", {"name": "p", "namespace": NAMESPACE})
 
 
-def test_a_pod_whose_state_is_not_known_is_never_plainly_deleted() -> None:
+def test_a_pod_whose_state_is_unknown_is_never_plainly_deleted() -> None:
     api = StoredApi()
     path = api.put(POD, a_pod())
     fresh = msgspec.structs.replace(seen(api, POD, path), state=Unknown("its node does not answer"))
@@ -478,7 +478,7 @@ def test_a_stop_that_did_not_come_about_leaves_no_note() -> None:
     noted = {"name": "x", "annotations": {STOPPED: '{"replicas":3}', "team": "a"}}
     path = api.put(DEPLOYMENT, {"metadata": noted, "spec": {"replicas": 3}})
     ref = seen(api, DEPLOYMENT, path).ref
-    act(api, lambda acts: acts.take_back(DEPLOYMENT, ref))
+    act(api, lambda acts: acts.revert_stop(DEPLOYMENT, ref))
     assert api.objects[path]["metadata"]["annotations"] == {"team": "a"}
 
 
@@ -489,7 +489,7 @@ def test_the_note_of_what_is_stopped_stays() -> None:
         {"metadata": {"name": "x", "annotations": {STOPPED: '{"replicas":3}'}}, "spec": {"replicas": 0}},
     )
     ref = seen(api, DEPLOYMENT, path).ref
-    act(api, lambda acts: acts.take_back(DEPLOYMENT, ref))
+    act(api, lambda acts: acts.revert_stop(DEPLOYMENT, ref))
     assert api.writes() == []
 
 
@@ -599,14 +599,14 @@ def test_nothing_is_picked_off_a_root_that_goes_on() -> None:
     assert api.asked == []
 
 
-def test_a_kind_without_a_gentle_lever_says_that_it_must_go_itself() -> None:
+def test_a_kind_without_a_gentle_lever_reports_that_it_must_go_itself() -> None:
     api = StoredApi()
     path = api.put(RAYSERVICE, {"metadata": {"name": "x"}})
     answer = trim(api, RAYSERVICE, path, [api.put(POD, a_pod())])
     assert answer == Refused("only the removal of a RayService ends its running pods")
 
 
-def test_a_pod_that_changed_is_passed_over_and_a_missing_right_is_told() -> None:
+def test_a_pod_that_changed_is_passed_over_and_a_missing_right_is_reported() -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x"}})
     one, two = api.put(POD, a_pod("one", "Failed")), api.put(POD, a_pod("two", "Failed"))

@@ -115,7 +115,7 @@ def test_a_selector_of_the_users_own_stays() -> None:
     assert body(JOB, spec)["spec"]["selector"] == {"matchLabels": {"app": "x"}}
 
 
-def test_owners_are_noted_and_not_believed() -> None:
+def test_owners_are_noted_and_not_accepted() -> None:
     owners = [{"kind": "CronJob", "name": "nightly", "uid": "u"}]
     meta = body(JOB, {"template": {}}, ownerReferences=owners)["metadata"]
     assert meta["annotations"][WAS_OWNED] == "CronJob/nightly"
@@ -225,7 +225,7 @@ def test_a_ray_job_gets_its_own_setting_back_when_it_goes() -> None:
     assert made["spec"] == {"entrypoint": "x", "suspend": False, "shutdownAfterJobFinishes": False}
 
 
-def test_a_name_that_is_taken_is_said() -> None:
+def test_a_name_that_is_taken_is_reported() -> None:
     api = StoredApi()
     api.put(JOB, {"metadata": {"name": "x", "uid": "another"}})
     answer = restore(api, JOB, captured(JOB, {"template": {}}))
@@ -234,7 +234,7 @@ def test_a_name_that_is_taken_is_said() -> None:
     assert api.writes() == []
 
 
-def test_a_name_that_is_taken_in_that_moment_is_said() -> None:
+def test_a_name_that_is_taken_in_that_moment_is_reported() -> None:
     api = StoredApi()
     path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
     api.answers[f"POST {path}"] = [refused(409, "AlreadyExists", "exists")]
@@ -243,7 +243,7 @@ def test_a_name_that_is_taken_in_that_moment_is_said() -> None:
     assert "an object with that name exists" in answer.why
 
 
-def test_a_namespace_that_is_gone_is_said() -> None:
+def test_a_namespace_that_is_gone_is_reported() -> None:
     api = StoredApi()
     api.namespaces.clear()
     answer = restore(api, JOB, captured(JOB, {"template": {}}))
@@ -258,7 +258,7 @@ def test_a_namespace_that_is_gone_is_said() -> None:
         (refused(504, "Timeout", "slow"), Unknown, "504"),
     ],
 )
-def test_a_refusal_to_make_it_says_why(said: Any, kind_of: type, words: str) -> None:
+def test_a_refusal_to_make_it_gives_the_reason(said: Any, kind_of: type, words: str) -> None:
     api = StoredApi()
     api.answers[f"POST /apis/batch/v1/namespaces/{NAMESPACE}/jobs"] = [said]
     answer = restore(api, JOB, captured(JOB, {"template": {}}))
@@ -318,7 +318,7 @@ def test_a_garbled_note_counts_as_none() -> None:
     assert api.objects[path]["spec"] == {"replicas": 3}
 
 
-def test_what_somebody_else_suspended_is_left_to_them() -> None:
+def test_what_another_user_suspended_is_left_to_them() -> None:
     api = StoredApi()
     api.put(JOB, {"metadata": {"name": "x", "uid": "old"}, "spec": {"suspend": True}})
     answer = restore(api, JOB, None)
@@ -329,7 +329,7 @@ def test_what_somebody_else_suspended_is_left_to_them() -> None:
     assert api.writes() == []
 
 
-def test_what_somebody_resumed_is_not_touched() -> None:
+def test_what_a_user_resumed_is_not_touched() -> None:
     api = StoredApi()
     api.put(JOB, {"metadata": {"name": "x", "uid": "old"}, "spec": {"suspend": False}})
     answer = restore(api, JOB, captured(JOB, {}))

@@ -136,7 +136,7 @@ def test_a_place_is_safe_in_a_path(name: str, place: str) -> None:
         ),
     ],
 )
-def test_a_broken_kubeconfig_says_where_and_what(text: str, words: str, tmp_path: Path) -> None:
+def test_a_broken_kubeconfig_shows_where_and_what(text: str, words: str, tmp_path: Path) -> None:
     file = tmp_path / "config"
     file.write_text(text)
     with pytest.raises(UsageError, match=words) as caught:
@@ -164,7 +164,7 @@ def test_a_broken_kubeconfig_says_where_and_what(text: str, words: str, tmp_path
         ({"exec": {"apiVersion": V1}}, "missing required field `command`"),
     ],
 )
-def test_a_user_that_cannot_be_used_is_told(user: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_a_user_that_cannot_be_used_is_reported(user: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
         read(kubeconfig(tmp_path / "config", "https://127.0.0.1:1", user))
 
@@ -185,12 +185,12 @@ def test_no_secret_is_quoted_in_an_error(tmp_path: Path) -> None:
         ({"certificate-authority-data": "AAAA", "insecure-skip-tls-verify": True}, "remove one"),
     ],
 )
-def test_an_authority_that_cannot_be_used_is_told(cluster: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_an_authority_that_cannot_be_used_is_reported(cluster: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
         read(kubeconfig(tmp_path / "config", "https://127.0.0.1:1", {}, cluster))
 
 
-def test_a_kubeconfig_that_may_not_be_read_says_so(tmp_path: Path) -> None:
+def test_a_kubeconfig_that_may_not_be_read_reports_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         read(tmp_path)
 
@@ -262,7 +262,7 @@ def test_a_token_file_that_is_gone_is_silence(tmp_path: Path) -> None:
         ask(an_api(), get, tmp_path, user={"tokenFile": "none"})
 
 
-def test_a_refused_token_says_what_to_do(tmp_path: Path) -> None:
+def test_a_refused_token_shows_what_to_do(tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says("GET /x", NO)
     with pytest.raises(ApiError, match="log in again") as caught:
@@ -307,7 +307,7 @@ def runs(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1", "v1alpha1"])
-def test_a_plugin_gives_the_token_and_is_asked_once(version: str, tmp_path: Path) -> None:
+def test_a_plugin_gives_the_token_and_is_queried_once(version: str, tmp_path: Path) -> None:
     user = plugin(tmp_path)
     user["exec"]["apiVersion"] = f"client.authentication.k8s.io/{version}"
     api = an_api()
@@ -404,7 +404,7 @@ def test_a_plugin_whose_tokens_are_always_refused_ends(tmp_path: Path) -> None:
         (f"""print('{{"apiVersion": "{V1}", "kind": "ExecCredential", "status": {{}}}}')""", "neither a token nor"),
     ],
 )
-def test_a_plugin_that_fails_says_how(program: str, words: str, tmp_path: Path) -> None:
+def test_a_plugin_that_fails_shows_how(program: str, words: str, tmp_path: Path) -> None:
     api = an_api()
     with pytest.raises(ClusterUnavailable, match=f"login plugin .*/plugin of the kubeconfig failed: .*{words}"):
         ask(api, get, tmp_path, user=plugin(tmp_path, program))
@@ -419,7 +419,7 @@ def test_a_plugin_that_fails_says_how(program: str, words: str, tmp_path: Path) 
         ({"token": 5}, "not an ExecCredential"),
     ],
 )
-def test_a_plugins_answer_that_makes_no_sense_is_told(status: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_a_plugins_answer_that_makes_no_sense_is_reported(status: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ClusterUnavailable, match=words):
         ask(an_api(), get, tmp_path, user=plugin(tmp_path, **status))
 
@@ -577,7 +577,7 @@ def test_a_server_with_another_name_is_not_talked_to_unless_that_name_is_expecte
         over_tls(tmp_path, get, lambda _: {}, named("api.prod"))
 
 
-def test_verification_is_skipped_where_the_kubeconfig_says_so(tmp_path: Path) -> None:
+def test_verification_is_skipped_where_the_kubeconfig_reports_it(tmp_path: Path) -> None:
     assert over_tls(tmp_path, get, lambda _: {}, lambda _: {"insecure-skip-tls-verify": True}).peers == [None]
 
 

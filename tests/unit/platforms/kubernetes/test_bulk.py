@@ -82,13 +82,13 @@ def test_few_are_not_listed() -> None:
 
 
 @pytest.mark.parametrize("refused", ["jobs", "pods"])
-def test_what_cannot_be_listed_is_asked_for_one_by_one(refused: str) -> None:
+def test_what_cannot_be_listed_is_requested_one_by_one(refused: str) -> None:
     lab = a_lab()
     lab.refused = {refused: forbidden()}
     assert read(lab).get("uid-0") is None
 
 
-def test_events_that_may_not_be_listed_are_asked_for_one_by_one() -> None:
+def test_events_that_may_not_be_listed_are_requested_one_by_one() -> None:
     lab = a_lab()
     lab.refused = {"events": forbidden()}
     one = read(lab).get("uid-0")
@@ -96,7 +96,7 @@ def test_events_that_may_not_be_listed_are_asked_for_one_by_one() -> None:
     assert one.events is None
 
 
-def test_a_list_of_two_moments_is_not_believed() -> None:
+def test_a_list_of_two_moments_is_not_accepted() -> None:
     lab = a_lab(page=2)
     lab.inconsistent = True
     assert read(lab).get("uid-0") is None
@@ -107,7 +107,7 @@ def test_a_list_with_more_pages_than_objects_that_are_wanted_is_not_read() -> No
     assert read(lab).get("uid-0") is None
 
 
-def test_a_job_that_does_not_label_its_pods_is_asked_for_by_itself() -> None:
+def test_a_job_that_does_not_label_its_pods_is_requested_by_itself() -> None:
     lab = a_lab()
     lab.objects[0] = {**job(0), "spec": {"selector": {"matchLabels": {"app": "own"}}}}
     found = read(lab)
@@ -115,7 +115,7 @@ def test_a_job_that_does_not_label_its_pods_is_asked_for_by_itself() -> None:
     assert found.get("uid-1") is not None
 
 
-def test_what_was_read_is_believed_for_a_minute_and_until_it_is_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_read_is_accepted_for_a_minute_and_until_it_is_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
     found = read(a_lab())
     found.forget("uid-0")
     assert found.get("uid-0") is None

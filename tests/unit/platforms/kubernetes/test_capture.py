@@ -287,7 +287,7 @@ def test_all_together_stay_within_the_limit_and_the_last_get_fewer_lines() -> No
     assert saved["logs/good-4/main.log"] == CUT + lines.encode()[-1_000_000:]
 
 
-def test_where_nothing_more_fits_it_says_so_and_the_failed_came_first() -> None:
+def test_where_nothing_more_fits_it_reports_it_and_the_failed_came_first() -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x"}})
     good = [a_pod(api, f"good-{number}", "Succeeded") for number in range(5)]

@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.platforms.kubernetes import auth, connect
+from gpukeeper.platforms.kubernetes import auth, connect, exchange
 from gpukeeper.platforms.kubernetes.connect import Cluster, find
 from gpukeeper.platforms.kubernetes.decoding import ListPage, WatchEvent, collector_off
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable, ResponseTooLarge, refusal
@@ -112,7 +112,7 @@ def test_an_item_that_cannot_be_read_is_named_and_the_others_are_there(tmp_path:
     assert second.startswith("item 3: ")
 
 
-def test_a_list_that_expired_goes_on_and_says_that_absence_is_not_proven(tmp_path: Path) -> None:
+def test_a_list_that_expired_goes_on_and_reports_that_absence_is_not_proven(tmp_path: Path) -> None:
     api = ScriptedApi()
     expired = refused(410, "Expired", metadata={"continue": "fresh"})
     api.says(LIST, Reply(pods("a", more="old")), Reply(expired, 410), Reply(pods("b", more="t", version="9")))
@@ -147,22 +147,25 @@ def test_a_server_that_repeats_a_page_does_not_keep_us_for_ever(tmp_path: Path) 
         ask(api, listed, tmp_path)
 
 
-def test_a_page_that_is_too_large_is_asked_for_in_smaller_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_too_large_is_requested_in_smaller_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(request: web.Request) -> web.Response:
         number = int(request.query["limit"])
         return web.json_response(pods(*(f"p{'x' * 200}{one}" for one in range(number))))
 
     api = ScriptedApi()
     api.says(LIST, answer)
-    whole = connect.MOST
-    monkeypatch.setattr(Cluster._request, "__kwdefaults__", {**Cluster._request.__kwdefaults__, "most": 20_000})
-    assert whole > 20_000
+
+    async def read_less(answer: Any, most: int, cut: bool, what: str) -> bytearray:
+        assert most == exchange.MOST > 20_000
+        return await exchange.read(answer, 20_000, cut, what)
+
+    monkeypatch.setattr(connect, "read", read_less)
     (page,) = ask(api, listed, tmp_path)
     assert len(page.items) == 31
     assert [one.query["limit"] for one in api.asked] == ["500", "125", "31"]
 
 
-def test_one_object_without_end_is_told(tmp_path: Path) -> None:
+def test_one_object_without_end_is_reported(tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says("GET /api/v1/x", Reply("a" * 100_000))
     with pytest.raises(ResponseTooLarge, match="longer than 70000 bytes"):
@@ -195,7 +198,7 @@ def test_the_collector_is_off_while_decoding_and_on_afterwards(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_a_read_is_asked_again(status: int, tmp_path: Path) -> None:
+def test_a_read_is_retried(status: int, tmp_path: Path) -> None:
     api, time = ScriptedApi(), Time()
     api.says(LIST, Reply("busy", status), Reply("busy", status), Reply(pods("a")))
     assert names(ask(api, listed, tmp_path, time=time)) == ["a"]
@@ -210,7 +213,7 @@ def test_a_server_whose_cache_is_behind_is_given_the_time_it_asks_for(tmp_path: 
     assert time.slept == [1]
 
 
-def test_a_read_is_not_asked_for_ever(tmp_path: Path) -> None:
+def test_a_read_is_not_retried_forever(tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says(LIST, Reply(refused(500, "InternalError", "etcd is away"), 500))
     with pytest.raises(ApiError, match="etcd is away"):
@@ -219,7 +222,7 @@ def test_a_read_is_not_asked_for_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 422, 302])
-def test_a_read_that_is_refused_is_asked_once(status: int, tmp_path: Path) -> None:
+def test_a_read_that_is_refused_is_sent_once(status: int, tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says(LIST, Reply(refused(status, "Because"), status))
     with pytest.raises(ApiError) as caught:
@@ -227,7 +230,7 @@ def test_a_read_that_is_refused_is_asked_once(status: int, tmp_path: Path) -> No
     assert (caught.value.status, caught.value.words, len(api.asked)) == (status, "because", 1)
 
 
-def test_a_list_whose_connection_is_cut_is_asked_again(tmp_path: Path) -> None:
+def test_a_list_whose_connection_is_cut_is_requested_again(tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says(LIST, Reply(pods("a", more="t")), Reply(pods("b"), cut=True), Reply(pods("b")))
     assert names(ask(api, listed, tmp_path)) == ["a", "b"]
@@ -273,7 +276,7 @@ def test_a_retry_after_holds_every_caller_up(status: int, tmp_path: Path) -> Non
     assert time.slept == [4, 4]  # the second came while the first waited
 
 
-def test_a_pause_that_is_longer_than_our_deadline_is_told_and_nothing_is_asked(tmp_path: Path) -> None:
+def test_a_pause_that_is_longer_than_our_deadline_is_told_and_nothing_is_queried(tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says("GET /one", Reply("busy", 429, {"Retry-After": "60"}))
 
@@ -372,7 +375,7 @@ def test_tokens_come_back_and_are_never_more_than_the_burst() -> None:
 
 
 @pytest.mark.parametrize("method", ["get", "post", "delete"])
-def test_a_deadline_is_kept_and_said(method: str, tmp_path: Path) -> None:
+def test_a_deadline_is_kept_and_reported(method: str, tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says(f"{method.upper()} /x", Reply(stuck=True))
 
@@ -415,7 +418,7 @@ def test_a_stuck_request_does_not_cost_the_next_one(tmp_path: Path) -> None:
     assert ask(api, twice, tmp_path) == "x"
 
 
-def test_nobody_listening_says_what_to_do(tmp_path: Path) -> None:
+def test_nobody_listening_shows_what_to_do(tmp_path: Path) -> None:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
@@ -451,7 +454,7 @@ def test_only_the_servers_own_words_say_that_a_thing_is_gone() -> None:
     assert not _refusal(403, named).is_not_found
 
 
-def test_what_says_that_a_thing_changed() -> None:
+def test_what_reports_that_a_thing_changed() -> None:
     patch = "the server rejected our request due to an error in our request"
     assert _refusal(409, refused(409, "Conflict")).is_conflict
     assert not _refusal(409, refused(409, "AlreadyExists")).is_conflict
@@ -461,7 +464,7 @@ def test_what_says_that_a_thing_changed() -> None:
     assert not _refusal(422, refused(422, "Invalid", "spec.x: Invalid value", details=causes)).is_conflict
 
 
-def test_a_refusal_says_what_to_do() -> None:
+def test_a_refusal_shows_what_to_do() -> None:
     assert "log in again" in str(_refusal(401, refused(401, "Unauthorized")))
     forbidden = _refusal(403, refused(403, "Forbidden", 'User "x" cannot list pods'))
     assert "cannot list pods" in str(forbidden)
@@ -579,7 +582,7 @@ def test_a_version_that_is_too_old_ends_a_watch_as_410(answer: Any, tmp_path: Pa
     assert caught.value.expired
 
 
-def test_an_error_in_a_watch_that_is_no_410_is_told(tmp_path: Path) -> None:
+def test_an_error_in_a_watch_that_is_no_410_is_reported(tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says(LIST, stream({"type": "ERROR", "object": refused(500, "InternalError", "etcd is away")}))
     with pytest.raises(ApiError, match="etcd is away") as caught:
@@ -743,7 +746,7 @@ def test_a_cluster_is_found_in_kubectls_order(tmp_path: Path) -> None:
     assert find(inside, account) == str(tmp_path / ".kube" / "config")
 
 
-def test_no_cluster_says_what_to_do(tmp_path: Path) -> None:
+def test_no_cluster_shows_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no kubeconfig found, and gpukeeper does not run inside a cluster"):
         Cluster.from_environment({"HOME": str(tmp_path)}, None, 20, 30, account=tmp_path)
     with pytest.raises(UsageError, match="KUBECONFIG is /none, which does not exist"):
@@ -760,10 +763,8 @@ def test_the_place_is_the_contexts_name(tmp_path: Path) -> None:
 
 
 def test_lightkube_is_imported_in_three_modules_and_its_deletes_nowhere() -> None:
-    allowed = {f"platforms/kubernetes/{name}.py" for name in ("auth", "connect", "plugin")}
-    typed = {
-        f"platforms/kubernetes/{name}.py" for name in ("connections", "exchange")
-    }  # they name httpx2's types alone
+    allowed = {f"platforms/kubernetes/{name}.py" for name in ("auth", "exchange", "plugin")}
+    typed = {f"platforms/kubernetes/{name}.py" for name in ("connect", "connections")}  # they name httpx2's types alone
     importing = re.compile(r"^\s*(?:from|import) (?:lightkube|httpx2)\b", re.MULTILINE)
     found = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
     assert {name for name, text in found.items() if importing.search(text)} == allowed | typed
@@ -776,7 +777,7 @@ def test_lightkube_is_imported_in_three_modules_and_its_deletes_nowhere() -> Non
 
 def test_the_command_line_does_not_import_the_client() -> None:
     program = (
-        "import sys, gpukeeper.interfaces.cli, gpukeeper.wiring, gpukeeper.platforms.kubernetes.connect;"
+        "import sys, gpukeeper.interfaces.cli, gpukeeper.wiring.session, gpukeeper.platforms.kubernetes.connect;"
         "print([name for name in ('httpx2', 'lightkube') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -67,10 +67,10 @@ class Checks:
         self.passed = 0.0
         self.controllers = Controllers(cluster.as_cluster, lambda: self.passed)
 
-    def ask(self, after: float = 0) -> ControllerState:
+    def state(self, after: float = 0) -> ControllerState:
         self.passed += after
         now = NOW + timedelta(seconds=self.passed)
-        return asyncio.run(self.controllers.ask(self.controller, now))
+        return asyncio.run(self.controllers.state(self.controller, now))
 
 
 OLD = NOW - timedelta(days=3)
@@ -78,7 +78,7 @@ OLD = NOW - timedelta(days=3)
 
 def test_ready_replicas_and_a_renewed_lease_are_alive() -> None:
     checks = Checks(StoredCluster(deployment(), lease(NOW - timedelta(seconds=3))))
-    said = checks.ask()
+    said = checks.state()
     assert isinstance(said, Alive)
     assert said.version == "v2.3.0"
     assert "kubeflow-system/kubeflow-trainer-controller-manager: 1 of 1 ready" in said.words
@@ -86,25 +86,25 @@ def test_ready_replicas_and_a_renewed_lease_are_alive() -> None:
 
 
 def test_ready_without_a_lease_is_alive() -> None:
-    assert isinstance(Checks(StoredCluster(deployment())).ask(), Alive)
+    assert isinstance(Checks(StoredCluster(deployment())).state(), Alive)
 
 
-def test_scaled_to_0_with_an_old_lease_is_gone_at_the_second_look() -> None:
+def test_scaled_to_0_with_an_old_lease_is_gone_at_the_second_read() -> None:
     checks = Checks(StoredCluster(deployment(wanted=0, ready=0), lease(OLD)))
-    assert isinstance(checks.ask(), Unknown)
-    assert isinstance(checks.ask(after=10), Unknown), "not a whole duration of the Lease has passed"
-    said = checks.ask(after=10)
+    assert isinstance(checks.state(), Unknown)
+    assert isinstance(checks.state(after=10), Unknown), "not a whole duration of the Lease has passed"
+    said = checks.state(after=10)
     assert isinstance(said, Down)
     assert "scaled to 0" in said.words
     assert said.version == "v2.3.0"
 
 
-def test_absent_with_an_old_lease_is_gone_at_the_second_look() -> None:
+def test_absent_with_an_old_lease_is_gone_at_the_second_read() -> None:
     checks = Checks(StoredCluster(lease(OLD)))
-    first = checks.ask()
+    first = checks.state()
     assert isinstance(first, Unknown)
     assert "a later check" in first.why
-    said = checks.ask(after=20)
+    said = checks.state(after=20)
     assert isinstance(said, Down)
     assert "no Deployment kubeflow-trainer-controller-manager in any namespace" in said.words
 
@@ -112,8 +112,8 @@ def test_absent_with_an_old_lease_is_gone_at_the_second_look() -> None:
 def test_one_that_left_no_trace_may_run_outside_of_the_cluster() -> None:
     """As the add-ons of managed clusters do. However long nothing of it is seen, that proves nothing."""
     checks = Checks(StoredCluster())
-    checks.ask()
-    said = checks.ask(after=3600)
+    checks.state()
+    said = checks.state(after=3600)
     assert isinstance(said, Unknown)
     assert "outside" in said.why
 
@@ -122,57 +122,57 @@ def test_a_lease_that_we_saw_change_is_alive_whatever_its_times_say() -> None:
     """The controller's clock is three days slow."""
     cluster = StoredCluster(lease(OLD, version="1"))
     checks = Checks(cluster)
-    assert isinstance(checks.ask(), Unknown)
+    assert isinstance(checks.state(), Unknown)
     cluster.objects[0] = lease(OLD + timedelta(seconds=20), version="2")
-    assert isinstance(checks.ask(after=20), Alive)
+    assert isinstance(checks.state(after=20), Alive)
     cluster.objects[0] = lease(OLD + timedelta(seconds=40), version="3")
-    assert isinstance(checks.ask(after=20), Alive)
+    assert isinstance(checks.state(after=20), Alive)
 
 
 def test_a_lease_that_never_changes_while_we_look_is_stale_whatever_its_times_say() -> None:
     """The clock of whoever held it last was an hour fast."""
     checks = Checks(StoredCluster(lease(NOW + timedelta(hours=1))))
-    assert isinstance(checks.ask(), Unknown)
-    assert isinstance(checks.ask(after=100), Unknown), "less than ten durations"
-    assert isinstance(checks.ask(after=60), Down)
+    assert isinstance(checks.state(), Unknown)
+    assert isinstance(checks.state(after=100), Unknown), "less than ten durations"
+    assert isinstance(checks.state(after=60), Down)
 
 
-def test_a_lease_whose_time_cannot_be_read_is_judged_by_our_own_looks_only() -> None:
+def test_a_lease_whose_time_cannot_be_read_is_judged_by_our_own_reads_only() -> None:
     checks = Checks(StoredCluster(lease("yesterday")))
-    assert isinstance(checks.ask(), Unknown)
-    assert isinstance(checks.ask(after=100), Unknown)
-    assert isinstance(checks.ask(after=60), Down)
+    assert isinstance(checks.state(), Unknown)
+    assert isinstance(checks.state(after=100), Unknown)
+    assert isinstance(checks.state(after=60), Down)
 
 
 def test_a_lease_that_expired_a_minute_ago_is_not_gone_yet() -> None:
     checks = Checks(StoredCluster(lease(NOW - timedelta(seconds=60))))
-    assert isinstance(checks.ask(), Unknown)
-    assert isinstance(checks.ask(after=20), Unknown)
+    assert isinstance(checks.state(), Unknown)
+    assert isinstance(checks.state(after=20), Unknown)
 
 
-def test_a_return_between_two_looks_starts_the_count_anew() -> None:
+def test_a_return_between_two_reads_starts_the_count_again() -> None:
     cluster = StoredCluster(deployment(wanted=0, ready=0), lease(OLD))
     checks = Checks(cluster)
-    checks.ask()
+    checks.state()
     cluster.objects[0] = deployment(wanted=1, ready=0)
-    assert isinstance(checks.ask(after=20), Unknown)
+    assert isinstance(checks.state(after=20), Unknown)
     cluster.objects[0] = deployment(wanted=0, ready=0)
-    assert isinstance(checks.ask(after=20), Unknown)
-    assert isinstance(checks.ask(after=20), Down)
+    assert isinstance(checks.state(after=20), Unknown)
+    assert isinstance(checks.state(after=20), Down)
 
 
 def test_wanted_and_not_ready_is_never_gone() -> None:
     checks = Checks(StoredCluster(deployment(ready=0), lease(OLD)))
-    checks.ask()
-    said = checks.ask(after=3600)
+    checks.state()
+    said = checks.state(after=3600)
     assert isinstance(said, Unknown)
     assert "check its pods" in said.why
 
 
 def test_ready_with_a_lease_that_is_not_renewed_hangs() -> None:
     checks = Checks(StoredCluster(deployment(), lease(OLD)))
-    checks.ask()
-    said = checks.ask(after=3600)
+    checks.state()
+    said = checks.state(after=3600)
     assert isinstance(said, Unknown)
     assert "may hang" in said.why
 
@@ -181,15 +181,15 @@ def test_scaled_to_0_and_still_ending_is_not_gone() -> None:
     ending = deployment(wanted=0, ready=0)
     ending["status"]["replicas"] = 1
     checks = Checks(StoredCluster(ending))
-    checks.ask()
-    assert isinstance(checks.ask(after=3600), Alive)
+    checks.state()
+    assert isinstance(checks.state(after=3600), Alive)
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
 def test_something_with_its_image_under_another_name_may_be_it(kind: str) -> None:
     checks = Checks(StoredCluster(deployment("our-trainer", kind=kind)))
-    checks.ask()
-    said = checks.ask(after=3600)
+    checks.state()
+    said = checks.state(after=3600)
     assert isinstance(said, Unknown)
     assert "kubeflow-system/our-trainer may be Kubeflow Trainer under another name" in said.why
 
@@ -200,46 +200,46 @@ def test_what_may_not_be_listed_is_never_gone(path: str, error: Exception) -> No
     cluster = StoredCluster()
     cluster.refused[path] = error  # type: ignore[assignment]
     checks = Checks(cluster)
-    checks.ask()
-    said = checks.ask(after=3600)
+    checks.state()
+    said = checks.state(after=3600)
     assert isinstance(said, Unknown)
     assert "could not be listed" in said.why
 
 
-def test_where_all_namespaces_are_refused_the_usual_ones_are_asked() -> None:
+def test_where_all_namespaces_are_refused_the_usual_ones_are_queried() -> None:
     cluster = StoredCluster(deployment(), lease(NOW))
     cluster.refused = {"/apis/apps/v1/deployments": forbidden(), "/v1/leases": forbidden()}
-    said = Checks(cluster).ask()
+    said = Checks(cluster).state()
     assert isinstance(said, Alive)
     assert said.version == "v2.3.0"
     cluster.objects = [deployment(wanted=0, ready=0), lease(OLD)]
     checks = Checks(cluster)
-    checks.ask()
-    assert isinstance(checks.ask(after=3600), Unknown), "there may be another one elsewhere"
+    checks.state()
+    assert isinstance(checks.state(after=3600), Unknown), "there may be another one elsewhere"
 
 
 def test_the_control_plane_is_known_by_its_lease_alone() -> None:
     held = lease(NOW, "kube-controller-manager", namespace="kube-system")
     cluster = StoredCluster(held)
-    assert isinstance(Checks(cluster, BUILT_IN).ask(), Alive)
+    assert isinstance(Checks(cluster, BUILT_IN).state(), Alive)
     cluster.objects = [lease(OLD, "kube-controller-manager", namespace="kube-system")]
     checks = Checks(cluster, BUILT_IN)
-    assert isinstance(checks.ask(), Unknown)
-    assert isinstance(checks.ask(after=20), Down)
+    assert isinstance(checks.state(), Unknown)
+    assert isinstance(checks.state(after=20), Down)
     cluster.objects = []
     checks = Checks(cluster, BUILT_IN)
-    checks.ask()
-    assert isinstance(checks.ask(after=3600), Unknown), "it need not have one"
+    checks.state()
+    assert isinstance(checks.state(after=3600), Unknown), "it need not have one"
 
 
 def test_an_answer_serves_everybody_for_a_moment() -> None:
     cluster = StoredCluster(deployment())
     checks = Checks(cluster)
-    checks.ask()
+    checks.state()
     asked = len(cluster.asked)
-    checks.ask(after=1)
+    checks.state(after=1)
     assert len(cluster.asked) == asked
-    checks.ask(after=5)
+    checks.state(after=5)
     assert len(cluster.asked) > asked
 
 
@@ -281,12 +281,12 @@ def test_without_a_tag_the_charts_label_tells() -> None:
         ("v3.1.0", None),
     ],
 )
-def test_which_releases_make_a_jobset_anew(version: str, when: str | None) -> None:
+def test_which_releases_make_a_jobset_again(version: str, when: str | None) -> None:
     assert recreates_jobsets(version) == when
 
 
 @pytest.mark.parametrize("version", [None, "", "latest"])
-def test_a_release_that_is_not_known_may_make_a_jobset_anew(version: str | None) -> None:
+def test_a_release_that_is_unknown_may_make_a_jobset_again(version: str | None) -> None:
     assert isinstance(recreates_jobsets(version), Unknown)
 
 
@@ -326,11 +326,11 @@ def with_log() -> StoredCluster:
 
 
 def clashes(cluster: StoredCluster) -> tuple[str, ...] | Unknown:
-    async def ask() -> tuple[str, ...] | Unknown:
+    async def read() -> tuple[str, ...] | Unknown:
         controllers = Controllers(cluster.as_cluster)
         return await controllers.clashes(await controllers.report(TRAINER, NOW), ["run-7"])
 
-    return asyncio.run(ask())
+    return asyncio.run(read())
 
 
 def test_the_log_of_its_pods_is_read() -> None:
@@ -338,7 +338,7 @@ def test_the_log_of_its_pods_is_read() -> None:
 
 
 @pytest.mark.parametrize("path", ["/log", "/pods"])
-def test_a_log_that_may_not_be_read_is_said(path: str) -> None:
+def test_a_log_that_may_not_be_read_is_reported(path: str) -> None:
     cluster = with_log()
     cluster.refused[path] = forbidden("pods/log")
     said = clashes(cluster)

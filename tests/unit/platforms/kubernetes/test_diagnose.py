@@ -99,7 +99,7 @@ def test_a_complete_trainjob_has_no_ttl_and_ours_takes_it() -> None:
 
 
 @pytest.mark.parametrize("document", [None, {}, described("ttlSecondsAfterFinished", kind="Other")])
-def test_where_the_crd_cannot_be_read_that_is_said_and_what_is_known_counts(document: Told | None) -> None:
+def test_where_the_crd_cannot_be_read_that_is_reported_and_what_is_known_counts(document: Told | None) -> None:
     cluster, one = train(COMPLETE)
     if document is None:
         cluster.refused[OPENAPI] = forbidden("path")
@@ -136,7 +136,7 @@ def test_a_ttl_that_nobody_can_vouch_for_is_not_left_to_the_platform() -> None:
     assert len([cause for cause in found.causes if "is unknown" in cause.words]) == 2, "a note, and no TTL"
 
 
-def test_only_a_trainjob_is_asked_about() -> None:
+def test_only_a_trainjob_is_checked() -> None:
     job = thing("Job", "train")
     cluster = StoredCluster(job)
     said(cluster, job)
@@ -182,7 +182,7 @@ def test_a_ttl_in_the_jobset_is_at_the_wrong_level() -> None:
     assert "jobset/run-7  not finished, created 6h ago, TTL 1m, uid jobset-run-7" in found.tree[1]
 
 
-def test_a_jobset_made_after_the_end_was_made_anew() -> None:
+def test_a_jobset_made_after_the_end_was_recreated() -> None:
     cluster, one = train(COMPLETE, version="v2.1.0", runtime_ttl=5)
     jobset = thing("JobSet", "run-7", one, creationTimestamp=ago(minutes=119))
     job = thing("Job", "run-7-node-0", jobset, creationTimestamp=ago(minutes=119))
@@ -196,7 +196,7 @@ def test_a_jobset_made_after_the_end_was_made_anew() -> None:
     assert "      pod/w  Running on node-1, 8 GPUs" in found.tree[3]
 
 
-def test_a_trainjob_that_runs_again_after_it_failed_is_told() -> None:
+def test_a_trainjob_that_runs_again_after_it_failed_is_reported() -> None:
     cluster, one = train(version="v2.3.0", runtime_ttl=5)
     cluster.objects.append(thing("JobSet", "run-7", one, creationTimestamp=ago(minutes=1)))
     cause = one_of(said(cluster, one), "younger than the TrainJob")
@@ -249,7 +249,7 @@ def test_a_finalizer_whose_controller_is_gone() -> None:
     assert any(line.startswith("controller KubeRay v1.4.2: not running: ") for line in found.tree)
 
 
-def test_a_finalizer_whose_controller_may_not_be_looked_at() -> None:
+def test_a_finalizer_whose_controller_may_not_be_read() -> None:
     one = rayjob(**RAY)
     cluster = StoredCluster(one)
     cluster.refused = {"/deployments": forbidden("deployments"), "/leases": forbidden("leases")}
@@ -257,7 +257,7 @@ def test_a_finalizer_whose_controller_may_not_be_looked_at() -> None:
     assert "whether KubeRay runs is unknown" in cause.words
 
 
-def test_a_removal_that_is_under_way_is_waited_for() -> None:
+def test_a_removal_that_is_in_progress_is_waited_for() -> None:
     one = rayjob(**{**RAY, "deletionTimestamp": ago(seconds=5)})
     assert one_of(said(StoredCluster(one), one), "its removal is in progress, for 5s").remedy.startswith("Wait")
 
@@ -385,7 +385,7 @@ def test_a_service_never_ends_and_a_suspended_one_waits() -> None:
     assert "Resume it" in one_of(said(StoredCluster(job), job), "it is suspended").remedy
 
 
-def test_a_child_says_what_it_is_part_of_and_what_removing_it_would_do() -> None:
+def test_a_child_shows_what_it_is_part_of_and_what_removing_it_would_do() -> None:
     cluster, one = train(COMPLETE, version="v2.1.0")
     jobset = thing("JobSet", "run-7", one, creationTimestamp=ago(hours=6))
     cluster.objects.append(jobset)
@@ -399,13 +399,13 @@ def test_a_child_says_what_it_is_part_of_and_what_removing_it_would_do() -> None
     one_of(found, "trainjob/run-7: a TrainJob has no TTL in this cluster")
 
 
-def test_a_pod_of_a_running_job_would_be_made_anew() -> None:
+def test_a_pod_of_a_running_job_would_be_recreated() -> None:
     job = thing("Job", "run-7")
     worker = thing("Pod", "w", job)
     assert "its controller recreates it" in said(StoredCluster(job, worker), worker).causes[0].words
 
 
-def test_an_owner_that_is_not_known_or_may_not_be_read() -> None:
+def test_an_owner_that_is_unknown_or_may_not_be_read() -> None:
     worker = thing("Pod", "w")
     worker["metadata"]["ownerReferences"] = [
         {"apiVersion": "example.com/v1", "kind": "Dream", "name": "d", "uid": "u", "controller": True}
@@ -427,7 +427,7 @@ def test_a_run_of_a_cronjob_names_it() -> None:
     assert said(StoredCluster(job), job).tree[0] == "created by CronJob nightly"
 
 
-def test_the_newest_events_are_told() -> None:
+def test_the_newest_events_are_reported() -> None:
     job = finished_job(None)
     events = [
         {
@@ -447,7 +447,7 @@ def test_the_newest_events_are_told() -> None:
     assert len(told) == 5
 
 
-def test_conflicts_in_the_controllers_log_are_told_and_what_cannot_be_read_is_said() -> None:
+def test_conflicts_in_the_controllers_log_are_told_and_what_cannot_be_read_is_reported() -> None:
     cluster, one = train(COMPLETE)
     manager = pod_json(name="m", namespace="kubeflow-system", labels={"app.kubernetes.io/name": "trainer"})
     cluster.objects.append(manager)
@@ -470,7 +470,7 @@ def test_conflicts_in_the_controllers_log_are_told_and_what_cannot_be_read_is_sa
     one_of(said(cluster, one), "what is below it could not be listed completely: jobsets in team-a could not be listed")
 
 
-def test_what_is_gone_or_was_made_again_is_said() -> None:
+def test_what_is_gone_or_was_made_again_is_reported() -> None:
     job = finished_job(None)
     found = said(StoredCluster(), job)
     assert found.causes == (Cause("job/run-7 no longer exists"),)

@@ -92,7 +92,7 @@ def test_a_kind_in_a_version_we_cannot_read_is_unknown(tmp_path: Path) -> None:
         ("GET /apis/trainer.kubeflow.org", group("trainer.kubeflow.org", "v1alpha1")),  # its version page is a 404
     ],
 )
-def test_what_proves_nothing_is_unknown_and_asked_again(what: str, reply: Reply, tmp_path: Path) -> None:
+def test_what_proves_nothing_is_unknown_and_queried_again(what: str, reply: Reply, tmp_path: Path) -> None:
     api = a_cluster()
     api.says(what, reply)
     first, second = answers(api, tmp_path, TRAINJOB, TRAINJOB)
@@ -171,14 +171,14 @@ def test_a_ttl_field_that_is_served_is_remembered_for_ten_minutes(tmp_path: Path
     assert times_read(api) == 2
 
 
-def test_that_a_ttl_field_is_missing_is_asked_again(tmp_path: Path) -> None:
+def test_that_a_ttl_field_is_missing_is_checked_again(tmp_path: Path) -> None:
     """The server keeps no field that its CRD does not have: an object that names one says that the CRD changed."""
     api = with_trainer()
     assert ttl_fields(api, tmp_path, TRAINJOB, NAMES_TTL, NAMES_TTL) == [False, False]
     assert times_read(api) == 2
 
 
-def test_where_no_trainjob_names_a_ttl_nobody_is_asked(tmp_path: Path) -> None:
+def test_where_no_trainjob_names_a_ttl_nobody_is_queried(tmp_path: Path) -> None:
     api = with_trainer("ttlSecondsAfterFinished")
     for kind, one in ((TRAINJOB, NAMES_NONE), (JOB, NAMES_TTL)):
         (found,) = ttl_fields(api, tmp_path, kind, one)

@@ -29,7 +29,7 @@ def events(api: StoredApi) -> list[str]:
     return [str(one["message"]) for path, one in api.objects.items() if "/events/" in path]
 
 
-def test_an_event_names_the_object_by_uid_and_says_who_speaks() -> None:
+def test_an_event_names_the_object_by_uid_and_names_who_speaks() -> None:
     api = StoredApi()
     assert with_cluster(
         api, lambda cluster: EventWriter(cluster, Hands()).write(JOB, "v1", REF, "IdleGPU", "idle for 9h", warning=True)

@@ -23,11 +23,12 @@ from gpukeeper.platforms.kubernetes.finalizers import (
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import TreeNode
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.tree import Descendants, TreeNode
+from gpukeeper.platforms.kubernetes.tree import Descendants
 from tests.unit.platforms.kubernetes.examples import NOW, UID, ago, pod, root
 
 NONE = Descendants()
@@ -78,7 +79,7 @@ def test_a_controller_that_is_gone_proves_it() -> None:
 
 
 @pytest.mark.parametrize("controller_state", [Unknown("may not list deployments"), None])
-def test_a_controller_that_cannot_be_looked_at_proves_nothing(controller_state: ControllerState | None) -> None:
+def test_a_controller_that_cannot_be_read_proves_nothing(controller_state: ControllerState | None) -> None:
     found = rayjob(controller_state)
     assert found is not None
     assert isinstance(found.proven, Unknown)
@@ -91,7 +92,7 @@ def test_a_controller_that_runs_must_act_itself() -> None:
     assert "KubeRay runs" in found.why
 
 
-def test_a_finalizer_that_nobody_knows_is_never_proven() -> None:
+def test_a_finalizer_that_is_unknown_is_never_proven() -> None:
     found = blocked(removed("example.com/mine"), RAYJOB, NONE, {}, NOW)
     assert found is not None
     assert isinstance(found.proven, Unknown)
@@ -106,7 +107,7 @@ def test_what_must_not_be_taken_off_is_not_proven_by_a_controller_that_is_gone(n
     assert found.proven is False
 
 
-def test_the_endless_loop_is_proven_by_a_child_made_after_the_removal_was_asked_for() -> None:
+def test_the_endless_loop_is_proven_by_a_child_made_after_the_removal_was_requested() -> None:
     found = blocked(removed(FOREGROUND), TRAINJOB, child(), {}, NOW)
     assert found is not None
     assert (found.by, found.proven) == (FOREGROUND, True)
@@ -132,7 +133,7 @@ def test_any_other_child_is_waited_for(below: Descendants, why: str) -> None:
     assert "not deleted yet" in found.why
 
 
-def test_a_child_of_somebody_else_is_no_loop() -> None:
+def test_a_child_of_another_user_is_no_loop() -> None:
     node = TreeNode(JOBSET, root(uid="child", creationTimestamp=ago(seconds=1)))
     found = blocked(removed(FOREGROUND), TRAINJOB, Descendants({"another-uid": (node,)}), {}, NOW)
     assert found is not None

@@ -212,7 +212,7 @@ def test_a_pod_ended_with_its_last_container(status: dict[str, Any], at: Any) ->
     assert of_pod(pod("Succeeded", status=status), NOW) == Ending(True, Outcome.SUCCEEDED, at)
 
 
-def test_one_time_nobody_can_read_may_be_the_last() -> None:
+def test_one_time_that_cannot_be_read_may_be_the_last() -> None:
     both = [terminated(ago(hours=3)), terminated("garbled", name="side")]
     assert isinstance(of_pod(pod("Succeeded", status={"containerStatuses": both}), NOW).at, Unknown)
 

@@ -148,7 +148,7 @@ def test_a_claim_is_unclear_only_once_it_was_granted() -> None:
 
 
 @pytest.mark.parametrize("start", [None, "", "0001-01-01T00:00:00Z", "soon"])
-def test_a_start_nobody_can_read_is_left_out(start: str | None) -> None:
+def test_a_start_that_cannot_be_read_is_left_out(start: str | None) -> None:
     odd, good = (pod(name=f"w-{i}", status={"startTime": at}) for i, at in enumerate((start, ago(hours=1))))
     assert totals(odd, good).started == totals(good, odd).started == ago(hours=1)
 

@@ -42,7 +42,7 @@ def test_a_kind_that_says_nothing_is_offered_no_verb_that_needs_its_word() -> No
     assert BARE.parts_query([thing]) is None
 
 
-def test_a_kind_of_a_name_that_another_group_has_is_told_apart() -> None:
+def test_a_kind_of_a_name_that_another_group_has_is_distinguished() -> None:
     assert BARE.name == "examplejob"
     marks, _ = read(BARE, root().metadata, None, NOT_ENDED, NOW)
     assert "annotate --overwrite jobs.example.com " in marks.hold_with

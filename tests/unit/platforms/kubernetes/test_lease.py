@@ -150,7 +150,7 @@ async def test_renewing_is_one_request_every_two_seconds(s: Scene) -> None:
 
 
 @scene
-async def test_a_second_one_waits_and_says_who_leads(s: Scene) -> None:
+async def test_a_second_one_waits_and_names_who_leads(s: Scene) -> None:
     s.enter("one")
     await asyncio.sleep(1)
     two = s.enter("two")
@@ -252,7 +252,7 @@ async def test_a_conflict_means_lost(s: Scene) -> None:
 
 
 @scene
-async def test_an_edit_by_somebody_else_that_leaves_it_ours_is_no_loss(s: Scene) -> None:
+async def test_an_edit_by_another_user_that_leaves_it_ours_is_no_loss(s: Scene) -> None:
     one = s.enter("one")
     await asyncio.sleep(1)
     assert s.server.stored is not None
@@ -299,7 +299,7 @@ async def test_a_newcomer_waits_a_whole_duration_for_a_lease_it_never_saw_change
 
 
 @scene
-async def test_a_holder_who_asked_for_longer_gets_it(s: Scene) -> None:
+async def test_a_holder_who_requested_longer_gets_it(s: Scene) -> None:
     s.enter("one")
     await asyncio.sleep(1)
     s.crash("one")
@@ -320,7 +320,7 @@ async def test_a_machine_that_slept_does_not_believe_that_it_leads(s: Scene) -> 
 
 
 @scene
-async def test_a_lease_that_somebody_deleted_is_made_again(s: Scene) -> None:
+async def test_a_lease_that_a_user_deleted_is_made_again(s: Scene) -> None:
     one = s.enter("one")
     await asyncio.sleep(1)
     s.server.stored = None
@@ -340,7 +340,7 @@ async def test_two_who_begin_at_once_are_one_leader(s: Scene) -> None:
 
 
 @scene
-async def test_a_missing_right_says_what_is_missing(s: Scene) -> None:
+async def test_a_missing_right_shows_what_is_missing(s: Scene) -> None:
     one = s.candidate("one")
     s.lines["one"].says = ApiError(403, "Forbidden", "leases is forbidden")
     await one.attempt()
@@ -348,7 +348,7 @@ async def test_a_missing_right_says_what_is_missing(s: Scene) -> None:
 
 
 @scene
-async def test_a_missing_namespace_is_said(s: Scene) -> None:
+async def test_a_missing_namespace_is_reported(s: Scene) -> None:
     class Homeless(Line):
         async def post(self, path: str, body: Any) -> bytes:
             raise ApiError(404, "NotFound", 'namespaces "keeper" not found', name="keeper")

@@ -80,7 +80,7 @@ def test_without_a_patch_it_is_the_runtimes() -> None:
     assert {origin.rpartition(" ")[2] for origin in told(merge(with_spec(), "run-7"))["fetch"][0]} == {"runtime"}
 
 
-def test_what_the_trainer_would_refuse_is_said() -> None:
+def test_what_the_trainer_would_refuse_is_reported() -> None:
     other = [{"name": "extra", "env": []}]
     found = merge(
         with_spec(
@@ -97,7 +97,7 @@ def test_what_the_trainer_would_refuse_is_said() -> None:
     assert [line for line in found.lines() if line.startswith("problem: ")]
 
 
-def test_a_runtime_that_is_not_there_says_how_to_get_it() -> None:
+def test_a_runtime_that_is_not_there_shows_how_to_get_it() -> None:
     found = merge(documents()[1:], "run-7")
     assert found.jobs == ()
     assert "kubectl get ClusterTrainingRuntime torch -o yaml" in found.problems[0]

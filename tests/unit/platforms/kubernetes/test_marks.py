@@ -22,7 +22,7 @@ from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
+from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_CHECKED
 from gpukeeper.platforms.kubernetes.marks import (
     FAR,
     AnnouncedWarnings,
@@ -51,7 +51,7 @@ def marks(
     foreign: tuple[str, ...] = (),
     pods_hold: str | None = None,
     gitops: bool = False,
-    ttl_field: bool | Unknown = NOT_ASKED,
+    ttl_field: bool | Unknown = NOT_CHECKED,
     **metadata: Any,
 ) -> tuple[Marks, tuple[str, ...]]:
     """Without the command that holds it, which every object has."""
@@ -83,7 +83,7 @@ def test_a_ttl_in_our_words(kind: Kind, text: str, expected: timedelta) -> None:
 
 
 @pytest.mark.parametrize("text", ["10ay", "", "-5m", "5", "1h 30m", "forever", "5M", "999999999w", "²d", "30m!"])
-def test_a_ttl_nobody_can_read_is_unknown_and_said(text: str) -> None:
+def test_a_ttl_that_cannot_be_read_is_unknown_and_reported(text: str) -> None:
     found, findings = marks(annotations={"gpukeeper.io/ttl": text})
     assert isinstance(found.ttl, Unknown)
     assert found.ttl.why in findings
@@ -265,7 +265,7 @@ def test_markers_of_other_tools_count_where_the_policy_names_them(
         {"annotations": {"janitor/ttl": "1h", "janitor/expires": "soon"}},  # one good, one not
     ],
 )
-def test_a_garbled_marker_of_another_tool_is_unknown_and_said(metadata: dict[str, Any]) -> None:
+def test_a_garbled_marker_of_another_tool_is_unknown_and_reported(metadata: dict[str, Any]) -> None:
     found, findings = marks(foreign=EVERY_TTL, **metadata)
     assert isinstance(found.ttl, Unknown)
     assert findings == (found.ttl.why,)
@@ -282,7 +282,7 @@ def test_a_garbled_marker_leaves_the_field_of_the_kind_in_force() -> None:
 
 
 @pytest.mark.parametrize("end", [None, Unknown("garbled")])
-def test_where_the_end_is_not_known_an_expiry_is_never_early(end: Unknown | None) -> None:
+def test_where_the_end_is_unknown_an_expiry_is_never_early(end: Unknown | None) -> None:
     """The rules count from when it was first seen ended, which is after its creation."""
     found, _ = marks(JOB, Ending(True, Outcome.FAILED, end), annotations={"janitor/ttl": "7h"}, foreign=EVERY_TTL)
     assert found.ttl == 7 * HOUR
@@ -324,7 +324,7 @@ def test_our_hold_holds_in_every_state(text: str, until: datetime, ending: Endin
     assert marks(JOB, ending, annotations={"gpukeeper.io/hold-until": text})[0].hold_until == until
 
 
-def test_a_hold_nobody_can_read_keeps_and_is_said() -> None:
+def test_a_hold_that_cannot_be_read_keeps_and_is_reported() -> None:
     found, findings = marks(annotations={"gpukeeper.io/hold-until": "friday"})
     assert isinstance(found.hold_until, Unknown)
     assert findings == (found.hold_until.why,)
@@ -348,7 +348,7 @@ def test_holds_of_other_tools_hold_running_work_only(metadata: dict[str, Any], u
 @pytest.mark.parametrize(
     "annotations", [{"downscaler/exclude": "yes please"}, {"downscaler/exclude-until": "next week"}]
 )
-def test_a_garbled_hold_of_another_tool_holds_and_is_said(annotations: dict[str, str]) -> None:
+def test_a_garbled_hold_of_another_tool_holds_and_is_reported(annotations: dict[str, str]) -> None:
     found, findings = marks(DEPLOYMENT, NOT_ENDED, annotations=annotations)
     assert isinstance(found.hold_until, Unknown)
     assert findings == (found.hold_until.why,)
@@ -490,7 +490,7 @@ def test_the_other_outcome_has_its_own_rules() -> None:
         {"deletionRules": [rule("DeleteSelf", -1, jobStatus="SUCCEEDED")]},
     ],
 )
-def test_rules_nobody_can_read_keep(strategy: dict[str, Any]) -> None:
+def test_rules_that_cannot_be_read_keep(strategy: dict[str, Any]) -> None:
     found, findings = marks(RAYJOB, OVER, spec={"deletionStrategy": strategy})
     assert isinstance(found.hold_until, Unknown)
     assert findings == (found.hold_until.why,)
@@ -543,7 +543,7 @@ def test_a_garbled_exclusion_of_a_namespace_holds() -> None:
     assert "'maybe'" in (excluded({"downscaler/exclude": "maybe"}, NOW) or "")
 
 
-def test_a_namespace_nobody_could_read_is_unknown() -> None:
+def test_a_namespace_that_could_not_be_read_is_unknown() -> None:
     facts = unreadable("team-a", "403")
     assert isinstance(facts.environment, Unknown)
     assert isinstance(facts.owner, Unknown)
@@ -584,7 +584,7 @@ def test_a_copied_manifest_was_not_warned() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yes", "[]", '{"uid": 7}', '{"uid": "u-1", "warned": [{"rule": "idle"}]}'])
-def test_an_announcement_nobody_can_read_does_not_count_and_is_said(text: str) -> None:
+def test_an_announcement_that_cannot_be_read_does_not_count_and_is_reported(text: str) -> None:
     found, notes = marks(annotations={"gpukeeper.io/warned": text}, uid="u-1")
     assert found.warned == ()
     assert any("gpukeeper.io/warned cannot be read" in one for one in notes)

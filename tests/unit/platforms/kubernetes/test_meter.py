@@ -18,7 +18,8 @@ from gpukeeper.model.policy import Activity
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.meter import ClusterMeter, RunningPod
+from gpukeeper.platforms.kubernetes.measurements import RunningPod
+from gpukeeper.platforms.kubernetes.meter import ClusterMeter
 
 NOW = datetime(2026, 3, 2, 12, 0, 40, tzinfo=UTC)
 MINUTE, WINDOW = timedelta(minutes=1), timedelta(minutes=30)
@@ -490,7 +491,7 @@ def test_two_hours_of_history_come_at_once_and_each_minute_only_once() -> None:
 
 
 @pytest.mark.parametrize(("rest", "corrected"), [(0.0, []), (0.9, [90.0])])
-def test_a_busy_minute_is_said_before_it_is_over_and_never_lowered(rest: float, corrected: list[float]) -> None:
+def test_a_busy_minute_is_reported_before_it_is_over_and_never_lowered(rest: float, corrected: list[float]) -> None:
     minute = NOW.replace(second=0)
     quiet = gpu("A", until=minute - timedelta(seconds=30))
     one, recorded, time = meter(*quiet, *gpu("A", engine=0.2, since=minute, until=minute))
@@ -521,7 +522,7 @@ def test_a_silent_prometheus_loses_no_minute() -> None:
 
 
 @pytest.mark.parametrize("minutes", [-10, 10])
-def test_a_prometheus_with_another_clock_is_not_believed(minutes: int, tmp_path: Path) -> None:
+def test_a_prometheus_with_another_clock_is_not_accepted(minutes: int, tmp_path: Path) -> None:
     one, recorded, _time = meter(*gpu("A"))
     recorded.skew = minutes * MINUTE
     samples = read(one, workload("train-0/0"))
@@ -548,7 +549,7 @@ def test_a_pod_does_not_inherit_its_namesakes_readings() -> None:
     assert whys(said) == ""
 
 
-def test_a_pod_that_was_not_looked_at_is_not_known() -> None:
+def test_a_pod_that_was_not_read_is_unknown() -> None:
     time = Time()
     one = ClusterMeter(time, prometheus=Recorded(*gpu("A"), clock=time), pods=lambda _subject: {})
     assert "was not read" in whys(read(one, workload("train-0/0")))
@@ -617,7 +618,7 @@ READ, WRITTEN = "container_fs_reads_bytes_total", "container_fs_writes_bytes_tot
 ALL_QUIET = rates(CPU, 0.4) | rates(RECEIVED, 10.0) | rates(SENT, 10.0) | rates(READ, 0.0) | rates(WRITTEN, 0.0)
 
 
-def test_without_cadvisor_nothing_else_is_looked_at_by_design(tmp_path: Path) -> None:
+def test_without_cadvisor_nothing_else_is_read_by_design(tmp_path: Path) -> None:
     one, _recorded, _time = meter(*gpu("A"))
     samples = read(one, workload("train-0/0"))
     found = judged(tmp_path, samples, workload("train-0/0"))
@@ -731,7 +732,7 @@ def direct(lines: Sequence[TimeSeries], minutes: int, broken: Sequence[int] = ()
         (gpu("A", "other-0", since=NOW - 40 * MINUTE), Use.UNKNOWN),
     ],
 )
-def test_exporters_are_asked_directly(lines: list[TimeSeries], expected: Use, tmp_path: Path) -> None:
+def test_exporters_are_queried_directly(lines: list[TimeSeries], expected: Use, tmp_path: Path) -> None:
     samples = direct(lines, 40)
     found = judged(tmp_path, samples, workload("train-0/0"))
     assert found.use is expected
@@ -747,6 +748,6 @@ def test_an_exporter_that_refuses_for_long_leaves_it_unmeasured(tmp_path: Path) 
     assert found.since >= NOW - 10 * MINUTE, "asked every 30 seconds, it answered again ten minutes ago"
 
 
-def test_no_exporter_at_all_is_said() -> None:
+def test_no_exporter_at_all_is_reported() -> None:
     samples = direct(gpu("A", since=NOW - MINUTE), 1, broken=range(10))
     assert "no DCGM exporter answered" in whys(samples)

@@ -93,7 +93,7 @@ def listed(platform: KubernetesPlatform) -> dict[str, Subject]:
 
 
 def looked(platform: KubernetesPlatform, kind: Kind, one: Told) -> Subject:
-    found = asyncio.run(platform.look(AT.ref(kind, read(one))))
+    found = asyncio.run(platform.read(AT.ref(kind, read(one))))
     assert isinstance(found, Subject), found
     return found
 
@@ -269,7 +269,7 @@ def trimmed(*pods: Told) -> tuple[object, Wider]:
 
     async def story() -> object:
         platform = KubernetesPlatform(lab.as_cluster, Now(), BOOK.policy)
-        fresh = await platform.look(AT.ref(JOB, read(JOB_OVER)))
+        fresh = await platform.read(AT.ref(JOB, read(JOB_OVER)))
         assert isinstance(fresh, Subject), fresh
         planned = msgspec.structs.replace(decided(fresh), action=Action.TRIM)
         return await platform.act(Step("1.1", planned), fresh)

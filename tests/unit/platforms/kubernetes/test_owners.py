@@ -73,7 +73,7 @@ def test_a_pod_is_climbed_from_to_its_trainjob() -> None:
     assert root.words == "trainjob/run-7"
 
 
-def test_what_nobody_owns_is_a_root() -> None:
+def test_what_has_no_owner_is_a_root() -> None:
     assert climbed(StoredCluster(*CHAIN), TRAIN) == Climb()
     assert climbed(StoredCluster(*CHAIN), TRAIN).root is None
 
@@ -211,13 +211,13 @@ def test_children_of_two_kinds_bring_their_pods() -> None:
     assert [pod.metadata.name for pod in found.pods()] == ["web-1-a"]
 
 
-def test_another_namespace_is_not_looked_at() -> None:
+def test_another_namespace_is_not_read() -> None:
     elsewhere = {**POD_, "metadata": {**POD_["metadata"], "namespace": "team-b"}}
     assert below(StoredCluster(JOB_, elsewhere), JOB, JOB_).below == {}
 
 
 @pytest.mark.parametrize("error", [forbidden("jobs"), silent()])
-def test_a_list_that_is_refused_is_said_and_never_empty(error: Exception) -> None:
+def test_a_list_that_is_refused_is_reported_and_never_empty(error: Exception) -> None:
     cluster = StoredCluster(*CHAIN)
     cluster.refused["/jobs"] = error  # type: ignore[assignment]
     found = below(cluster, TRAINJOB, TRAIN)
@@ -250,7 +250,7 @@ def test_a_kind_that_is_not_installed_has_no_children_and_a_silent_discovery_hid
     assert not found.complete
 
 
-def test_labels_narrow_what_is_asked_for_and_the_uid_still_decides() -> None:
+def test_labels_narrow_what_is_requested_and_the_uid_still_decides() -> None:
     wrong = thing("Pod", "liar", labels={"batch.kubernetes.io/controller-uid": "job-run-7-node-0"})  # owned by nobody
     cluster = StoredCluster(*CHAIN, wrong)
     found = below(cluster, TRAINJOB, TRAIN, narrow=True)
@@ -263,7 +263,7 @@ def test_labels_narrow_what_is_asked_for_and_the_uid_still_decides() -> None:
     ]
 
 
-def test_where_no_label_is_known_or_it_would_not_fit_everything_is_asked_for() -> None:
+def test_where_no_label_is_known_or_it_would_not_fit_everything_is_requested() -> None:
     long = thing("JobSet", "x" * 64)
     child = thing("Job", "c", long)
     cluster = StoredCluster(long, child)

@@ -12,7 +12,7 @@ from gpukeeper.model.decision import Action, Refused
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
-from gpukeeper.platforms.kubernetes.remnants import Service, left_by_runs, look, subject_of
+from gpukeeper.platforms.kubernetes.remnants import Service, left_by_runs, read, subject_of
 from gpukeeper.platforms.kubernetes.translate import TranslationSettings
 from gpukeeper.platforms.kubernetes.walk import WalkSettings
 from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, meta
@@ -93,11 +93,11 @@ def test_without_the_rights_nothing_is_reported(refuse: str) -> None:
     assert found(service(), refuse=refuse) == []
 
 
-def test_one_is_looked_at_by_its_uid() -> None:
+def test_one_is_read_by_its_uid() -> None:
     ref = subject_of(found(service())[0], NamespaceFacts(), AT, TranslationSettings()).ref
 
     def again(*objects: Told) -> object:
-        return asyncio.run(look(StoredCluster(*objects).as_cluster, ref, NOW))
+        return asyncio.run(read(StoredCluster(*objects).as_cluster, ref, NOW))
 
     assert isinstance(again(service()), Service)
     assert isinstance(again(), Gone)
@@ -120,7 +120,7 @@ def test_it_is_shown_by_the_platform_and_offers_no_verb() -> None:
 
     (shown,) = asyncio.run(all_())
     assert shown.shape is Shape.REMNANT
-    looked = asyncio.run(platform.look(shown.ref))
+    looked = asyncio.run(platform.read(shown.ref))
     assert isinstance(looked, Subject)
     assert looked.findings == shown.findings
     assert isinstance(asyncio.run(platform.act(step(shown, Action.REMOVE), shown)), Refused)

@@ -74,7 +74,7 @@ def test_what_ran_and_waits_for_nodes_again_was_not_never_started(kind: Kind, st
     assert decided(found).action is Action.KEEP
 
 
-def test_what_really_never_started_is_told_apart() -> None:
+def test_what_really_never_started_is_distinguished() -> None:
     waits = {"restarts": 0, "replicatedJobsStatus": [{"name": "node", "active": 1, "ready": 0}]}
     found = subject_of(JOBSET, root(status=waits), totals(PENDING))
     assert (found.state, decided(found).action) == (State.CREATED, Action.REMOVE)
@@ -105,7 +105,7 @@ def chain(failed: int) -> tuple[Told, ...]:
 
 
 @pytest.mark.parametrize(("failed", "state"), [(1, State.RUNNING), (0, State.CREATED)])
-def test_a_child_that_lost_a_pod_says_that_its_root_ran(failed: int, state: State) -> None:
+def test_a_child_that_lost_a_pod_reports_that_its_root_ran(failed: int, state: State) -> None:
     """A drained node takes the pod away; what is left of it is a count of its Job."""
     assert walked(Lab(*chain(failed)))["run-7"].state is state
 
@@ -140,7 +140,7 @@ def stopped(kind: Kind, generation: int, *, now: bool, incarnation: str = "1", n
 
 
 @pytest.mark.parametrize("kind", [JOBSET, TRAINJOB, RAYCLUSTER, DEPLOYMENT], ids=lambda kind: kind.name)
-def test_a_run_that_somebody_resumed_is_not_the_one_that_we_stopped(kind: Kind) -> None:
+def test_a_run_that_a_user_resumed_is_not_the_one_that_we_stopped(kind: Kind) -> None:
     """These kinds write no start. Else a run that its owner resumed and let finish would go at once when it ended."""
     assert stopped(kind, 3, now=True) == "1"
     again = stopped(kind, 4, now=False)
@@ -155,7 +155,7 @@ def test_a_note_whose_stop_came_no_further_changes_nothing(kind: Kind) -> None:
     assert stopped(kind, 2, now=False) == "1"
 
 
-def test_a_start_that_is_written_anew_is_the_incarnation() -> None:
+def test_a_start_that_is_written_again_is_the_incarnation() -> None:
     assert stopped(JOB, 4, now=False, incarnation=ago(hours=5), start=ago(hours=1)) == ago(hours=1)
 
 
@@ -287,7 +287,7 @@ def test_a_wish_that_changed_in_the_last_moment_is_not_overruled(somebody: Any, 
 
     async def story() -> object:
         platform = platform_of(lab)
-        fresh = await platform.look(AT.ref(RAYCLUSTER, meta_of(made)))
+        fresh = await platform.read(AT.ref(RAYCLUSTER, meta_of(made)))
         assert isinstance(fresh, Subject), fresh
         return await platform.act(step(fresh, Action.STOP), fresh)
 
@@ -304,7 +304,7 @@ def test_a_set_whose_volumes_would_go_with_it_is_not_removed(policy: str, sent: 
 
     async def story() -> object:
         platform = platform_of(lab)
-        fresh = await platform.look(AT.ref(STATEFULSET, meta_of(made)))
+        fresh = await platform.read(AT.ref(STATEFULSET, meta_of(made)))
         assert isinstance(fresh, Subject), fresh
         return await platform.act(step(fresh, Action.REMOVE), fresh)
 
@@ -321,9 +321,9 @@ def test_a_cluster_that_was_set_back_to_a_backup_has_it_again() -> None:
         platform = platform_of(Lab(made, head(made)))
         ref = AT.ref(RAYCLUSTER, meta_of(made))
         platform._removals.report_deleted(ref.uid)
-        first = await platform.look(ref)
+        first = await platform.read(ref)
         platform._removals._gone[ref.uid] -= 600
-        return first, await platform.look(ref)
+        return first, await platform.read(ref)
 
     first, later = asyncio.run(story())
     assert isinstance(first, Gone)
@@ -334,7 +334,7 @@ def test_a_servers_clock_that_is_behind_starts_nobodys_time_too_early() -> None:
     made = ray()
     lab = Lab(made, head(made))
     lab.skew = -timedelta(minutes=4)  # type: ignore[misc]
-    found = asyncio.run(platform_of(lab).look(AT.ref(RAYCLUSTER, meta_of(made))))
+    found = asyncio.run(platform_of(lab).read(AT.ref(RAYCLUSTER, meta_of(made))))
     assert isinstance(found, Subject)
     assert found.created == NOW - timedelta(hours=6) + timedelta(minutes=4)
 
@@ -361,7 +361,7 @@ class Garbled(Lab):
 
 
 def test_an_answer_without_a_uid_is_not_taken_for_gone() -> None:
-    found = asyncio.run(platform_of(Garbled(ray())).look(AT.ref(RAYCLUSTER, meta_of(ray()))))
+    found = asyncio.run(platform_of(Garbled(ray())).read(AT.ref(RAYCLUSTER, meta_of(ray()))))
     assert isinstance(found, Unknown), found
 
 
@@ -374,11 +374,11 @@ def test_a_pod_that_is_answered_without_a_uid_is_not_taken_for_gone() -> None:
     async def story() -> object:
         platform = platform_of(lab)
         ref = AT.ref(RAYCLUSTER, meta_of(made))
-        fresh = await platform.look(ref)
+        fresh = await platform.read(ref)
         assert isinstance(fresh, Subject), fresh
         assert await platform.act(step(fresh, Action.REMOVE), fresh) == Accepted()
         lab.objects.remove(made)
-        return await platform.look(ref)
+        return await platform.read(ref)
 
     assert isinstance(asyncio.run(story()), Unknown)
 
@@ -390,7 +390,7 @@ def test_a_description_without_a_uid_is_no_reason_to_go_on_without_evidence() ->
         lab = Garbled(made, head(made))
         lab.about = "/nothing"
         platform = platform_of(lab)
-        found = await platform.look(AT.ref(RAYCLUSTER, meta_of(made)))
+        found = await platform.read(AT.ref(RAYCLUSTER, meta_of(made)))
         assert isinstance(found, Subject)
         return await platform.capture(found, ("manifest",))
 
@@ -418,17 +418,17 @@ def test_a_kind_that_was_there_is_not_gone_because_one_answer_lacks_it(tmp_path:
     assert third is None, "it was uninstalled"
 
 
-def test_what_left_the_version_that_was_looked_at_is_not_acted_on() -> None:
+def test_what_left_the_version_that_was_read_is_not_acted_on() -> None:
     """A subject of an earlier look: its finalizer, its children and its wish may be others by now."""
     made = ray()
     lab = Lab(made, head(made))
 
     async def story() -> object:
         platform = platform_of(lab)
-        fresh = await platform.look(AT.ref(RAYCLUSTER, meta_of(made)))
+        fresh = await platform.read(AT.ref(RAYCLUSTER, meta_of(made)))
         assert isinstance(fresh, Subject), fresh
         touched_by_its_controller(made)
-        await platform.look(fresh.ref)  # somebody else's look in between
+        await platform.read(fresh.ref)  # somebody else's look in between
         return await platform.act(step(fresh, Action.STOP), fresh)
 
     assert asyncio.run(story()) == Changed("it changed since it was read")
@@ -441,11 +441,11 @@ def test_a_cluster_that_falls_silent_while_a_removal_is_followed_is_not_known_ab
 
     async def story() -> object:
         platform = platform_of(lab)
-        fresh = await platform.look(AT.ref(RAYCLUSTER, meta_of(made)))
+        fresh = await platform.read(AT.ref(RAYCLUSTER, meta_of(made)))
         assert isinstance(fresh, Subject), fresh
         await platform.act(step(fresh, Action.REMOVE), fresh)
         lab.objects = [one for one in lab.objects if one["kind"] == "Pod"]
         lab.refused["pods/run-7-head"] = ClusterUnavailable("no answer")
-        return await platform.look(fresh.ref)
+        return await platform.read(fresh.ref)
 
     assert asyncio.run(story()) == Unknown("no answer")

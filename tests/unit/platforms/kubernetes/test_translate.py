@@ -209,7 +209,7 @@ def test_a_refused_rayjob_counts_from_when_it_was_first_seen() -> None:
     assert subject.ended == Unknown("this RayJob does not record its end time")
 
 
-def test_what_cannot_be_told_from_its_status_keeps_and_is_said() -> None:
+def test_what_cannot_be_told_from_its_status_keeps_and_is_reported() -> None:
     over = subject_of(JOB, status={"conditions": [condition("Failed", ago(days=90), "Unknown")]})
     assert isinstance(over.state, Unknown)
     assert "whether it has ended is unknown: its condition Failed is 'Unknown'" in over.findings
@@ -376,7 +376,7 @@ def test_a_namespace_can_hold_its_running_work() -> None:
     assert pod_of("Succeeded", held).marks.hold_until is None
 
 
-def test_kuberay_goes_first_and_that_is_said() -> None:
+def test_kuberay_goes_first_and_that_is_reported() -> None:
     spec = {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": 3600, "clusterSelector": None}
     status = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED", "endTime": ago(minutes=30)}
     subject = subject_of(RAYJOB, LIVING, spec=spec, status=status)
@@ -472,7 +472,7 @@ def test_whose_it_is(
     assert owner is None or any(owner in one for one in subject.evidence)
 
 
-def test_a_namespace_nobody_could_read_leaves_the_owner_unknown() -> None:
+def test_a_namespace_that_could_not_be_read_leaves_the_owner_unknown() -> None:
     silent = NamespaceFacts(Unknown("403"), Unknown("403"))
     claimed = subject_of(JOB, NO_PODS, silent, annotations={"gpukeeper.io/owner": "eve"})
     assert (claimed.owner, claimed.environment) == (Unknown("403"), Unknown("403"))

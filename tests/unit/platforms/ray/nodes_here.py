@@ -137,9 +137,9 @@ def child(program: str, *arguments: object, before: tuple[str, ...] = ()) -> Ite
             made.kill()
 
 
-def until(look: Callable[[], Any], deadline: float = 20) -> Any:
+def until(read: Callable[[], Any], deadline: float = 20) -> Any:
     late = time.monotonic() + deadline
-    while not (found := look()):
+    while not (found := read()):
         assert time.monotonic() < late
         time.sleep(0.01)
     return found

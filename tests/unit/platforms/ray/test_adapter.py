@@ -58,7 +58,7 @@ def test_trees_of_the_policys_names_go_and_no_others(tmp_path: Path) -> None:
     answer = run(ray.act(step(found), found))
     assert isinstance(answer, Accepted)
     assert answer.bytes_back == found.size
-    assert isinstance(run(ray.look(found.ref)), Gone)
+    assert isinstance(run(ray.read(found.ref)), Gone)
     assert not (tmp_path / "tmpone").exists()
 
 
@@ -73,7 +73,7 @@ def test_odd_names_are_shown_harmlessly_and_go(tmp_path: Path, name: bytes) -> N
     assert not folder.exists()
 
 
-def test_a_file_that_is_open_keeps_its_tree_and_says_who(tmp_path: Path) -> None:
+def test_a_file_that_is_open_keeps_its_tree_and_names_who(tmp_path: Path) -> None:
     folder = tree(tmp_path, "tmpone")
     with child(OPEN, folder / "data") as pid:
         ray = platform(tmp_path)
@@ -98,7 +98,7 @@ def test_a_keep_file_keeps(tmp_path: Path) -> None:
     assert (folder / ".keep").exists()
 
 
-def test_work_on_the_node_is_said_of_its_temporary_trees_only(tmp_path: Path) -> None:
+def test_work_on_the_node_is_reported_of_its_temporary_trees_only(tmp_path: Path) -> None:
     tree(tmp_path, "tmpone")
     session(tmp_path)
     worker = process(2**22, "ray::train_step", mounts=None)
@@ -122,7 +122,7 @@ def test_work_that_begins_during_the_removal_puts_the_tree_back(tmp_path: Path) 
     assert (folder / "data").exists()
 
 
-def test_a_raylet_whose_ray_cannot_be_asked_makes_the_node_unknown(tmp_path: Path) -> None:
+def test_a_raylet_whose_ray_cannot_be_queried_makes_the_node_unknown(tmp_path: Path) -> None:
     tree(tmp_path, "tmpone")
     one = raylet(2**22, str(tmp_path / "ray"), "--python_worker_command=python --webui=127.0.0.1:9", mounts=None)
     ray = platform(tmp_path, here=lambda: (one,))
@@ -170,7 +170,7 @@ def test_an_interrupted_removal_is_found_and_finished(tmp_path: Path) -> None:
     ray = platform(tmp_path)
     before = one_of(ray, tmp_path, "tmpone")
     taken = left_in_trash(tmp_path, "tmpone", begun=True)
-    left = run(ray.look(before.ref))
+    left = run(ray.read(before.ref))
     assert isinstance(left, Subject)
     assert (left.category, left.ref.uid) == (Category.UNFINISHED, before.ref.uid)
     assert left.ref.name == f"{tmp_path}/{taken.trash}/tmpone"
@@ -179,7 +179,7 @@ def test_an_interrupted_removal_is_found_and_finished(tmp_path: Path) -> None:
     found = one_of(ray, tmp_path, "tmpone")
     assert found.category is Category.UNFINISHED
     assert isinstance(run(ray.act(step(found), found)), Accepted)
-    assert isinstance(run(ray.look(before.ref)), Gone)
+    assert isinstance(run(ray.read(before.ref)), Gone)
     assert [path.name for path in tmp_path.iterdir()] == ["ray"]
     assert not folder.exists()
 
@@ -220,14 +220,14 @@ def test_a_machine_without_ray_is_no_node(tmp_path: Path) -> None:
     assert run(observed(ray, tmp_path)) == []
 
 
-def test_a_look_at_a_node_tells_what_it_holds_now(tmp_path: Path) -> None:
+def test_a_read_of_a_node_tells_what_it_holds_now(tmp_path: Path) -> None:
     folder = tree(tmp_path, "tmpone")
     ray = platform(tmp_path)
     node = next(one for one in run(observed(ray, tmp_path)) if one.shape is Shape.NODE)
     assert isinstance(node.size, int)
     assert (node.ref.namespace, node.ref.name, node.disk is not None) == ("", "here", True)
     (folder / "data").unlink()
-    again = run(ray.look(node.ref))
+    again = run(ray.read(node.ref))
     assert isinstance(again, Subject)
     assert isinstance(again.size, int)
     assert again.size < node.size
@@ -243,19 +243,19 @@ def test_a_node_that_is_not_here_is_unknown_while_any_may_sleep(tmp_path: Path) 
 
     ray = platform(tmp_path, containers=containers)
     ref = Ref("ray", "here", "tree", "/tmp/tmpone", "1:2", "worker")
-    assert isinstance(run(ray.look(ref)), Unknown)
+    assert isinstance(run(ray.read(ref)), Unknown)
     asleep.clear()
     about = tmp_path.stat()
     gone = Ref("ray", "here", "tree", "/tmp/tmpone", f"{about.st_dev}:2", "worker")
-    assert isinstance(run(ray.look(gone)), Gone)
+    assert isinstance(run(ray.read(gone)), Gone)
     # Found by a raylet once, which ended; its files may be there.
     found = Ref("ray", "here", "tree", "/tmp/tmpone", f"{about.st_dev}:2", "0123456789ab")
-    assert isinstance(run(ray.look(found)), Unknown)
+    assert isinstance(run(ray.read(found)), Unknown)
     # Without an engine nobody knows which containers there are.
-    assert isinstance(run(platform(tmp_path).look(gone)), Unknown)
+    assert isinstance(run(platform(tmp_path).read(gone)), Unknown)
 
 
-def test_an_engine_that_does_not_answer_is_said_and_the_rest_is_seen(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_answer_is_reported_and_the_rest_is_seen(tmp_path: Path) -> None:
     tree(tmp_path, "tmpone")
 
     async def containers(patterns: object) -> object:
@@ -270,14 +270,14 @@ def test_an_engine_that_does_not_answer_is_said_and_the_rest_is_seen(tmp_path: P
     assert "tmpone" in names(ray, tmp_path)
 
 
-def test_another_place_is_not_looked_at(tmp_path: Path) -> None:
+def test_another_place_is_not_read(tmp_path: Path) -> None:
     async def pages() -> list[object]:
         return [page async for page in platform(tmp_path).observe(PlaceScope(places=("elsewhere",)))]
 
     assert run(pages()) == []
 
 
-def test_a_changed_policy_counts_from_the_next_look_on(tmp_path: Path) -> None:
+def test_a_changed_policy_counts_from_the_next_read_on(tmp_path: Path) -> None:
     tree(tmp_path, "tmpone")
     ray = platform(tmp_path)
     assert "tmpone" in names(ray, tmp_path)
@@ -291,7 +291,7 @@ def test_nothing_is_brought_back_told_or_taken_back(tmp_path: Path) -> None:
     ray = platform(tmp_path)
     found = one_of(ray, tmp_path, "tmpone")
     assert isinstance(run(ray.restore(found.ref, None)), Refused)
-    assert run(ray.tell(found, "hello")) is False
+    assert run(ray.notify(found, "hello")) is False
     assert run(ray.parts("x")) == ()
 
 
@@ -305,7 +305,7 @@ def test_two_removals_of_one_tree_do_not_meet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", ["", "deep/er"])
-@pytest.mark.parametrize("named", ["reports", "temporary", "roots", "capture", "folders"])
+@pytest.mark.parametrize("named", ["reports", "temporary", "roots", "capture", "directories"])
 def test_what_the_policy_names_or_we_need_ourselves_is_in_no_tree_that_goes(
     tmp_path: Path, named: str, inside: str
 ) -> None:
@@ -318,7 +318,7 @@ def test_what_the_policy_names_or_we_need_ourselves_is_in_no_tree_that_goes(
         "temporary": {"policy": {"temporary": (nodes, host)}},
         "roots": {"settings": {"roots": (str(tmp_path), str(needed))}},
         "capture": {"policy": {"capture": Capture(to=str(needed))}},
-        "folders": {"folders": (str(needed / "not-made-yet"),)},
+        "directories": {"directories": (str(needed / "not-made-yet"),)},
     }
     free = one_of(platform(tmp_path), tmp_path, "tmp_results")
     assert free.kept is None
@@ -330,16 +330,16 @@ def test_what_the_policy_names_or_we_need_ourselves_is_in_no_tree_that_goes(
     assert (folder / "data").exists()
 
 
-def test_a_session_that_holds_our_own_folder_stays(tmp_path: Path) -> None:
+def test_a_session_that_holds_our_own_directory_stays(tmp_path: Path) -> None:
     folder = session(tmp_path)
     free = one_of(platform(tmp_path), tmp_path, SESSION)
-    ray = platform(tmp_path, folders=(str(folder / "logs"),))
+    ray = platform(tmp_path, directories=(str(folder / "logs"),))
     assert one_of(ray, tmp_path, SESSION).kept is not None
     assert isinstance(run(ray.act(step(free), free)), Changed)
     assert folder.is_dir()
 
 
-def test_work_of_ray_concerns_only_the_temporary_folders_that_ray_uses(tmp_path: Path) -> None:
+def test_work_of_ray_concerns_only_the_temporary_directories_that_ray_uses(tmp_path: Path) -> None:
     """Its dashboard does not answer, so whether it works is not known; that keeps its own folder and no other."""
     one = raylet(2**22, str(tmp_path / "ray"), "--python_worker_command=python --webui=127.0.0.1:9", mounts=None)
     ray = platform(tmp_path, here=lambda: (one,))
@@ -354,12 +354,12 @@ def test_a_tree_has_a_uid_that_outlasts_its_device_number(tmp_path: Path, monkey
     ray = platform(tmp_path)
     found = one_of(ray, tmp_path, "tmpone")
     assert found.lasting == f"fsid-a:{(tmp_path / 'tmpone').stat().st_ino}"
-    again = run(ray.look(found.ref))
+    again = run(ray.read(found.ref))
     assert isinstance(again, Subject)
     assert again.lasting == found.lasting
 
 
-def test_many_trees_go_for_the_price_of_a_few_looks_at_open_files(tmp_path: Path) -> None:
+def test_many_trees_go_for_the_price_of_a_few_reads_of_open_files(tmp_path: Path) -> None:
     """Each is moved away and looked at after that; those that wait at the same time share the look."""
     for number in range(60):
         tree(tmp_path, f"tmp{number}")
@@ -375,11 +375,11 @@ def test_many_trees_go_for_the_price_of_a_few_looks_at_open_files(tmp_path: Path
 
     async def all_of_them() -> list[object]:
         async def one(subject: Subject) -> object:
-            fresh = await ray.look(subject.ref)
+            fresh = await ray.read(subject.ref)
             assert isinstance(fresh, Subject)
             answer = await ray.act(step(fresh), fresh)
             # Removals beside it make files of their own, which may get the inode of this one: it is gone all the same.
-            assert isinstance(await ray.look(subject.ref), Gone)
+            assert isinstance(await ray.read(subject.ref), Gone)
             return answer
 
         return await asyncio.gather(*(one(subject) for subject in found))
@@ -429,7 +429,7 @@ def test_what_is_compared_with_above_is_the_sum_over_all_roots_of_a_node(tmp_pat
     assert len(trees) == len(sizes)
     total = sum(one.size for one in trees if isinstance(one.size, int))
     assert [one.together for one in trees] == [total, total]
-    again = run(ray.look(trees[0].ref))
+    again = run(ray.read(trees[0].ref))
     assert isinstance(again, Subject)
     assert again.together == total
 
@@ -458,7 +458,7 @@ def test_above_may_count_everything_that_lies_there(tmp_path: Path) -> None:
         assert not more or one.together == node_in(found).size
 
 
-def test_a_second_disk_that_the_policy_names_is_told(tmp_path: Path) -> None:
+def test_a_second_disk_that_the_policy_names_is_reported(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gpukeeper-test-") as made:
         other = Path(made)
         tree(other, "tmptwo")
@@ -468,6 +468,6 @@ def test_a_second_disk_that_the_policy_names_is_told(tmp_path: Path) -> None:
         assert disk.disk is not None
         assert (disk.ref.namespace, disk.ref.name, disk.disk.name) == ("here", "/dev/shm", "/dev/shm")
         assert disk.shape is Shape.NODE
-        again = run(ray.look(disk.ref))
+        again = run(ray.read(disk.ref))
         assert isinstance(again, Subject)
         assert again.ref == disk.ref

@@ -11,12 +11,12 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import (
-    Actor,
     Bundle,
     ClusterState,
     Driver,
     Job,
     PlacementGroup,
+    RayActor,
     RayNode,
     Task,
     Worker,
@@ -41,8 +41,8 @@ def driver(job_id: str, node_id: str = HERE, alive: bool = True) -> Worker:
     return Worker(job_id + "f" * 48, "DRIVER", alive, node_id, 7)
 
 
-def actor(name: str = "Trainer", state: str = "ALIVE", node_id: str | None = HERE) -> Actor:
-    return Actor(f"{name}-{state}", name, state, node_id)
+def actor(name: str = "Trainer", state: str = "ALIVE", node_id: str | None = HERE) -> RayActor:
+    return RayActor(f"{name}-{state}", name, state, node_id)
 
 
 def task(name: str = "train_step", state: str = "RUNNING", node_id: str | None = HERE) -> Task:
@@ -194,7 +194,7 @@ def test_a_program_that_is_not_rays_own_counts_where_it_surely_belongs_to_the_se
     assert "is not one of Ray's own" in str(foreign([RAYLET, title]))
 
 
-def test_a_foreign_program_is_named_without_folders_and_arguments() -> None:
+def test_a_foreign_program_is_named_without_directories_and_arguments() -> None:
     said = foreign(["/usr/bin/python3 /home/ann/train.py --password x"])
     assert said == "process python3 train.py is not one of Ray's own"
 
@@ -230,5 +230,5 @@ def test_our_own_job_is_no_work_and_every_other_is() -> None:
 
 
 @pytest.mark.parametrize("part", ["workers", "actors", "tasks", "jobs"])
-def test_what_is_not_known_stays_so_without_our_job(part: str) -> None:
+def test_what_is_unknown_stays_so_without_our_job(part: str) -> None:
     assert isinstance(busy(HERE, without("03000000", said(**{part: Unknown("?")}))), Unknown)

@@ -94,7 +94,7 @@ def asked(address: str, setting: str | None = None) -> str | Unknown | None:
     return asyncio.run(DashboardQueries(setting, {}).busy([one]))
 
 
-def test_ray_is_asked_where_its_raylet_says() -> None:
+def test_ray_is_queried_where_its_raylet_says() -> None:
     with dashboard(SESSION, []) as address:
         assert asked(address) is None
     actor = {"actor_id": "1", "class_name": "Trainer", "state": "ALIVE", "node_id": "abc"}
@@ -109,7 +109,7 @@ def test_a_dashboard_of_another_session_says_nothing() -> None:
     assert "another session" in found.why
 
 
-def test_the_policys_address_is_asked_first_and_the_raylets_own_when_it_is_another_cluster() -> None:
+def test_the_policys_address_is_queried_first_and_the_raylets_own_when_it_is_another_cluster() -> None:
     with dashboard("session_of_another", []) as other, dashboard(SESSION, []) as address:
         assert asked(address, setting=other) is None
         assert asked("127.0.0.1:9", setting=address) is None
@@ -129,7 +129,7 @@ def test_of_a_machine_only_what_a_raylet_started_or_calls_itself_so_is_rays() ->
 
 
 @pytest.mark.parametrize(("environ", "words"), [({}, "sweep"), ({OWN_JOB: "03000000"}, None)])
-def test_the_task_that_runs_us_is_no_work_if_it_says_so(environ: dict[str, str], words: str | None) -> None:
+def test_the_task_that_runs_us_is_no_work_if_it_reports_it(environ: dict[str, str], words: str | None) -> None:
     task = process(50, "ray::sweep", parent=10)
     us = process(os.getpid(), "python", "-m", "gpukeeper", parent=50)
     ours = process(60, "du", parent=os.getpid())

@@ -97,7 +97,7 @@ def test_logs_of_the_dead_go_and_all_others_stay(tmp_path: Path) -> None:
     assert isinstance(answer, Accepted)
     assert answer.bytes_back == found.size
     assert entries(logs) == set(LEFT)
-    assert isinstance(run(ray.look(found.ref)), Gone)
+    assert isinstance(run(ray.read(found.ref)), Gone)
 
 
 def test_they_wait_until_they_are_old_enough(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_disk_that_is_surely_too_full_does_not_wait_as_long(tmp_path: Path) ->
     assert logs_in(alive(tmp_path, days=1.1, policy=full), tmp_path) is not None
 
 
-def test_what_somebody_has_open_stays(tmp_path: Path) -> None:
+def test_what_a_user_has_open_stays(tmp_path: Path) -> None:
     logs = a_session(tmp_path, *OF_THE_DEAD)
     program = "import sys; file = open(sys.argv[1]); print('ready', flush=True); sys.stdin.read()"
     with child(program, logs / OF_THE_DEAD[0]):
@@ -161,7 +161,7 @@ def test_a_dead_session_has_no_logs_of_its_own(tmp_path: Path) -> None:
     assert kinds == ["node", "session"]
 
 
-def test_a_log_that_grows_without_bound_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_grows_without_bound_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_session(tmp_path, "worker-of-somebody.out")
     monkeypatch.setattr("gpukeeper.platforms.ray.logs.LONG_LOG", 1000)
     node = next(one for one in run(observed(alive(tmp_path), tmp_path)) if one.ref.kind == "node")
@@ -191,7 +191,7 @@ def test_one_more_that_grows_old_meanwhile_waits_for_the_next_hour(tmp_path: Pat
     assert found is not None
     assert found.labels["files"] == str(len(OF_THE_DEAD) - 1)
     clock.at += timedelta(minutes=59)
-    again = run(ray.look(found.ref))
+    again = run(ray.read(found.ref))
     assert isinstance(again, Subject)
     assert again.seen.incarnation == found.seen.incarnation
 
@@ -219,7 +219,7 @@ def test_empty_logs_go_too_and_that_counts(tmp_path: Path) -> None:
     assert entries(logs) == {"raylet.out", OF_THE_DEAD[0]}
 
 
-def test_while_somebody_is_hidden_nobody_knows_whether_they_are_in_use(tmp_path: Path) -> None:
+def test_while_a_user_is_hidden_nobody_knows_whether_they_are_in_use(tmp_path: Path) -> None:
     a_session(tmp_path, *OF_THE_DEAD)
     hidden = msgspec.structs.replace(everything_seen(), hidden="the open files of 1 other process could not be read")
     found = logs_in(alive(tmp_path, scan=lambda: hidden), tmp_path)

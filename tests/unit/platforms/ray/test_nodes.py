@@ -63,12 +63,12 @@ def test_a_raylet_in_a_container_that_is_known_is_not_counted_twice() -> None:
     assert [one.name for one in here.nodes] == ["here", "w"]
 
 
-def test_a_container_that_is_called_as_its_machine_is_told_apart() -> None:
+def test_a_container_that_is_called_as_its_machine_is_distinguished() -> None:
     here = found(process(1, **OURS), process(10, **THEIRS), containers=(NodeContainer("here", 10, ID),))
     assert [one.name for one in here.nodes] == ["here", f"here-{ID[:12]}"]
 
 
-def test_a_container_that_sleeps_or_ended_is_said() -> None:
+def test_a_container_that_sleeps_or_ended_is_reported() -> None:
     here = found(process(1, **OURS), containers=(NodeContainer("asleep", 0, ID), NodeContainer("ended", 77, ID)))
     assert here.asleep == ("asleep",)
     assert [one.what for one in here.unseen] == ["ended"]
@@ -105,7 +105,7 @@ def test_a_session_counts_only_if_it_belongs_to_whom_told_of_it() -> None:
     assert not RayRoot("/x", frozenset({1002})).holds(1001)
 
 
-def test_of_a_node_that_nobody_listed_only_its_raylets_own_files_count() -> None:
+def test_of_a_node_that_was_not_listed_only_its_raylets_own_files_count() -> None:
     own = {"mounts": "mnt:[2]", "pids": "pid:[2]"}
     beside = raylet(21, "/tmp/ray", mounts="mnt:[3]", pids="pid:[2]", uid=0, starttime=5)
     here = {one.door.pid: one for one in found(raylet(20, "/tmp/ray", **own, uid=7), beside).nodes}

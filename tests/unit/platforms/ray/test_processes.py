@@ -25,7 +25,7 @@ WAIT = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
-def test_a_raylet_says_who_it_is_in_every_release(file: Path) -> None:
+def test_a_raylet_names_who_it_is_in_every_release(file: Path) -> None:
     for argv in json.loads(file.read_text())["raylets"]:
         found = raylet_of(process(1, *argv))
         assert found is not None
@@ -80,7 +80,7 @@ def test_a_title_is_the_whole_command_line() -> None:
         assert until(lambda: read(pid)).title.startswith("ray::train step -c ")  # type: ignore[union-attr]
 
 
-def test_ancestors_are_told_up_to_whoever_is_not_known_and_in_no_circle() -> None:
+def test_ancestors_are_told_up_to_whoever_is_unknown_and_in_no_circle() -> None:
     everyone = [process(4, parent=3), process(3, parent=2), process(2, parent=1), process(9, parent=2)]
     assert ancestors(4, everyone) == {4, 3, 2}
     assert ancestors(77, everyone) == frozenset()

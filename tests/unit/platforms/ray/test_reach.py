@@ -53,7 +53,7 @@ def test_an_absolute_link_further_down_begins_at_the_nodes_root(node: tuple[int,
     assert where(root, "/disk/deep/back/deep") == "/disk/deep"
 
 
-def test_a_link_to_the_machines_own_folder_finds_nothing(node: tuple[int, Path], tmp_path: Path) -> None:
+def test_a_link_to_the_machines_own_directory_finds_nothing(node: tuple[int, Path], tmp_path: Path) -> None:
     root, home = node
     (tmp_path / "mine").mkdir()
     (home / "scratch").symlink_to(tmp_path / "mine")
@@ -69,7 +69,7 @@ def test_links_in_a_circle_end(node: tuple[int, Path]) -> None:
         where(root, "/a")
 
 
-def test_a_file_is_no_folder(node: tuple[int, Path]) -> None:
+def test_a_file_is_no_directory(node: tuple[int, Path]) -> None:
     root, home = node
     (home / "file").write_text("x")
     for path in ("/file", "/file/below"):
@@ -77,7 +77,7 @@ def test_a_file_is_no_folder(node: tuple[int, Path]) -> None:
             where(root, path)
 
 
-def test_the_owners_of_links_are_told(node: tuple[int, Path]) -> None:
+def test_the_owners_of_links_are_reported(node: tuple[int, Path]) -> None:
     root, home = node
     (home / "a").symlink_to("b")
     (home / "b").symlink_to("disk")
@@ -107,7 +107,7 @@ def test_nothing_stays_open(node: tuple[int, Path]) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_the_root_of_whoever_ended_is_not_somebody_elses(tmp_path: Path) -> None:
+def test_the_root_of_whoever_ended_is_not_another_users(tmp_path: Path) -> None:
     with child("import sys; print('ready', flush=True); sys.stdin.read()") as pid:
         one = read(pid)
         assert one is not None

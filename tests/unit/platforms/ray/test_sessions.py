@@ -73,7 +73,7 @@ def test_what_a_crash_left_is_dead_and_goes_after_an_hour(tmp_path: Path) -> Non
     assert isinstance(answer, Accepted)
     assert isinstance(answer.bytes_back, int)
     assert answer.bytes_back > 0
-    assert isinstance(run(ray.look(found.ref)), Gone)
+    assert isinstance(run(ray.read(found.ref)), Gone)
     assert list((tmp_path / "ray").iterdir()) == []
 
 
@@ -159,7 +159,7 @@ def test_a_session_that_is_mounted_somewhere_is_not_known_to_be_free(tmp_path: P
     assert folder.is_dir()
 
 
-def test_a_long_root_is_no_obstacle_and_a_socket_that_cannot_be_asked_keeps(tmp_path: Path) -> None:
+def test_a_long_root_is_no_obstacle_and_a_socket_that_cannot_be_queried_keeps(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100) / ("y" * 100)
     folder = session(long)
     with child(LISTEN, folder / "sockets/raylet"):
@@ -171,7 +171,7 @@ def test_a_long_root_is_no_obstacle_and_a_socket_that_cannot_be_asked_keeps(tmp_
     assert "plasma_store" in found.in_use.why
 
 
-def test_a_session_that_somebody_starts_to_use_during_the_removal_is_put_back(tmp_path: Path) -> None:
+def test_a_session_that_a_user_starts_to_use_during_the_removal_is_put_back(tmp_path: Path) -> None:
     folder = session(tmp_path)
     stale(folder)
     looks = []
@@ -289,7 +289,7 @@ def test_the_ends_of_its_newest_logs_are_evidence_and_reading_them_is_no_use(tmp
     assert sorted(taken.files) == ["logs/old/gone.err", "logs/raylet.out", "logs/worker.out"]
     assert len(taken.files["logs/worker.out"]) == 64 * 1024
     assert taken.files["logs/worker.out"].endswith(b"xend")
-    again = run(ray.look(found.ref))
+    again = run(ray.read(found.ref))
     assert isinstance(again, Subject)
     assert (again.seen.incarnation, again.last_used) == (found.seen.incarnation, found.last_used)
     assert isinstance(run(ray.capture(found, ("manifest",))), NothingToCapture)
@@ -342,7 +342,7 @@ def latest(scratch: Path) -> None:
     (scratch / "session_latest").symlink_to(scratch / SESSION)
 
 
-def test_a_root_that_is_itself_a_temp_dir_of_ray_is_looked_into(tmp_path: Path) -> None:
+def test_a_root_that_is_itself_a_temp_dir_of_ray_is_searched(tmp_path: Path) -> None:
     """As `ray start --temp-dir=ROOT` leaves it, long after its raylet has gone."""
     session(tmp_path)
     (tmp_path / "ray" / SESSION).rename(tmp_path / SESSION)
@@ -352,18 +352,18 @@ def test_a_root_that_is_itself_a_temp_dir_of_ray_is_looked_into(tmp_path: Path) 
     found = one_of(ray, tmp_path, SESSION)
     assert (found.category, found.in_use) == (Category.DEAD_SESSION, False)
     assert isinstance(run(ray.act(step(found), found)), Accepted)
-    assert isinstance(run(ray.look(found.ref)), Gone)
+    assert isinstance(run(ray.read(found.ref)), Gone)
     assert not (tmp_path / SESSION).exists()
 
 
-def test_a_folder_that_is_only_called_like_a_session_is_none(tmp_path: Path) -> None:
+def test_a_directory_that_is_only_called_like_a_session_is_none(tmp_path: Path) -> None:
     session(tmp_path)
     (tmp_path / "ray" / SESSION).rename(tmp_path / SESSION)
     ray = platform(tmp_path, settings={"names": ("*",)})
     assert [one for one in run(observed(ray, tmp_path)) if one.shape is Shape.TREE] == []
 
 
-def test_what_was_looked_for_and_not_found_is_said(tmp_path: Path) -> None:
+def test_what_was_searched_and_not_found_is_reported(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     ray = platform(tmp_path, settings={"roots": (str(tmp_path), str(missing))})
     (node,) = [one for one in run(everything(ray)) if one.shape is Shape.NODE]

@@ -133,7 +133,7 @@ def job(status: str, job_id: str) -> dict[str, Any]:
     return {"type": "DRIVER", "job_id": job_id, "submission_id": None, "status": status, "driver_info": driver}
 
 
-def test_a_cluster_that_does_nothing_is_asked_for_everything(dashboard: Dashboard) -> None:
+def test_a_cluster_that_does_nothing_is_queried_for_everything(dashboard: Dashboard) -> None:
     assert found(dashboard) is None
     kinds = [urlsplit(path).path for path in dashboard.asked]
     assert kinds == [
@@ -148,7 +148,7 @@ def test_what_runs_is_read(dashboard: Dashboard) -> None:
     assert found(dashboard) == "actor Trainer is alive"
 
 
-def test_a_list_that_is_cut_off_is_asked_for_by_state(dashboard: Dashboard) -> None:
+def test_a_list_that_is_cut_off_is_requested_by_state(dashboard: Dashboard) -> None:
     """The dead come first and fill it: what lives would not be seen."""
     dashboard.most = 3
     dashboard.rows["actors"] = [actor(number, "DEAD") for number in range(5)]
@@ -190,7 +190,7 @@ def test_a_driver_of_a_job_that_is_over_counts_and_one_of_no_job_does_not(dashbo
 @pytest.mark.parametrize(
     "more", [{"partial_failure_warning": "1 of 2 nodes did not answer\nTraceback"}, {"warnings": ["a store is away"]}]
 )
-def test_a_partial_answer_is_not_believed(dashboard: Dashboard, more: dict[str, Any]) -> None:
+def test_a_partial_answer_is_not_accepted(dashboard: Dashboard, more: dict[str, Any]) -> None:
     dashboard.more = more
     said = found(dashboard)
     assert isinstance(said, Unknown)
@@ -198,7 +198,7 @@ def test_a_partial_answer_is_not_believed(dashboard: Dashboard, more: dict[str, 
     assert "Traceback" not in said.why
 
 
-def test_another_session_at_the_address_is_not_believed(dashboard: Dashboard) -> None:
+def test_another_session_at_the_address_is_not_accepted(dashboard: Dashboard) -> None:
     """Also one that came there between the first question and the last."""
     dashboard.session = "session_other"
     assert found(dashboard) == Unknown(f"Ray at {dashboard.url} is session_other, not {SESSION}")
@@ -222,7 +222,7 @@ def test_another_session_at_the_address_is_not_believed(dashboard: Dashboard) ->
         (302, b"", "302"),
     ],
 )
-def test_what_is_no_answer_is_unknown_and_says_why(status: int, body: bytes, words: str) -> None:
+def test_what_is_no_answer_is_unknown_and_gives_the_reason(status: int, body: bytes, words: str) -> None:
     version = json.dumps({"ray_version": "2.60.0", "session_name": SESSION}).encode()
 
     def answer(path: str, _login: str | None) -> tuple[int, bytes]:

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.disk.process_files import ONLY_HERE
 from gpukeeper.model.decision import Accepted
 from gpukeeper.model.policy import PlaceScope, Temporary
 from gpukeeper.model.subject import Disk, Shape, Subject
@@ -73,7 +73,7 @@ def trees(found: list[Subject]) -> set[str]:
 
 
 @ROOT
-def test_a_raylet_that_nobody_listed_brings_only_its_own_files(scratch: Path) -> None:
+def test_a_raylet_that_was_not_listed_brings_only_its_own_files(scratch: Path) -> None:
     """Anybody may call a program so, in a namespace where a stranger's folder lies below Ray's usual one."""
     bob, named_by_policy = bobs(scratch), scratch / "named_by_policy"
     named_by_policy.mkdir()
@@ -87,7 +87,7 @@ def test_a_raylet_that_nobody_listed_brings_only_its_own_files(scratch: Path) ->
         for stolen in (one_of(platform(bob), bob, name) for name in (SESSION, "tmpbob")):
             ref = msgspec.structs.replace(stolen.ref, namespace=node)
             forged = msgspec.structs.replace(stolen, seen=msgspec.structs.replace(stolen.seen, ref=ref))
-            assert not isinstance(run(ray.look(ref)), Subject)
+            assert not isinstance(run(ray.read(ref)), Subject)
             assert not isinstance(run(ray.act(step(forged), forged)), Accepted)
         mine = next(one for one in found if one.ref.name.endswith(OTHER))
         assert isinstance(run(ray.act(step(mine), mine)), Accepted)
@@ -148,11 +148,11 @@ def test_a_root_of_this_machine_is_left_to_it_under_whatever_name_a_node_has_it(
         node = next(one for one in run(observed(ray, theirs)) if one.ref.name == "worker")
         uid = f"{about.st_dev}:{about.st_ino}"
         ref = msgspec.structs.replace(node.ref, kind="tree", name="x", uid=uid, namespace="worker")
-        assert isinstance(run(ray.look(ref)), Unknown if covered else Subject)
+        assert isinstance(run(ray.read(ref)), Unknown if covered else Subject)
 
 
 @ROOT
-def test_a_folder_that_we_need_stays_under_whatever_name_a_node_has_it(scratch: Path) -> None:
+def test_a_directory_that_we_need_stays_under_whatever_name_a_node_has_it(scratch: Path) -> None:
     mine, theirs = scratch / "mine", scratch / "theirs"
     needed = tree(mine, "tmpone") / "ledger"
     theirs.mkdir()
@@ -162,7 +162,7 @@ def test_a_folder_that_we_need_stays_under_whatever_name_a_node_has_it(scratch: 
         async def containers(patterns: object) -> object:
             return [NodeContainer("worker", pid, "abc")]
 
-        ray = platform(theirs, here=real(pid), containers=containers, folders=(str(needed),))
+        ray = platform(theirs, here=real(pid), containers=containers, directories=(str(needed),))
         assert one_of(ray, theirs, "tmpone").kept is not None
 
 
@@ -171,9 +171,9 @@ def folder(*, private: bool) -> NodeDirectory:
 
 
 def test_inside_a_container_its_own_layer_is_seen_whole_and_a_volume_is_not() -> None:
-    used = msgspec.structs.replace(everything_seen(), hidden=open_files.ONLY_HERE)
+    used = msgspec.structs.replace(everything_seen(), hidden=ONLY_HERE)
     assert seen_from_here(folder(private=True), used).hidden is None
-    assert seen_from_here(folder(private=False), used).hidden == open_files.ONLY_HERE
+    assert seen_from_here(folder(private=False), used).hidden == ONLY_HERE
 
 
 def test_whoever_else_is_hidden_stays_so() -> None:

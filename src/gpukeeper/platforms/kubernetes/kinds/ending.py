@@ -15,7 +15,7 @@ import msgspec
 
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.wire import EPOCH, Condition, Meta, Root, when
+from gpukeeper.platforms.kubernetes.wire import EPOCH, Meta, Root, StatusCondition, when
 
 SKEW = timedelta(minutes=5)  # clocks of a cluster differ; beyond this a time is wrong
 REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
@@ -35,10 +35,10 @@ NOT_ENDED = Ending()
 
 def by_conditions(root: Root, succeeded: Sequence[str], failed: Sequence[str], now: datetime) -> Ending:
     """By the condition types that mark the end if their status is True."""
-    said = [one for one in root.status.conditions or () if one.type in failed or one.type in succeeded]
-    over = [one for one in said if one.status == "True"]
+    conditions = [one for one in root.status.conditions or () if one.type in failed or one.type in succeeded]
+    over = [one for one in conditions if one.status == "True"]
     if not over:
-        odd = next((one for one in said if one.status != "False"), None)
+        odd = next((one for one in conditions if one.status != "False"), None)
         return NOT_ENDED if odd is None else Ending(Unknown(f"its condition {odd.type} is {odd.status[:20]!r}"))
     written = latest(one.last_transition_time for one in over)
     return Ending(
@@ -50,7 +50,7 @@ def by_conditions(root: Root, succeeded: Sequence[str], failed: Sequence[str], n
     )
 
 
-def _reason(condition: Condition) -> str:
+def _reason(condition: StatusCondition) -> str:
     """The reason that the controller gives, such as BackoffLimitExceeded; not one that only repeats the failure."""
     word = condition.reason
     return word if REASON.fullmatch(word) and not word.endswith("Failed") else ""

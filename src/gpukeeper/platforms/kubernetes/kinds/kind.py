@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -21,19 +21,16 @@ from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, Controller
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending, by_conditions
 from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, RUN_POLICY_TTL, seconds
 from gpukeeper.platforms.kubernetes.wire import (
-    Condition,
     Meta,
     Pod,
     PodSpec,
     Root,
     RunPolicy,
     Spec,
+    StatusCondition,
     Template,
     Wire,
 )
-
-if TYPE_CHECKING:
-    from gpukeeper.platforms.kubernetes.diagnosis_facts import DiagnosisFacts
 
 INFRASTRUCTURE, SERVING = "infrastructure", "serving"
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -93,12 +90,27 @@ class Runtime(msgspec.Struct, frozen=True):
     namespaced: bool
 
 
+class RuntimeTtl(msgspec.Struct, frozen=True):
+    """A TTL in the runtime that it is made from."""
+
+    runtime: str
+    seconds: int
+
+
+class NoRuntime(msgspec.Struct, frozen=True):
+    """It names a runtime that does not exist."""
+
+    kind: str
+    name: str
+    namespaced: bool
+
+
 class _WatchedSpec(Wire, frozen=True):
     suspend: bool | None = None
 
 
 class WatchedStatus(Wire, frozen=True):
-    conditions: tuple[Condition, ...] | None = None
+    conditions: tuple[StatusCondition, ...] | None = None
 
     @property
     def stage(self) -> str:
@@ -321,7 +333,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         none = f"no condition {' or '.join((*self.succeeded, *self.failed))} is True"
         return f"{none}, only {', '.join(true)}" if true else none
 
-    def without(self, part: Kind, facts: DiagnosisFacts, ending: Ending) -> str:
+    def without(self, part: Kind, facts: RootFacts, ending: Ending) -> str:
         """What happens to it if this part of it is removed alone."""
         if ending.over is not True:
             return "its controller recreates it, or the work fails"
@@ -337,8 +349,34 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Of one that has ended, where its TTL is not as usual. `found`: the TTL that counts. None: it is as usual."""
         return None
 
-    def more_causes(self, facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
+    def more_causes(self, facts: RootFacts, ending: Ending) -> Iterator[Cause]:
         yield from ()
+
+
+class TreeNode(msgspec.Struct, frozen=True):
+    """One object of a tree, as it was just read."""
+
+    kind: Kind
+    seen: Root | Pod
+
+    @property
+    def meta(self) -> Meta:
+        return self.seen.metadata
+
+    @property
+    def words(self) -> str:
+        """How people write it: jobset/run-7."""
+        return f"{self.kind.name}/{self.meta.name}"
+
+
+class RootFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read about a root, for the causes that only its kind knows."""
+
+    root: TreeNode
+    children: tuple[TreeNode, ...]
+    runtime: RuntimeTtl | NoRuntime | Unknown | None
+    release: str | None  # of its controller; None: unknown
+    now: datetime
 
 
 def pod_specs(*templates: Template | None) -> Iterator[PodSpec]:

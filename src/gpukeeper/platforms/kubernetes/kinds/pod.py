@@ -9,7 +9,7 @@ from gpukeeper.model.decision import Refused
 from gpukeeper.model.subject import Outcome
 from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED, Ending, first_usable, latest
 from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, WatchedObject, WatchedStatus
-from gpukeeper.platforms.kubernetes.wire import Condition, Pod, Root, Terminated
+from gpukeeper.platforms.kubernetes.wire import Pod, Root, StatusCondition, Terminated
 
 OVER_PHASES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
 DISRUPTED = "DisruptionTarget"
@@ -82,5 +82,5 @@ def _exit_in_words(ended: Iterable[Terminated]) -> str:
     return f"exit code {failed[0].exit_code}{', out of memory' if failed[0].reason == OUT_OF_MEMORY else ''}"
 
 
-def _is(condition: Condition, type_: str) -> bool:
+def _is(condition: StatusCondition, type_: str) -> bool:
     return condition.type == type_ and condition.status == "True"

@@ -11,11 +11,20 @@ from gpukeeper.model.diagnosis import Cause
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.diagnosis_facts import DiagnosisFacts, NoRuntime, RuntimeTtl
 from gpukeeper.platforms.kubernetes.kinds.controller import Controller, Finalizer
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
-from gpukeeper.platforms.kubernetes.kinds.kind import End, Kind, Lever, Runtime, SuspendItself, SuspendPart
+from gpukeeper.platforms.kubernetes.kinds.kind import (
+    End,
+    Kind,
+    Lever,
+    NoRuntime,
+    RootFacts,
+    Runtime,
+    RuntimeTtl,
+    SuspendItself,
+    SuspendPart,
+)
 from gpukeeper.platforms.kubernetes.kinds.ttl import BY_RETENTION, FIELD_TTL, TTL, seconds
 from gpukeeper.platforms.kubernetes.phrases import ago
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, Spec, when
@@ -69,7 +78,7 @@ class _TrainJob(Kind, frozen=True):
             return Runtime(named.kind, named.name, "trainingruntimes", namespaced=True)
         return Runtime(named.kind, named.name, "clustertrainingruntimes", namespaced=False)
 
-    def without(self, part: Kind, facts: DiagnosisFacts, ending: Ending) -> str:
+    def without(self, part: Kind, facts: RootFacts, ending: Ending) -> str:
         return _recreation(facts, ending) if part is JOBSET else Kind.without(self, part, facts, ending)
 
     def causes_of_ttl(
@@ -83,8 +92,8 @@ class _TrainJob(Kind, frozen=True):
         own = f" (its own {TTL} is {in_words(found)})" if isinstance(found, timedelta) else ""
         return (Cause(f"{none}: only gpukeeper or a user removes it{own}", BY_RETENTION),)
 
-    def more_causes(self, facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
-        top = facts.top
+    def more_causes(self, facts: RootFacts, ending: Ending) -> Iterator[Cause]:
+        top = facts.root
         if ending.over is True and top.meta.deletion_timestamp is None:
             yield from _wrong_level(facts, ending)
         if ending.over is False and not (isinstance(top.seen, Root) and self.is_suspended(top.seen.spec)):
@@ -131,12 +140,12 @@ def recreates_jobsets(version: str | None) -> str | Unknown | None:
     return None
 
 
-def _recreation(facts: DiagnosisFacts, ending: Ending) -> str:
+def _recreation(facts: RootFacts, ending: Ending) -> str:
     """Of the JobSet of a TrainJob."""
     if ending.over is not True:
         return "the TrainJob recreates it and training starts over"
-    again = recreates_jobsets(_release(facts))
-    release = f"Kubeflow Trainer {_release(facts)}" if _release(facts) else "Kubeflow Trainer"
+    again = recreates_jobsets(facts.release)
+    release = f"Kubeflow Trainer {facts.release}" if facts.release else "Kubeflow Trainer"
     if isinstance(again, Unknown):
         return f"it may be recreated with new pods ({again.why})"
     if again == "always" or (again is not None and ending.outcome is not Outcome.SUCCEEDED):
@@ -144,9 +153,9 @@ def _recreation(facts: DiagnosisFacts, ending: Ending) -> str:
     return f"{release} does not recreate it, and the TrainJob stays"
 
 
-def _wrong_level(facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
+def _wrong_level(facts: RootFacts, ending: Ending) -> Iterator[Cause]:
     """A TTL for the JobSet is none for the TrainJob."""
-    jobsets = [one.seen for one in facts.below.of(facts.top.meta.uid) if one.kind is JOBSET]
+    jobsets = [one.seen for one in facts.children if one.kind is JOBSET]
     seconds = next(
         (s for one in jobsets if (s := getattr(one.spec, "ttl_seconds_after_finished", None)) is not None), None
     )
@@ -162,29 +171,29 @@ def _wrong_level(facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
     yield Cause(words, _against_the_ttl(facts, ending, where, seconds))
 
 
-def _against_the_ttl(facts: DiagnosisFacts, ending: Ending, where: str, seconds: int) -> str:
+def _against_the_ttl(facts: RootFacts, ending: Ending, where: str, seconds: int) -> str:
     """If its controller recreates it, that happens before a TTL of the TrainJob expires."""
-    if ending.outcome is Outcome.SUCCEEDED and recreates_jobsets(_release(facts)) != "always":
+    if ending.outcome is Outcome.SUCCEEDED and recreates_jobsets(facts.release) != "always":
         return f"Remove it from {where}, and set the annotation {TTL}: {seconds}s on the TrainJob"
     return f"{_remove_it(facts)}. A TTL on the TrainJob would take effect too late"
 
 
-def _remove_it(facts: DiagnosisFacts) -> str:
+def _remove_it(facts: RootFacts) -> str:
     """What ends the loop. Trainer v2.3 recreates the JobSet from its own copy of the runtime."""
-    meta = facts.top.meta
-    now = f"gpukeeper workload remove {meta.namespace}/{facts.top.words}"
+    meta = facts.root.meta
+    now = f"gpukeeper workload remove {meta.namespace}/{facts.root.words}"
     remedy = f"Remove the TrainJob: {now}, or kubectl -n {meta.namespace} delete trainjob {meta.name}"
-    if (_release(facts) or SNAPSHOTS).removeprefix("v").startswith(SNAPSHOTS):
+    if (facts.release or SNAPSHOTS).removeprefix("v").startswith(SNAPSHOTS):
         copy = f"this one is recreated from the ConfigMap {meta.name}-runtime-snapshot"
         return f"{remedy}. Removing ttlSecondsAfterFinished from its runtime helps only the next TrainJob: {copy}"
     return f"{remedy}, and remove ttlSecondsAfterFinished from its runtime"
 
 
-def _not_begun_or_not_taken_over(facts: DiagnosisFacts) -> Iterator[Cause]:
-    top = facts.top
+def _not_begun_or_not_taken_over(facts: RootFacts) -> Iterator[Cause]:
+    top = facts.root
     if isinstance(facts.runtime, NoRuntime):
         yield _no_runtime(facts.runtime, top.meta.namespace)
-    for one in facts.below.of(top.meta.uid):
+    for one in facts.children:
         if one.kind is JOBSET and isinstance(one.seen, Root) and JOBSET.ending(one.seen, facts.now).over is True:
             words = f"{one.words} has ended, but {CONTROLLER.name} has not updated the TrainJob"
             yield Cause(words, "Check that its controller runs")
@@ -197,15 +206,15 @@ def _no_runtime(missing: NoRuntime, namespace: str) -> Cause:
     return Cause(words, f"Create a {missing.kind} named {missing.name}{where}, or remove the TrainJob")
 
 
-def _made_anew(facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
+def _made_anew(facts: RootFacts, ending: Ending) -> Iterator[Cause]:
     """A JobSet that is much younger than its TrainJob is not the first."""
-    top = facts.top
+    top = facts.root
     begun = when(top.meta.creation_timestamp)
-    for child in facts.below.of(top.meta.uid):
+    for child in facts.children:
         made = when(child.meta.creation_timestamp)
         if child.kind is not JOBSET or not isinstance(made, datetime) or not isinstance(begun, datetime):
             continue
-        release = _release(facts) or "v2.1 to v2.3"
+        release = facts.release or "v2.1 to v2.3"
         if ending.over is True and isinstance(ending.at, datetime) and made > ending.at:
             words = (
                 f"{child.words} was created {ago(made, facts.now)}, {in_words(made - ending.at)} after the TrainJob"
@@ -219,8 +228,3 @@ def _made_anew(facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
                 f" TrainJob runs again after its end (Kubeflow Trainer {release} removes its end condition)"
             )
             yield Cause(words, _remove_it(facts))
-
-
-def _release(facts: DiagnosisFacts) -> str | None:
-    report = facts.reports.get(CONTROLLER.name)
-    return None if report is None else report.version

@@ -13,7 +13,7 @@ FIELD_TTL, RUN_POLICY_TTL = f"spec.{TTL_NAME}", f"spec.runPolicy.{TTL_NAME}"
 BY_RETENTION = (
     f"gpukeeper removes it after the policy's retention; for this object only: annotation {TTL}: 1h"  # a remedy
 )
-NOT_ASKED = Unknown(f"it was not checked whether the TrainJob of this cluster has {FIELD_TTL}")
+NOT_CHECKED = Unknown(f"it was not checked whether the TrainJob of this cluster has {FIELD_TTL}")
 SHOWN = 40  # characters of quoted text in a message
 
 

@@ -1,7 +1,7 @@
 """Other processes on a GPU under test. Only reads; a measurement next to other work is not valid.
 
 By descriptors, as `holders` finds them, without our own processes and without those that only watch: a program that
-computes also has /dev/nvidia-uvm open. What cannot be seen from here is Unknown, and says why.
+computes also has /dev/nvidia-uvm open. What cannot be seen from here is Unknown with the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpukeeper.model.gpu import Fact
 from gpukeeper.model.unknown import Unknown
 
 COMPUTES = "/dev/nvidia-uvm"
-BUSY_PERCENT = 10.0  # of use before our first program started: somebody computes on it
+BUSY_PERCENT = 10.0  # of use before our first program started: another program computes on it
 LONGEST_COMMAND = 80
 OURS_MIB = 4096  # a worker that rests between probes keeps its context and some kernels, never that much
 
@@ -38,8 +38,8 @@ class OtherProcesses:
     computing: tuple[Holder, ...]  # ours among them
     ours: frozenset[int]
     minors: Mapping[int, tuple[int, int, int]]  # which capability opens which slice
-    blind: str | None = None  # why others' processes could not be looked into
-    walled: bool = False  # in a pid namespace of our own: whoever is outside does not exist for us
+    blind: str | None = None  # why processes of other users could not be inspected
+    walled: bool = False  # in a pid namespace of our own: processes outside are not visible
     proc: str = "/proc"
 
     @property
@@ -61,7 +61,7 @@ class OtherProcesses:
         busy_before_us: Fact = None,
     ) -> tuple[int, ...] | Unknown:
         """Pids of others that compute on that GPU, or on that slice of it. What was in use before we began there, and
-        how busy it was then, tells of others where our own use hides them."""
+        how busy it was then, shows other programs where our own use hides them."""
         here = [one.pid for one in self.computing if self._holds(one, whole, uuid)]
         others = self.others(whole, uuid)
         if not self.walled and not isinstance(listed, Unknown):
@@ -77,12 +77,12 @@ class OtherProcesses:
             theirs = _besides_ours(memory_used_mib, used_before_us_mib) if here else memory_used_mib
             return self._behind_the_wall(theirs)
         if self.blind is not None:
-            said = listed.why if isinstance(listed, Unknown) else "the driver lists no other process"
-            return Unknown(f"{self.blind}; {said}", by_design=not isinstance(listed, Unknown))
+            reason = listed.why if isinstance(listed, Unknown) else "the driver lists no other process"
+            return Unknown(f"{self.blind}; {reason}", by_design=not isinstance(listed, Unknown))
         return ()
 
     def _behind_the_wall(self, used_mib: Fact) -> Unknown:
-        """The driver lists pids of the machine, ours too: nothing to compare with. Memory still speaks."""
+        """The driver lists pids of the machine, ours too: nothing to compare with. Memory can still be compared."""
         if isinstance(used_mib, int) and used_mib > FIRST_BASELINE_MIB:
             return Unknown(f"{used_mib} MiB of its memory are in use by a process that is not visible from here")
         return Unknown("processes outside this PID namespace are not visible from here", by_design=True)
@@ -93,7 +93,7 @@ class OtherProcesses:
         return holds(one, whole, part, self.minors)
 
     def _is_alive(self, pid: int) -> bool:
-        """The driver goes on listing the dead. Who only watches or draws the screen does not count."""
+        """The driver still lists ended processes. Monitors and display servers do not count."""
         try:
             found = holders.look_up(pid, self.proc)
         except (OSError, ValueError):
@@ -130,7 +130,7 @@ def scan(proc: str = "/proc", root: int | None = None, known: Collection[Name] =
 
 
 def describe(pid: int, proc: str = "/proc") -> str:
-    """ "pid 4242 (ann: python train.py)"; less where it cannot be read. Its words are somebody else's."""
+    """ "pid 4242 (ann: python train.py)"; less where it cannot be read. The command line is untrusted text."""
     try:
         uid = holders.parse_uid(Path(proc, str(pid), "status").read_text("utf-8", "replace"))
     except (OSError, ValueError):
@@ -141,10 +141,10 @@ def describe(pid: int, proc: str = "/proc") -> str:
         owner = f"uid {uid}"
     try:
         with Path(proc, str(pid), "cmdline").open("rb") as file:
-            said = file.read(4 * LONGEST_COMMAND).decode("utf-8", "replace").replace("\0", " ").strip()
+            arguments = file.read(4 * LONGEST_COMMAND).decode("utf-8", "replace").replace("\0", " ").strip()
     except OSError:
-        said = ""
-    shown = "".join(sign if sign.isprintable() else "?" for sign in said)
+        arguments = ""
+    shown = "".join(sign if sign.isprintable() else "?" for sign in arguments)
     command = shown if len(shown) <= LONGEST_COMMAND else f"{shown[:LONGEST_COMMAND]}…"
     return f"pid {pid} ({owner}: {command or 'command unknown'})"
 

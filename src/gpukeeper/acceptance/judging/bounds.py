@@ -10,7 +10,7 @@ from functools import cached_property
 
 from gpukeeper.model.grade import Grade
 
-NOISE_SHARE = 0.25  # of the margin: a figure that scatters more cannot tell a good GPU from a bad one
+NOISE_SHARE = 0.25  # of the margin: a value that scatters more does not separate a good GPU from a bad one
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ def repeatability(samples: Sequence[float]) -> float | None:
     return deviation / abs(mean) if mean else math.inf
 
 
-def grade(figure: Figure, lines: Bounds) -> Grade:
-    """By the median. A noisy figure is told only where no sample contradicts: all below failing, or all above warning.
+def grade(figure: Figure, bounds: Bounds) -> Grade:
+    """By the median. A noisy value is judged only if no sample contradicts: all below `fail`, or all above `warn`.
 
     Slower by a common factor is never better: PASS, WARN, FAIL in this order; when noisy PASS, INCONCLUSIVE, FAIL.
     """
-    if is_noisy(figure, lines):
-        if max(figure.goods) < lines.fail:
+    if is_noisy(figure, bounds):
+        if max(figure.goods) < bounds.fail:
             return Grade.FAIL
-        return Grade.PASS if min(figure.goods) >= lines.warn else Grade.INCONCLUSIVE
-    if figure.good < lines.fail:
+        return Grade.PASS if min(figure.goods) >= bounds.warn else Grade.INCONCLUSIVE
+    if figure.good < bounds.fail:
         return Grade.FAIL
-    return Grade.WARN if figure.good < lines.warn else Grade.PASS
+    return Grade.WARN if figure.good < bounds.warn else Grade.PASS
 
 
-def is_noisy(figure: Figure, lines: Bounds) -> bool:
-    return figure.noise is not None and figure.noise > NOISE_SHARE * lines.margin
+def is_noisy(figure: Figure, bounds: Bounds) -> bool:
+    return figure.noise is not None and figure.noise > NOISE_SHARE * bounds.margin

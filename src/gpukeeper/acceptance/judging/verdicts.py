@@ -130,7 +130,7 @@ def of_run(
 ) -> tuple[Grade, str]:
     """The verdict on the node. Results on a CPU or in a simulation are not about a GPU.
 
-    `self_test`: asks what the checks say of a simulated machine, and accepts nobody.
+    `self_test`: the result of the checks on a simulated machine; accepts no node.
     """
     verdict = worst(one.verdict for one in findings)
     reason = _reason(verdict, findings)
@@ -147,7 +147,7 @@ def of_run(
 
 
 def _untested(wish: RunRequest, gpus: Sequence[Gpu], findings: Sequence[Finding]) -> str:
-    """Of checks asked for by name some speak of the machine alone; that a probe ran at all is still demanded."""
+    """Some checks selected by name are about the machine alone; still, at least one probe must have run."""
     if wish.only:
         return "" if any(one.samples for one in findings) else "None of the selected checks (--check) measured a GPU."
     names = [f"GPU {gpu.index}" for gpu in gpus if not any(one.gpu == gpu.uuid and one.samples for one in findings)]

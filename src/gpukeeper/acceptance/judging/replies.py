@@ -49,16 +49,17 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 
 def against_majority(values: Mapping[str, str], context: CheckContext) -> dict[str, tuple[str, int]]:
-    """Of GPUs of one model that should all say the same: by uuid how one stands, and among how many.
+    """Of GPUs of one model that should all report the same: by uuid how one compares, and among how many.
 
-    "like" the majority, "odd" against it, or "split": they differ, and no majority says which one is wrong.
+    "like" the majority, "odd" against it, or "split": they differ without a majority, so it is unknown which one is
+    wrong.
     """
     found: dict[str, tuple[str, int]] = {}
     for group in _by_model(values, context):
-        said, votes = Counter(values[gpu] for gpu in group).most_common(1)[0]
-        decided = votes * 2 > len(group)  # never among two that differ: nobody knows which one is wrong
+        majority, votes = Counter(values[gpu] for gpu in group).most_common(1)[0]
+        decided = votes * 2 > len(group)  # never among two that differ: it is unknown which one is wrong
         for gpu in group:
-            alike = decided and values[gpu] == said
+            alike = decided and values[gpu] == majority
             found[gpu] = ("like" if alike else "odd" if decided else "split", len(group))
     return found
 

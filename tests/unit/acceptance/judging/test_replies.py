@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gpukeeper.acceptance.checks import memory_pattern
-from gpukeeper.acceptance.judging import answers
+from gpukeeper.acceptance.judging import replies
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
@@ -15,8 +15,8 @@ from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, read, trial
 from tests.unit.acceptance.machines import context, gpus
 
 
-def test_what_was_measured_and_what_broke_are_told_apart() -> None:
-    results, findings = answers.of_gpus("gemm", trial(memory_pattern.CHECK, {"a": 1}, OUT_OF_MEMORY))
+def test_what_was_measured_and_what_broke_are_distinguished() -> None:
+    results, findings = replies.of_gpus("gemm", trial(memory_pattern.CHECK, {"a": 1}, OUT_OF_MEMORY))
     assert results == {"GPU-0": {"a": 1}}
     assert [(one.gpu, one.code, one.verdict) for one in findings] == [
         ("GPU-1", "out-of-memory", Grade.INCONCLUSIVE),
@@ -31,9 +31,9 @@ def test_an_answer_that_cannot_be_read_is_no_measurement(said: dict[str, object]
 
 
 def test_words_for_infinite_figures_become_figures_again() -> None:
-    assert answers.figures([1, "inf", 2.5]) == (1.0, math.inf, 2.5)
-    assert math.isnan(answers.figures(["nan"])[0])
-    assert answers.figures(None) == ()
+    assert replies.figures([1, "inf", 2.5]) == (1.0, math.inf, 2.5)
+    assert math.isnan(replies.figures(["nan"])[0])
+    assert replies.figures(None) == ()
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,17 @@ def test_words_for_infinite_figures_become_figures_again() -> None:
         ("a", ""),
     ],
 )
-def test_a_majority_of_three_or_more_says_which_one_is_odd(said: str, stands: str) -> None:
+def test_a_majority_of_three_or_more_shows_which_one_is_odd(said: str, stands: str) -> None:
     values = {f"GPU-{i}": one for i, one in enumerate(said)}
-    found = answers.against_majority(values, context(gpus(len(said))))
+    found = replies.against_majority(values, context(gpus(len(said))))
     assert [found[gpu][0] for gpu in values if gpu in found] == stands.split()
 
 
 def test_only_equals_vote() -> None:
     mixed = (*gpus(2), Gpu(uuid="GPU-2", index=2, name="NVIDIA A100-SXM4-80GB"))
-    assert answers.against_majority({"GPU-0": "a", "GPU-1": "a", "GPU-2": "b"}, context(mixed)) == {
+    assert replies.against_majority({"GPU-0": "a", "GPU-1": "a", "GPU-2": "b"}, context(mixed)) == {
         "GPU-0": ("like", 2),
         "GPU-1": ("like", 2),
     }
     nameless = gpus(3, name=Unknown("not read from the driver"))
-    assert answers.against_majority({"GPU-0": "a", "GPU-1": "a", "GPU-2": "b"}, context(nameless)) == {}
+    assert replies.against_majority({"GPU-0": "a", "GPU-1": "a", "GPU-2": "b"}, context(nameless)) == {}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.acceptance.bench import foreign
-from gpukeeper.acceptance.bench.foreign import OtherProcesses, scan
+from gpukeeper.acceptance.bench import other_processes
+from gpukeeper.acceptance.bench.other_processes import OtherProcesses, scan
 from gpukeeper.devices import holders
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
@@ -41,7 +41,7 @@ def test_whom_only_the_driver_lists_counts_while_it_lives(tmp_path: Path) -> Non
     assert found == (77,)  # 78 is dead, 10 is ours
 
 
-def test_without_the_rights_to_look_the_drivers_list_counts_and_its_silence_is_said() -> None:
+def test_without_the_rights_to_look_the_drivers_list_counts_and_its_silence_is_reported() -> None:
     found = neighbours(blind="3 processes of other users could not be inspected: run as root").on(GPU, "GPU-0", (), 4)
     assert isinstance(found, Unknown)
     assert found.by_design
@@ -59,7 +59,7 @@ def test_behind_a_wall_pids_of_the_driver_mean_nothing(tmp_path: Path) -> None:
     assert found.by_design
 
 
-def test_memory_that_somebody_behind_the_wall_uses_leaves_it_open() -> None:
+def test_memory_that_a_user_behind_the_wall_uses_leaves_it_open() -> None:
     found = neighbours(walled=True).on(GPU, "GPU-0", (), 40_000)
     assert isinstance(found, Unknown)
     assert not found.by_design
@@ -72,7 +72,7 @@ def test_memory_that_somebody_behind_the_wall_uses_leaves_it_open() -> None:
         (1_500, 600, None),  # our own worker rests
         (1_500, None, None),
         (3_500, 3_000, 3_000),  # somebody was there before us
-        (100_000, 600, 100_000 - foreign.OURS_MIB),  # somebody came; a worker that rests never keeps that much
+        (100_000, 600, 100_000 - other_processes.OURS_MIB),  # somebody came; a worker that rests never keeps that much
         (Unknown("no"), Unknown("no"), None),
     ],
 )
@@ -132,13 +132,13 @@ def test_a_process_is_described_by_owner_and_command(tmp_path: Path) -> None:
     folder = tmp_path / "4242"
     folder.joinpath("status").write_text("Name:\tpython\nUid:\t0\t0\t0\t0\n")
     folder.joinpath("cmdline").write_bytes(b"python\0train\x1b[31m.py\0" + b"x" * 500)
-    said = foreign.describe(4242, str(tmp_path))
+    said = other_processes.describe(4242, str(tmp_path))
     assert said.startswith("pid 4242 (root: python train?[31m.py xxx")
     assert said.endswith("…)")
-    assert foreign.describe(1, str(tmp_path)) == "pid 1"
+    assert other_processes.describe(1, str(tmp_path)) == "pid 1"
     folder.joinpath("status").write_text("Uid:\t4000111\t0\t0\t0\n")
     folder.joinpath("cmdline").write_bytes(b"")
-    assert foreign.describe(4242, str(tmp_path)) == "pid 4242 (uid 4000111: command unknown)"
+    assert other_processes.describe(4242, str(tmp_path)) == "pid 4242 (uid 4000111: command unknown)"
 
 
 @pytest.mark.parametrize(("busy", "hint"), [(95.0, True), (3.0, False), (None, False), (Unknown("slices"), False)])

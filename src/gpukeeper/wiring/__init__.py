@@ -1,0 +1,1 @@
+"""The only package that imports both ports and adapters."""

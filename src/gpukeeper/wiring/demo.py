@@ -1,0 +1,43 @@
+"""The simulated fleet: the demo's week, and a live fleet to watch. Its modules are imported when it is started: every
+other command starts without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from gpukeeper.config.load import load_text
+from gpukeeper.engine.reclaim import PassReport
+
+if TYPE_CHECKING:
+    from gpukeeper.platforms.simulated.live import LiveFleet
+    from gpukeeper.platforms.simulated.week import Week
+
+FLEET_SEED = 7
+
+
+def play(seed: int, length: timedelta, on_report: Callable[[PassReport], None] = lambda report: None) -> Week:
+    """The demo: a week of the simulated fleet under the shared-host preset."""
+    from gpukeeper.platforms.simulated import week
+
+    return week.play(seed, length, load_text(DEMO_POLICY, "demo policy").policy, on_report)
+
+
+def simulated_fleet(seed: int = FLEET_SEED) -> AbstractContextManager[LiveFleet]:
+    """The fleet of the demo, to be watched."""
+    from gpukeeper.platforms.simulated.live import live_fleet
+
+    return live_fleet(seed, load_text(DEMO_POLICY, "demo policy").policy)
+
+
+DEMO_POLICY = """
+preset: shared-host
+mode: enforce
+scope: {docker: {}, kubernetes: {namespaces: ["*"]}, ray: {}}
+at_finish: Running
+temporary: [{root: /tmp, names: ["ray_tmp_*", "pip-*", "tmp*"], above: 5GB, older_than: 1h}]
+activity: {tick: 1m}
+schedule: {every: 15m}
+"""

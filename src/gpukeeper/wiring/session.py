@@ -1,0 +1,183 @@
+"""A Keeper over the platforms that are reachable, with the policy that applies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from gpukeeper.config.load import Loaded, Stamp, load_policy, policy_file, stamp
+from gpukeeper.devices.gpus import LocalGpus
+from gpukeeper.devices.usage import GpuUsage
+from gpukeeper.engine import admin_events
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.ledger.evidence import DirectoryEvidence
+from gpukeeper.ledger.in_memory import RecalledSignals
+from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.ledger.paths import evidence_folder, ledger_path, usage_path
+from gpukeeper.ledger.signals import SqliteSignals, open_signals
+from gpukeeper.ledger.trust import make_private
+from gpukeeper.ledger.usage import SqliteUsage, open_usage
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.errors import LedgerError, PolicyError, UsageError
+from gpukeeper.model.event import Event
+from gpukeeper.model.message import MessageKind
+from gpukeeper.model.policy import Mode
+from gpukeeper.notify.catalog import admin_channels, owner_channels
+from gpukeeper.notify.messages import Messages
+from gpukeeper.platforms.host.connect import user_name
+from gpukeeper.wiring.clock import SystemClock
+from gpukeeper.wiring.places import Reach, find_platforms, local_meter, past_meter
+
+
+@dataclass
+class Session:
+    """A Keeper over what is reachable, with the policy that applies and messages about both."""
+
+    keeper: Keeper
+    book: Rulebook
+    loaded: Loaded
+    reaches: list[Reach]
+    ledger: SqliteLedger
+    signals: SqliteSignals
+    evidence: DirectoryEvidence
+    user: str
+    messages: Messages
+    usage: GpuUsage | None = None
+    hours: SqliteUsage | None = None  # how GPUs are used, for programs that stay
+    notes: list[str] = field(default_factory=list)
+
+    def record_hours(self, log: Callable[[str], None]) -> None:
+        """For programs that stay. A file that cannot be opened is reported, and stops nothing else."""
+        try:
+            self.hours = open_usage(usage_path(self.ledger.path), write=True)
+        except LedgerError as problem:
+            log(f"how the GPUs are used is not recorded: {problem}")
+            return
+        self.keeper = replace(self.keeper, usage=self.hours)
+
+    def observe_only(self) -> Rulebook:
+        """The last good policy, without the right to act."""
+        return Rulebook(msgspec.structs.replace(self.loaded.policy, mode=Mode.PLAN))
+
+    @asynccontextmanager
+    async def admins_notified(self, log: Callable[[str], None]) -> AsyncIterator[None]:
+        """While the block runs. For programs that stay: a command prints what it finds."""
+        self.messages.log = log
+        self.messages.admins = admin_channels(self.loaded.policy.notify, log)
+        self.ledger.on_append = self._notify_of
+        try:
+            yield
+        finally:
+            await self.messages.close()
+
+    def _notify_of(self, lines: Sequence[Event]) -> None:
+        for line in lines:
+            closed = admin_events.breaker_closed(line)
+            if closed is not None:
+                self.messages.is_over(MessageKind.BREAKER, closed)
+            message = admin_events.message_of(line)
+            if message is not None:
+                self.messages.to_admins(message)
+
+    def passed(self, report: PassReport) -> None:
+        """Called after each pass of a program that stays."""
+        message = admin_events.overdue(report, self.book.policy.mode)
+        if message is not None:
+            self.messages.to_admins(message)
+
+    def close(self) -> None:
+        if self.usage is not None:
+            self.usage.close()
+        if self.hours is not None:
+            self.hours.close()
+        self.ledger.close()
+        self.signals.close()
+
+
+def open_session(
+    policy: Path | None = None, *, write: bool, environ: Mapping[str, str] = os.environ, only: str | None = None
+) -> Session:
+    """`write`: the ledger will be written. `only` narrows to one platform, or one place of it."""
+    clock = SystemClock()
+    loaded = load_policy(policy, environ=environ)
+    if write:
+        _trust(loaded)
+    gpus = LocalGpus()
+    found = find_platforms(loaded, clock, environ, gpus)
+    platforms, reaches = tuple(found.platforms), found.reaches
+    # Of all platforms: however narrow the pass, what is acted on is measured again first.
+    usage, meter = local_meter(found, loaded, clock)
+    if only is not None:
+        platforms = tuple(p for p in platforms if only in (p.name, f"{p.name}/{p.place}"))
+        if not platforms:
+            known = ", ".join(f"{r.platform}/{r.place}" for r in reaches if r.reachable)
+            why = "".join(f" ({r.why})" for r in reaches if r.platform == only.partition("/")[0] and not r.reachable)
+            raise UsageError(f'"{only}" is not a reachable platform{why}. Reachable: {known}')
+    path = ledger_path(environ)
+    ledger, signals = open_ledger(path, write=write), open_signals(path, write=write)
+    capture = loaded.policy.capture
+    evidence = DirectoryEvidence(Path(capture.to) if capture.to else evidence_folder(path), capture.quota)
+    if usage is not None:
+        gpus.let_go = partial(asyncio.to_thread, usage.close)  # no process may hold a GPU that is reset, nor we
+    messages = Messages(owner_channels(platforms))
+    keeper = Keeper(
+        platforms=platforms,
+        ledger=ledger,
+        signals=signals if write else RecalledSignals(signals),
+        evidence=evidence,
+        notifier=messages,
+        clock=clock,
+        meter=meter,
+        recall=past_meter(found, loaded),
+        gpus=gpus if usage is not None else None,
+    )
+    book, user = Rulebook(loaded.policy), user_name(os.getuid())
+    return Session(keeper, book, loaded, reaches, ledger, signals, evidence, user, messages, usage)
+
+
+class PolicyRead(NamedTuple):
+    loaded: Loaded
+    stamp: Stamp | None
+
+
+def read_policy(policy: Path | None, last: PolicyRead | None = None) -> PolicyRead:
+    """As in the file now; `last` if it did not change since. Blocks: a daemon calls it in a thread. PolicyError:
+    it is broken, or others could change it, and so nothing acts by it."""
+    file, now = policy_file(policy), time.time()
+    if last is not None and last.stamp is not None and stamp(last.loaded, file, now) == last.stamp:
+        _trust(last.loaded)
+        return last
+    loaded = load_policy(policy)
+    _trust(loaded)
+    return PolicyRead(loaded, stamp(loaded, file, now))
+
+
+def follow_policy(session: Session, loaded: Loaded) -> None:
+    """A changed policy file counts from the next pass on."""
+    if loaded.policy.digest != session.book.policy.digest:
+        session.loaded, session.book = loaded, Rulebook(loaded.policy)
+        if session.messages.admins:
+            session.messages.admins = admin_channels(loaded.policy.notify, session.messages.log)
+        for one in session.keeper.platforms:
+            one.follow(loaded.policy)
+
+
+def _trust(loaded: Loaded) -> None:
+    """Refuses to act by a policy that other users can change. Commands that only read print a warning instead."""
+    if loaded.untrusted:
+        raise PolicyError([f"{one}. A policy that other users can change is not applied." for one in loaded.untrusted])
+    if loaded.policy.capture.to:
+        try:
+            make_private(Path(loaded.policy.capture.to))
+        except LedgerError as problem:
+            raise PolicyError([f"{loaded.source}: capture.to: {problem}"]) from problem
