@@ -25,6 +25,7 @@ from gpukeeper.lifecycle.usage import (
     advance,
     advance_vacancy,
     fold,
+    handovers,
     holdings_of,
 )
 from gpukeeper.model.condition import GpuMemory
@@ -89,15 +90,15 @@ class UsageTracker:
         for id_ in seen:
             self.absent.discard(id_)
             self.first.setdefault(id_, sight.at)
-        self.spans, over = advance_vacancy(self.spans, sight.devices, sight.at, bridged, self._begun())
+        ended = [one for one in self.over if self._is_new(one)]
+        between = handovers(self._lasting(), ended)
+        self.spans, over = advance_vacancy(self.spans, sight.devices, sight.at, bridged, between)
         self.vacated += over
 
-    def _begun(self) -> dict[DeviceId, datetime]:
-        found: dict[DeviceId, datetime] = {}
-        for tenure in self._lasting():
-            id_ = (tenure.holding.place, tenure.holding.device)
-            found[id_] = min(found.get(id_, tenure.since), tenure.since)
-        return found
+    def _is_new(self, tenure: Tenure) -> bool:
+        """It ended after the last look at its device."""
+        span = self.spans.get((tenure.holding.place, tenure.holding.device))
+        return span is None or (tenure.ended or tenure.until) > span.until
 
     def _lasting(self) -> list[Tenure]:
         return [tenure for one in self.places.values() for tenure in one.tenures.values()]

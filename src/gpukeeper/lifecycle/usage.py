@@ -51,9 +51,10 @@ DeviceId: TypeAlias = tuple[str, str]  # place and device
 
 @direct
 class Vacancy(StrEnum):
-    """A device by itself, whichever workload claims it."""
+    """A device by itself. Only `held` follows from what workloads claim."""
 
     VACANT = "vacant"
+    HELD = "held"  # a workload has it
     TAKEN = "taken"  # a process has it open
     UNSURE = "unsure"
     QUARANTINE = "quarantine"
@@ -81,12 +82,14 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tenure(msgspec.Struct, frozen=True, kw_only=True):
-    """A holding over time: seen from `since` to `until`. `ended`: known end; nothing is counted after it."""
+    """A holding over time: seen from `since` to `until`. `ended`: nothing is counted after it, whether or not it
+    was the end."""
 
     holding: Holding
     since: datetime
     until: datetime
     ended: datetime | None = None
+    end_known: bool = False
 
 
 class VacantSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,11 +136,39 @@ def _begin(holding: Holding, before: datetime | None, now: datetime) -> datetime
 
 
 def _ended(tenure: Tenure, at: datetime | None, now: datetime) -> Tenure:
-    """Without a known end it may have had the device until `now`: after the last look only what was measured counts."""
+    """Without a known end it may have had the device until `now`: after the last look only what was measured counts.
+    An end before the last look was not the end of its hold: children of what ended had the device on."""
     if at is None:
         return msgspec.structs.replace(tenure, ended=now)
-    at = min(max(tenure.since, at), now)
-    return msgspec.structs.replace(tenure, ended=at, until=at)
+    if at < tenure.until:
+        return msgspec.structs.replace(tenure, ended=tenure.until)
+    at = min(at, now)
+    return msgspec.structs.replace(tenure, ended=at, until=at, end_known=True)
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """What is known of the time between two looks at a device. `begun`: the earliest start of what has it now.
+    `ended`: the latest end of what had it; Unknown: of one of them it is not known."""
+
+    begun: datetime | None = None
+    ended: datetime | Unknown | None = None
+
+
+def handovers(lasting: Iterable[Tenure], over: Iterable[Tenure]) -> dict[DeviceId, Handover]:
+    found: dict[DeviceId, Handover] = {}
+    for one in lasting:
+        id_ = (one.holding.place, one.holding.device)
+        known = found.get(id_, Handover())
+        begun = one.since if known.begun is None else min(known.begun, one.since)
+        found[id_] = msgspec.structs.replace(known, begun=begun)
+    for one in over:
+        id_ = (one.holding.place, one.holding.device)
+        known = found.get(id_, Handover())
+        if not one.end_known or isinstance(known.ended, Unknown):
+            found[id_] = msgspec.structs.replace(known, ended=Unknown("its end was not seen"))
+        else:
+            found[id_] = msgspec.structs.replace(known, ended=max(one.until, known.ended or one.until))
+    return found
 
 
 def advance_vacancy(
@@ -145,23 +176,28 @@ def advance_vacancy(
     devices: Iterable[DeviceSeen],
     at: datetime,
     bridged: timedelta,
-    begun: Mapping[DeviceId, datetime],
+    between: Mapping[DeviceId, Handover],
 ) -> tuple[dict[DeviceId, VacantSpan], list[tuple[DeviceId, VacantSpan]]]:
     """The same for the devices by themselves. Two looks that agree speak for the time between them, if that is no
-    longer than `bridged`. `begun`: the earliest start of what has a device now; it was vacant until then."""
+    longer than `bridged`. A device is vacant until the known start of what took it, and from its known end on."""
     lasting, over = dict(spans), list[tuple[DeviceId, VacantSpan]]()
     for one in devices:
         id_ = (one.place, one.device)
-        known = lasting.get(id_)
-        if known is not None and known.vacancy is one.vacancy and at - known.until <= bridged:
-            lasting[id_] = msgspec.structs.replace(known, until=max(known.until, at))
-            continue
+        known, change = lasting.get(id_), between.get(id_, Handover())
+        vacancy = Vacancy.HELD if change.begun is not None and one.vacancy is not Vacancy.QUARANTINE else one.vacancy
+        begin = at
+        if known is not None and at - known.until <= bridged:
+            unseen = isinstance(change.ended, Unknown)
+            if known.vacancy is vacancy and not (unseen and vacancy is Vacancy.VACANT):
+                lasting[id_] = msgspec.structs.replace(known, until=max(known.until, at))
+                continue
+            if known.vacancy is Vacancy.VACANT and change.begun is not None and known.until < change.begun <= at:
+                known = msgspec.structs.replace(known, until=change.begun)
+            if known.vacancy is Vacancy.HELD and vacancy is Vacancy.VACANT and isinstance(change.ended, datetime):
+                begin = min(max(change.ended, known.until), at)
         if known is not None:
-            start = begun.get(id_)
-            if known.vacancy is Vacancy.VACANT and start is not None and known.until < start <= at:
-                known = msgspec.structs.replace(known, until=start if start - known.until <= bridged else known.until)
             over.append((id_, known))
-        lasting[id_] = VacantSpan(vacancy=one.vacancy, since=at, until=at)
+        lasting[id_] = VacantSpan(vacancy=vacancy, since=begin, until=at)
     return lasting, over
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from gpukeeper.lifecycle.usage import (
     DeviceSeen,
+    Handover,
     Holding,
     Sight,
     Tenure,
@@ -21,6 +22,7 @@ from gpukeeper.lifecycle.usage import (
 )
 from gpukeeper.model.policy import Activity
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.usage import Holder, HourUse, minute_of
 
 NINE = datetime(2026, 11, 16, 9, tzinfo=UTC)
@@ -107,6 +109,11 @@ def test_a_known_end_ends_it_to_the_minute() -> None:
     assert counted(seen(looks), use({13: 90.0, 14: 90.0, 15: 90.0})).minutes == bits((0, 14))
 
 
+def test_the_end_of_a_workload_whose_children_run_on_is_not_the_end() -> None:
+    looks = [sight(0, holding()), sight(10, holding()), sight(20, ended={ANN.key: at(4)})]
+    assert counted(seen(looks), {}).minutes == bits((0, 10))
+
+
 def test_an_unknown_end_counts_what_was_measured() -> None:
     looks = [sight(0, holding()), sight(10, holding()), sight(20)]
     found = counted(seen(looks), use({10: 90.0, 11: 90.0, 25: 90.0}))
@@ -157,13 +164,16 @@ def test_half_a_minute_and_more_counts_as_a_minute() -> None:
 # Free.
 
 DEVICE = ("node-1", "GPU-0")
+NOTHING_KNOWN = Handover()
 
 
-def vacant(looks: list[tuple[float, Vacancy]], begun: Mapping[tuple[str, str], datetime] = {}) -> list[VacantSpan]:
+def vacant(looks: list[tuple[float, Vacancy]], between: Handover = NOTHING_KNOWN) -> list[VacantSpan]:
     lasting, over = {}, []
+    last = looks[-1][0]
     for minutes, vacancy in looks:
+        known = {DEVICE: between} if minutes == last else {}
         one = DeviceSeen(place="node-1", device="GPU-0", vacancy=vacancy)
-        lasting, ended = advance_vacancy(lasting, [one], at(minutes), timedelta(minutes=15), begun)
+        lasting, ended = advance_vacancy(lasting, [one], at(minutes), timedelta(minutes=15), known)
         over += [span for _, span in ended]
     return [*over, *lasting.values()]
 
@@ -192,4 +202,23 @@ def test_a_gpu_is_free_between_two_looks_that_agree(
 def test_a_gpu_is_free_until_the_known_start_of_what_took_it() -> None:
     looks = [(0.0, Vacancy.VACANT), (10.0, Vacancy.VACANT), (20.0, Vacancy.TAKEN)]
     assert free(vacant(looks)) == {"free": bits((0, 10))}
-    assert free(vacant(looks, {DEVICE: at(16)})) == {"free": bits((0, 16))}
+    assert free(vacant(looks, Handover(begun=at(16)))) == {"free": bits((0, 16))}
+
+
+def test_a_gpu_that_a_workload_claims_is_not_free_though_no_process_has_it_open() -> None:
+    assert free(vacant([(0.0, Vacancy.VACANT), (10.0, Vacancy.VACANT)], Handover(begun=at(4)))) == {
+        "free": bits((0, 4))
+    }
+
+
+def test_a_gpu_is_free_from_the_known_end_of_what_had_it() -> None:
+    looks = [(0.0, Vacancy.HELD), (10.0, Vacancy.VACANT)]
+    assert free(vacant(looks)) == {}
+    assert free(vacant(looks, Handover(ended=at(7)))) == {"free": bits((7, 10))}
+    assert free(vacant(looks, Handover(ended=Unknown("?")))) == {}
+
+
+def test_a_gpu_is_not_free_between_two_looks_if_something_came_and_went_unseen() -> None:
+    looks = [(0.0, Vacancy.VACANT), (10.0, Vacancy.VACANT)]
+    assert free(vacant(looks, Handover(ended=at(7)))) == {"free": bits((0, 10))}, "what had it is counted first"
+    assert free(vacant(looks, Handover(ended=Unknown("?")))) == {}
