@@ -165,7 +165,7 @@ def _print(found: UsageReport, by: str | None) -> None:
     if found.unweighed > 0:
         show.text(f"{found.unweighed:,.1f} hours of slices of unknown size are in no sum.")
     for one in tables(found, by):
-        show.text(f"\n{one.title} ({one.about[:1].lower()}{one.about[1:]}):")
+        show.text(f"\n{one.title} ({one.about}):")
         show.table(one.rows, head=one.head)
         if not one.rows:
             show.text("none")

@@ -72,7 +72,7 @@ def _header(report: UsageReport) -> Markup:
 def _described(one: Table) -> list[Markup]:
     if not one.rows:
         return [element("p", "None.")]
-    return [_table(one.head, one.rows, one.about)]
+    return [_table(one.head, one.rows, one.about[:1].upper() + one.about[1:])]
 
 
 def _regrets(report: UsageReport) -> list[Markup]:

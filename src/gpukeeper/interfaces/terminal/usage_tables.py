@@ -75,7 +75,7 @@ def _usage(report: UsageReport, by: str) -> Table:
     priced = report.money is not None
     rows = tuple(_usage_row(row, held=held, priced=priced) for row in report.by(by))
     cost = (f"idle {report.currency}".strip() if report.currency else "idle cost",) if priced else ()
-    return _table(by, TITLES[by], "In GPU-hours", (*head, *cost), rows)
+    return _table(by, TITLES[by], "in GPU-hours", (*head, *cost), rows)
 
 
 def _usage_row(row: UsageRow, *, held: bool, priced: bool) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def _savings(name: str, found: tuple[SavingsRow, ...]) -> Table:
         for row in found
     )
     title = TITLES["rule"] if name == "rule" else f"Given back, by {name}"
-    return _table(f"back-{name}", title, "Verified outcomes", (name, "steps", "GPU-hours", "size"), rows)
+    return _table(f"back-{name}", title, "verified outcomes", (name, "steps", "GPU-hours", "size"), rows)
 
 
 def regret_line(report: UsageReport) -> str:
