@@ -13,6 +13,7 @@ NAMES = (
     "startup",
     "simulation",
     "ledger",
+    "nightly",
     "disk-size",
     "disk-delete",
     "disk-sweep",

@@ -1,19 +1,26 @@
-"""The program: the command line with the verbs of daemon and operator, put together here because none knows another."""
+"""The program: the command line with the commands of daemon and operator, which do not import each other."""
 
 from __future__ import annotations
 
 import sys
 
-from gpukeeper.interfaces.cli.main import app, run_app
-from gpukeeper.interfaces.daemon.command import serve
-from gpukeeper.interfaces.operator.command import operator
+from gpukeeper.interfaces.cli.lazy import Entry
+from gpukeeper.interfaces.cli.main import COMMANDS, GROUPS, root_app, run_app
 
-app.command("serve")(serve)
-app.command("operator")(operator)
+SERVICES = {
+    "serve": Entry(
+        "gpukeeper.interfaces.daemon.command:serve", "Run the daemon: watch, measure and, in mode enforce, reclaim."
+    ),
+    "operator": Entry(
+        "gpukeeper.interfaces.operator.command:operator",
+        "Run the daemon inside a Kubernetes cluster.",
+    ),
+}
+app = root_app({**COMMANDS, **SERVICES, **GROUPS})
 
 
 def run() -> None:
-    sys.exit(run_app())
+    sys.exit(run_app(app))
 
 
 if __name__ == "__main__":

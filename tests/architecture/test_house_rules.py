@@ -197,3 +197,23 @@ def test_outside_kinds_the_kubernetes_adapter_asks_a_kind_and_knows_none() -> No
     for path in package.glob("*.py"):
         used = set(re.findall(r"kubernetes\.kinds\.(\w+) import", path.read_text()))
         assert used <= shared, f"{path.name} knows {', '.join(used - shared)}: let the kind answer, see add-a-kind.md"
+
+
+# Extras, what only one option needs, and what takes long and is not needed for help and completion.
+IMPORT_IN_FUNCTIONS = {
+    *(f"cli/{name}.py" for name in ("accept", "explain", "plan", "policy", "top")),
+    *(f"terminal/{name}.py" for name in ("completion", "session")),
+    *("daemon/metrics.py", "operator/command.py"),
+}
+
+
+def test_interfaces_import_at_the_top() -> None:
+    """A command is loaded when it is used (interfaces/cli/lazy.py), so its module need not defer its imports."""
+    found = {
+        path.relative_to(SOURCE / "interfaces").as_posix()
+        for path in modules("interfaces")
+        for function in ast.walk(parsed(path))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(function))
+    }
+    assert found == IMPORT_IN_FUNCTIONS, "import at the top, or name the file here and state the reason there"

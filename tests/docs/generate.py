@@ -21,6 +21,7 @@ from gpukeeper.__main__ import app
 from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Check, RunMode
 from gpukeeper.acceptance.judging.reference import ROWS
+from gpukeeper.interfaces.cli.lazy import LazyCommand
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model.subject import Shape
 from tests.docs.checklist import OPEN_PAGE, open_page
@@ -193,7 +194,8 @@ def cli_page() -> str:
 
 def verbs(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every verb as typer knows it, by its words: `plan`, `ledger list`."""
-    for name, command in (group or typer.main.get_command(app)).commands.items():
+    for name, listed in (group or typer.main.get_command(app)).commands.items():
+        command = listed.loaded if isinstance(listed, LazyCommand) else listed
         if hasattr(command, "commands"):
             if command.invoke_without_command:
                 yield path + name, command

@@ -41,9 +41,9 @@ from gpukeeper.model.decision import Evidence, View
 from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.model.event import Decided, Noticed
 from gpukeeper.model.memory import EMPTY
+from gpukeeper.model.printable import plain
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.notify.terminals import plain
 from gpukeeper.platforms.docker import archive as docker_archive
 from gpukeeper.platforms.docker import connect as docker_api
 from gpukeeper.platforms.docker import gpu_requests, owners

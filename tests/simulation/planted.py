@@ -293,10 +293,10 @@ def remove_although_capture_failed() -> Iterator[None]:
 
 @planted("warned_first")
 def warn_after_the_stop() -> Iterator[None]:
-    def at_once(rule: str, view: View, settings: Any, now: Any, **given: Any) -> Answer:
-        if now >= given["begin"] + given["limit"]:
-            return Answer(rule, Verdict.DUE, given["condition"], given["action"], now, given["since"])
-        return Answer(rule, Verdict.WAIT, given["condition"], due=given["begin"] + given["limit"])
+    def at_once(view: View, settings: Any, now: Any, to: warnings.Countdown) -> Answer:
+        if now >= to.begin + to.limit:
+            return Answer(to.rule, Verdict.DUE, to.condition, to.action, now, to.since)
+        return Answer(to.rule, Verdict.WAIT, to.condition, due=to.begin + to.limit)
 
     with swapped(idle, "staged", at_once), swapped(max_runtime, "staged", at_once):
         yield

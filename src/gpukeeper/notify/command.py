@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model.message import Delivered, Message, NotDelivered
-from gpukeeper.notify.terminals import plain
+from gpukeeper.model.printable import plain
 
 PASSED_ON = ("HOME", "LANG")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

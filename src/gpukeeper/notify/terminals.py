@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.model.message import Delivered, Message, NotDelivered
+from gpukeeper.model.printable import plain
 
 DEADLINE = timedelta(seconds=5)
 PTS = Path("/dev/pts")
@@ -51,11 +52,6 @@ class Terminals:
             yield from (path for path in self._devices.iterdir() if path.name.isdigit())
         except OSError:
             return
-
-
-def plain(message: str) -> str:
-    """Names and labels are other people's words: control characters in them could drive a terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in message)
 
 
 def as_written(message: str) -> bytes:

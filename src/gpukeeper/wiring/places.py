@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from gpukeeper.config.environment import FLEET
 from gpukeeper.config.load import Loaded
 from gpukeeper.devices.counters import Counters
 from gpukeeper.devices.gpus import LocalGpus
@@ -34,8 +35,6 @@ from gpukeeper.platforms.ray import connect as ray
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.discovery import names_here
 from gpukeeper.wiring.clock import SystemClock
-
-FLEET = "GPUKEEPER_FLEET"  # folder:PATH[:PATH…] plays with places of files instead of this machine
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ def run(*words: str) -> tuple[o.SelectionByClass, bool]:
     app = typer.Typer()
 
     @app.command()
-    @o.with_selection
+    @o.with_options
     def command(selection: o.SelectionByClass, json: o.Json = False) -> None:
         given.append((selection, json))
 

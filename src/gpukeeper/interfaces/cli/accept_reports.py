@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
-from gpukeeper.interfaces.terminal import completion
+from gpukeeper.acceptance.record import Report
+from gpukeeper.acceptance.reports import document, fleet_page
+from gpukeeper.acceptance.reports import merge as merging
+from gpukeeper.acceptance.reports.compare import compare as compared
+from gpukeeper.acceptance.reports.compare import is_worse, text
+from gpukeeper.acceptance.reports.html import page
+from gpukeeper.acceptance.reports.merge import FleetReport
+from gpukeeper.acceptance.reports.store import ReportFolder, StoredRun, load_file
+from gpukeeper.acceptance.reports.wording import printable
+from gpukeeper.interfaces.terminal import acceptance, completion
 from gpukeeper.interfaces.terminal import options as o
-
-if TYPE_CHECKING:
-    from gpukeeper.acceptance.record import Report
-    from gpukeeper.acceptance.reports.merge import FleetReport
-    from gpukeeper.acceptance.reports.store import ReportFolder, StoredRun
-    from gpukeeper.model.grade import Grade
+from gpukeeper.interfaces.terminal import show as shown
+from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.ledger.paths import ledger_path, reports_folder
+from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.model.grade import Grade
+from gpukeeper.views.acceptance import (
+    ComparisonView,
+    MergedView,
+    RunsView,
+    acceptance_document,
+    finding_lines,
+    fleet_notes,
+    node_verdicts,
+)
 
 WORSE = 4
 From: TypeAlias = Annotated[
@@ -34,16 +52,12 @@ Run: TypeAlias = Annotated[
 
 def list_(report_dir: From = None, json: o.Json = False) -> None:
     """List the runs in the report directory, newest first."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.views.acceptance import RunsView
-
     folder = _folder(report_dir)
     found = folder.list()
     if json:
-        show.as_json("accept-list", RunsView(str(folder.path), tuple(found)))
+        shown.as_json("accept-list", RunsView(str(folder.path), tuple(found)))
         return
-    show.table([_row(one) for one in found], head=("verdict", "run", "node", "when", "profile", "kept", "reason"))
+    shown.table([_row(one) for one in found], head=("verdict", "run", "node", "when", "profile", "kept", "reason"))
     if not found:
         print_message(f"No reports in {folder.path}. To create one: gpukeeper accept")
     else:
@@ -60,11 +74,6 @@ def show(
     json: o.Json = False,
 ) -> None:
     """Show the report of one run. With findings, GPUs, what was not tested, and the verdict."""
-    from gpukeeper.acceptance.reports.html import page
-    from gpukeeper.interfaces.terminal import acceptance as words
-    from gpukeeper.interfaces.terminal import show as shown
-    from gpukeeper.views.acceptance import acceptance_document, finding_lines
-
     folder = _folder(report_dir)
     report = folder.load(run, samples=html is not None)
     if html is not None:
@@ -73,10 +82,10 @@ def show(
     if json:
         shown.as_json("acceptance", acceptance_document(report, str(folder.find(run))))
         return
-    once = words.AdviceFilter()
+    once = acceptance.AdviceFilter()
     for line in finding_lines(report.findings, report, verbose=verbose):
-        words.to_stdout(once(line))
-    words.ending(report, str(folder.find(run)), words.to_stdout, verbose=verbose, once=once)
+        acceptance.to_stdout(once(line))
+    acceptance.ending(report, str(folder.find(run)), acceptance.to_stdout, verbose=verbose, once=once)
 
 
 def compare(
@@ -97,12 +106,6 @@ def compare(
     json: o.Json = False,
 ) -> None:
     """Show what changed between two runs. Tests whether each change is more than noise."""
-    from gpukeeper.acceptance.reports.compare import compare as compared
-    from gpukeeper.acceptance.reports.compare import is_worse, text
-    from gpukeeper.interfaces.terminal import show as shown
-    from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
-    from gpukeeper.views.acceptance import ComparisonView
-
     folder = _folder(report_dir)
     found = compared(folder.load(before, samples=False), folder.load(after, samples=False))
     with reader_may_leave():
@@ -131,12 +134,6 @@ def merge(
     json: o.Json = False,
 ) -> None:
     """Merge the reports of many nodes. The worst verdict counts, and outliers among all GPUs are listed."""
-    from gpukeeper.acceptance.reports import fleet_page
-    from gpukeeper.acceptance.reports import merge as merging
-    from gpukeeper.interfaces.terminal import show as shown
-    from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
-    from gpukeeper.views.acceptance import MergedView
-
     wanted = [name.strip() for one in expect_nodes or () for name in one.split(",") if name.strip()]
     fleet = merging.merge(_all(reports), wanted)
     if html is not None:
@@ -152,9 +149,6 @@ def merge(
 
 
 def _print_fleet(fleet: FleetReport) -> None:
-    from gpukeeper.interfaces.terminal import show as shown
-    from gpukeeper.views.acceptance import fleet_notes, node_verdicts
-
     rows = [
         (one.verdict.value, one.node, "?" if one.gpus is None else str(one.gpus), one.run or "-", one.reason)
         for one in node_verdicts(fleet)
@@ -167,15 +161,11 @@ def _print_fleet(fleet: FleetReport) -> None:
 
 
 def _echo(words: str) -> None:
-    from gpukeeper.acceptance.reports.wording import printable
-
     typer.echo(printable(words))
 
 
 def _all(given: Sequence[str]) -> list[Report]:
     """Every problem at once: a report that cannot be read must not make a fleet look better."""
-    from gpukeeper.model.errors import KeeperError, UsageError
-
     found, problems = [], []
     for words in given:
         try:
@@ -188,10 +178,6 @@ def _all(given: Sequence[str]) -> list[Report]:
 
 
 def _reports_at(words: str) -> Iterator[Report]:
-    from gpukeeper.acceptance.reports import document
-    from gpukeeper.acceptance.reports.store import ReportFolder, load_file
-    from gpukeeper.model.errors import UsageError
-
     path = Path(words)
     if path.is_file():
         yield load_file(path)
@@ -209,9 +195,6 @@ def _reports_at(words: str) -> Iterator[Report]:
 
 
 def _folder(report_dir: Path | None) -> ReportFolder:
-    from gpukeeper.acceptance.reports.store import ReportFolder
-    from gpukeeper.ledger.paths import ledger_path, reports_folder
-
     return ReportFolder(report_dir or reports_folder(ledger_path()))
 
 
@@ -225,9 +208,6 @@ def _row(entry: StoredRun) -> tuple[str, ...]:
 
 
 def _write(path: Path, text: str) -> None:
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.model.errors import UsageError
-
     try:
         path.write_text(text)
     except OSError as error:
@@ -236,6 +216,4 @@ def _write(path: Path, text: str) -> None:
 
 
 def _code(verdict: Grade) -> int:
-    from gpukeeper.model.grade import Grade
-
     return {Grade.PASS: 0, Grade.WARN: 0, Grade.FAIL: 4}.get(verdict, 5)

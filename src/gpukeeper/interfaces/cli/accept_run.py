@@ -11,26 +11,37 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gpukeeper.acceptance.record import Report
+from gpukeeper import __version__
+from gpukeeper.acceptance.catalog import CHECKS
+from gpukeeper.acceptance.check import RunRequest
+from gpukeeper.acceptance.judging import reference
+from gpukeeper.acceptance.judging.reference import ReferenceRow
+from gpukeeper.acceptance.record import Report, Thresholds
+from gpukeeper.acceptance.recording import history_of, line_of, ref_of
+from gpukeeper.acceptance.reports import legacy
+from gpukeeper.acceptance.reports.document import encodable
+from gpukeeper.acceptance.reports.store import ReportFolder, read, refuse_summary
+from gpukeeper.acceptance.run import RunConfig, accept
+from gpukeeper.config.own_reference import read_rows
 from gpukeeper.interfaces.cli.accept_settings import Flags, run_request
 from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings, read_variables
-from gpukeeper.interfaces.terminal.session import print_message
+from gpukeeper.interfaces.terminal import acceptance, show
+from gpukeeper.interfaces.terminal.acceptance_progress import (
+    ATTEMPT_HEAD,
+    ProgressPrinter,
+    attempt_printer,
+    attempt_row,
+)
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.paths import ledger_path, reports_folder
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.model.grade import Grade
-
-if TYPE_CHECKING:
-    from gpukeeper.acceptance.check import RunRequest
-    from gpukeeper.acceptance.judging.reference import ReferenceRow
-    from gpukeeper.acceptance.record import Thresholds
-    from gpukeeper.acceptance.run import RunConfig
-    from gpukeeper.interfaces.terminal.acceptance import ProgressPrinter
-    from gpukeeper.ledger.journal import SqliteLedger
-    from gpukeeper.model.gpu import Gpu
-    from gpukeeper.model.grade import Past
+from gpukeeper.model.gpu import Gpu
+from gpukeeper.model.grade import Grade, Past
+from gpukeeper.views.acceptance import acceptance_document
+from gpukeeper.wiring.benches import node_name, open_bench, try_detectors
 
 FAILED, INCONCLUSIVE, PARTLY, INTERRUPTED = 4, 5, 3, 130
 OLDEST, LEAST_KEPT = timedelta(days=90), 20  # reports
@@ -63,15 +74,11 @@ class PreparedRun:
 
 def run(options: AcceptOptions) -> int:
     """The exit code. Everything that can be refused is refused before anything runs."""
-    from gpukeeper.acceptance.reports.document import encodable
-    from gpukeeper.interfaces.terminal import acceptance as words
-    from gpukeeper.ledger.journal import open_ledger
-
     prepared = prepare(options, os.environ)
     for one in prepared.environment.notes:
         print_message(f"from the environment: {one}")
-    echo = words.to_stderr if options.json else words.to_stdout
-    printer = words.ProgressPrinter(prepared.wish, echo, verbose=options.verbose)
+    echo = acceptance.to_stderr if options.json else acceptance.to_stdout
+    printer = ProgressPrinter(prepared.wish, echo, verbose=options.verbose)
     ledger = open_ledger(ledger_path(), write=True)
     try:
         _must_be_writable(folder_of(options))
@@ -81,7 +88,7 @@ def run(options: AcceptOptions) -> int:
         problems += _recorded(ledger, report, folder)
     finally:
         ledger.close()
-    with words.reader_may_leave():
+    with acceptance.reader_may_leave():
         _print_result(options, report, folder, printer)
     problems += _pruned(options, report) if folder else []
     for problem in problems:
@@ -90,10 +97,6 @@ def run(options: AcceptOptions) -> int:
 
 
 def prepare(options: AcceptOptions, environ: Mapping[str, str]) -> PreparedRun:
-    from gpukeeper.acceptance.catalog import CHECKS
-    from gpukeeper.acceptance.reports.store import refuse_summary
-    from gpukeeper.config.own_reference import read_rows
-
     refuse_summary(options.summary)
     environment = read_variables(environ)
     options.verbose = options.verbose or environment.verbose
@@ -116,9 +119,6 @@ async def _leased_run(
     options: AcceptOptions, prepared: PreparedRun, ledger: SqliteLedger, printer: ProgressPrinter
 ) -> tuple[Report, Mapping[str, str]]:
     """The report, and the output of the programs. One run at a time: two would slow each other."""
-    from gpukeeper.acceptance.run import accept
-    from gpukeeper.wiring.benches import node_name, open_bench
-
     node = node_name()
     async with ledger.lease(LEASE, node):
         history = await _history(ledger, node)
@@ -138,8 +138,6 @@ async def _leased_run(
 
 
 async def _history(ledger: SqliteLedger, node: str) -> Mapping[str, tuple[Past, ...]]:
-    from gpukeeper.acceptance.recording import history_of, ref_of
-
     key = ref_of(node).key
     memory = (await ledger.memories([key])).get(key)
     return history_of(memory.tested if memory is not None else ())
@@ -148,11 +146,6 @@ async def _history(ledger: SqliteLedger, node: str) -> Mapping[str, tuple[Past, 
 def _order(
     prepared: PreparedRun, now: datetime, history: Mapping[str, tuple[Past, ...]], printer: ProgressPrinter
 ) -> RunConfig:
-    from gpukeeper import __version__
-    from gpukeeper.acceptance.catalog import CHECKS
-    from gpukeeper.acceptance.judging import reference
-    from gpukeeper.acceptance.run import RunConfig
-
     def limits(gpu: Gpu, check: str, metric: str, method: str) -> Thresholds:
         return reference.limits(gpu, check, metric, method, own=prepared.rows)
 
@@ -215,8 +208,6 @@ def _must_be_writable(folder: Path) -> None:
 
 def _written(options: AcceptOptions, report: Report, logs: Mapping[str, str]) -> tuple[str, list[str]]:
     """Where it is; and what did not go well, which takes nothing from the verdict."""
-    from gpukeeper.acceptance.reports.store import ReportFolder
-
     store = ReportFolder(folder_of(options))
     extra = {f"log-{name.replace('/', '-')}": words.encode("utf-8", "replace") for name, words in logs.items()}
     try:
@@ -230,8 +221,6 @@ def _written(options: AcceptOptions, report: Report, logs: Mapping[str, str]) ->
 
 def _written_beside(options: AcceptOptions, folder: Path) -> list[str]:
     """The older kits wrote into the directory itself, each time: readers of those files expect them there."""
-    from gpukeeper.acceptance.reports import legacy
-
     if not options.legacy or options.folder is None:
         return []
     names = {options.summary, *legacy.LEGACY_FIELDS, *legacy.SKIPPED.values()}
@@ -261,9 +250,6 @@ def _written_beside(options: AcceptOptions, folder: Path) -> list[str]:
 def _cleared(path: Path) -> bool:
     """Whether the name is free now. A file of an earlier run is deleted; anything else stays. It is moved aside before
     it is read, so that what is deleted is what was read."""
-    from gpukeeper.acceptance.reports import legacy
-    from gpukeeper.acceptance.reports.store import read
-
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.rename(aside)
@@ -284,8 +270,6 @@ def _cleared(path: Path) -> bool:
 def _pruned(options: AcceptOptions, report: Report) -> list[str]:
     """Last of all: whatever is wrong with old reports, this one is written, recorded and told. Only in our own folder:
     in one that somebody named nothing is deleted."""
-    from gpukeeper.acceptance.reports.store import ReportFolder
-
     if options.folder is not None:
         return []
     try:
@@ -306,8 +290,6 @@ def _pruned(options: AcceptOptions, report: Report) -> list[str]:
 
 def _recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
     """A simulation is not about a machine, so it is not recorded in a ledger."""
-    from gpukeeper.acceptance.recording import line_of
-
     if report.device == "simulated":
         return []
     try:
@@ -318,29 +300,21 @@ def _recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
 
 
 def _print_result(options: AcceptOptions, report: Report, folder: str, printer: ProgressPrinter) -> None:
-    from gpukeeper.interfaces.terminal import acceptance as words
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.views.acceptance import acceptance_document
-
     if options.json:
         show.as_json("acceptance", acceptance_document(report, folder))
     else:
-        words.ending(report, folder, words.to_stdout, verbose=options.verbose, once=printer.once)
+        acceptance.ending(report, folder, acceptance.to_stdout, verbose=options.verbose, once=printer.once)
 
 
 def self_test(options: AcceptOptions) -> int:
     """0 every planted fault was found and nothing else; 4 not so; 5 nothing could be planted on this machine itself."""
-    from gpukeeper.interfaces.terminal import acceptance as words
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.wiring.benches import try_detectors
-
     prepare(options, os.environ)
-    printed = words.attempt_printer(options.json)
+    printed = attempt_printer(options.json)
     found = asyncio.run(try_detectors(python=options.python, device=options.flags.device, tell=printed))
-    with words.reader_may_leave():
+    with acceptance.reader_may_leave():
         if options.json:
             show.as_json("self-test", {"verdict": found.verdict, "reason": found.reason, "attempts": found.attempts})
         else:
-            show.table([words.attempt_row(one) for one in found.attempts], head=words.ATTEMPT_HEAD)
-            words.to_stdout(f"\n{found.verdict}  {found.reason}")
+            show.table([attempt_row(one) for one in found.attempts], head=ATTEMPT_HEAD)
+            acceptance.to_stdout(f"\n{found.verdict}  {found.reason}")
     return {Grade.PASS: 0, Grade.FAIL: FAILED}.get(found.verdict, INCONCLUSIVE)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpukeeper.acceptance.check import ALWAYS, Check, CheckContext, RunRequest
+from gpukeeper.acceptance.record import Machine, Thresholds
+from gpukeeper.config.problems import did_you_mean
+from gpukeeper.config.units import read_span
+from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings
 from gpukeeper.model.errors import UsageError
-
-if TYPE_CHECKING:
-    from gpukeeper.acceptance.check import Check, RunRequest
-    from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings
+from gpukeeper.model.gpu import Gpu
 
 DEVICES = ("cuda", "cpu", "simulated")
 QUICK_S = 60.0
@@ -39,8 +41,6 @@ class Flags:
 
 def run_request(flags: Flags, environment: EnvironmentSettings, checks: Sequence[Check]) -> RunRequest:
     """Raises UsageError with every problem, a line each."""
-    from gpukeeper.acceptance.check import RunRequest
-
     problems: list[str] = []
     profile, within_s = _length(flags, environment, problems)
     names = [one.name for one in checks]
@@ -69,10 +69,6 @@ def run_request(flags: Flags, environment: EnvironmentSettings, checks: Sequence
 
 def refuse_impossible(wish: RunRequest, checks: Sequence[Check]) -> None:
     """A check knows which of its parameters can never pass: its request for an example machine is built."""
-    from gpukeeper.acceptance.check import CheckContext
-    from gpukeeper.acceptance.record import Machine, Thresholds
-    from gpukeeper.model.gpu import Gpu
-
     gpus = tuple(Gpu(uuid=f"gpu-{number}", index=number) for number in range(max(wish.expected or 2, 2)))
     machine = Machine(node="here", gpus=gpus)
     context = CheckContext(wish=wish, machine=machine, gpus=gpus, limits=lambda *_: Thresholds())
@@ -91,8 +87,6 @@ def refuse_impossible(wish: RunRequest, checks: Sequence[Check]) -> None:
 
 
 def _length(flags: Flags, environment: EnvironmentSettings, problems: list[str]) -> tuple[str, float]:
-    from gpukeeper.config.units import read_span
-
     lengths = [word for word, given in (("--quick", flags.quick), ("--full", flags.full)) if given]
     lengths += ["--within"] if flags.within is not None else []
     if len(lengths) > 1:
@@ -120,9 +114,6 @@ def _device(flags: Flags, problems: list[str]) -> None:
 
 
 def _unknown_checks(only: Sequence[str], skip: Sequence[str], names: Sequence[str], problems: list[str]) -> None:
-    from gpukeeper.acceptance.check import ALWAYS
-    from gpukeeper.config.problems import did_you_mean
-
     if always := [one for one in skip if one in ALWAYS]:
         problems.append(
             f"--skip {', '.join(always)}: always runs. It takes no time, and checks that all GPUs are present and"
@@ -153,8 +144,6 @@ def _params(words: Sequence[str], checks: Sequence[Check], problems: list[str]) 
 
 
 def _setting(words: str, checks: Sequence[Check]) -> tuple[str, str, Any]:
-    from gpukeeper.config.problems import did_you_mean
-
     key, equals, text = words.partition("=")
     name, dot, param = key.partition(".")
     if not (equals and dot and name and param):

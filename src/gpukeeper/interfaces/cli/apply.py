@@ -7,26 +7,39 @@ import signal
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from gpukeeper.engine.failures import bug_words
+from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.reclaim import PassReport, empty_report, look_and_plan, reclaim
+from gpukeeper.interfaces.cli.plan import check_textfile, policy_head, print_notes, write_textfile
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.nodes import change_in_words
+from gpukeeper.interfaces.terminal.session import opened, own_only, some_unreachable
+from gpukeeper.lifecycle.holds import is_admin
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.model.decision import Plan
+from gpukeeper.model.durations import size_in_words
+from gpukeeper.model.errors import LeaseHeld, PlatformError, UsageError
+from gpukeeper.model.event import GpuChecked
+from gpukeeper.model.policy import Mode
+from gpukeeper.model.printable import plain
+from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.applied import applied_summary, applied_view, bytes_back
+from gpukeeper.views.nodes import SubjectChange
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gpukeeper.engine.ports import Platform
-    from gpukeeper.engine.reclaim import PassReport
-    from gpukeeper.interfaces.terminal.interrupts import Progress
-    from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.model.decision import Plan
-    from gpukeeper.model.event import GpuChecked
-    from gpukeeper.views.nodes import SubjectChange
     from gpukeeper.wiring.session import Session
 
 
-@o.with_selection
+@o.with_options
 def apply(
     selection: o.SelectionByClass,
     budget: Annotated[
@@ -45,10 +58,6 @@ def apply(
 ) -> None:
     """Reclaim what is due now. Asks for confirmation. Exit code 3: some steps were deferred or failed, or another pass
     was running at some places; 11: at all places; 12: the breaker is open."""
-    from gpukeeper.interfaces.cli.plan import check_textfile
-    from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
-    from gpukeeper.interfaces.terminal.session import opened, own_only, some_unreachable
-
     with opened(selection.policy, write=True, only=selection.platform, quiet=quiet or json) as session:
         _may_act(session, yes=yes, json=json)
         selection = replace(selection, owner=_whose(session, selection.owner))
@@ -74,9 +83,6 @@ class AppliedPass(NamedTuple):
 
 
 def _may_act(session: Session, *, yes: bool, json: bool) -> None:
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.model.policy import Mode
-
     if yes and session.book.policy.mode is Mode.PLAN:
         raise UsageError(
             f"{session.loaded.source}: mode is plan, and only mode: enforce acts unattended. Nothing was done.\n"
@@ -90,8 +96,6 @@ def _may_act(session: Session, *, yes: bool, json: bool) -> None:
 
 async def _not_paused(session: Session) -> None:
     """Do not ask for confirmation of a plan that would be refused anyway. A pass with --yes observes and records."""
-    from gpukeeper.model.errors import UsageError
-
     paused = await session.keeper.ledger.paused()
     if paused is not None:
         raise UsageError(f"all actions are paused: {paused}. Nothing was done. Resume with: gpukeeper resume")
@@ -99,10 +103,6 @@ async def _not_paused(session: Session) -> None:
 
 def _whose(session: Session, owner: str | None) -> str | None:
     """Admins may reclaim the work of all users, other users only their own."""
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.lifecycle.holds import is_admin
-    from gpukeeper.model.errors import UsageError
-
     me = session.user
     if is_admin(session.book, me):
         return owner
@@ -116,7 +116,6 @@ async def _apply(
     session: Session, narrow: Narrow, allow: int | None, run: Progress, *, ask: bool, again: bool
 ) -> list[AppliedPass]:
     """`again`: observe everything once more afterwards."""
-    from gpukeeper.model.errors import LeaseHeld
 
     async def confirm(plan: Plan) -> bool:
         return run.begin(plan) if not ask or await _confirm(plan) else False
@@ -142,8 +141,6 @@ async def _apply(
 
 async def _afterwards(session: Session, report: PassReport) -> PassReport:
     """The same pass with the current state, so that gauges do not show what was just removed."""
-    from gpukeeper.engine.reclaim import look_and_plan
-
     found = await look_and_plan(session.keeper, report.survey.platform, session.book)
     if found.stopped is not None or report.stopped is not None:
         return report
@@ -152,9 +149,6 @@ async def _afterwards(session: Session, report: PassReport) -> PassReport:
 
 async def _reclaim(session: Session, platform: Platform, **how: Any) -> PassReport:
     """Another pass at one place is no reason to hide what was done at the others."""
-    from gpukeeper.engine.reclaim import empty_report, reclaim
-    from gpukeeper.model.errors import LeaseHeld
-
     try:
         return await reclaim(session.keeper, platform, session.book, **how)
     except LeaseHeld as held:
@@ -164,12 +158,6 @@ async def _reclaim(session: Session, platform: Platform, **how: Any) -> PassRepo
 
 
 async def _changes(report: PassReport, *, read: bool) -> list[SubjectChange]:
-    from gpukeeper.engine.failures import bug_words
-    from gpukeeper.model.errors import PlatformError
-    from gpukeeper.model.subject import Subject
-    from gpukeeper.model.unknown import Unknown
-    from gpukeeper.views.nodes import SubjectChange
-
     async def again(before: Subject) -> Subject | Unknown | None:
         if not read:
             return None
@@ -185,8 +173,6 @@ async def _changes(report: PassReport, *, read: bool) -> list[SubjectChange]:
 
 
 async def _confirm(plan: Plan) -> bool:
-    from gpukeeper.interfaces.terminal import show
-
     show.table([show.decision_row(step.decision) for step in plan.steps])
     if plan.deferred:
         typer.echo(f"{len(plan.deferred)} more steps are deferred by the budget.", err=True)
@@ -207,11 +193,6 @@ async def _confirm(plan: Plan) -> bool:
 
 
 def _print(session: Session, done: list[AppliedPass], *, json: bool, quiet: bool) -> None:
-    from gpukeeper.interfaces.cli.plan import policy_head, print_notes
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.views.applied import applied_summary, applied_view
-
     if json:
         show.as_json("apply", applied_view([(one.report, one.nodes) for one in done], policy_head(session)))
         return
@@ -229,11 +210,6 @@ def _print(session: Session, done: list[AppliedPass], *, json: bool, quiet: bool
 
 def _print_nodes(report: PassReport, nodes: list[SubjectChange]) -> None:
     """Each node and disk before and after, and the total that was freed."""
-    from gpukeeper.interfaces.terminal.nodes import change_in_words
-    from gpukeeper.model.durations import size_in_words
-    from gpukeeper.notify.terminals import plain
-    from gpukeeper.views.applied import bytes_back
-
     for change in nodes:
         if change.after is not None:
             ours = [line for line in report.outcomes if line.ref and line.ref.namespace == change.before.ref.name]
@@ -252,9 +228,6 @@ def _check_row(line: GpuChecked) -> tuple[str, ...]:
 
 def _write_textfile(textfile: Path | None, session: Session, reports: list[PassReport]) -> None:
     """Not without a place: its gauges would be missing, as if nothing were there."""
-    from gpukeeper.interfaces.cli.plan import write_textfile
-    from gpukeeper.interfaces.terminal.session import print_message
-
     if textfile is not None and any(report.leased for report in reports):
         print_message(f"--textfile {textfile} was not written: not every place could be read.")
         return

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from gpukeeper.acceptance import catalog
+from gpukeeper.acceptance.catalog import CHECKS
+from gpukeeper.acceptance.check import Check
+from gpukeeper.config.problems import did_you_mean
+from gpukeeper.interfaces.cli.accept_settings import defaults_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
-
-if TYPE_CHECKING:
-    from gpukeeper.acceptance.check import Check
+from gpukeeper.interfaces.terminal import show as shown
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.errors import UsageError
+from gpukeeper.views.acceptance import ChecksView, CheckView, check_facts
 
 DEPTHS = ("quick", "minutes", "half an hour", "hours")
 PAGE = "docs/reference/checks.md"
@@ -21,15 +27,11 @@ app = typer.Typer(no_args_is_help=True, help="List and show the checks of `gpuke
 @app.command("list")
 def list_(json: o.Json = False) -> None:
     """List the checks in execution order. With the duration of each size."""
-    from gpukeeper.acceptance.catalog import CHECKS
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.views.acceptance import ChecksView, check_facts
-
     if json:
-        show.as_json("check-list", ChecksView(tuple(check_facts(one) for one in CHECKS)))
+        shown.as_json("check-list", ChecksView(tuple(check_facts(one) for one in CHECKS)))
         return
     rows = [(one.name, _how(one), *(_seconds(one, depth) for depth in range(len(DEPTHS))), one.title) for one in CHECKS]
-    show.table(rows, head=("check", "runs on", *DEPTHS, "description"))
+    shown.table(rows, head=("check", "runs on", *DEPTHS, "description"))
 
 
 @app.command()
@@ -41,12 +43,6 @@ def show(
     json: o.Json = False,
 ) -> None:
     """Show what a check proves and what it cannot detect. With its sizes, and the parameters that --set overrides."""
-    from gpukeeper.acceptance import catalog
-    from gpukeeper.config.problems import did_you_mean
-    from gpukeeper.interfaces.terminal import show as shown
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.views.acceptance import CheckView, check_facts
-
     check = catalog.find(name)
     if check is None:
         names = [one.name for one in catalog.CHECKS]
@@ -85,15 +81,11 @@ def _seconds(check: Check, depth: int) -> str:
 
 
 def _length(seconds: float) -> str:
-    from gpukeeper.model.durations import in_words
-
     return in_words(timedelta(seconds=seconds))
 
 
 def _defaults(check: Check) -> dict[str, tuple[object, ...]]:
     """Every parameter with its value at each depth; values for CPU mode are marked."""
-    from gpukeeper.interfaces.cli.accept_settings import defaults_of
-
     by_depth = {
         one.depth: {**{key: f"{_shown(value)} (CPU)" for key, value in one.small.items()}, **one.params}
         for one in check.servings

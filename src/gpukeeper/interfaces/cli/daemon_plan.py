@@ -4,24 +4,22 @@ ledger."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpukeeper.engine.outlook import Outlooks, PlaceOutlook
+from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.daemon import query_daemon
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.errors import UsageError
-
-if TYPE_CHECKING:
-    from gpukeeper.engine.outlook import Outlooks, PlaceOutlook
-    from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.views.plan import daemon_plan_notes, daemon_plan_summary, daemon_plan_view
 
 NOT_HERE = {"label": "--label", "outcome": "--outcome", "older_than": "--older-than", "image": "--image"}
 
 
 def read_daemon_plan(policy: Path | None, platform: str | None, narrow: Narrow) -> Outlooks | None:
     """None: no daemon of another user is running here."""
-    from gpukeeper.engine.outlook import Outlooks
-    from gpukeeper.interfaces.terminal.daemon import query_daemon
-
     found = query_daemon(Outlooks, "plan", policy)
     if found is None:
         return None
@@ -39,10 +37,6 @@ def _narrowed(place: PlaceOutlook, narrow: Narrow) -> PlaceOutlook:
 
 
 def show_plan(found: Outlooks, *, json: bool, verbose: bool, quiet: bool) -> None:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.views.plan import daemon_plan_summary, daemon_plan_view
-
     view = daemon_plan_view(found)
     if json:
         show.as_json("plan", view)
@@ -54,8 +48,5 @@ def show_plan(found: Outlooks, *, json: bool, verbose: bool, quiet: bool) -> Non
 
 
 def print_daemon_notes(found: Outlooks, *, quiet: bool) -> None:
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.views.plan import daemon_plan_notes
-
     for words in () if quiet else daemon_plan_notes(found):
         print_message(words)

@@ -7,18 +7,19 @@ import sys
 import time
 from collections import Counter, deque
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.live import Live
+from rich.table import Table
 
+from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.colours import overwrites
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from gpukeeper.engine.reclaim import PassReport
-    from gpukeeper.platforms.simulated.week import Week
+from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.platforms.simulated.week import Week
+from gpukeeper.wiring.demo import play
 
 NEWEST = 14
 REFRESH = 0.1  # seconds
@@ -37,9 +38,6 @@ def demo(
     json: o.Json = False,
 ) -> None:
     """Simulate a week on a fleet and show what was reclaimed and why. Changes nothing on this machine."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.wiring.demo import play
-
     live = not once and not json and overwrites(sys.stdout)
     week = _play_live(seed, days) if live else play(seed, timedelta(days=days))
     if json:
@@ -49,10 +47,6 @@ def demo(
 
 
 def _play_live(seed: int, days: int) -> Week:
-    from rich.live import Live
-
-    from gpukeeper.wiring.demo import play
-
     newest: deque[tuple[str, ...]] = deque(maxlen=NEWEST)
     counts: Counter[str] = Counter()
     drawn = 0.0
@@ -69,8 +63,6 @@ def _play_live(seed: int, days: int) -> Week:
 
 
 def _collect(report: PassReport, newest: deque[tuple[str, ...]], counts: Counter[str]) -> None:
-    from gpukeeper.interfaces.terminal import show
-
     for line in report.outcomes:
         newest.append((f"{line.at:%a %H:%M}", *show.outcome_row(line)))
         counts[line.result.value] += 1
@@ -80,8 +72,6 @@ def _collect(report: PassReport, newest: deque[tuple[str, ...]], counts: Counter
 
 
 def _picture(newest: deque[tuple[str, ...]], counts: Counter[str], at: datetime) -> Table:
-    from rich.table import Table
-
     head = ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "nothing yet"
     picture = Table(title=f"simulated fleet · {at:%A %H:%M} · {head}", title_justify="left", box=None, expand=True)
     shown = COLUMNS if shutil.get_terminal_size().columns >= WIDE else NARROW
@@ -93,9 +83,6 @@ def _picture(newest: deque[tuple[str, ...]], counts: Counter[str], at: datetime)
 
 
 def _print(week: Week) -> None:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.model.durations import in_words, size_in_words
-
     head = f"{in_words(week.length)} of a simulated fleet (seed {week.seed})"
     show.text(f"{head}: {week.passes} passes over {week.places} places.\n")
     show.table(

@@ -11,16 +11,30 @@ from pathlib import Path
 
 import typer
 
+from gpukeeper.config.load import load_policy
+from gpukeeper.config.sentence import sentence
+from gpukeeper.devices.inventory import gpu_note, inventory
+from gpukeeper.interfaces.cli.aging import aged_by
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show
+from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.paths import ledger_path, socket_path
+from gpukeeper.model.errors import KeeperError, PolicyError
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker import connect as docker
+from gpukeeper.platforms.kubernetes import connect as kubernetes
+from gpukeeper.platforms.kubernetes.settings import settings_of as kubernetes_settings_of
+from gpukeeper.platforms.ray.connect import RAY, temporary_folders
+from gpukeeper.platforms.ray.dashboards import Dashboard, DashboardQueries
+from gpukeeper.platforms.ray.processes import raylet_of, read_all
+from gpukeeper.platforms.ray.settings import settings_of as ray_settings_of
+from gpukeeper.wiring.places import discover
 
 PLATFORMS = ("docker", "kubernetes")
 
 
 def doctor(policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """Check this machine: what works, what does not, and how to fix it."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.model.errors import KeeperError
-
     rows: list[tuple[str, ...]] = []
     for name, examine in _EXAMINED.items():
         try:
@@ -37,9 +51,6 @@ def doctor(policy: o.PolicyFile = None, json: o.Json = False) -> None:
 
 
 def _policy(policy: Path | None) -> list[tuple[str, ...]]:
-    from gpukeeper.config.load import load_policy
-    from gpukeeper.config.sentence import sentence
-
     loaded = load_policy(policy)
     return [
         ("ok", "policy", f"{loaded.source}: {sentence(loaded.policy)}"),
@@ -48,8 +59,6 @@ def _policy(policy: Path | None) -> list[tuple[str, ...]]:
 
 
 def _platforms(policy: Path | None) -> list[tuple[str, ...]]:
-    from gpukeeper.wiring.places import discover
-
     silent, answers, covered = asyncio.run(_asked(policy))
     return [
         ("problem" if r.platform in covered else "note", r.platform, silent[r.platform])
@@ -61,19 +70,13 @@ def _platforms(policy: Path | None) -> list[tuple[str, ...]]:
 
 async def _asked(policy: Path | None) -> tuple[dict[str, str], dict[str, str], Collection[str]]:
     """Configured platforms that are not reachable, and why; those that are, with a note; the platforms in scope."""
-    from gpukeeper.config.load import load_policy
-    from gpukeeper.model.errors import KeeperError, PolicyError
-    from gpukeeper.platforms.docker import connect as docker
-    from gpukeeper.platforms.kubernetes import connect as kubernetes
-    from gpukeeper.platforms.kubernetes.settings import settings_of
-
     silent: dict[str, str] = {}
     answers: dict[str, str] = {}
     context: str | None = None
     covered: Collection[str] = PLATFORMS
     try:
         loaded = load_policy(policy).policy
-        context, covered = settings_of(loaded).context, tuple(loaded.scope)
+        context, covered = kubernetes_settings_of(loaded).context, tuple(loaded.scope)
     except PolicyError:
         pass  # reported above
     address = docker.find(os.environ)
@@ -97,9 +100,6 @@ async def _asked(policy: Path | None) -> tuple[dict[str, str], dict[str, str], C
 
 
 def _gpus(policy: Path | None) -> list[tuple[str, ...]]:
-    from gpukeeper.devices.inventory import gpu_note, inventory
-    from gpukeeper.model.unknown import Unknown
-
     note = gpu_note()
     if note is not None:
         return [("absent", "gpus", note)]
@@ -111,9 +111,6 @@ def _gpus(policy: Path | None) -> list[tuple[str, ...]]:
 
 def _files(policy: Path | None) -> list[tuple[str, ...]]:
     """What prevents reading which files are in use, and which other cleaners remove them."""
-    from gpukeeper.config.load import load_policy
-    from gpukeeper.interfaces.cli.aging import aged_by
-
     loaded = load_policy(policy).policy
     rows: list[tuple[str, ...]] = [("note", "files", words) for one in _session_folders() for words in aged_by(one)]
     if os.geteuid() != 0 and (loaded.temporary or loaded.reports.roots or "ray" in loaded.scope):
@@ -129,18 +126,12 @@ def _files(policy: Path | None) -> list[tuple[str, ...]]:
 
 def _ray(policy: Path | None) -> list[tuple[str, ...]]:
     """Whether the dashboards of the Ray nodes here are reachable; nodes of other clusters count as busy."""
-    from gpukeeper.config.load import load_policy
-    from gpukeeper.model.unknown import Unknown
-    from gpukeeper.platforms.ray.dashboards import Dashboard, DashboardQueries
-    from gpukeeper.platforms.ray.processes import raylet_of, read_all
-    from gpukeeper.platforms.ray.settings import settings_of
-
     loaded = load_policy(policy).policy
     here = read_all() if "ray" in loaded.scope else ()
     raylets = [raylet for one in here if (raylet := raylet_of(one)) is not None]
 
     async def asked() -> list[tuple[str, ...]]:
-        asking = DashboardQueries(settings_of(loaded).dashboard, os.environ)
+        asking = DashboardQueries(ray_settings_of(loaded).dashboard, os.environ)
         await asking.find(raylets)
         return [_of_node(raylet.node_id[:8], await asking.dashboard(raylet)) for raylet in raylets]
 
@@ -154,9 +145,6 @@ def _ray(policy: Path | None) -> list[tuple[str, ...]]:
 
 def _session_folders() -> list[str]:
     """Session directories of clusters on this machine: the defaults, and those of running raylets."""
-    from gpukeeper.platforms.ray.connect import RAY, temporary_folders
-    from gpukeeper.platforms.ray.processes import raylet_of, read_all
-
     usual = [folder for one in temporary_folders(os.environ) if (folder := Path(one, RAY)).is_dir()]
     here = [raylet_of(one) for one in read_all() if one.container is None]
     told = [Path(one.temp_dir) for one in here if one is not None and one.temp_dir]
@@ -164,9 +152,6 @@ def _session_folders() -> list[str]:
 
 
 def _ledger(policy: Path | None) -> list[tuple[str, ...]]:
-    from gpukeeper.ledger.journal import open_ledger
-    from gpukeeper.ledger.paths import ledger_path
-
     path = ledger_path()
     if not path.exists():
         return [("note", "ledger", f"{path} does not exist yet; the first apply or serve creates it")]
@@ -183,8 +168,6 @@ def _ledger(policy: Path | None) -> list[tuple[str, ...]]:
 
 
 def _daemon() -> list[tuple[str, ...]]:
-    from gpukeeper.ledger.paths import socket_path
-
     path = socket_path()
     if not path.exists():
         return [

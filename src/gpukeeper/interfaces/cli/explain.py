@@ -7,24 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpukeeper.engine.explain import Explanation, explained
+from gpukeeper.engine.fleet import observe_fleet
+from gpukeeper.engine.removed import not_there
+from gpukeeper.engine.requests import find
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.daemon import query_daemon
+from gpukeeper.interfaces.terminal.session import opened, span
+from gpukeeper.lifecycle.explain import MeasuredSignal, amount, threshold_in_words
+from gpukeeper.lifecycle.forecast import UpcomingAction
+from gpukeeper.model.decision import Answer
+from gpukeeper.model.diagnosis import Cause, Diagnosis
+from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.event import Event
+from gpukeeper.model.printable import plain
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.explain import explain_view, facts, moment, verdicts
+from gpukeeper.views.fleet import all_findings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpukeeper.engine.explain import Explanation
-    from gpukeeper.lifecycle.explain import MeasuredSignal
-    from gpukeeper.lifecycle.forecast import UpcomingAction
-    from gpukeeper.model.decision import Answer
-    from gpukeeper.model.diagnosis import Cause, Diagnosis
-    from gpukeeper.model.event import Event
-    from gpukeeper.model.unknown import Unknown
     from gpukeeper.wiring.session import Session
 
 
@@ -44,12 +54,8 @@ def explain(
     json: o.Json = False,
 ) -> None:
     """Show each rule's verdict on a workload. Also its signals, the next action, and what would change it."""
-    from gpukeeper.engine.explain import Explanation
-    from gpukeeper.interfaces.terminal.daemon import query_daemon
-    from gpukeeper.interfaces.terminal.session import opened, span
-
     if manifest:
-        from gpukeeper.interfaces.cli.manifest import explain_files
+        from gpukeeper.interfaces.cli.manifest import explain_files  # YAML and Kubernetes: for this option only
 
         return explain_files(workload, manifest, json=json)
     pause = span(every, "--every")
@@ -69,9 +75,6 @@ def explain(
 
 
 def _show(found: Explanation, *, json: bool, watch: bool) -> None:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.views.explain import explain_view
-
     if json:
         show.as_json("explain", explain_view(found))
     else:
@@ -80,13 +83,6 @@ def _show(found: Explanation, *, json: bool, watch: bool) -> None:
 
 
 async def _look(session: Session, words: str) -> Explanation:
-    from gpukeeper.engine.explain import explained
-    from gpukeeper.engine.fleet import observe_fleet
-    from gpukeeper.engine.removed import not_there
-    from gpukeeper.engine.requests import find
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.views.fleet import all_findings
-
     book, keeper = session.book, session.keeper
     try:
         found = await find(keeper, book, words)
@@ -99,10 +95,6 @@ async def _look(session: Session, words: str) -> Explanation:
 
 
 def _print(found: Explanation) -> None:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.notify.terminals import plain
-    from gpukeeper.views.explain import facts, verdicts
-
     subject, decision, now = found.subject, found.decision, found.now
     show.text(plain(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})"))
     due = f", due {show.when(decision.due, now)}" if decision.due else ""
@@ -121,10 +113,6 @@ def _print(found: Explanation) -> None:
 
 def _print_diagnosis(said: Diagnosis | Unknown | None) -> None:
     """As lines, not as a table: the indentation of the tree has a meaning, and a cause is a sentence."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.model.unknown import Unknown
-    from gpukeeper.notify.terminals import plain
-
     if isinstance(said, Unknown):
         show.text(f"\nWhy it still exists could not be determined: {plain(said.why)}")
         return
@@ -141,15 +129,11 @@ def _print_diagnosis(said: Diagnosis | Unknown | None) -> None:
 
 
 def _cause_lines(cause: Cause) -> Sequence[str]:
-    from gpukeeper.notify.terminals import plain
-
     told = f"  - {plain(cause.words)}"
     return (told, f"    {plain(cause.remedy)}") if cause.remedy else (told,)
 
 
 def _section(title: str, rows: Sequence[Sequence[str]]) -> None:
-    from gpukeeper.interfaces.terminal import show
-
     if rows:
         typer.echo(f"\n{title}")
         show.table(rows)
@@ -157,9 +141,6 @@ def _section(title: str, rows: Sequence[Sequence[str]]) -> None:
 
 def _signal_row(one: MeasuredSignal, now: datetime) -> tuple[str, ...]:
     """The newest minute, and the window: its highest minute against the threshold, and since when it was measured."""
-    from gpukeeper.lifecycle.explain import amount, threshold_in_words
-    from gpukeeper.model.durations import in_words
-
     name = f"{one.signal} {one.device}".rstrip()
     if one.missing is not None:
         why = "absent by design" if one.missing.by_design else "could not be read"
@@ -174,24 +155,16 @@ def _signal_row(one: MeasuredSignal, now: datetime) -> tuple[str, ...]:
 
 
 def _ago(at: datetime, now: datetime) -> str:
-    from gpukeeper.model.durations import in_words
-
     return "just now" if now - at < timedelta(minutes=2) else f"{in_words(now - at)} ago"
 
 
 def _ahead_row(one: UpcomingAction, now: datetime) -> tuple[str, ...]:
-    from gpukeeper.views.explain import moment
-
     at = "at the next pass" if one.at <= now else moment(one.at, now)
     stage = f" {one.stage}" if one.stage else ""
     return (f"{one.action}{stage}", at, f"by {one.rule}")
 
 
 def _said(value: object, now: datetime) -> str:
-    from gpukeeper.model.durations import in_words, size_in_words
-    from gpukeeper.model.unknown import Unknown
-    from gpukeeper.views.explain import moment
-
     match value:
         case Unknown():
             return str(value)
@@ -210,8 +183,6 @@ def _said(value: object, now: datetime) -> str:
 
 
 def _because(answer: Answer, now: datetime) -> str:
-    from gpukeeper.interfaces.terminal import show
-
     return answer.reason + (f"; due {show.when(answer.due, now)}" if answer.due else "")
 
 

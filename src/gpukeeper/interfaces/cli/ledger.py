@@ -5,22 +5,53 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import msgspec
 import typer
 
-from gpukeeper.interfaces.cli import ledger_status
+from gpukeeper.interfaces.cli.lazy import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show as shown
+from gpukeeper.interfaces.terminal.daemon import query_daemon
 from gpukeeper.interfaces.terminal.local_ledger import opened_for_reading
-
-if TYPE_CHECKING:
-    from gpukeeper.ledger.journal import SqliteLedger
-    from gpukeeper.model.event import Event
-    from gpukeeper.views.history import TotalsRow
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import opened, span
+from gpukeeper.ledger.archive import rotate as rotate_ledger
+from gpukeeper.ledger.export import csv_lines, json_lines, syslog_lines
+from gpukeeper.ledger.journal import SqliteLedger
+from gpukeeper.ledger.lines import TYPES, NumberedLine, says
+from gpukeeper.ledger.queries import lines_after
+from gpukeeper.model.durations import size_in_words
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.event import Event
+from gpukeeper.views.history import (
+    LineView,
+    TotalsRow,
+    TotalsView,
+    line_body,
+    line_document,
+    line_row,
+    lines_view,
+    totals_rows,
+)
 
 MOST_ASKED = 1000  # lines that a daemon gives at once
-app = typer.Typer(no_args_is_help=True, help="Read the record of everything gpukeeper observed, decided and did.")
+COMMANDS = {
+    "status": Entry(
+        "gpukeeper.interfaces.cli.ledger_status:status",
+        "Show size, files, schema and archives of the ledger.",
+    ),
+    "verify": Entry(
+        "gpukeeper.interfaces.cli.ledger_status:verify", "Read every line and archive and verify the checksums."
+    ),
+}
+app = typer.Typer(
+    cls=group_of(COMMANDS),
+    no_args_is_help=True,
+    help="Read the record of everything gpukeeper observed, decided and did.",
+)
 
 Type = Annotated[
     list[str] | None,
@@ -77,10 +108,6 @@ def _through_daemon(
     json: bool,
 ) -> bool:
     """Whether another user's daemon answered. It returns only lines about the caller's own work."""
-    from gpukeeper.interfaces.terminal.daemon import query_daemon
-    from gpukeeper.interfaces.terminal.session import print_message, span
-    from gpukeeper.ledger.lines import NumberedLine, says
-
     length = span(since, "--since")
     seconds = None if length is None else length.total_seconds()
     asked = {
@@ -100,12 +127,8 @@ def _through_daemon(
 
 
 def _print_lines(found: Sequence[tuple[int, Event]], *, json: bool, follow: bool) -> None:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.views.history import lines_view
-
     if json and not follow:
-        show.as_json("ledger-list", lines_view(found))
+        shown.as_json("ledger-list", lines_view(found))
         return
     if not found and not follow:
         print_message("No lines found.")
@@ -119,10 +142,6 @@ def show(
     json: o.Json = False,
 ) -> None:
     """Show one line with all its fields."""
-    from gpukeeper.interfaces.terminal import show as shown
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.views.history import LineView, line_body, line_document
-
     with opened_for_reading() as ledger:
         found = asyncio.run(_one(ledger, seq))
     if found is None:
@@ -136,17 +155,14 @@ def show(
 @app.command()
 def totals(since: Since = None, json: o.Json = False) -> None:
     """Show totals of GPU-hours, GPUs and bytes reclaimed. By owner, rule and platform."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.views.history import TotalsView, totals_rows
-
     begin = _begin(since) or datetime.fromtimestamp(0, UTC)
     with opened_for_reading() as ledger:
         found = asyncio.run(ledger.totals(begin))
     if json:
-        show.as_json("ledger-totals", TotalsView(begin, found))
+        shown.as_json("ledger-totals", TotalsView(begin, found))
         return
     rows = [_totals_row(row) for row in totals_rows(found)]
-    show.table(rows, head=("by", "name", "steps", "GPUs", "GPU-hours", "bytes", "not measured"))
+    shown.table(rows, head=("by", "name", "steps", "GPUs", "GPU-hours", "bytes", "not measured"))
 
 
 @app.command()
@@ -164,9 +180,6 @@ def export(
     search: Search = None,
 ) -> None:
     """Export all lines for other programs. Fields: timestamp, event_type, user, source, details, schema_version."""
-    from gpukeeper.ledger.export import csv_lines, json_lines, syslog_lines
-    from gpukeeper.model.errors import UsageError
-
     writers = {"json": json_lines, "csv": csv_lines, "syslog": syslog_lines}
     if format_ not in writers:
         raise UsageError(f'--format "{format_}" is not one of: {", ".join(writers)}')
@@ -179,22 +192,14 @@ def export(
 @app.command()
 def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """Archive old lines and delete expired data. `serve` does this daily, as configured in the policy."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.ledger.archive import rotate as rotate_ledger
-
     with opened(policy, write=True) as session:
         done = asyncio.run(rotate_ledger(session.ledger, session.book.policy.ledger, session.keeper.clock.now()))
     if json:
-        show.as_json("ledger-rotate", {"rotation": done})
+        shown.as_json("ledger-rotate", {"rotation": done})
     else:
         where = f" to {done.archive}" if done.archive else ""
         gone = f"{len(done.archives_deleted)} archives and {done.signals_deleted} expired measurements deleted"
         typer.echo(f"{done.lines} lines archived{where}; {gone}.")
-
-
-app.command("status")(ledger_status.status)
-app.command("verify")(ledger_status.verify)
 
 
 async def _lines(
@@ -207,9 +212,6 @@ async def _lines(
     since: str | None,
     search: str | None = None,
 ) -> list[tuple[int, Event]]:
-    from gpukeeper.ledger.lines import TYPES
-    from gpukeeper.model.errors import UsageError
-
     unknown = [name for name in types if name not in TYPES]
     if unknown:
         raise UsageError(f'unknown line type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
@@ -225,8 +227,6 @@ async def _lines(
 
 
 async def _one(ledger: SqliteLedger, seq: int) -> Event | None:
-    from gpukeeper.ledger.queries import lines_after
-
     found = await ledger.read(lambda c: lines_after(c, seq - 1, "the ledger"))
     return next((line for number, line in found if number == seq), None)
 
@@ -237,32 +237,21 @@ async def _follow(ledger: SqliteLedger, after: int, *, json: bool) -> None:
 
 
 def _begin(since: str | None) -> datetime | None:
-    from gpukeeper.interfaces.terminal.session import span
-
     length = span(since, "--since")
     return datetime.now(UTC) - length if length is not None else None
 
 
 def _print(seq: int, line: Event, *, json: bool) -> None:
-    import msgspec
-
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.views.history import line_document
-
     if json:
         typer.echo(msgspec.json.encode(line_document(seq, line)))
     else:
-        show.table([show.line_row(seq, line)])
+        shown.table([shown.line_row(line_row(seq, line))])
 
 
 def _said(value: object) -> str:
-    import msgspec
-
     return value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 
 def _totals_row(row: TotalsRow) -> tuple[str, ...]:
-    from gpukeeper.model.durations import size_in_words
-
     hours, size = f"{row.gpu_hours:.1f}", size_in_words(row.bytes)
     return (row.by, row.name, str(row.steps), str(row.gpus), hours, size, str(row.unmeasured))

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.local_ledger import opened_for_reading
-
-if TYPE_CHECKING:
-    from gpukeeper.ledger.archive import LedgerStatus
-    from gpukeeper.ledger.inspection import InspectionResult, LedgerFile
-    from gpukeeper.ledger.journal import SqliteLedger
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.ledger.archive import LedgerStatus
+from gpukeeper.ledger.archive import status as status_of
+from gpukeeper.ledger.archive_file import Header
+from gpukeeper.ledger.inspection import InspectionResult, LedgerFile, archived_size, files_of, inspect, schema_of
+from gpukeeper.ledger.journal import SqliteLedger
+from gpukeeper.model.durations import size_in_words
+from gpukeeper.model.errors import LedgerError
 
 
 def status(json: o.Json = False) -> None:
     """Show size, files, schema and archives of the ledger. Also its first and last line."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.ledger.inspection import files_of
-
     with opened_for_reading() as ledger:
         found, schema = asyncio.run(_status(ledger))
         files, path = files_of(ledger), ledger.path
@@ -33,11 +33,6 @@ def status(json: o.Json = False) -> None:
 
 def verify(json: o.Json = False) -> None:
     """Read every line and archive and verify the checksums. Changes nothing. Exit code 1: something is damaged."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.ledger.inspection import inspect
-    from gpukeeper.model.errors import LedgerError
-
     with opened_for_reading() as ledger:
         found, path = asyncio.run(inspect(ledger)), ledger.path
     if json:
@@ -51,16 +46,10 @@ def verify(json: o.Json = False) -> None:
 
 
 async def _status(ledger: SqliteLedger) -> tuple[LedgerStatus, int]:
-    from gpukeeper.ledger.archive import status as status_of
-    from gpukeeper.ledger.inspection import schema_of
-
     return await status_of(ledger), await schema_of(ledger)
 
 
 def _status_rows(path: str, schema: int, files: tuple[LedgerFile, ...], found: LedgerStatus) -> list[tuple[str, str]]:
-    from gpukeeper.ledger.inspection import archived_size
-    from gpukeeper.model.durations import size_in_words
-
     names = ", ".join(f"{one.name} ({size_in_words(one.size)})" for one in files) or "none yet"
     ends = [f"{at:%Y-%m-%d %H:%M:%S} UTC" if at is not None else "-" for at in (found.oldest, found.newest)]
     whole = f"{len(found.archives)} ({size_in_words(archived_size(found))})"
@@ -80,8 +69,6 @@ def _status_rows(path: str, schema: int, files: tuple[LedgerFile, ...], found: L
 
 
 def _archive(name: str, header: object, damage: str | None) -> str:
-    from gpukeeper.ledger.archive_file import Header
-
     if damage is not None or not isinstance(header, Header):
         return f"{name}: {damage or 'its header could not be read'}"
     return f"{name}: {header.lines} lines, {header.since:%Y-%m-%d} to {header.until:%Y-%m-%d}"

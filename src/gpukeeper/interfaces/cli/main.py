@@ -1,64 +1,67 @@
-"""The root command: the list of verbs, and what an error looks like."""
+"""The root command: the table of commands, and how errors are reported."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from gpukeeper import __version__
-from gpukeeper.interfaces.cli import (
-    accept,
-    apply,
-    check,
-    demo,
-    doctor,
-    explain,
-    ledger,
-    node,
-    observe,
-    pause,
-    plan,
-    policy,
-    report,
-    restore,
-    stop_all,
-    tidy,
-    top,
-    workload,
-)
+from gpukeeper.interfaces.cli.lazy import Entry, group_of
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.model.errors import KeeperError
 
-app = typer.Typer(
-    name="gpukeeper",
-    help="Test GPU nodes before use, and reclaim GPUs and disk space from finished, idle and stuck work.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("observe")(observe.observe)
-app.command("top")(top.top)
-app.command("plan")(plan.plan)
-app.command("explain")(explain.explain)
-app.command("apply")(apply.apply)
-app.command("demo")(demo.demo)
-app.add_typer(accept.app, name="accept")
-app.add_typer(check.app, name="check")
-app.add_typer(workload.app, name="workload")
-app.add_typer(node.app, name="node")
-app.add_typer(policy.app, name="policy")
-app.add_typer(ledger.app, name="ledger")
-app.command("report")(report.report)
-app.command("restore")(restore.restore)
-app.command("doctor")(doctor.doctor)
-app.command("pause")(pause.pause)
-app.command("resume")(pause.resume)
-app.command("stop-all")(stop_all.stop_all)
-app.command("tidy", context_settings={"allow_interspersed_args": False})(tidy.tidy)
+_HELP = "Test GPU nodes before use, and reclaim GPUs and disk space from finished, idle and stuck work."
+_CLI = "gpukeeper.interfaces.cli"
+COMMANDS = {
+    "observe": Entry(f"{_CLI}.observe:observe", "Show workloads, leftovers, GPUs and contradictions."),
+    "top": Entry(f"{_CLI}.top:top", "Show all GPUs live, with their owners and next actions."),
+    "plan": Entry(f"{_CLI}.plan:plan", "Show what would be done now, and why."),
+    "explain": Entry(
+        f"{_CLI}.explain:explain",
+        "Show each rule's verdict on a workload.",
+    ),
+    "apply": Entry(f"{_CLI}.apply:apply", "Reclaim what is due now."),
+    "demo": Entry(f"{_CLI}.demo:demo", "Simulate a week on a fleet and show what was reclaimed and why."),
+    "report": Entry(f"{_CLI}.report:report", "Report how GPUs were used, and what was given back."),
+    "restore": Entry(f"{_CLI}.restore:restore", "Restore what gpukeeper stopped, or removed after capturing it."),
+    "doctor": Entry(f"{_CLI}.doctor:doctor", "Check this machine: what works, what does not, and how to fix it."),
+    "pause": Entry(f"{_CLI}.pause:pause", "Pause all actions at every place of this machine's ledger."),
+    "resume": Entry(f"{_CLI}.pause:resume", "Allow actions again after a pause."),
+    "stop-all": Entry(f"{_CLI}.stop_all:stop_all", "Stop all running GPU workloads, or one owner's."),
+    "tidy": Entry(
+        f"{_CLI}.tidy:tidy",
+        "Run a command with a private TMPDIR, deleted when it ends.",
+        {"allow_interspersed_args": False},
+    ),
+}
+GROUPS = {
+    "accept": Entry(f"{_CLI}.accept:app", "Test the GPUs of this machine."),
+    "check": Entry(f"{_CLI}.check:app", "List and show the checks of `gpukeeper accept`."),
+    "workload": Entry(f"{_CLI}.workload:app", "List, hold, release, stop or remove your workloads."),
+    "node": Entry(f"{_CLI}.node:app", "List, show, quarantine and return the GPUs of this machine."),
+    "policy": Entry(f"{_CLI}.policy:app", "Check, show and try a policy."),
+    "ledger": Entry(f"{_CLI}.ledger:app", "Read the record of everything gpukeeper observed, decided and did."),
+}
+
+
+def root_app(commands: Mapping[str, Entry]) -> typer.Typer:
+    app = typer.Typer(
+        name="gpukeeper",
+        cls=group_of(commands),
+        help=_HELP,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(help=_HELP)(_root)
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -67,20 +70,16 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def root(
+def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Test GPU nodes before use, and reclaim GPUs and disk space from finished, idle and stuck work."""
+    """Options before the command."""
 
 
-def run_app() -> int:
+def run_app(app: typer.Typer) -> int:
     """Returns the exit code. Expected errors are printed as one sentence, bugs are reported as bugs."""
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.model.errors import KeeperError
-
     try:
         app(standalone_mode=True)
     except KeeperError as problem:
@@ -119,8 +118,6 @@ def run_app() -> int:
 
 
 def _interrupted() -> int:
-    from gpukeeper.interfaces.terminal.session import print_message
-
     print_message("Interrupted. The next pass inspects any open step first.")
     return 130
 

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import typer
 
+from gpukeeper.config.document import read
+from gpukeeper.interfaces.terminal import show
 from gpukeeper.model.errors import UsageError
-from gpukeeper.notify.terminals import plain
+from gpukeeper.model.printable import plain
+from gpukeeper.platforms.kubernetes.manifests import merge
 
 _NEXT = re.compile(r"^---.*$", re.MULTILINE)
 
 
 def explain_files(workload: str, files: Sequence[Path], *, json: bool) -> None:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.platforms.kubernetes.manifests import merge
-
     found = merge([one for path in files for one in _objects(path)], workload)
     if json:
         show.as_json("explain-manifest", msgspec.to_builtins(found))
@@ -30,8 +30,6 @@ def explain_files(workload: str, files: Sequence[Path], *, json: bool) -> None:
 
 def _objects(path: Path) -> list[dict[str, Any]]:
     """The objects of a file, and of a List those in it."""
-    from gpukeeper.config.document import read
-
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as problem:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
-from datetime import timedelta
+import pwd
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+import msgspec
 import typer
 
+from gpukeeper.config.environment import FLEET
+from gpukeeper.devices import holders, occupancy
+from gpukeeper.devices.driver.facts import GpuFacts
+from gpukeeper.devices.inventory import inventory
+from gpukeeper.engine.requests import GPU_UUID
+from gpukeeper.interfaces.cli.submit import submit
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show as shown
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import opened
+from gpukeeper.model.condition import GpuMemory
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.history import line_row, lines_view
+from gpukeeper.views.node import GpuCondition, NodeGpuView, NodeView, gpu_condition
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from gpukeeper.devices.driver.facts import GpuFacts
-    from gpukeeper.model.condition import GpuMemory
-    from gpukeeper.model.unknown import Unknown
-    from gpukeeper.views.node import GpuCondition
     from gpukeeper.wiring.session import Session
+
 
 PATIENCE = timedelta(seconds=10)
 HISTORY = 20  # lines
@@ -37,11 +48,6 @@ Reason: TypeAlias = Annotated[str, typer.Option("--reason", metavar="TEXT", help
 @app.command("list")
 def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """List the GPUs with their last recorded condition. Shows why and since when they are quarantined."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import opened, print_message
-    from gpukeeper.model.unknown import Unknown
-    from gpukeeper.views.node import NodeView, gpu_condition
-
     with opened(policy, write=False) as session:
         inventory, remembered = _inventory(), _remembered(session)
         held = _held(inventory)
@@ -52,13 +58,13 @@ def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
             inventory.why if isinstance(inventory, Unknown) else None,
         )
         if json:
-            show.as_json("node-list", view)
+            shown.as_json("node-list", view)
             return
         if view.unseen is not None:
             print_message(
                 f"The GPUs of this machine could not be read ({view.unseen}). The list shows GPUs from the ledger."
             )
-        show.table([_row(gpu) for gpu in view.gpus], head=("condition", "gpu", "uuid", "since", "reason", "held by"))
+        shown.table([_row(gpu) for gpu in view.gpus], head=("condition", "gpu", "uuid", "since", "reason", "held by"))
         if not view.gpus:
             print_message("No GPUs found.")
 
@@ -66,13 +72,6 @@ def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
 @app.command()
 def show(gpu: Gpu, policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """Show everything recorded about one GPU."""
-    import msgspec
-
-    from gpukeeper.interfaces.terminal import show as shown
-    from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.views.history import lines_view
-    from gpukeeper.views.node import NodeGpuView, gpu_condition
-
     with opened(policy, write=False) as session:
         inventory, remembered = _inventory(), _remembered(session)
         uuid, index = _find(gpu, inventory, remembered)
@@ -83,7 +82,7 @@ def show(gpu: Gpu, policy: o.PolicyFile = None, json: o.Json = False) -> None:
             return
         facts = msgspec.structs.asdict(condition)
         shown.table([(name.replace("_", " "), str(value)) for name, value in facts.items() if value is not None])
-        shown.table([shown.line_row(seq, line) for seq, line in lines])
+        shown.table([shown.line_row(line_row(seq, line)) for seq, line in lines])
 
 
 @app.command()
@@ -99,19 +98,12 @@ def return_(gpu: Gpu, reason: Reason = "", policy: o.PolicyFile = None, json: o.
 
 
 def _change(verb: str, gpu: str, reason: str, policy: Path | None, json: bool) -> None:
-    from gpukeeper.interfaces.cli.submit import submit
-    from gpukeeper.interfaces.terminal.session import opened
-
     with opened(policy, write=False) as session:
         uuid, _ = _find(gpu, _inventory(), _remembered(session))
     submit(verb, policy=policy, json=json, workload=uuid, reason=reason)
 
 
 def _inventory() -> tuple[GpuFacts, ...] | Unknown:
-    from gpukeeper.devices.inventory import inventory
-    from gpukeeper.model.unknown import Unknown
-    from gpukeeper.wiring.places import FLEET
-
     if os.environ.get(FLEET):
         return Unknown("a fleet from files has no GPUs", by_design=True)
     return inventory(PATIENCE)
@@ -123,8 +115,6 @@ def _remembered(session: Session) -> dict[str, GpuMemory]:
 
 def _known(inventory: tuple[GpuFacts, ...] | Unknown, remembered: dict[str, GpuMemory]) -> list[tuple[str, int | None]]:
     """Every uuid with its index: what the driver names, then what is only in the ledger and quarantined."""
-    from gpukeeper.model.unknown import Unknown
-
     found: dict[str, int | None] = {}
     for gpu in () if isinstance(inventory, Unknown) else inventory:
         if isinstance(gpu.uuid, str):
@@ -140,10 +130,6 @@ def _known(inventory: tuple[GpuFacts, ...] | Unknown, remembered: dict[str, GpuM
 def _find(
     words: str, inventory: tuple[GpuFacts, ...] | Unknown, remembered: dict[str, GpuMemory]
 ) -> tuple[str, int | None]:
-    from gpukeeper.engine.requests import GPU_UUID
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.model.unknown import Unknown
-
     known = _known(inventory, remembered)
     meant = _observed_names(inventory).get(words.rpartition("/")[2].lower().replace(" ", "-"))
     fitting = [one for one in known if words in (one[0], str(one[1])) or meant == one[0]] or [
@@ -160,8 +146,6 @@ def _find(
 
 def _observed_names(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
     """The uuid by the name that observe prints: gpu-0, gpu-0-slice-1."""
-    from gpukeeper.model.unknown import Unknown
-
     found: dict[str, str] = {}
     for gpu in () if isinstance(inventory, Unknown) else inventory:
         if isinstance(gpu.uuid, str):
@@ -173,9 +157,6 @@ def _observed_names(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]
 
 def _held(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
     """By uuid: the processes that have it open now and are no services; or that this is unknown."""
-    from gpukeeper.devices import holders, occupancy
-    from gpukeeper.model.unknown import Unknown
-
     if isinstance(inventory, Unknown) or not inventory:
         return {}
     try:
@@ -188,8 +169,6 @@ def _held(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
 
 
 def _user(uid: int) -> str:
-    import pwd
-
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

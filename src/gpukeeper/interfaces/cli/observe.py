@@ -9,30 +9,36 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from gpukeeper.engine.fleet import FleetSnapshot, observe_fleet
+from gpukeeper.interfaces.terminal import nodes, show
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import opened, span
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.waste import Waste
+from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.fleet import FleetView, SubjectRow, fleet_view, subject_row, unseen_everywhere
+from gpukeeper.views.gpus import GpusView, WasteView, gpus_view, waste_view
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
-    from gpukeeper.engine.fleet import FleetSnapshot
-    from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.lifecycle.waste import Waste
-    from gpukeeper.model.subject import Subject
-    from gpukeeper.views.fleet import FleetView, SubjectRow
-    from gpukeeper.views.gpus import GpusView, WasteView
     from gpukeeper.wiring.session import Session
+
 
 HEAD = ("state", "name", "owner", "class", "gpus", "size", "since")
 WASTE_HEAD = ("unused for", "workload", "owner", "class", "gpus")
 GPUS_HEAD = ("state", "gpu", "held by", "owner", "since", "use", "next")
 
 
-@o.with_selection
+@o.with_options
 def observe(
     selection: o.Selection,
     gpus: Annotated[
@@ -50,11 +56,6 @@ def observe(
     quiet: o.Quiet = False,
 ) -> None:
     """Show workloads, leftovers, GPUs and contradictions. Also what could not be read. Changes nothing."""
-    from gpukeeper.engine.fleet import observe_fleet
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import opened, span
-    from gpukeeper.model.errors import UsageError
-
     if gpus and waste:
         raise UsageError("--gpus and --waste cannot be combined. Nothing was read.")
     narrow = selection.narrow
@@ -78,17 +79,11 @@ View: TypeAlias = "FleetView | GpusView | WasteView"
 
 
 def view_of(session: Session, found: FleetSnapshot, narrow: Narrow, *, gpus: bool = False, waste: bool = False) -> View:
-    from gpukeeper.views.fleet import fleet_view
-    from gpukeeper.views.gpus import gpus_view, waste_view
-
     view = gpus_view if gpus else waste_view if waste else fleet_view
     return view(found, session.book, narrow, session.keeper.clock.now())
 
 
 def print_json(view: View) -> None:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.views.gpus import GpusView, WasteView
-
     match view:
         case GpusView():
             show.as_json("observe-gpus", view)
@@ -99,9 +94,6 @@ def print_json(view: View) -> None:
 
 
 def print_view(view: View, *, quiet: bool) -> None:
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.views.fleet import FleetView, unseen_everywhere
-
     number = _print_rows(view)
     if quiet:
         return
@@ -118,9 +110,6 @@ def print_view(view: View, *, quiet: bool) -> None:
 
 def _print_rows(view: View) -> int:
     """How many there are."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.views.gpus import GpusView, WasteView
-
     match view:
         case GpusView():
             show.table([show.claim_row(claim, view.at) for claim in view.gpus], head=GPUS_HEAD)
@@ -135,10 +124,6 @@ def _print_rows(view: View) -> int:
 
 def _print_subjects(subjects: Sequence[Subject]) -> None:
     """Work and what it left, and below that the nodes and disks it is on."""
-    from gpukeeper.interfaces.terminal import nodes, show
-    from gpukeeper.model.subject import Shape
-    from gpukeeper.views.fleet import subject_row
-
     things = [_row(subject_row(one)) for one in subjects if one.shape is not Shape.NODE]
     below = [nodes.row(one) for one in subjects if one.shape is Shape.NODE]
     show.table(things, head=HEAD)
@@ -148,18 +133,11 @@ def _print_subjects(subjects: Sequence[Subject]) -> None:
 
 
 def _waste_row(one: Waste, now: datetime) -> tuple[str, ...]:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.model.durations import in_words
-
     span = ("at least " if one.at_least else "") + in_words(now - one.since)
     return (span, one.ref.path, show.fact(one.owner), show.fact(one.class_), ", ".join(one.devices))
 
 
 def _row(row: SubjectRow) -> tuple[str, ...]:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.model.durations import size_in_words
-    from gpukeeper.model.unknown import Unknown
-
     devices = show.fact(row.devices or None) if not isinstance(row.devices, Unknown) else "?"
     size = "?" if isinstance(row.size, Unknown) else size_in_words(row.size) if row.size else "-"
     facts = (show.fact(row.owner), show.fact(row.class_), devices, size, show.when(row.since, row.at))

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gpukeeper.interfaces.cli.submit import submit
 from gpukeeper.interfaces.terminal import options as o
 
 
@@ -15,13 +16,9 @@ def pause(
     json: o.Json = False,
 ) -> None:
     """Pause all actions at every place of this machine's ledger. Observing continues."""
-    from gpukeeper.interfaces.cli.submit import submit
-
     submit("pause", policy=policy, json=json, reason=reason)
 
 
 def resume(policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """Allow actions again after a pause."""
-    from gpukeeper.interfaces.cli.submit import submit
-
     submit("resume", policy=policy, json=json)

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpukeeper.engine.counts import TreeCount
+from gpukeeper.engine.observe import Survey
+from gpukeeper.engine.outlook import PolicyHead
+from gpukeeper.engine.reclaim import PassReport, look_and_plan
+from gpukeeper.interfaces.cli import daemon_plan
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import opened, some_unreachable
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.model.durations import size_in_words
+from gpukeeper.model.errors import UsageError
+from gpukeeper.views.plan import PlanView, notes, plan_view, summary
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gpukeeper.engine.counts import TreeCount
-    from gpukeeper.engine.observe import Survey
-    from gpukeeper.engine.outlook import PolicyHead
-    from gpukeeper.engine.reclaim import PassReport
-    from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.views.plan import PlanView
     from gpukeeper.wiring.session import Session
 
 
-@o.with_selection
+@o.with_options
 def plan(
     selection: o.SelectionByClass,
     exit_code: Annotated[
@@ -34,20 +39,14 @@ def plan(
     verbose: o.Verbose = False,
 ) -> None:
     """Show what would be done now, and why. Changes nothing."""
-    from gpukeeper.interfaces.cli import daemon_plan
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import opened, print_message, some_unreachable
-    from gpukeeper.views.plan import plan_view, summary
-
     policy, platform, narrow = selection.policy, selection.platform, selection.narrow
     check_textfile(textfile, narrow)
     by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow) if textfile is None else None
     if by_daemon is not None:
         daemon_plan.show_plan(by_daemon, json=json, verbose=verbose, quiet=quiet)
-        if exit_code and any(place.due for place in by_daemon.places):
-            raise typer.Exit(4)
-        if exit_code and any(place.unseen for place in by_daemon.places):
-            raise typer.Exit(3)
+        if exit_code:
+            places = by_daemon.places
+            _exit(due=any(place.due for place in places), unseen=any(place.unseen for place in places))
         return
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
         reports = asyncio.run(plans(session, narrow))
@@ -61,14 +60,22 @@ def plan(
             print_notes(session, reports)
             print_message(summary(view, _again(policy, platform, narrow)))
         unseen = any(report.survey.unseen for report in reports) or (platform is None and some_unreachable(session))
+    _exit_if_unread(reports, session)
+    if exit_code:
+        _exit(due=any(report.survey.due for report in reports), unseen=unseen)
+
+
+def _exit(*, due: bool, unseen: bool) -> None:
+    """With --exit-code."""
+    if due or unseen:
+        raise typer.Exit(4 if due else 3)
+
+
+def _exit_if_unread(reports: list[PassReport], session: Session) -> None:
     covered = [one for one in reports if one.survey.platform.name in session.book.policy.scope]
     if any(report.stopped for report in reports) or _nothing_answered(covered):
         raise typer.Exit(1)
     if covered and all(_saw_nothing(report.survey) for report in covered):
-        raise typer.Exit(3)
-    if exit_code and any(report.survey.due for report in reports):
-        raise typer.Exit(4)
-    if exit_code and unseen:
         raise typer.Exit(3)
 
 
@@ -84,19 +91,14 @@ def _nothing_answered(reports: list[PassReport]) -> bool:
 
 
 async def plans(session: Session, narrow: Narrow) -> list[PassReport]:
-    from gpukeeper.engine.reclaim import look_and_plan
-
     return [await look_and_plan(session.keeper, p, session.book, narrow) for p in session.keeper.platforms]
 
 
 def check_textfile(textfile: Path | None, narrow: Narrow) -> None:
     """Checked first. Metrics of a part of the objects would look like metrics of all."""
-    from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.model.errors import UsageError
-
     if textfile is None:
         return
-    from gpukeeper.interfaces.telemetry.textfile import check
+    from gpukeeper.interfaces.telemetry.textfile import check  # prometheus_client is an extra
 
     if narrow != Narrow():
         raise UsageError("--textfile cannot be combined with filters. Nothing was done.")
@@ -105,22 +107,18 @@ def check_textfile(textfile: Path | None, narrow: Narrow) -> None:
 
 def write_textfile(textfile: Path | None, session: Session, reports: list[PassReport]) -> None:
     if textfile is not None:
-        from gpukeeper.interfaces.telemetry.textfile import write
+        from gpukeeper.interfaces.telemetry.textfile import write  # prometheus_client is an extra
 
         write(textfile, session, reports)
 
 
 def _again(policy: Path | None, platform: str | None, narrow: Narrow) -> str:
     """The command that applies this plan. Without the same options `apply` would make another plan."""
-    from gpukeeper.lifecycle.narrow import Narrow
-
     plain = policy is None and platform is None and narrow == Narrow()
     return "gpukeeper apply" if plain else "gpukeeper apply, with the same options"
 
 
 def print_plan(view: PlanView, *, verbose: bool) -> None:
-    from gpukeeper.interfaces.terminal import show
-
     show.table([show.plan_row(d, verbose=verbose) for d in view.listed(kept=verbose)])
     rows = [(one.category, *map(_pile_in_words, (one.total, one.keep, one.remove))) for one in view.trees]
     if rows:  # how much there is, and how much would be removed
@@ -129,8 +127,6 @@ def print_plan(view: PlanView, *, verbose: bool) -> None:
 
 
 def _pile_in_words(pile: TreeCount) -> str:
-    from gpukeeper.model.durations import size_in_words
-
     if not pile.number:
         return "-"
     parts = [size_in_words(pile.bytes)] if pile.sized else []
@@ -139,15 +135,10 @@ def _pile_in_words(pile: TreeCount) -> str:
 
 
 def print_notes(session: Session, reports: list[PassReport]) -> None:
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.views.plan import notes
-
     for words in notes(reports, session.book.policy):
         print_message(words)
 
 
 def policy_head(session: Session) -> PolicyHead:
-    from gpukeeper.engine.outlook import PolicyHead
-
     policy = session.loaded.policy
     return PolicyHead(session.loaded.source, policy.digest, policy.preset, policy.mode)

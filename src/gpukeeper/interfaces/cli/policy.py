@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpukeeper.interfaces.cli import policy_try
+from gpukeeper.config.sentence import sentence as in_words
+from gpukeeper.interfaces.cli.lazy import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
+from gpukeeper.interfaces.terminal import show as shown
+from gpukeeper.model.errors import PolicyError
 
 if TYPE_CHECKING:
     from gpukeeper.config.load import Loaded
     from gpukeeper.config.show import OwnerView, Row
 
-app = typer.Typer(no_args_is_help=True, help="Check, show and try a policy. Changes nothing.")
+# The schema of a policy takes 100 ms to load: it is imported where a policy is read, not for help and completion.
+COMMANDS = {
+    "try": Entry(
+        "gpukeeper.interfaces.cli.policy_try:try_",
+        "Apply a policy to a hypothetical workload.",
+    ),
+}
+app = typer.Typer(cls=group_of(COMMANDS), no_args_is_help=True, help="Check, show and try a policy. Changes nothing.")
 
 PolicyOption = Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="Policy file.", show_default=False)]
 JsonOption = Annotated[
@@ -34,12 +46,8 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Report all problems of a policy file, each with its line."""
-    from gpukeeper.config.load import load_policy
-    from gpukeeper.config.sentence import sentence
-    from gpukeeper.model.errors import PolicyError
-
     try:
-        loaded = load_policy(file or policy)
+        loaded = _load(file or policy)
     except PolicyError as error:
         if as_json:
             _print_json("policy-check", {"valid": False, "problems": list(error.problems)})
@@ -49,7 +57,7 @@ def check(
         _print_json("policy-check", {"valid": True, "problems": [], **_head(loaded)})
         return
     typer.echo(f"{loaded.source} is valid (digest {loaded.policy.digest}).")
-    typer.echo(sentence(loaded.policy))
+    typer.echo(in_words(loaded.policy))
 
 
 @app.command()
@@ -70,10 +78,9 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show all effective values, or one section. Prints the origin of each value."""
-    from gpukeeper.config.load import load_policy
     from gpukeeper.config.show import for_owner, part_for_owner, part_of, rows
 
-    loaded = load_policy(policy)
+    loaded = _load(policy)
     _warn(loaded)
     if owner is not None:
         view = for_owner(loaded, owner)
@@ -92,8 +99,6 @@ def show(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a policy file, for editors."""
-    import json
-
     from gpukeeper.config.schema import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
@@ -102,10 +107,7 @@ def schema() -> None:
 @app.command()
 def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
     """Print the policy as one English sentence."""
-    from gpukeeper.config.load import load_policy
-    from gpukeeper.config.sentence import sentence as in_words
-
-    loaded = load_policy(policy)
+    loaded = _load(policy)
     _warn(loaded)
     if as_json:
         _print_json("policy-sentence", _head(loaded))
@@ -113,12 +115,13 @@ def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
     typer.echo(in_words(loaded.policy))
 
 
-app.command("try")(policy_try.try_)
+def _load(policy: Path | None) -> Loaded:
+    from gpukeeper.config.load import load_policy
+
+    return load_policy(policy)
 
 
 def _show_owner(loaded: Loaded, view: OwnerView, section: str | None, as_json: bool) -> None:
-    from gpukeeper.interfaces.terminal import show as shown
-
     if as_json:
         classes = {name: _plain(found) for name, found in view.classes.items()}
         applies = {"exemptions": _plain(view.exemptions), "demand": _plain(view.demand), "holds": _plain(view.holds)}
@@ -139,14 +142,10 @@ def _show_owner(loaded: Loaded, view: OwnerView, section: str | None, as_json: b
 
 
 def _print_rows(rows: Sequence[Row]) -> None:
-    from gpukeeper.interfaces.terminal import show as shown
-
     shown.table([(row.setting, row.text, row.origin) for row in rows], head=("setting", "value", "origin"))
 
 
 def _head(loaded: Loaded) -> dict[str, Any]:
-    from gpukeeper.config.sentence import sentence as in_words
-
     return {
         "source": loaded.source,
         "digest": loaded.policy.digest,
@@ -160,8 +159,6 @@ def _plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _warnings(loaded: Loaded) -> list[str]:
-    from datetime import UTC, datetime
-
     return [*loaded.warnings, *loaded.expired(datetime.now(UTC))]
 
 
@@ -171,6 +168,4 @@ def _warn(loaded: Loaded) -> None:
 
 
 def _print_json(kind: str, content: Mapping[str, Any]) -> None:
-    import json
-
     typer.echo(json.dumps({"schema": f"gpukeeper/{kind}/v1", **content}, indent=2, ensure_ascii=False))

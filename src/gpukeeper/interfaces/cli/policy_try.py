@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from gpukeeper.interfaces.terminal import completion
+from gpukeeper.config.load import Loaded, load_policy
+from gpukeeper.interfaces.cli.hypothetical import STATES, WorkloadDescription, hypothetical_workload
+from gpukeeper.interfaces.terminal import completion, show
 from gpukeeper.interfaces.terminal import options as o
-
-if TYPE_CHECKING:
-    from gpukeeper.config.load import Loaded
-    from gpukeeper.interfaces.cli.hypothetical import WorkloadDescription
-    from gpukeeper.lifecycle.forecast import UpcomingAction
-    from gpukeeper.model.subject import Outcome, State
-    from gpukeeper.views.trial import TrialView
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import span
+from gpukeeper.lifecycle.forecast import UpcomingAction
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.subject import Outcome, State
+from gpukeeper.views.trial import TrialView, trial
 
 Span = str | None
 
 
-def try_(
-    policy: o.PolicyFile = None,
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
+    """The workload in words."""
+
     platform: Annotated[
         str,
         typer.Option(
@@ -31,30 +36,30 @@ def try_(
             help="Platform, or platform and place: docker, docker/node-3, kubernetes.",
             autocompletion=completion.platforms,
         ),
-    ] = "docker",
+    ] = "docker"
     class_: Annotated[
         str | None,
         typer.Option("--class", metavar="NAME", help="Class. Default: by match, else as recognized by the platform."),
-    ] = None,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the workload.")] = "example",
-    label: Annotated[
-        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label; may be repeated.")
-    ] = None,
-    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="Container image.")] = None,
+    ] = None
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the workload.")] = "example"
+    label: Annotated[list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label; may be repeated.")] = (
+        None
+    )
+    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="Container image.")] = None
     kind: Annotated[
         str | None, typer.Option("--kind", metavar="KIND", help="Kubernetes kind: job, trainjob, pod, … Default: job.")
-    ] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", metavar="NAME", help="Kubernetes namespace.")] = None,
+    ] = None
+    namespace: Annotated[str | None, typer.Option("--namespace", metavar="NAME", help="Kubernetes namespace.")] = None
     environment: Annotated[
         str | None,
         typer.Option("--environment", metavar="NAME", help="Environment, one of `environments` in the policy."),
-    ] = None,
-    owner: Annotated[str | None, typer.Option("--owner", metavar="USER", help="Owner. Default: unknown.")] = None,
+    ] = None
+    owner: Annotated[str | None, typer.Option("--owner", metavar="USER", help="Owner. Default: unknown.")] = None
     group: Annotated[
         str | None,
         typer.Option("--group", metavar="NAME", help="Group of the owner, in addition to those in the policy."),
-    ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=0, max=1024, metavar="N", help="Number of GPUs.")] = 1,
+    ] = None
+    gpus: Annotated[int, typer.Option("--gpus", min=0, max=1024, metavar="N", help="Number of GPUs.")] = 1
     state: Annotated[
         str | None,
         typer.Option(
@@ -62,7 +67,7 @@ def try_(
             metavar="STATE",
             help="running, ended or created. Default: running, or as implied by other options.",
         ),
-    ] = None,
+    ] = None
     outcome: Annotated[
         str | None,
         typer.Option(
@@ -71,58 +76,30 @@ def try_(
             help="Outcome of ended work: succeeded (default), failed or stopped.",
             autocompletion=completion.outcomes,
         ),
-    ] = None,
+    ] = None
     running_for: Annotated[
         Span, typer.Option("--running-for", metavar="DURATION", help="Time since the start: 2h, 3d, …")
-    ] = None,
+    ] = None
     idle_for: Annotated[
         Span, typer.Option("--idle-for", metavar="DURATION", help="Idle time so far: 20m, … Default: idle from now on.")
-    ] = None,
-    busy: Annotated[bool, typer.Option("--busy", help="The GPUs are in use all the time.")] = False,
+    ] = None
+    busy: Annotated[bool, typer.Option("--busy", help="The GPUs are in use all the time.")] = False
     ended_since: Annotated[
         Span, typer.Option("--ended-since", metavar="DURATION", help="Time since the end: 2h, 3d, …")
-    ] = None,
-    ttl: Annotated[
-        Span, typer.Option("--ttl", metavar="DURATION", help="The workload's own TTL after its end.")
-    ] = None,
+    ] = None
+    ttl: Annotated[Span, typer.Option("--ttl", metavar="DURATION", help="The workload's own TTL after its end.")] = None
     hold: Annotated[
         Span, typer.Option("--hold", metavar="DURATION", help="The owner holds it for this time, from now on.")
-    ] = None,
+    ] = None
     demand: Annotated[
         bool, typer.Option("--demand", help="Assume that GPUs are scarce; see `demand` in the policy.")
-    ] = False,
-    json: o.Json = False,
-) -> None:
-    """Apply a policy to a hypothetical workload. Shows its class, and when it would be warned, stopped and removed."""
-    from gpukeeper.config.load import load_policy
-    from gpukeeper.interfaces.cli.hypothetical import WorkloadDescription, hypothetical_workload
-    from gpukeeper.interfaces.terminal.session import span
-    from gpukeeper.views.trial import trial
+    ] = False
 
-    where, _, place = platform.partition("/")
-    described = WorkloadDescription(
-        platform=where,
-        place=place or None,
-        namespace=namespace,
-        kind=kind,
-        name=name,
-        class_=class_,
-        image=image,
-        labels=_labels(label or ()),
-        owner=owner,
-        group=group,
-        environment=environment,
-        gpus=gpus,
-        state=_state(state, ended=ended_since is not None or outcome is not None),
-        outcome=_outcome(outcome),
-        running_for=span(running_for, "--running-for") or timedelta(),
-        idle_for=span(idle_for, "--idle-for") or timedelta(),
-        ended_since=span(ended_since, "--ended-since") or timedelta(),
-        ttl=span(ttl, "--ttl"),
-        hold=span(hold, "--hold"),
-        busy=busy,
-        demand=demand,
-    )
+
+@o.with_options
+def try_(*, policy: o.PolicyFile = None, options: WorkloadOptions, json: o.Json = False) -> None:
+    """Apply a policy to a hypothetical workload. Shows its class, and when it would be warned, stopped and removed."""
+    described = _described(options)
     loaded = load_policy(policy)
     now = datetime.now(UTC).replace(second=0, microsecond=0)
     assumed, applied = hypothetical_workload(described, loaded.policy, now)
@@ -133,9 +110,35 @@ def try_(
         _print(loaded, described, found)
 
 
-def _labels(written: Iterable[str]) -> dict[str, str]:
-    from gpukeeper.model.errors import UsageError
+def _described(options: WorkloadOptions) -> WorkloadDescription:
+    platform, _, place = options.platform.partition("/")
+    ended = options.ended_since is not None or options.outcome is not None
+    return WorkloadDescription(
+        platform=platform,
+        place=place or None,
+        namespace=options.namespace,
+        kind=options.kind,
+        name=options.name,
+        class_=options.class_,
+        image=options.image,
+        labels=_labels(options.label or ()),
+        owner=options.owner,
+        group=options.group,
+        environment=options.environment,
+        gpus=options.gpus,
+        state=_state(options.state, ended=ended),
+        outcome=_outcome(options.outcome),
+        running_for=span(options.running_for, "--running-for") or timedelta(),
+        idle_for=span(options.idle_for, "--idle-for") or timedelta(),
+        ended_since=span(options.ended_since, "--ended-since") or timedelta(),
+        ttl=span(options.ttl, "--ttl"),
+        hold=span(options.hold, "--hold"),
+        busy=options.busy,
+        demand=options.demand,
+    )
 
+
+def _labels(written: Iterable[str]) -> dict[str, str]:
     wrong = [one for one in written if not one.partition("=")[0]]
     if wrong:
         raise UsageError(f'--label "{wrong[0]}" has no key. Write it like team=vision, or team.')
@@ -143,10 +146,6 @@ def _labels(written: Iterable[str]) -> dict[str, str]:
 
 
 def _state(written: str | None, *, ended: bool) -> State:
-    from gpukeeper.interfaces.cli.hypothetical import STATES
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.model.subject import State
-
     if written is None:
         return State.ENDED if ended else State.RUNNING
     if written not in STATES:
@@ -155,17 +154,12 @@ def _state(written: str | None, *, ended: bool) -> State:
 
 
 def _outcome(written: str | None) -> Outcome | None:
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.model.subject import Outcome
-
     if written is not None and written not in tuple(Outcome):
         raise UsageError(f'--outcome "{written}" is not one of: {", ".join(Outcome)}')
     return None if written is None else Outcome(written)
 
 
 def _print_json(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> None:
-    from gpukeeper.interfaces.terminal import show
-
     head = {"source": loaded.source, "digest": loaded.policy.digest, "mode": loaded.policy.mode}
     body = {
         "policy": head,
@@ -183,9 +177,6 @@ def _print_json(loaded: Loaded, described: WorkloadDescription, found: TrialView
 
 
 def _print(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> None:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
-
     show.table(_facts(loaded, described, found))
     typer.echo("")
     rows = [(_when(one.at, found.at), _what(one), one.rule, one.reason) for one in found.timeline]
@@ -198,8 +189,6 @@ def _print(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> 
 
 
 def _facts(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> list[tuple[str, str]]:
-    from gpukeeper.model.durations import in_words
-
     subject, now = found.subject, found.at
     ran = f" for {in_words(now - subject.started)}" if isinstance(subject.started, datetime) else ""
     state = f"{subject.outcome} {in_words(described.ended_since)} ago" if subject.outcome else f"{subject.state}{ran}"
@@ -232,6 +221,4 @@ def _what(one: UpcomingAction) -> str:
 
 
 def _when(at: datetime, now: datetime) -> str:
-    from gpukeeper.model.durations import in_words
-
     return f"in {in_words(at - now)}" if at > now else "now"

@@ -44,8 +44,9 @@ def report(
     policy: o.PolicyFile = None,
     json: o.Json = False,
 ) -> None:
-    """Report GPU-hours in use, held but idle, free and not measured, what was given back, and unused GPUs.
+    """Report how GPUs were used, and what was given back.
 
+    GPU-hours in use, held but idle, free and not measured; what was held without use; what was undone within a day.
     Recorded while the daemon runs. Users who are not admins see their own figures and the totals.
     """
     from gpukeeper.interfaces.terminal import show
@@ -66,7 +67,7 @@ def report(
 
 def _read(query: ReportQuery, policy: Path | None) -> UsageReport:
     from gpukeeper.interfaces.terminal.daemon import query_daemon
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.views.usage_report import UsageReport
 
     asked = {"since": query.since, "until": query.until, "zone": query.zone, "owner": query.owner}
@@ -152,7 +153,7 @@ def _day(words: str, flag: str) -> date:
 
 def _print(found: UsageReport, by: str | None) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
+    from gpukeeper.interfaces.terminal.messages import print_message
     from gpukeeper.interfaces.terminal.usage_tables import headline, money_line, regret_line, tables, total_rows
 
     for note in found.notes:

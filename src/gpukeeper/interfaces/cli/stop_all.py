@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gpukeeper.engine.fleet import observe_fleet
+from gpukeeper.engine.requests import Reply, Request
+from gpukeeper.interfaces.cli.submit import reply_to
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import confirmed, narrowed, opened, own_only
+from gpukeeper.lifecycle.claims import left_alone, runs_on_gpus
+from gpukeeper.lifecycle.holds import is_admin
+from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.model.policy import Mode
+from gpukeeper.model.subject import Subject
 
 if TYPE_CHECKING:
-    from gpukeeper.engine.requests import Reply
-    from gpukeeper.model.subject import Subject
     from gpukeeper.wiring.session import Session
 
 
@@ -30,8 +39,6 @@ def stop_all(
     json: o.Json = False,
 ) -> None:
     """Stop all running GPU workloads, or one owner's. Asks for confirmation. Exit code 3: some were not stopped."""
-    from gpukeeper.interfaces.terminal.session import confirmed, opened, print_message
-
     with opened(policy, write=False, only=platform, quiet=json) as session:
         _may_act(session, owner, yes=yes, json=json)
         found = asyncio.run(_look(session, owner))
@@ -60,10 +67,6 @@ class Targets:
 
 
 def _may_act(session: Session, owner: str | None, *, yes: bool, json: bool) -> None:
-    from gpukeeper.lifecycle.holds import is_admin
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.model.policy import Mode
-
     if not is_admin(session.book, session.user) and owner != session.user:
         raise UsageError(
             f"{session.user} is not an admin of this policy and may stop only their own work: "
@@ -81,10 +84,6 @@ def _may_act(session: Session, owner: str | None, *, yes: bool, json: bool) -> N
 
 
 async def _look(session: Session, owner: str | None) -> Targets:
-    from gpukeeper.engine.fleet import observe_fleet
-    from gpukeeper.interfaces.terminal.session import narrowed, own_only
-    from gpukeeper.lifecycle.claims import left_alone, runs_on_gpus
-
     narrow, now = own_only(session, narrowed(owner=owner)), session.keeper.clock.now()
     looked = await observe_fleet(session.keeper, session.book)
     found = Targets(unseen=[f"{p.platform}/{p.place}: {p.what} could not be read ({p.why})" for p in looked.unseen])
@@ -101,9 +100,6 @@ async def _look(session: Session, owner: str | None) -> Targets:
 
 
 def _announce(found: Targets) -> None:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
-
     rows = [("stop", s.ref.path, show.fact(s.owner), "") for s in found.running]
     rows += [("skip", s.ref.path, show.fact(s.owner), why) for s, why in found.left]
     show.table(rows)
@@ -119,11 +115,6 @@ def _question(found: Targets, owner: str | None) -> str:
 
 def _stop(subject: Subject, policy: Path | None, *, attended: bool, quiet: bool) -> Reply:
     """By uid: exactly what was listed, even if the name was reused since. The confirmation covers the whole list."""
-    from gpukeeper.engine.requests import Reply, Request
-    from gpukeeper.interfaces.cli.submit import reply_to
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.model.errors import KeeperError
-
     if not quiet:
         show.progress_line(f"stopping {subject.ref.path}")
     request = Request(verb="stop", workload=subject.ref.uid, confirm=attended)
@@ -134,8 +125,6 @@ def _stop(subject: Subject, policy: Path | None, *, attended: bool, quiet: bool)
 
 
 def _print(found: Targets, replies: list[tuple[Subject, Reply]], *, json: bool) -> None:
-    from gpukeeper.interfaces.terminal import show
-
     if json:
         body = {
             "outcomes": [{"workload": s.ref.path, "owner": s.owner, "reply": reply} for s, reply in replies],

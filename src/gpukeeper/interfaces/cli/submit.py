@@ -13,9 +13,13 @@ import msgspec
 import typer
 
 from gpukeeper.engine.requests import Reply, Request, fulfil
+from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.daemon import exchange, failed, read_reply
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import opened, print_unreachable
 from gpukeeper.ledger.paths import ledger_path
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.printable import plain
 
 Confirm: TypeAlias = Callable[[str], bool]  # gets what would be done
 _GONE = Reply(
@@ -25,9 +29,6 @@ _GONE = Reply(
 
 def submit(verb: str, *, policy: Path | None, json: bool, confirm_action: Confirm | None = None, **fields: Any) -> None:
     """`agreed`: asks the user for confirmation. None: do not ask."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.notify.terminals import plain
-
     request = Request(verb=verb, confirm=confirm_action is not None, **fields)
     show.progress_line(f"{verb} {request.workload} …".replace("  ", " "))  # a stop gives its programs time to save
     try:
@@ -71,8 +72,6 @@ def _through_daemon(request: Request) -> Reply | None:
 
 
 def _directly(request: Request, policy: Path | None, confirm_action: Confirm | None = None) -> Reply:
-    from gpukeeper.interfaces.terminal.session import opened, print_message, print_unreachable
-
     with opened(policy, write=True) as session:
         if os.geteuid() != 0:
             # Root's passes read root's ledger; a hold in another ledger must not appear to protect from them.

@@ -8,6 +8,11 @@ from typing import Annotated
 
 import typer
 
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.model.durations import size_in_words
+from gpukeeper.model.errors import UsageError
+from gpukeeper.platforms.host import tidy as host
+
 
 def tidy(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Command to run, with its arguments.")],
@@ -23,11 +28,6 @@ def tidy(
 
     Files that a surviving process still has open are kept and reported.
     """
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.model.durations import size_in_words
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.platforms.host import tidy as host
-
     try:
         folder = host.make_folder(root, os.environ)
     except OSError as error:

@@ -15,22 +15,25 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from gpukeeper.engine.fleet import observe_fleet
+from gpukeeper.interfaces.cli import daemon_plan
 from gpukeeper.interfaces.terminal import options as o
-
-if TYPE_CHECKING:
-    from gpukeeper.interfaces.terminal.screen import Screen
-    from gpukeeper.interfaces.terminal.top_picture import Age, Display
-    from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.views.top import TopView
+from gpukeeper.interfaces.terminal.colours import overwrites
+from gpukeeper.interfaces.terminal.screen import ENDED, INTERRUPTED, QUIT, Screen
+from gpukeeper.interfaces.terminal.session import narrowed, opened, span
+from gpukeeper.interfaces.terminal.top_picture import Age, Display, picture, scrolled
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.views.top import SORTS, TopView, top_view, with_daemon_plan, with_notes
 
 LEAST, REDRAW = 0.5, 1.0  # seconds
 LEAVE = 1.0  # seconds that a refresh in progress gets to end; then the program exits without it
 LATE = timedelta(seconds=10)
-Gather = Callable[[], "TopView"]
+Gather = Callable[[], TopView]
 
 
 def top(
@@ -46,12 +49,6 @@ def top(
     ] = False,
 ) -> None:
     """Show all GPUs live, with their owners and next actions. Press q to quit."""
-    from gpukeeper.interfaces.terminal.screen import Screen
-    from gpukeeper.interfaces.terminal.session import narrowed, span
-    from gpukeeper.interfaces.terminal.top_picture import Display
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.views.top import SORTS
-
     if sort not in SORTS:
         raise UsageError(f'--sort "{sort}" is not one of: {", ".join(SORTS)}')
     pause = span(every, "--every")
@@ -71,17 +68,11 @@ def top(
 
 
 def _is_terminal() -> bool:
-    from gpukeeper.interfaces.terminal.colours import overwrites
-
     return sys.stdin.isatty() and overwrites(sys.stdout)
 
 
 def _run(screen: Screen, gathering: Gathering, display: Display) -> int:
     """Until a key or signal ends it: the exit code."""
-    from gpukeeper.interfaces.terminal.screen import ENDED, INTERRUPTED, QUIT
-    from gpukeeper.interfaces.terminal.top_picture import picture, scrolled
-    from gpukeeper.views.top import SORTS
-
     while True:
         view = gathering.view()
         screen.draw(picture(view, display, gathering.age(), *screen.size))
@@ -122,8 +113,6 @@ class Gathering:
         return None if self._found is None else self._found[0]
 
     def age(self) -> Age:
-        from gpukeeper.interfaces.terminal.top_picture import Age
-
         now, found, begun = time.monotonic(), self._found, self._begun
         data = None if found is None else timedelta(seconds=now - found[1])
         gathering = None if begun is None else timedelta(seconds=now - begun)
@@ -148,8 +137,6 @@ class Gathering:
             self.wake()
 
     def _once(self, gather: Gather) -> float:
-        from gpukeeper.model.errors import KeeperError
-
         begun = self._begun = time.monotonic()
         try:
             self._found, self._problem = (gather(), time.monotonic()), ""
@@ -165,11 +152,6 @@ class Gathering:
 @contextmanager
 def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[Gather]:
     """What is seen from here, joined with what the daemon sends to users who may not read its ledger."""
-    from gpukeeper.engine.fleet import observe_fleet
-    from gpukeeper.interfaces.cli import daemon_plan
-    from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.views.top import top_view, with_daemon_plan, with_notes
-
     notes: list[str] = []
     with opened(policy, write=False, only=platform, quiet=False, tell=notes.append) as session:
 
@@ -187,9 +169,7 @@ def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[
 
 @contextmanager
 def _demo() -> Iterator[Gather]:
-    from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.views.top import top_view
-    from gpukeeper.wiring.demo import simulated_fleet
+    from gpukeeper.wiring.demo import simulated_fleet  # 200 ms, which help and completion do not need
 
     with simulated_fleet() as fleet:
         yield lambda: top_view(fleet.snapshot(), fleet.book, Narrow(), fleet.now())

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Annotated
 
 import typer
 
+from gpukeeper.interfaces.cli import daemon_plan
+from gpukeeper.interfaces.cli.explain import explain
+from gpukeeper.interfaces.cli.plan import plans
+from gpukeeper.interfaces.cli.submit import submit
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from datetime import datetime
-
-    from gpukeeper.model.decision import Decision
-    from gpukeeper.views.workload import WorkloadRow
+from gpukeeper.interfaces.terminal import show as shown
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import confirmed, narrowed, opened, print_unreachable, span
+from gpukeeper.model.decision import Decision
+from gpukeeper.model.errors import UsageError
+from gpukeeper.views.plan import unseen_notes
+from gpukeeper.views.workload import WorkloadRow, workload_row, workloads_view
 
 app = typer.Typer(
     no_args_is_help=True, help="List, hold, release, stop or remove your workloads. Admins: those of all users."
@@ -33,11 +39,6 @@ def list_(
     json: o.Json = False,
 ) -> None:
     """List all workloads with their next action."""
-    from gpukeeper.interfaces.cli import daemon_plan
-    from gpukeeper.interfaces.cli.plan import plans
-    from gpukeeper.interfaces.terminal.session import narrowed, opened, print_message, print_unreachable
-    from gpukeeper.views.plan import unseen_notes
-
     narrow = narrowed(owner=owner, image=image, class_=class_)
     by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow)
     if by_daemon is not None:
@@ -54,33 +55,25 @@ def list_(
 
 def _print_list(decisions: Iterable[Decision], now: datetime, *, json: bool) -> bool:
     """Whether there was something to print."""
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import print_message
-    from gpukeeper.views.workload import workload_row, workloads_view
-
     view = workloads_view(decisions)
     if json:
-        show.as_json("workload-list", view)
+        shown.as_json("workload-list", view)
         return True
     rows = [_row(workload_row(d), now) for d in view.decisions]
-    show.table(rows, head=("next", "workload", "owner", "class", "holds", "due", "reason"))
+    shown.table(rows, head=("next", "workload", "owner", "class", "holds", "due", "reason"))
     if not rows:
         print_message("No workloads found in the scope of the policy.")
     return bool(rows)
 
 
 def _row(row: WorkloadRow, now: datetime) -> tuple[str, ...]:
-    from gpukeeper.interfaces.terminal import show
-
-    holds, due = show.holds(row), show.when(row.due, now)
+    holds, due = shown.holds(row), shown.when(row.due, now)
     return (row.next, row.path, row.owner or "-", row.class_ or "-", holds, due, row.reason)
 
 
 @app.command()
 def show(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """Show everything known about one workload, and each rule's verdict."""
-    from gpukeeper.interfaces.cli.explain import explain
-
     explain(workload, policy, json=json)
 
 
@@ -104,9 +97,6 @@ def hold(
     json: o.Json = False,
 ) -> None:
     """Hold a workload for a limited time. Suspends the idle rule and removals, never the maximum runtime."""
-    from gpukeeper.interfaces.cli.submit import submit
-    from gpukeeper.interfaces.terminal.session import span
-
     length = span(for_, "--for")
     seconds = length.total_seconds() if length is not None else None
     submit(
@@ -123,8 +113,6 @@ def hold(
 @app.command()
 def release(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """End the holds on a workload. Ends those that you are allowed to end, and shows the others."""
-    from gpukeeper.interfaces.cli.submit import submit
-
     submit("release", policy=policy, json=json, workload=workload)
 
 
@@ -141,18 +129,13 @@ def remove(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False
 
 
 def _act(verb: str, workload: str, policy: o.PolicyFile, yes: bool, json: bool) -> None:
-    from gpukeeper.interfaces.cli.submit import submit
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import confirmed, print_message
-    from gpukeeper.model.errors import UsageError
-
     if not yes and not sys.stdin.isatty():
         raise UsageError(
             f"{verb} needs a confirmation, and stdin is not a terminal. Nothing was done. For scripts: --yes"
         )
 
     def confirm_action(words: str) -> bool:
-        show.progress_line("")
+        shown.progress_line("")
         print_message(f"Will {words}.")
         return confirmed(f"{verb.capitalize()} it now?")
 

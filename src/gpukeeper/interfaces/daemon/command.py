@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
+from gpukeeper.interfaces.daemon.metrics import pass_hooks
+from gpukeeper.interfaces.daemon.serve import serve_until_stopped
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal.log import log
+from gpukeeper.interfaces.terminal.session import opened
+from gpukeeper.interfaces.terminal.watching import PassPrinter
 
 
 def serve(
@@ -25,12 +30,6 @@ def serve(
     quiet: o.Quiet = False,
 ) -> None:
     """Run the daemon: watch, measure and, in mode enforce, reclaim. Prints one line for every outcome and warning."""
-    from gpukeeper.interfaces.daemon.metrics import pass_hooks
-    from gpukeeper.interfaces.daemon.serve import serve_until_stopped
-    from gpukeeper.interfaces.terminal.log import log
-    from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.interfaces.terminal.watching import PassPrinter
-
     with opened(policy, write=True, only=platform, quiet=quiet, tell=log) as session:
         session.record_hours(log)
         printer = PassPrinter(log, json=json, quiet=quiet)

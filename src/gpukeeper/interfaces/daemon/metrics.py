@@ -1,4 +1,6 @@
-"""Prometheus metrics of the daemon, if enabled: the same series as the operator's, on a separate port."""
+"""Prometheus metrics of the daemon, if enabled: the same series as the operator's, on a separate port.
+
+Telemetry is imported where it is used: prometheus_client is an extra."""
 
 from __future__ import annotations
 

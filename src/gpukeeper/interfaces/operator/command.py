@@ -9,6 +9,9 @@ from typing import Annotated
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal.log import log
+from gpukeeper.interfaces.terminal.session import opened
+from gpukeeper.interfaces.terminal.watching import PassPrinter
 
 LEASE = "gpukeeper"
 HEALTH_PORT = 8080
@@ -40,10 +43,7 @@ def operator(
     quiet: o.Quiet = False,
 ) -> None:
     """Run the daemon inside a Kubernetes cluster. In mode enforce the leader reclaims; the others are on standby."""
-    from gpukeeper.interfaces.operator.run import Election, operate_until_stopped
-    from gpukeeper.interfaces.terminal.log import log
-    from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.interfaces.terminal.watching import PassPrinter
+    from gpukeeper.interfaces.operator.run import Election, operate_until_stopped  # needs an extra, prometheus_client
 
     with opened(policy, write=True, only="kubernetes", quiet=quiet, tell=log) as session:
         session.record_hours(log)

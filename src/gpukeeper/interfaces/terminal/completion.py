@@ -1,6 +1,7 @@
 """What the shell offers after TAB. Fast and silent: no platform is queried, no policy is read, an error offers nothing.
 
-Each function gets what was typed so far and gives the words that continue it.
+Each function gets what was typed so far and gives the words that continue it, and imports only what it reads: every
+command imports this module.
 """
 
 from __future__ import annotations

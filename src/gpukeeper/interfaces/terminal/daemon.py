@@ -8,18 +8,17 @@ import socket
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from gpukeeper.config.environment import FLEET
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.outlook import DaemonState
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH, socket_path
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.wiring.places import FLEET
-
-if TYPE_CHECKING:
-    from gpukeeper.engine.keeper import Keeper
 
 SECONDS = 180.0  # a stop may take its grace and the reads afterwards
 SOON = 3.0  # for what one can do without
@@ -38,8 +37,6 @@ def query_daemon(kind: type[T], verb: str, policy: Path | None, **asked: Any) ->
 def load_daemon_state(keeper: Keeper) -> None:
     """What only the daemon whose ledger this is knows: without it idle times would be forecast too long while GPUs are
     scarce, and warnings that do not count any more would."""
-    from gpukeeper.engine.outlook import DaemonState
-
     try:
         found = _query(DaemonState, Request(verb="standing"), SOON)
     except KeeperError:

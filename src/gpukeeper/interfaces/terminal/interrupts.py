@@ -7,15 +7,12 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from gpukeeper.engine.keeper import Keeper
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.interfaces.terminal.session import print_message
-
-if TYPE_CHECKING:
-    from gpukeeper.engine.keeper import Keeper
-    from gpukeeper.model.decision import Plan
-    from gpukeeper.model.event import Closed, GpuChecked, WarningSent
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.model.decision import Plan
+from gpukeeper.model.event import Closed, GpuChecked, WarningSent
 
 INTERRUPTED = 130  # exit code
 EVERY = 15.0  # seconds between two lines where no terminal shows each step

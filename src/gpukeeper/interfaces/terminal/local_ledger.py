@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gpukeeper.ledger.journal import SqliteLedger
+from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.ledger.paths import ledger_path
 
 
 @contextmanager
 def opened_for_reading() -> Iterator[SqliteLedger]:
-    from gpukeeper.ledger.journal import open_ledger
-    from gpukeeper.ledger.paths import ledger_path
-
     ledger = open_ledger(ledger_path(), write=False)
     try:
         yield ledger

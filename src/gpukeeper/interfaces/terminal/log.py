@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
-from gpukeeper.interfaces.terminal.session import print_message
+from gpukeeper.interfaces.terminal.messages import print_message
 
 
 def log(words: str) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
 from gpukeeper.interfaces.terminal import completion
-
-if TYPE_CHECKING:
-    from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.interfaces.terminal.session import narrowed
+from gpukeeper.lifecycle.narrow import Narrow
 
 PolicyFile: TypeAlias = Annotated[
     Path | None,
@@ -125,8 +124,6 @@ class Selection:
     @property
     def narrow(self) -> Narrow:
         """Without the platform: a session is opened for it alone."""
-        from gpukeeper.interfaces.terminal.session import narrowed
-
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("policy", "platform")}
         return narrowed(**given)
 
@@ -136,24 +133,30 @@ class SelectionByClass(Selection):
     class_: Class = None
 
 
-def with_selection(command: Callable[..., None]) -> Callable[..., None]:
-    """Typer gets each option of the command's `selection`; the command gets them as one value."""
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Typer gets each option of the command's parameters that are dataclasses; the command gets them as one value."""
     hints = get_type_hints(command, include_extras=True)
-    kind = hints.pop("selection")
-    shared = get_type_hints(kind, include_extras=True)
-    options = {one.name: (shared[one.name], one.default) for one in fields(kind)}
-    own = {
-        name: (hints[name], one.default) for name, one in inspect.signature(command).parameters.items() if name in hints
-    }
+    kinds = {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
 
     @wraps(command)
     def run(**given: Any) -> None:
-        command(selection=kind(**{name: given.pop(name) for name in options}), **given)
+        values = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in kinds.items()}
+        command(**values, **given)
 
     parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in (options | own).items()
+        parameter
+        for name, one in inspect.signature(command).parameters.items()
+        for parameter in (_options_of(kinds[name]) if name in kinds else [_parameter(name, hints[name], one.default)])
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+def _options_of(kind: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [_parameter(one.name, hints[one.name], one.default) for one in fields(kind)]
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -10,12 +10,12 @@ import termios
 import tty
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.live import Live
 
 from gpukeeper.interfaces.terminal.colours import colours
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 QUIT, INTERRUPTED, ENDED, RESIZED = "quit", "interrupted", "ended", "resized"
 _SIGNALS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: ENDED, signal.SIGHUP: ENDED, signal.SIGWINCH: RESIZED}
@@ -41,9 +41,6 @@ class Screen:
     """Draws, and waits for the next key or signal. `wake` may be called from another thread."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
         self._console = Console(no_color=not colours(sys.stdout))
         self._live = Live(console=self._console, screen=True, auto_refresh=False, redirect_stdout=False)
         self._in, self._out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

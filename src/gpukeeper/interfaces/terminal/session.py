@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,14 +12,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from gpukeeper.interfaces.terminal.layout import width_of, wrapped
+from gpukeeper.config.units import read_span
+from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.ledger.paths import socket_path, state_folder
+from gpukeeper.lifecycle.holds import is_admin
+from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.errors import UsageError
-from gpukeeper.notify.terminals import plain
 
 if TYPE_CHECKING:
-    from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.wiring.session import Session
+
 
 OUTCOMES = ("succeeded", "failed", "stopped")
 NOBODY = "nobody"  # --owner: what has no known owner
@@ -36,6 +37,7 @@ def opened(
     tell: Callable[[str], None] | None = None,
 ) -> Iterator[Session]:
     """`tell`: how warnings are printed; default: `print_message`."""
+    # All platforms and the schema of the policy take 200 ms to load, which help and completion do not need.
     from gpukeeper.interfaces.terminal.daemon import load_daemon_state
     from gpukeeper.wiring.session import open_session
 
@@ -79,12 +81,6 @@ def some_unreachable(session: Session) -> bool:
     return broken or not any(reach.reachable for reach in covered)
 
 
-def print_message(words: str) -> None:
-    """Prints a message to stderr; results go to stdout. Control characters in names are removed; line breaks stay."""
-    lines = (line for part in words.split("\n") for line in wrapped(plain(part), width_of(sys.stderr)))
-    typer.echo("\n".join(lines), err=True)
-
-
 def confirmed(question: str) -> bool:
     """Asks for confirmation on the terminal; Ctrl-C interrupts."""
     try:
@@ -105,8 +101,6 @@ def narrowed(
     image: str | None = None,
     class_: str | None = None,
 ) -> Narrow:
-    from gpukeeper.lifecycle.narrow import Narrow
-
     if outcome is not None and outcome not in OUTCOMES:
         raise UsageError(f'--outcome "{outcome}" is not one of: {", ".join(OUTCOMES)}')
     return Narrow(
@@ -126,14 +120,10 @@ def narrowed(
 
 def own_only(session: Session, narrow: Narrow) -> Narrow:
     """A user may really be named nobody; what has no owner is an admin's all the same."""
-    from gpukeeper.lifecycle.holds import is_admin
-
     return narrow if is_admin(session.book, session.user) else msgspec.structs.replace(narrow, nobodys=False)
 
 
 def span(words: str | None, flag: str) -> timedelta | None:
-    from gpukeeper.config.units import read_span
-
     if words is None:
         return None
     try:

@@ -15,13 +15,14 @@ from gpukeeper.interfaces.terminal.colours import colours, overwrites
 from gpukeeper.interfaces.terminal.layout import laid_out, width_of, wrapped
 from gpukeeper.model.decision import Decision, Result
 from gpukeeper.model.durations import in_words, size_in_words, when_in_words
+from gpukeeper.model.event import Closed, WarningSent
+from gpukeeper.model.printable import plain
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.notify.terminals import plain
 from gpukeeper.views.workload import WorkloadRow, workload_row
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # of the commands that print them
     from gpukeeper.lifecycle.claims import GpuClaim
-    from gpukeeper.model.event import Closed, Event, WarningSent
+    from gpukeeper.views.history import LineRow
 
 CLEAR = "\x1b[H\x1b[2J"
 OLD = timedelta(minutes=2)  # a measurement older than this is marked
@@ -123,11 +124,8 @@ def warning_row(line: WarningSent) -> tuple[str, ...]:
     return ("warned", line.ref.path, word.value, line.owner or "-", line.message.partition(": ")[2])
 
 
-def line_row(seq: int, line: Event) -> tuple[str, ...]:
+def line_row(row: LineRow) -> tuple[str, ...]:
     """One line of the ledger."""
-    from gpukeeper.views import history
-
-    row = history.line_row(seq, line)
     at = f"{row.at:%Y-%m-%d %H:%M:%S}Z"
     return (str(row.seq).rjust(6), at, row.type.ljust(10), row.result.ljust(11), row.where, row.words)
 

@@ -12,8 +12,8 @@ from rich.text import Text
 from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Mode
+from gpukeeper.model.printable import plain
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.notify.terminals import plain
 from gpukeeper.views.top import GpuLine, NextStep, TopView, ordered
 
 WIDE = 150  # columns from which a GPU and its next step fit into one line

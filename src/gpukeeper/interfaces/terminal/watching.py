@@ -22,7 +22,7 @@ from gpukeeper.ledger.archive import rotate
 from gpukeeper.ledger.usage import KEPT
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
-from gpukeeper.notify.terminals import plain
+from gpukeeper.model.printable import plain
 from gpukeeper.views.plan import unseen_notes
 from gpukeeper.wiring.session import PolicyRead, Session, follow_policy, read_policy
 

@@ -39,6 +39,7 @@ from gpukeeper.platforms.simulated.world import Crashed, SimulatedPlace, World
 
 PAGE = 200
 HINTS_EVERY = 120.0  # seconds
+MUTE_EVERY = 40  # minutes
 BUSY_CPU = 40.0
 NO_TERMINAL = Unknown("it has no terminal", by_design=True)
 RAN_MEANWHILE = "ran again, unseen"
@@ -105,7 +106,7 @@ class SimulatedPlatform:
         now = world.clock.now()
         pages = [here[i : i + PAGE] for i in range(0, len(here), PAGE)] or [[]]
         for page in pages:
-            subjects = tuple(subject_of(thing, now, self._vague()) for thing in page)
+            subjects = tuple(subject_of(thing, now, self._vague(thing)) for thing in page)
             yield Snapshot(self.name, self.place, now, subjects, unseen)
 
     async def wake(self) -> AsyncIterator[Ref | None]:
@@ -138,7 +139,7 @@ class SimulatedPlatform:
         if thing is None:
             world.note("look", uid=ref.uid, gone=True)
             return Gone(ref, now)
-        vague = self._vague()
+        vague = self._vague(thing)
         world.note("look", thing, vague=vague or "")
         return subject_of(thing, now, vague)
 
@@ -283,11 +284,17 @@ class SimulatedPlatform:
     def _covers(self, scope: PlaceScope, ref: Ref) -> bool:
         return not ref.namespace or any(fnmatchcase(ref.namespace, pattern) for pattern in scope.namespaces)
 
-    def _vague(self) -> str | None:
+    def _vague(self, thing: Thing) -> str | None:
         world = self._world
         if world.faults.vague and world.rng.random() < world.faults.vague:
             return world.rng.choice(UNKNOWABLE)
-        return None
+        return "busy" if thing.category is Category.TEMPORARY and self._is_mute() else None
+
+    def _is_mute(self) -> bool:
+        """By the clock and not by chance, so that the rest of the world is the same."""
+        world = self._world
+        minute = int(world.clock.true_now().timestamp() // 60) + 7 * world.seed
+        return minute % MUTE_EVERY < world.faults.mute * MUTE_EVERY
 
     def _trip(self) -> None:
         world = self._world

@@ -12,6 +12,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     partial: float = 0.0  # a listing is incomplete and reports that
     blind: float = 0.0  # a read returns unknown
     vague: float = 0.0  # one fact of a subject is unknown
+    mute: float = 0.0  # share of the time in which nodes do not report whether work runs on them
     lost: float = 0.0  # a command is accepted and has no effect
     halfway: float = 0.0  # the removal of a tree stops halfway, often together with gpukeeper
     garbled: float = 0.0  # a command's answer is lost; it was executed or not
@@ -33,6 +34,7 @@ ROUGH = Faults(
     partial=0.02,
     blind=0.03,
     vague=0.15,
+    mute=0.2,
     lost=0.05,
     halfway=0.06,
     garbled=0.04,

@@ -320,7 +320,7 @@ import sys
 from datetime import timedelta
 from gpukeeper.devices.driver.client import CHILD, DriverClient
 client = DriverClient(CHILD, timedelta(minutes=1))
-client.ask("inventory")
+client.query("inventory")
 print(client._child._process.pid, flush=True)
 sys.stdin.read()
 """
