@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from gpukeeper.config.load import load_policy
 from gpukeeper.interfaces.terminal import options as o
-
-if TYPE_CHECKING:
-    from datetime import date, datetime, tzinfo
-
-    from gpukeeper.views.usage_report import ReportQuery, UsageReport
+from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.daemon import query_daemon
+from gpukeeper.interfaces.terminal.local_ledger import opened_for_reading
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import span
+from gpukeeper.interfaces.terminal.usage_page import page
+from gpukeeper.interfaces.terminal.usage_report import read_report, zone_named
+from gpukeeper.interfaces.terminal.usage_tables import (
+    csv_text,
+    headline,
+    money_line,
+    regret_line,
+    tables,
+    total_rows,
+)
+from gpukeeper.ledger.paths import usage_path
+from gpukeeper.ledger.usage import open_usage
+from gpukeeper.model import reading
+from gpukeeper.model.errors import UsageError
+from gpukeeper.views import usage
+from gpukeeper.views.usage_report import BY, ReportQuery, UsageReport
 
 DATE = 10  # characters: 2026-10-31
 
@@ -49,14 +67,10 @@ def report(
     GPU-hours in use, held but idle, free and not measured; what was held without use; what was undone within a day.
     Recorded while the daemon runs. Users who are not admins see their own figures and the totals.
     """
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.views.usage_report import BY
-
     if by is not None and by not in BY:
         raise UsageError(f'--by "{by}" is not one of: {", ".join(BY)}')
     found = _read(_query(month, since, until, zone, owner), policy)
-    for path, text in ((csv, _csv), (html, _html)):
+    for path, text in ((csv, csv_text), (html, page)):
         if path is not None:
             _write(path, text(found))
     if json:
@@ -66,10 +80,6 @@ def report(
 
 
 def _read(query: ReportQuery, policy: Path | None) -> UsageReport:
-    from gpukeeper.interfaces.terminal.daemon import query_daemon
-    from gpukeeper.interfaces.terminal.messages import print_message
-    from gpukeeper.views.usage_report import UsageReport
-
     asked = {"since": query.since, "until": query.until, "zone": query.zone, "owner": query.owner}
     found = query_daemon(UsageReport, "report", policy, **asked)
     if found is None:
@@ -80,31 +90,16 @@ def _read(query: ReportQuery, policy: Path | None) -> UsageReport:
 
 
 async def _read_files(query: ReportQuery, policy: Path | None) -> UsageReport:
-    from datetime import UTC, datetime
-
-    from gpukeeper.config.load import load_policy
-    from gpukeeper.interfaces.terminal.local_ledger import opened_for_reading
-    from gpukeeper.interfaces.terminal.usage_report import read_report
-    from gpukeeper.ledger.paths import usage_path
-    from gpukeeper.ledger.usage import open_usage
-
     prices = load_policy(policy).policy.prices
     with opened_for_reading() as ledger:
-        usage = open_usage(usage_path(ledger.path), write=False)
+        hours = open_usage(usage_path(ledger.path), write=False)
         try:
-            return await read_report(ledger, usage, query, prices, datetime.now(UTC))
+            return await read_report(ledger, hours, query, prices, datetime.now(UTC))
         finally:
-            usage.close()
+            hours.close()
 
 
 def _query(month: str | None, since: str | None, until: str | None, zone: str, owner: str | None) -> ReportQuery:
-    from datetime import UTC, datetime, timedelta
-
-    from gpukeeper.interfaces.terminal.usage_report import zone_named
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.views import usage
-    from gpukeeper.views.usage_report import ReportQuery
-
     there, now = zone_named(zone), datetime.now(UTC)
     if month is not None and (since is not None or until is not None):
         raise UsageError("--month cannot be combined with --since and --until")
@@ -125,12 +120,8 @@ def _query(month: str | None, since: str | None, until: str | None, zone: str, o
 
 
 def _begin(words: str, zone: tzinfo, now: datetime) -> datetime:
-    from gpukeeper.interfaces.terminal.session import span
-    from gpukeeper.model.errors import UsageError
-    from gpukeeper.views.usage import midnight
-
     if words[:4].isdecimal() and "-" in words:
-        return midnight(_day(words, "--since"), zone)
+        return usage.midnight(_day(words, "--since"), zone)
     length = span(words, "--since")
     assert length is not None
     try:
@@ -140,9 +131,6 @@ def _begin(words: str, zone: tzinfo, now: datetime) -> datetime:
 
 
 def _day(words: str, flag: str) -> date:
-    from gpukeeper.model import reading
-    from gpukeeper.model.errors import UsageError
-
     try:
         if len(words) != DATE:
             raise ValueError
@@ -152,10 +140,6 @@ def _day(words: str, flag: str) -> date:
 
 
 def _print(found: UsageReport, by: str | None) -> None:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.messages import print_message
-    from gpukeeper.interfaces.terminal.usage_tables import headline, money_line, regret_line, tables, total_rows
-
     for note in found.notes:
         print_message(note)
     show.text(f"{headline(found)} ({found.zone})")
@@ -174,21 +158,7 @@ def _print(found: UsageReport, by: str | None) -> None:
         show.text(f"\n{regret_line(found)}")
 
 
-def _csv(found: UsageReport) -> str:
-    from gpukeeper.interfaces.terminal.usage_tables import csv_text
-
-    return csv_text(found)
-
-
-def _html(found: UsageReport) -> str:
-    from gpukeeper.interfaces.terminal.usage_page import page
-
-    return page(found)
-
-
 def _write(path: Path, text: str) -> None:
-    from gpukeeper.model.errors import UsageError
-
     try:
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
