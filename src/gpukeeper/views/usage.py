@@ -141,9 +141,12 @@ def portions(one: RecordedHour) -> list[Portion]:
 
 def _by_workload(uses: Iterable[HourUse]) -> list[HourUse]:
     """A workload whose owner or class changed in this hour has two entries; a minute counts for the first of them."""
+    every = list(uses)
+    if len({use.holder.key for use in every}) == len(every):
+        return every
     counted: dict[str, int] = {}
     found = []
-    for use in uses:
+    for use in every:
         mask = ~counted.get(use.holder.key, 0)
         counted[use.holder.key] = counted.get(use.holder.key, 0) | use.minutes
         found.append(
@@ -192,6 +195,7 @@ class UsageSums:
         self._parts: dict[int, list[_LocalPart]] = {}
         self._cells: dict[tuple[date, str, Holder | None], GpuHours] = {}
         self._heat: dict[tuple[int, int], GpuHours] = {}
+        self._names: dict[Holder, Holder] = {}
         self.unweighed = 0.0  # hours of slices whose size is not known; in no sum
 
     def add(self, one: RecordedHour) -> None:
@@ -205,11 +209,20 @@ class UsageSums:
                     self._count(part, one.device.model, portion.holder, hours)
 
     def _count(self, part: _LocalPart, model: str, holder: Holder | None, hours: GpuHours) -> None:
-        name = None if holder is None else msgspec.structs.replace(holder, key=holder.key and "workload", path="")
-        key = (part.day, model, name)
+        key = (part.day, model, self._name(holder))
         self._cells[key] = self._cells.get(key, _NOTHING) + hours
         place = (part.weekday, part.hour)
         self._heat[place] = self._heat.get(place, _NOTHING) + hours
+
+    def _name(self, holder: Holder | None) -> Holder | None:
+        """What a holder is summed up by."""
+        if holder is None:
+            return None
+        known = self._names.get(holder)
+        if known is None:
+            known = msgspec.structs.replace(holder, key=holder.key and "workload", path="")
+            self._names[holder] = known
+        return known
 
     def _local(self, hour: int) -> list[_LocalPart]:
         """The quarters of an hour, joined as far as they lie in the same hour of the zone."""
