@@ -46,6 +46,7 @@ VERBS = {
     "explain eval": ("GPU-1,",),
     "ledger list": (LONG, "failed-sweep"),
     "ledger totals": ("bob",),
+    "report": ("bob",),
     "ledger status": (),
     "ledger show 1": (),
     "check list": ("collectives_network",),

@@ -22,6 +22,7 @@ ADDED = (
     "tidy",
     "policy try",
     "top",
+    "report",
     *(f"ledger {verb}" for verb in ("totals", "rotate", "status", "verify")),
     *(f"accept {verb}" for verb in ("list", "show", "compare", "merge")),
 )

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "request": ("workload", "hold", "train", "--for", "1h"),
     "apply": ("apply", "--yes"),
     "stop-all": ("stop-all", "--yes"),
+    "report": ("report",),
     "ledger-list": ("ledger", "list"),
     "ledger-show": ("ledger", "show", "1"),
     "ledger-totals": ("ledger", "totals"),

@@ -147,3 +147,19 @@ def test_channels_follow_the_policy_of_a_program_that_stays(environ: dict[str, s
         assert asyncio.run(story()) == [["log"], ["log", "command /usr/bin/page"]]
     finally:
         session.close()
+
+
+def test_a_file_of_gpu_hours_that_cannot_be_used_stops_nothing(environ: dict[str, str], policy: Path) -> None:
+    session = open_session(policy, write=True, environ=environ)
+    logged: list[str] = []
+    try:
+        (Path(environ["GPUKEEPER_STATE"]) / "usage.db").write_text("not a database, and long enough to be read as one")
+        session.record_hours(logged.append)
+        assert (session.hours, session.keeper.usage) == (None, None)
+        assert "is not recorded" in logged[0]
+        (Path(environ["GPUKEEPER_STATE"]) / "usage.db").unlink()
+        session.record_hours(logged.append)
+        assert session.keeper.usage is session.hours is not None
+        assert len(logged) == 1
+    finally:
+        session.close()

@@ -135,6 +135,24 @@ def _read_rate(value: object) -> float:
 Rate = Annotated[float, *_kind(_read_rate, float, {"type": "number", "exclusiveMinimum": 0, "x-kind": "number"})]
 
 
+def _read_price(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e6:
+        raise ValueError(f"{units.shown(value)} is not a price. Write it like 2.5.")
+    return float(value)
+
+
+Price = Annotated[float, *_kind(_read_price, float, {"type": "number", "minimum": 0, "x-kind": "price"})]
+
+
+def _read_currency(value: object) -> str:
+    if not isinstance(value, str) or len(value) > 8 or not value.isprintable():
+        raise ValueError(f"{units.shown(value)} is not a currency. Write it like EUR.")
+    return value
+
+
+Currency = Annotated[str, *_kind(_read_currency, str, {"type": "string", "maxLength": 8, "x-kind": "text"})]
+
+
 def _read_amount(value: object) -> Amount:
     """20, 10%, or {count: 20, share: 10%}: then the smaller of the two holds."""
     if isinstance(value, dict) and value and set(value) <= {"count", "share"}:

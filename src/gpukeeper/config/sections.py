@@ -297,6 +297,18 @@ class Ledger(Section):
     signals: f.Span = about(_L.signals, "Time to keep measurements.")
 
 
+_PR = model.Prices()
+
+
+class Prices(Section):
+    currency: f.Currency = about(_PR.currency, "Shown beside amounts: EUR, USD, …")
+    per_gpu_hour: dict[str, f.Price] = about(
+        dict(_PR.per_gpu_hour),
+        'Price of one hour of one GPU, by model: `{"NVIDIA H100*": 2.5}`. Shell patterns; the first that matches '
+        "applies. A slice costs its share.",
+    )
+
+
 _U = model.GpuSettings()
 
 
@@ -400,3 +412,4 @@ class PolicyFile(Section):
     notify: Notify = about(Notify(), "How admins are notified.")
     schedule: Schedule = about(Schedule(), "When passes run.")
     ledger: Ledger = about(Ledger(), "How long records are kept.")
+    prices: Prices = about(Prices(), "What GPUs cost, for `gpukeeper report`. Nothing is decided by it.")

@@ -21,6 +21,7 @@ from gpukeeper.engine.pressure import Pressure
 from gpukeeper.engine.request_state import RequestState
 from gpukeeper.engine.tenants import Tenants
 from gpukeeper.engine.uptime import Uptime
+from gpukeeper.engine.usage import UsageTracker
 from gpukeeper.model.decision import Action, Guard
 
 IRREVERSIBLE = frozenset({Action.REMOVE, Action.TRIM, Action.RELEASE})
@@ -43,6 +44,7 @@ class Keeper(Ports):
     last_passes: LastPasses = field(default_factory=LastPasses)
     gpu_checks: GpuChecks = field(default_factory=GpuChecks)
     request_state: RequestState = field(default_factory=RequestState)
+    usage_tracker: UsageTracker = field(default_factory=UsageTracker)
 
     def __post_init__(self) -> None:
         for platform in self.platforms:

@@ -17,6 +17,8 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.engine.schedule import may_act_now
+from gpukeeper.engine.usage import EVERY as USAGE_EVERY
+from gpukeeper.engine.usage import record_usage
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Verdict
 from gpukeeper.model.durations import in_words
@@ -75,6 +77,9 @@ async def watch(w: Watch) -> None:
         group.create_task(_tick(w))
         group.create_task(_report_missed_passes(w))
         group.create_task(_learn_baselines(w))
+        if w.keeper.usage is not None:
+            w.keeper.usage_tracker.enabled = True
+            group.create_task(_record_usage(w))
         await w.stop.wait()
         w.keeper.permission.stopping = True
         for bell in w.bells:
@@ -259,6 +264,23 @@ async def _learn_baselines(w: Watch) -> None:
         return  # the checks of GPUs learn them, too
     except Exception as bug:
         await _complain(w, f"the memory baselines of the GPUs were not measured: {bug_words(bug)}")
+
+
+async def _record_usage(w: Watch) -> None:
+    """Every five minutes, and once more at the end. Nothing that is decided depends on it."""
+    ended = w.bell()
+    while not w.stop.is_set():
+        await _wait(ended, USAGE_EVERY)
+        now = w.keeper.clock.now()
+        if w.keeper.clock_watch.doubt(now) is not None:
+            w.keeper.usage_tracker.reset()  # what was not seen at a time that is certain was not measured
+            continue
+        try:
+            await record_usage(w.keeper, w.keeper.usage_tracker, w.book(), now)
+        except LedgerError as problem:
+            await _complain(w, f"how the GPUs were used could not be recorded: {problem}")
+        except Exception as bug:
+            await _complain(w, f"how the GPUs were used could not be recorded: {bug_words(bug)}")
 
 
 async def _report_missed_passes(w: Watch) -> None:

@@ -19,6 +19,7 @@ from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.record import PendingLines
 from gpukeeper.engine.request_state import Listing
 from gpukeeper.engine.tenants import Tenancies, note_tenants
+from gpukeeper.engine.usage import SightCollector
 from gpukeeper.engine.view import build_views, recall
 from gpukeeper.lifecycle.budget import BudgetFacts
 from gpukeeper.lifecycle.decide import decide
@@ -96,6 +97,7 @@ async def survey(
     begun = asyncio.get_running_loop().time()
     refs = await observation.read(pages, before, record)
     observation.remember()
+    await observation.note_usage()
     if only is not None:
         counts = found.counts
         counts.seen, counts.running = keeper.last_passes.counted(here) or (counts.seen, counts.running)
@@ -123,6 +125,11 @@ class _Observation:
     held: set[str] = field(default_factory=set)
     disks: set[str] = field(default_factory=set)
     tenants: Tenancies = field(default_factory=dict)
+    usage: SightCollector | None = None
+
+    def __post_init__(self) -> None:
+        if self.keeper.usage_tracker.enabled:
+            self.usage = SightCollector(self.book)
 
     async def read(self, pages: AsyncIterator[Snapshot], before: dict[str, Ref], record: Record | None) -> list[Ref]:
         """Decide about one page after the other, up to an error of the platform. What was read is removed from
@@ -160,6 +167,8 @@ class _Observation:
             if subject.disk is not None:
                 self.disks.add(subject.disk_name)
             self.claimed.update(_claimed(subject))
+            if self.usage is not None:
+                self.usage.add(view)
             found.counts.add(view, book, now)
             if may_be_idle(subject, book):
                 found.live.append(subject)
@@ -188,6 +197,17 @@ class _Observation:
             keeper.pressure.keep_disks(here, self.disks)
         else:
             keeper.pressure.set_held(here, self.held, among=self.devices)
+
+    async def note_usage(self) -> None:
+        """For the record of how GPUs are used, if there is one."""
+        if self.usage is None:
+            return
+        keeper, found = self.keeper, self.found
+        complete = not found.unseen
+        sight = await self.usage.sight(
+            keeper, keeper.usage_tracker, found.at, whole=found.whole, complete=complete, gone=found.gone
+        )
+        keeper.usage_tracker.see(key_of(found.platform), sight, self.book.policy.schedule.every)
 
     async def update_demand(self) -> None:
         """Stays as it is where the share of GPUs that are taken is not known."""

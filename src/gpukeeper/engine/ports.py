@@ -34,6 +34,7 @@ from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock, Meter, Signals
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.usage import UsageFold
 
 PlaceKey: TypeAlias = tuple[str, str]  # platform and place
 
@@ -214,6 +215,14 @@ class EvidenceStore(Protocol):
     async def load(self, name: str) -> Evidence | Unknown: ...
 
 
+class UsageStore(Protocol):
+    """Where the hours of GPUs are kept."""
+
+    async def record(self, found: UsageFold) -> None:
+        """In one transaction. Recording the same again changes nothing."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Ports:
     """All of them together."""
@@ -227,6 +236,7 @@ class Ports:
     meter: Meter | None = None
     recall: Meter | None = None  # has past values too: read where no daemon has measured
     gpus: Gpus | None = None
+    usage: UsageStore | None = None  # None: how GPUs are used is not recorded
     host: str = field(default_factory=socket.gethostname)  # where `gpus` are
 
     def platform_at(self, ref: Ref) -> Platform | None:

@@ -28,6 +28,7 @@ from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Closed, Held, Paused, Released, Resumed
 from gpukeeper.model.memory import KEEP_ALIVE, Hold
 from gpukeeper.model.policy import Mode
+from gpukeeper.model.reading import Moment
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
@@ -51,6 +52,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     last: int = 100
     types: tuple[str, ...] = ()
     errors: bool = False
+    since: Moment | None = None  # below here: of a report, with `owner`
+    until: Moment | None = None
+    zone: str = ""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpukeeper.ledger.schema import APPLICATION_ID, MIGRATIONS
+from gpukeeper.ledger.schema import LEDGER, Schema
 from gpukeeper.ledger.trust import check, make_private
 from gpukeeper.model.errors import LedgerError
 
@@ -27,7 +27,7 @@ _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLI
 _NO_SHM = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR})
 
 
-def open_for_writing(path: Path, synchronous: str = "FULL") -> sqlite3.Connection:
+def open_for_writing(path: Path, synchronous: str = "FULL", schema: Schema = LEDGER) -> sqlite3.Connection:
     """`synchronous=FULL`: what was committed survives a power cut. NORMAL may lose the last commits, never the file."""
     assert synchronous in {"FULL", "NORMAL"}
     make_private(path.parent)
@@ -35,34 +35,36 @@ def open_for_writing(path: Path, synchronous: str = "FULL") -> sqlite3.Connectio
         _make_file(path)
         connection = _connect(path, "rw")
         try:
-            _check(connection, path)
+            _check(connection, path, schema)
             # Freed pages can be given back to the filesystem after an archive run. Must come before the first table.
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {synchronous}")
-            _migrate(connection)
+            _migrate(connection, schema)
         except BaseException:
             connection.close()
             raise
     return connection
 
 
-def open_for_reading(path: Path) -> sqlite3.Connection:
+def open_for_reading(path: Path, schema: Schema = LEDGER) -> sqlite3.Connection:
     """A file that is missing or empty reads as an empty ledger; it is not created."""
     check(path.parent)
     with translated(path):
-        if not _has_content(path):
-            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            _migrate(connection)
-        else:
-            connection = _connect_reading(path)
+        connection = _connect_reading(path) if _has_content(path) else open_in_memory(schema)
         try:
-            _check(connection, path)
-            _check_not_older(connection, path)
+            _check(connection, path, schema)
+            _check_not_older(connection, path, schema)
             connection.execute("PRAGMA query_only = 1")
         except BaseException:
             connection.close()
             raise
+    return connection
+
+
+def open_in_memory(schema: Schema = LEDGER) -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    _migrate(connection, schema)
     return connection
 
 
@@ -179,40 +181,40 @@ def _connect_reading(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
+def _check(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
     """Ours, of a known version, readable. Read-only."""
     found = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if found != APPLICATION_ID and (tables or found):
+    if found != schema.application_id and (tables or found):
         raise LedgerError(
             f"{path} is a database of another program, not a ledger. Nothing was changed. "
             f"Move it away, or {_ELSEWHERE}."
         )
-    if version > len(MIGRATIONS):
+    if version > len(schema.migrations):
         raise LedgerError(
-            f"{path} was written by a newer gpukeeper (schema {version}; this one knows {len(MIGRATIONS)}). "
+            f"{path} was written by a newer gpukeeper (schema {version}; this one knows {len(schema.migrations)}). "
             f"Nothing was changed. Use that version, or {_ELSEWHERE}."
         )
 
 
-def _check_not_older(connection: sqlite3.Connection, path: Path) -> None:
+def _check_not_older(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version < len(MIGRATIONS):
+    if version < len(schema.migrations):
         raise LedgerError(
-            f"{path} was written by an older gpukeeper (schema {version}; this one reads {len(MIGRATIONS)}). "
+            f"{path} was written by an older gpukeeper (schema {version}; this one reads {len(schema.migrations)}). "
             "Nothing was changed. Open it once with a command that writes, such as: gpukeeper serve"
         )
 
 
-def _migrate(connection: sqlite3.Connection) -> None:
+def _migrate(connection: sqlite3.Connection, schema: Schema) -> None:
     with transaction(connection):
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        for number, statements in enumerate(MIGRATIONS[version:], version + 1):
+        for number, statements in enumerate(schema.migrations[version:], version + 1):
             for statement in statements:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number}")
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA application_id = {schema.application_id}")
 
 
 def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:

@@ -51,6 +51,11 @@ def reports_folder(ledger: Path) -> Path:
     return ledger.parent / "reports"
 
 
+def usage_path(ledger: Path) -> Path:
+    """How GPUs were used, hour by hour."""
+    return ledger.parent / "usage.db"
+
+
 def socket_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
     """Where the daemon listens: `$GPUKEEPER_SOCKET`; /run/gpukeeper for root's, which every user may query; else below
     the state directory."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 APPLICATION_ID = 0x47504B50  # "GPKP", in the file's header: distinguishes our file from any other SQLite file
 
 _JOURNAL = """
@@ -85,5 +87,49 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "DELETE FROM series",
         "ALTER TABLE series ADD COLUMN since INTEGER",
         "ALTER TABLE series ADD COLUMN until INTEGER",
+    ),
+)
+
+
+class Schema(NamedTuple):
+    """What one kind of file contains, and the number in its header."""
+
+    application_id: int
+    migrations: tuple[tuple[str, ...], ...]
+
+
+LEDGER = Schema(APPLICATION_ID, MIGRATIONS)
+
+_DEVICES = """
+CREATE TABLE devices (
+    id INTEGER PRIMARY KEY,
+    place TEXT NOT NULL, device TEXT NOT NULL, model TEXT NOT NULL, share REAL, listed INTEGER NOT NULL,
+    since INTEGER NOT NULL, until INTEGER NOT NULL,
+    open INTEGER NOT NULL
+)
+"""
+_HOLDERS = """
+CREATE TABLE holders (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL, path TEXT NOT NULL, owner TEXT NOT NULL, class TEXT NOT NULL, grp TEXT NOT NULL,
+    UNIQUE (key, owner, class, grp)
+)
+"""
+_HOURS = """
+CREATE TABLE hours (
+    hour INTEGER NOT NULL, device INTEGER NOT NULL, holder INTEGER NOT NULL,
+    active INTEGER NOT NULL, idle INTEGER NOT NULL, unknown INTEGER NOT NULL, free INTEGER NOT NULL,
+    PRIMARY KEY (hour, device, holder)
+) WITHOUT ROWID
+"""
+USAGE = Schema(
+    0x47504B55,  # "GPKU"
+    (
+        (
+            _DEVICES,
+            "CREATE UNIQUE INDEX devices_open ON devices (place, device) WHERE open = 1",
+            _HOLDERS,
+            _HOURS,
+        ),
     ),
 )

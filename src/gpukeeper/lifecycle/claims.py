@@ -96,7 +96,7 @@ def claims(
     inventory = Inventory([view.subject for view in views])
     found: list[GpuClaim] = []
     for view in views:
-        how = _how(view, book, now)
+        how = claim_state(view, book, now)
         if how is not None:
             decision = decide(view, book, now)
             found += _claims_of(view, how, inventory, next_event(decision, now, offers), decision.due, now)
@@ -119,7 +119,7 @@ def findings(
     `doubtful`: places of which not everything was seen; what is missing there proves nothing.
     """
     inventory = Inventory([view.subject for view in views])
-    held = {view.subject.ref.key: how for view in views if (how := _how(view, book, now)) is not None}
+    held = {view.subject.ref.key: how for view in views if (how := claim_state(view, book, now)) is not None}
     subjects = [view.subject for view in views]
     having = [(subject, held[subject.ref.key]) for subject in subjects if subject.ref.key in held]
     return (
@@ -209,7 +209,7 @@ class Inventory:
         return (claim.place, not claim.device, number, claim.device, claim.holder.path if claim.holder else "")
 
 
-def _how(view: View, book: Rulebook, now: datetime) -> ClaimState | None:
+def claim_state(view: View, book: Rulebook, now: datetime) -> ClaimState | None:
     """None: it has no device now."""
     subject = view.subject
     if subject.shape not in (Shape.WORKLOAD, Shape.ORPHAN) or subject.devices == ():
@@ -291,13 +291,13 @@ def _nobodys(inventory: Inventory, found: Sequence[GpuClaim], recorded: Mapping[
         elif isinstance(subject.busy, str):
             words = "nothing: no known workload has it"
             yield msgspec.structs.replace(free, how=ClaimState.HELD, by=subject.busy, next=words)
-        elif (doubt := _doubt(subject, None if gpu is None else gpu.baseline_mib)) is not None:
+        elif (doubt := why_unsure(subject, None if gpu is None else gpu.baseline_mib)) is not None:
             yield msgspec.structs.replace(free, how=ClaimState.UNSURE, next=doubt)
         else:
             yield free
 
 
-def _doubt(device: Subject, baseline_mib: int | None) -> str | None:
+def why_unsure(device: Subject, baseline_mib: int | None) -> str | None:
     """Why it may not be free although nothing is known to hold it. Where every process was seen, as much memory as the
     driver itself may need counts as none. Where only the driver's list is known, memory must be at a known baseline."""
     if isinstance(device.busy, Unknown) and (baseline_mib is None or not device.busy.by_design):

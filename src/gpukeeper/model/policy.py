@@ -256,6 +256,13 @@ class LedgerKeep(Value, frozen=True, kw_only=True):
     signals: timedelta = 7 * DAY
 
 
+class Prices(Value, frozen=True, kw_only=True):
+    """For reports only."""
+
+    currency: str = ""
+    per_gpu_hour: Mapping[str, float] = {}  # by pattern of the GPU model; the first that fits
+
+
 class Policy(Value, frozen=True, kw_only=True):
     """All settings for a fleet."""
 
@@ -296,4 +303,5 @@ class Policy(Value, frozen=True, kw_only=True):
     notify: Notify = Notify()
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()
+    prices: Prices = Prices()
     digest: str = ""  # of the effective values; identifies the policy that decided

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,9 +23,10 @@ from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.ledger.evidence import DirectoryEvidence
 from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
-from gpukeeper.ledger.paths import evidence_folder, ledger_path
+from gpukeeper.ledger.paths import evidence_folder, ledger_path, usage_path
 from gpukeeper.ledger.signals import SqliteSignals, open_signals
 from gpukeeper.ledger.trust import make_private
+from gpukeeper.ledger.usage import SqliteUsage, open_usage
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import LedgerError, PolicyError, UsageError
 from gpukeeper.model.event import Event
@@ -52,7 +53,17 @@ class Session:
     user: str
     messages: Messages
     usage: GpuUsage | None = None
+    hours: SqliteUsage | None = None  # how GPUs are used, for programs that stay
     notes: list[str] = field(default_factory=list)
+
+    def record_hours(self, log: Callable[[str], None]) -> None:
+        """For programs that stay. A file that cannot be opened is reported, and stops nothing else."""
+        try:
+            self.hours = open_usage(usage_path(self.ledger.path), write=True)
+        except LedgerError as problem:
+            log(f"how the GPUs are used is not recorded: {problem}")
+            return
+        self.keeper = replace(self.keeper, usage=self.hours)
 
     def observe_only(self) -> Rulebook:
         """The last good policy, without the right to act."""
@@ -87,6 +98,8 @@ class Session:
     def close(self) -> None:
         if self.usage is not None:
             self.usage.close()
+        if self.hours is not None:
+            self.hours.close()
         self.ledger.close()
         self.signals.close()
 

@@ -31,6 +31,7 @@ def serve(
 ) -> None:
     """Run the daemon: watch, measure and, in mode enforce, reclaim. Prints one line for every outcome and warning."""
     with opened(policy, write=True, only=platform, quiet=quiet, tell=log) as session:
+        session.record_hours(log)
         printer = PassPrinter(log, json=json, quiet=quiet)
         hooks = pass_hooks(metrics, session, printer, (lambda words: None) if quiet else log)
         asyncio.run(serve_until_stopped(session, policy, hooks, log, quiet=quiet))

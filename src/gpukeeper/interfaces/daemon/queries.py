@@ -1,4 +1,4 @@
-"""Read-only requests to `serve`: `plan`, `explain`, `ledger`, `standing`. Changes nothing.
+"""Read-only requests to `serve`: `plan`, `explain`, `ledger`, `report`, `standing`. Changes nothing.
 
 The caller's own work in full; of the work of others what `observe` shows. The cost of a reply is bounded: the plan is
 that of the last passes, one workload is read by its uid, and the ledger is read over a separate connection, so that no
@@ -18,14 +18,18 @@ from gpukeeper.engine.find import find
 from gpukeeper.engine.outlook import NOT_SHOWN, daemon_state, outlooks
 from gpukeeper.engine.removed import not_there
 from gpukeeper.engine.requests import DataReply, Reply, Request
+from gpukeeper.interfaces.terminal.usage_report import read_report
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.lines import TYPES, NumberedLine
+from gpukeeper.ledger.paths import usage_path
+from gpukeeper.ledger.usage import SqliteUsage, open_usage
 from gpukeeper.lifecycle.holds import is_admin, may_act
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Event
+from gpukeeper.views.usage_report import ReportQuery, UsageReport
 from gpukeeper.wiring.session import Session
 
-VERBS = ("plan", "explain", "ledger", "standing")
+VERBS = ("plan", "explain", "ledger", "report", "standing")
 MOST_LINES = 1000
 READING = timedelta(seconds=20)
 
@@ -34,8 +38,11 @@ class Queries:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._reader: SqliteLedger | None = None
+        self._hours: SqliteUsage | None = None
 
     def close(self) -> None:
+        if self._hours is not None:
+            self._hours.close()
         if self._reader is not None:
             self._reader.close()
 
@@ -57,6 +64,8 @@ class Queries:
                 return _reply(await outlooks(keeper, book, who, self._session.loaded.source))
             case "standing":
                 return _reply(daemon_state(keeper))
+            case "report":
+                return _reply(await self._report(who, request))
             case "explain":
                 return await self._explain(who, request.workload)
             case _:
@@ -100,6 +109,29 @@ class Queries:
                 since=None if request.seconds is None else now - timedelta(seconds=request.seconds),
             )
         return NumberedLine(tuple(found))
+
+    async def _report(self, who: str, request: Request) -> UsageReport:
+        """One's own figures and the totals; an admin's are all."""
+        admin, book = is_admin(self._session.book, who), self._session.book
+        if not admin and request.owner not in (None, who):
+            raise UsageError(f"{who} may read only their own figures and the totals")
+        if request.since is None or request.until is None:
+            raise UsageError("a report needs the beginning and the end of its time span")
+        query = ReportQuery(
+            since=request.since,
+            until=request.until,
+            zone=request.zone,
+            owner=request.owner,
+            person=None if admin else who,
+        )
+        now = self._session.keeper.clock.now()
+        async with asyncio.timeout(READING.total_seconds()):
+            return await read_report(self._lines(), self._usage(), query, book.policy.prices, now)
+
+    def _usage(self) -> SqliteUsage:
+        if self._hours is None:
+            self._hours = open_usage(usage_path(self._session.ledger.path), write=False)
+        return self._hours
 
     def _lines(self) -> SqliteLedger:
         if self._reader is None:

@@ -46,6 +46,7 @@ def operator(
     from gpukeeper.interfaces.operator.run import Election, operate_until_stopped  # needs an extra, prometheus_client
 
     with opened(policy, write=True, only="kubernetes", quiet=quiet, tell=log) as session:
+        session.record_hours(log)
         finished = PassPrinter(log, json=json, quiet=quiet).finished
         held = None if no_leader_election else Election(lease_namespace, lease_name)
         asyncio.run(operate_until_stopped(session, policy, held, health, finished, log))

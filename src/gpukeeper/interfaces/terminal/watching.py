@@ -19,6 +19,7 @@ from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.log import stamped
 from gpukeeper.interfaces.terminal.unreported import UnreportedLines
 from gpukeeper.ledger.archive import rotate
+from gpukeeper.ledger.usage import KEPT
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
 from gpukeeper.model.printable import plain
@@ -108,6 +109,8 @@ async def rotate_daily(session: Session, stop: asyncio.Event, log: Callable[[str
             done = await rotate(session.ledger, policy.ledger, now)
             if done.believed is not None:
                 await session.evidence.prune(policy.capture.keep, done.believed)
+                if session.hours is not None:
+                    await session.hours.prune(done.believed - KEPT)
         except (OSError, KeeperError) as problem:
             log(f"the ledger could not be rotated: {problem}")
         except Exception as bug:  # nothing that is watched depends on it

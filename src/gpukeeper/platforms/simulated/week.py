@@ -11,6 +11,7 @@ from datetime import timedelta
 from gpukeeper.engine import requests
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import Watch, watch
+from gpukeeper.engine.ports import UsageStore
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
@@ -50,7 +51,7 @@ class Week:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def simulated_keeper(world: World) -> Keeper:
+def simulated_keeper(world: World, usage: UsageStore | None = None) -> Keeper:
     platforms = tuple(SimulatedPlatform(world, place) for place in world.places)
     return Keeper(
         platforms=platforms,
@@ -60,6 +61,7 @@ def simulated_keeper(world: World) -> Keeper:
         notifier=Messages((InsideWorkload(platforms), SimulatedTerminal(world))),
         clock=world.clock,
         meter=SimulatedMeter(world),
+        usage=usage,
     )
 
 

@@ -1,0 +1,152 @@
+"""The tables of a usage report: rows of words that terminal and page print. Each fits into 60 columns as long as names
+are short."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpukeeper.model.durations import size_in_words
+from gpukeeper.views.savings import SavingsRow
+from gpukeeper.views.usage import GpuHours, UsageRow
+from gpukeeper.views.usage_report import UsageReport
+
+STATES = (("active", "in use"), ("idle", "held but idle"), ("free", "free"), ("unknown", "not measured"))
+TITLES = {
+    "owner": "By owner",
+    "class": "By class",
+    "group": "By group",
+    "model": "By GPU model",
+    "day": "By day",
+    "rule": "Given back, by rule",
+}
+WASTE = "GPU-hours at zero use; reported only, no action follows"
+CSV_HEAD = ("day", "owner", "class", "group", "model", "held", *(name for name, _ in STATES))
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    title: str
+    about: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def _table(
+    name: str, title: str, about: str, head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1
+) -> Table:
+    """With all but the first columns (`words` of them) aligned to the right."""
+    lines = [[cell.strip() for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in (head, *lines)) for i in range(len(head))]
+    made = [tuple(cell if i < words else cell.rjust(widths[i]) for i, cell in enumerate(row)) for row in (head, *lines)]
+    return Table(name, title, about, made[0], tuple(made[1:]))
+
+
+def headline(report: UsageReport) -> str:
+    whose = f" of {report.owner}" if report.owner else ""
+    return f"GPU usage{whose}, {report.since:%Y-%m-%d %H:%M} to {report.until:%Y-%m-%d %H:%M}"
+
+
+def total_rows(hours: GpuHours) -> Iterator[tuple[str, str, str]]:
+    for name, words in STATES:
+        value = getattr(hours, name)
+        yield words, _hours(value), f"{value / hours.all:4.0%}" if hours.all else "-"
+    yield "all", _hours(hours.all), ""
+
+
+def tables(report: UsageReport, by: str | None = None) -> list[Table]:
+    """Only that one, or those of a monthly report."""
+    if by == "rule":
+        return [_savings("rule", report.savings.rules)]
+    if by is not None:
+        return [_usage(report, by)]
+    found = [_usage(report, name) for name in ("owner", "class", "model")]
+    if any(row.name != "none" for row in report.groups):
+        found.insert(2, _usage(report, "group"))
+    return [*found, _waste(report), _savings("rule", report.savings.rules), _savings("owner", report.savings.owners)]
+
+
+def _usage(report: UsageReport, by: str) -> Table:
+    held = by in ("owner", "class", "group")
+    head = (by, "in use", "idle", *(() if held else ("free",)), "not measured")
+    priced = report.money is not None
+    rows = tuple(_usage_row(row, held=held, priced=priced) for row in report.by(by))
+    cost = (f"idle {report.currency}".strip() if report.currency else "idle cost",) if priced else ()
+    return _table(by, TITLES[by], "in GPU-hours", (*head, *cost), rows)
+
+
+def _usage_row(row: UsageRow, *, held: bool, priced: bool) -> tuple[str, ...]:
+    hours = row.hours
+    cells = (_hours(hours.active), _hours(hours.idle), *(() if held else (_hours(hours.free),)), _hours(hours.unknown))
+    return (row.name, *cells, *((_money(row.money.idle if row.money else None),) if priced else ()))
+
+
+def _waste(report: UsageReport) -> Table:
+    rows = tuple(
+        (one.owner, one.class_, _hours(one.idle), f"{one.idle / one.held:4.0%}")
+        + (() if report.money is None else (_money(one.cost),))
+        for one in report.waste
+    )
+    head = ("owner", "class", "GPU-hours", "of held", *(() if report.money is None else (report.currency or "cost",)))
+    return _table("waste", "Held without use", WASTE, head, rows, words=2)
+
+
+def _savings(name: str, found: tuple[SavingsRow, ...]) -> Table:
+    rows = tuple(
+        (row.name, f"{row.savings.steps:5}", _hours(row.savings.gpu_hours), size_in_words(row.savings.bytes).rjust(9))
+        for row in found
+    )
+    title = TITLES["rule"] if name == "rule" else f"Given back, by {name}"
+    return _table(f"back-{name}", title, "verified outcomes", (name, "steps", "GPU-hours", "size"), rows)
+
+
+def regret_line(report: UsageReport) -> str:
+    """Steps that ended work, and how many of them were undone."""
+    found = report.savings
+    if not found.ended:
+        return "No work was stopped or removed."
+    words = f"{found.ended} step{'s' if found.ended != 1 else ''} stopped or removed work"
+    return f"{words}; {found.regretted} of them {'was' if found.regretted == 1 else 'were'} undone within a day."
+
+
+def money_line(report: UsageReport) -> str | None:
+    if report.money is None:
+        return None
+    money, back = report.money, report.savings.total
+    unit = f" {report.currency}" if report.currency else ""
+    words = (
+        f"Cost: in use {money.active:,.2f}{unit}, held but idle {money.idle:,.2f}{unit}, free {money.free:,.2f}{unit}"
+    )
+    words += f"; given back {back.money:,.2f}{unit}."
+    if money.unpriced > 0.05:
+        words += f" {money.unpriced:,.1f} GPU-hours have no price."
+    if back.unpriced > 0.05:
+        words += f" {back.unpriced:,.1f} GPU-hours that were given back have no single price."
+    return words
+
+
+def csv_text(report: UsageReport) -> str:
+    """One line for each day, owner, class, group and model. A name that a spreadsheet would compute is quoted."""
+    made = io.StringIO()
+    writer = csv.writer(made, lineterminator="\n")
+    writer.writerow([f"{name}_gpu_hours" if name in dict(STATES) else name for name in CSV_HEAD])
+    for one in report.cells:
+        names = (one.owner, one.class_, one.group, one.model)
+        hours = (f"{getattr(one.hours, name):.4f}" for name, _ in STATES)
+        writer.writerow([one.day.isoformat(), *map(_harmless, names), "yes" if one.held else "no", *hours])
+    return made.getvalue()
+
+
+def _harmless(name: str) -> str:
+    return f"'{name}" if name[:1] in ("=", "+", "-", "@", "\t", "\r") else name
+
+
+def _hours(value: float) -> str:
+    return f"{value:8,.1f}"
+
+
+def _money(value: float | None) -> str:
+    return "-" if value is None else f"{value:9,.2f}"
