@@ -66,6 +66,7 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
         notify=_value(model.Notify, file.notify),
         schedule=_value(model.Schedule, file.schedule),
         ledger=_value(model.LedgerKeep, file.ledger),
+        fleet=_value(model.Fleet, file.fleet),
     )
     return msgspec.structs.replace(policy, digest=digest_of(policy))
 

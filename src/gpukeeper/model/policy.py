@@ -256,6 +256,23 @@ class LedgerKeep(Value, frozen=True, kw_only=True):
     signals: timedelta = 7 * DAY
 
 
+class Fleet(Value, frozen=True, kw_only=True):
+    """The copy in a database that many machines share. Without an address there is none."""
+
+    copy_to: str | None = None
+    password_file: str | None = None
+    machine: str | None = None  # None: the name of the host
+    signals: bool = True
+    keep_unsent: timedelta = 30 * DAY  # beyond `ledger.archive_after`, for lines that were not copied
+    request_key_file: str | None = None  # None: no requests are taken from the database
+    same_users: bool = False  # a name means the same person on all machines
+
+    @property
+    def kept_unsent(self) -> timedelta | None:
+        """None: nothing is copied, so that nothing waits for it."""
+        return None if self.copy_to is None else self.keep_unsent
+
+
 class Policy(Value, frozen=True, kw_only=True):
     """All settings for a fleet."""
 
@@ -296,4 +313,5 @@ class Policy(Value, frozen=True, kw_only=True):
     notify: Notify = Notify()
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()
+    fleet: Fleet = Fleet()
     digest: str = ""  # of the effective values; identifies the policy that decided
