@@ -22,6 +22,7 @@ ADDED = (
     "tidy",
     "policy try",
     "top",
+    *(f"fleet-db {verb}" for verb in ("init", "migrate", "add-machine", "status")),
     *(f"ledger {verb}" for verb in ("totals", "rotate", "status", "verify")),
     *(f"accept {verb}" for verb in ("list", "show", "compare", "merge")),
 )

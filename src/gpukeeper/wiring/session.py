@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,9 @@ from gpukeeper.platforms.host.connect import user_name
 from gpukeeper.wiring.clock import SystemClock
 from gpukeeper.wiring.places import Reach, find_platforms, local_meter, past_meter
 
+if TYPE_CHECKING:
+    from gpukeeper.ledger.copy.state import CopyState
+
 
 @dataclass
 class Session:
@@ -53,6 +56,7 @@ class Session:
     messages: Messages
     usage: GpuUsage | None = None
     notes: list[str] = field(default_factory=list)
+    copy_state: Callable[[], CopyState | None] = lambda: None  # of the fleet database; None: there is no copy
 
     def observe_only(self) -> Rulebook:
         """The last good policy, without the right to act."""
