@@ -13,6 +13,7 @@ NAMES = (
     "startup",
     "simulation",
     "ledger",
+    "fleet-ship",
     "nightly",
     "disk-size",
     "disk-delete",

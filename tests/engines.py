@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.real.kube import binaries
+from tests.real.postgres import server as postgres_server
 from tests.real.ray import clusters as ray_clusters
 from tests.real.torch import installation as torch_installation
 
@@ -21,6 +22,7 @@ HOW = {
     ),
     "kubernetes": "needs a control plane of its own: `make kube` builds it (Go, 20 minutes, once); openssl",
     "podman": "needs root and podman: apt-get install podman busybox-static, run as root",
+    "postgres": "needs a PostgreSQL of its own: apt-get install postgresql (its service may stay stopped), setpriv",
     "prometheus": "needs a Prometheus of its own: apt-get install prometheus (its service may stay stopped)",
     "promtool": "needs promtool: apt-get install prometheus",
     "ray": "needs the releases of Ray that tests run: `make ray` installs them (pip, 5 minutes, once)",
@@ -62,6 +64,11 @@ def has_kubelet() -> bool:
     """What a real node needs besides."""
     there = has_kube() and not binaries.missing(*binaries.NODE) and binaries.cni_plugins() is not None
     return there and _root_with("containerd", "ctr", "runc", "busybox", "ip")
+
+
+def has_postgres() -> bool:
+    """The programs for a private one; a PostgreSQL that runs on this machine is never used."""
+    return postgres_server.programs() is not None and _has("setpriv")
 
 
 def has_prometheus() -> bool:

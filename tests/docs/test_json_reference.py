@@ -52,6 +52,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "check-list": ("check", "list"),
     "check-show": ("check", "show", "gemm"),
 }
+# Tried out where their engine is: tests/real/postgres/test_cli.py.
+NEEDS_POSTGRES = {"fleet-db-migrate", "fleet-db-machine", "fleet-db-status"}
 NEEDS_A_LEDGER = {"ledger-status", "ledger-verify", "ledger-list", "ledger-show", "ledger-totals", "ledger-rotate"}
 
 
@@ -60,7 +62,9 @@ def test_the_page_names_exactly_the_schemas_that_the_code_prints() -> None:
 
 
 def test_every_schema_is_tried_out_below() -> None:
-    assert set(COMMANDS) == set(_documented())
+    assert set(COMMANDS) | NEEDS_POSTGRES == set(_documented())
+    tried = (ROOT / "tests" / "real" / "postgres" / "test_cli.py").read_text()
+    assert all(f"gpukeeper/{schema}/v1" in tried for schema in NEEDS_POSTGRES)
 
 
 @pytest.mark.parametrize("schema", COMMANDS)

@@ -34,6 +34,7 @@ from gpukeeper.disk import mounts, open_files, process_files
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.show import decision_row
 from gpukeeper.ledger import archive_file, evidence, lines
+from gpukeeper.ledger.copy import signing
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model import reading
@@ -705,6 +706,21 @@ PARSERS: tuple[Parser, ...] = (
         lambda data: reading.decode(data, type=Request),
         _json({"verb": "hold", "workload": "a", "seconds": 3600, "reason": "x", "suspends": ["idle"]}),
         UNREADABLE,
+    ),
+    Parser(
+        "request through the fleet database",
+        _text(lambda document: signing.verify(document, signing.signature_of(document, "key"), "key", "node-1", NOW)),
+        _json(
+            {
+                "machine": "node-1",
+                "nonce": "n" * 32,
+                "issued": "2026-03-10T12:00:00Z",
+                "expires": "2026-03-10T12:02:00Z",
+                "person": "ann",
+                "realm": "web-1",
+                "request": {"verb": "hold", "workload": "a"},
+            }
+        ),
     ),
     Parser("policy", _text(_policy), (_POLICY,), (KeeperError,), SLOW),
     Parser("manifests", _text(_manifests), (_MANIFESTS,), (KeeperError,), SLOW),

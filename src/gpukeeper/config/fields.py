@@ -15,6 +15,7 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from gpukeeper.config import units
 from gpukeeper.config.problems import did_you_mean
+from gpukeeper.ledger.copy.connect import problem_of_address, problem_of_machine
 from gpukeeper.model import reading
 from gpukeeper.model.policy import AdminChannel, AfterIdle, Amount, AtFinish, Mode, OnIdle
 from gpukeeper.notify.catalog import ADMIN_KINDS
@@ -321,3 +322,39 @@ AdminChannelValue = Annotated[AdminChannel, *_kind(_read_admin_channel, _write_a
 
 
 Address = Annotated[str | None, *_kind(_read_address, lambda address: address or "none", _ADDRESS_SCHEMA)]
+
+
+def _read_database(value: object) -> str | None:
+    if value == "none":
+        return None
+    problem = problem_of_address(value) if isinstance(value, str) else "it is not text"
+    if problem is not None:
+        shown = f"{units.shown(value)} is" if "password" not in problem else "this is"
+        advice = "Write it like postgresql://gpukeeper_machine_node-1@db.example/gpukeeper, or none."
+        raise ValueError(f"{shown} not an address of a database: {problem}. {advice}")
+    return str(value)
+
+
+_DATABASE_SCHEMA = {"type": "string", "pattern": "^(postgres(ql)?://.*|none)$", "x-kind": "address or none"}
+DatabaseAddress = Annotated[str | None, *_kind(_read_database, lambda address: address or "none", _DATABASE_SCHEMA)]
+
+
+def _read_secret_file(value: object) -> str | None:
+    return None if value == "none" else _read_folder(value)
+
+
+_SECRET_SCHEMA = {"type": "string", "pattern": "^(/.*|none)$", "x-kind": "absolute path or none"}
+SecretFile = Annotated[str | None, *_kind(_read_secret_file, lambda path: path or "none", _SECRET_SCHEMA)]
+
+
+def _read_machine_name(value: object) -> str | None:
+    if value == "none":
+        return None
+    problem = problem_of_machine(value) if isinstance(value, str) else "it is not text"
+    if problem is not None:
+        raise ValueError(f"{units.shown(value)} is not a name for a machine: {problem}.")
+    return str(value)
+
+
+_MACHINE_SCHEMA = {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,44}$", "x-kind": "name or none"}
+MachineName = Annotated[str | None, *_kind(_read_machine_name, lambda name: name or "none", _MACHINE_SCHEMA)]

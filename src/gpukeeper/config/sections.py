@@ -309,6 +309,31 @@ class Prices(Section):
     )
 
 
+_F = model.Fleet()
+
+
+class Fleet(Section):
+    copy_to: f.DatabaseAddress = about(
+        _F.copy_to,
+        "URL of the fleet database, without a password: postgresql://gpukeeper_machine_node-1@db.example/gpukeeper. "
+        "Needs the extra `postgres`. Default: no copy.",
+    )
+    password_file: f.SecretFile = about(_F.password_file, "File with the password of the machine's role, mode 0600.")
+    machine: f.MachineName = about(_F.machine, "Name of this machine in the fleet. Default: the host name.")
+    signals: bool = about(_F.signals, "Also copy measurements, in buckets of one minute.")
+    keep_unsent: f.Span = about(
+        _F.keep_unsent, "Keep entries that were not copied this much longer in the ledger before they are archived."
+    )
+    request_key_file: f.SecretFile = about(
+        _F.request_key_file,
+        "File with the key that the web server signs requests with, mode 0600. Default: no requests are accepted.",
+    )
+    same_users: bool = about(
+        _F.same_users,
+        "A user name means the same person on all machines. If false, ann who logged in at web-1 is `ann@web-1` here.",
+    )
+
+
 _U = model.GpuSettings()
 
 
@@ -413,3 +438,4 @@ class PolicyFile(Section):
     schedule: Schedule = about(Schedule(), "When passes run.")
     ledger: Ledger = about(Ledger(), "How long records are kept.")
     prices: Prices = about(Prices(), "What GPUs cost, for `gpukeeper report`. Nothing is decided by it.")
+    fleet: Fleet = about(Fleet(), "Copy of this machine's records in a PostgreSQL database that many machines share.")

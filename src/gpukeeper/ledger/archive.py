@@ -17,6 +17,7 @@ import msgspec
 
 from gpukeeper.ledger import state
 from gpukeeper.ledger.archive_file import Header, digest_rows, headers, read_header, verify, write_archive
+from gpukeeper.ledger.copy.identity import shipped
 from gpukeeper.ledger.database import open_for_reading, translated
 from gpukeeper.ledger.journal import SqliteLedger, append
 from gpukeeper.ledger.lines import micros, moment
@@ -67,13 +68,21 @@ def _nothing(step: str) -> None:
 
 
 async def rotate(
-    ledger: SqliteLedger, keep: LedgerKeep, now: datetime, between: Callable[[str], None] = _nothing
+    ledger: SqliteLedger,
+    keep: LedgerKeep,
+    now: datetime,
+    between: Callable[[str], None] = _nothing,
+    *,
+    keep_unsent: timedelta | None = None,
 ) -> Rotation:
-    """Archive, delete what has expired, prune signals. Raises LeaseHeld if another run is in progress."""
+    """Archive, delete what has expired, prune signals. Raises LeaseHeld if another run is in progress.
+
+    `keep_unsent`: lines are copied to a database, and those that were not stay this much longer."""
     directory = archive_folder(ledger.path)
+    horizons = (_horizon(keep, now), None if keep_unsent is None else _horizon(keep, now - keep_unsent))
     async with ledger.lease("ledger", "archive"):
         finished = await _finish(ledger, directory, now)
-        written = await asyncio.to_thread(_write, ledger.path, directory, _horizon(keep, now), now, between)
+        written = await asyncio.to_thread(_write, ledger.path, directory, horizons, now, between)
         if written is not None:
             header = written[1]
             await ledger.change(lambda c: _retire(c, header, now, str(ledger.path)))
@@ -134,10 +143,19 @@ def _unfinished(ledger: Path, directory: Path) -> list[tuple[Path, Header]]:
 
 
 def _write(
-    ledger: Path, directory: Path, horizon: datetime, now: datetime, between: Callable[[str], None]
+    ledger: Path,
+    directory: Path,
+    horizons: tuple[datetime, datetime | None],
+    now: datetime,
+    between: Callable[[str], None],
 ) -> tuple[Path, Header] | None:
+    """`horizons`: of all lines, and of those that are to be copied to a database and were not yet."""
+    horizon, unsent_horizon = horizons
     with translated(ledger), closing(open_for_reading(ledger)) as c:
-        header = digest_rows(c, 0, _last_before(c, horizon, now))
+        last = _last_before(c, horizon, now)
+        if unsent_horizon is not None:
+            last = min(last, max(shipped(c), _last_before(c, unsent_horizon, now)))
+        header = digest_rows(c, 0, last)
         return None if header is None else (write_archive(c, directory, header, between), header)
 
 

@@ -263,6 +263,23 @@ class Prices(Value, frozen=True, kw_only=True):
     per_gpu_hour: Mapping[str, float] = {}  # by pattern of the GPU model; the first that fits
 
 
+class Fleet(Value, frozen=True, kw_only=True):
+    """The copy in a database that many machines share. Without an address there is none."""
+
+    copy_to: str | None = None
+    password_file: str | None = None
+    machine: str | None = None  # None: the name of the host
+    signals: bool = True
+    keep_unsent: timedelta = 30 * DAY  # beyond `ledger.archive_after`, for lines that were not copied
+    request_key_file: str | None = None  # None: no requests are taken from the database
+    same_users: bool = False  # a name means the same person on all machines
+
+    @property
+    def kept_unsent(self) -> timedelta | None:
+        """None: nothing is copied, so that nothing waits for it."""
+        return None if self.copy_to is None else self.keep_unsent
+
+
 class Policy(Value, frozen=True, kw_only=True):
     """All settings for a fleet."""
 
@@ -304,4 +321,5 @@ class Policy(Value, frozen=True, kw_only=True):
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()
     prices: Prices = Prices()
+    fleet: Fleet = Fleet()
     digest: str = ""  # of the effective values; identifies the policy that decided

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -38,6 +38,9 @@ from gpukeeper.platforms.host.connect import user_name
 from gpukeeper.wiring.clock import SystemClock
 from gpukeeper.wiring.places import Reach, find_platforms, local_meter, past_meter
 
+if TYPE_CHECKING:
+    from gpukeeper.ledger.copy.state import CopyState
+
 
 @dataclass
 class Session:
@@ -55,6 +58,7 @@ class Session:
     usage: GpuUsage | None = None
     hours: SqliteUsage | None = None  # how GPUs are used, for programs that stay
     notes: list[str] = field(default_factory=list)
+    copy_state: Callable[[], CopyState | None] = lambda: None  # of the fleet database; None: there is no copy
 
     def record_hours(self, log: Callable[[str], None]) -> None:
         """For programs that stay. A file that cannot be opened is reported, and stops nothing else."""

@@ -193,7 +193,8 @@ def export(
 def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """Archive old lines and delete expired data. `serve` does this daily, as configured in the policy."""
     with opened(policy, write=True) as session:
-        done = asyncio.run(rotate_ledger(session.ledger, session.book.policy.ledger, session.keeper.clock.now()))
+        keep, now = session.book.policy, session.keeper.clock.now()
+        done = asyncio.run(rotate_ledger(session.ledger, keep.ledger, now, keep_unsent=keep.fleet.kept_unsent))
     if json:
         shown.as_json("ledger-rotate", {"rotation": done})
     else:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.daemon.fleet_copy import FleetCopy
 from gpukeeper.interfaces.daemon.metrics import PassHooks
 from gpukeeper.interfaces.daemon.server import listening, notify_systemd
 from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
@@ -51,4 +52,5 @@ async def serve_until_stopped(
             made = Watch(session.keeper, book, stop, passed, log, book.refresh, hooks.in_progress)
             group.create_task(watch(made))
             group.create_task(rotate_daily(session, stop, log))
+            group.create_task(FleetCopy(session, log).run(stop))
         notify_systemd("STOPPING=1")

@@ -106,7 +106,7 @@ async def rotate_daily(session: Session, stop: asyncio.Event, log: Callable[[str
     while not stop.is_set():
         policy, now = session.book.policy, session.keeper.clock.now()
         try:
-            done = await rotate(session.ledger, policy.ledger, now)
+            done = await rotate(session.ledger, policy.ledger, now, keep_unsent=policy.fleet.kept_unsent)
             if done.believed is not None:
                 await session.evidence.prune(policy.capture.keep, done.believed)
                 if session.hours is not None:

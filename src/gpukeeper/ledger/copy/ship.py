@@ -1,0 +1,274 @@
+"""Shipping: what the outbox has goes into the tables, each batch in one transaction with the cursor it moves.
+
+Exactly once by (machine, ledger, line): the cursor is a row of the database, changed only together with the lines, so
+that whatever a crash, a restart or a promoted replica lost is sent again, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpukeeper.ledger.copy.connect import load_driver
+from gpukeeper.ledger.copy.copy_text import TARGET_COLUMNS, copy_row, without_nul
+from gpukeeper.ledger.copy.outbox import Batch, Outbox, SignalRow
+from gpukeeper.model import reading
+from gpukeeper.model.errors import KeeperError
+from gpukeeper.model.event import NodeTested
+
+if TYPE_CHECKING:
+    from gpukeeper.ledger.copy.connect import Connection
+
+REPORT = "report.json"
+LARGEST_REPORT = 16 * 2**20
+_COLUMNS = ", ".join(TARGET_COLUMNS)
+_TEMPORARY = """
+CREATE TEMPORARY TABLE new_lines (
+    line bigint, at bigint, type text, platform text, place text, workload text, key text, owner text, rule text,
+    result text, pass_id bigint, step text, error integer, body jsonb
+) ON COMMIT DELETE ROWS;
+CREATE TEMPORARY TABLE new_signals (
+    series uuid, key text, signal text, device text, slice boolean, minute timestamptz, mean double precision,
+    samples integer
+) ON COMMIT DELETE ROWS
+"""
+_COPY_LINES = f"COPY new_lines ({_COLUMNS}) FROM STDIN WITH (NULL E'\\x01')"
+_INSERT = f"""
+INSERT INTO gpukeeper.lines (machine, ledger, {_COLUMNS})
+SELECT %s, %s, line, to_timestamp(at / 1000000.0), type, platform, place, workload, key, owner, rule, result, pass_id,
+    step, error <> 0, body
+FROM new_lines ON CONFLICT DO NOTHING
+"""  # noqa: S608
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How far this ledger is in the database, as the database says."""
+
+    machine: str
+    ledger: int
+    shipped: int
+    signals_until: datetime | None = None
+    usage_until: datetime | None = None
+
+
+class UsageRow(msgspec.Struct, frozen=True):
+    """One hour of one GPU for one holder. `body` is JSON; the copy does not interpret it."""
+
+    hour: datetime
+    device: str
+    holder: str
+    body: bytes
+
+
+def begin(connection: Connection, machine: str, outbox: Outbox) -> Position:
+    """Once a connection: the cursor, and a new one where this ledger is not the one that was shipped before."""
+    connection.execute(_TEMPORARY)
+    identity = outbox.identity()
+    with connection.transaction():
+        found = connection.execute(
+            "SELECT ledger, shipped, signals_until, usage_until FROM gpukeeper.ledgers "
+            "WHERE machine = %s AND id = %s ORDER BY ledger DESC LIMIT 1",
+            (machine, identity.id),
+        ).fetchone()
+        position = None if found is None else Position(machine, *found)
+        if position is not None and _is_same(connection, position, outbox, position.shipped):
+            return position
+        start = outbox.first() - 1 if position is None else _last_common(connection, position, outbox)
+        return _new_ledger(connection, machine, identity.id, start, position)
+
+
+def ship_lines(connection: Connection, position: Position, batch: Batch, runs: Sequence[NodeTested]) -> Position:
+    """Raises psycopg.Error, and KeeperError when another program moved the cursor."""
+    with connection.transaction():
+        _own_cursor(connection, position)
+        _copy(connection, _COPY_LINES, batch.rows)
+        connection.execute(_INSERT, (position.machine, position.ledger))
+        for run in runs:
+            _insert_run(connection, position.machine, run)
+        connection.execute(
+            "UPDATE gpukeeper.ledgers SET shipped = %s WHERE machine = %s AND ledger = %s",
+            (batch.last, position.machine, position.ledger),
+        )
+    return msgspec.structs.replace(position, shipped=batch.last)
+
+
+def ship_signals(connection: Connection, position: Position, rows: Sequence[SignalRow], until: datetime) -> Position:
+    """A minute that is there stays as it is."""
+    with connection.transaction():
+        _own_cursor(connection, position)
+        _copy(
+            connection,
+            "COPY new_signals FROM STDIN",
+            [without_nul(copy_row(_signal_values(one), "\\N")) for one in rows],
+        )
+        connection.execute(
+            "INSERT INTO gpukeeper.series (machine, series, key, signal, device, slice) "
+            "SELECT DISTINCT %s, series, key, signal, device, slice FROM new_signals ON CONFLICT DO NOTHING",
+            (position.machine,),
+        )
+        connection.execute(
+            "INSERT INTO gpukeeper.signals (machine, series, minute, mean, samples) "
+            "SELECT %s, series, minute, mean, samples FROM new_signals ON CONFLICT DO NOTHING",
+            (position.machine,),
+        )
+        _move(connection, position, "signals_until", until)
+    return msgspec.structs.replace(position, signals_until=until)
+
+
+def ship_usage(connection: Connection, position: Position, rows: Sequence[UsageRow], until: datetime) -> Position:
+    """An hour that was computed again replaces what was there."""
+    with connection.transaction():
+        _own_cursor(connection, position)
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                "INSERT INTO gpukeeper.usage (machine, hour, device, holder, body) VALUES (%s, %s, %s, %s, %s) "
+                "ON CONFLICT (machine, hour, device, holder) DO UPDATE SET body = excluded.body",
+                [(position.machine, one.hour, one.device, one.holder, _json(one.body)) for one in rows],
+            )
+        _move(connection, position, "usage_until", until)
+    return msgspec.structs.replace(position, usage_until=until)
+
+
+def ship_view(connection: Connection, machine: str, seq: int, body: bytes) -> None:
+    connection.execute(
+        "INSERT INTO gpukeeper.views (machine, at, seq, body) VALUES (%s, now(), %s, %s) "
+        "ON CONFLICT (machine) DO UPDATE SET at = excluded.at, seq = excluded.seq, body = excluded.body",
+        (machine, seq, _json(body)),
+    )
+
+
+def report_alive(connection: Connection, machine: str, version: str) -> None:
+    connection.execute("UPDATE gpukeeper.machines SET seen = now(), version = %s WHERE name = %s", (version, machine))
+
+
+def replacement(row: str, why: str) -> str:
+    """A line that the database refuses, without what may be the cause: number, time and type stay."""
+    line, at, kind, *_ = row.split("\t")
+    body = msgspec.json.encode({"type": kind, "not_copied": why}).decode()
+    empty = [None] * (len(TARGET_COLUMNS) - 5)
+    return copy_row((line, at, kind, *empty, 0, body))
+
+
+def _is_same(connection: Connection, position: Position, outbox: Outbox, line: int) -> bool:
+    """Whether the database has this very line. A ledger restored from a backup gives its numbers to other lines."""
+    if outbox.newest() < line:
+        return False
+    ours = outbox.last_until(line)
+    if ours is None:
+        return True  # archived: nothing to compare
+    found = connection.execute(
+        "SELECT now() - s.retention, l.at FROM gpukeeper.settings s LEFT JOIN gpukeeper.lines l "
+        "ON l.machine = %s AND l.ledger <= %s AND l.line = %s ORDER BY l.ledger DESC LIMIT 1",
+        (position.machine, position.ledger, ours[0]),
+    ).fetchone()
+    assert found is not None
+    kept_since, theirs = found
+    return ours[1] < kept_since if theirs is None else bool(theirs == ours[1])
+
+
+def _last_common(connection: Connection, position: Position, outbox: Outbox) -> int:
+    low, high = outbox.first() - 1, min(outbox.newest(), position.shipped)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _is_same(connection, position, outbox, middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _new_ledger(
+    connection: Connection, machine: str, ledger_id: str, shipped: int, before: Position | None
+) -> Position:
+    signals, usage = (None, None) if before is None else (before.signals_until, before.usage_until)
+    made = connection.execute(
+        "INSERT INTO gpukeeper.ledgers (machine, ledger, id, shipped, signals_until, usage_until) "
+        "SELECT %s, coalesce(max(ledger), 0) + 1, %s, %s, %s, %s FROM gpukeeper.ledgers WHERE machine = %s "
+        "RETURNING ledger",
+        (machine, ledger_id, shipped, signals, usage, machine),
+    ).fetchone()
+    assert made is not None
+    return Position(machine, made[0], shipped, signals, usage)
+
+
+def _own_cursor(connection: Connection, position: Position) -> None:
+    """Locks it. Two daemons with the credentials of one machine must not both move it."""
+    found = connection.execute(
+        "SELECT shipped FROM gpukeeper.ledgers WHERE machine = %s AND ledger = %s FOR UPDATE",
+        (position.machine, position.ledger),
+    ).fetchone()
+    if found is None or found[0] != position.shipped:
+        raise KeeperError(
+            f"another program ships the ledger of {position.machine}: its position is {found and found[0]}, expected "
+            f"{position.shipped}. Nothing was sent twice. Give each machine a name of its own (fleet-db add-machine)"
+        )
+
+
+def _copy(connection: Connection, statement: str, rows: Sequence[str]) -> None:
+    if rows:
+        with connection.cursor() as cursor, cursor.copy(statement.encode()) as copy:
+            copy.write("\n".join(rows) + "\n")
+
+
+def _move(connection: Connection, position: Position, column: str, until: datetime) -> None:
+    statement = f"UPDATE gpukeeper.ledgers SET {column} = %s WHERE machine = %s AND ledger = %s"  # noqa: S608
+    connection.execute(statement.encode(), (until, position.machine, position.ledger))
+
+
+def _insert_run(connection: Connection, machine: str, run: NodeTested) -> None:
+    report, problem = _read_report(run)
+    node = run.ref.name if run.ref is not None else machine
+    values = (machine, run.run, run.at, node, run.verdict.value, run.reason, msgspec.json.encode(run.gpus))
+    insert = (
+        "INSERT INTO gpukeeper.runs (machine, run, at, node, verdict, reason, gpus, report, problem) "
+        "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
+    )
+    plain = [_text(one) if isinstance(one, str) else one for one in values[:-1]]
+    psycopg = load_driver()
+    try:
+        with connection.transaction():
+            connection.execute(insert, (*plain, _json(values[-1]), report and _json(report), problem))
+    except psycopg.DataError as error:
+        note = f"the database refused the report: {type(error).__name__}"
+        connection.execute(insert, (*plain, "{}", None, note))
+
+
+def _read_report(run: NodeTested) -> tuple[bytes | None, str | None]:
+    """The run's report.json, if it is still there. A link is not followed."""
+    if not run.report:
+        return None, "the run has no report directory"
+    path = Path(run.report) / REPORT
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_REPORT:
+                return None, f"{path} is not a file of at most {LARGEST_REPORT >> 20} MiB"
+            body = file.read(LARGEST_REPORT)
+        reading.decode(body)
+    except OSError as error:
+        return None, f"{path} could not be read: {error.strerror}"
+    except msgspec.MsgspecError:
+        return None, f"{path} is not JSON"
+    return body, None
+
+
+def _signal_values(one: SignalRow) -> tuple[object, ...]:
+    minute = one.minute.astimezone(UTC).isoformat()
+    return (one.series, one.key, one.signal, one.device, one.slice, minute, one.mean, one.samples)
+
+
+def _json(body: object) -> str:
+    """For a jsonb column, which has no NUL."""
+    text = body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body)
+    return without_nul(text.replace("\\", "\\\\")).replace("\\\\", "\\") if "\\u0000" in text else text
+
+
+def _text(words: str) -> str:
+    return words.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
