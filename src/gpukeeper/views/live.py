@@ -57,12 +57,17 @@ class GpuTile(GpuLine, frozen=True, kw_only=True):
     """`history`: mean use in steps of five minutes from `history_start` on; None: not measured."""
 
     id: str
+    workload: str = ""  # id of the holder's line
     platform: str
     state: GpuState
     model: str = ""
     idle_since: datetime | None = None
     history_start: datetime | None = None
     history: tuple[float | None, ...] = ()
+
+    @property
+    def owner_word(self) -> str:
+        return self.owner if isinstance(self.owner, str) else "unknown"
 
 
 class WorkloadLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +157,12 @@ def machine_view(
         paused=paused,
         places=tuple(_place(key, place) for key, place in sorted(live.places.items())),
         gpus=_tiles(live, facts, book, now, machine, gpus),
-        workloads=tuple(_workload(one, machine, now) for one in facts if one.view.subject.shape is not Shape.DEVICE),
+        workloads=tuple(
+            sorted(
+                (_workload(one, machine, now) for one in facts if one.view.subject.shape is not Shape.DEVICE),
+                key=lambda line: line.path,
+            )
+        ),
         notes=_notes(live, facts, book, now, gpus),
     )
 
@@ -265,6 +275,7 @@ def _tile(
     return GpuTile(
         **{name: getattr(line, name) for name in GpuLine.__struct_fields__},
         id=row_id(machine, claim.place, claim.device, key),
+        workload="" if claim.holder is None else row_id(machine, key),
         platform=claim.holder.platform if claim.holder is not None else "",
         state=_state(claim, idle=waste is not None, memory=memory),
         model="" if device is None else device.labels.get("model", ""),

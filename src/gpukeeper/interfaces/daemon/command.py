@@ -21,12 +21,21 @@ def serve(
             metavar="[ADDRESS:]PORT",
         ),
     ] = None,
+    web: Annotated[
+        str | None,
+        typer.Option(
+            "--web",
+            help="Serve the web dashboard on this port (default: off; default address: 127.0.0.1).",
+            metavar="[ADDRESS:]PORT",
+        ),
+    ] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Run the daemon: watch, measure and, in mode enforce, reclaim. Prints one line for every outcome and warning."""
-    from gpukeeper.interfaces.daemon.metrics import pass_hooks
+    from gpukeeper.interfaces.daemon.metrics import LOOPBACK, pass_hooks
     from gpukeeper.interfaces.daemon.serve import serve_until_stopped
+    from gpukeeper.interfaces.telemetry.pages import read_endpoint
     from gpukeeper.interfaces.terminal.log import log
     from gpukeeper.interfaces.terminal.session import opened
     from gpukeeper.interfaces.terminal.watching import PassPrinter
@@ -34,4 +43,5 @@ def serve(
     with opened(policy, write=True, only=platform, quiet=quiet, tell=log) as session:
         printer = PassPrinter(log, json=json, quiet=quiet)
         hooks = pass_hooks(metrics, session, printer, (lambda words: None) if quiet else log)
-        asyncio.run(serve_until_stopped(session, policy, hooks, log, quiet=quiet))
+        where = None if web is None else read_endpoint(web, "--web", LOOPBACK)
+        asyncio.run(serve_until_stopped(session, policy, hooks, log, web=where, quiet=quiet))

@@ -21,6 +21,7 @@ from gpukeeper.interfaces.daemon import identity
 from gpukeeper.interfaces.daemon.identity import ANONYMOUS, NOT_LOGGED_IN, Identity, answer_login, identify
 from gpukeeper.interfaces.daemon.limiter import RequestLimiter
 from gpukeeper.interfaces.daemon.queries import VERBS, Queries
+from gpukeeper.interfaces.daemon.server import WebLogins
 from gpukeeper.interfaces.link import (
     LARGEST_QUESTION,
     Answer,
@@ -32,7 +33,7 @@ from gpukeeper.interfaces.link import (
     read_frame,
 )
 from gpukeeper.interfaces.telemetry.pages import Endpoint
-from gpukeeper.ledger.logins import Logins, open_logins
+from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.model.subject import Shape
@@ -49,12 +50,11 @@ Log = Callable[[str], None]
 
 
 @asynccontextmanager
-async def web_process(where: Endpoint, session: Session, log: Log) -> AsyncIterator[None]:
+async def web_process(where: Endpoint, session: Session, found: WebLogins, log: Log) -> AsyncIterator[None]:
     """Runs while the block does."""
     listener = _listen(where)
-    logins = open_logins(session.ledger.path)
     session.keeper.live.enabled = True
-    web = WebProcess(session, logins, listener, log)
+    web = WebProcess(session, found.logins, listener, log)
     address = f"[{where.address}]" if ":" in where.address else where.address
     log(f"serving the dashboard on http://{address}:{listener.getsockname()[1]}/")
     supervising = asyncio.create_task(web.supervise())
@@ -65,7 +65,6 @@ async def web_process(where: Endpoint, session: Session, log: Log) -> AsyncItera
         await asyncio.gather(supervising, return_exceptions=True)
         listener.close()
         web.close()
-        logins.close()
 
 
 def _listen(where: Endpoint) -> socket.socket:
