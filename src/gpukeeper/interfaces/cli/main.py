@@ -19,6 +19,7 @@ from gpukeeper.interfaces.cli import (
     doctor,
     explain,
     ledger,
+    login,
     node,
     observe,
     pause,
@@ -51,6 +52,7 @@ app.add_typer(workload.app, name="workload")
 app.add_typer(node.app, name="node")
 app.add_typer(policy.app, name="policy")
 app.add_typer(ledger.app, name="ledger")
+app.command("login")(login.login)
 app.command("restore")(restore.restore)
 app.command("doctor")(doctor.doctor)
 app.command("pause")(pause.pause)
