@@ -14,6 +14,7 @@ from gpukeeper.engine.clockwatch import ClockWatch
 from gpukeeper.engine.followed import Followed
 from gpukeeper.engine.gpu_checks import GpuChecks
 from gpukeeper.engine.last_passes import LastPasses
+from gpukeeper.engine.live import LiveState
 from gpukeeper.engine.missing import Absences
 from gpukeeper.engine.permission import Permission
 from gpukeeper.engine.ports import Platform, Ports
@@ -45,6 +46,7 @@ class Keeper(Ports):
     gpu_checks: GpuChecks = field(default_factory=GpuChecks)
     request_state: RequestState = field(default_factory=RequestState)
     usage_tracker: UsageTracker = field(default_factory=UsageTracker)
+    live: LiveState = field(default_factory=LiveState)
 
     def __post_init__(self) -> None:
         for platform in self.platforms:

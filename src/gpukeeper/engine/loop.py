@@ -240,7 +240,9 @@ async def _measure(w: Watch, meter: Meter, live: Mapping[str, list[Subject]]) ->
     with suppress(PlatformError, LedgerError):  # not measured is not idle: the minutes stay empty
         try:
             together = [subject for subjects in live.values() for subject in subjects]
-            await w.keeper.signals.add(await meter.read(together))
+            samples = await meter.read(together)
+            await w.keeper.signals.add(samples)
+            w.keeper.live.measured(samples)
         except (PlatformError, LedgerError):
             raise
         except Exception as bug:

@@ -176,6 +176,7 @@ class _Observation:
             decision = _offered(decide(view, book, now), found.platform)
             found.to_write.lines += _begun(keeper, decision, now)
             decision = _not_yet(keeper, decision, self.unsettled, now)
+            keeper.live.note(found.platform, view, decision, book, now)
             if subject.shape is Shape.NODE:
                 found.nodes.append(subject)
             if subject.shape is not Shape.REMNANT and self._is_asked_for(subject, decision, now):

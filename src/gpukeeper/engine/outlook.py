@@ -10,6 +10,7 @@ import msgspec
 
 from gpukeeper.engine.explain import without_reason
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.live import LivePass
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.request_state import Outlook
@@ -71,6 +72,7 @@ class DaemonState(msgspec.Struct, frozen=True):
 
 def begin(keeper: Keeper, platform: Platform, now: datetime, *, whole: bool) -> Outlook:
     """For a pass that begins. A narrow one changes what the last whole one found."""
+    keeper.live.begin(platform, whole=whole)
     known = keeper.request_state.outlooks.get(key_of(platform))
     return Outlook(now) if whole or known is None else known
 
@@ -89,6 +91,7 @@ def add(outlook: Outlook, decisions: Iterable[Decision], trees: Collection[str])
 
 def show(keeper: Keeper, found: Survey, plan: Plan, outlook: Outlook) -> None:
     """From now on users are sent this. Nothing is kept without a socket."""
+    keeper.live.finish(_live_pass(found, plan), [one.ref for one in found.gone])
     if not keeper.request_state.enabled:
         return
     for one in found.gone:
@@ -98,6 +101,20 @@ def show(keeper: Keeper, found: Survey, plan: Plan, outlook: Outlook) -> None:
     if found.whole:
         outlook.unseen = tuple(found.unseen)
     keeper.request_state.outlooks[key_of(found.platform)] = outlook
+
+
+def _live_pass(found: Survey, plan: Plan) -> LivePass:
+    return LivePass(
+        platform=key_of(found.platform),
+        at=found.at,
+        whole=found.whole,
+        unseen=tuple(found.unseen),
+        breaker=plan.breaker,
+        seen=found.counts.seen,
+        running=found.counts.running,
+        steps=tuple(step.decision for step in plan.steps),
+        deferred=plan.deferred,
+    )
 
 
 def forget(outlook: Outlook, outcomes: Sequence[Closed]) -> None:

@@ -88,17 +88,18 @@ def claims(
     *,
     recorded: Mapping[str, Memory] = {},
     offers: Offers | None = None,
+    decisions: Mapping[str, Decision] = {},
 ) -> tuple[GpuClaim, ...]:
     """One entry for each device and holder, and one for each device without a holder.
 
-    `recorded`: what the ledger remembers, of devices too.
+    `recorded`: what the ledger remembers, of devices too. `decisions`: those that were made already, by key.
     """
     inventory = Inventory([view.subject for view in views])
     found: list[GpuClaim] = []
     for view in views:
         how = claim_state(view, book, now)
         if how is not None:
-            decision = decide(view, book, now)
+            decision = decisions.get(view.subject.ref.key) or decide(view, book, now)
             found += _claims_of(view, how, inventory, next_event(decision, now, offers), decision.due, now)
     found += _nobodys(inventory, found, recorded)
     return tuple(sorted(found, key=inventory.order))

@@ -25,6 +25,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     ref: Ref | None = None
     owner: str | None = None
     by: str = "gpukeeper"  # the user or program that caused it
+    via: str | msgspec.UnsetType = msgspec.UNSET  # of a request that did not come from this machine's command line: how
 
 
 class Noticed(Line, frozen=True, tag="noticed"):

@@ -90,7 +90,7 @@ def top_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime
     return TopView(
         at=now,
         mode=book.policy.mode,
-        gpus=tuple(_line(one, devices.get((one.place, one.device)), upcoming, now) for one in claims),
+        gpus=tuple(gpu_line(one, devices.get((one.place, one.device)), upcoming, now) for one in claims),
         paused=paused,
         notes=(*unseen_everywhere(found.unseen), *(one.words for one in findings_view(found, book, narrow, now))),
     )
@@ -114,7 +114,7 @@ def _next_actions(view: View, book: Rulebook, now: datetime, offered: Collection
     return NextActions(class_, steps, reasons.get(steps[-1].rule, "") if steps else "")
 
 
-def _line(claim: GpuClaim, device: Subject | None, upcoming: Mapping[str, NextActions], now: datetime) -> GpuLine:
+def gpu_line(claim: GpuClaim, device: Subject | None, upcoming: Mapping[str, NextActions], now: datetime) -> GpuLine:
     key = "" if claim.holder is None else claim.holder.key
     coming = upcoming.get(key, NextActions("", ()))
     return GpuLine(

@@ -29,6 +29,7 @@ COMMANDS = {
     "apply": Entry(f"{_CLI}.apply:apply", "Reclaim what is due now."),
     "demo": Entry(f"{_CLI}.demo:demo", "Simulate a week on a fleet and show what was reclaimed and why."),
     "report": Entry(f"{_CLI}.report:report", "Report how GPUs were used, and what was given back."),
+    "login": Entry(f"{_CLI}.login:login", "Print a link that logs you in to the web dashboard."),
     "restore": Entry(f"{_CLI}.restore:restore", "Restore what gpukeeper stopped, or removed after capturing it."),
     "doctor": Entry(f"{_CLI}.doctor:doctor", "Check this machine: what works, what does not, and how to fix it."),
     "pause": Entry(f"{_CLI}.pause:pause", "Pause all actions at every place of this machine's ledger."),

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gpukeeper.interfaces.daemon.metrics import pass_hooks
+from gpukeeper.interfaces.daemon.metrics import LOOPBACK, pass_hooks
 from gpukeeper.interfaces.daemon.serve import serve_until_stopped
+from gpukeeper.interfaces.telemetry.pages import read_endpoint
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal.log import log
 from gpukeeper.interfaces.terminal.session import opened
@@ -26,6 +27,14 @@ def serve(
             metavar="[ADDRESS:]PORT",
         ),
     ] = None,
+    web: Annotated[
+        str | None,
+        typer.Option(
+            "--web",
+            help="Serve the web dashboard on this port (default: off; default address: 127.0.0.1).",
+            metavar="[ADDRESS:]PORT",
+        ),
+    ] = None,
     json: o.JsonLines = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -34,4 +43,5 @@ def serve(
         session.record_hours(log)
         printer = PassPrinter(log, json=json, quiet=quiet)
         hooks = pass_hooks(metrics, session, printer, (lambda words: None) if quiet else log)
-        asyncio.run(serve_until_stopped(session, policy, hooks, log, quiet=quiet))
+        where = None if web is None else read_endpoint(web, "--web", LOOPBACK)
+        asyncio.run(serve_until_stopped(session, policy, hooks, log, web=where, quiet=quiet))

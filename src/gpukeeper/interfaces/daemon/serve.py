@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.daemon.fleet_copy import FleetCopy
 from gpukeeper.interfaces.daemon.metrics import PassHooks
-from gpukeeper.interfaces.daemon.server import listening, notify_systemd
+from gpukeeper.interfaces.daemon.server import WebLogins, listening, notify_systemd
+from gpukeeper.interfaces.daemon.web import web_process
+from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
+from gpukeeper.ledger.logins import open_logins
 from gpukeeper.ledger.paths import socket_path
 from gpukeeper.wiring.session import Session
+
+
+@asynccontextmanager
+async def _logins(session: Session, web: Endpoint | None) -> AsyncIterator[WebLogins | None]:
+    if web is None:
+        yield None
+        return
+    logins = open_logins(session.ledger.path)
+    try:
+        yield WebLogins(logins, web)
+    finally:
+        logins.close()
 
 
 async def serve_until_stopped(
@@ -24,6 +40,7 @@ async def serve_until_stopped(
     hooks: PassHooks,
     log: Callable[[str], None],
     *,
+    web: Endpoint | None = None,
     quiet: bool = False,
 ) -> None:
     """One daemon per machine, by its lease. SIGTERM and SIGINT end it after the step in progress."""
@@ -38,8 +55,10 @@ async def serve_until_stopped(
 
     async with (
         session.keeper.ledger.lease(DAEMON, "serve"),
-        listening(socket_path(), session, log),
+        _logins(session, web) as logins,
+        listening(socket_path(), session, log, logins),
         hooks.opened,
+        nullcontext() if web is None or logins is None else web_process(web, session, logins, log),
         session.admins_notified(log),
     ):
         if not quiet:

@@ -17,13 +17,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.engine.requests import Reply, Request, fulfil
+from gpukeeper.interfaces.daemon import identity
+from gpukeeper.interfaces.daemon.identity import Identity
 from gpukeeper.interfaces.daemon.limiter import RateLimits, RequestLimiter
 from gpukeeper.interfaces.daemon.queries import VERBS, Queries
+from gpukeeper.interfaces.telemetry.pages import Endpoint
+from gpukeeper.ledger.logins import Logins
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH
 from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model import reading
@@ -42,8 +47,26 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 Log = Callable[[str], None]
 
 
+class WebLogins(NamedTuple):
+    """Of a daemon with a dashboard."""
+
+    logins: Logins
+    where: Endpoint
+
+    @property
+    def url(self) -> str:
+        address = "localhost" if self.where.address in _ANY else self.where.address
+        address = f"[{address}]" if ":" in address else address
+        return f"http://{address}:{self.where.port}"
+
+
+_ANY = ("0.0.0.0", "::", "127.0.0.1", "::1")  # noqa: S104
+
+
 @asynccontextmanager
-async def listening(path: Path, session: Session, log: Log = lambda words: None) -> AsyncIterator[None]:
+async def listening(
+    path: Path, session: Session, log: Log = lambda words: None, logins: WebLogins | None = None
+) -> AsyncIterator[None]:
     """Listens while the block runs. All users may connect; permissions are checked per request."""
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
         raise KeeperError(f"{path} is too long for a unix socket. Set GPUKEEPER_SOCKET to a shorter path.")
@@ -53,7 +76,7 @@ async def listening(path: Path, session: Session, log: Log = lambda words: None)
         raise KeeperError(f"Other users could replace the socket {path}: {why}. The daemon was not started.")
     _forget(path)  # of a daemon that died; a living one holds the serve lease, which we have
     session.keeper.request_state.enabled = True
-    server = Server(session, RequestLimiter(RateLimits().within(raise_descriptors())), log)
+    server = Server(session, RequestLimiter(RateLimits().within(raise_descriptors())), log, logins)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
         listener.bind(str(path))
         _open_to_everyone(path)
@@ -69,8 +92,8 @@ async def listening(path: Path, session: Session, log: Log = lambda words: None)
 
 
 class Server:
-    def __init__(self, session: Session, limiter: RequestLimiter, log: Log) -> None:
-        self._session, self._limiter, self._log = session, limiter, log
+    def __init__(self, session: Session, limiter: RequestLimiter, log: Log, logins: WebLogins | None = None) -> None:
+        self._session, self._limiter, self._log, self._logins = session, limiter, log, logins
         self._queries = Queries(session)
         self._tasks: set[asyncio.Task[None]] = set()
         self._admins: Sequence[str] = ()
@@ -132,10 +155,25 @@ class Server:
             try:
                 if request.verb in VERBS:
                     return await self._queries.answer(who, request)
+                if request.verb in identity.VERBS:
+                    return await self._login(Identity(name=who, uid=uid), request)
                 return await fulfil(self._session.keeper, self._session.book, who, request, uid=uid)
             except Exception as bug:  # of one request: passes continue, and a repeated request does not fill the log
                 self._complain(f"a request of {who} failed, which is a bug in gpukeeper: {bug!r}")
                 return Reply(done=False, words=f"this is a bug in gpukeeper: {bug!r}", exit_code=1)
+
+    async def _login(self, who: Identity, request: Request) -> Reply:
+        if self._logins is None:
+            words = "this daemon has no web dashboard. Start it with: gpukeeper serve --web PORT"
+            return Reply(done=False, words=words, exit_code=1)
+        try:
+            logins, now = self._logins.logins, self._session.keeper.clock.now()
+            reply = await identity.answer_login(logins, self._session.book, who, request, now)
+        except KeeperError as problem:
+            return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
+        if request.verb == "login":
+            return msgspec.structs.replace(reply, token=f"{self._logins.url}/login/{reply.token}")
+        return reply
 
     async def _know_admins(self) -> None:
         """The uids of the admins in the policy; resolved again when the names change."""

@@ -1,0 +1,201 @@
+"""What a daemon keeps for its live views: GPUs, the workloads on them, and the decisions of its last passes.
+
+Nothing is kept unless a view is wanted (`enabled`), and nothing is read for it: passes and meter ticks bring the facts.
+Bounded: one entry for each GPU and each workload at a place, at most MOST of them, and six hours of use in steps of
+five minutes for each GPU that work runs on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from math import isnan
+
+import msgspec
+
+from gpukeeper.engine.ports import PlaceKey, Platform, key_of
+from gpukeeper.engine.schedule import opening
+from gpukeeper.lifecycle.claims import runs_on_gpus
+from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.lifecycle.waste import Waste, wasted
+from gpukeeper.model.decision import Decision, Unseen, View
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.series import Sample, Series, Signal
+from gpukeeper.model.subject import Shape
+
+MOST = 20_000  # entries of one place
+STEP = timedelta(minutes=5)
+STEPS = 72  # six hours
+_SHOWN = (Shape.WORKLOAD, Shape.ORPHAN, Shape.DEVICE)
+_NEWEST = 3  # minutes of use that are kept: what a GPU is used now
+
+
+class LiveFact(msgspec.Struct, frozen=True):
+    """One GPU or workload as of the last pass that read it. `ahead`: only of what runs on GPUs."""
+
+    view: View  # with the newest minutes of use only
+    decision: Decision
+    ahead: tuple[UpcomingAction, ...] = ()
+    waste: Waste | None = None
+
+
+class UseHistory(msgspec.Struct):
+    """Mean use of one GPU by one workload in steps of five minutes; the first begins at `start`."""
+
+    start: int  # number of the step since 1970
+    sums: list[float]
+    counts: list[int]
+
+    def add(self, at: datetime, value: float) -> None:
+        step = step_of(at)
+        if step < self.start:
+            return
+        while self.start + len(self.sums) <= step:
+            self.sums.append(0.0)
+            self.counts.append(0)
+        over = len(self.sums) - STEPS
+        if over > 0:
+            del self.sums[:over], self.counts[:over]
+            self.start += over
+        self.sums[step - self.start] += value
+        self.counts[step - self.start] += 1
+
+    def means(self) -> tuple[float | None, ...]:
+        """None: not measured."""
+        return tuple(s / n if n else None for s, n in zip(self.sums, self.counts, strict=True))
+
+
+class LivePass(msgspec.Struct, frozen=True, kw_only=True):
+    """What the last pass at a place found in sum, and what it is going to do. A narrow one has only its own steps."""
+
+    platform: PlaceKey
+    at: datetime
+    whole: bool = True
+    unseen: tuple[Unseen, ...] = ()
+    breaker: str | None = None
+    seen: int = 0
+    running: int = 0
+    steps: tuple[Decision, ...] = ()
+    deferred: tuple[Decision, ...] = ()
+
+
+@dataclass
+class LivePlace:
+    """What the last passes found at one place."""
+
+    last: LivePass
+    facts: dict[str, LiveFact] = field(default_factory=dict)  # by key
+    left_out: int = 0
+
+
+@dataclass
+class LiveState:
+    """`changed` is set whenever something in it changed; the reader clears it."""
+
+    enabled: bool = False
+    places: dict[PlaceKey, LivePlace] = field(default_factory=dict)
+    history: dict[tuple[str, str], UseHistory] = field(default_factory=dict)  # by key of the workload, and device
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _pending: dict[PlaceKey, dict[str, LiveFact]] = field(default_factory=dict)  # of a whole pass in progress
+
+    def begin(self, platform: Platform, *, whole: bool) -> None:
+        if self.enabled and whole:
+            self._pending[key_of(platform)] = {}
+
+    def note(self, platform: Platform, view: View, decision: Decision, book: Rulebook, now: datetime) -> None:
+        """One object that a pass read and decided about."""
+        if not self.enabled or view.subject.shape not in _SHOWN or isinstance(view.subject.root, str):
+            return
+        place = key_of(platform)
+        into = self._pending.get(place)
+        if into is None:
+            into = self._place(place, now).facts
+        key = view.subject.ref.key
+        if key not in into and len(into) >= MOST:
+            self._place(place, now).left_out += 1
+            return
+        into[key] = _fact(view, decision, book, now, platform)
+
+    def finish(self, last: LivePass, gone: Iterable[Ref]) -> None:
+        """After the last object. What a whole pass did not list is dropped only if everything could be listed;
+        otherwise it is shown as it was, with its age."""
+        if not self.enabled:
+            return
+        here = self._place(last.platform, last.at)
+        found = self._pending.pop(last.platform, None)
+        if found is not None:
+            here.facts = {**here.facts, **found} if last.unseen else found
+        if not last.whole:  # what it could not read, and the totals, are those of the last whole pass
+            last = msgspec.structs.replace(last, unseen=here.last.unseen)
+        here.last = last
+        for ref in gone:
+            here.facts.pop(ref.key, None)
+        self._drop_history()
+        self.changed.set()
+
+    def measured(self, samples: Iterable[Sample]) -> None:
+        """What a meter read just now."""
+        if not self.enabled:
+            return
+        for one in samples:
+            if one.signal is Signal.GPU and isinstance(one.value, float | int) and not isnan(one.value):
+                self._history(one.key, one.device, one.at).add(one.at, float(one.value))
+        self.changed.set()
+
+    def recall(self, key: str, series: Iterable[Series]) -> None:
+        """Minutes that were recorded before this daemon started."""
+        for one in series:
+            if one.signal is not Signal.GPU or (key, one.device) in self.history:
+                continue
+            known = [(one.start + i * timedelta(minutes=1), v) for i, v in enumerate(one.minutes) if not isnan(v)]
+            for at, value in known:
+                self._history(key, one.device, at).add(at, value)
+
+    def unknown_history(self) -> list[str]:
+        """Keys of workloads on GPUs of which no minute was recalled or measured yet."""
+        known = {key for key, _ in self.history}
+        return [
+            key
+            for place in self.places.values()
+            for key, fact in place.facts.items()
+            if key not in known and runs_on_gpus(fact.view.subject)
+        ]
+
+    def _history(self, key: str, device: str, at: datetime) -> UseHistory:
+        return self.history.setdefault((key, device), UseHistory(step_of(at), [], []))
+
+    def _place(self, place: PlaceKey, at: datetime) -> LivePlace:
+        return self.places.setdefault(place, LivePlace(LivePass(platform=place, at=at)))
+
+    def _drop_history(self) -> None:
+        keys = {key for place in self.places.values() for key in place.facts}
+        for gone in [one for one in self.history if one[0] not in keys]:
+            del self.history[gone]
+
+
+def step_of(at: datetime) -> int:
+    return int(at.timestamp() // STEP.total_seconds())
+
+
+def step_start(step: int) -> datetime:
+    return datetime.fromtimestamp(step * STEP.total_seconds(), UTC)
+
+
+def _fact(view: View, decision: Decision, book: Rulebook, now: datetime, platform: Platform) -> LiveFact:
+    slim = msgspec.structs.replace(view, series=tuple(_newest(one) for one in view.series if one.signal is Signal.GPU))
+    if not runs_on_gpus(view.subject):
+        return LiveFact(slim, decision)
+    return LiveFact(
+        slim,
+        decision,
+        ahead(view, book, now, frozenset(platform.guards), opening(book.policy.schedule)),
+        wasted(view, book, now),
+    )
+
+
+def _newest(one: Series) -> Series:
+    cut = max(len(one.minutes) - _NEWEST, 0)
+    return msgspec.structs.replace(one, start=one.start + cut * timedelta(minutes=1), minutes=one.minutes[cut:])

@@ -1,0 +1,130 @@
+"""Who a request comes from, and the requests about logins themselves: `login`, `token`, `logins`, `revoke`, `redeem`.
+
+On the machine the kernel reports who asks. On the web a person presents the secret of a session or token, which began
+with a link that `gpukeeper login` printed for them here.
+"""
+
+from __future__ import annotations
+
+import pwd
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.blocking import in_thread
+from gpukeeper.engine.requests import DataReply, Reply, Request
+from gpukeeper.interfaces.link import Credentials
+from gpukeeper.ledger.logins import LINK_LASTS, Login, LoginKind, Logins
+from gpukeeper.lifecycle.holds import is_admin
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.errors import UsageError
+
+VERBS = ("whoami", "redeem", "logout", "login", "token", "logins", "revoke")
+ON_THE_MACHINE = ("login", "token")  # a stolen session must not make itself last
+NOT_LOGGED_IN = 13  # exit code of a reply, never of a command
+SESSION_LASTS = timedelta(hours=12)
+TOKEN_LASTS, TOKEN_LASTS_MAX = timedelta(days=90), timedelta(days=366)
+NAMES = timedelta(seconds=5)
+NOBODY_UID = -1  # whose turn a request without a login takes
+LONGEST_NAME = 60
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """`name` empty: not logged in. `kind` None: by the kernel, or by a proxy."""
+
+    name: str = ""
+    uid: int | None = None
+    login: str = ""  # its id
+    kind: LoginKind | None = None
+    via: str = ""  # for the ledger
+    address: str = ""
+
+    @property
+    def reader(self) -> str:
+        """For questions: a name that is nobody's owner or admin where nobody is logged in."""
+        return self.name or "\0"
+
+    @property
+    def turn(self) -> int:
+        return NOBODY_UID if self.uid is None else self.uid
+
+
+ANONYMOUS = Identity()
+
+
+async def identify(logins: Logins, presented: Credentials, now: datetime) -> Identity:
+    if presented.proxy_user:
+        uid = await in_thread(lambda: _uid(presented.proxy_user), NAMES)
+        via = f"web, proxy, from {presented.address}"
+        return Identity(name=presented.proxy_user, uid=uid, via=via, address=presented.address)
+    found = await logins.find(presented.secret, now, presented.address) if presented.secret else None
+    if found is None:
+        return msgspec.structs.replace(ANONYMOUS, address=presented.address)
+    return of_login(found, presented.address)
+
+
+def of_login(found: Login, address: str) -> Identity:
+    via = f"web, {found.kind} {found.id}, from {address}"
+    return Identity(name=found.person, uid=found.uid, login=found.id, kind=found.kind, via=via, address=address)
+
+
+async def answer_login(logins: Logins, book: Rulebook, who: Identity, request: Request, now: datetime) -> Reply:
+    """Raises UsageError with the reason of a refusal."""
+    if request.verb == "whoami":
+        return Reply(done=True, words=who.name)
+    if request.verb == "redeem":
+        return await _redeem(logins, who, request, now)
+    if not who.name:
+        return Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)
+    if request.verb in ON_THE_MACHINE and who.via:
+        raise UsageError(f"{request.verb} works only on the machine itself: gpukeeper login")
+    match request.verb:
+        case "login":
+            made = await logins.create(LoginKind.LINK, who.name, who.uid, now, LINK_LASTS)
+            return Reply(done=True, words=f"valid once, for {in_words(LINK_LASTS)}", token=made.secret)
+        case "token":
+            return await _token(logins, who, request, now)
+        case "logins":
+            everybody = is_admin(book, who.name) and request.owner is None
+            found = await logins.of(None if everybody else request.owner or who.name, now)
+            if not is_admin(book, who.name) and request.owner not in (None, who.name):
+                raise UsageError(f"{who.name} may list only their own logins")
+            return DataReply(done=True, words="", body=msgspec.Raw(msgspec.json.encode(tuple(found))))
+        case "logout":
+            await logins.revoke(who.login, who.name)
+            return Reply(done=True, words="logged out")
+        case _:
+            ended = await logins.revoke(request.workload or None, None if is_admin(book, who.name) else who.name)
+            if request.workload and not ended:
+                raise UsageError(f'no login "{request.workload}" of {who.name}. List them: gpukeeper login --list')
+            return Reply(done=True, words=f"{ended} login{'' if ended == 1 else 's'} revoked")
+
+
+async def _redeem(logins: Logins, who: Identity, request: Request, now: datetime) -> Reply:
+    made = await logins.redeem(request.token, now, SESSION_LASTS, who.address)
+    if made is None:
+        return Reply(
+            done=False,
+            words="this link is not valid: it works once, and for ten minutes. For a new one: gpukeeper login",
+            exit_code=NOT_LOGGED_IN,
+        )
+    return Reply(done=True, words=made.login.person, token=made.secret)
+
+
+async def _token(logins: Logins, who: Identity, request: Request, now: datetime) -> Reply:
+    lasts = TOKEN_LASTS if request.seconds is None else timedelta(seconds=request.seconds)
+    if not timedelta() < lasts <= TOKEN_LASTS_MAX:
+        raise UsageError(f"a token is valid for {in_words(TOKEN_LASTS_MAX)} at most; nothing was done")
+    name = request.workload.strip()
+    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+        raise UsageError(f"a token needs a name of 1 to {LONGEST_NAME} printable characters; nothing was done")
+    made = await logins.create(LoginKind.TOKEN, who.name, who.uid, now, lasts, name)
+    return Reply(done=True, words=f"{made.login.id}, valid until {made.login.expires:%Y-%m-%d}", token=made.secret)
+
+
+def _uid(name: str) -> int | None:
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None

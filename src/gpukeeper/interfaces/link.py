@@ -1,0 +1,102 @@
+"""The link between a daemon and its web process: frames over one socket pair, and what is sent in them.
+
+The web process has no rights of its own. It forwards the secret that a browser or program presented, and the daemon
+looks up whose it is; only of a trusted reverse proxy the web process reports a name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import msgspec
+
+from gpukeeper.engine.requests import Request
+from gpukeeper.ledger.logins import LoginKind
+from gpukeeper.views.live import Delta
+
+LARGEST = 256 * 1024 * 1024  # bytes of a frame from the daemon
+LARGEST_QUESTION = 256 * 1024  # from the web process
+_LENGTH = 4
+T = TypeVar("T")
+
+
+class Credentials(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What somebody presented. `proxy_user`: the name that a trusted reverse proxy reported."""
+
+    secret: str = ""
+    proxy_user: str = ""
+    address: str = ""
+
+
+class Person(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose request it is, as the daemon found. An empty name: not logged in."""
+
+    name: str = ""
+    admin: bool = False
+    login: str = ""  # its id
+    kind: LoginKind | None = None  # None: reported by a proxy, or not logged in
+
+
+# From the web process.
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True, tag="question"):
+    """`verb` of the request: what people ask for on the socket, or one of daemon/web.VERBS."""
+
+    id: int
+    credentials: Credentials
+    request: Request
+
+
+# From the daemon.
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    """The first frame. `key`: signs cookies."""
+
+    machine: str
+    version: str
+    key: bytes
+    anonymous: bool  # reading needs no login
+    session_seconds: int
+
+
+class Change(msgspec.Struct, frozen=True, tag="change"):
+    """`whole`: what was known of that machine before does not count."""
+
+    delta: Delta
+    whole: bool = False
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """`body`: JSON, for questions that only read."""
+
+    id: int
+    person: Person
+    done: bool
+    words: str
+    exit_code: int = 0
+    token: str = ""
+    body: bytes = b"null"
+
+
+FromDaemon = Welcome | Change | Answer
+
+
+def frame(message: object) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(_LENGTH, "big") + body
+
+
+async def read_frame(reader: asyncio.StreamReader, kind: type[T], largest: int) -> T | None:
+    """None: the other end is closed. Raises ValueError for what is no frame."""
+    try:
+        size = int.from_bytes(await reader.readexactly(_LENGTH), "big")
+        if size > largest:
+            raise ValueError(f"a frame of {size:,} bytes")
+        return msgspec.msgpack.decode(await reader.readexactly(size), type=kind)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error

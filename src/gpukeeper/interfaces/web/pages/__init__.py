@@ -1,0 +1,1 @@
+"""One page, one file: what a template gets, from values of `views` alone."""

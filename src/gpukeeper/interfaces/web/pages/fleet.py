@@ -1,0 +1,97 @@
+"""Every GPU of every machine: the first page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, Response
+
+from gpukeeper.interfaces.web.app import Site
+from gpukeeper.interfaces.web.security import Visitor
+from gpukeeper.interfaces.web.selection import SORTS, STATES, Chosen, Selection, choices, choose, read_selection
+from gpukeeper.views.live import GpuTile, MachineView, for_reader
+
+SUMMARY_FROM = 200  # GPUs; with more of them the first page is a summary by place
+
+
+class PlaceSummary(msgspec.Struct, frozen=True):
+    machine: str
+    place: str
+    counts: Counter[str]
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+
+async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
+    wanted = selection_of(request)
+    views = readable(site, visitor)
+    chosen = choose(views, wanted)
+    everything = [one for view in views for one in view.gpus]
+    summarised = len(everything) > SUMMARY_FROM and not wanted.filtered
+    return site.page(
+        request,
+        visitor,
+        "fleet.html",
+        views=views,
+        wanted=wanted,
+        chosen=chosen,
+        groups=() if summarised else groups(chosen, wanted),
+        places=summaries(views) if summarised else (),
+        counts=counted(everything),
+        total=len(everything),
+        offered=choices(views),
+        states=STATES,
+        sorts=SORTS,
+    )
+
+
+async def rows(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
+    """Only the tiles, for a page that is open already."""
+    wanted = selection_of(request)
+    chosen = choose(readable(site, visitor), wanted)
+    body = site.templates.get_template("tiles.html").render(groups=groups(chosen, wanted), visitor=visitor)
+    return HTMLResponse(body, headers={"cache-control": "no-store"})
+
+
+def selection_of(request: HttpRequest) -> Selection:
+    try:
+        return read_selection(request.query_params)
+    except ValueError as problem:
+        raise HTTPException(400, f"The address of this page is not valid: {problem}.") from problem
+
+
+def readable(site: Site, visitor: Visitor) -> list[MachineView]:
+    """What this visitor may see, by name of the machine."""
+    person = visitor.person
+    return [
+        for_reader(site.source.machines[name], person.name or "\0", admin=person.admin)
+        for name in sorted(site.source.machines)
+    ]
+
+
+def groups(chosen: Chosen, wanted: Selection) -> list[tuple[str, str, list[GpuTile]]]:
+    """By machine and place, unless another order was asked for."""
+    if wanted.sort != "place":
+        return [("", "", [one for _, one in chosen.gpus])] if chosen.gpus else []
+    found = groupby(chosen.gpus, key=lambda pair: (pair[0], pair[1].place))
+    return [(machine, place, [one for _, one in pairs]) for (machine, place), pairs in found]
+
+
+def counted(gpus: Sequence[GpuTile]) -> list[tuple[str, int]]:
+    found = Counter(one.state.value for one in gpus)
+    return [(name, found[name]) for name in STATES if found[name]]
+
+
+def summaries(views: Sequence[MachineView]) -> list[PlaceSummary]:
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for view in views:
+        for one in view.gpus:
+            found.setdefault((view.machine, one.place), Counter())[one.state.value] += 1
+    return [PlaceSummary(machine, place, counts) for (machine, place), counts in sorted(found.items())]

@@ -1,0 +1,31 @@
+"""What would be done now, and why; what is deferred; the breaker."""
+
+from __future__ import annotations
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from gpukeeper.interfaces.web.app import Site
+from gpukeeper.interfaces.web.pages.fleet import readable
+from gpukeeper.interfaces.web.security import Visitor
+from gpukeeper.views.live import MachineView, WorkloadLine
+
+KEPT = ("kept", "unknown")
+
+
+async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
+    views = readable(site, visitor)
+    return site.page(request, visitor, "plan.html", machines_=[(view, *_parts(view)) for view in views])
+
+
+def _parts(view: MachineView) -> tuple[list[WorkloadLine], list[WorkloadLine], list[WorkloadLine]]:
+    """Due now, deferred, and next, each in the order in which it comes."""
+    by_key = {one.key: one for one in view.workloads}
+    deferred = [by_key[key] for place in view.places for key in place.deferred if key in by_key]
+    later = {one.key for one in deferred}
+    due = [one for one in view.workloads if one.next not in (*KEPT, "report") and one.key not in later]
+    soon = sorted(
+        (one for one in view.workloads if one.next == "kept" and one.due is not None and one.due > view.at),
+        key=lambda one: (one.due or view.at, one.path),
+    )
+    return due, deferred, soon[:50]

@@ -1,0 +1,23 @@
+"""Every page and its address."""
+
+from __future__ import annotations
+
+from gpukeeper.interfaces.web.app import Page
+from gpukeeper.interfaces.web.pages import account, fleet, health, plan, workload
+
+ROUTES: tuple[tuple[str, str, Page], ...] = (
+    ("GET", "/", fleet.show),
+    ("GET", "/fleet", fleet.rows),
+    ("GET", "/workloads", workload.listed),
+    ("GET", "/workload/{id}", workload.show),
+    ("POST", "/workload/{id}/{verb}", workload.change),
+    ("GET", "/plan", plan.show),
+    ("GET", "/health", health.show),
+    ("GET", "/healthz", health.alive),
+    ("GET", "/readyz", health.ready),
+    ("GET", "/login", account.how),
+    ("GET", "/login/{token}", account.confirm),
+    ("POST", "/login/{token}", account.redeem),
+    ("POST", "/logout", account.logout),
+    ("POST", "/theme", account.theme),
+)

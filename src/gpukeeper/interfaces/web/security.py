@@ -1,0 +1,118 @@
+"""Who a browser or program is, and what protects them: cookies, CSRF tokens, headers, rate limits.
+
+A cookie is the secret of a session with a signature, so that noise never reaches the daemon. The daemon knows the hash
+of the secret and decides whose it is; see `gpukeeper.interfaces.link`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import msgspec
+from starlette.requests import HTTPConnection
+
+from gpukeeper.interfaces.link import Credentials, Person
+
+COOKIE = "gk_session"
+THEME = "gk_theme"
+CSRF = "csrf"
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "referrer-policy": "no-referrer",  # a link to log in must not be passed on
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class Proxy(msgspec.Struct, frozen=True):
+    """A reverse proxy that logs people in: the header with their name counts only from these addresses."""
+
+    header: str
+    addresses: tuple[str, ...]
+
+
+class Visitor(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, as far as known here. `by_cookie`: requests that change something need a CSRF token."""
+
+    person: Person
+    credentials: Credentials
+    by_cookie: bool
+    csrf: str
+
+    @property
+    def logged_in(self) -> bool:
+        return bool(self.person.name)
+
+    def may_change(self, owner: object) -> bool:
+        """Whether buttons are shown; the daemon decides when one is pressed."""
+        return self.logged_in and (self.person.admin or owner == self.person.name)
+
+
+class Signer:
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def sign(self, secret: str) -> str:
+        return f"{secret}.{self._mac('cookie', secret)}"
+
+    def unsign(self, cookie: str) -> str:
+        """Empty: not signed by us."""
+        secret, _, mac = cookie.rpartition(".")
+        return secret if hmac.compare_digest(mac.encode(), self._mac("cookie", secret).encode()) else ""
+
+    def csrf(self, secret: str) -> str:
+        return self._mac("csrf", secret)
+
+    def _mac(self, purpose: str, words: str) -> str:
+        return hmac.new(self._key, f"{purpose}\0{words}".encode(errors="surrogateescape"), sha256).hexdigest()
+
+
+def credentials_of(connection: HTTPConnection, signer: Signer, proxy: Proxy | None) -> tuple[Credentials, bool]:
+    """What was presented, and whether a browser sends it by itself."""
+    address = connection.client.host if connection.client is not None else ""
+    if proxy is not None and _is_from(address, proxy.addresses):
+        name = connection.headers.get(proxy.header, "")
+        forwarded = connection.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+        if name:
+            return Credentials(proxy_user=name, address=forwarded or address), True
+    words = connection.headers.get("authorization", "")
+    if words.lower().startswith("bearer "):
+        return Credentials(secret=words[7:].strip(), address=address), False
+    return Credentials(secret=signer.unsign(connection.cookies.get(COOKIE, "")), address=address), True
+
+
+def _is_from(address: str, allowed: Sequence[str]) -> bool:
+    try:
+        here = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return any(here in ipaddress.ip_network(one, strict=False) for one in allowed)
+
+
+@dataclass
+class Bucket:
+    """Rate limits by address or person: `burst` at once, then `rate` a second."""
+
+    rate: float
+    burst: float
+    most: int = 10_000  # entries; the oldest is forgotten
+    _left: dict[str, tuple[float, float]] = field(default_factory=dict)  # by name: tokens, and when
+
+    def take(self, who: str, now: float) -> bool:
+        left, at = self._left.pop(who, (self.burst, now))
+        left = min(self.burst, left + (now - at) * self.rate)
+        allowed = left >= 1.0
+        self._left[who] = (left - 1.0 if allowed else left, now)
+        if len(self._left) > self.most:
+            del self._left[next(iter(self._left))]
+        return allowed

@@ -1,0 +1,157 @@
+"""Which GPUs and workloads a page shows: filters, order and pages, from the query of its address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from urllib.parse import urlencode
+
+import msgspec
+
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.live import GpuState, GpuTile, MachineView, WorkloadLine
+
+PAGE = 500
+SORTS = ("place", "use", "owner", "next", "since")
+STATES = tuple(one.value for one in GpuState)
+UNKNOWN_OWNER = "unknown"
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Empty: no filter. An owner of `unknown` selects what has none."""
+
+    machine: str = ""
+    place: str = ""
+    platform: str = ""
+    owner: str = ""
+    class_: str = ""
+    state: str = ""
+    text: str = ""
+    sort: str = "place"
+    page: int = 1
+
+    @property
+    def filtered(self) -> bool:
+        return any((self.machine, self.place, self.platform, self.owner, self.class_, self.state, self.text))
+
+    def query(self, **changes: object) -> str:
+        """As a query string; what has its default is left out."""
+        wanted = msgspec.structs.replace(self, **changes)
+        found = {
+            name: getattr(wanted, field)
+            for field, name in _NAMES.items()
+            if getattr(wanted, field) != getattr(_DEFAULT, field)
+        }
+        return f"?{urlencode(found)}" if found else "?"
+
+
+_NAMES = {
+    "machine": "machine",
+    "place": "place",
+    "platform": "platform",
+    "owner": "owner",
+    "class_": "class",
+    "state": "state",
+    "text": "q",
+    "sort": "sort",
+    "page": "page",
+}
+_DEFAULT = Selection()
+
+
+def read_selection(query: Mapping[str, str]) -> Selection:
+    """Raises ValueError with a sentence."""
+    found = {field: query[name].strip()[:200] for field, name in _NAMES.items() if query.get(name, "").strip()}
+    page = found.pop("page", "1")
+    if not (page.isascii() and page.isdecimal() and 0 < int(page) < 100_000):
+        raise ValueError(f'page "{page}" is not a positive number')
+    if found.get("sort", "place") not in SORTS:
+        raise ValueError(f'sort "{found["sort"]}" is not one of: {", ".join(SORTS)}')
+    if found.get("state", "free") not in STATES:
+        raise ValueError(f'state "{found["state"]}" is not one of: {", ".join(STATES)}')
+    return Selection(**found, page=int(page))
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """One page of what fits. `total`: of all pages."""
+
+    gpus: tuple[tuple[str, GpuTile], ...]  # with the name of the machine
+    total: int
+    pages: int
+
+
+def choose(views: Iterable[MachineView], wanted: Selection) -> Chosen:
+    found = [
+        (view.machine, one)
+        for view in views
+        if wanted.machine in ("", view.machine)
+        for one in view.gpus
+        if fits(one, wanted)
+    ]
+    if wanted.sort != "place":
+        found.sort(key=lambda pair: _order(pair[1], wanted.sort))
+    first = (wanted.page - 1) * PAGE
+    return Chosen(tuple(found[first : first + PAGE]), len(found), max(-(-len(found) // PAGE), 1))
+
+
+def fits(one: GpuTile, wanted: Selection) -> bool:
+    owner = one.owner if isinstance(one.owner, str) else (UNKNOWN_OWNER if one.key else "")
+    return (
+        wanted.place in ("", one.place)
+        and wanted.platform in ("", one.platform)
+        and wanted.owner in ("", owner)
+        and wanted.class_ in ("", one.class_)
+        and wanted.state in ("", one.state.value)
+        and (not wanted.text or wanted.text.lower() in _text(one))
+    )
+
+
+def fits_workload(one: WorkloadLine, wanted: Selection) -> bool:
+    owner = one.owner if isinstance(one.owner, str) else UNKNOWN_OWNER
+    return (
+        wanted.place in ("", one.place)
+        and wanted.platform in ("", one.platform)
+        and wanted.owner in ("", owner)
+        and wanted.class_ in ("", one.class_)
+        and (not wanted.text or wanted.text.lower() in f"{one.path} {owner} {one.class_} {one.next}".lower())
+    )
+
+
+def _text(one: GpuTile) -> str:
+    return f"{one.name} {one.place} {one.holder} {one.owner} {one.class_} {one.model} {one.state}".lower()
+
+
+def _order(one: GpuTile, by: str) -> tuple[float, str]:
+    match by:
+        case "use":
+            return (-one.use if isinstance(one.use, float | int) else 1.0, one.name)
+        case "owner":
+            return (0.0, one.owner if isinstance(one.owner, str) else "\U0010ffff")
+        case "since":
+            return (_seconds(one.since), one.name)
+        case _:
+            at = one.steps[-1].at if one.steps else None
+            return (float("inf") if not one.steps else _seconds(at), one.name)
+
+
+def _seconds(at: datetime | None) -> float:
+    return 0.0 if at is None else at.timestamp()
+
+
+class Choices(msgspec.Struct, frozen=True):
+    """What the filters of a page offer."""
+
+    machines: tuple[str, ...]
+    owners: tuple[str, ...]
+    classes: tuple[str, ...]
+    platforms: tuple[str, ...]
+
+
+def choices(views: Sequence[MachineView]) -> Choices:
+    gpus = [one for view in views for one in view.gpus]
+    return Choices(
+        tuple(sorted(view.machine for view in views)),
+        tuple(sorted({one.owner for one in gpus if isinstance(one.owner, str)})),
+        tuple(sorted({one.class_ for one in gpus if not isinstance(one.class_, Unknown) and one.class_})),
+        tuple(sorted({one.platform for one in gpus if one.platform})),
+    )

@@ -1,0 +1,91 @@
+// Live updates, countdowns and local times. The pages work without it.
+"use strict";
+
+const MINUTE = 60, HOUR = 3600, DAY = 86400;
+
+function span(seconds) {
+  const s = Math.max(0, Math.round(seconds));
+  if (s < MINUTE) return s + " s";
+  if (s < HOUR) return Math.floor(s / MINUTE) + " min" + (s < 10 * MINUTE ? " " + (s % MINUTE) + " s" : "");
+  if (s < DAY) return Math.floor(s / HOUR) + " h " + Math.floor((s % HOUR) / MINUTE) + " min";
+  return Math.floor(s / DAY) + " d " + Math.floor((s % DAY) / HOUR) + " h";
+}
+
+const local = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+
+function showTimes(root) {
+  const now = Date.now() / 1000;
+  for (const element of root.querySelectorAll("time[datetime]")) {
+    const at = Date.parse(element.dateTime) / 1000;
+    if (Number.isNaN(at)) continue;
+    const mode = element.dataset.mode;
+    let words = local.format(new Date(at * 1000));
+    element.title = words;
+    if (mode === "ago") words = at <= now ? span(now - at) + " ago" : "in " + span(at - now);
+    if (mode === "in") words = at > now ? "in " + span(at - now) : "now";
+    if (element.textContent !== words) element.textContent = words;
+  }
+}
+
+function replaceTile(id, html) {
+  const before = document.getElementById("t" + id);
+  if (!before) return;
+  const focused = before.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  const holder = document.createElement("template");
+  holder.innerHTML = html;
+  const after = holder.content.firstElementChild;
+  showTimes(holder.content);
+  before.replaceWith(after);
+  if (focused) for (const link of after.querySelectorAll("a")) if (link.getAttribute("href") === focused) link.focus();
+}
+
+let reloading = false;
+
+async function reloadRows() {
+  if (reloading) return;
+  reloading = true;
+  try {
+    const response = await fetch(document.body.dataset.rows, { credentials: "same-origin" });
+    const rows = document.getElementById("rows");
+    if (!response.ok || !rows) return location.reload();
+    rows.innerHTML = await response.text();
+    showTimes(rows);
+  } catch (problem) {
+    offline(true);
+  } finally {
+    reloading = false;
+  }
+}
+
+function offline(isOffline) {
+  document.getElementById("offline").hidden = !isOffline;
+}
+
+function listen(address) {
+  const events = new EventSource(address);
+  let lost = false;
+  events.addEventListener("open", () => {
+    offline(false);
+    if (lost) reloadRows();
+    lost = false;
+  });
+  events.addEventListener("error", () => {
+    lost = true;
+    offline(true);
+  });
+  events.addEventListener("list", reloadRows);
+  events.addEventListener("tiles", (event) => {
+    const change = JSON.parse(event.data);
+    for (const [id, html] of Object.entries(change.tiles)) replaceTile(id, html);
+    for (const element of document.querySelectorAll("[data-count]")) {
+      element.textContent = change.counts[element.dataset.count] || 0;
+    }
+  });
+}
+
+showTimes(document);
+setInterval(() => showTimes(document), 1000);
+if (document.body.dataset.live) listen(document.body.dataset.live);
+for (const select of document.querySelectorAll(".filters select")) {
+  select.addEventListener("change", () => select.form.requestSubmit());
+}

@@ -1,0 +1,48 @@
+"""Filters of the templates: times, numbers and missing values, as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+from jinja2 import Environment
+from markupsafe import Markup, escape
+
+from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.live import MachineView, PlaceState
+
+
+def moment(at: datetime | None, mode: str = "time") -> Markup:
+    """A time element: UTC in the page, the viewer's zone by script. `mode`: time, ago or in (a countdown)."""
+    if at is None:
+        return Markup('<span class="none">unknown</span>')
+    at = at.astimezone(UTC)
+    return Markup('<time datetime="{}" data-mode="{}">{}</time>').format(
+        at.strftime("%Y-%m-%dT%H:%M:%SZ"), mode, at.strftime("%Y-%m-%d %H:%M UTC")
+    )
+
+
+def known(value: object, unit: str = "", missing: str = "not measured") -> Markup:
+    if value is None or isinstance(value, Unknown):
+        why = value.why if isinstance(value, Unknown) else missing
+        return Markup('<span class="none" title="{}">{}</span>').format(why, missing)
+    if isinstance(value, float):
+        value = f"{value:.0f}"
+    return escape(f"{value}{unit}")
+
+
+def span(value: timedelta | float) -> str:
+    return in_words(value if isinstance(value, timedelta) else timedelta(seconds=value))
+
+
+def size(value: int | Unknown | None) -> Markup:
+    return known(value) if value is None or isinstance(value, Unknown) else escape(size_in_words(value))
+
+
+def places_of(views: Iterable[MachineView]) -> list[PlaceState]:
+    return [place for view in views for place in view.places]
+
+
+def install(environment: Environment) -> None:
+    environment.filters.update(moment=moment, known=known, span=span, size=size)
