@@ -100,6 +100,7 @@ class LiveState:
     history: dict[tuple[str, str], UseHistory] = field(default_factory=dict)  # by key of the workload, and device
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _pending: dict[PlaceKey, dict[str, LiveFact]] = field(default_factory=dict)  # of a whole pass in progress
+    _renewed: dict[tuple[PlaceKey, str], datetime] = field(default_factory=dict)  # read again after a request
 
     def begin(self, platform: Platform, *, whole: bool) -> None:
         if self.enabled and whole:
@@ -117,7 +118,40 @@ class LiveState:
         if key not in into and len(into) >= MOST:
             self._place(place, now).left_out += 1
             return
+        if now < self._renewed.get((place, key), now):  # this pass read it before a request changed it
+            known = self._place(place, now).facts.get(key)
+            if known is not None:
+                into[key] = known
+            return
         into[key] = _fact(view, decision, book, now, platform)
+
+    def renew(self, platform: Platform, view: View, decision: Decision, book: Rulebook, now: datetime) -> None:
+        """One object that was read again because a request changed it."""
+        place, key = key_of(platform), view.subject.ref.key
+        if not self.enabled or place not in self.places or key not in self.places[place].facts:
+            return
+        fact = _fact(view, decision, book, now, platform)
+        self.places[place].facts[key] = fact
+        if key in self._pending.get(place, {}):
+            self._pending[place][key] = fact
+        self._renewed[place, key] = now
+        self.changed.set()
+
+    def remove(self, ref: Ref) -> None:
+        """One object that a request removed."""
+        place = self.places.get((ref.platform, ref.place))
+        if place is not None and place.facts.pop(ref.key, None) is not None:
+            self._pending.get((ref.platform, ref.place), {}).pop(ref.key, None)
+            self.changed.set()
+
+    def named(self, words: str) -> list[Ref]:
+        """What a request with these words is about, as far as it is shown."""
+        return [
+            fact.view.subject.ref
+            for place in self.places.values()
+            for fact in place.facts.values()
+            if fact.view.subject.ref.ends_with(words)
+        ]
 
     def finish(self, last: LivePass, gone: Iterable[Ref]) -> None:
         """After the last object. What a whole pass did not list is dropped only if everything could be listed;
@@ -133,6 +167,8 @@ class LiveState:
         here.last = last
         for ref in gone:
             here.facts.pop(ref.key, None)
+        if found is not None:
+            self._renewed = {key: at for key, at in self._renewed.items() if key[0] != last.platform or at >= last.at}
         self._drop_history()
         self.changed.set()
 

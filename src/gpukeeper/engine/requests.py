@@ -52,6 +52,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     last: int = 100
     types: tuple[str, ...] = ()
     errors: bool = False
+    before: int | None = None  # only lines with a lower number
+    search: str = ""  # text in any words of a line
     since: Moment | None = None  # below here: of a report, with `owner`
     until: Moment | None = None
     zone: str = ""

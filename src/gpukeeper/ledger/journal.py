@@ -139,9 +139,10 @@ class SqliteLedger:
         errors_only: bool = False,
         since: datetime | None = None,
         search: str | None = None,
+        before: int | None = None,
     ) -> list[tuple[int, Event]]:
         """The newest `last` lines (None: all) that fit, oldest first. `workload`: any ending of its path, or a uid."""
-        wanted = queries.LineFilter(last, tuple(types), owner, workload, errors_only, since, search)
+        wanted = queries.LineFilter(last, tuple(types), owner, workload, errors_only, since, search, before)
         return await self.read(lambda c: queries.lines(c, wanted, str(self.path)))
 
     async def follow(self, after: int, *, poll: float = 0.5) -> AsyncIterator[tuple[int, Event]]:

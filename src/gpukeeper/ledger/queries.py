@@ -19,6 +19,9 @@ from gpukeeper.model.unknown import Unknown
 PAGE = 500
 
 
+HIGHEST = 2**63 - 1  # number of a line that SQLite can compare
+
+
 class LineFilter(msgspec.Struct, frozen=True):
     last: int | None = 100
     types: tuple[str, ...] = ()
@@ -27,6 +30,7 @@ class LineFilter(msgspec.Struct, frozen=True):
     errors_only: bool = False
     since: datetime | None = None
     search: str | None = None  # text in any of its words
+    before: int | None = None  # only lines with a lower number
 
 
 class Reclaimed(msgspec.Struct):
@@ -128,6 +132,9 @@ def _conditions(c: sqlite3.Connection, wanted: LineFilter) -> tuple[list[str], l
     if wanted.since is not None:
         conditions.append("at >= ?")
         values.append(micros(wanted.since))
+    if wanted.before is not None:
+        conditions.append("seq < ?")
+        values.append(min(wanted.before, HIGHEST))
     return conditions, values
 
 

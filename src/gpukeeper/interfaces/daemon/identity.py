@@ -13,6 +13,7 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.engine.requests import DataReply, Reply, Request
+from gpukeeper.interfaces.daemon.queries import NOT_NAMED
 from gpukeeper.interfaces.link import Credentials
 from gpukeeper.ledger.logins import LINK_LASTS, Login, LoginKind, Logins
 from gpukeeper.lifecycle.holds import is_admin
@@ -43,7 +44,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reader(self) -> str:
         """For questions: a name that is nobody's owner or admin where nobody is logged in."""
-        return self.name or "\0"
+        return self.name or NOT_NAMED
 
     @property
     def turn(self) -> int:

@@ -1,4 +1,4 @@
-"""Read-only requests to `serve`: `plan`, `explain`, `ledger`, `report`, `standing`. Changes nothing.
+"""Read-only requests to `serve`: plans, explanations, lines, figures and its own state. Changes nothing.
 
 The caller's own work in full; of the work of others what `observe` shows. The cost of a reply is bounded: the plan is
 that of the last passes, one workload is read by its uid, and the ledger is read over a separate connection, so that no
@@ -18,6 +18,7 @@ from gpukeeper.engine.find import find
 from gpukeeper.engine.outlook import NOT_SHOWN, daemon_state, outlooks
 from gpukeeper.engine.removed import not_there
 from gpukeeper.engine.requests import DataReply, Reply, Request
+from gpukeeper.interfaces.daemon.own_state import health_view, policy_view
 from gpukeeper.interfaces.terminal.usage_report import read_report
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.lines import TYPES, NumberedLine
@@ -25,13 +26,21 @@ from gpukeeper.ledger.paths import usage_path
 from gpukeeper.ledger.usage import SqliteUsage, open_usage
 from gpukeeper.lifecycle.holds import is_admin, may_act
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.model.event import Event
+from gpukeeper.model.event import Event, NodeTested
+from gpukeeper.views.acceptance_history import RunLines, run_lines
+from gpukeeper.views.health import HealthView
+from gpukeeper.views.policy import PolicyView
+from gpukeeper.views.timeline import Timeline, timeline
 from gpukeeper.views.usage_report import ReportQuery, UsageReport
 from gpukeeper.wiring.session import Session
 
-VERBS = ("plan", "explain", "ledger", "report", "standing")
+VERBS = ("plan", "explain", "ledger", "report", "standing", "signals", "runs", "policy", "health")
 MOST_LINES = 1000
+NOT_NAMED = "\0"  # who asks without a login
+ACCEPTANCE = str(NodeTested.__struct_config__.tag)
 READING = timedelta(seconds=20)
+LONGEST_TIMELINE = timedelta(days=7)
+SHOWN_TIMELINE = timedelta(hours=24)
 
 
 class Queries:
@@ -68,6 +77,12 @@ class Queries:
                 return _reply(await self._report(who, request))
             case "explain":
                 return await self._explain(who, request.workload)
+            case "signals":
+                return _reply(await self._signals(who, request))
+            case "runs":
+                return _reply(await self._runs(request))
+            case "policy" | "health":
+                return _reply(await self._own_state(who, request.verb))
             case _:
                 return _reply(await self._ledger(who, request))
 
@@ -85,6 +100,35 @@ class Queries:
         if full:
             return _reply(one)
         return _reply(as_others_see(one, one.decision.reason if subject.owner == who else NOT_SHOWN))
+
+    async def _signals(self, who: str, request: Request) -> Timeline:
+        """Of one's own work; an admin's is all."""
+        keeper, book = self._session.keeper, self._session.book
+        found = await find(keeper, book, request.workload)
+        refused = may_act(found.view, book, who)
+        if refused is not None:
+            raise UsageError(f"the signals of {found.view.subject.ref.path} are {NOT_SHOWN}")
+        span = SHOWN_TIMELINE if request.seconds is None else timedelta(seconds=request.seconds)
+        now, key = keeper.clock.now(), found.view.subject.ref.key
+        since = now - min(max(span, timedelta()), LONGEST_TIMELINE)
+        series = await keeper.signals.series([key], since, now)
+        lines = await self._about(found.view.subject.ref.uid)
+        return timeline(found.view, book, series.get(key, ()), lines, since, now)
+
+    async def _runs(self, request: Request) -> RunLines:
+        """Of the machine, and so of nobody: everybody may read them."""
+        async with asyncio.timeout(READING.total_seconds()):
+            found = await self._lines().lines(
+                last=min(max(request.last, 1), MOST_LINES), types=(ACCEPTANCE,), before=request.before
+            )
+        return run_lines(found)
+
+    async def _own_state(self, who: str, verb: str) -> PolicyView | HealthView:
+        admin, now = is_admin(self._session.book, who), self._session.keeper.clock.now()
+        if verb == "policy":
+            return policy_view(self._session, named=who != NOT_NAMED, admin=admin, now=now)
+        async with asyncio.timeout(READING.total_seconds()):
+            return await health_view(self._session, self._lines(), admin=admin, now=now)
 
     async def _about(self, words: str, last: int = MOST_LINES) -> Sequence[Event]:
         async with asyncio.timeout(READING.total_seconds()):
@@ -107,6 +151,8 @@ class Queries:
                 workload=request.workload or None,
                 errors_only=request.errors,
                 since=None if request.seconds is None else now - timedelta(seconds=request.seconds),
+                search=request.search or None,
+                before=request.before,
             )
         return NumberedLine(tuple(found))
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.engine.refresh import refresh
 from gpukeeper.engine.requests import Reply, Request, fulfil
 from gpukeeper.interfaces.daemon import identity
 from gpukeeper.interfaces.daemon.identity import Identity
@@ -157,7 +158,9 @@ class Server:
                     return await self._queries.answer(who, request)
                 if request.verb in identity.VERBS:
                     return await self._login(Identity(name=who, uid=uid), request)
-                return await fulfil(self._session.keeper, self._session.book, who, request, uid=uid)
+                reply = await fulfil(self._session.keeper, self._session.book, who, request, uid=uid)
+                await refresh(self._session.keeper, self._session.book, request.workload)
+                return reply
             except Exception as bug:  # of one request: passes continue, and a repeated request does not fill the log
                 self._complain(f"a request of {who} failed, which is a bug in gpukeeper: {bug!r}")
                 return Reply(done=False, words=f"this is a bug in gpukeeper: {bug!r}", exit_code=1)

@@ -16,6 +16,7 @@ from gpukeeper import __version__
 from gpukeeper.engine.live import STEP, STEPS
 from gpukeeper.engine.origin import with_origin
 from gpukeeper.engine.outlook import PolicyHead
+from gpukeeper.engine.refresh import refresh
 from gpukeeper.engine.requests import DataReply, Reply, fulfil
 from gpukeeper.interfaces.daemon import identity
 from gpukeeper.interfaces.daemon.identity import ANONYMOUS, NOT_LOGGED_IN, Identity, answer_login, identify
@@ -156,7 +157,7 @@ class WebProcess:
         while True:
             live.changed.clear()
             begun = loop.time()
-            view = await self._view()
+            view = await self.view()
             before, self._sent = self._sent, view
             await _send(writer, Change(difference(before, view), whole=before is None))
             spent = loop.time() - begun
@@ -164,7 +165,7 @@ class WebProcess:
             with suppress(TimeoutError):
                 await asyncio.wait_for(live.changed.wait(), AT_LEAST)
 
-    async def _view(self) -> MachineView:
+    async def view(self) -> MachineView:
         session, keeper = self._session, self._session.keeper
         await self._recall()
         devices = [
@@ -196,6 +197,10 @@ class WebProcess:
                 keeper.live.recall(key, series)
 
     async def _reply(self, writer: asyncio.StreamWriter, question: Question) -> None:
+        await _send(writer, await self.answer(question))
+
+    async def answer(self, question: Question) -> Answer:
+        """With the rights of the person whose credentials it carries. Every refusal is a sentence."""
         try:
             who, reply = await self._answer(question)
         except KeeperError as problem:
@@ -207,22 +212,19 @@ class WebProcess:
                 Reply(done=False, words="this is a bug in gpukeeper; see the daemon's log", exit_code=1),
             )
         body = bytes(reply.body) if isinstance(reply, DataReply) else b"null"
-        await _send(
-            writer,
-            Answer(
-                id=question.id,
-                person=Person(
-                    name=who.name,
-                    admin=bool(who.name) and is_admin(self._session.book, who.name),
-                    login=who.login,
-                    kind=who.kind,
-                ),
-                done=reply.done,
-                words=reply.words,
-                exit_code=reply.exit_code,
-                token=reply.token,
-                body=body,
+        return Answer(
+            id=question.id,
+            person=Person(
+                name=who.name,
+                admin=bool(who.name) and is_admin(self._session.book, who.name),
+                login=who.login,
+                kind=who.kind,
             ),
+            done=reply.done,
+            words=reply.words,
+            exit_code=reply.exit_code,
+            token=reply.token,
+            body=body,
         )
 
     async def _answer(self, question: Question) -> tuple[Identity, Reply]:
@@ -239,7 +241,9 @@ class WebProcess:
             if not who.name:
                 return who, _LOG_IN
             keeper = with_origin(session.keeper, who.name, who.via)
-            return who, await fulfil(keeper, session.book, who.name, request, uid=who.uid)
+            reply = await fulfil(keeper, session.book, who.name, request, uid=who.uid)
+            await refresh(session.keeper, session.book, request.workload)
+            return who, reply
 
 
 _LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)

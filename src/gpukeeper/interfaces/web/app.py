@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import time
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
@@ -131,6 +132,7 @@ def make_app(source: Source, proxy: Proxy | None = None) -> Starlette:
         ],
         exception_handlers={HTTPException: _http_problem(site), SourceLost: _lost(site), Exception: _bug(site)},
     )
+    app.state.site = site
     app.add_middleware(SecureHeaders)
     return app
 
@@ -169,7 +171,7 @@ async def _check_change(site: Site, request: HttpRequest, visitor: Visitor, who:
     if visitor.by_cookie:
         form = dict(parse_qsl((await request.body()).decode(errors="replace")))
         given = request.headers.get("x-csrf-token") or form.get(CSRF, "")
-        if not visitor.csrf or given != visitor.csrf:
+        if not visitor.csrf or not hmac.compare_digest(given.encode(), visitor.csrf.encode()):
             raise HTTPException(403, "The form is too old or was not made by this page. Reload it. Nothing was done.")
     if not site.changes.take(who, now):
         raise HTTPException(429, "Too many requests that change something. Try again in a few seconds.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpukeeper.interfaces.web.api.routes import API_ROUTES
 from gpukeeper.interfaces.web.app import Page
 from gpukeeper.interfaces.web.pages import account, fleet, health, plan, workload
 
@@ -20,4 +21,5 @@ ROUTES: tuple[tuple[str, str, Page], ...] = (
     ("POST", "/login/{token}", account.redeem),
     ("POST", "/logout", account.logout),
     ("POST", "/theme", account.theme),
+    *API_ROUTES,
 )

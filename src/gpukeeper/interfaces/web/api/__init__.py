@@ -1,0 +1,1 @@
+"""The HTTP API under /api/v1: the values of --json, with the rights of the caller."""

@@ -1,0 +1,145 @@
+"""Parameters, bodies and replies of the API that are not values of `views` themselves."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from gpukeeper.engine.outlook import PolicyHead
+from gpukeeper.model.reading import Moment
+from gpukeeper.views.explain import ExplainView
+from gpukeeper.views.live import GpuState, GpuTile, PlaceState, WorkloadLine
+
+Limit = Annotated[int, msgspec.Meta(ge=1, le=1000, description="The most entries of one reply.")]
+Word = Annotated[str, msgspec.Meta(max_length=200)]
+Words = Annotated[str, msgspec.Meta(max_length=1000)]
+LineNumber = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+MachineName = Annotated[Word, msgspec.Meta(description="The machine; may be left out if there is only one.")]
+
+
+class OfMachine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    machine: MachineName = ""
+
+
+class ListQuery(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`after`: `next` of the previous reply."""
+
+    place: Word = ""
+    platform: Word = ""
+    owner: Word = ""
+    class_: Word = msgspec.field(default="", name="class")
+    q: Word = ""
+    limit: Limit = 500
+    after: Word = ""
+
+
+class GpuQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    state: GpuState | None = None
+
+
+class LedgerQuery(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`after`: `next` of the previous reply; older lines follow."""
+
+    type: tuple[Word, ...] = ()
+    owner: Word = ""
+    workload: Word = ""
+    errors: bool = False
+    q: Word = ""
+    limit: Limit = 100
+    after: LineNumber | None = None
+
+
+class RunsQuery(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    limit: Limit = 100
+    after: LineNumber | None = None
+
+
+class ReportTime(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Default: the last 30 days."""
+
+    since: Moment | None = None
+    until: Moment | None = None
+    zone: Word = ""
+    owner: Word = ""
+
+
+class SignalsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    hours: Annotated[float, msgspec.Meta(gt=0, le=168)] = 24.0
+
+
+class HoldBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`seconds` None: as long as the policy allows."""
+
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=366 * 86400)] | None = None
+    reason: Words = ""
+
+
+class ReasonBody(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    reason: Words = ""
+
+
+class ConfirmBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Without a token the reply describes what would be done, with a token for the second request."""
+
+    token: Word = ""
+
+
+class EmptyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """{}"""
+
+
+class RestoreBody(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`workload`: its path or uid, as in the ledger."""
+
+    workload: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class MachineHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine without its GPUs and workloads."""
+
+    machine: str
+    at: Moment
+    version: str
+    policy: PolicyHead
+    paused: str | None
+    places: tuple[PlaceState, ...]
+    gpus: int
+    workloads: int
+
+
+class MachineList(msgspec.Struct, frozen=True):
+    machines: tuple[MachineHead, ...]
+
+
+class GpuList(msgspec.Struct, frozen=True, kw_only=True):
+    """`next`: None: these were the last."""
+
+    gpus: tuple[GpuTile, ...]
+    next: str | None = None
+
+
+class WorkloadList(msgspec.Struct, frozen=True, kw_only=True):
+    workloads: tuple[WorkloadLine, ...]
+    next: str | None = None
+
+
+class LineList(msgspec.Struct, frozen=True, kw_only=True):
+    """Oldest first, each with its number `seq`. `next`: for older lines."""
+
+    lines: tuple[dict[str, Any], ...]
+    next: int | None = None
+
+
+class ExplainDocument(ExplainView, frozen=True, kw_only=True):
+    """As the schema describes it. `diagnosis` is one of two untagged values, of which a schema knows no union."""
+
+    diagnosis: Any
+
+
+class ActionReply(msgspec.Struct, frozen=True, kw_only=True):
+    """With a token nothing was done yet: the same request with that token does it."""
+
+    done: bool
+    words: str
+    token: str = ""

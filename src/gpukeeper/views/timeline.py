@@ -1,0 +1,94 @@
+"""One workload over time: its signals in steps of five minutes, and what was recorded about it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from math import isnan
+
+import msgspec
+
+from gpukeeper.lifecycle.explain import idle_window
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.lifecycle.waste import wasted
+from gpukeeper.model.decision import View
+from gpukeeper.model.event import Closed, Decided, Event, Held, Noticed, Released, WarningSent
+from gpukeeper.model.series import MINUTE, Series, Signal
+
+STEP = timedelta(minutes=5)
+
+
+class TimelineSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """Means of five minutes; None: not measured."""
+
+    signal: Signal
+    device: str
+    start: datetime
+    values: tuple[float | None, ...]
+
+
+class TimelineMark(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind`: warning, hold, release, decision, act or state. `until`: end of a hold, or the announced time."""
+
+    at: datetime
+    kind: str
+    words: str
+    until: datetime | None = None
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """`idle_window`: the time without use after which the idle rule applies. `idle_since`: not used since then."""
+
+    since: datetime
+    now: datetime
+    series: tuple[TimelineSeries, ...]
+    marks: tuple[TimelineMark, ...]
+    idle_window: timedelta | None = None
+    idle_since: datetime | None = None
+
+
+def timeline(
+    view: View, book: Rulebook, series: Iterable[Series], lines: Sequence[Event], since: datetime, now: datetime
+) -> Timeline:
+    waste = wasted(view, book, now)
+    marks = [mark for line in lines if line.at >= since and (mark := _mark(line)) is not None]
+    return Timeline(
+        since=since,
+        now=now,
+        series=tuple(_means(one) for one in series),
+        marks=tuple(marks),
+        idle_window=idle_window(view, book),
+        idle_since=None if waste is None else waste.since,
+    )
+
+
+def _means(one: Series) -> TimelineSeries:
+    size = STEP // MINUTE
+    parts = [one.minutes[first : first + size] for first in range(0, len(one.minutes), size)]
+    return TimelineSeries(
+        signal=one.signal, device=one.device, start=one.start, values=tuple(_mean(part) for part in parts)
+    )
+
+
+def _mean(minutes: Sequence[float]) -> float | None:
+    known = [value for value in minutes if not isnan(value)]
+    return round(sum(known) / len(known), 2) if known else None
+
+
+def _mark(line: Event) -> TimelineMark | None:
+    match line:
+        case WarningSent():
+            words = f"warning {line.stage}{'' if line.delivered else ', not delivered'}"
+            return TimelineMark(at=line.at, kind="warning", words=words, until=line.until)
+        case Held():
+            return TimelineMark(at=line.at, kind="hold", words=f"held by {line.by}", until=line.hold.until)
+        case Released():
+            return TimelineMark(at=line.at, kind="release", words=f"released by {line.by}")
+        case Decided():
+            return TimelineMark(at=line.at, kind="decision", words=f"{line.action} by rule {line.rule}")
+        case Closed():
+            return TimelineMark(at=line.at, kind="act", words=f"{line.action}: {line.result}")
+        case Noticed():
+            return TimelineMark(at=line.at, kind="state", words=str(line.state))
+        case _:
+            return None

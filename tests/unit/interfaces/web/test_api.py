@@ -1,0 +1,180 @@
+"""The HTTP API over ASGI: values, rights, paging, ETags, and errors in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpukeeper.ledger.logins import LoginKind
+from tests.unit.interfaces.web.sites import Dashboard, dashboard
+
+READS = ("machines", "gpus", "workloads", "plan", "ledger", "report", "acceptance", "policy", "health", "openapi.json")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Dashboard]:
+    with dashboard(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_only_reads_has_an_etag_and_is_not_sent_again(site: Dashboard, name: str) -> None:
+    first = site.get(f"/api/v1/{name}", "root")
+    assert first.status_code == 200
+    if name in ("machines", "report", "health"):  # with the present time
+        return
+    again = site.get(f"/api/v1/{name}", "root", headers={"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_of_the_work_of_others_no_reason_is_sent(site: Dashboard) -> None:
+    for person, own in (("", ()), ("eve", ()), ("ann", ("train",)), ("root", ("train", "eval"))):
+        found = {one["name"]: one["reason"] for one in site.get("/api/v1/workloads", person).json()["workloads"]}
+        assert {name for name, reason in found.items() if "shown only" not in reason} == set(own), person
+
+
+def test_an_explanation_to_others_has_no_labels(site: Dashboard) -> None:
+    path = f"/api/v1/workloads/{site.workload('train')}/explain"
+    assert "secret" in site.get(path, "ann").text
+    for person in ("", "bob"):
+        reply = site.get(path, person)
+        assert reply.status_code == 200
+        assert "secret" not in reply.text
+
+
+def test_signals_are_for_the_owner_and_admins(site: Dashboard) -> None:
+    path = f"/api/v1/workloads/{site.workload('train')}/signals"
+    assert [site.get(path, person).status_code for person in ("ann", "root", "bob", "")] == [200, 200, 403, 403]
+
+
+def test_pages_follow_each_other(site: Dashboard) -> None:
+    first = site.get("/api/v1/workloads?limit=1").json()
+    second = site.get(f"/api/v1/workloads?limit=1&after={first['next']}").json()
+    assert len(first["workloads"]) == len(second["workloads"]) == 1
+    assert first["workloads"] != second["workloads"]
+    assert second["next"] is None
+
+
+def test_lines_of_the_ledger_are_paged_back(site: Dashboard) -> None:
+    everything = site.get("/api/v1/ledger?limit=1000", "root").json()["lines"]
+    found, after = [], ""
+    while True:
+        page = site.get(f"/api/v1/ledger?limit=1{after}", "root").json()
+        found = [*page["lines"], *found]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    assert found == everything
+    assert len(found) > 1
+
+
+def test_lines_of_others_are_not_sent(site: Dashboard) -> None:
+    assert {one["owner"] for one in site.get("/api/v1/ledger", "bob").json()["lines"]} == {"bob"}
+    assert site.get("/api/v1/ledger").json()["lines"] == []
+    refused = site.get("/api/v1/ledger?owner=ann", "bob")
+    assert (refused.status_code, refused.json()["error"]) == (400, "bob may read only lines about their own work")
+
+
+def test_a_hold_is_shown_at_once_and_is_in_the_ledger_with_its_login(site: Dashboard) -> None:
+    id_ = site.workload("train")
+    done = site.post(f"/api/v1/workloads/{id_}/hold", "ann", json={"seconds": 3600, "reason": "paper"})
+    assert (done.status_code, done.json()["done"]) == (200, True)
+    line = site.get(f"/api/v1/workloads/{id_}", "ann").json()
+    assert line["held_by"] == "ann"
+    (held,) = site.get("/api/v1/ledger?type=hold", "ann").json()["lines"]
+    assert held["by"] == "ann"
+    assert held["via"].startswith("web, token ")
+    assert held["via"].endswith(", from 10.0.0.5")
+    assert site.post(f"/api/v1/workloads/{id_}/release", "ann", json={}).status_code == 200
+    assert site.get(f"/api/v1/workloads/{id_}", "ann").json()["held_by"] == ""
+
+
+def test_others_may_not_act(site: Dashboard) -> None:
+    id_ = site.workload("train")
+    for verb, body in (("hold", {}), ("release", {}), ("stop", {}), ("remove", {})):
+        refused = site.post(f"/api/v1/workloads/{id_}/{verb}", "bob", json=body)
+        assert refused.status_code == 409, verb
+        assert site.post(f"/api/v1/workloads/{id_}/{verb}", json=body).status_code == 401, verb
+    assert site.post("/api/v1/pause", "bob", json={}).status_code == 409
+    assert site.post("/api/v1/pause", "root", json={"reason": "move"}).status_code == 200
+    assert site.post("/api/v1/resume", "root", json={}).status_code == 200
+
+
+def test_a_stop_is_confirmed_with_the_token_of_the_first_reply(site: Dashboard) -> None:
+    path = f"/api/v1/workloads/{site.workload('train')}/stop"
+    headers = site.bearer("ann")
+    asked = site.client.post(path, headers=headers, json={})
+    assert (asked.status_code, asked.json()["done"]) == (202, False)
+    done = site.client.post(path, headers=headers, json={"token": asked.json()["token"]})
+    assert (done.status_code, done.json()["done"]) == (200, True)
+    assert site.client.post(path, headers=headers, json={"token": asked.json()["token"]}).status_code == 409
+
+
+def test_a_session_needs_the_csrf_token_and_a_bearer_does_not(site: Dashboard) -> None:
+    from gpukeeper.interfaces.web.security import COOKIE, Signer
+
+    signer, secret = Signer(b"k" * 32), site.token("ann", LoginKind.SESSION)
+    path = f"/api/v1/workloads/{site.workload('train')}/hold"
+    cookie = {"cookie": f"{COOKIE}={signer.sign(secret)}"}
+    assert site.client.post(path, headers=cookie, json={}).status_code == 403
+    assert site.client.post(path, headers={**cookie, "x-csrf-token": "0" * 64}, json={}).status_code == 403
+    assert site.client.post(path, headers={**cookie, "x-csrf-token": signer.csrf(secret)}, json={}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("gpus?limit=0", 400),
+        ("gpus?limit=many", 400),
+        ("gpus?limit=1&limit=2", 400),
+        ("gpus?unknown=1", 400),
+        ("gpus?state=broken", 400),
+        ("gpus?machine=other", 404),
+        ("report?since=2026-10-01T00:00:00", 400),
+        ("report?since=2026-10-02T00:00:00Z&until=2026-10-01T00:00:00Z", 400),
+        ("report?zone=Nowhere/City", 400),
+        ("ledger?type=nonsense", 400),
+        ("ledger?after=-1", 400),
+        ("workloads/000000000000000000", 404),
+        ("nothing", 404),
+    ],
+)
+def test_bad_requests_get_a_sentence(site: Dashboard, path: str, status: int) -> None:
+    reply = site.get(f"/api/v1/{path}", "root")
+    assert reply.status_code == status
+    assert " " in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b'{"seconds": -1}', "application/json", 400),
+        (b'{"secnds": 1}', "application/json", 400),
+        (b'{"seconds": NaN}', "application/json", 400),
+        (b"seconds=1", "application/x-www-form-urlencoded", 415),
+        (b"x" * 70_000, "application/json", 413),
+    ],
+)
+def test_bad_bodies_get_a_sentence_and_nothing_is_done(site: Dashboard, content: bytes, kind: str, status: int) -> None:
+    path = f"/api/v1/workloads/{site.workload('train')}/hold"
+    reply = site.post(path, "ann", content=content, headers={"content-type": kind})
+    assert reply.status_code == status
+    assert " " in reply.json()["error"]
+    assert site.get("/api/v1/ledger?type=hold", "root").json()["lines"] == []
+
+
+def test_elsewhere_than_on_loopback_reading_needs_a_login(tmp_path: Path) -> None:
+    with dashboard(tmp_path, anonymous=False) as site:
+        for name in READS:
+            assert site.get(f"/api/v1/{name}").status_code == 401, name
+        assert site.get("/api/v1/gpus", "eve").status_code == 200
+
+
+def test_the_policy_is_shown_by_rights(site: Dashboard) -> None:
+    nobody, ann, root = (site.get("/api/v1/policy", person).json()["settings"] for person in ("", "ann", "root"))
+    assert nobody == []
+    assert {one["setting"] for one in ann} <= {one["setting"] for one in root}
+    assert not any(one["setting"].startswith(("notify", "fleet")) for one in ann)
