@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpukeeper.interfaces.web.api.routes import API_ROUTES
 from gpukeeper.interfaces.web.app import Page
-from gpukeeper.interfaces.web.pages import account, fleet, health, plan, workload
+from gpukeeper.interfaces.web.pages import acceptance, account, fleet, health, history, plan, policy, usage, workload
 
 ROUTES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/", fleet.show),
@@ -13,6 +13,13 @@ ROUTES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/workload/{id}", workload.show),
     ("POST", "/workload/{id}/{verb}", workload.change),
     ("GET", "/plan", plan.show),
+    ("GET", "/history", history.show),
+    ("POST", "/restore", history.restore),
+    ("GET", "/usage", usage.show),
+    ("GET", "/usage.csv", usage.as_csv),
+    ("GET", "/acceptance", acceptance.show),
+    ("GET", "/acceptance/gpu/{serial}", acceptance.gpu),
+    ("GET", "/policy", policy.show),
     ("GET", "/health", health.show),
     ("GET", "/healthz", health.alive),
     ("GET", "/readyz", health.ready),

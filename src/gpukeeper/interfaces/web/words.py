@@ -40,9 +40,28 @@ def size(value: int | Unknown | None) -> Markup:
     return known(value) if value is None or isinstance(value, Unknown) else escape(size_in_words(value))
 
 
+def fact(value: object) -> Markup:
+    """A fact of any kind as people read it."""
+    match value:
+        case datetime():
+            return moment(value)
+        case timedelta():
+            return escape(in_words(value))
+        case bool():
+            return escape("yes" if value else "no")
+        case Unknown():
+            return known(value, missing="unknown")
+        case tuple() | list() | set() | frozenset():
+            return Markup(", ").join(fact(one) for one in value)
+        case dict():
+            return Markup(", ").join(Markup("{} {}").format(key, fact(one)) for key, one in value.items())
+        case _:
+            return escape(str(value))
+
+
 def places_of(views: Iterable[MachineView]) -> list[PlaceState]:
     return [place for view in views for place in view.places]
 
 
 def install(environment: Environment) -> None:
-    environment.filters.update(moment=moment, known=known, span=span, size=size)
+    environment.filters.update(moment=moment, known=known, span=span, size=size, fact=fact)

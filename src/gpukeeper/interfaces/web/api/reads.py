@@ -21,10 +21,10 @@ from gpukeeper.interfaces.web.api.values import (
     MachineList,
     WorkloadList,
 )
+from gpukeeper.interfaces.web.pages.asking import ask_for, machine_named
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.selection import Selection, fits, fits_workload
 from gpukeeper.ledger.lines import NumberedLine
-from gpukeeper.model import reading
 from gpukeeper.views.acceptance_history import RunLines
 from gpukeeper.views.explain import explain_view
 from gpukeeper.views.health import HealthView
@@ -120,21 +120,11 @@ async def health(call: Call) -> Outcome:
 
 
 async def ask(call: Call, machine: str, kind: type[T], request: Request, *, refused: int = 400) -> T:
-    answer = await call.site.ask(call.visitor, machine, request)
-    if not answer.done:
-        raise HTTPException(refused, answer.words)
-    return reading.decode(answer.body, type=kind)
+    return await ask_for(call.site, call.visitor, machine, kind, request, refused)
 
 
 def machine_of(call: Call, name: str | None = None) -> str:
-    """The one that was named, or the only one."""
-    name = call.query.machine if name is None else name
-    known = call.site.source.machines
-    if name and name not in known:
-        raise HTTPException(404, f'There is no machine "{name[:60]}".')
-    if not name and len(known) != 1:
-        raise HTTPException(400, "Name the machine: there is more than one." if known else "No machine is known yet.")
-    return str(name or next(iter(known)))
+    return machine_named(call.site, call.query.machine if name is None else name)
 
 
 def named(call: Call) -> tuple[MachineView, WorkloadLine]:

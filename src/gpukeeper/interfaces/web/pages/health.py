@@ -1,4 +1,4 @@
-"""How gpukeeper itself is: places, passes, age of what is shown. And the two answers for probes."""
+"""How gpukeeper itself is: places, passes, budget, channels, ledger and disk. And the two answers for probes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from datetime import UTC, datetime
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
+from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.security import Visitor
+from gpukeeper.model import reading
+from gpukeeper.views.health import HealthView
 
 
 async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
-    return site.page(request, visitor, "health.html", views=readable(site, visitor), now=datetime.now(UTC))
+    """A machine that does not reply is shown with its last view."""
+    found: list[tuple[object, HealthView | None, str]] = []
+    for view in readable(site, visitor):
+        answer = await site.ask(visitor, view.machine, Request(verb="health"))
+        own = reading.decode(answer.body, type=HealthView) if answer.done else None
+        found.append((view, own, answer.words))
+    return site.page(request, visitor, "health.html", found=found, now=datetime.now(UTC))
 
 
 async def alive(site: Site, request: HttpRequest, visitor: Visitor) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -11,12 +12,14 @@ from starlette.responses import Response
 from gpukeeper.engine.explain import Explanation
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.web.app import Site, form_of
+from gpukeeper.interfaces.web.charts import timeline_chart
 from gpukeeper.interfaces.web.pages.fleet import readable, selection_of
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.interfaces.web.selection import choices, fits_workload
 from gpukeeper.model import reading
 from gpukeeper.views.explain import facts, verdicts
 from gpukeeper.views.live import MachineView, WorkloadLine
+from gpukeeper.views.timeline import Timeline, TimelineMark
 
 VERBS = ("hold", "release", "stop", "remove", "restore")
 PAGE = 500
@@ -49,6 +52,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     view, line = _found(site, visitor, request.path_params["id"])
     answer = await site.ask(visitor, view.machine, Request(verb="explain", workload=line.path))
     explained = reading.decode(answer.body, type=Explanation) if answer.done else None
+    chart, marks = await _timeline(site, visitor, view.machine, line)
     return site.page(
         request,
         visitor,
@@ -60,11 +64,23 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         facts=[] if explained is None or not explained.whole else facts(explained),
         verdicts=[] if explained is None else list(verdicts(explained.answers)),
         unexplained=answer.words,
-        message=request.query_params.get("message", "")[:500],
-        failed=request.query_params.get("failed", ""),
-        confirm="",
-        pending="",
+        chart=chart,
+        marks=marks,
+        restorable=bool(explained and explained.memory.stopped),
     )
+
+
+async def _timeline(
+    site: Site, visitor: Visitor, machine: str, line: WorkloadLine
+) -> tuple[Markup | None, tuple[TimelineMark, ...]]:
+    """None: not for this visitor."""
+    if not visitor.may_change(line.owner):
+        return None, ()
+    answer = await site.ask(visitor, machine, Request(verb="signals", workload=line.path))
+    if not answer.done:
+        return None, ()
+    found = reading.decode(answer.body, type=Timeline)
+    return timeline_chart(found), found.marks
 
 
 async def change(site: Site, request: HttpRequest, visitor: Visitor) -> Response:

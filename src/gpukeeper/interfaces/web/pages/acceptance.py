@@ -1,0 +1,42 @@
+"""Acceptance runs, and one GPU over time by its serial number."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from gpukeeper.engine.requests import Request
+from gpukeeper.interfaces.web.app import Site
+from gpukeeper.interfaces.web.charts import figure_lines
+from gpukeeper.interfaces.web.pages.asking import ask_for, machine_of
+from gpukeeper.interfaces.web.security import Visitor
+from gpukeeper.views.acceptance_history import RunLines, gpu_history
+
+MOST = 500
+
+
+async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
+    machine = machine_of(site, request)
+    found = await ask_for(site, visitor, machine, RunLines, Request(verb="runs", last=MOST))
+    gpus = sorted({gpu for run in found.runs for gpu in run.gpus if gpu != run.node})
+    recent = found.runs[-12:]
+    return site.page(
+        request,
+        visitor,
+        "acceptance.html",
+        machine=machine,
+        runs=list(reversed(found.runs)),
+        recent=recent,
+        gpus=[(gpu, [run.gpus.get(gpu) for run in recent]) for gpu in gpus],
+    )
+
+
+async def gpu(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
+    machine, serial = machine_of(site, request), request.path_params["serial"]
+    found = await ask_for(site, visitor, machine, RunLines, Request(verb="runs", last=MOST))
+    history = gpu_history(found.runs, serial)
+    if history is None:
+        raise HTTPException(404, f'No acceptance run of {machine} tested a GPU "{serial[:60]}".')
+    figures = [(one, figure_lines(one.points, label=one.name)) for one in history.figures]
+    return site.page(request, visitor, "gpu.html", machine=machine, history=history, figures=figures)

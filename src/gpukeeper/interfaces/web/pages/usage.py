@@ -1,0 +1,97 @@
+"""How GPUs were used, what was held without use, and what was given back; the same as CSV."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from markupsafe import Markup
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from gpukeeper.engine.requests import Request
+from gpukeeper.interfaces.terminal.usage_charts import bars, heat, legend
+from gpukeeper.interfaces.terminal.usage_report import zone_named
+from gpukeeper.interfaces.terminal.usage_tables import (
+    csv_text,
+    headline,
+    money_line,
+    regret_line,
+    tables,
+    total_rows,
+)
+from gpukeeper.interfaces.web.app import Site
+from gpukeeper.interfaces.web.pages.asking import ask_for, machine_of
+from gpukeeper.interfaces.web.security import Visitor
+from gpukeeper.model.errors import UsageError
+from gpukeeper.views.usage import month
+from gpukeeper.views.usage_report import UsageReport
+
+SPANS = (("1", "1 day"), ("7", "7 days"), ("30", "30 days"), ("90", "90 days"))
+
+
+async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
+    report = await _report(site, request, visitor)
+    query = request.query_params
+    return site.page(
+        request,
+        visitor,
+        "usage.html",
+        report=report,
+        headline=headline(report),
+        totals=list(total_rows(report.total)),
+        shares=[(name, getattr(report.total, name)) for name in ("active", "idle", "free", "unknown")],
+        legend=Markup(legend()),  # noqa: S704 - made of escaped elements
+        days=Markup(bars(report.days)),  # noqa: S704
+        heats=[
+            (words, Markup(heat(report.heat, name, f"{words}, by hour of the week")))  # noqa: S704
+            for name, words in (("active", "In use"), ("idle", "Held but idle"))
+            if report.heat
+        ],
+        tables=tables(report),
+        cost=money_line(report),
+        regret=regret_line(report),
+        spans=SPANS,
+        days_given=query.get("days", "" if query.get("month") else "30"),
+        month_given=query.get("month", ""),
+        owner=query.get("owner", ""),
+        query=request.url.query,
+    )
+
+
+async def as_csv(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
+    report = await _report(site, request, visitor)
+    name = f"gpu-hours-{report.since:%Y-%m-%d}-to-{report.until:%Y-%m-%d}.csv"
+    headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
+    return Response(csv_text(report), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+async def _report(site: Site, request: HttpRequest, visitor: Visitor) -> UsageReport:
+    query = request.query_params
+    try:
+        since, until = _span(query.get("month", ""), query.get("days", "") or "30", query.get("zone", "")[:60])
+    except (ValueError, OverflowError, UsageError) as problem:
+        sentence = "The time of the report is not valid. Write a month like 2026-10, or a number of days."
+        raise HTTPException(400, sentence) from problem
+    asked = Request(
+        verb="report",
+        since=since,
+        until=until,
+        zone=query.get("zone", "")[:60],
+        owner=query.get("owner", "")[:200] or None,
+    )
+    return await ask_for(site, visitor, machine_of(site, request), UsageReport, asked)
+
+
+def _span(named: str, days: str, zone: str) -> tuple[datetime, datetime]:
+    """Raises ValueError."""
+    now = datetime.now(UTC)
+    if named:
+        begin, end = month(named, zone_named(zone))
+        begin, end = begin.astimezone(UTC), min(end.astimezone(UTC), now)
+        if begin >= end:
+            raise ValueError("it has not begun")
+        return begin, end
+    if not (days.isascii() and days.isdecimal() and 0 < int(days) <= 400):
+        raise ValueError(days)
+    return now - timedelta(days=int(days)), now
