@@ -54,6 +54,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 # Tried out where their engine is: tests/real/postgres/test_cli.py.
 NEEDS_POSTGRES = {"fleet-db-migrate", "fleet-db-machine", "fleet-db-status"}
+# Tried out with a daemon that has a dashboard: tests/cli/test_login.py.
+NEEDS_A_DASHBOARD = {"login", "logins"}
 NEEDS_A_LEDGER = {"ledger-status", "ledger-verify", "ledger-list", "ledger-show", "ledger-totals", "ledger-rotate"}
 
 
@@ -62,9 +64,11 @@ def test_the_page_names_exactly_the_schemas_that_the_code_prints() -> None:
 
 
 def test_every_schema_is_tried_out_below() -> None:
-    assert set(COMMANDS) | NEEDS_POSTGRES == set(_documented())
+    assert set(COMMANDS) | NEEDS_POSTGRES | NEEDS_A_DASHBOARD == set(_documented())
     tried = (ROOT / "tests" / "real" / "postgres" / "test_cli.py").read_text()
     assert all(f"gpukeeper/{schema}/v1" in tried for schema in NEEDS_POSTGRES)
+    tried = (ROOT / "tests" / "cli" / "test_login.py").read_text()
+    assert all(f"gpukeeper/{schema}/v1" in tried for schema in NEEDS_A_DASHBOARD)
 
 
 @pytest.mark.parametrize("schema", COMMANDS)

@@ -16,7 +16,7 @@ import sys
 
 import uvicorn
 
-from gpukeeper.interfaces.web.app import make_app
+from gpukeeper.interfaces.web.application import make_app
 from gpukeeper.interfaces.web.linked import connect
 
 USER = "nobody"

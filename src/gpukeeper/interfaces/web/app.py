@@ -1,29 +1,22 @@
-"""Routes of the dashboard, and what every response has in common: who asks, headers, errors in sentences."""
+"""What the pages share: the source, templates, who asks; forms and cookies."""
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
 from urllib.parse import parse_qsl
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.link import Answer, Credentials, Person
 from gpukeeper.interfaces.web import charts, words
 from gpukeeper.interfaces.web.security import (
     COOKIE,
-    CSRF,
-    HEADERS,
     THEME,
     Bucket,
     Proxy,
@@ -31,7 +24,7 @@ from gpukeeper.interfaces.web.security import (
     Visitor,
     credentials_of,
 )
-from gpukeeper.interfaces.web.source import Source, SourceLost
+from gpukeeper.interfaces.web.source import Source
 
 NOT_LOGGED_IN = 13
 LARGEST_FORM = 64 * 1024
@@ -117,128 +110,6 @@ def _environment() -> Environment:
     for name in made.list_templates():
         made.get_template(name)  # all of them now: later we may have no rights to read files
     return made
-
-
-def make_app(source: Source, proxy: Proxy | None = None) -> Starlette:
-    from gpukeeper.interfaces.web import live, routes
-
-    site = Site(source, proxy)
-    static = {one.name: one.read_bytes() for one in files("gpukeeper.interfaces.web").joinpath("static").iterdir()}
-    app = Starlette(
-        routes=[
-            *(Route(path, _handler(site, page), methods=[method]) for method, path, page in routes.ROUTES),
-            Route("/events", live.Feed(site).events, methods=["GET"]),
-            Route("/static/{name}", _static(static), methods=["GET"]),
-        ],
-        exception_handlers={HTTPException: _http_problem(site), SourceLost: _lost(site), Exception: _bug(site)},
-    )
-    app.state.site = site
-    app.add_middleware(SecureHeaders)
-    return app
-
-
-def _handler(site: Site, page: Page) -> Callable[[HttpRequest], Awaitable[Response]]:
-    async def handle(request: HttpRequest) -> Response:
-        visitor = await site.visitor(request)
-        who = visitor.person.name or visitor.credentials.address
-        now = time.monotonic()
-        if not site.reads.take(who, now):
-            raise HTTPException(429, "Too many requests. Try again in a few seconds.")
-        if request.method == "POST":
-            await _check_change(site, request, visitor, who, now)
-        elif not (visitor.logged_in or site.source.settings.anonymous or _is_open(request.url.path)):
-            raise HTTPException(401, "Log in first.")
-        return await page(site, request, visitor)
-
-    return handle
-
-
-def _is_open(path: str) -> bool:
-    """To everybody, wherever it is served."""
-    return path in ("/healthz", "/readyz", "/login") or path.startswith("/login/")
-
-
-async def _check_change(site: Site, request: HttpRequest, visitor: Visitor, who: str, now: float) -> None:
-    """Before anything is asked of the daemon."""
-    if int(request.headers.get("content-length") or "0") > LARGEST_FORM or "transfer-encoding" in request.headers:
-        raise HTTPException(413, f"The request is larger than {LARGEST_FORM:,} bytes. Nothing was done.")
-    if request.url.path in ("/login", "/theme") or request.url.path.startswith("/login/"):
-        if not site.logins.take(who, now):
-            raise HTTPException(429, "Too many logins. Try again in a minute.")
-        return
-    if not visitor.logged_in:
-        raise HTTPException(401, "Log in first. Nothing was done.")
-    if visitor.by_cookie:
-        form = dict(parse_qsl((await request.body()).decode(errors="replace")))
-        given = request.headers.get("x-csrf-token") or form.get(CSRF, "")
-        if not visitor.csrf or not hmac.compare_digest(given.encode(), visitor.csrf.encode()):
-            raise HTTPException(403, "The form is too old or was not made by this page. Reload it. Nothing was done.")
-    if not site.changes.take(who, now):
-        raise HTTPException(429, "Too many requests that change something. Try again in a few seconds.")
-
-
-def _static(found: dict[str, bytes]) -> Callable[[HttpRequest], Awaitable[Response]]:
-    kinds = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-
-    async def serve(request: HttpRequest) -> Response:
-        name = request.path_params["name"]
-        body = found.get(name)
-        if body is None:
-            raise HTTPException(404, "There is no such file.")
-        return Response(body, media_type=kinds[name.rpartition(".")[2]], headers={"cache-control": "max-age=300"})
-
-    return serve
-
-
-def _http_problem(site: Site) -> Callable[[HttpRequest, Exception], Awaitable[Response]]:
-    async def handle(request: HttpRequest, problem: Exception) -> Response:
-        assert isinstance(problem, HTTPException)
-        if problem.status_code == 401 and request.method == "GET" and not request.url.path.startswith("/api/"):
-            return RedirectResponse("/login", 303)
-        sentence = problem.detail if problem.status_code not in (404, 405) or " " in problem.detail[10:] else ""
-        default = {404: "There is no such page.", 405: "This address does not accept that method."}
-        return site.problem(
-            request, _nobody(), problem.status_code, sentence or default.get(problem.status_code, problem.detail)
-        )
-
-    return handle
-
-
-def _lost(site: Site) -> Callable[[HttpRequest, Exception], Awaitable[Response]]:
-    async def handle(request: HttpRequest, problem: Exception) -> Response:
-        sentence = (
-            f"{str(problem).capitalize()}. Whether a request was executed is in the ledger: gpukeeper ledger list"
-        )
-        return site.problem(request, _nobody(), 503, sentence)
-
-    return handle
-
-
-def _bug(site: Site) -> Callable[[HttpRequest, Exception], Awaitable[Response]]:
-    async def handle(request: HttpRequest, problem: Exception) -> Response:
-        return site.problem(request, _nobody(), 500, f"This is a bug in gpukeeper: {type(problem).__name__}.")
-
-    return handle
-
-
-def _nobody() -> Visitor:
-    return Visitor(person=Person(), credentials=Credentials(), by_cookie=False, csrf="")
-
-
-class SecureHeaders:
-    """On every response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", []), *self._headers]}
-            await send(message)
-
-        await self._app(scope, receive, with_headers)
 
 
 def session_cookie(site: Site, response: Response, secret: str, *, secure: bool) -> None:

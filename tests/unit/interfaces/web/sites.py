@@ -16,7 +16,7 @@ from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.daemon.web import WebProcess
 from gpukeeper.interfaces.link import Answer, Credentials, Question
-from gpukeeper.interfaces.web.app import make_app
+from gpukeeper.interfaces.web.application import make_app
 from gpukeeper.interfaces.web.security import Bucket, Proxy
 from gpukeeper.interfaces.web.source import Listener, Machines, SourceSettings
 from gpukeeper.ledger.logins import LoginKind, open_logins

@@ -152,7 +152,7 @@ def test_bad_requests_get_a_sentence(site: Dashboard, path: str, status: int) ->
     [
         (b"{", "application/json", 400),
         (b'{"seconds": -1}', "application/json", 400),
-        (b'{"secnds": 1}', "application/json", 400),
+        (b'{"second": 1}', "application/json", 400),
         (b'{"seconds": NaN}', "application/json", 400),
         (b"seconds=1", "application/x-www-form-urlencoded", 415),
         (b"x" * 70_000, "application/json", 413),
