@@ -14,6 +14,7 @@ from tests.real.ray import clusters as ray_clusters
 from tests.real.torch import installation as torch_installation
 
 HOW = {
+    "chromium": "needs a browser: apt-get install chromium",
     "docker": "needs root and a dockerd of its own: apt-get install docker.io iptables busybox-static, run as root",
     "gpu": "needs an NVIDIA GPU with its driver loaded: run the tests on a GPU machine",
     "kubelet": (
@@ -44,6 +45,15 @@ def require(engine: str, there: bool) -> None:
 
 def has_gpu() -> bool:
     return Path("/proc/driver/nvidia/version").exists()
+
+
+def chromium() -> str | None:
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def has_chromium() -> bool:
+    """Without a window; nobody's own profile is used."""
+    return chromium() is not None
 
 
 def has_docker() -> bool:
