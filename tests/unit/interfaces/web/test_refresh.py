@@ -1,0 +1,65 @@
+"""What a request changed is shown at once, and a pass that began before it does not show it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gpukeeper.engine.find import read_subject
+from gpukeeper.engine.live import LivePass
+from gpukeeper.engine.ports import key_of
+from gpukeeper.engine.refresh import refresh
+from gpukeeper.engine.requests import Request, fulfil
+from gpukeeper.lifecycle.decide import decide
+from tests.unit.interfaces.web.sites import Dashboard, dashboard
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Dashboard]:
+    with dashboard(tmp_path) as made:
+        yield made
+
+
+def holders(site: Dashboard) -> list[str]:
+    facts = [fact for place in site.session.keeper.live.places.values() for fact in place.facts.values()]
+    return [hold.by for fact in facts for hold in fact.view.memory.holds]
+
+
+def test_a_pass_that_read_it_before_the_request_does_not_undo_what_is_shown(site: Dashboard) -> None:
+    keeper, book = site.session.keeper, site.session.book
+    platform = keeper.platforms[0]
+
+    async def do() -> None:
+        begun = keeper.clock.now()
+        (ref,) = keeper.live.named("train")
+        before = await read_subject(keeper, book, ref)
+        assert before is not None
+        keeper.live.begin(platform, whole=True)
+        assert (await fulfil(keeper, book, "ann", Request(verb="hold", workload="train"), uid=1000)).done
+        await refresh(keeper, book, "train")
+        assert holders(site) == ["ann"]
+        keeper.live.note(platform, before.view, decide(before.view, book, begun), book, begun)
+        keeper.live.finish(LivePass(platform=key_of(platform), at=begun), [])
+        assert holders(site) == ["ann"]
+        later = keeper.clock.now() + timedelta(seconds=1)
+        keeper.live.begin(platform, whole=True)
+        keeper.live.note(platform, before.view, decide(before.view, book, later), book, later)
+        keeper.live.finish(LivePass(platform=key_of(platform), at=later), [])
+        assert holders(site) == [], "the next pass shows what it read"
+
+    site.call(do)
+
+
+def test_what_was_removed_is_not_shown_any_more(site: Dashboard) -> None:
+    keeper, book = site.session.keeper, site.session.book
+
+    async def do() -> None:
+        assert keeper.live.named("eval")
+        assert (await fulfil(keeper, book, "root", Request(verb="remove", workload="eval"), uid=0)).done
+        await refresh(keeper, book, "eval")
+        assert not keeper.live.named("eval")
+
+    site.call(do)
