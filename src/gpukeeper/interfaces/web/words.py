@@ -43,6 +43,8 @@ def size(value: int | Unknown | None) -> Markup:
 def fact(value: object) -> Markup:
     """A fact of any kind as people read it."""
     match value:
+        case None | () | []:
+            return Markup('<span class="none">none</span>')
         case datetime():
             return moment(value)
         case timedelta():
