@@ -8,6 +8,7 @@ asked before, so that a seed tells the same story again. Afterwards the API serv
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
@@ -286,10 +287,14 @@ def tell(
 
 
 @pytest.mark.timeout(600)
+# Hundreds of requests are cancelled by their deadline, some while they connect. Rarely (seen once in three whole runs)
+# such a connection was closed by the garbage collector only; the pool of the client does not know it any more.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_nothing_is_lost_and_nothing_is_claimed(plane: ControlPlane, new_namespace: Callable[..., str]) -> None:
     """No running, held or foreign thing goes, nothing without an intent; reclaimed is gone; and in the end all that is
     due goes."""
     told = tell(plane, new_namespace, SEEDS)
+    gc.collect()  # here, and not in a test after this one
     assert told.problems == []
     if len(SEEDS) > 1:
         assert {"Say", "Swallow", "Lose", "Cut", "Late", "First", "Jumble"} == told.faults.keys()
