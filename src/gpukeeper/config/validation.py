@@ -40,9 +40,9 @@ def validated(tree: dict[str, Any], lines: Mapping[Path, int], name: str) -> tup
             reported = {path for one in problems for path in one.paths}
             for mistake in error.errors(include_url=False):
                 if _inherited(mistake["loc"], before):
-                    continue  # told where it is written
+                    continue  # reported where it is written
                 taken_out = mistake["type"] == "missing" and mistake["loc"] in reported
-                if mistake["input"] is not None and not taken_out:  # the reader has told of a missing value
+                if mistake["input"] is not None and not taken_out:  # a missing value was reported by the reader
                     problems.append(_in_our_words(mistake))
                 _take_out(tree, mistake["loc"])
             assert tree != before, "what is built in does not fit the schema"

@@ -1,4 +1,4 @@
-"""How many steps were begun lately, by rule. Asked before every step, so each line of the journal is read once only.
+"""How many steps were begun lately, by rule. Needed before every step, so each line of the journal is read only once.
 
 Other processes write to the same journal (`apply` beside a daemon), so what is new is read from it, not counted here.
 """
@@ -16,11 +16,11 @@ _FIRST = "SELECT rule, at FROM journal WHERE type = 'intent' AND at >= ? AND seq
 _NEWER = "SELECT seq, rule, at FROM journal WHERE seq > ? AND +type = 'intent'"
 
 
-SLACK = 60_000_000  # microseconds: steps that run at the same time do not ask in the order of their times
+SLACK = 60_000_000  # microseconds: concurrent steps do not call in the order of their times
 
 
 class RecentActs:
-    """Of one connection. Keeps the intents from the time that was asked for last; for an earlier one it reads again."""
+    """Of one connection. Keeps the intents since the time of the last call; for an earlier time it reads them again."""
 
     def __init__(self) -> None:
         self._at: dict[str, list[int]] = {}  # by rule, sorted
@@ -38,14 +38,15 @@ class RecentActs:
         return sum(len(times) - bisect_left(times, first) for times in counted)
 
     def _read(self, c: sqlite3.Connection, first: int) -> None:
-        self._seq = _last(c)
-        self._at, self._since = {}, first
-        for rule, at in c.execute(_FIRST, (first, self._seq)):
-            self._at.setdefault(rule, []).append(at)
+        """An error leaves everything as it was: what was read in part would count as nothing was done."""
+        last, found = _last(c), dict[str, list[int]]()
+        for rule, at in c.execute(_FIRST, (first, last)):
+            found.setdefault(rule, []).append(at)
+        self._at, self._since, self._seq = found, first, last
 
     def _read_newer(self, c: sqlite3.Connection, first: int) -> None:
-        last = _last(c)
-        for seq, rule, at in c.execute(_NEWER, (self._seq,)):
+        last, newer = _last(c), c.execute(_NEWER, (self._seq,)).fetchall()
+        for seq, rule, at in newer:
             insort(self._at.setdefault(rule, []), at)
             last = max(last, seq)
         self._seq = last

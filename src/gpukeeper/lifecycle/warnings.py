@@ -73,16 +73,16 @@ def _may_have_been_held(view: View) -> bool:
 def _warn(view: View, settings: Warnings, now: datetime, to: Countdown, sent: list[Warned], lapsed: str) -> Answer:
     done = max((w.stage for w in sent), default=0)
 
-    def announce(*, heard: bool) -> Announcement:
-        told_now = [*sent, Warned(to.rule, done + 1, now, heard, "", to.limit)]
-        stop = _stop_at(told_now, settings, view.pressure, to.begin + to.limit, now)
+    def announcement(*, delivered: bool) -> Announcement:
+        with_this = [*sent, Warned(to.rule, done + 1, now, delivered, "", to.limit)]
+        stop = _stop_at(with_this, settings, view.pressure, to.begin + to.limit, now)
         when = f"in {in_words(stop - now)}" if stop > now else "at the next pass"
         return Announcement(stop, f"{to.condition}{lapsed}; {_ENDS[to.action]} {when}. {to.remedy}")
 
-    told, unheard = announce(heard=True), announce(heard=False)
+    usual, undelivered = announcement(delivered=True), announcement(delivered=False)
     at = to.begin + _share(to.limit, to.stages[done])
-    answer = Answer(to.rule, Verdict.DUE, told.words, Action.WARN, at, to.since, stage=done + 1, limit=to.limit)
-    return msgspec.structs.replace(answer, then=to.action, announced=told.at, unheard=unheard)
+    answer = Answer(to.rule, Verdict.DUE, usual.words, Action.WARN, at, to.since, stage=done + 1, limit=to.limit)
+    return msgspec.structs.replace(answer, then=to.action, announced=usual.at, unheard=undelivered)
 
 
 def _end(view: View, settings: Warnings, now: datetime, to: Countdown, sent: list[Warned], oldest: datetime) -> Answer:
@@ -198,7 +198,7 @@ def _stop_at(sent: list[Warned], settings: Warnings, pressure: bool, earliest: d
     announced = max((w.until for w in sent if w.until is not None), default=None)
     if announced is not None and sent[-1].until is not None:
         return max(earliest, announced)
-    heard = [w for w in sent if w.delivered]
-    told = (heard or sent)[-1 if pressure else 0].at
-    computed = max(earliest, told + settings.lead + (timedelta() if heard else settings.undelivered))
+    delivered = [w for w in sent if w.delivered]
+    warned = (delivered or sent)[-1 if pressure else 0].at
+    computed = max(earliest, warned + settings.lead + (timedelta() if delivered else settings.undelivered))
     return computed if announced is None else max(computed, announced)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -286,6 +287,10 @@ def tell(
         )
 
 
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @pytest.mark.timeout(600)
 # Hundreds of requests are cancelled by their deadline, some while they connect. Rarely (seen once in three whole runs)
 # such a connection was closed by the garbage collector only; the pool of the client does not know it any more.
@@ -293,8 +298,10 @@ def tell(
 def test_nothing_is_lost_and_nothing_is_claimed(plane: ControlPlane, new_namespace: Callable[..., str]) -> None:
     """No running, held or foreign thing goes, nothing without an intent; reclaimed is gone; and in the end all that is
     due goes."""
+    before = open_descriptors()
     told = tell(plane, new_namespace, SEEDS)
     gc.collect()  # here, and not in a test after this one
+    assert open_descriptors() <= before
     assert told.problems == []
     if len(SEEDS) > 1:
         assert {"Say", "Swallow", "Lose", "Cut", "Late", "First", "Jumble"} == told.faults.keys()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from gpukeeper.ledger import recent_acts
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.ledger.recent_acts import RecentActs
+from gpukeeper.model.errors import LedgerError
 from tests.unit.ledger.examples import NOW, intended, run
 
 HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
@@ -54,3 +60,27 @@ def test_the_lines_of_the_hour_are_not_read_again(tmp_path: Path) -> None:
     plan = run(ledger.read(lambda c: c.execute("EXPLAIN QUERY PLAN " + recent_acts._NEWER, (7,)).fetchall()))
     ledger.close()
     assert [row[-1] for row in plan] == ["SEARCH journal USING INTEGER PRIMARY KEY (rowid>?)"]
+
+
+def test_a_read_that_failed_forgets_no_step(tmp_path: Path) -> None:
+    """Otherwise the budget of the hour would begin again after an error of the disk."""
+    ledger = open_ledger(tmp_path / "ledger.db", write=True)
+    acts = RecentActs()
+
+    def count(c: Any, since: timedelta) -> int:
+        return acts.count(c, NOW + since, TREES, but=True)
+
+    class Fails:
+        def __init__(self, c: sqlite3.Connection) -> None:
+            self._c = c
+
+        def execute(self, words: str, *given: Any) -> Any:
+            if words == recent_acts._FIRST:
+                raise sqlite3.OperationalError("disk I/O error")
+            return self._c.execute(words, *given)
+
+    run(ledger.append([intended("a", rule="idle")]))
+    with pytest.raises(LedgerError):
+        run(ledger.read(lambda c: count(Fails(c), -HOUR)))
+    assert run(ledger.read(lambda c: count(c, -HOUR + SECOND))) == 1
+    ledger.close()

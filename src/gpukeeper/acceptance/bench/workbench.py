@@ -1,7 +1,7 @@
 """The local machine with its GPUs as the workbench of an acceptance run: reads its state, and runs probes on it.
 
-With `cpu` the CPU stands in for GPUs: the same probes, the same results, no health to read. Closed by whoever opened
-it; should we be killed, everything it started ends by itself.
+With `cpu` the probes run on the CPU instead of GPUs: the same probes, the same kind of results, no health data. The
+caller closes it. If this process is killed, everything it started ends as well.
 """
 
 from __future__ import annotations

@@ -30,14 +30,14 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     whose = f"{tenant.path} of {tenant.owner}" if tenant.owner else tenant.path
     words = f"restarted on GPU {tenant.device}, which {whose} has held for {in_words(now - tenant.since)}"
     since = subject.started if isinstance(subject.started, datetime) else now
-    told = [w for w in view.memory.warnings if w.rule == NAME and w.incarnation == subject.seen.incarnation]
+    sent = [w for w in view.memory.warnings if w.rule == NAME and w.incarnation == subject.seen.incarnation]
     stop = settings.policy.gpu.stop_on_taken
     held = last_end(NAME, view, settings, now) if stop else None
-    if not any(w.at <= now and (held is None or w.at >= held) for w in told):
+    if not any(w.at <= now and (held is None or w.at >= held) for w in sent):
         then = "it will be stopped at the next pass" if stop else "no action is taken"
-        asked = f"{words}; {then}. Stop it and create a new one, so that it gets a GPU of its own"
+        message = f"{words}; {then}. Stop it and create a new one, so that it gets a GPU of its own"
         end = Action.STOP if stop else Action.KEEP
-        return Answer(NAME, Verdict.DUE, asked, Action.WARN, now, since, stage=1, then=end, complaint=words)
+        return Answer(NAME, Verdict.DUE, message, Action.WARN, now, since, stage=1, then=end, complaint=words)
     if stop:
         return Answer(NAME, Verdict.DUE, words, Action.STOP, now, since)
     return Answer(NAME, Verdict.REPORT, words, since=since)
