@@ -21,6 +21,7 @@ DESIGNED = (
 ADDED = (
     "tidy",
     "policy try",
+    "policy schedule",
     "top",
     "report",
     *(f"fleet-db {verb}" for verb in ("init", "migrate", "add-machine", "status")),
