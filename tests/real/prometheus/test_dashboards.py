@@ -6,7 +6,6 @@ series here.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import signal
@@ -24,14 +23,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.paths import ledger_path
-from gpukeeper.model.event import NodeTested
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import State
 from tests.cli.fleet import Fleet
-from tests.cli.test_metrics import page_of, serving
+from tests.cli.test_metrics import page_of, record_acceptance, serving
 from tests.docs.markdown import ROOT
 from tests.engines import has_prometheus, require
 
@@ -122,27 +116,6 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 assert time.monotonic() < end, (EXPECTED - exported(url), (folder / "log").read_text()[-3000:])
                 time.sleep(0.5)
             yield url
-
-
-def record_acceptance(fleet: Fleet) -> None:
-    node = socket.gethostname()
-    line = NodeTested(
-        at=datetime.now(UTC),
-        ref=Ref("host", node, "node", node, node),
-        run="run-1",
-        verdict=Grade.PASS,
-        reason="all checks passed",
-        device="simulated",
-        report="",
-        expected=1,
-        gpus={"serial-1": Grade.PASS},
-        values={"serial-1": {"gemm.speed float32": 1.0}},
-    )
-    fleet.run("pause")  # makes the ledger
-    fleet.run("resume")
-    ledger = open_ledger(ledger_path(fleet.env()), write=True)
-    asyncio.run(ledger.append([line]))
-    ledger.close()
 
 
 def test_every_query_is_accepted_and_returns_what_is_exported(scraped: str) -> None:

@@ -21,6 +21,7 @@ from gpukeeper.model.memory import EMPTY
 from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import GpuState, GpuTile, gpu_tiles
+from gpukeeper.wiring.benches import node_name
 from gpukeeper.wiring.session import Session
 
 MOST_GPUS = 2_000
@@ -45,6 +46,7 @@ class MachineReader:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._node = ref_of(node_name()).key
         self._tiles: tuple[GpuTile, ...] = ()
         self._version = -1
         live = session.keeper.live
@@ -71,9 +73,8 @@ class MachineReader:
         return self._tiles
 
     async def _tested(self) -> tuple[Past, ...]:
-        keeper = self._session.keeper
-        node = ref_of(keeper.host).key
-        return (await keeper.ledger.memories([node])).get(node, EMPTY).tested
+        memories = await self._session.keeper.ledger.memories([self._node])
+        return memories.get(self._node, EMPTY).tested
 
 
 def of_machine(facts: MachineFacts, now: datetime) -> Iterator[GaugeMetricFamily]:
