@@ -28,6 +28,7 @@ HOW = {
     "promtool": "needs promtool: apt-get install prometheus",
     "ray": "needs the releases of Ray that tests run: `make ray` installs them (pip, 5 minutes, once)",
     "root": "needs root, to look into every process: run the tests as root",
+    "systemd": "needs systemd-analyze: apt-get install systemd (nothing has to run)",
     "torch": "needs the release of PyTorch that tests run: `make torch` installs it (pip, one minute, once)",
     "tmpfs": "needs root and mount(2) for a small full disk: run the tests as root",
 }
@@ -88,6 +89,10 @@ def has_prometheus() -> bool:
 
 def has_promtool() -> bool:
     return _has("promtool")
+
+
+def has_systemd_analyze() -> bool:
+    return _has("systemd-analyze")
 
 
 def has_ray(version: str = ray_clusters.NEWEST) -> bool:

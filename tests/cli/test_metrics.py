@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import socket
@@ -10,13 +11,20 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
+from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.paths import ledger_path
+from gpukeeper.model.event import NodeTested
+from gpukeeper.model.grade import Grade
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import State
 from tests import engines
-from tests.cli.fleet import Fleet
+from tests.cli.fleet import Fleet, ago
 from tests.docs.markdown import ROOT
 
 ALERTS = ROOT / "examples" / "prometheus" / "ray-alerts.yaml"
@@ -206,3 +214,42 @@ def test_a_directory_of_sessions_makes_this_machine_a_node_with_every_series_its
     asked = {name for rule in group["rules"] for name in re.findall(r"\bgpukeeper_\w+", rule["expr"])}
     told = [line for line in path.read_text().splitlines() if 'platform="ray"' in line]
     assert asked <= series("\n".join(told))
+
+
+def record_acceptance(fleet: Fleet) -> None:
+    node = socket.gethostname()
+    line = NodeTested(
+        at=datetime.now(UTC),
+        ref=Ref("host", node, "node", node, node),
+        run="run-1",
+        verdict=Grade.PASS,
+        reason="all checks passed",
+        device="cuda",
+        report="",
+        expected=1,
+        gpus={"serial-1": Grade.PASS},
+        values={"serial-1": {"gemm.speed float32": 1.0}},
+    )
+    fleet.run("pause")  # makes the ledger
+    fleet.run("resume")
+    ledger = open_ledger(ledger_path(fleet.env()), write=True)
+    asyncio.run(ledger.append([line]))
+    ledger.close()
+
+
+def test_serve_tells_which_gpus_are_held_by_whom_and_what_acceptance_found(fleet: Fleet) -> None:
+    fleet.add("train", state=State.RUNNING, started=ago(days=1), devices=("GPU-0", "GPU-1"))
+    record_acceptance(fleet)
+    with serving(fleet, "--metrics", "0") as daemon:
+        page = page_of(daemon)
+        text = got(page)
+        while "gpukeeper_gpu_state" not in series(text):
+            text = got(page)
+    assert 'gpukeeper_gpus{model="",place="node-1",state="held"} 2.0' in text
+    for gpu in ("GPU-0", "GPU-1"):
+        of_it = f'gpu="{gpu}",owner="ann",place="node-1",platform="docker",uuid="{gpu}"'
+        assert f'gpukeeper_gpu_holder{{class="docker",{of_it}}} 1.0' in text
+    assert 'gpukeeper_acceptance_verdict{gpu="serial-1",verdict="PASS"} 1.0' in text
+    assert "gpukeeper_decisions" in series(text)
+    assert "gpukeeper_gpu_use_ratio" not in series(text)  # not measured
+    assert "gpukeeper_fleet_copy_connected" not in series(text)

@@ -229,3 +229,30 @@ def test_try_asks_no_platform_and_needs_no_ledger(fleet: Fleet) -> None:
     assert ran.code == 0, ran.err
     assert "failed 0s ago, 1 GPU" in ran.out
     assert not fleet.state.exists()
+
+
+def test_schedule_prints_a_file_for_each_program(policy: Path) -> None:
+    policy.write_text(GOOD + 'schedule: {at: "0 2 * * *"}\n')
+    line = run("schedule", "--policy", policy).stdout.splitlines()[-1]
+    assert line == f"0 2 * * * root /usr/local/bin/gpukeeper apply --yes --policy {policy}"
+    timer = run("schedule", "--policy", policy, "--format", "systemd", "--zone", "Europe/Berlin")
+    assert "OnCalendar=*-*-* 02:00:00 Europe/Berlin\n" in timer.stdout
+    assert "02:00 does not exist in Europe/Berlin" in timer.stderr
+    job = run("schedule", "--policy", policy, "--format", "cronjob", "--zone", "Asia/Tokyo")
+    assert "  timeZone: Asia/Tokyo\n" in job.stdout
+    assert job.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("--zone", "Europe/Berlin"), "crontab has no time zones"),
+        (("--format", "systemd", "--zone", "Moon/Base"), '"Moon/Base" is not a time zone'),
+        (("--format", "cronjob"), "schedule.every is 7m, which cronjob cannot express"),
+    ],
+)
+def test_schedule_refuses_what_a_format_cannot_express(policy: Path, words: tuple[str, ...], refusal: str) -> None:
+    policy.write_text(GOOD + "schedule: {every: 7m}\n")
+    result = run("schedule", "--policy", policy, *words)
+    assert result.stdout == ""
+    assert refusal in str(result.exception)

@@ -21,6 +21,7 @@ DESIGNED = (
 ADDED = (
     "tidy",
     "policy try",
+    "policy schedule",
     "top",
     "report",
     "login",

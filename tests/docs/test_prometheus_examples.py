@@ -167,6 +167,7 @@ def test_an_alert_shows_what_to_do_and_where_that_is_written(name: str) -> None:
     """C15.4"""
     notes: dict[str, Any] = RULES[name]["annotations"]
     assert RULES[name]["labels"]["severity"] in {"info", "warning", "critical"}
+    assert RULES[name]["labels"]["category"] in {"ray", "disk", "gpukeeper"}
     assert set(notes) == {"summary", "impact", "action", "runbook"}
     page, _, anchor = notes["runbook"].partition("#")
     assert anchor == name.lower()

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from gpukeeper.engine.notice import is_strange
 from gpukeeper.lifecycle.rules.idle import watched
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import View
+from gpukeeper.model.decision import Decision, View
 from gpukeeper.model.subject import Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -53,6 +53,7 @@ class Counts:
     kinds: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # kind, state, outcome, age
     oldest: dict[str, datetime] = field(default_factory=dict)  # by kind: the end that is longest ago
     idle: Counter[tuple[str, str]] = field(default_factory=Counter)  # running work by what idle makes of it, and class
+    decided: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # class, action, verdict, rule
     trees: dict[tuple[str, bool], TreeCount] = field(default_factory=dict)  # by category, and whether they are due
 
     def add(self, view: View, book: Rulebook, now: datetime) -> None:
@@ -77,6 +78,10 @@ class Counts:
             age = next((words for span, words in AGES if now - ended < span), OLDER)
             self.oldest[kind] = min(ended, self.oldest.get(kind, ended))
         self.kinds[kind, state, outcome, age] += 1
+
+    def add_decision(self, subject: Subject, decision: Decision) -> None:
+        if subject.shape is Shape.WORKLOAD and subject.root is None:
+            self.decided[decision.class_, decision.action.value, decision.verdict.value, decision.rule] += 1
 
     def add_tree(self, subject: Subject, *, due: bool) -> None:
         if subject.shape is Shape.TREE:

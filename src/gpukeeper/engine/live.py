@@ -93,9 +93,12 @@ class LivePlace:
 
 @dataclass
 class LiveState:
-    """`changed` is set whenever something in it changed; the reader clears it."""
+    """`changed` is set whenever something in it changed; the reader clears it. `version` rises with it, for readers
+    that only compare. `gpus_only`: without workloads that have no GPU, forecasts and the history of use."""
 
     enabled: bool = False
+    gpus_only: bool = False
+    version: int = 0
     places: dict[PlaceKey, LivePlace] = field(default_factory=dict)
     history: dict[tuple[str, str], UseHistory] = field(default_factory=dict)  # by key of the workload, and device
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -110,6 +113,8 @@ class LiveState:
         """One object that a pass read and decided about."""
         if not self.enabled or view.subject.shape not in _SHOWN or isinstance(view.subject.root, str):
             return
+        if self.gpus_only and view.subject.devices == ():
+            return
         place = key_of(platform)
         into = self._pending.get(place)
         if into is None:
@@ -123,26 +128,26 @@ class LiveState:
             if known is not None:
                 into[key] = known
             return
-        into[key] = _fact(view, decision, book, now, platform)
+        into[key] = _fact(view, decision, book, now, None if self.gpus_only else platform)
 
     def renew(self, platform: Platform, view: View, decision: Decision, book: Rulebook, now: datetime) -> None:
         """One object that was read again because a request changed it."""
         place, key = key_of(platform), view.subject.ref.key
         if not self.enabled or place not in self.places or key not in self.places[place].facts:
             return
-        fact = _fact(view, decision, book, now, platform)
+        fact = _fact(view, decision, book, now, None if self.gpus_only else platform)
         self.places[place].facts[key] = fact
         if key in self._pending.get(place, {}):
             self._pending[place][key] = fact
         self._renewed[place, key] = now
-        self.changed.set()
+        self._has_changed()
 
     def remove(self, ref: Ref) -> None:
         """One object that a request removed."""
         place = self.places.get((ref.platform, ref.place))
         if place is not None and place.facts.pop(ref.key, None) is not None:
             self._pending.get((ref.platform, ref.place), {}).pop(ref.key, None)
-            self.changed.set()
+            self._has_changed()
 
     def named(self, words: str) -> list[Ref]:
         """What a request with these words is about, as far as it is shown."""
@@ -170,16 +175,16 @@ class LiveState:
         if found is not None:
             self._renewed = {key: at for key, at in self._renewed.items() if key[0] != last.platform or at >= last.at}
         self._drop_history()
-        self.changed.set()
+        self._has_changed()
 
     def measured(self, samples: Iterable[Sample]) -> None:
         """What a meter read just now."""
-        if not self.enabled:
+        if not self.enabled or self.gpus_only:
             return
         for one in samples:
             if one.signal is Signal.GPU and isinstance(one.value, float | int) and not isnan(one.value):
                 self._history(one.key, one.device, one.at).add(one.at, float(one.value))
-        self.changed.set()
+        self._has_changed()
 
     def recall(self, key: str, series: Iterable[Series]) -> None:
         """Minutes that were recorded before this daemon started."""
@@ -199,6 +204,10 @@ class LiveState:
             for key, fact in place.facts.items()
             if key not in known and runs_on_gpus(fact.view.subject)
         ]
+
+    def _has_changed(self) -> None:
+        self.version += 1
+        self.changed.set()
 
     def _history(self, key: str, device: str, at: datetime) -> UseHistory:
         return self.history.setdefault((key, device), UseHistory(step_of(at), [], []))
@@ -220,14 +229,15 @@ def step_start(step: int) -> datetime:
     return datetime.fromtimestamp(step * STEP.total_seconds(), UTC)
 
 
-def _fact(view: View, decision: Decision, book: Rulebook, now: datetime, platform: Platform) -> LiveFact:
+def _fact(view: View, decision: Decision, book: Rulebook, now: datetime, platform: Platform | None) -> LiveFact:
+    """Without a platform: without a forecast."""
     slim = msgspec.structs.replace(view, series=tuple(_newest(one) for one in view.series if one.signal is Signal.GPU))
     if not runs_on_gpus(view.subject):
         return LiveFact(slim, decision)
     return LiveFact(
         slim,
         decision,
-        ahead(view, book, now, frozenset(platform.guards), opening(book.policy.schedule)),
+        () if platform is None else ahead(view, book, now, frozenset(platform.guards), opening(book.policy.schedule)),
         wasted(view, book, now),
     )
 

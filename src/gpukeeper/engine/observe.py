@@ -176,6 +176,7 @@ class _Observation:
             decision = _offered(decide(view, book, now), found.platform)
             found.to_write.lines += _begun(keeper, decision, now)
             decision = _not_yet(keeper, decision, self.unsettled, now)
+            found.counts.add_decision(subject, decision)
             keeper.live.note(found.platform, view, decision, book, now)
             if subject.shape is Shape.NODE:
                 found.nodes.append(subject)

@@ -156,7 +156,7 @@ def machine_view(
         policy=policy,
         paused=paused,
         places=tuple(_place(key, place) for key, place in sorted(live.places.items())),
-        gpus=_tiles(live, facts, book, now, machine, gpus),
+        gpus=gpu_tiles(live, facts, book, now, machine, gpus),
         workloads=tuple(
             sorted(
                 (_workload(one, machine, now) for one in facts if one.view.subject.shape is not Shape.DEVICE),
@@ -236,7 +236,7 @@ def _place(key: PlaceKey, place: LivePlace) -> PlaceState:
     )
 
 
-def _tiles(
+def gpu_tiles(
     live: LiveState,
     facts: Iterable[LiveFact],
     book: Rulebook,
@@ -244,6 +244,7 @@ def _tiles(
     machine: str,
     remembered: Mapping[str, Memory],
 ) -> tuple[GpuTile, ...]:
+    """One for each GPU and holder."""
     by_key = {one.view.subject.ref.key: one for one in facts}
     views = [one.view for one in by_key.values()]
     decisions = {key: one.decision for key, one in by_key.items()}

@@ -19,15 +19,21 @@ from gpukeeper import __version__
 from gpukeeper.engine.counts import Counts, TreeCount
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.reclaim import PassReport, reclaim
+from gpukeeper.interfaces.telemetry import machine
+from gpukeeper.interfaces.telemetry.machine import MachineFacts
 from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics, overdue
 from gpukeeper.interfaces.telemetry.series import COUNTERS, GAUGES
+from gpukeeper.ledger.copy.state import CopyState
 from gpukeeper.ledger.in_memory import InMemoryEvidence
+from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.waste import Waste
 from gpukeeper.model.decision import Action, Decision, Evidence, Plan, Result, Unseen, Verdict
 from gpukeeper.model.event import Closed, WarningSent
+from gpukeeper.model.grade import Grade, Past
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Gone, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.live import GpuState, GpuTile
 from tests.unit.engine.harness import Unwritable
 from tests.unit.interfaces.workers import GIB, Workers, disk, node, session, tree
 from tests.unit.interfaces.workers import passed as a_pass_over
@@ -62,7 +68,9 @@ def closed(name: str, result: Result = Result.RECLAIMED, **more: Any) -> Closed:
 def report(*decisions: Decision, plan: Plan = EMPTY_PLAN, survey: Any = None, **more: Any) -> PassReport:
     platform: Any = SimpleNamespace(name="kubernetes", place="lab")
     given = dict(survey or {})
-    counts = Counts(**{name: given.pop(name) for name in ("kinds", "oldest", "idle", "trees") if name in given})
+    counts = Counts(
+        **{name: given.pop(name) for name in ("kinds", "oldest", "idle", "trees", "decided") if name in given}
+    )
     found = Survey(platform, NOW - MINUTE, decisions=list(decisions), counts=counts, **given)
     return PassReport(1, found, plan, **more)
 
@@ -119,6 +127,9 @@ def test_what_the_idle_rule_did_and_what_it_skipped_is_counted(metrics: Metrics)
     assert seen['gpukeeper_idle_workloads{class="docker",result="grace"}'] == 2
     assert seen['gpukeeper_idle_workloads{class="devcontainer",result="no_idle_time"}'] == 1
     assert (seen["gpukeeper_idle_warned_total"], seen["gpukeeper_idle_stopped_total"]) == (2, 2)
+    assert seen['gpukeeper_idle_checks_total{class="docker",result="monitored"}'] == 6
+    assert seen['gpukeeper_idle_checks_total{class="docker",result="grace"}'] == 4
+    assert seen['gpukeeper_idle_checks_total{class="devcontainer",result="no_idle_time"}'] == 2
 
 
 def _warned(rule: str) -> WarningSent:
@@ -421,7 +432,32 @@ def test_gpus_that_are_held_and_not_used_are_counted_by_class(metrics: Metrics) 
     }
 
 
+def tile(name: str = "gpu-0", state: GpuState = GpuState.HELD, **more: Any) -> GpuTile:
+    known: dict[str, Any] = {
+        "key": "docker/node-1/container/x",
+        "device": f"GPU-{name}",
+        "how": ClaimState.RUNNING,
+        "platform": "docker",
+        "class_": "docker",
+        "owner": "ann",
+        "use": 40.0,
+        "memory_used_mib": 20,
+        "memory_total_mib": 80,
+        "model": "H200",
+    }
+    return GpuTile(id=name, name=f"host/node-1/{name}", place="node-1", state=state, **(known | more))
+
+
+def past(identity: str, verdict: Grade, at: datetime = NOW) -> Past:
+    return Past(at=at, run="r", identity=identity, verdict=verdict, values={})
+
+
 def everything_told(metrics: Metrics) -> None:
+    metrics.machine = MachineFacts(
+        (tile(), tile("gpu-1", GpuState.IDLE, idle_since=NOW - HOUR)),
+        (past("serial-1", Grade.PASS),),
+        CopyState(machine="node-1", connected=True, lag=3.0, unsent=2),
+    )
     metrics.passed(report(stopped="the pass on kubernetes/lab stopped"))
     counts = Counter({("trainjob", "ended", "failed", "<1d"): 2})
     warned = WarningSent(
@@ -435,6 +471,7 @@ def everything_told(metrics: Metrics) -> None:
         "oldest": {"trainjob": NOW},
         "wasted": [unused("a", "GPU-0")],
         "idle": Counter({("monitored", "docker"): 1}),
+        "decided": Counter({("docker", "keep", "wait", "idle"): 1}),
         **there,
     }
     metrics.passed(report(survey=seen, outcomes=done, warnings=[warned]))
@@ -483,3 +520,79 @@ def test_alerts_ask_for_series_that_exist(file: str) -> None:
     assert names
     assert names <= set(GAUGES) | set(COUNTERS)
     assert any("absent(" in expression for expression in asked), "an alert by absence is missing"
+
+
+# GPUs, acceptance and the fleet database
+
+
+def gpu_series(*tiles: GpuTile) -> dict[str, float]:
+    return {
+        f"{sample.name}{dict(sorted(sample.labels.items()))}": sample.value
+        for family in machine.of_gpus(tiles, NOW)
+        for sample in family.samples
+    }
+
+
+def labels_of(name: str, *tiles: GpuTile) -> list[dict[str, str]]:
+    return [one.labels for family in machine.of_gpus(tiles, NOW) if family.name == name for one in family.samples]
+
+
+def test_a_gpu_has_use_memory_state_and_holder() -> None:
+    of_it = {"place": "node-1", "gpu": "gpu-0", "uuid": "GPU-gpu-0"}
+    values = {family.name: family.samples for family in machine.of_gpus([tile()], NOW)}
+    (use,), (memory,) = values["gpukeeper_gpu_use_ratio"], values["gpukeeper_gpu_memory_used_ratio"]
+    assert (use.labels, use.value, memory.value) == (of_it, 0.4, 0.25)
+    assert labels_of("gpukeeper_gpu_state", tile()) == [{**of_it, "state": "held"}]
+    assert labels_of("gpukeeper_gpu_holder", tile()) == [
+        {**of_it, "platform": "docker", "class": "docker", "owner": "ann"}
+    ]
+
+
+@pytest.mark.parametrize("state", GpuState)
+def test_every_state_of_a_gpu_is_told(state: GpuState) -> None:
+    assert [one["state"] for one in labels_of("gpukeeper_gpu_state", tile(state=state))] == [state.value]
+    assert [one["state"] for one in labels_of("gpukeeper_gpus", tile(state=state))] == [state.value]
+
+
+def test_of_several_holders_the_most_serious_state_is_the_gpus() -> None:
+    both = (tile(state=GpuState.IDLE), tile(state=GpuState.OUTSIDE, owner="bob"))
+    assert [one["state"] for one in labels_of("gpukeeper_gpu_state", *both)] == ["outside"]
+    assert [one["owner"] for one in labels_of("gpukeeper_gpu_holder", *both)] == ["ann", "bob"]
+
+
+def test_what_was_not_measured_of_a_gpu_is_absent() -> None:
+    unknown = Unknown("not measured")
+    names = {name.partition("{")[0] for name in gpu_series(tile(use=unknown, memory_used_mib=unknown))}
+    assert names == {"gpukeeper_gpus", "gpukeeper_gpu_state", "gpukeeper_gpu_holder"}
+
+
+def test_a_free_gpu_has_no_holder_and_idle_time_only_an_idle_one() -> None:
+    free = tile(state=GpuState.FREE, key="", use=None)
+    assert labels_of("gpukeeper_gpu_holder", free) == []
+    assert labels_of("gpukeeper_gpu_idle_seconds", free, tile("gpu-1", idle_since=NOW - HOUR)) == []
+    (idle,) = [
+        value
+        for name, value in gpu_series(tile(state=GpuState.IDLE, idle_since=NOW - HOUR)).items()
+        if "idle_s" in name
+    ]
+    assert idle == 3600
+
+
+def test_beyond_a_bound_gpus_are_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MOST_GPUS", 1)
+    names = {name.partition("{")[0] for name in gpu_series(tile(), tile("gpu-1"))}
+    assert names == {"gpukeeper_gpus"}
+
+
+def test_the_last_verdict_of_each_gpu_counts() -> None:
+    runs = [past("a", Grade.FAIL, NOW - DAY), past("a", Grade.PASS), past("b", Grade.INCONCLUSIVE)]
+    verdicts, times = machine.of_acceptance(runs)
+    assert [tuple(one.labels.values()) for one in verdicts.samples] == [("a", "PASS"), ("b", "INCONCLUSIVE")]
+    assert [one.value for one in times.samples] == [NOW.timestamp()] * 2
+
+
+def test_without_a_copy_or_a_known_lag_there_is_no_lag() -> None:
+    assert [one.name for one in machine.of_machine(MachineFacts(), NOW) if one.name.startswith("gpukeeper_fleet")] == []
+    families = {one.name: one.samples for one in machine.of_copy(CopyState(machine="node-1"))}
+    assert families["gpukeeper_fleet_copy_lag_seconds"] == []
+    assert families["gpukeeper_fleet_copy_connected"][0].value == 0

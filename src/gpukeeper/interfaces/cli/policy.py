@@ -26,6 +26,10 @@ COMMANDS = {
         "gpukeeper.interfaces.cli.policy_try:try_",
         "Apply a policy to a hypothetical workload.",
     ),
+    "schedule": Entry(
+        "gpukeeper.interfaces.cli.policy_schedule:schedule",
+        "Print the schedule for cron, systemd or a CronJob.",
+    ),
 }
 app = typer.Typer(cls=group_of(COMMANDS), no_args_is_help=True, help="Check, show and try a policy. Changes nothing.")
 

@@ -14,6 +14,7 @@ from gpukeeper.interfaces.terminal.watching import PassPrinter
 from gpukeeper.wiring.session import Session
 
 if TYPE_CHECKING:
+    from gpukeeper.interfaces.telemetry.machine import MachineReader
     from gpukeeper.interfaces.telemetry.metrics import Metrics
     from gpukeeper.interfaces.telemetry.pages import Endpoint
 
@@ -32,6 +33,7 @@ class PassHooks:
 def pass_hooks(words: str | None, session: Session, lines: PassPrinter, log: Callable[[str], None]) -> PassHooks:
     if words is None:
         return PassHooks(lines.finished, lines.in_progress, nullcontext())
+    from gpukeeper.interfaces.telemetry.machine import MachineReader
     from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics
     from gpukeeper.interfaces.telemetry.pages import read_endpoint
 
@@ -47,15 +49,18 @@ def pass_hooks(words: str | None, session: Session, lines: PassPrinter, log: Cal
         metrics.in_progress(report)
         lines.in_progress(report)
 
-    return PassHooks(passed, in_progress, _page(where, metrics, log))
+    return PassHooks(passed, in_progress, _page(where, metrics, MachineReader(session), log))
 
 
 @asynccontextmanager
-async def _page(where: Endpoint, metrics: Metrics, log: Callable[[str], None]) -> AsyncIterator[None]:
+async def _page(
+    where: Endpoint, metrics: Metrics, machine: MachineReader, log: Callable[[str], None]
+) -> AsyncIterator[None]:
     from gpukeeper.interfaces.telemetry.metrics import CONTENT_TYPE
     from gpukeeper.interfaces.telemetry.pages import PageResponse, listening
 
     async def page() -> PageResponse:
+        metrics.machine = await machine.read()
         return PageResponse(200, metrics.text(), CONTENT_TYPE)
 
     async with listening(where, {"/metrics": page}) as port:

@@ -54,7 +54,7 @@ Log = Callable[[str], None]
 async def web_process(where: Endpoint, session: Session, found: WebLogins, log: Log) -> AsyncIterator[None]:
     """Runs while the block does."""
     listener = _listen(where)
-    session.keeper.live.enabled = True
+    session.keeper.live.enabled, session.keeper.live.gpus_only = True, False
     web = WebProcess(session, found.logins, listener, log)
     address = f"[{where.address}]" if ":" in where.address else where.address
     log(f"serving the dashboard on http://{address}:{listener.getsockname()[1]}/")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import MISSED, Watch, watch
 from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.telemetry.machine import MachineReader
 from gpukeeper.interfaces.telemetry.metrics import CONTENT_TYPE, CountedEvidence, Metrics
 from gpukeeper.interfaces.telemetry.pages import Endpoint, PageResponse, listening, words
 from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
@@ -61,6 +62,7 @@ class Operator:
     reach: Callable[[], Awaitable[object]]  # sends the cluster a small request; PlatformError: it cannot be reached
     tell: Callable[[PassReport], None]
     log: Callable[[str], None]
+    machine: MachineReader | None = None  # GPUs and acceptance runs, for metrics
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     turned: float | None = None  # steady time at which a pass was last finished; None: on standby
     _ready: tuple[float, PageResponse] | None = None
@@ -152,6 +154,8 @@ class Operator:
         return None
 
     async def metrics_page(self) -> PageResponse:
+        if self.machine is not None and self.metrics.leads:
+            self.metrics.machine = await self.machine.read()
         return PageResponse(200, self.metrics.text(), CONTENT_TYPE)
 
 
@@ -177,7 +181,8 @@ async def operate_until_stopped(
         tell(report)
         session.passed(report)
 
-    one = Operator(session.keeper, PolicyReloader(session, policy, log), metrics, leadership, reach, passed, log)
+    book = PolicyReloader(session, policy, log)
+    one = Operator(session.keeper, book, metrics, leadership, reach, passed, log, MachineReader(session))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, one.stop.set)

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from gpukeeper import __version__
 from gpukeeper.engine.ports import EvidenceStore, Platform
 from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.telemetry.machine import MachineFacts, of_machine
 from gpukeeper.interfaces.telemetry.nodes import of_nodes
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter, gauge
 from gpukeeper.interfaces.terminal.unreported import UnreportedLines
@@ -57,6 +58,7 @@ class Metrics(Collector):
             name: {} if COUNTED_BY[name] else {(): 0.0} for name in COUNTERS
         }
         self._unreported = UnreportedLines()
+        self.machine: MachineFacts | None = None  # as of this scrape
         self.registry = CollectorRegistry()
         if process:
             ProcessCollector(registry=self.registry)
@@ -69,7 +71,7 @@ class Metrics(Collector):
         """What was observed as a leader is outdated later, so a standby instance does not export it."""
         self.leads = leads
         if not leads:
-            self._last, self._overdue = {}, {}
+            self._last, self._overdue, self.machine = {}, {}, None
 
     def in_progress(self, report: PassReport) -> None:
         """After a pass has observed, and after each of its steps."""
@@ -90,6 +92,8 @@ class Metrics(Collector):
         self._overdue = overdue(report, elsewhere if found.whole else self._overdue)
         if found.whole:
             self._last[found.platform.name, found.platform.place] = LastPass(report, self._clock.now())
+            for labels, number in found.counts.idle.items():
+                self.add("gpukeeper_idle_checks_total", *labels, by=number)
 
     def _count_new(self, report: PassReport, *, over: bool) -> None:
         outcomes, warnings = self._unreported.new(report, over=over)
@@ -119,15 +123,19 @@ class Metrics(Collector):
             yield from self._of_passes()
             surveys = [one.report.survey for one in self._last.values()]
             yield from of_nodes((node for one in surveys for node in one.nodes), (one.counts.trees for one in surveys))
+            if self.machine is not None:
+                yield from of_machine(self.machine, self._clock.now())
 
     def _of_workloads(self, now: datetime) -> Iterator[Metric]:
         counts: Tally[tuple[str, str, str, str]] = Tally()
         unused: Tally[tuple[str, ...]] = Tally()
         watched: Tally[tuple[str, ...]] = Tally()
+        decided: Tally[tuple[str, ...]] = Tally()
         oldest: dict[str, datetime] = {}
         for one in self._last.values():
             counts += one.report.survey.counts.kinds
             watched.update(one.report.survey.counts.idle)
+            decided.update(one.report.survey.counts.decided)
             for found in one.report.survey.wasted:
                 unused["" if isinstance(found.class_, Unknown) else found.class_,] += len(found.devices)
             for kind, end in one.report.survey.counts.oldest.items():
@@ -140,6 +148,7 @@ class Metrics(Collector):
         yield gauge("gpukeeper_wasted_gpus", {key: float(number) for key, number in unused.items()}, "class")
         by_rule = {key: float(number) for key, number in watched.items()}
         yield gauge("gpukeeper_idle_workloads", by_rule, "result", "class")
+        yield gauge("gpukeeper_decisions", decided, "class", "action", "verdict", "rule")
         yield gauge("gpukeeper_overdue", {(): len(self._overdue)})
         longest = max(((now - due).total_seconds() for due in self._overdue.values()), default=0.0)
         yield gauge("gpukeeper_oldest_overdue_seconds", {(): max(longest, 0.0)})
