@@ -304,7 +304,7 @@ def _recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
 
 
 def _admins_notified(line: NodeTested) -> list[str]:
-    """Of a failed run, if the policy has channels for admins. A policy that cannot be read is reported by other commands."""
+    """Of a failed run, if the policy has channels for admins. Other commands report a policy that cannot be read."""
     try:
         settings = load_policy(None).policy.notify
     except KeeperError:
