@@ -23,6 +23,7 @@ ADDED = (
     "policy try",
     "top",
     "report",
+    "notify test",
     *(f"fleet-db {verb}" for verb in ("init", "migrate", "add-machine", "status")),
     *(f"ledger {verb}" for verb in ("totals", "rotate", "status", "verify")),
     *(f"accept {verb}" for verb in ("list", "show", "compare", "merge")),

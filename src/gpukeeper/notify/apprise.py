@@ -22,6 +22,7 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.ledger.secret_file import read_secret
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.message import Category, Delivered, Message, NotDelivered
@@ -38,7 +39,7 @@ IDLE = timedelta(minutes=1)  # then the process is ended
 PAUSES = (timedelta(minutes=1), timedelta(minutes=15))  # after a timeout: the first and the longest
 ADDRESS_FIELD = "{address}"
 TITLE_MAX, BODY_MAX = 200, 4000  # characters
-_PASSED_ON = ("LANG", "LC_ALL", "TZ")
+_PASSED_ON = ("LANG",)
 # Chat services take these as links or mentions; names that others chose must not make any.
 _HARMLESS = str.maketrans(
     {"<": "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}", ">": "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"}
@@ -192,8 +193,8 @@ class ServiceProcess:
             running.stdin.write(msgspec.json.encode(outgoing) + b"\n")
             await running.stdin.drain()
             line = await running.stdout.readline()
-            return msgspec.json.decode(line, type=Reply)
-        except (OSError, ValueError, msgspec.DecodeError):
+            return reading.decode(line, Reply)
+        except (OSError, ValueError):
             await self._drop()
             return Reply(False, "the process that runs apprise ended unexpectedly", transient=True)
 

@@ -19,6 +19,8 @@ from types import ModuleType
 
 import msgspec
 
+from gpukeeper.model import reading
+
 UNPRIVILEGED = "nobody"
 LONGEST = 60  # seconds for one message; the parent has a shorter deadline and ends this process
 SYSTEM_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -77,7 +79,7 @@ def main() -> int:
     replies.flush()
     for line in sys.stdin.buffer:
         signal.alarm(LONGEST)
-        reply = _deliver(apprise, msgspec.json.decode(line, type=Outgoing), log)
+        reply = _deliver(apprise, reading.decode(line, Outgoing), log)
         signal.alarm(0)
         replies.write(msgspec.json.encode(reply) + b"\n")
         replies.flush()
