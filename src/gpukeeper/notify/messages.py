@@ -1,6 +1,6 @@
 """Sends messages: to an owner over every owner channel at once, to admins over every admin channel in the background.
 
-For a warning to an owner the caller waits, because what follows depends on whether it was delivered; further attempts
+For a warning or a loss the caller waits, because what follows may depend on whether it was delivered; further attempts
 are made in the background. For everything else it never waits, and nothing that goes wrong here reaches a pass. A
 channel that fails is logged once, and once when it works again.
 """
@@ -20,6 +20,7 @@ from gpukeeper.model.message import Delivered, Delivery, Message, MessageKind, N
 from gpukeeper.model.printable import plain
 from gpukeeper.notify.channel import Channel
 from gpukeeper.notify.digest import DIGEST, digest_of
+from gpukeeper.notify.log import Log
 from gpukeeper.notify.outbox import Outbox
 from gpukeeper.notify.quiet import QuietHours
 from gpukeeper.notify.repeats import Repeats
@@ -181,7 +182,7 @@ class Messages:
         answer = await self._to_service(channel, message)
         if isinstance(answer, NotDelivered) and answer.transient:
             self._outbox.put(channel, message, wait=TO_ADMINS)
-        elif channel is not self.admins[0]:  # the log
+        elif channel.name != Log.name:
             await self._report(message, channel, answer)
 
     def _failed(self, channel: Channel, why: str) -> None:

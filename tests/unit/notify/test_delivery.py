@@ -12,6 +12,7 @@ import msgspec
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.message import Delivered, Delivery, Message, MessageKind, NotDelivered
 from gpukeeper.notify.digest import DIGEST
+from gpukeeper.notify.log import Log
 from gpukeeper.notify.messages import Messages
 from gpukeeper.notify.quiet import read_quiet_hours
 from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
@@ -180,7 +181,7 @@ def test_a_stop_is_reported_without_waiting_and_what_is_not_sent_at_the_end_is_r
 
 def test_messages_to_admins_that_an_earlier_process_sent_are_not_sent_again() -> None:
     post = Post(Mail())
-    post.messages.admins = (Terminal(), pager := Mail())
+    post.messages.admins = (Log(lambda words: None), pager := Mail())
     alert = Message(kind=MessageKind.BREAKER, about="p", text="open", at=AT, key="p")
 
     async def story() -> None:
