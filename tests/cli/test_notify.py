@@ -85,3 +85,49 @@ def test_secrets_of_a_channel_are_not_printed(fleet: Fleet) -> None:
     for words in (("policy", "show"), ("policy", "show", "--json"), ("policy", "check"), ("plan", "--json")):
         ran = fleet.run(*words)
         assert "hush" not in ran.out + ran.err
+
+
+MAIL = """\
+preset: development
+mode: plan
+scope: {docker: {}}
+notify: {admins: [{apprise: FILE}], owners: [{apprise: FILE}], address: "{owner}@uni.example"}
+"""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Path:
+    """A file with a URL that leads nowhere, and that others can read."""
+    path = tmp_path / "service.url"
+    path.write_text("json://user:hush@127.0.0.1:1/hush/{address}\n")
+    path.chmod(0o644)
+    return path
+
+
+def test_a_test_message_is_sent_over_each_channel(fleet: Fleet, tmp_path: Path) -> None:
+    program, out = tmp_path / "pager", tmp_path / "out"
+    program.write_text(f"#!/bin/sh\ncat >> {out}\n")
+    program.chmod(0o755)
+    fleet.write_policy(POLICY.replace("PROGRAM", str(program)))
+    ran = fleet.run("notify", "test", "--admins")
+    assert ran.code == 0
+    assert "delivered" in ran.out
+    assert "This is a test message of gpukeeper" in out.read_text()
+
+
+def test_a_channel_that_fails_is_reported_without_its_secret(fleet: Fleet, url: Path) -> None:
+    fleet.write_policy(MAIL.replace("FILE", str(url)))
+    ran = fleet.run("notify", "test", "--owner", "ann", "--json")
+    assert ran.code == 3
+    assert "can be read by others" in ran.out
+    assert "hush" not in ran.out + ran.err
+    assert fleet.run("notify", "test", "--owner", "ann", "--admins").code == 2
+
+
+def test_doctor_checks_channels_and_shows_no_secret(fleet: Fleet, url: Path) -> None:
+    fleet.write_policy(MAIL.replace("FILE", str(url)))
+    ran = fleet.run("doctor")
+    assert f"apprise {url}: The secret in {url} is not used" in " ".join(ran.out.split())
+    for words in (("policy", "show"), ("policy", "show", "--json"), ("doctor", "--json")):
+        shown = fleet.run(*words)
+        assert "hush" not in shown.out + shown.err

@@ -25,6 +25,7 @@ ADDED = (
     "top",
     "report",
     "login",
+    "notify test",
     *(f"fleet-db {verb}" for verb in ("init", "migrate", "add-machine", "status")),
     *(f"ledger {verb}" for verb in ("totals", "rotate", "status", "verify")),
     *(f"accept {verb}" for verb in ("list", "show", "compare", "merge")),

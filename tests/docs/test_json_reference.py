@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "policy-sentence": ("policy", "sentence"),
     "policy-try": ("policy", "try"),
     "doctor": ("doctor",),
+    "notify-test": ("notify", "test", "--admins"),
     "demo": ("demo", "--days", "1", "--once"),
     "acceptance": ("accept", "--device", "simulated", "--check", "gemm"),
     "self-test": ("accept", "--self-test"),

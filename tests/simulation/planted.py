@@ -32,7 +32,7 @@ from gpukeeper.lifecycle.rules import (
 )
 from gpukeeper.model.decision import Action, Answer, Decision, Result, Step, Verdict, View
 from gpukeeper.model.event import Closed, Intended
-from gpukeeper.model.message import Message
+from gpukeeper.model.message import Delivery, Message
 from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
@@ -147,9 +147,9 @@ def count_a_gap_as_idle() -> Iterator[None]:
 
 @planted("warned_first")
 def call_an_undelivered_warning_delivered() -> Iterator[None]:
-    async def to_owner(messages: Messages, message: Message) -> tuple[str, ...]:
+    async def to_owner(messages: Messages, message: Message) -> Delivery:
         await original(messages, message)
-        return tuple(channel.name for channel in messages.owners)
+        return Delivery(tuple(channel.name for channel in messages.owners))
 
     original = Messages.to_owner
     with swapped(Messages, "to_owner", to_owner):

@@ -64,6 +64,7 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
             "ray": _value(RaySettings, file.ray),
         },
         notify=_value(model.Notify, file.notify),
+        web=_value(model.Web, file.web),
         schedule=_value(model.Schedule, file.schedule),
         ledger=_value(model.LedgerKeep, file.ledger),
         prices=_value(model.Prices, file.prices),

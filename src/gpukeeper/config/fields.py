@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -17,8 +17,13 @@ from gpukeeper.config import units
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.ledger.copy.connect import problem_of_address, problem_of_machine
 from gpukeeper.model import reading
-from gpukeeper.model.policy import AdminChannel, AfterIdle, Amount, AtFinish, Mode, OnIdle
-from gpukeeper.notify.catalog import ADMIN_KINDS
+from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, ChannelSettings, Mode, OnIdle
+from gpukeeper.notify.addresses import problem_of_address as problem_of_owner_address
+from gpukeeper.notify.addresses import problem_of_template
+from gpukeeper.notify.catalog import ADMIN_KINDS, OWNER_KINDS
+from gpukeeper.notify.channel import ChannelKind
+from gpukeeper.notify.command import CommandKind
+from gpukeeper.notify.quiet import read_quiet_hours
 from gpukeeper.platforms.ray.settings import Counted
 
 _SPAN_PATTERN = r"(\d+(\.\d+)?(w|d|h|ms|us|m|s))+"
@@ -287,38 +292,113 @@ def _read_address(value: object) -> str | None:
 _ADDRESS_SCHEMA = {"type": "string", "pattern": "^(https?://.+|none)$", "x-kind": "address or none"}
 
 
-def _read_admin_channel(value: object) -> AdminChannel:
+def _channel(kinds: Mapping[str, ChannelKind]) -> tuple[Any, ...]:
     """One kind of channel and its words: {command: [/usr/bin/mail, root]}."""
-    example = next(f"{{{name}: {kind.example}}}" for name, kind in ADMIN_KINDS.items())
-    if not isinstance(value, dict) or len(value) != 1:
-        raise ValueError(f"this is not a channel. Write it like {example}.")
-    name, words = next(iter(value.items()))
-    kind = ADMIN_KINDS[one_of(name, list(ADMIN_KINDS))]
-    words = [words] if isinstance(words, str) else words
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise ValueError(f"{name}: this is neither a string nor a list of strings. Write it like {example}.")
-    problem = kind.problem(words)
+
+    def read(value: object) -> ChannelSettings:
+        example = next(f"{{{name}: {kind.example}}}" for name, kind in kinds.items())
+        if not isinstance(value, dict) or len(value) != 1:
+            raise ValueError(f"this is not a channel. Write it like {example}.")
+        name, words = next(iter(value.items()))
+        kind = kinds[one_of(name, list(kinds))]
+        words = [words] if isinstance(words, str) else words
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ValueError(
+                f"{name}: this is neither a string nor a list of strings. Write it like {{{name}: {kind.example}}}."
+            )
+        problem = kind.problem(words)
+        if problem is not None:
+            raise ValueError(f"{name}: {problem}")
+        return ChannelSettings(kind=name, words=tuple(words))
+
+    def write(one: ChannelSettings) -> str:
+        """For people: its words may be secret."""
+        return f"{one.kind}: {kinds[one.kind].shown(one.words)}"
+
+    words = {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    schema = {
+        "type": "object",
+        "properties": dict.fromkeys(kinds, words),
+        "minProperties": 1,
+        "maxProperties": 1,
+        "additionalProperties": False,
+        "x-kind": "channel",
+    }
+    return _kind(read, write, schema)
+
+
+AdminChannelValue = Annotated[ChannelSettings, *_channel(ADMIN_KINDS)]
+OwnerChannelValue = Annotated[ChannelSettings, *_channel(OWNER_KINDS)]
+
+
+def _read_owner_address(value: object) -> str:
+    problem = problem_of_owner_address(value) if isinstance(value, str) else "it is not text"
     if problem is not None:
-        raise ValueError(f"{name}: {problem}")
-    return AdminChannel(kind=name, words=tuple(words))
+        raise ValueError(f"this is not an address: {problem}. Write it like ann@uni.example.")
+    return str(value)
 
 
-def _write_admin_channel(one: AdminChannel) -> str:
-    """For people: its words may be secret."""
-    return f"{one.kind}: {ADMIN_KINDS[one.kind].shown(one.words)}"
+OwnerAddress = Annotated[str, *_kind(_read_owner_address, str, {"type": "string", "x-kind": "address"})]
 
 
-_ADMIN_CHANNEL_SCHEMA = {
-    "type": "object",
-    "properties": {
-        name: {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]} for name in ADMIN_KINDS
-    },
-    "minProperties": 1,
-    "maxProperties": 1,
-    "additionalProperties": False,
-    "x-kind": "channel",
+def _read_template(value: object) -> str | None:
+    if value == "none":
+        return None
+    problem = problem_of_template(value) if isinstance(value, str) else "it is not text"
+    if problem is not None:
+        raise ValueError(f'this is not a template of addresses: {problem}. Write it like "{{owner}}@uni.example".')
+    return str(value)
+
+
+_TEMPLATE_SCHEMA = {"type": "string", "pattern": r"^(.*\{owner\}.*|none)$", "x-kind": "template or none"}
+AddressTemplate = Annotated[str | None, *_kind(_read_template, lambda template: template or "none", _TEMPLATE_SCHEMA)]
+
+
+def _read_command(value: object) -> ChannelSettings | None:
+    if value == "none":
+        return None
+    words = [value] if isinstance(value, str) else value
+    example = "[/usr/local/bin/address-of]"
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"this is neither a string nor a list of strings. Write it like {example}.")
+    if CommandKind().problem(words) is not None:
+        raise ValueError(f"a command begins with the absolute path of a program. Write it like {example}.")
+    return ChannelSettings(kind="command", words=tuple(words))
+
+
+_COMMAND_SCHEMA = {
+    "oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+    "x-kind": "command or none",
 }
-AdminChannelValue = Annotated[AdminChannel, *_kind(_read_admin_channel, _write_admin_channel, _ADMIN_CHANNEL_SCHEMA)]
+AddressCommand = Annotated[
+    ChannelSettings | None,
+    *_kind(_read_command, lambda one: "none" if one is None else CommandKind().shown(one.words), _COMMAND_SCHEMA),
+]
+
+
+def _read_quiet(value: object) -> str | None:
+    if value == "none":
+        return None
+    read_quiet_hours(value if isinstance(value, str) else "")
+    return str(value)
+
+
+_QUIET_SCHEMA = {"type": "string", "pattern": r"^(\d\d:\d\d-\d\d:\d\d \S+|none)$", "x-kind": "hours or none"}
+Quiet = Annotated[str | None, *_kind(_read_quiet, lambda words: words or "none", _QUIET_SCHEMA)]
+
+
+def _read_web_address(value: object) -> str | None:
+    if value == "none":
+        return None
+    parts = urlsplit(value) if isinstance(value, str) else None
+    plain = parts is not None and parts.scheme in {"http", "https"} and bool(parts.hostname)
+    if parts is None or not plain or parts.username is not None or parts.query or parts.fragment:
+        raise ValueError(f"{units.shown(value)} is not the URL of a web server. Write it like https://gpu.example.")
+    return str(value).rstrip("/")
+
+
+_WEB_SCHEMA = {"type": "string", "pattern": "^(https?://[^?#]+|none)$", "x-kind": "address or none"}
+WebAddress = Annotated[str | None, *_kind(_read_web_address, lambda address: address or "none", _WEB_SCHEMA)]
 
 
 Address = Annotated[str | None, *_kind(_read_address, lambda address: address or "none", _ADDRESS_SCHEMA)]

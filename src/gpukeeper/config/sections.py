@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpukeeper.config import fields as f
 from gpukeeper.model import policy as model
 from gpukeeper.model.series import Signal
-from gpukeeper.notify.catalog import ADMIN_KINDS
+from gpukeeper.notify.catalog import ADMIN_KINDS, OWNER_KINDS
+from gpukeeper.notify.quiet import EXAMPLE as QUIET_EXAMPLE
 from gpukeeper.platforms.kubernetes.settings import KubernetesSettings
 from gpukeeper.platforms.ray.settings import RaySettings
 
@@ -278,6 +279,37 @@ class Notify(Section):
         + "; ".join(f"`{name}: {kind.example}`" for name, kind in ADMIN_KINDS.items())
         + ".",
     )
+    owners: list[f.OwnerChannelValue] = about(
+        list(_N.owners),
+        "Channels for warnings and other messages to owners, besides their terminals. Each is one of: "
+        + "; ".join(f"`{name}: {kind.example}`" for name, kind in OWNER_KINDS.items())
+        + ".",
+    )
+    addresses: dict[str, f.OwnerAddress] = about(
+        dict(_N.addresses), "Addresses of owners, by name: `{ann: ann.smith@uni.example}`."
+    )
+    address: f.AddressTemplate = about(
+        _N.address, 'Address of owners without an entry in `addresses`: "{owner}@uni.example".'
+    )
+    address_command: f.AddressCommand = about(
+        _N.address_command,
+        "Program that prints the address of an owner, whose name is its last argument. Used if there is no `address`.",
+    )
+    digest: f.Limit = about(
+        _N.digest, "Collect notices to an owner, from which nothing follows, into one message per interval."
+    )
+    quiet: f.Quiet = about(
+        _N.quiet,
+        f'Hours without mail and chat messages to owners: "{QUIET_EXAMPLE}". A warning in these hours counts as not '
+        "delivered.",
+    )
+
+
+_WEB = model.Web()
+
+
+class Web(Section):
+    url: f.WebAddress = about(_WEB.url, "URL of the dashboard, for links in messages: https://gpu.example.")
 
 
 _S = model.Schedule()
@@ -434,7 +466,8 @@ class PolicyFile(Section):
     capture: Capture = about(Capture(), "Evidence, saved before anything is removed.")
     gpu: Gpu = about(Gpu(), "The GPUs of this machine: measurements, and checks after work ended.")
     kubernetes: Kubernetes = about(Kubernetes(), "Access to Kubernetes clusters.")
-    notify: Notify = about(Notify(), "How admins are notified.")
+    notify: Notify = about(Notify(), "How owners and admins are notified.")
+    web: Web = about(Web(), "The web dashboard.")
     schedule: Schedule = about(Schedule(), "When passes run.")
     ledger: Ledger = about(Ledger(), "How long records are kept.")
     prices: Prices = about(Prices(), "What GPUs cost, for `gpukeeper report`. Nothing is decided by it.")

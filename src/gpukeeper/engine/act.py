@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.followed import FollowedRemoval
@@ -29,7 +28,7 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.event import Captured, Closed, Complaint, Intended, WarningSent
 from gpukeeper.model.fold import warned_by
-from gpukeeper.model.message import Message, MessageKind
+from gpukeeper.model.message import Delivery, Message, MessageKind
 from gpukeeper.model.subject import Disk, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -99,7 +98,7 @@ async def _report_missed(keeper: Keeper, step: Step, missed: str) -> None:
     await keeper.ledger.append([line])
     path = decision.seen.ref.path
     await keeper.notifier.to_owner(
-        Message(kind=MessageKind.LOSS, about=path, text=what, at=line.at, owner=decision.owner)
+        Message(kind=MessageKind.LOSS, about=path, text=what, at=line.at, owner=decision.owner, ref=decision.seen.ref)
     )
 
 
@@ -115,28 +114,30 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     lost = _lost(fresh.subject, decision.then)
     message, until = f"{decision.seen.ref.path}: {decision.reason}{lost}", decision.announced
     told = Message(
-        kind=MessageKind.WARNING,
+        kind=MessageKind.NOTICE if decision.then is Action.KEEP else MessageKind.WARNING,
         about=decision.seen.ref.path,
         text=message,
         at=begun,
         owner=decision.owner,
         subject=fresh.subject,
+        ref=decision.seen.ref,
+        until=until,
     )
-    channels = await keeper.notifier.to_owner(told)
-    if not channels and decision.unheard is not None:
+    delivery = await keeper.notifier.to_owner(told)
+    if not delivery.channels and decision.unheard is not None:
         # Not delivered, so there is more time; the line announces that time, and it is used.
         message, until = f"{decision.seen.ref.path}: {decision.unheard.words}{lost}", decision.unheard.at
     now = keeper.clock.now()
     if until is not None:
         until += now - begun  # "in 10m" counts from when it was sent
-    line = _warning_sent(decision, channels, message, until, now)
+    line = _warning_sent(decision, delivery, message, until, now)
     await keeper.ledger.append([line])
     await platform.announce(fresh.subject, message, warned_by(line))
     return line
 
 
 def _warning_sent(
-    decision: Decision, channels: Sequence[str], message: str, until: datetime | None, now: datetime
+    decision: Decision, delivery: Delivery, message: str, until: datetime | None, now: datetime
 ) -> WarningSent:
     return WarningSent(
         at=now,
@@ -146,11 +147,12 @@ def _warning_sent(
         stage=decision.stage,
         incarnation=decision.seen.incarnation,
         limit=decision.limit,
-        delivered=bool(channels),
-        channel=", ".join(channels),
+        delivered=bool(delivery.channels),
+        channel=", ".join(delivery.channels),
         message=message,
         until=until,
         removes=decision.then is Action.REMOVE,
+        why_not=delivery.why_not,
     )
 
 

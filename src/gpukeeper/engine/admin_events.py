@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Action
-from gpukeeper.model.event import Complaint, Event, Passed, Quarantined
+from gpukeeper.model.event import Complaint, Event, GpuChecked, NodeTested, Passed, Quarantined
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.message import Message, MessageKind
 from gpukeeper.model.policy import Mode
 
@@ -17,10 +19,16 @@ def message_of(line: Event) -> Message | None:
         case Complaint(ref=ref) if ref is not None:
             key = f"{ref.key} {line.what}"
             text = f"{ref.path}: {line.what}"
-            return Message(kind=MessageKind.COMPLAINT, about=ref.path, text=text, at=line.at, key=key)
+            return Message(kind=MessageKind.COMPLAINT, about=ref.path, text=text, at=line.at, key=key, ref=ref)
         case Quarantined(ref=ref) if ref is not None:
             text = f"{ref.path} is quarantined: {line.reason}"
             return Message(kind=MessageKind.GPU, about=ref.path, text=text, at=line.at, key=ref.key)
+        case GpuChecked(ref=ref, result=CheckResult.DIRTY | CheckResult.RESET_FAILED) if ref is not None:
+            text = f"{ref.path} is not clean: {line.reason}"
+            return Message(kind=MessageKind.GPU, about=ref.path, text=text, at=line.at, key=f"{ref.key} dirty")
+        case NodeTested(ref=ref, verdict=Grade.FAIL) if ref is not None:
+            text = f"{ref.path} failed its acceptance run {line.run}: {line.reason}"
+            return Message(kind=MessageKind.ACCEPTANCE, about=ref.path, text=text, at=line.at, key=line.run)
         case Passed(breaker=str()):
             place = f"{line.platform}/{line.place}"
             text = f"{place}: the breaker is open and nothing is touched there. {line.breaker}"

@@ -29,7 +29,7 @@ from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory, Warned
-from gpukeeper.model.message import Message
+from gpukeeper.model.message import Delivery, Message
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock, Meter, Signals
 from gpukeeper.model.subject import Gone, Subject
@@ -159,8 +159,8 @@ class Gpus(Protocol):
 
 
 class Notifier(Protocol):
-    async def to_owner(self, message: Message) -> Sequence[str]:
-        """The channels that delivered it; none: it was not delivered."""
+    async def to_owner(self, message: Message) -> Delivery:
+        """Without channels: it was not delivered."""
         ...
 
 

@@ -13,7 +13,17 @@ from gpukeeper.model import reading
 from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Result
 from gpukeeper.model.errors import LedgerError
-from gpukeeper.model.event import Closed, Complaint, Event, GpuChecked, NodeTested, Passed, Quarantined, WarningSent
+from gpukeeper.model.event import (
+    Closed,
+    Complaint,
+    Event,
+    GpuChecked,
+    NodeTested,
+    Notified,
+    Passed,
+    Quarantined,
+    WarningSent,
+)
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
@@ -111,7 +121,7 @@ def row(line: Event, stored: str) -> tuple[object, ...]:
 
 
 def result_of(line: Event) -> str | None:
-    if isinstance(line, WarningSent):
+    if isinstance(line, WarningSent | Notified):
         return (Result.DELIVERED if line.delivered else Result.UNDELIVERED).value
     result = getattr(line, "verdict" if isinstance(line, NodeTested) else "result", None)
     return None if result is None else str(result)
@@ -125,7 +135,7 @@ def is_error(line: Event) -> bool:
             return line.result in _FAILED
         case Passed():
             return bool(line.failed or line.unseen or line.breaker)
-        case WarningSent():
+        case WarningSent() | Notified():
             return not line.delivered
         case GpuChecked():
             return line.result is not CheckResult.CLEANED

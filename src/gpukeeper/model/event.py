@@ -65,6 +65,18 @@ class WarningSent(Line, frozen=True, tag="warning"):
     message: str
     until: Moment | None = None  # the announced time; nothing happens before it
     removes: bool = False  # it announced a removal, not a stop
+    why_not: str = ""  # the channels that did not deliver it, and why
+
+
+class Notified(Line, frozen=True, tag="notification"):
+    """What became of a message that was sent in the background: to an owner over mail or chat, or to admins."""
+
+    kind: str
+    key: str  # messages of the same kind and key are one message
+    message: str
+    delivered: bool
+    channel: str = ""  # those that delivered it
+    why_not: str = ""
 
 
 class Held(Line, frozen=True, tag="hold"):
@@ -214,6 +226,7 @@ Event: TypeAlias = (
     | Vanished
     | Decided
     | WarningSent
+    | Notified
     | Held
     | Released
     | Intended

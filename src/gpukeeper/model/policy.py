@@ -234,15 +234,25 @@ class GpuSettings(Value, frozen=True, kw_only=True):
     stop_on_taken: bool = False  # what is started again onto a GPU that has a new tenant is stopped
 
 
-class AdminChannel(Value, frozen=True, kw_only=True):
-    """One way to reach the admins. What the words mean is the kind's own business; they may be secret."""
+class ChannelSettings(Value, frozen=True, kw_only=True):
+    """One way to reach people. What the words mean depends on the kind; they may be secret."""
 
     kind: str
     words: tuple[str, ...]
 
 
 class Notify(Value, frozen=True, kw_only=True):
-    admins: tuple[AdminChannel, ...] = ()  # beside the log
+    admins: tuple[ChannelSettings, ...] = ()  # beside the log
+    owners: tuple[ChannelSettings, ...] = ()  # beside terminals
+    addresses: Mapping[str, str] = {}  # of owners, by name
+    address: str | None = None  # a template, for owners without an entry
+    address_command: ChannelSettings | None = None  # a program that prints the address, if there is no template
+    digest: timedelta | None = None  # None: notices are sent at once
+    quiet: str | None = None  # hours in which owners get no mail or chat message
+
+
+class Web(Value, frozen=True, kw_only=True):
+    url: str | None = None  # of the dashboard, for links in messages
 
 
 class Schedule(Value, frozen=True, kw_only=True):
@@ -318,6 +328,7 @@ class Policy(Value, frozen=True, kw_only=True):
     release: tuple[str, ...] = ()  # what may be taken off a removal that is proven to be stuck, by name
     platforms: Mapping[str, Value] = {}  # by platform: settings that only it reads, of a type of its own
     notify: Notify = Notify()
+    web: Web = Web()
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()
     prices: Prices = Prices()

@@ -46,6 +46,15 @@ class Command:
         self._words = tuple(words)
         self.name = f"command {words[0]}"
 
+    async def problem(self) -> str | None:
+        """Why it would not be run."""
+        program = Path(self._words[0])
+        untrusted = await asyncio.to_thread(why_untrusted, program)
+        if untrusted is not None:
+            return f"it is not run: {untrusted}"
+        runs = await asyncio.to_thread(os.access, program, os.X_OK)
+        return None if runs else "it does not exist or cannot be executed"
+
     async def send(self, message: Message) -> Delivered | NotDelivered:
         untrusted = await asyncio.to_thread(why_untrusted, Path(self._words[0]))
         if untrusted is not None:
@@ -71,7 +80,8 @@ class Command:
             raise
         stderr.read_until_closed(lambda: _kill(running))
         try:
-            await running.communicate(f"{plain(message.text)}\n".encode())
+            words = f"{message.text} {message.link}" if message.link else message.text
+            await running.communicate(f"{plain(words)}\n".encode())
         finally:
             await _end(running)  # the deadline is over, if it still runs
         return running.returncode or 0

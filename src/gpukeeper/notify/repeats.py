@@ -44,6 +44,10 @@ class Repeats:
         more = f" ({left_out} other messages were not sent; see `gpukeeper ledger list`.)"
         return msgspec.structs.replace(message, text=message.text + more)
 
+    def note(self, kind: str, key: str, at: float) -> None:
+        """Sent at this time, by an earlier process."""
+        self._sent.setdefault((kind, key), at)
+
     def over(self, kind: str, key: str) -> None:
         """It is not so any more: the next time is news."""
         self._sent.pop((kind, key), None)

@@ -17,7 +17,7 @@ import msgspec
 from gpukeeper.config.load import Loaded, Stamp, load_policy, policy_file, stamp
 from gpukeeper.devices.gpus import LocalGpus
 from gpukeeper.devices.usage import GpuUsage
-from gpukeeper.engine import admin_events
+from gpukeeper.engine import admin_events, owner_events
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.ledger.evidence import DirectoryEvidence
@@ -36,6 +36,7 @@ from gpukeeper.notify.catalog import admin_channels, owner_channels
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.host.connect import user_name
 from gpukeeper.wiring.clock import SystemClock
+from gpukeeper.wiring.messages import SEND_AT_END, configure, continue_messages, record_message
 from gpukeeper.wiring.places import Reach, find_platforms, local_meter, past_meter
 
 if TYPE_CHECKING:
@@ -74,17 +75,37 @@ class Session:
         return Rulebook(msgspec.structs.replace(self.loaded.policy, mode=Mode.PLAN))
 
     @asynccontextmanager
+    async def owners_notified(self) -> AsyncIterator[None]:
+        """While the block runs: of what was stopped. At its end it waits for messages that are being sent."""
+        self.ledger.on_append = self._notify_owners
+        try:
+            yield
+        finally:
+            self.ledger.on_append = lambda lines: None
+            await self.messages.close(SEND_AT_END)
+
+    @asynccontextmanager
     async def admins_notified(self, log: Callable[[str], None]) -> AsyncIterator[None]:
-        """While the block runs. For programs that stay: a command prints what it finds."""
-        self.messages.log = log
-        self.messages.admins = admin_channels(self.loaded.policy.notify, log)
+        """While the block runs, owners too. For programs that stay: a command prints what it finds."""
+        messages, settings = self.messages, self.loaded.policy.notify
+        messages.log = log
+        messages.admins = admin_channels(settings, log)
+        messages.digest = settings.digest
+        await continue_messages(messages, self.ledger, self.keeper.clock.now())
         self.ledger.on_append = self._notify_of
         try:
             yield
         finally:
-            await self.messages.close()
+            await messages.close()
+
+    def _notify_owners(self, lines: Sequence[Event]) -> None:
+        for line in lines:
+            message = owner_events.stopped(line)
+            if message is not None:
+                self.messages.later(message)
 
     def _notify_of(self, lines: Sequence[Event]) -> None:
+        self._notify_owners(lines)
         for line in lines:
             closed = admin_events.breaker_closed(line)
             if closed is not None:
@@ -134,6 +155,7 @@ def open_session(
     if usage is not None:
         gpus.let_go = partial(asyncio.to_thread, usage.close)  # no process may hold a GPU that is reset, nor we
     messages = Messages(owner_channels(platforms))
+    messages.now, messages.record = clock.now, partial(record_message, ledger, clock)
     keeper = Keeper(
         platforms=platforms,
         ledger=ledger,
@@ -145,6 +167,7 @@ def open_session(
         recall=past_meter(found, loaded),
         gpus=gpus if usage is not None else None,
     )
+    configure(messages, loaded.policy, keeper.host)
     book, user = Rulebook(loaded.policy), user_name(os.getuid())
     return Session(keeper, book, loaded, reaches, ledger, signals, evidence, user, messages, usage)
 
@@ -170,8 +193,10 @@ def follow_policy(session: Session, loaded: Loaded) -> None:
     """A changed policy file counts from the next pass on."""
     if loaded.policy.digest != session.book.policy.digest:
         session.loaded, session.book = loaded, Rulebook(loaded.policy)
+        configure(session.messages, loaded.policy, session.keeper.host)
         if session.messages.admins:
             session.messages.admins = admin_channels(loaded.policy.notify, session.messages.log)
+            session.messages.digest = loaded.policy.notify.digest
         for one in session.keeper.platforms:
             one.follow(loaded.policy)
 

@@ -123,7 +123,8 @@ def session(*platforms: Any, policy: Policy = POLICY) -> Any:
     nobody: Any = None
     keeper = Keeper(platforms, InMemoryLedger(), InMemorySignals(), InMemoryEvidence(), nobody, Stopped())
     loaded = SimpleNamespace(policy=policy, source="policy.yaml")
-    return SimpleNamespace(keeper=keeper, book=Rulebook(policy), loaded=loaded, evidence=keeper.evidence, user="root")
+    given = {"keeper": keeper, "book": Rulebook(policy), "loaded": loaded, "evidence": keeper.evidence, "user": "root"}
+    return SimpleNamespace(**given, owners_notified=nullcontext)
 
 
 def passed(platform: Any, policy: Policy = POLICY) -> Any:

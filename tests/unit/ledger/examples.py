@@ -23,6 +23,7 @@ from gpukeeper.model.event import (
     Held,
     Intended,
     Noticed,
+    Notified,
     Passed,
     Paused,
     Quarantined,
@@ -110,6 +111,7 @@ EVERY_TYPE: tuple[Event, ...] = (
     Resumed(at=NOW, by="root"),
     Complaint(at=NOW, ref=EVAL, what="its TTL is garbled"),
     Restored(at=NOW, ref=EVAL, evidence="20260310/eval-s1", result="restored"),
+    Notified(at=NOW, ref=EVAL, owner="ann", kind="stopped", key="s1", message="it was stopped", delivered=True),
     BaselineSeen(at=NOW, ref=GPU, memory_used_mib=615),
     gpu_checked(),
     ResetTried(at=NOW, ref=GPU, reason="900 MiB are in use by nobody"),
@@ -179,6 +181,9 @@ any_lines = st.lists(
         _line(Paused, reason=st.sampled_from(("", "maintenance"))),
         _line(Resumed),
         _line(gpu_checked, result=st.sampled_from(CheckResult)),
+        _line(
+            Notified, kind=st.just("stopped"), key=st.just("s1"), message=st.text(max_size=5), delivered=st.booleans()
+        ),
         _line(BaselineSeen, ref=st.just(GPU), memory_used_mib=st.integers(0, 999)),
         _line(ResetTried, ref=st.just(GPU), reason=st.just("dirty")),
         _line(Quarantined, ref=st.just(GPU), reason=st.text(max_size=5)),

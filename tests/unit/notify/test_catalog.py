@@ -23,6 +23,7 @@ CASES = {
     "command": Case(
         f"[/usr/bin/curl, --data, {SECRET}]", ("curl", f"[{SECRET}, /usr/bin/curl]", "[]", "{a: b}", "[1]")
     ),
+    "apprise": Case("/etc/gpukeeper/admins.url", (f"slack://{SECRET}", f"[{SECRET}, /x]", "[]", "/etc/../x", "[1]")),
 }
 
 
@@ -47,7 +48,7 @@ def test_a_kind_makes_a_channel_from_its_words(kind: str) -> None:
 @pytest.mark.parametrize("kind", CASES)
 def test_no_secret_is_shown(kind: str) -> None:
     found = part_of(rows(load_text(policy(kind, CASES[kind].good))), "notify")
-    assert [row.text.partition(":")[0] for row in found] == [kind]
+    assert [row.text.partition(":")[0] for row in found if row.setting.startswith("notify.admins")] == [kind]
     assert SECRET not in "".join(row.text for row in found)
 
 

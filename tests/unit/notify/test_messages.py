@@ -41,7 +41,8 @@ def to_owner(*channels: Recorded, log: list[str] | None = None) -> tuple[str, ..
     found: list[tuple[str, ...]] = []
 
     async def story() -> None:
-        found.append(await Messages(channels, [].append if log is None else log.append).to_owner(WARNING))
+        messages = Messages(channels, [].append if log is None else log.append)
+        found.append((await messages.to_owner(WARNING)).channels)
 
     play(story)
     return found[0]

@@ -23,6 +23,7 @@ from gpukeeper.acceptance.reports import legacy
 from gpukeeper.acceptance.reports.document import encodable
 from gpukeeper.acceptance.reports.store import ReportFolder, read, refuse_summary
 from gpukeeper.acceptance.run import RunConfig, accept
+from gpukeeper.config.load import load_policy
 from gpukeeper.config.own_reference import read_rows
 from gpukeeper.interfaces.cli.accept_settings import Flags, run_request
 from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings, read_variables
@@ -38,10 +39,12 @@ from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.paths import ledger_path, reports_folder
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.model.event import NodeTested
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade, Past
 from gpukeeper.views.acceptance import acceptance_document
 from gpukeeper.wiring.benches import node_name, open_bench, try_detectors
+from gpukeeper.wiring.messages import send_to_admins
 
 FAILED, INCONCLUSIVE, PARTLY, INTERRUPTED = 4, 5, 3, 130
 OLDEST, LEAST_KEPT = timedelta(days=90), 20  # reports
@@ -292,11 +295,21 @@ def _recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
     """A simulation is not about a machine, so it is not recorded in a ledger."""
     if report.device == "simulated":
         return []
+    line = line_of(report, folder)
     try:
-        asyncio.run(ledger.append([line_of(report, folder)]))
+        asyncio.run(ledger.append([line]))
     except KeeperError as problem:
         return [f"The run could not be recorded in the ledger, so later runs cannot be compared with it: {problem}"]
-    return []
+    return _admins_notified(line)
+
+
+def _admins_notified(line: NodeTested) -> list[str]:
+    """Of a failed run, if the policy has channels for admins. Other commands report a policy that cannot be read."""
+    try:
+        settings = load_policy(None).policy.notify
+    except KeeperError:
+        return []
+    return asyncio.run(send_to_admins(settings, line))
 
 
 def _print_result(options: AcceptOptions, report: Report, folder: str, printer: ProgressPrinter) -> None:

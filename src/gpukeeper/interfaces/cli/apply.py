@@ -123,8 +123,9 @@ async def _apply(
     if ask:
         await _not_paused(session)
     how = partial(_reclaim, session, narrow=narrow, allow=allow, confirm=confirm, progress=run.add)
-    with run.interruptible():
-        reports = [await how(platform) for platform in session.keeper.platforms if not run.interrupted]
+    async with session.owners_notified():
+        with run.interruptible():
+            reports = [await how(platform) for platform in session.keeper.platforms if not run.interrupted]
     if reports and all(report.leased for report in reports):
         raise LeaseHeld("\n".join(str(report.leased) for report in reports))
     # After the last of them: what went at one place may have freed a disk that another shows.

@@ -1,5 +1,5 @@
-"""`gpukeeper doctor`: can gpukeeper do its work here? Policy, platforms, GPUs, files, ledger, daemon.
-Changes nothing."""
+"""`gpukeeper doctor`: can gpukeeper do its work here? Policy, platforms, GPUs, files, channels, ledger,
+daemon. Changes nothing."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.paths import ledger_path, socket_path
 from gpukeeper.model.errors import KeeperError, PolicyError
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.notify.catalog import admin_channels, channel_problem, owner_services
 from gpukeeper.platforms.docker import connect as docker
 from gpukeeper.platforms.kubernetes import connect as kubernetes
 from gpukeeper.platforms.kubernetes.settings import settings_of as kubernetes_settings_of
@@ -151,6 +152,24 @@ def _session_folders() -> list[str]:
     return list(dict.fromkeys(str(one) for one in (*usual, *told)))
 
 
+def _channels(policy: Path | None) -> list[tuple[str, ...]]:
+    """Whether the channels of the policy could send. Sends nothing; `gpukeeper notify test` does."""
+    settings = load_policy(policy).policy.notify
+    rows: list[tuple[str, ...]] = []
+
+    async def checked() -> None:
+        for channel in (*admin_channels(settings, lambda words: None)[1:], *owner_services(settings)):
+            why = await channel_problem(channel)
+            words = channel.name if why is None else f"{channel.name}: {why}"
+            rows.append(("ok" if why is None else "problem", "notify", words))
+
+    asyncio.run(checked())
+    if settings.owners and not (settings.addresses or settings.address or settings.address_command):
+        words = "owners have no addresses. Set notify.address, notify.addresses or notify.address_command"
+        rows.append(("problem", "notify", words))
+    return rows
+
+
 def _ledger(policy: Path | None) -> list[tuple[str, ...]]:
     path = ledger_path()
     if not path.exists():
@@ -187,5 +206,6 @@ _EXAMINED: dict[str, Callable[[Path | None], list[tuple[str, ...]]]] = {
     "gpus": _gpus,
     "files": _files,
     "ray": _ray,
+    "notify": _channels,
     "ledger": _ledger,
 }

@@ -48,6 +48,7 @@ GROUPS = {
     "node": Entry(f"{_CLI}.node:app", "List, show, quarantine and return the GPUs of this machine."),
     "policy": Entry(f"{_CLI}.policy:app", "Check, show and try a policy."),
     "ledger": Entry(f"{_CLI}.ledger:app", "Read the record of everything gpukeeper observed, decided and did."),
+    "notify": Entry(f"{_CLI}.notify:app", "Test the channels for messages to owners and admins."),
     "fleet-db": Entry(
         f"{_CLI}.fleet_db:app", "Set up the PostgreSQL database that many machines copy their records to."
     ),

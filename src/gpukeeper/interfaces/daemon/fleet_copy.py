@@ -14,12 +14,13 @@ import msgspec
 
 from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.requests import Reply, Request, fulfil
-from gpukeeper.ledger.copy.connect import load_driver, problem_of_machine, read_secret, shown
+from gpukeeper.ledger.copy.connect import load_driver, problem_of_machine, shown
 from gpukeeper.ledger.copy.identity import ensure_identity, remember_shipped, take_nonce
 from gpukeeper.ledger.copy.inbox import Answer
 from gpukeeper.ledger.copy.shipper import CopySettings, Shipper, Sources
 from gpukeeper.ledger.copy.signing import SHORTEST_KEY, Rejected, name_of, verify
 from gpukeeper.ledger.copy.state import CopyState
+from gpukeeper.ledger.secret_file import read_secret
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.model.policy import Fleet

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpukeeper.ledger.copy.connect import load_driver, problem_of_machine, read_secret
+from gpukeeper.ledger.copy.connect import load_driver, problem_of_machine
 from gpukeeper.ledger.copy.migrate import Migration, migrate, migrations, schema_of
+from gpukeeper.ledger.secret_file import read_secret
 from gpukeeper.model.errors import UsageError
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
-from gpukeeper.ledger.trust import why_untrusted
+from gpukeeper.ledger.secret_file import read_secret
 from gpukeeper.model.errors import KeeperError, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
-LONGEST_SECRET = 4096  # bytes
 # A statement that waits longer has met a lock or a dead disk; the next attempt begins with a new connection.
 _LIMITS = {"statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "60s"}
 # A server that vanished without a word is noticed within about half a minute.
@@ -103,21 +101,3 @@ def problem_of_machine(name: str) -> str | None:
     if _MACHINE_NAME.fullmatch(name):
         return None
     return "a machine's name has 1 to 45 lower-case letters, digits, dots, hyphens or underscores"
-
-
-def read_secret(path: Path) -> str:
-    """The first line of a file that only we can read and no other user can change."""
-    why = why_untrusted(path)
-    try:
-        if why is None and path.stat().st_mode & 0o077 and path.stat().st_uid == os.geteuid():
-            why = f"{path} can be read by others (mode {path.stat().st_mode & 0o777:04o}). Fix: chmod 600 {path}"
-        if why is not None:
-            raise UsageError(f"The secret in {path} is not used: {why}.")
-        with path.open("rb") as file:
-            secret = file.read(LONGEST_SECRET).partition(b"\n")[0].strip().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"The secret in {path} could not be read: {words}.") from error
-    if not secret:
-        raise UsageError(f"The file {path} contains no secret: its first line is empty.")
-    return secret

@@ -1,0 +1,273 @@
+"""Messages over real services on this machine: a mail server, a webhook, servers that hang or refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import email
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.policy import default
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
+from gpukeeper.notify import apprise as channel
+from gpukeeper.notify.addresses import AddressBook
+from gpukeeper.notify.apprise import Apprise
+
+pytest.importorskip("apprise", reason="apprise is missing: pip install 'gpukeeper[notify]'")
+SECRET = "hush-hush"
+BOOK = AddressBook({"ann": "ann+gpu@uni.example"}, "{owner}@uni.example")
+WARNING = Message(
+    kind=MessageKind.WARNING,
+    about="docker/node-1/train",
+    text="docker/node-1/train: idle for 4h; will be stopped in 10m. "
+    "Keep it: gpukeeper workload hold docker/node-1/train",
+    at=datetime(2026, 5, 1, tzinfo=UTC),
+    owner="ann",
+    link="https://gpu.example/workload/c0ffee",
+)
+
+
+class Receiver:
+    def __init__(self, kind: str) -> None:
+        command = [sys.executable, "-m", "tests.real.notify.receivers", kind]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.port = self.next()
+
+    def next(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> str:
+        """What it got and was not read."""
+        self.process.terminate()
+        return self.process.communicate(timeout=60)[0]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], Receiver]]:
+    started: list[Receiver] = []
+
+    def one(kind: str) -> Receiver:
+        started.append(Receiver(kind))
+        return started[-1]
+
+    yield one
+    for receiver in started:
+        if receiver.process.returncode is None:
+            receiver.close()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crowded machine needs long to load the plugins."""
+    monkeypatch.setattr(channel, "DEADLINE", timedelta(minutes=2))
+
+
+def file(folder: Path, url: str) -> str:
+    path = folder / "service.url"
+    path.write_text(url + "\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def mail(port: int, more: str = "") -> str:
+    return f"mailto://127.0.0.1:{port}?from=gpukeeper@uni.example&to={{address}}{more}"
+
+
+def sent(made: Apprise, *messages: Message) -> list[Delivered | NotDelivered]:
+    async def send() -> list[Delivered | NotDelivered]:
+        try:
+            return [await made.send(message) for message in messages]
+        finally:
+            await made.close()
+
+    return asyncio.run(send())
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value for name, _, value in (line.partition(":") for line in lines)}
+
+
+def why(answer: Delivered | NotDelivered) -> str:
+    assert isinstance(answer, NotDelivered)
+    return answer.why
+
+
+def test_a_mail_arrives_with_what_when_why_how_to_hold_and_a_link(
+    tmp_path: Path, start: Callable[[str], Receiver]
+) -> None:
+    server = start("smtp")
+    assert sent(Apprise(file(tmp_path, mail(server.port)), BOOK), WARNING) == [Delivered()]
+    got = server.next()
+    assert got["to"] == ["ann+gpu@uni.example"]
+    read = email.message_from_string(got["text"], policy=default)
+    assert read["Subject"] == "[gpukeeper] WARNING: docker/node-1/train"
+    body = read.get_body()
+    assert body is not None
+    text = body.get_content().replace("=\n", "")
+    for words in ("idle for 4h", "in 10m", "gpukeeper workload hold docker/node-1/train", WARNING.link):
+        assert words in text
+
+
+def test_a_webhook_gets_the_message_and_one_process_serves_several(
+    tmp_path: Path, start: Callable[[str], Receiver]
+) -> None:
+    hook = start("web")
+    made = Apprise(file(tmp_path, f"json://127.0.0.1:{hook.port}/{SECRET}"))
+    assert sent(made, WARNING, WARNING) == [Delivered(), Delivered()]
+    got = hook.next()
+    assert got["path"] == f"/{SECRET}"
+    assert got["body"]["title"] == "[gpukeeper] WARNING: docker/node-1/train"
+    assert got["body"]["message"].endswith(WARNING.link)
+
+
+def test_names_cannot_add_headers_recipients_links_or_mentions(
+    tmp_path: Path, start: Callable[[str], Receiver]
+) -> None:
+    server = start("smtp")
+    hostile = "train\r\nBcc: eve@x.org\r\n\r\n<!channel> <https://evil.example|click> @everyone"
+    made = Apprise(file(tmp_path, mail(server.port)), BOOK)
+    named = [
+        Message(kind=MessageKind.STOPPED, about=hostile, text=hostile, at=WARNING.at, owner="ann"),
+        Message(kind=MessageKind.STOPPED, about="x", text="x", at=WARNING.at, owner="ann,eve@x.org"),
+        Message(kind=MessageKind.STOPPED, about="x", text="x", at=WARNING.at, owner="ann\r\nBcc: eve@x.org"),
+    ]
+    answers = sent(made, *named)
+    assert answers[0] == Delivered()
+    assert all("the owner's name contains characters" in why(answer) for answer in answers[1:])
+    got = server.next()
+    assert got["to"] == ["ann+gpu@uni.example"]
+    read = email.message_from_string(got["text"], policy=default)
+    assert read["Bcc"] is None
+    assert read["To"] == "ann+gpu@uni.example"
+    body = read.get_body()
+    assert body is not None
+    text = body.get_content()
+    assert not set("<>") & set(text)
+    assert "@everyone" not in text
+    assert server.close() == ""  # no other message
+
+
+def test_a_server_that_hangs_is_given_up_and_left_alone(
+    tmp_path: Path, start: Callable[[str], Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, hook = start("hang"), start("web")
+    made = Apprise(file(tmp_path, f"json://127.0.0.1:{hook.port}/x"))
+
+    async def send() -> list[Delivered | NotDelivered]:
+        answers = [await made.send(WARNING)]  # the process is started
+        file(tmp_path, f"mailto://127.0.0.1:{hanging.port}?from=a@uni.example&to=b@uni.example")
+        monkeypatch.setattr(channel, "DEADLINE", timedelta(seconds=1))
+        running = made._service._running
+        assert running is not None
+        answers += [await made.send(WARNING)]
+        await running.wait()
+        begun = asyncio.get_running_loop().time()
+        answers += [await made.send(WARNING)]
+        assert asyncio.get_running_loop().time() - begun < 1
+        await made.close()
+        return answers
+
+    first, second, third = asyncio.run(send())
+    assert first == Delivered()
+    assert second == NotDelivered("it timed out after 1s", transient=True)
+    assert isinstance(third, NotDelivered)
+    assert third.transient
+    assert third.why.startswith("it timed out recently and is tried again in ")
+    assert hanging.next() == {"connected": True}
+    assert hanging.close() == ""
+
+
+def test_a_server_that_refuses_and_one_that_is_busy(tmp_path: Path, start: Callable[[str], Receiver]) -> None:
+    refused = sent(Apprise(file(tmp_path, mail(start("refuse").port)), BOOK), WARNING)
+    assert refused == [NotDelivered("the server refused the recipient", recipient=True)]
+    busy = start("busy")
+    answers = sent(Apprise(file(tmp_path, mail(busy.port)), BOOK), WARNING, WARNING, WARNING)
+    assert [isinstance(one, NotDelivered) and one.transient for one in answers] == [True, True, False]
+    assert answers[2] == Delivered()
+    assert busy.next()["to"] == ["ann+gpu@uni.example"]
+
+
+def test_a_closed_port_is_reported_without_the_secret(tmp_path: Path, start: Callable[[str], Receiver]) -> None:
+    server = start("web")
+    server.close()
+    made = Apprise(file(tmp_path, f"json://user:{SECRET}@127.0.0.1:{server.port}/{SECRET}"))
+    (answer,) = sent(made, WARNING)
+    assert isinstance(answer, NotDelivered)
+    assert answer.transient
+    assert SECRET not in answer.why + made.name
+
+
+@pytest.mark.parametrize("url", [f"nosuchservice://{SECRET}", f"{SECRET}", f"mailto://{SECRET}"])
+def test_a_url_that_cannot_be_used_is_not_repeated(url: str, tmp_path: Path) -> None:
+    made = Apprise(file(tmp_path, url))
+    (answer,) = sent(made, WARNING)
+    assert SECRET not in why(answer)
+
+    async def check() -> str | None:
+        try:
+            return await made.problem()
+        finally:
+            await made.close()
+
+    assert asyncio.run(check()) in {None, "the URL in the file is not one that apprise can use"}
+
+
+def test_a_file_that_others_can_read_or_change_is_not_used(tmp_path: Path) -> None:
+    path = file(tmp_path, f"json://127.0.0.1/{SECRET}")
+    for mode, said in ((0o644, "can be read by others"), (0o666, "may be written to by others")):
+        Path(path).chmod(mode)
+        (answer,) = sent(Apprise(path), WARNING)
+        assert said in why(answer)
+        assert SECRET not in why(answer)
+    (answer,) = sent(Apprise(str(tmp_path / "missing")), WARNING)
+    assert "could not be read" in why(answer)
+
+
+def test_the_field_for_the_address_is_for_owners_only(tmp_path: Path) -> None:
+    (answer,) = sent(Apprise(file(tmp_path, "json://127.0.0.1/{address}")), WARNING)
+    assert "only for owners" in why(answer)
+    (answer,) = sent(Apprise(file(tmp_path, "json://127.0.0.1/x"), BOOK), WARNING)
+    assert "does not contain {address}" in why(answer)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_it_talks_to_the_network_as_an_unprivileged_user(tmp_path: Path, start: Callable[[str], Receiver]) -> None:
+    made = Apprise(file(tmp_path, f"json://127.0.0.1:{start('web').port}/x"))
+
+    async def status() -> dict[str, str]:
+        await made.send(WARNING)
+        running = made._service._running
+        assert running is not None
+        found = status_of(running.pid)
+        await made.close()
+        return found
+
+    found = asyncio.run(status())
+    assert "0" not in found["Uid"].split() + found["Gid"].split()
+    assert found["Groups"].strip() == ""
+
+
+def test_a_process_that_dies_is_reported_and_started_again(tmp_path: Path, start: Callable[[str], Receiver]) -> None:
+    made = Apprise(file(tmp_path, f"json://127.0.0.1:{start('web').port}/x"))
+
+    async def crash() -> list[Delivered | NotDelivered]:
+        answers = [await made.send(WARNING)]
+        running = made._service._running
+        assert running is not None
+        running.kill()
+        await running.wait()
+        answers += [await made.send(WARNING)]
+        await made.close()
+        return answers
+
+    assert asyncio.run(crash()) == [Delivered(), Delivered()]
