@@ -64,9 +64,7 @@ async def workload(call: Call) -> Outcome:
 
 async def explain(call: Call) -> Outcome:
     view, line = named(call)
-    return Outcome(
-        explain_view(await ask(call, view.machine, Explanation, Request(verb="explain", workload=line.uid)))
-    )
+    return Outcome(explain_view(await ask(call, view.machine, Explanation, Request(verb="explain", workload=line.uid))))
 
 
 async def signals(call: Call) -> Outcome:
