@@ -151,9 +151,7 @@ async def view_of(fleet: LargeFleet) -> MachineView:
         keeper.live.measured(fleet.samples(datetime.now(UTC) - back * MINUTE))
     head = PolicyHead("benchmark policy", book.policy.digest, book.policy.preset, book.policy.mode)
     now = datetime.now(UTC)
-    return machine_view(
-        keeper.live, book, now, machine="large", version="0", policy=head, paused=None, gpus={}
-    )
+    return machine_view(keeper.live, book, now, machine="large", version="0", policy=head, paused=None, gpus={})
 
 
 def percentile(values: Iterable[float], share: float) -> float:

@@ -17,7 +17,7 @@ import msgspec
 from gpukeeper.engine.live import STEP, LiveFact, LivePlace, LiveState, UseHistory, step_start
 from gpukeeper.engine.outlook import NOT_SHOWN, PolicyHead
 from gpukeeper.engine.ports import PlaceKey
-from gpukeeper.lifecycle import claims
+from gpukeeper.lifecycle import claims, contradictions
 from gpukeeper.lifecycle.claims import ClaimState, GpuClaim, runs_on_gpus
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.condition import CheckResult
@@ -360,4 +360,4 @@ def _notes(
 ) -> tuple[str, ...]:
     doubtful = {key[1] for key, place in live.places.items() if place.last.unseen}
     views = [one.view for one in facts]
-    return tuple(one.words for one in claims.findings(views, book, now, recorded=remembered, doubtful=doubtful))
+    return tuple(one.words for one in contradictions.findings(views, book, now, recorded=remembered, doubtful=doubtful))
