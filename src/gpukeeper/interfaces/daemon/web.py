@@ -19,7 +19,7 @@ from gpukeeper.interfaces.daemon.identity import ANONYMOUS, NOT_LOGGED_IN, Ident
 from gpukeeper.interfaces.daemon.limiter import RequestLimiter
 from gpukeeper.interfaces.daemon.present import present_view
 from gpukeeper.interfaces.daemon.queries import VERBS, Queries
-from gpukeeper.interfaces.daemon.server import WebLogins
+from gpukeeper.interfaces.daemon.requests import WebLogins
 from gpukeeper.interfaces.daemon.web_child import Log, Send, is_loopback, listen, supervised
 from gpukeeper.interfaces.link import Answer, Change, Person, Question, Welcome
 from gpukeeper.interfaces.telemetry.pages import Endpoint
