@@ -18,6 +18,7 @@ from gpukeeper.config.load import load_text
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.reclaim import reclaim
+from gpukeeper.engine.slices import in_slices
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Snapshot
@@ -27,7 +28,9 @@ from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
-from gpukeeper.views.live import MachineView, machine_view
+from gpukeeper.views.live import MachineView
+from gpukeeper.views.live_facts import place_state
+from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.wiring.clock import SystemClock
 
 LARGE, SMALL = (10_000, 2_000), (300, 64)  # workloads, GPUs
@@ -78,7 +81,9 @@ class LargeFleet(PagedPlatform):
         """Of each running workload: every second one is idle, the others are busy to a varying degree."""
         rng = random.Random(at.timestamp())
         return [
-            Sample(one.ref.key, Signal.GPU, device, at, rng.uniform(60.0, 99.0) if number % 2 else 0.0)
+            Sample(
+                one.ref.key, Signal.GPU, device, at, rng.uniform(60.0, 99.0) if number % 2 else 0.0, since=at - MINUTE
+            )
             for number, one in enumerate(self.running)
             for device in (one.devices if isinstance(one.devices, tuple) else ())
         ]
@@ -147,11 +152,24 @@ async def view_of(fleet: LargeFleet) -> MachineView:
     keeper.live.enabled = True
     await measure_before(keeper, fleet)
     await whole_pass(keeper, book)
-    for back in range(MEASURED, 0, -1):
-        keeper.live.measured(fleet.samples(datetime.now(UTC) - back * MINUTE))
-    head = PolicyHead("benchmark policy", book.policy.digest, book.policy.preset, book.policy.mode)
     now = datetime.now(UTC)
-    return machine_view(keeper.live, book, now, machine="large", version="0", policy=head, paused=None, gpus={})
+    for back in range(MEASURED, 0, -1):
+        keeper.live.measured(fleet.samples(now - back * MINUTE))
+    rows = LiveRows("large")
+    await in_slices(keeper.live.forecast(book, now))
+    await in_slices(rows.update(keeper.live, book, now))
+    await in_slices(rows.update_gpus(keeper.live, now, {}))
+    head = MachineView(
+        machine="large",
+        at=now,
+        version="0",
+        policy=PolicyHead("benchmark policy", book.policy.digest, book.policy.preset, book.policy.mode),
+        paused=None,
+        places=tuple(place_state(*one) for one in keeper.live.places.items()),
+        gpus=(),
+        workloads=(),
+    )
+    return rows.view(head)
 
 
 def percentile(values: Iterable[float], share: float) -> float:

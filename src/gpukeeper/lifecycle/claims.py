@@ -92,7 +92,8 @@ def claims(
         how = claim_state(view, book, now)
         if how is not None:
             decision = decisions.get(view.subject.ref.key) or decide(view, book, now)
-            found += claims_of(view, how, inventory, next_event(decision, now, offers), decision.due, now)
+            words, devices = next_event(decision, now, offers), devices_of(view.subject)
+            found += [claim_on(one, view, how, inventory, words, decision.due, now) for one in devices]
     found += _unheld(inventory, found, recorded)
     return tuple(sorted(found, key=inventory.order))
 
@@ -158,6 +159,10 @@ class Inventory:
             self._parts.setdefault((place, whole), set()).add(part)
         self.cut = set(self._parts)
 
+    def is_like(self, other: Inventory) -> bool:
+        """The same devices, cut in the same way."""
+        return self.devices.keys() == other.devices.keys() and self._whole == other._whole
+
     def name(self, place: str, device: str) -> str:
         known = self.devices.get((place, device))
         return known.ref.path if known is not None else device
@@ -196,29 +201,33 @@ def claim_state(view: View, book: Rulebook, now: datetime) -> ClaimState | None:
     return ClaimState.CHILDREN if subject.state is State.ENDED and subject.live_children != 0 else None
 
 
-def claims_of(
-    view: View, how: ClaimState, inventory: Inventory, words: str, due: datetime | None, now: datetime
-) -> Iterator[GpuClaim]:
-    """One for each of its devices. `words` and `due`: what happens next."""
+def devices_of(subject: Subject) -> tuple[str, ...]:
+    """An empty name: it has some, and which is unknown."""
+    return ("",) if isinstance(subject.devices, Unknown) else subject.devices
+
+
+def claim_on(
+    device: str, view: View, how: ClaimState, inventory: Inventory, words: str, due: datetime | None, now: datetime
+) -> GpuClaim:
+    """Of a workload on one of its devices. `words` and `due`: what happens next."""
     subject = view.subject
     place = subject.ref.place
     unknown = isinstance(subject.devices, Unknown)
     since = subject.ended if how is ClaimState.KEPT else subject.started
-    for device in ("",) if isinstance(subject.devices, Unknown) else subject.devices:
-        use, use_at = newest_use(view, device, inventory.devices.get((place, device)))
-        yield GpuClaim(
-            device=device,
-            name=f"which GPU is {subject.devices}" if unknown else inventory.name(place, device),
-            place=place,
-            how=how,
-            holder=subject.ref,
-            owner=subject.owner,
-            since=since if isinstance(since, datetime) else None,
-            use=use,
-            use_at=use_at,
-            next=words,
-            next_at=due if due is not None and due > now else None,
-        )
+    use, use_at = newest_use(view, device, inventory.devices.get((place, device)))
+    return GpuClaim(
+        device=device,
+        name=f"which GPU is {subject.devices}" if unknown else inventory.name(place, device),
+        place=place,
+        how=how,
+        holder=subject.ref,
+        owner=subject.owner,
+        since=since if isinstance(since, datetime) else None,
+        use=use,
+        use_at=use_at,
+        next=words,
+        next_at=due if due is not None and due > now else None,
+    )
 
 
 def newest_use(view: View, device: str, known: Subject | None = None) -> tuple[float | Unknown, datetime | None]:

@@ -13,14 +13,15 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily
 
 from gpukeeper.acceptance.recording import ref_of
+from gpukeeper.engine.slices import in_slices
 from gpukeeper.interfaces.telemetry.series import gauge
 from gpukeeper.ledger.copy.state import CopyState
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.grade import Past
 from gpukeeper.model.memory import EMPTY
-from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import GpuState, GpuTile, gpu_tiles
+from gpukeeper.views.live import GpuState, GpuTile
+from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.wiring.benches import node_name
 from gpukeeper.wiring.session import Session
 
@@ -47,6 +48,7 @@ class MachineReader:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._node = ref_of(node_name()).key
+        self._rows = LiveRows(session.keeper.host)
         self._tiles: tuple[GpuTile, ...] = ()
         self._version = -1
         live = session.keeper.live
@@ -65,11 +67,11 @@ class MachineReader:
         session, keeper = self._session, self._session.keeper
         version = keeper.live.version
         if version != self._version:
-            facts = [fact for place in keeper.live.places.values() for fact in place.facts.values()]
-            keys = [one.view.subject.ref.key for one in facts if one.view.subject.shape is Shape.DEVICE]
-            remembered = await keeper.ledger.memories(keys)
-            self._tiles = gpu_tiles(keeper.live, facts, session.book, keeper.clock.now(), keeper.host, remembered)
-            self._version = version
+            live, now = keeper.live, keeper.clock.now()
+            await in_slices(self._rows.update(live, session.book, now))
+            remembered = await keeper.ledger.memories(self._rows.devices)
+            await in_slices(self._rows.update_gpus(live, now, remembered))
+            self._tiles, self._version = self._rows.gpus, version
         return self._tiles
 
     async def _tested(self) -> tuple[Past, ...]:
