@@ -78,6 +78,8 @@ class Site:
             theme=theme if theme in THEMES else "",
             version=self.source.settings.version,
             machines=len(self.source.machines),
+            machine_names=sorted(self.source.machines),
+            condition=self.source.condition,
             **context,
         )
         return HTMLResponse(body, status, headers={"cache-control": "no-store"})

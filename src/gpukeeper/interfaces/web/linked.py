@@ -13,6 +13,7 @@ from gpukeeper.interfaces.link import (
     LARGEST,
     Answer,
     Change,
+    Condition,
     Credentials,
     FromDaemon,
     Question,
@@ -33,6 +34,7 @@ class LinkedDaemon:
     def __init__(self, settings: SourceSettings, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._settings, self._reader, self._writer = settings, reader, writer
         self._machines = Machines()
+        self._condition = Condition()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._ids = count(1)
         self._reading = asyncio.create_task(self._read())
@@ -45,6 +47,10 @@ class LinkedDaemon:
     def machines(self) -> Mapping[str, MachineView]:
         return self._machines.views
 
+    @property
+    def condition(self) -> Condition:
+        return self._condition
+
     def listen(self, listener: Listener) -> Callable[[], None]:
         return self._machines.listen(listener)
 
@@ -55,7 +61,7 @@ class LinkedDaemon:
         try:
             if self._reading.done():
                 raise SourceLost("the daemon has ended")
-            self._writer.write(frame(Question(id=number, credentials=credentials, request=request)))
+            self._writer.write(frame(Question(id=number, credentials=credentials, request=request, machine=machine)))
             await self._writer.drain()
             return await asyncio.wait_for(future, SECONDS)
         except (TimeoutError, ConnectionError) as error:
@@ -73,6 +79,8 @@ class LinkedDaemon:
                     machine = message.delta.head.machine
                     before = None if message.whole else self._machines.views.get(machine)
                     self._machines.change(message.delta, patched(before, message.delta))
+                elif isinstance(message, Condition):
+                    self._condition = message
                 elif isinstance(message, Answer):
                     self._answered(message)
         finally:
@@ -96,5 +104,6 @@ async def connect(link: socket.socket) -> LinkedDaemon:
         anonymous=welcome.anonymous,
         session_seconds=welcome.session_seconds,
         version=welcome.version,
+        fleet=welcome.fleet,
     )
     return LinkedDaemon(settings, reader, writer)
