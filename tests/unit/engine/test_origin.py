@@ -20,6 +20,6 @@ async def test_a_hold_and_a_stop_have_the_person_and_the_login(b: Harness) -> No
     assert (await requests.fulfil(keeper, b.book, "ann", Request(verb="hold", workload="train"))).done
     assert [(line.by, line.via) for line in b.lines(Held)] == [("ann", WEB)]
     assert (await requests.fulfil(keeper, b.book, "ann", Request(verb="stop", workload="train"))).done
-    steps = [*b.lines(Intended), *b.lines(Closed)]
+    steps: list[Intended | Closed] = [*b.lines(Intended), *b.lines(Closed)]
     assert [(line.by, line.requested_by, line.via) for line in steps] == [("gpukeeper", "ann", WEB)] * 2
     assert [line.via for line in b.lines(Captured)] == [msgspec.UNSET]

@@ -13,7 +13,7 @@ from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.daemon.fleet_copy import FleetCopy
 from gpukeeper.interfaces.daemon.metrics import PassHooks
 from gpukeeper.interfaces.daemon.server import WebLogins, listening, notify_systemd
-from gpukeeper.interfaces.daemon.web import web_process
+from gpukeeper.interfaces.daemon.web import listen, web_process
 from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
@@ -27,11 +27,12 @@ async def _logins(session: Session, web: Endpoint | None) -> AsyncIterator[WebLo
     if web is None:
         yield None
         return
-    logins = open_logins(session.ledger.path)
-    try:
-        yield WebLogins(logins, web)
-    finally:
-        logins.close()
+    with listen(web) as listener:
+        logins = open_logins(session.ledger.path)
+        try:
+            yield WebLogins(logins, Endpoint(port=listener.getsockname()[1], address=web.address), listener)
+        finally:
+            logins.close()
 
 
 async def serve_until_stopped(
@@ -58,7 +59,7 @@ async def serve_until_stopped(
         _logins(session, web) as logins,
         listening(socket_path(), session, log, logins),
         hooks.opened,
-        nullcontext() if web is None or logins is None else web_process(web, session, logins, log),
+        nullcontext() if logins is None else web_process(session, logins, log),
         session.admins_notified(log),
     ):
         if not quiet:

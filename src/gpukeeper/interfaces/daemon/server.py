@@ -49,10 +49,11 @@ Log = Callable[[str], None]
 
 
 class WebLogins(NamedTuple):
-    """Of a daemon with a dashboard."""
+    """Of a daemon with a dashboard. `where`: with the port that `listener` has."""
 
     logins: Logins
     where: Endpoint
+    listener: socket.socket
 
     @property
     def url(self) -> str:

@@ -33,6 +33,7 @@ from gpukeeper.interfaces.link import (
     frame,
     read_frame,
 )
+from gpukeeper.interfaces.revocations import new_revocations
 from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.holds import is_admin
@@ -51,24 +52,22 @@ Log = Callable[[str], None]
 
 
 @asynccontextmanager
-async def web_process(where: Endpoint, session: Session, found: WebLogins, log: Log) -> AsyncIterator[None]:
+async def web_process(session: Session, found: WebLogins, log: Log) -> AsyncIterator[None]:
     """Runs while the block does."""
-    listener = _listen(where)
     session.keeper.live.enabled, session.keeper.live.gpus_only = True, False
-    web = WebProcess(session, found.logins, listener, log)
+    web, where = WebProcess(session, found.logins, found.listener, log), found.where
     address = f"[{where.address}]" if ":" in where.address else where.address
-    log(f"serving the dashboard on http://{address}:{listener.getsockname()[1]}/")
+    log(f"serving the dashboard on http://{address}:{where.port}/")
     supervising = asyncio.create_task(web.supervise())
     try:
         yield
     finally:
         supervising.cancel()
         await asyncio.gather(supervising, return_exceptions=True)
-        listener.close()
         web.close()
 
 
-def _listen(where: Endpoint) -> socket.socket:
+def listen(where: Endpoint) -> socket.socket:
     family = socket.AF_INET6 if ":" in where.address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -95,8 +94,12 @@ class WebProcess:
         self._queries = Queries(session)
         self._sent: MachineView | None = None
         self._anonymous = is_loopback(listener.getsockname()[0])
+        self.revocations = new_revocations()
+        logins.on_revoke = self.revocations.increase
 
     def close(self) -> None:
+        self._logins.on_revoke = lambda: None
+        self.revocations.close()
         self._queries.close()
 
     async def supervise(self) -> None:
@@ -112,9 +115,10 @@ class WebProcess:
     async def _run(self) -> int:
         ours, theirs = socket.socketpair()
         with theirs:
+            inherited = (theirs.fileno(), self._listener.fileno(), self.revocations.descriptor)
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gpukeeper.interfaces.web", str(theirs.fileno()), str(self._listener.fileno())),
-                pass_fds=(theirs.fileno(), self._listener.fileno()),
+                *(sys.executable, "-m", "gpukeeper.interfaces.web", *map(str, inherited)),
+                pass_fds=inherited,
                 stdin=asyncio.subprocess.DEVNULL,
                 env=_environment(),
             )
