@@ -20,7 +20,7 @@ from gpukeeper.engine.refresh import refresh
 from gpukeeper.engine.requests import DataReply, Reply, fulfil
 from gpukeeper.interfaces.daemon import identity
 from gpukeeper.interfaces.daemon.identity import ANONYMOUS, NOT_LOGGED_IN, Identity, answer_login, identify
-from gpukeeper.interfaces.daemon.limiter import RequestLimiter
+from gpukeeper.interfaces.daemon.limiter import RateLimits, RequestLimiter
 from gpukeeper.interfaces.daemon.queries import VERBS, Queries
 from gpukeeper.interfaces.daemon.server import WebLogins
 from gpukeeper.interfaces.link import (
@@ -64,6 +64,7 @@ async def web_process(session: Session, found: WebLogins, log: Log) -> AsyncIter
     finally:
         supervising.cancel()
         await asyncio.gather(supervising, return_exceptions=True)
+        await web.end_replies()
         web.close()
 
 
@@ -91,8 +92,10 @@ class WebProcess:
     def __init__(self, session: Session, logins: Logins, listener: socket.socket, log: Log) -> None:
         self._session, self._logins, self._listener, self._log = session, logins, listener, log
         self._limiter = RequestLimiter()
+        self._reads = RequestLimiter(_READS)  # of their own: a stop takes its grace, and its person reads meanwhile
         self._queries = Queries(session)
         self._sent: MachineView | None = None
+        self._replies: set[asyncio.Task[None]] = set()
         self._anonymous = is_loopback(listener.getsockname()[0])
         self.revocations = new_revocations()
         logins.on_revoke = self.revocations.increase
@@ -102,15 +105,25 @@ class WebProcess:
         self.revocations.close()
         self._queries.close()
 
+    async def end_replies(self) -> None:
+        """Requests in progress are interrupted; the next start inspects open intents first."""
+        for task in self._replies:
+            task.cancel()
+        await asyncio.gather(*self._replies, return_exceptions=True)
+
     async def supervise(self) -> None:
         """Starts it again when it ends, later each time it does so soon."""
         loop, pause = asyncio.get_running_loop(), BACKOFF[0]
         while True:
             begun = loop.time()
-            code = await self._run()
-            pause = BACKOFF[0] if loop.time() - begun > HEALTHY else min(pause * 2, BACKOFF[1])
-            self._log(f"the web process ended ({_ending(code)}); starting it again in {pause:g} s")
+            try:
+                why = _ending(await self._run())
+            except Exception as problem:  # passes go on, and it is tried again
+                why = repr(problem)
+            pause = BACKOFF[0] if loop.time() - begun > HEALTHY else pause
+            self._log(f"the web process ended ({why}); starting it again in {pause:g} s")
             await asyncio.sleep(pause)
+            pause = min(pause * 2, BACKOFF[1])
 
     async def _run(self) -> int:
         ours, theirs = socket.socketpair()
@@ -149,9 +162,9 @@ class WebProcess:
             async with asyncio.TaskGroup() as group:
                 publishing = group.create_task(self._publish(writer))
                 while (question := await read_frame(reader, Question, LARGEST_QUESTION)) is not None:
-                    group.create_task(self._reply(writer, question))
+                    self._begin_reply(writer, question)
                 publishing.cancel()
-        except* (ConnectionError, TimeoutError, ValueError) as problems:
+        except* (ConnectionError, TimeoutError, ValueError, KeeperError) as problems:
             self._log(f"the web process is ended: {problems.exceptions[0]!r}")
         finally:
             writer.close()
@@ -200,8 +213,16 @@ class WebProcess:
             for key, series in found.items():
                 keeper.live.recall(key, series)
 
+    def _begin_reply(self, writer: asyncio.StreamWriter, question: Question) -> None:
+        """A request goes on though the web process ends meanwhile: a stop is not left in the middle."""
+        task = asyncio.create_task(self._reply(writer, question))
+        self._replies.add(task)
+        task.add_done_callback(self._replies.discard)
+
     async def _reply(self, writer: asyncio.StreamWriter, question: Question) -> None:
-        await _send(writer, await self.answer(question))
+        answer = await self.answer(question)
+        with suppress(ConnectionError, TimeoutError):
+            await _send(writer, answer)
 
     async def answer(self, question: Question) -> Answer:
         """With the rights of the person whose credentials it carries. Every refusal is a sentence."""
@@ -231,25 +252,32 @@ class WebProcess:
             body=body,
         )
 
+    @asynccontextmanager
+    async def _turn(self, limiter: RequestLimiter, who: Identity) -> AsyncIterator[None]:
+        async with limiter.turn(who.turn):
+            await asyncio.sleep(limiter.wait(who.turn, asyncio.get_running_loop().time()))
+            yield
+
     async def _answer(self, question: Question) -> tuple[Identity, Reply]:
         session, request = self._session, question.request
         who = await identify(self._logins, question.credentials, session.keeper.clock.now())
         if not who.name and not self._anonymous and request.verb not in ("redeem", "whoami"):
             return who, _LOG_IN
-        async with self._limiter.turn(who.turn):
-            await asyncio.sleep(self._limiter.wait(who.turn, asyncio.get_running_loop().time()))
-            if request.verb in identity.VERBS:
-                return who, await answer_login(self._logins, session.book, who, request, session.keeper.clock.now())
-            if request.verb in VERBS:
+        if request.verb in identity.VERBS:
+            return who, await answer_login(self._logins, session.book, who, request, session.keeper.clock.now())
+        if request.verb in VERBS:
+            async with self._turn(self._reads, who):
                 return who, await self._queries.answer(who.reader, request)
-            if not who.name:
-                return who, _LOG_IN
+        if not who.name:
+            return who, _LOG_IN
+        async with self._turn(self._limiter, who):
             keeper = with_origin(session.keeper, who.name, who.via)
             reply = await fulfil(keeper, session.book, who.name, request, uid=who.uid)
             await refresh(session.keeper, session.book, request.workload)
             return who, reply
 
 
+_READS = RateLimits(burst=200, pause=0.1)  # a page asks up to three times
 _LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)
 
 
