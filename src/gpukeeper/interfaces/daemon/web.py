@@ -20,9 +20,9 @@ from gpukeeper.interfaces.daemon.limiter import RequestLimiter
 from gpukeeper.interfaces.daemon.present import present_view
 from gpukeeper.interfaces.daemon.queries import VERBS, Queries
 from gpukeeper.interfaces.daemon.requests import WebLogins
-from gpukeeper.interfaces.daemon.web_child import Log, Send, is_loopback, listen, supervised
+from gpukeeper.interfaces.daemon.web_child import Log, Send, is_loopback, supervised
 from gpukeeper.interfaces.link import Answer, Change, Person, Question, Welcome
-from gpukeeper.interfaces.telemetry.pages import Endpoint
+from gpukeeper.interfaces.revocations import new_revocations
 from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.model.errors import KeeperError
@@ -35,13 +35,12 @@ AT_LEAST = 15.0  # seconds: a view is sent that often though nothing changed, so
 
 
 @asynccontextmanager
-async def web_process(where: Endpoint, session: Session, found: WebLogins, log: Log) -> AsyncIterator[None]:
+async def web_process(session: Session, found: WebLogins, log: Log) -> AsyncIterator[None]:
     """Runs while the block does."""
-    listener = listen(where)
     session.keeper.live.enabled, session.keeper.live.gpus_only = True, False
-    web = WebProcess(session, found.logins, listener, log)
+    web = WebProcess(session, found.logins, found.listener, log)
     try:
-        async with supervised(web, where, listener, log):
+        async with supervised(web, found.where, found.listener, log):
             yield
     finally:
         web.close()
@@ -55,8 +54,12 @@ class WebProcess:
         self._limiter = RequestLimiter()
         self._queries = Queries(session)
         self._anonymous = is_loopback(listener.getsockname()[0])
+        self.revocations = new_revocations()
+        logins.on_revoke = self.revocations.increase
 
     def close(self) -> None:
+        self._logins.on_revoke = lambda: None
+        self.revocations.close()
         self._queries.close()
 
     async def welcome(self) -> Welcome:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from gpukeeper.interfaces.link import LARGEST_QUESTION, Answer, Question, Welcome, frame, read_frame
+from gpukeeper.interfaces.revocations import Revocations
 from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.model.errors import KeeperError
 
@@ -26,6 +27,9 @@ Send = Callable[[object], Awaitable[None]]
 
 class Backend(Protocol):
     """Identifies people and answers their questions; the web process does neither."""
+
+    @property
+    def revocations(self) -> Revocations: ...
 
     async def welcome(self) -> Welcome:
         """Its first frame."""
@@ -89,9 +93,10 @@ class WebChild:
     async def _run(self) -> int:
         ours, theirs = socket.socketpair()
         with theirs:
+            inherited = (theirs.fileno(), self._listener.fileno(), self._backend.revocations.descriptor)
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gpukeeper.interfaces.web", str(theirs.fileno()), str(self._listener.fileno())),
-                pass_fds=(theirs.fileno(), self._listener.fileno()),
+                *(sys.executable, "-m", "gpukeeper.interfaces.web", *map(str, inherited)),
+                pass_fds=inherited,
                 stdin=asyncio.subprocess.DEVNULL,
                 env=_environment(),
             )

@@ -20,6 +20,7 @@ from gpukeeper.interfaces.link import (
     frame,
     read_frame,
 )
+from gpukeeper.interfaces.revocations import Revocations
 from gpukeeper.interfaces.web.source import Listener, Machines, SourceLost, SourceSettings
 from gpukeeper.views.live import MachineView, patched
 
@@ -30,8 +31,14 @@ SECONDS = 180.0  # a stop may take its grace
 class LinkedDaemon:
     """Made by `connect`. Implements Source."""
 
-    def __init__(self, settings: SourceSettings, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._settings, self._reader, self._writer = settings, reader, writer
+    def __init__(
+        self,
+        settings: SourceSettings,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        revocations: Revocations,
+    ) -> None:
+        self._settings, self._reader, self._writer, self._revocations = settings, reader, writer, revocations
         self._machines = Machines()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._ids = count(1)
@@ -40,6 +47,10 @@ class LinkedDaemon:
     @property
     def settings(self) -> SourceSettings:
         return self._settings
+
+    @property
+    def revocations(self) -> int:
+        return self._revocations.count
 
     @property
     def machines(self) -> Mapping[str, MachineView]:
@@ -86,7 +97,7 @@ class LinkedDaemon:
             future.set_result(answer)
 
 
-async def connect(link: socket.socket) -> LinkedDaemon:
+async def connect(link: socket.socket, revocations: Revocations) -> LinkedDaemon:
     reader, writer = await asyncio.open_connection(sock=link, limit=2**20)
     welcome = await read_frame(reader, Welcome, LARGEST)
     if welcome is None:
@@ -97,4 +108,4 @@ async def connect(link: socket.socket) -> LinkedDaemon:
         session_seconds=welcome.session_seconds,
         version=welcome.version,
     )
-    return LinkedDaemon(settings, reader, writer)
+    return LinkedDaemon(settings, reader, writer, revocations)
