@@ -40,6 +40,10 @@ class InProcess:
         self._sent: MachineView | None = None
 
     @property
+    def revocations(self) -> int:
+        return self.web.revocations.count
+
+    @property
     def machines(self) -> Mapping[str, MachineView]:
         return self._machines.views
 
