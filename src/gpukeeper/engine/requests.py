@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
@@ -57,6 +59,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     since: Moment | None = None  # below here: of a report, with `owner`
     until: Moment | None = None
     zone: str = ""
+    described: Mapping[str, Any] = {}  # a hypothetical workload; see views.trial.WorkloadWords
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

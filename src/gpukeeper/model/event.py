@@ -209,6 +209,23 @@ class NodeTested(Line, frozen=True, tag="acceptance"):
     values: Mapping[str, Mapping[str, float]] = {}  # by the same; then by "check.metric method"
 
 
+class PolicyChange(msgspec.Struct, frozen=True):
+    """One setting in words. None: there was, or is, no such setting."""
+
+    setting: str
+    before: str | None
+    after: str | None
+
+
+class PolicyChanged(Line, frozen=True, tag="policy"):
+    """Another policy is in effect than before. Without changes: only members of Unix groups differ."""
+
+    digest: str
+    before: str  # the digest of the last one
+    source: str
+    changes: tuple[PolicyChange, ...] = ()
+
+
 class Checkpoint(Line, frozen=True, tag="checkpoint"):
     """The whole state as of here, written before older lines are archived, so that folding can begin here."""
 
@@ -243,5 +260,6 @@ Event: TypeAlias = (
     | Returned
     | ResetTried
     | NodeTested
+    | PolicyChanged
     | Checkpoint
 )

@@ -20,6 +20,7 @@ ROUTES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/acceptance", acceptance.show),
     ("GET", "/acceptance/gpu/{serial}", acceptance.gpu),
     ("GET", "/policy", policy.show),
+    ("GET", "/policy/try", policy.trial),
     ("GET", "/health", health.show),
     ("GET", "/healthz", health.alive),
     ("GET", "/readyz", health.ready),
