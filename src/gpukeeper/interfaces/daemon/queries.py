@@ -18,6 +18,7 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.engine.explain import HISTORY, as_others_see, explained
 from gpukeeper.engine.find import find
 from gpukeeper.engine.outlook import NOT_SHOWN, daemon_state, outlooks
+from gpukeeper.engine.preview import preview
 from gpukeeper.engine.removed import not_there
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.interfaces.daemon.own_state import health_view, policy_view
@@ -39,7 +40,7 @@ from gpukeeper.views.usage_report import ReportQuery, UsageReport
 from gpukeeper.wiring.hypothetical import read_description, try_policy
 from gpukeeper.wiring.session import Session
 
-VERBS = ("plan", "explain", "ledger", "report", "standing", "signals", "runs", "policy", "health", "try")
+VERBS = ("plan", "explain", "ledger", "report", "standing", "signals", "runs", "policy", "health", "try", "preview")
 MOST_LINES = 1000
 NOT_NAMED = "\0"  # who asks without a login
 ACCEPTANCE = str(NodeTested.__struct_config__.tag)
@@ -89,6 +90,8 @@ class Queries:
                 return _reply(await self._signals(who, request))
             case "runs":
                 return _reply(await self._runs(request))
+            case "preview":
+                return _reply(await preview(keeper, book, who, request))
             case "try":
                 return _reply(await self._try(who, request))
             case "policy" | "health":

@@ -10,12 +10,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gpukeeper.engine.explain import Explanation
+from gpukeeper.engine.preview import PREVIEWED
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.web.app import Site, form_of
+from gpukeeper.interfaces.web.bulk import MOST_AT_ONCE
 from gpukeeper.interfaces.web.charts import timeline_chart
 from gpukeeper.interfaces.web.pages.fleet import readable, selection_of
 from gpukeeper.interfaces.web.security import Visitor
-from gpukeeper.interfaces.web.selection import choices, fits_workload
+from gpukeeper.interfaces.web.selection import WORKLOAD_SORTS, choices, fits_workload, workload_order
 from gpukeeper.model import reading
 from gpukeeper.views.explain import facts, verdicts
 from gpukeeper.views.live import MachineView, WorkloadLine
@@ -35,6 +37,8 @@ async def listed(site: Site, request: HttpRequest, visitor: Visitor) -> Response
         for one in view.workloads
         if fits_workload(one, wanted)
     ]
+    if wanted.sort != "place":
+        found.sort(key=lambda pair: workload_order(pair[1], wanted.sort))
     first = (wanted.page - 1) * PAGE
     return site.page(
         request,
@@ -44,7 +48,11 @@ async def listed(site: Site, request: HttpRequest, visitor: Visitor) -> Response
         rows=found[first : first + PAGE],
         total=len(found),
         pages=max(-(-len(found) // PAGE), 1),
-        offered=choices(views),
+        offered=choices(views, workloads=True),
+        sorts=WORKLOAD_SORTS,
+        actions=PREVIEWED,
+        most=MOST_AT_ONCE,
+        selected=request.query_params.get("select") == "all",
     )
 
 
@@ -91,7 +99,7 @@ async def change(site: Site, request: HttpRequest, visitor: Visitor) -> Response
     asked = Request(
         verb=verb,
         workload=line.path,
-        seconds=_seconds(form.get("hours", "")) if verb == "hold" else None,
+        seconds=hold_seconds(form.get("hours", "")) if verb == "hold" else None,
         reason=form.get("reason", "")[:1000],
         confirm=verb in ("stop", "remove"),
         token=form.get("token", ""),
@@ -124,7 +132,7 @@ def _found(site: Site, visitor: Visitor, id_: str) -> tuple[MachineView, Workloa
     )
 
 
-def _seconds(hours: str) -> float | None:
+def hold_seconds(hours: str) -> float | None:
     if not hours.strip():
         return None
     try:
