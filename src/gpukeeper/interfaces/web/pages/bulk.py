@@ -89,11 +89,10 @@ async def _items(site: Site, visitor: Visitor, wanted: list[str], asked: Request
 async def _item(site: Site, visitor: Visitor, machine: str, line: WorkloadLine, asked: Request) -> BulkItem:
     """Asked for by its uid: another object may have its name by now."""
     owner = line.owner if isinstance(line.owner, str) else "unknown"
-    uid = line.key.removeprefix(f"{line.platform}/{line.place}/")
     answer = await site.ask(
         visitor,
         machine,
-        Request(verb="preview", action=asked.action, workload=uid, seconds=asked.seconds, reason=asked.reason),
+        Request(verb="preview", action=asked.action, workload=line.uid, seconds=asked.seconds, reason=asked.reason),
     )
     if not answer.done:
         return BulkItem(machine, line.id, line.path, owner, answer.words, refused=True)
