@@ -207,6 +207,9 @@ class NodeTested(Line, frozen=True, tag="acceptance"):
     expected: int | None = None
     gpus: Mapping[str, Grade] = {}  # by serial number (uuid where there is none); the node's own name for its figures
     values: Mapping[str, Mapping[str, float]] = {}  # by the same; then by "check.metric method"
+    not_passed: Mapping[str, Mapping[str, float]] = {}  # likewise: figures that are shown and never compared with
+    floors: Mapping[str, Mapping[str, float]] = {}  # likewise: what they were judged by
+    models: Mapping[str, str] = {}  # by serial number or uuid
 
 
 class PolicyChange(msgspec.Struct, frozen=True):

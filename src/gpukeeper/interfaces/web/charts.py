@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.series import Signal
-from gpukeeper.views.acceptance_history import FigurePoint
+from gpukeeper.views.acceptance_history import Figure, FigurePoint
 from gpukeeper.views.timeline import STEP, Timeline, TimelineSeries
 
 
@@ -51,9 +51,11 @@ def stacked(parts: Sequence[tuple[str, float]], *, label: str) -> Markup:
     ).format(label, Markup("").join(rects))
 
 
-def figure_lines(points: Sequence[FigurePoint], *, label: str, width: int = 480, height: int = 120) -> Markup:
-    """A figure of one GPU over its runs, and the median of its peers as a dashed line."""
-    known = [one.value for one in points] + [one.peers for one in points if one.peers is not None]
+def figure_lines(found: Figure, *, width: int = 480, height: int = 120) -> Markup:
+    """A figure of one GPU over its runs, the median of its peers as a dashed line, and the floor as a dotted one."""
+    points, floor = found.points, found.floor
+    peers = [(number, one.peers) for number, one in enumerate(points) if one.peers is not None]
+    known = [*(one.value for one in points), *(value for _, value in peers), *([] if floor is None else [floor])]
     low, high = min(known), max(known)
     room = (high - low) or abs(high) or 1.0
     low, high = low - 0.1 * room, high + 0.1 * room
@@ -62,19 +64,39 @@ def figure_lines(points: Sequence[FigurePoint], *, label: str, width: int = 480,
     def at(number: int, value: float) -> str:
         return f"{10 + number * step:.1f},{height - (value - low) / (high - low) * height:.1f}"
 
-    own = " ".join(at(i, one.value) for i, one in enumerate(points))
-    peers = " ".join(at(i, one.peers) for i, one in enumerate(points) if one.peers is not None)
-    dots = Markup("").join(
-        Markup('<circle cx="{}" cy="{}" r="3"><title>{}</title></circle>').format(
-            *at(i, one.value).split(","), f"{one.at:%Y-%m-%d}: {one.value:g}"
+    parts = [_line("peers", [at(number, value) for number, value in peers])]
+    if floor is not None:
+        y = at(0, floor).partition(",")[2]
+        parts.append(
+            Markup('<line class="floor" x1="0" x2="{0}" y1="{1}" y2="{1}"><title>floor {2:g}</title></line>').format(
+                width, y, floor
+            )
         )
-        for i, one in enumerate(points)
+    parts.append(_line("own", [at(number, one.value) for number, one in enumerate(points)]))
+    parts += [_dot(one, *at(number, one.value).split(",")) for number, one in enumerate(points)]
+    return Markup('<svg class="figure" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        width, height, figure_in_words(found), Markup("").join(parts)
     )
-    words = f"{label}: {points[0].value:g} on {points[0].at:%Y-%m-%d}, {points[-1].value:g} on {points[-1].at:%Y-%m-%d}"
-    return Markup(
-        '<svg class="figure" viewBox="0 0 {} {}" role="img" aria-label="{}">'
-        '<polyline class="peers" points="{}"/><polyline class="own" points="{}"/>{}</svg>'
-    ).format(width, height, words, peers, own, dots)
+
+
+def figure_in_words(found: Figure) -> str:
+    first, last = found.points[0], found.points[-1]
+    words = [f"{found.name}: {first.value:g} on {first.at:%Y-%m-%d}, {last.value:g} on {last.at:%Y-%m-%d}"]
+    if last.peers is not None:
+        words.append(f"median of its peers {last.peers:g}")
+    words.append("no floor known" if found.floor is None else f"floor {found.floor:g}")
+    return "; ".join(words)
+
+
+def _line(name: str, points: Sequence[str]) -> Markup:
+    return Markup('<polyline class="{}" points="{}"/>').format(name, " ".join(points)) if points else Markup("")
+
+
+def _dot(one: FigurePoint, x: str, y: str) -> Markup:
+    title = f"{one.at:%Y-%m-%d}: {one.value:g}{'' if one.passed else ', did not pass'}"
+    return Markup('<circle class="{}" cx="{}" cy="{}" r="{}"><title>{}</title></circle>').format(
+        "dot" if one.passed else "dot failed", x, y, 3 if one.passed else 5, title
+    )
 
 
 def timeline_chart(found: Timeline, *, width: int = 960, height: int = 160) -> Markup:
