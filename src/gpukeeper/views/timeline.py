@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import isnan
 
@@ -13,6 +13,7 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.lifecycle.waste import wasted
 from gpukeeper.model.decision import View
 from gpukeeper.model.event import Closed, Decided, Event, Held, Noticed, Released, WarningSent
+from gpukeeper.model.memory import Hold
 from gpukeeper.model.series import MINUTE, Series, Signal
 
 STEP = timedelta(minutes=5)
@@ -51,7 +52,8 @@ def timeline(
     view: View, book: Rulebook, series: Iterable[Series], lines: Sequence[Event], since: datetime, now: datetime
 ) -> Timeline:
     waste = wasted(view, book, now)
-    marks = [mark for line in lines if line.at >= since and (mark := _mark(line)) is not None]
+    ends = _hold_ends(lines)
+    marks = [mark for line in lines if (mark := _mark(line, ends)) is not None and _is_shown(mark, since)]
     return Timeline(
         since=since,
         now=now,
@@ -60,6 +62,24 @@ def timeline(
         idle_window=idle_window(view, book),
         idle_since=None if waste is None else waste.since,
     )
+
+
+def _is_shown(mark: TimelineMark, since: datetime) -> bool:
+    """A hold that began earlier is shown while it lasts."""
+    return mark.at >= since or (mark.kind == "hold" and mark.until is not None and mark.until > since)
+
+
+def _hold_ends(lines: Sequence[Event]) -> dict[Hold, datetime]:
+    """Of holds that were released before their time."""
+    found: dict[Hold, datetime] = {}
+    holds: list[Hold] = []
+    for line in lines:
+        if isinstance(line, Held):
+            holds.append(line.hold)
+        elif isinstance(line, Released):
+            ended = [one for one in holds if one.by == line.by or not (one.admin or line.own)]
+            found.update((one, line.at) for one in ended if one not in found and line.at < one.until)
+    return found
 
 
 def _means(one: Series) -> TimelineSeries:
@@ -75,13 +95,14 @@ def _mean(minutes: Sequence[float]) -> float | None:
     return round(sum(known) / len(known), 2) if known else None
 
 
-def _mark(line: Event) -> TimelineMark | None:
+def _mark(line: Event, ends: Mapping[Hold, datetime]) -> TimelineMark | None:
     match line:
         case WarningSent():
             words = f"warning {line.stage}{'' if line.delivered else ', not delivered'}"
             return TimelineMark(at=line.at, kind="warning", words=words, until=line.until)
         case Held():
-            return TimelineMark(at=line.at, kind="hold", words=f"held by {line.by}", until=line.hold.until)
+            until = ends.get(line.hold, line.hold.until)
+            return TimelineMark(at=line.at, kind="hold", words=f"held by {line.by}", until=until)
         case Released():
             return TimelineMark(at=line.at, kind="release", words=f"released by {line.by}")
         case Decided():

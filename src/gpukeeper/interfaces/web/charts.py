@@ -7,10 +7,11 @@ from datetime import datetime
 
 from markupsafe import Markup
 
+from gpukeeper.lifecycle.explain import amount
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.series import Signal
 from gpukeeper.views.acceptance_history import Figure, FigurePoint
-from gpukeeper.views.timeline import STEP, Timeline, TimelineSeries
+from gpukeeper.views.timeline import STEP, Timeline, TimelineMark, TimelineSeries
 
 
 def sparkline(values: Sequence[float | None], *, most: float = 100.0, width: int = 144, height: int = 28) -> Markup:
@@ -101,48 +102,104 @@ def _dot(one: FigurePoint, x: str, y: str) -> Markup:
 
 def timeline_chart(found: Timeline, *, width: int = 960, height: int = 160) -> Markup:
     """Use of each GPU over time; the idle window as a band that ends now; marks as vertical lines."""
-    span = (found.now - found.since).total_seconds() or 1.0
-
-    def x(at: datetime) -> float:
-        return min(max((at - found.since).total_seconds() / span, 0.0), 1.0) * width
-
-    parts = [Markup('<line class="grid" x1="0" x2="{0}" y1="{1}" y2="{1}"/>').format(width, height)]
-    if found.idle_window is not None:
-        left = x(found.now - found.idle_window)
-        parts.append(
-            Markup('<rect class="window" x="{:.1f}" y="0" width="{:.1f}" height="{}"><title>{}</title></rect>').format(
-                left, width - left, height, f"idle window: {in_words(found.idle_window)}"
-            )
-        )
-    for hold in (one for one in found.marks if one.kind == "hold" and one.until is not None):
-        left, right = x(hold.at), x(min(hold.until or found.now, found.now))
-        parts.append(
-            Markup('<rect class="held" x="{:.1f}" y="0" width="{:.1f}" height="8"><title>{}</title></rect>').format(
-                left, max(right - left, 2), hold.words
-            )
-        )
+    x = _scale(found, width)
     gpus = [one for one in found.series if one.signal is Signal.GPU]
-    for one in gpus:
-        parts += _polylines(one, x, height)
-    for mark in found.marks:
-        parts.append(
-            Markup('<line class="mark m-{}" x1="{:.1f}" x2="{:.1f}" y1="0" y2="{}"><title>{}</title></line>').format(
-                mark.kind, x(mark.at), x(mark.at), height, f"{mark.at:%Y-%m-%d %H:%M} UTC: {mark.words}"
-            )
-        )
-    measured = f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''} measured" if gpus else "not measured"
-    words = f"Use of its GPUs since {found.since:%Y-%m-%d %H:%M} UTC: {measured}; {len(found.marks)} events"
+    parts = [
+        Markup('<line class="grid" x1="0" x2="{0}" y1="{1}" y2="{1}"/>').format(width, height),
+        _window(found, x, width, height),
+        *(_held(one, found, x) for one in found.marks if one.kind == "hold" and one.until is not None),
+        *(line for one in gpus for line in _polylines(one, x, height, most=100.0)),
+        *(_mark(one, x, height) for one in found.marks),
+    ]
     return Markup(
         '<svg class="timeline" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}</svg>'
-    ).format(width, height, words, Markup("").join(parts))
+    ).format(width, height, timeline_in_words(found), Markup("").join(parts))
 
 
-def _polylines(one: TimelineSeries, x: Callable[[datetime], float], height: int) -> list[Markup]:
+def timeline_in_words(found: Timeline) -> str:
+    """The picture for those who do not see it; the events themselves are a list beside it."""
+    gpus = [one for one in found.series if one.signal is Signal.GPU]
+    means = [value for one in gpus for value in one.values if value is not None]
+    words = [f"Use of its GPUs since {found.since:%Y-%m-%d %H:%M} UTC: " + _measured(len(gpus), means)]
+    if found.idle_window is not None:
+        words.append(f"idle window: the last {in_words(found.idle_window)}")
+    if found.idle_since is not None:
+        words.append(f"not used since {found.idle_since:%Y-%m-%d %H:%M} UTC")
+    kinds = {"warning": "warning", "hold": "hold", "release": "release", "decision": "decision", "act": "action"}
+    for kind, name in kinds.items():
+        number = sum(one.kind == kind for one in found.marks)
+        if number:
+            words.append(f"{number} {name}{'s' if number > 1 else ''}")
+    return "; ".join(words)
+
+
+def _measured(gpus: int, means: Sequence[float]) -> str:
+    if not means:
+        return "not measured"
+    return (
+        f"{gpus} GPU{'s' if gpus != 1 else ''} measured, mean {sum(means) / len(means):.0f} %, most {max(means):.0f} %"
+    )
+
+
+def signal_charts(found: Timeline, *, width: int = 960, height: int = 56) -> list[tuple[str, Markup]]:
+    """Every other signal that was recorded (CPU, network, disk, terminal), each in its own scale, with its title."""
+    made = []
+    x = _scale(found, width)
+    for one in found.series:
+        known = [value for value in one.values if value is not None]
+        if one.signal is Signal.GPU or not known:
+            continue
+        title = f"{_SIGNALS[one.signal]}: at most {amount(one.signal, max(known))}"
+        lines = _polylines(one, x, height, most=max(known) or 1.0)
+        made.append(
+            (
+                title,
+                Markup(
+                    '<svg class="timeline small" viewBox="0 0 {} {}" role="img" aria-label="{}"'
+                    ' preserveAspectRatio="none">{}{}</svg>'
+                ).format(width, height, title, _window(found, x, width, height), Markup("").join(lines)),
+            )
+        )
+    return made
+
+
+_SIGNALS = {Signal.CPU: "CPU", Signal.NETWORK: "Network", Signal.DISK: "Disk", Signal.TERMINAL: "Terminal"}
+X = Callable[[datetime], float]
+
+
+def _scale(found: Timeline, width: int) -> X:
+    span = (found.now - found.since).total_seconds() or 1.0
+    return lambda at: min(max((at - found.since).total_seconds() / span, 0.0), 1.0) * width
+
+
+def _window(found: Timeline, x: X, width: int, height: int) -> Markup:
+    if found.idle_window is None:
+        return Markup("")
+    left = x(found.now - found.idle_window)
+    return Markup('<rect class="window" x="{:.1f}" y="0" width="{:.1f}" height="{}"><title>{}</title></rect>').format(
+        left, width - left, height, f"idle window: {in_words(found.idle_window)}"
+    )
+
+
+def _held(hold: TimelineMark, found: Timeline, x: X) -> Markup:
+    left, right = x(hold.at), x(min(hold.until or found.now, found.now))
+    return Markup('<rect class="held" x="{:.1f}" y="0" width="{:.1f}" height="8"><title>{}</title></rect>').format(
+        left, max(right - left, 2), hold.words
+    )
+
+
+def _mark(mark: TimelineMark, x: X, height: int) -> Markup:
+    return Markup('<line class="mark m-{}" x1="{:.1f}" x2="{:.1f}" y1="0" y2="{}"><title>{}</title></line>').format(
+        mark.kind, x(mark.at), x(mark.at), height, f"{mark.at:%Y-%m-%d %H:%M} UTC: {mark.words}"
+    )
+
+
+def _polylines(one: TimelineSeries, x: X, height: int, *, most: float) -> list[Markup]:
     runs: list[list[str]] = [[]]
     for number, value in enumerate(one.values):
         if value is None:
             runs.append([])
         else:
-            y = height - 1 - min(max(value / 100.0, 0.0), 1.0) * (height - 12)
+            y = height - 1 - min(max(value / most, 0.0), 1.0) * (height - 12)
             runs[-1].append(f"{x(one.start + number * STEP):.1f},{y:.1f}")
     return [Markup('<polyline points="{}"/>').format(" ".join(run if len(run) > 1 else run * 2)) for run in runs if run]
