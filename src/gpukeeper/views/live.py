@@ -99,6 +99,11 @@ class WorkloadLine(msgspec.Struct, frozen=True, kw_only=True):
     stop_announced: datetime | None = None
     size: int | Unknown | None = None
 
+    @property
+    def uid(self) -> str:
+        """Requests name it by this: another object may have its name by now."""
+        return self.key[len(self.platform) + len(self.place) + 2 :]
+
 
 class PlaceState(msgspec.Struct, frozen=True, kw_only=True):
     """`steps` and `deferred`: of the last pass; keys of workloads, in order."""

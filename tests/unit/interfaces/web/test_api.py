@@ -91,6 +91,21 @@ def test_a_hold_is_shown_at_once_and_is_in_the_ledger_with_its_login(site: Dashb
     assert site.get(f"/api/v1/workloads/{id_}", "ann").json()["held_by"] == ""
 
 
+def test_an_object_that_took_the_name_of_another_is_not_changed_through_its_old_entry(
+    site: Dashboard, tmp_path: Path
+) -> None:
+    id_, file = site.workload("train"), tmp_path / "node-1" / "train.json"
+    again = file.read_bytes()
+    file.rename(file.with_suffix(".old"))  # so that its inode, and with it its uid, is not used again
+    file.write_bytes(again)
+    for verb, person in (("hold", "ann"), ("stop", "ann"), ("remove", "root")):
+        site.session.keeper.request_state.listings.clear()  # it is looked for again
+        refused = site.post(f"/api/v1/workloads/{id_}/{verb}", person, json={})
+        assert refused.status_code in (404, 409), (verb, refused.text)
+    assert site.get("/api/v1/ledger?type=hold", "root").json()["lines"] == []
+    assert file.read_bytes() == again
+
+
 def test_others_may_not_act(site: Dashboard) -> None:
     id_ = site.workload("train")
     for verb, body in (("hold", {}), ("release", {}), ("stop", {}), ("remove", {})):

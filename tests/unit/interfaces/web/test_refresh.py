@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -61,5 +62,20 @@ def test_what_was_removed_is_not_shown_any_more(site: Dashboard) -> None:
         assert (await fulfil(keeper, book, "root", Request(verb="remove", workload="eval"), uid=0)).done
         await refresh(keeper, book, "eval")
         assert not keeper.live.named("eval")
+
+    site.call(do)
+
+
+def test_a_failure_to_read_it_again_leaves_the_reply_of_the_request_as_it_is(site: Dashboard) -> None:
+    keeper, book = site.session.keeper, site.session.book
+
+    class BrokenLedger:
+        def __getattr__(self, name: str) -> object:
+            raise OSError(name)
+
+    async def do() -> None:
+        before = holders(site)
+        await refresh(dataclasses.replace(keeper, ledger=BrokenLedger()), book, "train")  # type: ignore[arg-type]
+        assert holders(site) == before
 
     site.call(do)

@@ -41,7 +41,7 @@ async def resume(call: Call) -> Outcome:
 
 async def _of_workload(call: Call, request: Request) -> Outcome:
     view, line = named(call)
-    return await _sent(call, view.machine, replace(request, workload=line.path))
+    return await _sent(call, view.machine, replace(request, workload=line.uid))
 
 
 async def _sent(call: Call, machine: str, request: Request) -> Outcome:

@@ -64,14 +64,12 @@ async def workload(call: Call) -> Outcome:
 
 async def explain(call: Call) -> Outcome:
     view, line = named(call)
-    return Outcome(
-        explain_view(await ask(call, view.machine, Explanation, Request(verb="explain", workload=line.path)))
-    )
+    return Outcome(explain_view(await ask(call, view.machine, Explanation, Request(verb="explain", workload=line.uid))))
 
 
 async def signals(call: Call) -> Outcome:
     view, line = named(call)
-    request = Request(verb="signals", workload=line.path, seconds=call.query.hours * 3600)
+    request = Request(verb="signals", workload=line.uid, seconds=call.query.hours * 3600)
     return Outcome(await ask(call, view.machine, Timeline, request, refused=403))
 
 

@@ -50,7 +50,7 @@ async def listed(site: Site, request: HttpRequest, visitor: Visitor) -> Response
 
 async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     view, line = _found(site, visitor, request.path_params["id"])
-    answer = await site.ask(visitor, view.machine, Request(verb="explain", workload=line.path))
+    answer = await site.ask(visitor, view.machine, Request(verb="explain", workload=line.uid))
     explained = reading.decode(answer.body, type=Explanation) if answer.done else None
     chart, marks = await _timeline(site, visitor, view.machine, line)
     return site.page(
@@ -76,7 +76,7 @@ async def _timeline(
     """None: not for this visitor."""
     if not visitor.may_change(line.owner):
         return None, ()
-    answer = await site.ask(visitor, machine, Request(verb="signals", workload=line.path))
+    answer = await site.ask(visitor, machine, Request(verb="signals", workload=line.uid))
     if not answer.done:
         return None, ()
     found = reading.decode(answer.body, type=Timeline)
@@ -90,7 +90,7 @@ async def change(site: Site, request: HttpRequest, visitor: Visitor) -> Response
     view, line = _found(site, visitor, request.path_params["id"])
     asked = Request(
         verb=verb,
-        workload=line.path,
+        workload=line.uid,
         seconds=_seconds(form.get("hours", "")) if verb == "hold" else None,
         reason=form.get("reason", "")[:1000],
         confirm=verb in ("stop", "remove"),
