@@ -25,6 +25,7 @@ from gpukeeper.interfaces.daemon.limiter import RequestLimiter
 from gpukeeper.interfaces.daemon.queries import NOT_NAMED, VERBS
 from gpukeeper.interfaces.daemon.web_child import Log, Send
 from gpukeeper.interfaces.link import Answer, Change, Condition, Person, Question, Welcome
+from gpukeeper.interfaces.revocations import new_revocations
 from gpukeeper.ledger.copy.reader import CopyReader
 from gpukeeper.ledger.copy.watcher import MachineHead
 from gpukeeper.ledger.logins import Logins
@@ -148,7 +149,13 @@ class FleetWeb:
         self._requests, self._realm, self._anonymous = requests, realm, anonymous
         self._queries = FleetQueries(copy, self._views, book.policy.prices)
         self._limiter = RequestLimiter()
+        self.revocations = new_revocations()
+        logins.on_revoke = self.revocations.increase
         state.requests = requests
+
+    def close(self) -> None:
+        self._logins.on_revoke = lambda: None
+        self.revocations.close()
 
     def _views(self) -> Mapping[str, MachineView]:
         return self._state.views
