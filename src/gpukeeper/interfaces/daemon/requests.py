@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -21,10 +22,11 @@ from gpukeeper.wiring.session import Session
 
 
 class WebLogins(NamedTuple):
-    """Of a daemon with a dashboard."""
+    """Of a daemon with a dashboard. `where`: with the port that `listener` has."""
 
     logins: Logins
     where: Endpoint
+    listener: socket.socket
 
     @property
     def url(self) -> str:

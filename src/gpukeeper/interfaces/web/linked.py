@@ -21,6 +21,7 @@ from gpukeeper.interfaces.link import (
     frame,
     read_frame,
 )
+from gpukeeper.interfaces.revocations import Revocations
 from gpukeeper.interfaces.web.source import Listener, Machines, SourceLost, SourceSettings
 from gpukeeper.views.live import MachineView, patched
 
@@ -31,8 +32,14 @@ SECONDS = 180.0  # a stop may take its grace
 class LinkedDaemon:
     """Made by `connect`. Implements Source."""
 
-    def __init__(self, settings: SourceSettings, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._settings, self._reader, self._writer = settings, reader, writer
+    def __init__(
+        self,
+        settings: SourceSettings,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        revocations: Revocations,
+    ) -> None:
+        self._settings, self._reader, self._writer, self._revocations = settings, reader, writer, revocations
         self._machines = Machines()
         self._condition = Condition()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
@@ -42,6 +49,10 @@ class LinkedDaemon:
     @property
     def settings(self) -> SourceSettings:
         return self._settings
+
+    @property
+    def revocations(self) -> int:
+        return self._revocations.count
 
     @property
     def machines(self) -> Mapping[str, MachineView]:
@@ -94,7 +105,7 @@ class LinkedDaemon:
             future.set_result(answer)
 
 
-async def connect(link: socket.socket) -> LinkedDaemon:
+async def connect(link: socket.socket, revocations: Revocations) -> LinkedDaemon:
     reader, writer = await asyncio.open_connection(sock=link, limit=2**20)
     welcome = await read_frame(reader, Welcome, LARGEST)
     if welcome is None:
@@ -106,4 +117,4 @@ async def connect(link: socket.socket) -> LinkedDaemon:
         version=welcome.version,
         fleet=welcome.fleet,
     )
-    return LinkedDaemon(settings, reader, writer)
+    return LinkedDaemon(settings, reader, writer, revocations)

@@ -30,6 +30,11 @@ class Source(Protocol):
     @property
     def settings(self) -> SourceSettings: ...
     @property
+    def revocations(self) -> int:
+        """Another number than before: a login was revoked since, and whose login it is must be asked again."""
+        ...
+
+    @property
     def machines(self) -> Mapping[str, MachineView]:
         """The newest view of each, by name. Empty until the first arrives."""
         ...

@@ -40,6 +40,10 @@ class InProcess:
         self._sent: MachineView | None = None
 
     @property
+    def revocations(self) -> int:
+        return self.web.revocations.count
+
+    @property
     def machines(self) -> Mapping[str, MachineView]:
         return self._machines.views
 
@@ -63,8 +67,8 @@ class InProcess:
 class Dashboard:
     """`ann` has a running workload, `bob` one that ended; `root` is an admin."""
 
-    def __init__(self, client: TestClient, app: Starlette, session: Session, logins: Any) -> None:
-        self.client, self.app, self.session, self.logins = client, app, session, logins
+    def __init__(self, client: TestClient, app: Starlette, session: Session, logins: Any, fleet: Fleet) -> None:
+        self.client, self.app, self.session, self.logins, self.fleet = client, app, session, logins, fleet
         self._tokens: dict[str, str] = {}
 
     def call(self, work: Callable[[], Any]) -> Any:
@@ -126,7 +130,7 @@ def dashboard(
 
     try:
         with TestClient(app, client=("10.0.0.5", 50000), raise_server_exceptions=raising) as client:
-            made = Dashboard(client, app, session, logins)
+            made = Dashboard(client, app, session, logins, fleet)
             made.call(begin)
             yield made
     finally:

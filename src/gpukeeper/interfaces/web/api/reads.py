@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
+import msgspec
 from starlette.exceptions import HTTPException
 
 from gpukeeper.engine.explain import Explanation
@@ -33,6 +34,7 @@ from gpukeeper.views.live import GpuTile, MachineView, WorkloadLine
 from gpukeeper.views.plan import daemon_plan_view
 from gpukeeper.views.policy import PolicyView
 from gpukeeper.views.timeline import Timeline
+from gpukeeper.views.trial import PolicyTrial
 from gpukeeper.views.usage_report import UsageReport
 
 T = TypeVar("T")
@@ -111,6 +113,14 @@ async def runs(call: Call) -> Outcome:
 
 async def policy(call: Call) -> Outcome:
     return Outcome(await ask(call, machine_of(call), PolicyView, Request(verb="policy")))
+
+
+async def policy_trial(call: Call) -> Outcome:
+    if not call.visitor.logged_in:
+        raise HTTPException(401, "Log in first.")
+    described = {name: value for name, value in msgspec.to_builtins(call.query).items() if name != "machine"}
+    request = Request(verb="try", described=described)
+    return Outcome(await ask(call, machine_of(call), PolicyTrial, request))
 
 
 async def health(call: Call) -> Outcome:
