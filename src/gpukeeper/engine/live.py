@@ -107,6 +107,7 @@ class LiveState:
     reads: int = 0  # passes and requests that read objects; not measurements
     places: dict[PlaceKey, LivePlace] = field(default_factory=dict)
     history: dict[tuple[str, str], UseHistory] = field(default_factory=dict)  # by key of the workload, and device
+    cpu: dict[str, Sample] = field(default_factory=dict)  # by key: the newest
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _pending: dict[PlaceKey, dict[str, LiveFact]] = field(default_factory=dict)  # of a whole pass in progress
     _renewed: dict[tuple[PlaceKey, str], datetime] = field(default_factory=dict)  # read again after a request
@@ -126,9 +127,9 @@ class LiveState:
         subject = view.subject
         if not self.enabled or subject.shape not in _SHOWN:
             return
-        if subject.shape is not Shape.DEVICE:  # a slice of a GPU counts, a part of a workload does not
-            if isinstance(subject.root, str) or (self.gpus_only and subject.devices == ()):
-                return
+        unwanted = isinstance(subject.root, str) or (self.gpus_only and subject.devices == ())
+        if unwanted and subject.shape is not Shape.DEVICE:  # a slice of a GPU counts, a part of a workload does not
+            return
         place = key_of(platform)
         into = self._pending.get(place)
         if into is None:
@@ -215,7 +216,10 @@ class LiveState:
 
     def measured(self, samples: Iterable[Sample]) -> None:
         """What a meter read just now."""
-        if not self.enabled or self.gpus_only:
+        if not self.enabled:
+            return
+        self.cpu.update((one.key, one) for one in samples if one.signal is Signal.CPU)
+        if self.gpus_only:
             return
         for one in samples:
             if one.signal is Signal.GPU and isinstance(one.value, float | int) and not isnan(one.value):
@@ -264,6 +268,7 @@ class LiveState:
         places = [place.facts for place in self.places.values()]
         for gone in [one for one in self.history if not any(one[0] in facts for facts in places)]:
             del self.history[gone]
+        self.cpu = {key: one for key, one in self.cpu.items() if any(key in facts for facts in places)}
 
 
 def step_of(at: datetime) -> int:

@@ -15,6 +15,7 @@ from gpukeeper.interfaces.daemon.metrics import PassHooks
 from gpukeeper.interfaces.daemon.requests import DaemonResponder, WebLogins
 from gpukeeper.interfaces.daemon.server import listening, notify_systemd
 from gpukeeper.interfaces.daemon.web import web_process
+from gpukeeper.interfaces.daemon.web_child import listen
 from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
@@ -28,11 +29,12 @@ async def _logins(session: Session, web: Endpoint | None) -> AsyncIterator[WebLo
     if web is None:
         yield None
         return
-    logins = open_logins(session.ledger.path)
-    try:
-        yield WebLogins(logins, web)
-    finally:
-        logins.close()
+    with listen(web) as listener:
+        logins = open_logins(session.ledger.path)
+        try:
+            yield WebLogins(logins, Endpoint(port=listener.getsockname()[1], address=web.address), listener)
+        finally:
+            logins.close()
 
 
 @asynccontextmanager
@@ -66,7 +68,7 @@ async def serve_until_stopped(
         _logins(session, web) as logins,
         _listening(session, logins, log),
         hooks.opened,
-        nullcontext() if web is None or logins is None else web_process(web, session, logins, log),
+        nullcontext() if logins is None else web_process(session, logins, log),
         session.admins_notified(log),
     ):
         if not quiet:
@@ -77,6 +79,7 @@ async def serve_until_stopped(
         async with asyncio.TaskGroup() as group:
             book = PolicyReloader(session, policy, log)
             made = Watch(session.keeper, book, stop, passed, log, book.refresh, hooks.in_progress)
+            made.tick = min(made.tick, session.book.policy.activity.tick)  # of the first measurement
             group.create_task(watch(made))
             group.create_task(rotate_daily(session, stop, log))
             group.create_task(FleetCopy(session, log).run(stop))

@@ -16,13 +16,13 @@ from gpukeeper.engine.refresh import refresh
 from gpukeeper.engine.requests import DataReply, Reply, fulfil
 from gpukeeper.interfaces.daemon import identity
 from gpukeeper.interfaces.daemon.identity import ANONYMOUS, NOT_LOGGED_IN, Identity, answer_login, identify
-from gpukeeper.interfaces.daemon.limiter import RequestLimiter
+from gpukeeper.interfaces.daemon.limiter import RateLimits, RequestLimiter
 from gpukeeper.interfaces.daemon.present import PresentView
 from gpukeeper.interfaces.daemon.queries import VERBS, Queries
 from gpukeeper.interfaces.daemon.requests import WebLogins
-from gpukeeper.interfaces.daemon.web_child import Log, Send, is_loopback, listen, supervised
+from gpukeeper.interfaces.daemon.web_child import Log, Send, is_loopback, supervised
 from gpukeeper.interfaces.link import Answer, Change, Person, Question, Welcome
-from gpukeeper.interfaces.telemetry.pages import Endpoint
+from gpukeeper.interfaces.revocations import new_revocations
 from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.model.errors import KeeperError
@@ -35,13 +35,12 @@ AT_LEAST = 15.0  # seconds: a view is sent that often though nothing changed, so
 
 
 @asynccontextmanager
-async def web_process(where: Endpoint, session: Session, found: WebLogins, log: Log) -> AsyncIterator[None]:
+async def web_process(session: Session, found: WebLogins, log: Log) -> AsyncIterator[None]:
     """Runs while the block does."""
-    listener = listen(where)
     session.keeper.live.enabled, session.keeper.live.gpus_only = True, False
-    web = WebProcess(session, found.logins, listener, log)
+    web = WebProcess(session, found.logins, found.listener, log)
     try:
-        async with supervised(web, where, listener, log):
+        async with supervised(web, found.where, found.listener, log):
             yield
     finally:
         web.close()
@@ -53,11 +52,16 @@ class WebProcess:
     def __init__(self, session: Session, logins: Logins, listener: socket.socket, log: Log) -> None:
         self._session, self._logins, self._log = session, logins, log
         self._limiter = RequestLimiter()
+        self._reads = RequestLimiter(_READS)  # of their own: a stop takes its grace, and its person reads meanwhile
         self._queries = Queries(session)
         self._present = PresentView(session)
         self._anonymous = is_loopback(listener.getsockname()[0])
+        self.revocations = new_revocations()
+        logins.on_revoke = self.revocations.increase
 
     def close(self) -> None:
+        self._logins.on_revoke = lambda: None
+        self.revocations.close()
         self._queries.close()
 
     async def welcome(self) -> Welcome:
@@ -111,23 +115,30 @@ class WebProcess:
             body=body,
         )
 
+    @asynccontextmanager
+    async def _turn(self, limiter: RequestLimiter, who: Identity) -> AsyncIterator[None]:
+        async with limiter.turn(who.turn):
+            await asyncio.sleep(limiter.wait(who.turn, asyncio.get_running_loop().time()))
+            yield
+
     async def _answer(self, question: Question) -> tuple[Identity, Reply]:
         session, request = self._session, question.request
         who = await identify(self._logins, question.credentials, session.keeper.clock.now())
         if not who.name and not self._anonymous and request.verb not in ("redeem", "whoami"):
             return who, _LOG_IN
-        async with self._limiter.turn(who.turn):
-            await asyncio.sleep(self._limiter.wait(who.turn, asyncio.get_running_loop().time()))
-            if request.verb in identity.VERBS:
-                return who, await answer_login(self._logins, session.book, who, request, session.keeper.clock.now())
-            if request.verb in VERBS:
+        if request.verb in identity.VERBS:
+            return who, await answer_login(self._logins, session.book, who, request, session.keeper.clock.now())
+        if request.verb in VERBS:
+            async with self._turn(self._reads, who):
                 return who, await self._queries.answer(who.reader, request)
-            if not who.name:
-                return who, _LOG_IN
+        if not who.name:
+            return who, _LOG_IN
+        async with self._turn(self._limiter, who):
             keeper = with_origin(session.keeper, who.name, who.via)
             reply = await fulfil(keeper, session.book, who.name, request, uid=who.uid)
             await refresh(session.keeper, session.book, request.workload)
             return who, reply
 
 
+_READS = RateLimits(burst=200, pause=0.1)  # a page asks up to three times
 _LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)

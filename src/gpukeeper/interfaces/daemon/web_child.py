@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from gpukeeper.interfaces.link import LARGEST_QUESTION, Answer, Question, Welcome, frame, read_frame
+from gpukeeper.interfaces.revocations import Revocations
 from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.model.errors import KeeperError
 
@@ -26,6 +27,9 @@ Send = Callable[[object], Awaitable[None]]
 
 class Backend(Protocol):
     """Identifies people and answers their questions; the web process does neither."""
+
+    @property
+    def revocations(self) -> Revocations: ...
 
     async def welcome(self) -> Welcome:
         """Its first frame."""
@@ -43,12 +47,14 @@ async def supervised(backend: Backend, where: Endpoint, listener: socket.socket,
     """Runs while the block does. Closes the listener."""
     address = f"[{where.address}]" if ":" in where.address else where.address
     log(f"serving the dashboard on http://{address}:{listener.getsockname()[1]}/")
-    supervising = asyncio.create_task(WebChild(backend, listener, log).supervise())
+    child = WebChild(backend, listener, log)
+    supervising = asyncio.create_task(child.supervise())
     try:
         yield
     finally:
         supervising.cancel()
         await asyncio.gather(supervising, return_exceptions=True)
+        await child.end_replies()
         listener.close()
 
 
@@ -75,23 +81,35 @@ def is_loopback(address: str) -> bool:
 class WebChild:
     def __init__(self, backend: Backend, listener: socket.socket, log: Log) -> None:
         self._backend, self._listener, self._log = backend, listener, log
+        self._replies: set[asyncio.Task[None]] = set()
 
     async def supervise(self) -> None:
         """Starts it again when it ends, later each time it does so soon."""
         loop, pause = asyncio.get_running_loop(), BACKOFF[0]
         while True:
             begun = loop.time()
-            code = await self._run()
-            pause = BACKOFF[0] if loop.time() - begun > HEALTHY else min(pause * 2, BACKOFF[1])
-            self._log(f"the web process ended ({_ending(code)}); starting it again in {pause:g} s")
+            try:
+                why = _ending(await self._run())
+            except Exception as problem:  # passes go on, and it is tried again
+                why = repr(problem)
+            pause = BACKOFF[0] if loop.time() - begun > HEALTHY else pause
+            self._log(f"the web process ended ({why}); starting it again in {pause:g} s")
             await asyncio.sleep(pause)
+            pause = min(pause * 2, BACKOFF[1])
+
+    async def end_replies(self) -> None:
+        """Requests in progress are interrupted; the next start inspects open intents first."""
+        for task in self._replies:
+            task.cancel()
+        await asyncio.gather(*self._replies, return_exceptions=True)
 
     async def _run(self) -> int:
         ours, theirs = socket.socketpair()
         with theirs:
+            inherited = (theirs.fileno(), self._listener.fileno(), self._backend.revocations.descriptor)
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gpukeeper.interfaces.web", str(theirs.fileno()), str(self._listener.fileno())),
-                pass_fds=(theirs.fileno(), self._listener.fileno()),
+                *(sys.executable, "-m", "gpukeeper.interfaces.web", *map(str, inherited)),
+                pass_fds=inherited,
                 stdin=asyncio.subprocess.DEVNULL,
                 env=_environment(),
             )
@@ -113,16 +131,21 @@ class WebChild:
             await asyncio.wait_for(writer.drain(), STUCK)
 
         async def reply(question: Question) -> None:
-            await send(await self._backend.answer(question))
+            answer = await self._backend.answer(question)
+            with suppress(ConnectionError, TimeoutError):
+                await send(answer)
 
         try:
             await send(await self._backend.welcome())
             async with asyncio.TaskGroup() as group:
                 publishing = group.create_task(self._backend.publish(send))
                 while (question := await read_frame(reader, Question, LARGEST_QUESTION)) is not None:
-                    group.create_task(reply(question))
+                    # Outside the group: a stop is not left in the middle because the web process ended.
+                    task = asyncio.create_task(reply(question))
+                    self._replies.add(task)
+                    task.add_done_callback(self._replies.discard)
                 publishing.cancel()
-        except* (ConnectionError, TimeoutError, ValueError) as problems:
+        except* (ConnectionError, TimeoutError, ValueError, KeeperError) as problems:
             self._log(f"the web process is ended: {problems.exceptions[0]!r}")
         finally:
             writer.close()

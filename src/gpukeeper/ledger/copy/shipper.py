@@ -6,14 +6,12 @@ connects again and continues with the cursor that the database has then.
 
 from __future__ import annotations
 
-import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -22,7 +20,7 @@ import msgspec
 
 from gpukeeper import __version__
 from gpukeeper.ledger.copy import inbox
-from gpukeeper.ledger.copy.connect import connect, first_line, load_driver
+from gpukeeper.ledger.copy.connect import connect, disconnect, first_line, load_driver
 from gpukeeper.ledger.copy.inbox import Answer
 from gpukeeper.ledger.copy.migrate import check_schema
 from gpukeeper.ledger.copy.outbox import Batch, Outbox
@@ -153,10 +151,8 @@ class Shipper:
 
     def disconnect(self) -> None:
         connection = self._connection
-        if connection is None:
-            return
-        with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as wire:
-            wire.shutdown(socket.SHUT_RDWR)
+        if connection is not None:
+            disconnect(connection)
 
     def _run(self) -> None:
         wait = FIRST_WAIT

@@ -59,12 +59,20 @@ def _rows(recorded: RecordedHour) -> Iterator[UsageRow]:
 
 
 def recorded_hours(rows: Iterable[tuple[datetime, str, str]]) -> Iterator[RecordedHour]:
-    """From hour, device and body of rows in order of hour and device. Raises ValueError for a row that is not ours."""
+    """From hour, device and body of rows in order of hour and device. What is not ours is left out."""
     for (hour, _), group in groupby(rows, key=lambda row: (row[0], row[1])):
-        found = [_DECODER.decode(body) for _, _, body in group]
-        device = max((one.device for one in found), key=lambda one: one.until)
-        uses = tuple(one.use for one in found if one.use is not None)
-        yield RecordedHour(int(hour.timestamp()) // 3600, device, uses)
+        found = [body for _, _, text in group if (body := _body(text)) is not None]
+        if found:
+            device = max((one.device for one in found), key=lambda one: one.until)
+            uses = tuple(one.use for one in found if one.use is not None)
+            yield RecordedHour(int(hour.timestamp()) // 3600, device, uses)
+
+
+def _body(text: str) -> UsageBody | None:
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.MsgspecError, ValueError):
+        return None
 
 
 def _moment(hour: int) -> datetime:
