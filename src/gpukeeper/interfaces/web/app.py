@@ -16,6 +16,7 @@ from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.link import Answer, Credentials, Person
 from gpukeeper.interfaces.web import charts, words
 from gpukeeper.interfaces.web.bulk import BulkRuns
+from gpukeeper.interfaces.web.readers import Readers
 from gpukeeper.interfaces.web.security import (
     COOKIE,
     THEME,
@@ -42,6 +43,8 @@ class Site:
         self.signer = Signer(source.settings.key)
         self.proxy = proxy
         self.templates = _environment()
+        self.readers = Readers(self.templates.get_template("tile.html"))
+        self.templates.globals["tile"] = self.readers.html
         self._people: dict[Credentials, tuple[float, int, Person]] = {}  # since when, and after how many revocations
         self.logins = Bucket(rate=5 / 60, burst=10)
         self.reads = Bucket(rate=50, burst=200)

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.interfaces.web.selection import SORTS, STATES, Chosen, Selection, choices, choose, read_selection
-from gpukeeper.views.live import GpuTile, MachineView, for_reader
+from gpukeeper.views.live import GpuTile, MachineView
 
 SUMMARY_FROM = 200  # GPUs; with more of them the first page is a summary by place
 
@@ -34,7 +34,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     views = readable(site, visitor)
     chosen = choose(views, wanted)
     everything = [one for view in views for one in view.gpus]
-    summarised = len(everything) > SUMMARY_FROM and not wanted.filtered
+    summarised = is_summary(len(everything), wanted)
     return site.page(
         request,
         visitor,
@@ -53,11 +53,24 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
 
 
 async def rows(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
-    """Only the tiles, for a page that is open already."""
-    wanted = selection_of(request)
-    chosen = choose(readable(site, visitor), wanted)
-    body = site.templates.get_template("tiles.html").render(groups=groups(chosen, wanted), visitor=visitor)
+    """Only the tiles, or the summary, for a page that is open already."""
+    wanted, views = selection_of(request), readable(site, visitor)
+    if is_summary(sum(len(view.gpus) for view in views), wanted):
+        body = summary_html(site, views, wanted)
+    else:
+        found = groups(choose(views, wanted), wanted)
+        body = site.templates.get_template("tiles.html").render(groups=found, visitor=visitor)
     return HTMLResponse(body, headers={"cache-control": "no-store"})
+
+
+def is_summary(total: int, wanted: Selection) -> bool:
+    return total > SUMMARY_FROM and not wanted.filtered
+
+
+def summary_html(site: Site, views: Sequence[MachineView], wanted: Selection) -> str:
+    """The GPUs of each place by state; the same for every reader."""
+    template = site.templates.get_template("places.html")
+    return template.render(places=summaries(views), states=STATES, wanted=wanted)
 
 
 def selection_of(request: HttpRequest) -> Selection:
@@ -69,11 +82,8 @@ def selection_of(request: HttpRequest) -> Selection:
 
 def readable(site: Site, visitor: Visitor) -> list[MachineView]:
     """What this visitor may see, by name of the machine."""
-    person = visitor.person
-    return [
-        for_reader(site.source.machines[name], person.name or "\0", admin=person.admin)
-        for name in sorted(site.source.machines)
-    ]
+    machines = site.source.machines
+    return [site.readers.view(machines[name], visitor.person) for name in sorted(machines)]
 
 
 def groups(chosen: Chosen, wanted: Selection) -> list[tuple[str, str, list[GpuTile]]]:
