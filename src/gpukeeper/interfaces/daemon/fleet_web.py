@@ -23,8 +23,10 @@ from gpukeeper.interfaces.daemon.fleet_requests import FleetRequests
 from gpukeeper.interfaces.daemon.identity import ANONYMOUS, Identity, answer_login, identify
 from gpukeeper.interfaces.daemon.limiter import RequestLimiter
 from gpukeeper.interfaces.daemon.queries import NOT_NAMED, VERBS
+from gpukeeper.interfaces.daemon.web import READS
 from gpukeeper.interfaces.daemon.web_child import Log, Send
 from gpukeeper.interfaces.link import Answer, Change, Condition, Person, Question, Welcome
+from gpukeeper.interfaces.revocations import new_revocations
 from gpukeeper.ledger.copy.reader import CopyReader
 from gpukeeper.ledger.copy.watcher import MachineHead
 from gpukeeper.ledger.logins import Logins
@@ -147,8 +149,14 @@ class FleetWeb:
         self._state, self._logins, self._book, self._log = state, logins, book, log
         self._requests, self._realm, self._anonymous = requests, realm, anonymous
         self._queries = FleetQueries(copy, self._views, book.policy.prices)
-        self._limiter = RequestLimiter()
+        self._reads, self._changes = RequestLimiter(READS), RequestLimiter()
+        self.revocations = new_revocations()
+        logins.on_revoke = self.revocations.increase
         state.requests = requests
+
+    def close(self) -> None:
+        self._logins.on_revoke = lambda: None
+        self.revocations.close()
 
     def _views(self) -> Mapping[str, MachineView]:
         return self._state.views
@@ -213,17 +221,14 @@ class FleetWeb:
         if machine and machine not in self._state.views:
             return Reply(done=False, words=f'there is no machine "{machine[:60]}" in this fleet', exit_code=2)
         if request.verb in VERBS:
-            async with self._limiter.turn(who.turn):
-                await self._pause(who)
+            async with self._reads.turn(who.turn):
+                await _pause(self._reads, who)
                 reader = FleetReader(name=self._name(who) or NOT_NAMED, admin=self._is_admin(who))
                 return await self._queries.answer(reader, machine, request)
         if not who.name:
             return LOG_IN
-        await self._pause(who)
+        await _pause(self._changes, who)
         return await self._send(who, question)
-
-    async def _pause(self, who: Identity) -> None:
-        await asyncio.sleep(self._limiter.wait(who.turn, asyncio.get_running_loop().time()))
 
     async def _send(self, who: Identity, question: Question) -> Reply:
         machine, now = question.machine, datetime.now(UTC)
@@ -250,3 +255,7 @@ class FleetWeb:
 
     def _is_admin(self, who: Identity) -> bool:
         return bool(who.name) and is_admin(self._book, who.name)
+
+
+async def _pause(limiter: RequestLimiter, who: Identity) -> None:
+    await asyncio.sleep(limiter.wait(who.turn, asyncio.get_running_loop().time()))

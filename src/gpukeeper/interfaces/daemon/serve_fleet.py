@@ -99,14 +99,15 @@ async def serve_fleet_until_stopped(
     book = Rulebook(policy)
     with ExitStack() as stack:
         _take_lease(stack)
-        logins = WebLogins(stack.enter_context(closing(open_logins(ledger_path()))), where)
+        listener = stack.enter_context(listen(where))
+        where = Endpoint(port=listener.getsockname()[1], address=where.address)
+        logins = WebLogins(stack.enter_context(closing(open_logins(ledger_path()))), where, listener)
         copy = stack.enter_context(closing(CopyReader(access.address, access.password_file, PROGRAM)))
-        listener = listen(where)
-        stack.callback(listener.close)
         state = FleetState(loop, log)
         requests = FleetRequests(copy, access.realm, access.key)
         anonymous = is_loopback(listener.getsockname()[0])
         web = FleetWeb(state, copy, logins.logins, book, requests, log, realm=access.realm, anonymous=anonymous)
+        stack.callback(web.close)
         async with (
             listening(socket_path(), LoginResponder(logins, book), log),
             supervised(web, where, listener, log),

@@ -52,7 +52,7 @@ class WebProcess:
     def __init__(self, session: Session, logins: Logins, listener: socket.socket, log: Log) -> None:
         self._session, self._logins, self._log = session, logins, log
         self._limiter = RequestLimiter()
-        self._reads = RequestLimiter(_READS)  # of their own: a stop takes its grace, and its person reads meanwhile
+        self._reads = RequestLimiter(READS)  # of their own: a stop takes its grace, and its person reads meanwhile
         self._queries = Queries(session)
         self._anonymous = is_loopback(listener.getsockname()[0])
         self.revocations = new_revocations()
@@ -142,5 +142,5 @@ class WebProcess:
             return who, reply
 
 
-_READS = RateLimits(burst=200, pause=0.1)  # a page asks up to three times
+READS = RateLimits(burst=200, pause=0.1)  # a page asks up to three times
 _LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)
