@@ -30,12 +30,13 @@ class WebLogins(NamedTuple):
 
     @property
     def url(self) -> str:
+        """As the log prints it: a browser sends a cookie to that host only."""
         address = "localhost" if self.where.address in _ANY else self.where.address
         address = f"[{address}]" if ":" in address else address
         return f"http://{address}:{self.where.port}"
 
 
-_ANY = ("0.0.0.0", "::", "127.0.0.1", "::1")  # noqa: S104
+_ANY = ("0.0.0.0", "::")  # noqa: S104
 
 
 class DaemonResponder:
@@ -74,5 +75,5 @@ async def log_in(found: WebLogins, book: Rulebook, who: Identity, request: Reque
     except KeeperError as problem:
         return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
     if request.verb == "login":
-        return msgspec.structs.replace(reply, token=f"{found.url}/login/{reply.token}")
+        return msgspec.structs.replace(reply, token=f"{book.policy.web.url or found.url}/login/{reply.token}")
     return reply
