@@ -14,7 +14,8 @@ import pytest
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.daemon.fleet_requests import FleetRequests
-from gpukeeper.interfaces.daemon.fleet_web import OLD, FleetState, FleetWeb
+from gpukeeper.interfaces.daemon.fleet_state import OLD, FleetState
+from gpukeeper.interfaces.daemon.fleet_web import FleetWeb
 from gpukeeper.interfaces.daemon.serve_fleet import fleet_access
 from gpukeeper.interfaces.link import Answer, Change, Condition, Credentials, Question
 from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable
