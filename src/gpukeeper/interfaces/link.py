@@ -17,6 +17,7 @@ from gpukeeper.views.live import Delta
 
 LARGEST = 256 * 1024 * 1024  # bytes of a frame from the daemon
 LARGEST_QUESTION = 256 * 1024  # from the web process
+NOT_COPIED, NO_COPY = 14, 15  # exit codes of an answer: the copy of a fleet does not hold it; it cannot be read now
 _LENGTH = 4
 T = TypeVar("T")
 
