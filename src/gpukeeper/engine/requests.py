@@ -289,7 +289,7 @@ async def _act_on(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubj
             raise UsageError(f"an earlier step on {ref.path} is still open; nothing was done. Try again soon")
         pass_id = await keeper.ledger.next_pass()
         bound = None if is_admin(book, asker.name) else asker.uid
-        step = Step(f"{pass_id}.1", _asked(found.view, book, asker.name, action), bound)
+        step = Step(f"{pass_id}.1", _asked(found.view, book, asker.name, action), bound, asker.name)
         return await take(keeper, found.platform, step, book, pass_id)
 
 

@@ -102,6 +102,7 @@ class Intended(Line, frozen=True, tag="intent"):
     gpus: int | Unknown = 0
     since: Moment | None = None
     owner_verified: bool = False
+    requested_by: str | msgspec.UnsetType = msgspec.UNSET  # only with the rule `request`
 
 
 class Captured(Line, frozen=True, tag="evidence"):
@@ -121,6 +122,7 @@ class Closed(Line, frozen=True, tag="outcome"):
     gpu_hours: float | Unknown = 0.0  # held from the beginning of the condition until it was seen to be over
     bytes_back: int | Unknown = 0
     owner_verified: bool = False  # False: the owner is only claimed, or the line is older than this field
+    requested_by: str | msgspec.UnsetType = msgspec.UNSET  # only with the rule `request`
 
 
 class Passed(Line, frozen=True, tag="pass"):

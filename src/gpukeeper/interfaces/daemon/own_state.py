@@ -21,7 +21,7 @@ from gpukeeper.wiring.session import Session
 
 ERRORS = 5  # of the last day
 DISK = timedelta(seconds=5)
-FOR_ADMINS = ("notify", "fleet")  # commands and addresses
+FOR_ADMINS = ("notify", "fleet", "web.proxy", "web.tls")  # commands, addresses and paths
 
 
 def policy_view(

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.daemon.web import WebProcess
-from gpukeeper.interfaces.link import Answer, Credentials, Question
+from gpukeeper.interfaces.link import Answer, Condition, Credentials, Question
 from gpukeeper.interfaces.web.application import make_app
 from gpukeeper.interfaces.web.security import Bucket, Proxy
 from gpukeeper.interfaces.web.source import Listener, Machines, SourceSettings
@@ -36,8 +36,13 @@ class InProcess:
         self.web = web
         self.settings = SourceSettings(key=b"k" * 32, anonymous=anonymous, session_seconds=3600, version="0")
         self._machines = Machines()
+        self.condition = Condition()
         self._sent: MachineView | None = None
         self.publishes = True  # False: the view stays as it is
+
+    @property
+    def revocations(self) -> int:
+        return self.web.revocations.count
 
     @property
     def machines(self) -> Mapping[str, MachineView]:

@@ -8,7 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
+from gpukeeper.interfaces.web.live import Feed
 from gpukeeper.interfaces.web.security import COOKIE, Signer
 from gpukeeper.ledger.logins import LoginKind
 from gpukeeper.model.event import NodeTested
@@ -124,6 +127,32 @@ def test_a_revoked_session_and_a_forged_cookie_are_nobody(site: Dashboard) -> No
     path = f"/workload/{site.workload('train')}/hold"
     csrf = {"x-csrf-token": Signer(b"k" * 32).csrf(secret)}
     assert site.client.post(path, headers={**signed, **csrf}, follow_redirects=False).status_code == 401
+
+
+def test_a_revoked_session_reads_nothing_more_from_that_moment_on(tmp_path: Path) -> None:
+    with dashboard(tmp_path, anonymous=False) as site:
+        signed = {"cookie": f"{COOKIE}={Signer(b'k' * 32).sign(site.token('ann', LoginKind.SESSION))}"}
+        assert site.client.get("/workloads", headers=signed).status_code == 200
+        site.call(lambda: site.logins.revoke(None, "ann"))
+        assert site.client.get("/workloads", headers=signed, follow_redirects=False).status_code == 303
+        assert site.client.get("/api/v1/gpus", headers=signed).status_code == 401
+
+
+def test_the_live_updates_of_a_revoked_session_end(site: Dashboard) -> None:
+    signed = f"{COOKIE}={Signer(b'k' * 32).sign(site.token('ann', LoginKind.SESSION))}"
+    scope = {"type": "http", "method": "GET", "path": "/events", "query_string": b"", "client": ("10.0.0.5", 1)}
+
+    async def read() -> list[str]:
+        response = await Feed(site.app.state.site).events(Request({**scope, "headers": [(b"cookie", signed.encode())]}))
+        assert isinstance(response, StreamingResponse)
+        stream = aiter(response.body_iterator)
+        received = [str(await anext(stream))]
+        await site.logins.revoke(None, "ann")
+        site.session.keeper.live.places.clear()  # a change that would be sent
+        await site.app.state.site.source.publish()
+        return [*received, *[str(more) async for more in stream]]
+
+    assert site.call(read) == ["retry: 3000\n\n"]
 
 
 def test_a_form_without_its_csrf_token_does_nothing(site: Dashboard) -> None:

@@ -23,7 +23,7 @@ from gpukeeper.interfaces.web.api.values import (
     WorkloadList,
 )
 from gpukeeper.interfaces.web.pages.acceptance import history_of
-from gpukeeper.interfaces.web.pages.asking import ask_for, machine_named
+from gpukeeper.interfaces.web.pages.asking import ask_for, machine_named, machine_or_all
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.selection import Selection, fits, fits_workload
 from gpukeeper.ledger.lines import NumberedLine
@@ -104,7 +104,7 @@ async def report(call: Call) -> Outcome:
     if since >= until:
         raise HTTPException(400, "The beginning of a report must be before its end.")
     request = Request(verb="report", since=since, until=until, zone=query.zone, owner=query.owner or None)
-    return Outcome(await ask(call, machine_of(call), UsageReport, request))
+    return Outcome(await ask(call, machine_or_all(call.site, query.machine), UsageReport, request))
 
 
 async def runs(call: Call) -> Outcome:
@@ -170,5 +170,8 @@ def _page(found: Iterable[Row], query: ListQuery) -> tuple[tuple[Row, ...], str 
 
 
 def _head(view: MachineView) -> MachineHead:
-    fields = {name: getattr(view, name) for name in ("machine", "at", "version", "policy", "paused", "places")}
+    fields = {
+        name: getattr(view, name)
+        for name in ("machine", "at", "version", "policy", "paused", "places", "not_seen_since")
+    }
     return MachineHead(**fields, gpus=len(view.gpus), workloads=len(view.workloads))

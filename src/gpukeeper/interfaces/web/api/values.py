@@ -120,6 +120,7 @@ class MachineHead(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[PlaceState, ...]
     gpus: int
     workloads: int
+    not_seen_since: Moment | None = None  # what is shown of it is old; None: it is current
 
 
 class MachineList(msgspec.Struct, frozen=True):
