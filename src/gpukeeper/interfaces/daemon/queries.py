@@ -8,7 +8,7 @@ long search keeps the passes from writing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -44,8 +44,8 @@ SHOWN_TIMELINE = timedelta(hours=24)
 
 
 class Queries:
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, web_warnings: Callable[[], tuple[str, ...]] = tuple) -> None:
+        self._session, self._web_warnings = session, web_warnings
         self._reader: SqliteLedger | None = None
         self._hours: SqliteUsage | None = None
 
@@ -128,7 +128,8 @@ class Queries:
         if verb == "policy":
             return policy_view(self._session, named=who != NOT_NAMED, admin=admin, now=now)
         async with asyncio.timeout(READING.total_seconds()):
-            return await health_view(self._session, self._lines(), admin=admin, now=now)
+            found = await health_view(self._session, self._lines(), admin=admin, now=now)
+        return msgspec.structs.replace(found, web_warnings=self._web_warnings())
 
     async def _about(self, words: str, last: int = MOST_LINES) -> Sequence[Event]:
         async with asyncio.timeout(READING.total_seconds()):

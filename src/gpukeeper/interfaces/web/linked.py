@@ -16,6 +16,7 @@ from gpukeeper.interfaces.link import (
     Credentials,
     FromDaemon,
     Question,
+    TlsPair,
     Welcome,
     frame,
     read_frame,
@@ -37,8 +38,11 @@ class LinkedDaemon:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         revocations: Revocations,
+        welcome: Welcome,
     ) -> None:
         self._settings, self._reader, self._writer, self._revocations = settings, reader, writer, revocations
+        self.account, self.tls = welcome.account, welcome.tls
+        self.on_tls: Callable[[TlsPair], None] = lambda pair: None  # called with a renewed certificate
         self._machines = Machines()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._ids = count(1)
@@ -86,6 +90,8 @@ class LinkedDaemon:
                     self._machines.change(message.delta, patched(before, message.delta))
                 elif isinstance(message, Answer):
                     self._answered(message)
+                elif isinstance(message, TlsPair):
+                    self.on_tls(message)
         finally:
             for future in self._waiting.values():
                 if not future.done():
@@ -107,5 +113,6 @@ async def connect(link: socket.socket, revocations: Revocations) -> LinkedDaemon
         anonymous=welcome.anonymous,
         session_seconds=welcome.session_seconds,
         version=welcome.version,
+        site=welcome.site,
     )
-    return LinkedDaemon(settings, reader, writer, revocations)
+    return LinkedDaemon(settings, reader, writer, revocations, welcome)

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from gpukeeper.interfaces.web.api.routes import API_ROUTES
 from gpukeeper.interfaces.web.app import Page
-from gpukeeper.interfaces.web.pages import acceptance, account, fleet, health, history, plan, policy, usage, workload
+from gpukeeper.interfaces.web.pages import (
+    acceptance,
+    account,
+    fleet,
+    health,
+    history,
+    metrics,
+    plan,
+    policy,
+    usage,
+    workload,
+)
 
 ROUTES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/", fleet.show),
@@ -23,6 +34,7 @@ ROUTES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/health", health.show),
     ("GET", "/healthz", health.alive),
     ("GET", "/readyz", health.ready),
+    ("GET", "/metrics", metrics.show),
     ("GET", "/login", account.how),
     ("GET", "/login/{token}", account.confirm),
     ("POST", "/login/{token}", account.redeem),
