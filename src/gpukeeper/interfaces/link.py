@@ -46,11 +46,13 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, tag="question"):
-    """`verb` of the request: what people ask for on the socket, or one of daemon/web.VERBS."""
+    """`verb` of the request: what people ask for on the socket, or one of daemon/web.VERBS. `machine`: whom it is for;
+    empty: all, or whoever answers."""
 
     id: int
     credentials: Credentials
     request: Request
+    machine: str = ""
 
 
 # From the daemon.
@@ -100,6 +102,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     key: bytes
     anonymous: bool  # reading needs no login
     session_seconds: int
+    fleet: bool = False  # of many machines, over their copy
     site: SiteSettings = SiteSettings()
     account: Account | None = None
     tls: TlsPair | None = None
@@ -110,6 +113,14 @@ class Change(msgspec.Struct, frozen=True, tag="change"):
 
     delta: Delta
     whole: bool = False
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True, tag="condition"):
+    """Of where views come from. `problem`: why they are not renewed; empty: they are. `silent`: machines of which there
+    is no view, and why."""
+
+    problem: str = ""
+    silent: tuple[tuple[str, str], ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
@@ -124,7 +135,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     body: bytes = b"null"
 
 
-FromDaemon = Welcome | Change | Answer | TlsPair
+FromDaemon = Welcome | Change | Condition | Answer | TlsPair
 
 
 def frame(message: object) -> bytes:

@@ -18,7 +18,7 @@ from gpukeeper.engine.refresh import refresh
 from gpukeeper.engine.requests import DataReply, Reply, Request, fulfil
 from gpukeeper.interfaces.daemon import identity
 from gpukeeper.interfaces.daemon.identity import ANONYMOUS, NOT_LOGGED_IN, Identity, answer_login, identify
-from gpukeeper.interfaces.daemon.limiter import RequestLimiter
+from gpukeeper.interfaces.daemon.limiter import RateLimits, RequestLimiter
 from gpukeeper.interfaces.daemon.present import present_view
 from gpukeeper.interfaces.daemon.queries import VERBS, Queries
 from gpukeeper.interfaces.daemon.requests import WebLogins
@@ -66,6 +66,7 @@ class WebProcess:
     ) -> None:
         self._session, self._logins, self._log, self._metrics = session, logins, log, metrics
         self._limiter = RequestLimiter()
+        self._reads = RequestLimiter(_READS)  # of their own: a stop takes its grace, and its person reads meanwhile
         self.settings = WebSettings(lambda: session.book.policy.web, listener.getsockname()[0], log)
         self._queries = Queries(session, lambda: self.settings.warnings)
         self.revocations = new_revocations()
@@ -90,16 +91,7 @@ class WebProcess:
         )
 
     async def publish(self, send: Send) -> None:
-        """Until the web process must be started again."""
-        views = asyncio.create_task(self._publish_views(send))
-        following = asyncio.create_task(self.settings.follow(send))
-        try:
-            done, _ = await asyncio.wait((views, following), return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                one.result()
-        finally:
-            views.cancel()
-            following.cancel()
+        await self.settings.serve(self._publish_views(send), send)
 
     async def _publish_views(self, send: Send) -> None:
         live, loop = self._session.keeper.live, asyncio.get_running_loop()
@@ -146,6 +138,12 @@ class WebProcess:
             body=body,
         )
 
+    @asynccontextmanager
+    async def _turn(self, limiter: RequestLimiter, who: Identity) -> AsyncIterator[None]:
+        async with limiter.turn(who.turn):
+            await asyncio.sleep(limiter.wait(who.turn, asyncio.get_running_loop().time()))
+            yield
+
     async def _answer(self, question: Question) -> tuple[Identity, Reply]:
         session, request = self._session, question.request
         now, proxied = session.keeper.clock.now(), self.settings.proxy_configured
@@ -154,16 +152,17 @@ class WebProcess:
             return who, await self._answer_login(who, request)
         if not who.name and not self.settings.anonymous:
             return who, _LOG_IN
-        async with self._limiter.turn(who.turn):
-            await asyncio.sleep(self._limiter.wait(who.turn, asyncio.get_running_loop().time()))
-            if request.verb in identity.VERBS:
-                return who, await self._answer_login(who, request)
-            if request.verb == "metrics":
+        if request.verb in identity.VERBS:
+            return who, await self._answer_login(who, request)
+        if request.verb == "metrics":
+            async with self._turn(self._reads, who):
                 return who, await self._read_metrics()
-            if request.verb in VERBS:
+        if request.verb in VERBS:
+            async with self._turn(self._reads, who):
                 return who, await self._queries.answer(who.reader, request)
-            if not who.name:
-                return who, _LOG_IN
+        if not who.name:
+            return who, _LOG_IN
+        async with self._turn(self._limiter, who):
             keeper = with_origin(session.keeper, who.name, who.via)
             reply = await fulfil(keeper, session.book, who.name, request, uid=who.uid)
             await refresh(session.keeper, session.book, request.workload)
@@ -181,4 +180,5 @@ class WebProcess:
         return DataReply(done=True, words=page.type, body=msgspec.Raw(msgspec.json.encode(page.body.decode())))
 
 
+_READS = RateLimits(burst=200, pause=0.1)  # a page asks up to three times
 _LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)

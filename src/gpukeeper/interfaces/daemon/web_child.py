@@ -49,12 +49,14 @@ async def supervised(
     """Runs while the block does. Closes the listener."""
     address = f"[{where.address}]" if ":" in where.address else where.address
     log(f"serving the dashboard on {scheme}://{address}:{listener.getsockname()[1]}/")
-    supervising = asyncio.create_task(WebChild(backend, listener, log).supervise())
+    child = WebChild(backend, listener, log)
+    supervising = asyncio.create_task(child.supervise())
     try:
         yield
     finally:
         supervising.cancel()
         await asyncio.gather(supervising, return_exceptions=True)
+        await child.end_replies()
         listener.close()
 
 
@@ -77,16 +79,27 @@ def listen(where: Endpoint) -> socket.socket:
 class WebChild:
     def __init__(self, backend: Backend, listener: socket.socket, log: Log) -> None:
         self._backend, self._listener, self._log = backend, listener, log
+        self._replies: set[asyncio.Task[None]] = set()
 
     async def supervise(self) -> None:
         """Starts it again when it ends, later each time it does so soon."""
         loop, pause = asyncio.get_running_loop(), BACKOFF[0]
         while True:
             begun = loop.time()
-            code = await self._run()
-            pause = BACKOFF[0] if loop.time() - begun > HEALTHY else min(pause * 2, BACKOFF[1])
-            self._log(f"the web process ended ({_ending(code)}); starting it again in {pause:g} s")
+            try:
+                why = _ending(await self._run())
+            except Exception as problem:  # passes go on, and it is tried again
+                why = repr(problem)
+            pause = BACKOFF[0] if loop.time() - begun > HEALTHY else pause
+            self._log(f"the web process ended ({why}); starting it again in {pause:g} s")
             await asyncio.sleep(pause)
+            pause = min(pause * 2, BACKOFF[1])
+
+    async def end_replies(self) -> None:
+        """Requests in progress are interrupted; the next start inspects open intents first."""
+        for task in self._replies:
+            task.cancel()
+        await asyncio.gather(*self._replies, return_exceptions=True)
 
     async def _run(self) -> int:
         ours, theirs = socket.socketpair()
@@ -116,7 +129,9 @@ class WebChild:
             await asyncio.wait_for(writer.drain(), STUCK)
 
         async def reply(question: Question) -> None:
-            await send(await self._backend.answer(question))
+            answer = await self._backend.answer(question)
+            with suppress(ConnectionError, TimeoutError):
+                await send(answer)
 
         try:
             await send(await self._backend.welcome())
@@ -124,7 +139,10 @@ class WebChild:
                 publishing = group.create_task(self._backend.publish(send))
                 publishing.add_done_callback(lambda task: writer.close())
                 while (question := await read_frame(reader, Question, LARGEST_QUESTION)) is not None:
-                    group.create_task(reply(question))
+                    # Outside the group: a stop is not left in the middle because the web process ended.
+                    task = asyncio.create_task(reply(question))
+                    self._replies.add(task)
+                    task.add_done_callback(self._replies.discard)
                 publishing.cancel()
         except* (ConnectionError, TimeoutError, ValueError, KeeperError) as problems:
             self._log(f"the web process is ended: {problems.exceptions[0]}")

@@ -5,8 +5,9 @@ again; renewed certificates are sent to it as it runs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
+from typing import Any
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.interfaces.tls_files import read_tls, tls_stamp
@@ -55,6 +56,17 @@ class WebSettings:
             if words not in warned:
                 self._log(f"WARNING: {words}")
         return self._setup
+
+    async def serve(self, publishing: Coroutine[Any, Any, None], send: Send) -> None:
+        """Publishes until the web process must be started again."""
+        tasks = [asyncio.create_task(one) for one in (publishing, self.follow(send))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for one in tasks:
+                one.cancel()
 
     async def follow(self, send: Send) -> None:
         """Sends renewed certificates; returns when the web process must be started again."""

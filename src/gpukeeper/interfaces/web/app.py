@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.link import LOOPBACK_HOSTS, Answer, Credentials, Person
 from gpukeeper.interfaces.web import charts, words
+from gpukeeper.interfaces.web.bulk import BulkRuns
 from gpukeeper.interfaces.web.guard import hostname_of
 from gpukeeper.interfaces.web.peers import Peers
 from gpukeeper.interfaces.web.security import (
@@ -55,6 +56,7 @@ class Site:
         self.logins = Bucket(rate=5 / 60, burst=10)
         self.reads = Bucket(rate=50, burst=200)
         self.changes = Bucket(rate=0.5, burst=20)
+        self.bulk = BulkRuns()
         self.unknown = Bucket(rate=20, burst=100)  # logins that do not exist, by address
 
     def _on_change(self, machine: str, delta: Delta, view: MachineView) -> None:
@@ -127,6 +129,8 @@ class Site:
             theme=theme if theme in THEMES else "",
             version=self.source.settings.version,
             machines=len(self.source.machines),
+            machine_names=sorted(self.source.machines),
+            condition=self.source.condition,
             **context,
         )
         return HTMLResponse(body, status, headers={"cache-control": "no-store"})
@@ -174,7 +178,12 @@ def session_cookie(site: Site, request: HttpRequest, response: Response, secret:
 
 
 async def form_of(request: HttpRequest) -> dict[str, str]:
-    return dict(parse_qsl((await request.body()).decode(errors="replace"), keep_blank_values=True))
+    return dict(await form_pairs(request))
+
+
+async def form_pairs(request: HttpRequest) -> list[tuple[str, str]]:
+    """With every value of a field that is given more than once."""
+    return parse_qsl((await request.body()).decode(errors="replace"), keep_blank_values=True)
 
 
 def as_json(value: object) -> bytes:

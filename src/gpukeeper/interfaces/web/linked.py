@@ -13,6 +13,7 @@ from gpukeeper.interfaces.link import (
     LARGEST,
     Answer,
     Change,
+    Condition,
     Credentials,
     FromDaemon,
     Question,
@@ -44,6 +45,7 @@ class LinkedDaemon:
         self.account, self.tls = welcome.account, welcome.tls
         self.on_tls: Callable[[TlsPair], None] = lambda pair: None  # called with a renewed certificate
         self._machines = Machines()
+        self._condition = Condition()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._ids = count(1)
         self._reading = asyncio.create_task(self._read())
@@ -60,6 +62,10 @@ class LinkedDaemon:
     def machines(self) -> Mapping[str, MachineView]:
         return self._machines.views
 
+    @property
+    def condition(self) -> Condition:
+        return self._condition
+
     def listen(self, listener: Listener) -> Callable[[], None]:
         return self._machines.listen(listener)
 
@@ -70,7 +76,7 @@ class LinkedDaemon:
         try:
             if self._reading.done():
                 raise SourceLost("the daemon has ended")
-            self._writer.write(frame(Question(id=number, credentials=credentials, request=request)))
+            self._writer.write(frame(Question(id=number, credentials=credentials, request=request, machine=machine)))
             await self._writer.drain()
             return await asyncio.wait_for(future, SECONDS)
         except (TimeoutError, ConnectionError) as error:
@@ -88,6 +94,8 @@ class LinkedDaemon:
                     machine = message.delta.head.machine
                     before = None if message.whole else self._machines.views.get(machine)
                     self._machines.change(message.delta, patched(before, message.delta))
+                elif isinstance(message, Condition):
+                    self._condition = message
                 elif isinstance(message, Answer):
                     self._answered(message)
                 elif isinstance(message, TlsPair):
@@ -114,5 +122,6 @@ async def connect(link: socket.socket, revocations: Revocations) -> LinkedDaemon
         session_seconds=welcome.session_seconds,
         version=welcome.version,
         site=welcome.site,
+        fleet=welcome.fleet,
     )
     return LinkedDaemon(settings, reader, writer, revocations, welcome)

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import Answer, Credentials, SiteSettings
+from gpukeeper.interfaces.link import Answer, Condition, Credentials, SiteSettings
 from gpukeeper.views.live import Delta, MachineView
 
 
@@ -21,6 +21,7 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     session_seconds: int
     version: str
     site: SiteSettings = SiteSettings()
+    fleet: bool = False  # many machines, over their copy
 
 
 Listener = Callable[[str, Delta, MachineView], None]
@@ -38,6 +39,9 @@ class Source(Protocol):
     def machines(self) -> Mapping[str, MachineView]:
         """The newest view of each, by name. Empty until the first arrives."""
         ...
+
+    @property
+    def condition(self) -> Condition: ...
 
     async def ask(self, credentials: Credentials, machine: str, request: Request) -> Answer:
         """Raises SourceLost when no answer can come."""

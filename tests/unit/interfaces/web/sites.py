@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.daemon.web import WebProcess
-from gpukeeper.interfaces.link import Answer, Credentials, Question, SiteSettings
+from gpukeeper.interfaces.link import Answer, Condition, Credentials, Question, SiteSettings
 from gpukeeper.interfaces.web.application import make_app
 from gpukeeper.interfaces.web.security import Bucket
 from gpukeeper.interfaces.web.source import Listener, Machines, SourceSettings
@@ -37,6 +37,7 @@ class InProcess:
         self.web = web
         self.settings = SourceSettings(key=b"k" * 32, anonymous=anonymous, session_seconds=3600, version="0", site=site)
         self._machines = Machines()
+        self.condition = Condition()
         self._sent: MachineView | None = None
 
     @property
@@ -67,8 +68,8 @@ class InProcess:
 class Dashboard:
     """`ann` has a running workload, `bob` one that ended; `root` is an admin."""
 
-    def __init__(self, client: TestClient, app: Starlette, session: Session, logins: Any) -> None:
-        self.client, self.app, self.session, self.logins = client, app, session, logins
+    def __init__(self, client: TestClient, app: Starlette, session: Session, logins: Any, fleet: Fleet) -> None:
+        self.client, self.app, self.session, self.logins, self.fleet = client, app, session, logins, fleet
         self._tokens: dict[str, str] = {}
 
     def call(self, work: Callable[[], Any]) -> Any:
@@ -131,7 +132,7 @@ def dashboard(
 
     try:
         with TestClient(app, client=(client_address, 50000), raise_server_exceptions=raising) as client:
-            made = Dashboard(client, app, session, logins)
+            made = Dashboard(client, app, session, logins, fleet)
             made.call(begin)
             yield made
     finally:

@@ -81,13 +81,23 @@ def test_a_gpu_has_a_page_with_its_figures(site: Dashboard) -> None:
         reason="slow",
         device="gpu",
         gpus={"S1": Grade.PASS, "S2": Grade.WARN},
-        values={"S1": {"gemm.tflops bf16": 700.0}, "S2": {"gemm.tflops bf16": 600.0}},
+        values={"S1": {"gemm.tflops bf16": 700.0}},
+        not_passed={"S2": {"gemm.tflops bf16": 600.0}},
+        floors={"S2": {"gemm.tflops bf16": 650.0}},
+        models={"S2": "NVIDIA X"},
     )
     site.call(lambda: site.session.keeper.ledger.append([line]))
     assert "S2" in site.get("/acceptance").text
     page = site.get("/acceptance/gpu/S2").text
     assert "gemm.tflops bf16" in page
     assert 'class="peers"' in page
+    assert 'class="floor"' in page
+    assert "floor 650" in page
+    assert "did not pass" in page
+    assert "NVIDIA X" in page
+    unknown = site.get("/acceptance/gpu/S1").text
+    assert 'class="floor"' not in unknown
+    assert "no floor known: the model is unknown" in unknown
     assert site.get("/acceptance/gpu/other").status_code == 404
 
 

@@ -33,10 +33,13 @@ async def alive(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
 
 
 async def ready(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
-    """Once there is something to show, and while it is up to date."""
+    """Once there is something to show, and while it is renewed."""
+    problem = site.source.condition.problem
+    if problem:
+        return PlainTextResponse(f"the fleet database cannot be read: {problem}\n", 503)
     if not site.source.machines:
-        return PlainTextResponse("no view of any machine was received yet\n", 503)
+        return PlainTextResponse("no view of any machine yet\n", 503)
     age = time.monotonic() - site.changed_at
-    if age > TOO_OLD:
+    if age > TOO_OLD and not site.source.settings.fleet:
         return PlainTextResponse(f"the last view was received {age:.0f} s ago; is the daemon overloaded?\n", 503)
     return PlainTextResponse("ok\n")

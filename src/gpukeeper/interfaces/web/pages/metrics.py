@@ -12,6 +12,7 @@ from gpukeeper.interfaces.web.pages.asking import machine_of
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model import reading
 
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
 REASONS = ("address", "csrf", "host", "open pages", "origin", "proxy header", "rate", "size")
 REFUSED, CONNECTIONS = "gpukeeper_web_refused_total", "gpukeeper_web_connections"
 MEANING = {
@@ -21,16 +22,18 @@ MEANING = {
 
 
 async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
+    """Over a fleet: the machines serve their own."""
+    text, kind = ("", TEXT) if site.source.settings.fleet else await _of_daemon(site, request, visitor)
+    connections = getattr(request.app.state, "connections", None)
+    text += own_series(site, 0 if connections is None else len(connections.open))
+    return Response(text, media_type=kind, headers={"cache-control": "no-store"})
+
+
+async def _of_daemon(site: Site, request: HttpRequest, visitor: Visitor) -> tuple[str, str]:
     answer = await site.ask(visitor, machine_of(site, request), Request(verb="metrics"))
     if not answer.done:
         raise HTTPException(503, f"{answer.words}.")
-    text = reading.decode(answer.body, type=str)
-    connections = getattr(request.app.state, "connections", None)
-    return Response(
-        text + own_series(site, 0 if connections is None else len(connections.open)),
-        media_type=answer.words,
-        headers={"cache-control": "no-store"},
-    )
+    return reading.decode(answer.body, type=str), answer.words
 
 
 def own_series(site: Site, connections: int) -> str:

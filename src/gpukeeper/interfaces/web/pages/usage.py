@@ -21,7 +21,7 @@ from gpukeeper.interfaces.terminal.usage_tables import (
     total_rows,
 )
 from gpukeeper.interfaces.web.app import Site
-from gpukeeper.interfaces.web.pages.asking import ask_for, machine_of
+from gpukeeper.interfaces.web.pages.asking import ask_for, machine_or_all
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model.errors import UsageError
 from gpukeeper.views.usage import month
@@ -55,6 +55,8 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         days_given=query.get("days", "" if query.get("month") else "30"),
         month_given=query.get("month", ""),
         owner=query.get("owner", ""),
+        machine=query.get("machine", ""),
+        all_machines=True,
         query=request.url.query,
     )
 
@@ -80,7 +82,7 @@ async def _report(site: Site, request: HttpRequest, visitor: Visitor) -> UsageRe
         zone=query.get("zone", "")[:60],
         owner=query.get("owner", "")[:200] or None,
     )
-    return await ask_for(site, visitor, machine_of(site, request), UsageReport, asked)
+    return await ask_for(site, visitor, machine_or_all(site, query.get("machine", "")), UsageReport, asked)
 
 
 def _span(named: str, days: str, zone: str) -> tuple[datetime, datetime]:
