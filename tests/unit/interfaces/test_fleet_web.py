@@ -17,6 +17,7 @@ from gpukeeper.interfaces.daemon.fleet_requests import FleetRequests
 from gpukeeper.interfaces.daemon.fleet_state import OLD, FleetState
 from gpukeeper.interfaces.daemon.fleet_web import FleetWeb
 from gpukeeper.interfaces.daemon.serve_fleet import fleet_access
+from gpukeeper.interfaces.daemon.web_settings import WebSettings
 from gpukeeper.interfaces.link import Answer, Change, Condition, Credentials, Question
 from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable
 from gpukeeper.ledger.copy.watcher import MachineHead
@@ -65,7 +66,7 @@ class Served:
         self.web = FleetWeb(
             *(self.state, copy, self.logins, Rulebook(policy), requests, self.logged.append),
             realm="web-1",
-            anonymous=anonymous,
+            settings=WebSettings(lambda: policy.web, "127.0.0.1" if anonymous else "10.0.0.1", self.logged.append),
         )
 
     async def see(self, machine: str = "node-1", ago: float = 1.0, body: str | None = BODY, seq: int = 1) -> None:
@@ -155,6 +156,7 @@ def test_a_new_web_process_gets_everything_and_then_what_changed(tmp_path: Path)
             sent.append(message)
             arrived.set()
 
+        await served.web.welcome()
         publishing = asyncio.create_task(served.web.publish(send))
         await asyncio.wait_for(arrived.wait(), 10)
         assert sent == [Condition(problem="it was not read yet")]
