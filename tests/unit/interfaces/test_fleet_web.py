@@ -24,7 +24,7 @@ from gpukeeper.ledger.copy.watcher import MachineHead
 from gpukeeper.ledger.logins import LoginKind, Logins, open_logins
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.policy import Fleet, Mode, Policy
+from gpukeeper.model.policy import Fleet, Mode, Policy, Web
 from gpukeeper.views.live import MachineView
 from tests.cli.fleet import Fleet as CommandFleet
 from tests.unit.views.test_live import AT
@@ -60,7 +60,7 @@ class Served:
         self.logged: list[str] = []
         self.copy = NoDatabase()
         self.state = FleetState(asyncio.get_running_loop(), self.logged.append)
-        policy = Policy(admins=("eve",), fleet=Fleet(same_users=same_users))
+        policy = Policy(admins=("eve",), fleet=Fleet(same_users=same_users), web=Web(plain_http=True))
         copy = cast(CopyReader, self.copy)
         requests = FleetRequests(copy, "web-1", key)
         self.web = FleetWeb(
