@@ -23,6 +23,7 @@ from gpukeeper.interfaces.daemon.limiter import RequestLimiter
 from gpukeeper.interfaces.daemon.queries import NOT_NAMED, VERBS
 from gpukeeper.interfaces.daemon.web import READS
 from gpukeeper.interfaces.daemon.web_child import Log, Send
+from gpukeeper.interfaces.daemon.web_settings import WebSettings
 from gpukeeper.interfaces.link import Answer, Change, Condition, Person, Question, Welcome
 from gpukeeper.interfaces.revocations import new_revocations
 from gpukeeper.ledger.copy.reader import CopyReader
@@ -51,10 +52,10 @@ class FleetWeb:
         log: Log,
         *,
         realm: str,
-        anonymous: bool,
+        settings: WebSettings,
     ) -> None:
         self._state, self._logins, self._book, self._log = state, logins, book, log
-        self._requests, self._realm, self._anonymous = requests, realm, anonymous
+        self._requests, self._realm, self._settings = requests, realm, settings
         self._queries = FleetQueries(copy, self._views, book.policy.prices)
         self._reads, self._changes = RequestLimiter(READS), RequestLimiter()
         self.revocations = new_revocations()
@@ -69,16 +70,23 @@ class FleetWeb:
         return self._state.views
 
     async def welcome(self) -> Welcome:
+        setup = await self._settings.setup()
         return Welcome(
             machine=self._realm,
             version=__version__,
             key=await self._logins.key("cookies"),
-            anonymous=self._anonymous,
-            session_seconds=int(identity.SESSION_LASTS.total_seconds()),
+            anonymous=self._settings.anonymous,
+            session_seconds=int(self._settings.sessions.total_seconds()),
             fleet=True,
+            site=setup.site,
+            account=setup.account,
+            tls=setup.tls,
         )
 
     async def publish(self, send: Send) -> None:
+        await self._settings.serve(self._publish_views(send), send)
+
+    async def _publish_views(self, send: Send) -> None:
         """A machine that was removed from the fleet stays, marked as old, until this server is started again."""
         state, sent = self._state, dict[str, MachineView]()
         condition: Condition | None = None
@@ -101,7 +109,8 @@ class FleetWeb:
         """With the rights of the person whose credentials it carries. Every refusal is a sentence."""
         who = ANONYMOUS
         try:
-            who = await identify(self._logins, question.credentials, datetime.now(UTC))
+            proxied = self._settings.proxy_configured
+            who = await identify(self._logins, question.credentials, datetime.now(UTC), proxied=proxied)
             reply = await self._answer(who, question)
         except KeeperError as problem:
             reply = Reply(done=False, words=str(problem), exit_code=problem.exit_code)
@@ -121,7 +130,7 @@ class FleetWeb:
 
     async def _answer(self, who: Identity, question: Question) -> Reply:
         request, machine = question.request, question.machine
-        if not who.name and not self._anonymous and request.verb not in ("redeem", "whoami"):
+        if not who.name and not self._settings.anonymous and request.verb not in ("redeem", "whoami"):
             return LOG_IN
         if request.verb in identity.VERBS:
             return await answer_login(self._logins, self._book, who, request, datetime.now(UTC))
