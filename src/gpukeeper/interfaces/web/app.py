@@ -131,6 +131,7 @@ class Site:
             machines=len(self.source.machines),
             machine_names=sorted(self.source.machines),
             condition=self.source.condition,
+            fleet=self.source.settings.fleet,
             **context,
         )
         return HTMLResponse(body, status, headers={"cache-control": "no-store"})

@@ -98,7 +98,7 @@ def groups(chosen: Chosen, wanted: Selection) -> list[tuple[str, str, list[GpuTi
 
 def is_unmeasured(one: GpuTile) -> bool:
     """Held by a workload, and its use could not be measured."""
-    return bool(one.key) and isinstance(one.use, Unknown)
+    return bool(one.key) and isinstance(one.use, Unknown) and one.as_of is None
 
 
 def counted(gpus: Sequence[GpuTile]) -> list[tuple[str, int]]:
