@@ -68,6 +68,7 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
         schedule=_value(model.Schedule, file.schedule),
         ledger=_value(model.LedgerKeep, file.ledger),
         prices=_value(model.Prices, file.prices),
+        metrics=_value(model.MetricsSettings, file.metrics),
         fleet=_value(model.Fleet, file.fleet),
     )
     return msgspec.structs.replace(policy, digest=digest_of(policy))

@@ -258,6 +258,16 @@ class BuildCache(Section):
     unused: f.Limit = about(_BC.unused, "Remove if no build used it for this time. `none`: only report.")
 
 
+_M = model.MetricsSettings()
+
+
+class Metrics(Section):
+    sizes: f.Limit = about(
+        _M.sizes,
+        "How often the bytes of images, containers and logs are measured; less often if that is slow. `none`: never.",
+    )
+
+
 _E = model.Capture()
 _EVIDENCE = tuple(_E.what)
 
@@ -505,4 +515,5 @@ class PolicyFile(Section):
     schedule: Schedule = about(Schedule(), "When passes run.")
     ledger: Ledger = about(Ledger(), "How long records are kept.")
     prices: Prices = about(Prices(), "What GPUs cost, for `gpukeeper report`. Nothing is decided by it.")
+    metrics: Metrics = about(Metrics(), "What is measured for metrics only. Nothing is decided by it.")
     fleet: Fleet = about(Fleet(), "Copy of this machine's records in a PostgreSQL database that many machines share.")

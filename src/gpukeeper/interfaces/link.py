@@ -18,6 +18,7 @@ from gpukeeper.views.live import Delta
 
 LARGEST = 256 * 1024 * 1024  # bytes of a frame from the daemon
 LARGEST_QUESTION = 256 * 1024  # from the web process
+NOT_COPIED, NO_COPY = 14, 15  # exit codes of an answer: the copy of a fleet does not hold it; it cannot be read now
 PERSON = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")  # a name that a proxy may report
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _LENGTH = 4

@@ -225,6 +225,10 @@ class Capture(Value, frozen=True, kw_only=True):
     quota: int = 20 * 1024**3
 
 
+class MetricsSettings(Value, frozen=True, kw_only=True):
+    sizes: timedelta | None = 30 * MINUTE  # how often the bytes of images, containers and logs are measured
+
+
 class GpuSettings(Value, frozen=True, kw_only=True):
     """The GPUs of the machine gpukeeper runs on."""
 
@@ -353,5 +357,6 @@ class Policy(Value, frozen=True, kw_only=True):
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()
     prices: Prices = Prices()
+    metrics: MetricsSettings = MetricsSettings()
     fleet: Fleet = Fleet()
     digest: str = ""  # of the effective values; identifies the policy that decided

@@ -30,7 +30,7 @@ class WebLogins(NamedTuple):
     listener: socket.socket
 
     def url(self, web: Web) -> str:
-        """As browsers reach it: as configured, or on this machine."""
+        """As configured, or as the log prints it: a browser sends a cookie to that host only."""
         if web.url is not None:
             return web.url
         scheme = "http" if web.tls.certificate is None else "https"
@@ -39,7 +39,7 @@ class WebLogins(NamedTuple):
         return f"{scheme}://{address}:{self.where.port}"
 
 
-_ANY = ("0.0.0.0", "::", "127.0.0.1", "::1")  # noqa: S104
+_ANY = ("0.0.0.0", "::")  # noqa: S104
 
 
 class DaemonResponder:

@@ -79,6 +79,7 @@ async def serve_until_stopped(
         async with asyncio.TaskGroup() as group:
             book = PolicyReloader(session, policy, log)
             made = Watch(session.keeper, book, stop, passed, log, book.refresh, hooks.in_progress)
+            made.tick = min(made.tick, session.book.policy.activity.tick)  # of the first measurement
             group.create_task(watch(made))
             group.create_task(rotate_daily(session, stop, log))
             group.create_task(FleetCopy(session, log).run(stop))

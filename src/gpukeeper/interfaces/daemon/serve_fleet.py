@@ -15,7 +15,8 @@ import msgspec
 from gpukeeper.engine.requests import Reply, Request
 from gpukeeper.interfaces.daemon import identity
 from gpukeeper.interfaces.daemon.fleet_requests import FleetRequests
-from gpukeeper.interfaces.daemon.fleet_web import FleetState, FleetWeb
+from gpukeeper.interfaces.daemon.fleet_state import FleetState
+from gpukeeper.interfaces.daemon.fleet_web import FleetWeb
 from gpukeeper.interfaces.daemon.identity import Identity
 from gpukeeper.interfaces.daemon.requests import WebLogins, log_in
 from gpukeeper.interfaces.daemon.server import listening, notify_systemd

@@ -19,7 +19,7 @@ from gpukeeper.engine.requests import DataReply, Reply, Request, fulfil
 from gpukeeper.interfaces.daemon import identity
 from gpukeeper.interfaces.daemon.identity import ANONYMOUS, NOT_LOGGED_IN, Identity, answer_login, identify
 from gpukeeper.interfaces.daemon.limiter import RateLimits, RequestLimiter
-from gpukeeper.interfaces.daemon.present import present_view
+from gpukeeper.interfaces.daemon.present import PresentView
 from gpukeeper.interfaces.daemon.queries import VERBS, Queries
 from gpukeeper.interfaces.daemon.requests import WebLogins
 from gpukeeper.interfaces.daemon.web_child import Log, Send, supervised
@@ -30,11 +30,11 @@ from gpukeeper.interfaces.telemetry.pages import Page as MetricsPage
 from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.views.live import MachineView, difference
+from gpukeeper.views.live import MachineView
 from gpukeeper.wiring.session import Session
 
-NEVER_SOONER = 1.0  # seconds between two views
-SHARE = 20  # building views takes at most one part in so many of the time
+NEVER_SOONER = 0.5  # seconds between two changes that are sent
+SHARE = 4  # pauses are so many times as long as the work before them
 AT_LEAST = 15.0  # seconds: a view is sent that often though nothing changed, so that its age tells something
 
 
@@ -66,9 +66,10 @@ class WebProcess:
     ) -> None:
         self._session, self._logins, self._log, self._metrics = session, logins, log, metrics
         self._limiter = RequestLimiter()
-        self._reads = RequestLimiter(_READS)  # of their own: a stop takes its grace, and its person reads meanwhile
+        self._reads = RequestLimiter(READS)  # of their own: a stop takes its grace, and its person reads meanwhile
         self.settings = WebSettings(lambda: session.book.policy.web, listener.getsockname()[0], log)
         self._queries = Queries(session, lambda: self.settings.warnings)
+        self._present = PresentView(session)
         self.revocations = new_revocations()
         logins.on_revoke = self.revocations.increase
 
@@ -94,21 +95,18 @@ class WebProcess:
         await self.settings.serve(self._publish_views(send), send)
 
     async def _publish_views(self, send: Send) -> None:
-        live, loop = self._session.keeper.live, asyncio.get_running_loop()
-        sent: MachineView | None = None
+        live, sent = self._session.keeper.live, 0
         while True:
             live.changed.clear()
-            begun = loop.time()
-            view = await self.view()
-            await send(Change(difference(sent, view), whole=sent is None))
-            sent = view
-            spent = loop.time() - begun
-            await asyncio.sleep(max(NEVER_SOONER, spent * SHARE))
+            whole = not self._present.knows(sent)
+            delta, sent = await self._present.changes(sent)
+            await send(Change(delta, whole=whole))
+            await asyncio.sleep(max(NEVER_SOONER, self._present.busy * SHARE))
             with suppress(TimeoutError):
                 await asyncio.wait_for(live.changed.wait(), AT_LEAST)
 
     async def view(self) -> MachineView:
-        return await present_view(self._session)
+        return await self._present.view()
 
     async def answer(self, question: Question) -> Answer:
         """With the rights of the person whose credentials it carries. Every refusal is a sentence."""
@@ -180,5 +178,5 @@ class WebProcess:
         return DataReply(done=True, words=page.type, body=msgspec.Raw(msgspec.json.encode(page.body.decode())))
 
 
-_READS = RateLimits(burst=200, pause=0.1)  # a page asks up to three times
+READS = RateLimits(burst=200, pause=0.1)  # a page asks up to three times
 _LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)

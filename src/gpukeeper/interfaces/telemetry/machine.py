@@ -1,10 +1,12 @@
-"""Series of the GPUs of a machine, of its last acceptance runs and of its copy in the fleet database.
+"""Series of the GPUs of a machine and their owners, of its last acceptance runs, events and storage, and of its copy in
+the fleet database.
 
 At most MOST_GPUS are exported one by one; beyond that only the sums. What was not measured has no series.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -13,14 +15,18 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily
 
 from gpukeeper.acceptance.recording import ref_of
+from gpukeeper.engine.slices import in_slices
+from gpukeeper.interfaces.telemetry.owners import cores_by_owner, of_owners
 from gpukeeper.interfaces.telemetry.series import gauge
+from gpukeeper.interfaces.telemetry.storage import StorageFacts, StorageWatch, of_storage
 from gpukeeper.ledger.copy.state import CopyState
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.grade import Past
 from gpukeeper.model.memory import EMPTY
-from gpukeeper.model.subject import Shape
+from gpukeeper.model.policy import DAY, MINUTE
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import GpuState, GpuTile, gpu_tiles
+from gpukeeper.views.live import GpuState, GpuTile
+from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.wiring.benches import node_name
 from gpukeeper.wiring.session import Session
 
@@ -39,6 +45,9 @@ class MachineFacts(msgspec.Struct, frozen=True):
     tiles: tuple[GpuTile, ...] = ()
     tested: tuple[Past, ...] = ()
     copy: CopyState | None = None
+    cores: Mapping[str, float] = {}  # by owner
+    events: Mapping[str, int] | None = None  # by type, of the last day; None: could not be read
+    storage: tuple[StorageFacts, ...] = ()
 
 
 class MachineReader:
@@ -47,30 +56,50 @@ class MachineReader:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._node = ref_of(node_name()).key
+        self._rows = LiveRows(session.keeper.host)
+        self._updating = asyncio.Lock()
         self._tiles: tuple[GpuTile, ...] = ()
         self._version = -1
+        self._events: dict[str, int] = {}
+        self._counted: datetime | None = None
+        self._storage = StorageWatch(session.storage, lambda: session.book.policy.metrics.sizes)
         live = session.keeper.live
         if not live.enabled:
             live.enabled, live.gpus_only = True, True
 
     async def read(self) -> MachineFacts:
         """If the ledger cannot be read, only what needs none of it: the other series must not be missing."""
-        copy = self._session.copy_state()
+        keeper = self._session.keeper
+        facts = MachineFacts(
+            copy=self._session.copy_state(),
+            cores=cores_by_owner(keeper.live, keeper.clock.now()),
+            storage=self._storage.facts(),
+        )
         try:
-            return MachineFacts(await self._gpus(), await self._tested(), copy)
+            tiles, tested, events = await self._gpus(), await self._tested(), await self._last_day()
         except LedgerError:
-            return MachineFacts(copy=copy)
+            return facts
+        return msgspec.structs.replace(facts, tiles=tiles, tested=tested, events=events)
 
     async def _gpus(self) -> tuple[GpuTile, ...]:
         session, keeper = self._session, self._session.keeper
-        version = keeper.live.version
-        if version != self._version:
-            facts = [fact for place in keeper.live.places.values() for fact in place.facts.values()]
-            keys = [one.view.subject.ref.key for one in facts if one.view.subject.shape is Shape.DEVICE]
-            remembered = await keeper.ledger.memories(keys)
-            self._tiles = gpu_tiles(keeper.live, facts, session.book, keeper.clock.now(), keeper.host, remembered)
-            self._version = version
-        return self._tiles
+        async with self._updating:
+            version = keeper.live.version
+            if version != self._version:
+                live, now = keeper.live, keeper.clock.now()
+                await in_slices(self._rows.update(live, session.book, now))
+                remembered = await keeper.ledger.memories(self._rows.devices)
+                await in_slices(self._rows.update_gpus(live, now, remembered))
+                self._tiles, self._version = self._rows.gpus, version
+            return self._tiles
+
+    async def _last_day(self) -> dict[str, int]:
+        """By an index, at most once a minute."""
+        now = self._session.keeper.clock.now()
+        if self._counted is None or not now - MINUTE < self._counted <= now:
+            self._events = await self._session.ledger.lines_by_type(now - DAY)
+            self._counted = now
+        return self._events
 
     async def _tested(self) -> tuple[Past, ...]:
         memories = await self._session.keeper.ledger.memories([self._node])
@@ -79,7 +108,11 @@ class MachineReader:
 
 def of_machine(facts: MachineFacts, now: datetime) -> Iterator[GaugeMetricFamily]:
     yield from of_gpus(facts.tiles, now)
+    yield from of_owners(facts.tiles, facts.cores)
     yield from of_acceptance(facts.tested)
+    yield from of_storage(facts.storage)
+    if facts.events is not None:
+        yield gauge("gpukeeper_events_last_day", {(name,): n for name, n in facts.events.items()}, "type")
     if facts.copy is not None:
         yield from of_copy(facts.copy)
 

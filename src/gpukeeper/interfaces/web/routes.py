@@ -25,6 +25,7 @@ ROUTES: tuple[tuple[str, str, Page], ...] = (
     ("POST", "/bulk", bulk.preview),
     ("POST", "/bulk/{token}", bulk.confirm),
     ("GET", "/bulk/{token}", bulk.show),
+    ("GET", "/find", workload.find),
     ("GET", "/workload/{id}", workload.show),
     ("POST", "/workload/{id}/{verb}", workload.change),
     ("GET", "/plan", plan.show),
