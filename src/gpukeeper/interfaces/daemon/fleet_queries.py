@@ -37,6 +37,8 @@ MISSING = {
     "explain": "each rule's verdict is not in the copy of the fleet. On {machine}: gpukeeper explain {workload}",
     "plan": "the plan with its reasons is not in the copy of the fleet. On {machine}: gpukeeper plan",
     "policy": "the policy is not in the copy of the fleet. On {machine}: gpukeeper policy show",
+    "try": "the policy is not in the copy of the fleet. On {machine}: gpukeeper policy try",
+    "preview": "a preview is made by the daemon of a machine. Use the dashboard of {machine}",
 }
 
 
