@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from gpukeeper.engine.failures import bug_words
-from gpukeeper.interfaces.daemon.present import present_view
+from gpukeeper.interfaces.daemon.present import PresentView
 from gpukeeper.ledger.copy.ship import UsageRow
 from gpukeeper.ledger.copy.shipper import View
 from gpukeeper.ledger.copy.usage_rows import usage_rows
@@ -36,6 +36,7 @@ class FleetSources:
 
     def __init__(self, session: Session, log: Callable[[str], None]) -> None:
         self._session, self._log = session, log
+        self._present = PresentView(session)
         self._view: View | None = None
         self._built = float("-inf")  # steady time
         self._last: MachineView | None = None
@@ -51,7 +52,7 @@ class FleetSources:
             if live.version != version or begun >= due:
                 version, due = live.version, begun + RENEWED
                 await self._try_build()
-                pause = max(SOONEST, (time.monotonic() - begun) * SHARE)
+                pause = max(SOONEST, self._present.busy * SHARE)
             await asyncio.sleep(pause)
 
     async def _try_build(self) -> None:
@@ -67,7 +68,7 @@ class FleetSources:
     async def _build(self) -> None:
         if not self._session.keeper.live.places:
             return  # no pass was made yet
-        view, last = await present_view(self._session), self._last
+        view, last = await self._present.view(), self._last
         if last is None or msgspec.structs.replace(last, at=view.at) != view:
             body = await asyncio.to_thread(encoded, view)
             self._view = View(1 if self._view is None else self._view.seq + 1, body)
