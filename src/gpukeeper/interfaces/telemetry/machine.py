@@ -6,6 +6,7 @@ At most MOST_GPUS are exported one by one; beyond that only the sums. What was n
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 from gpukeeper.acceptance.recording import ref_of
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk.usage import Usage, usage
+from gpukeeper.engine.slices import in_slices
 from gpukeeper.interfaces.telemetry.owners import cores_by_owner, of_owners
 from gpukeeper.interfaces.telemetry.series import gauge
 from gpukeeper.interfaces.telemetry.storage import StorageFacts, StorageWatch, of_storage
@@ -24,9 +26,9 @@ from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.grade import Past
 from gpukeeper.model.memory import EMPTY
 from gpukeeper.model.policy import DAY, MINUTE
-from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import GpuState, GpuTile, gpu_tiles
+from gpukeeper.views.live import GpuState, GpuTile
+from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.wiring.benches import node_name
 from gpukeeper.wiring.session import Session
 
@@ -58,6 +60,8 @@ class MachineReader:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._node = ref_of(node_name()).key
+        self._rows = LiveRows(session.keeper.host)
+        self._updating = asyncio.Lock()
         self._tiles: tuple[GpuTile, ...] = ()
         self._version = -1
         self._events: dict[str, int] = {}
@@ -84,14 +88,15 @@ class MachineReader:
 
     async def _gpus(self) -> tuple[GpuTile, ...]:
         session, keeper = self._session, self._session.keeper
-        version = keeper.live.version
-        if version != self._version:
-            facts = [fact for place in keeper.live.places.values() for fact in place.facts.values()]
-            keys = [one.view.subject.ref.key for one in facts if one.view.subject.shape is Shape.DEVICE]
-            remembered = await keeper.ledger.memories(keys)
-            self._tiles = gpu_tiles(keeper.live, facts, session.book, keeper.clock.now(), keeper.host, remembered)
-            self._version = version
-        return self._tiles
+        async with self._updating:
+            version = keeper.live.version
+            if version != self._version:
+                live, now = keeper.live, keeper.clock.now()
+                await in_slices(self._rows.update(live, session.book, now))
+                remembered = await keeper.ledger.memories(self._rows.devices)
+                await in_slices(self._rows.update_gpus(live, now, remembered))
+                self._tiles, self._version = self._rows.gpus, version
+            return self._tiles
 
     async def _last_day(self) -> dict[str, int]:
         """By an index, at most once a minute."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -20,6 +21,7 @@ from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.pages.fleet import counted, groups, readable, selection_of
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.interfaces.web.selection import Selection, choose
+from gpukeeper.interfaces.web.source import SourceLost
 from gpukeeper.views.live import Delta, GpuTile, MachineView
 
 SOONEST = 0.3  # seconds between two events of one page
@@ -55,11 +57,13 @@ class Feed:
     async def events(self, request: HttpRequest) -> Response:
         site = self._site
         visitor = await site.visitor(request)
-        if not visitor.logged_in and not site.source.settings.anonymous:
+        if not site.may_read(visitor):
             raise HTTPException(401, "Log in first.")
         who = visitor.person.name or visitor.credentials.address
+        site.limit(site.reads, who, "Too many requests.")
         if self._open[who] >= MOST_EACH or self._open.total() >= MOST:
-            raise HTTPException(429, "Too many open pages. Close some of them.")
+            site.refused["open pages"] += 1
+            raise HTTPException(429, "Too many open pages. Close some of them.", headers={"retry-after": "30"})
         wanted = selection_of(request)
         return StreamingResponse(
             self._stream(visitor, wanted, who),
@@ -75,11 +79,13 @@ class Feed:
             while True:
                 changed = self._changed
                 if version == self._version:
-                    try:
+                    with suppress(TimeoutError):
                         await asyncio.wait_for(changed.wait(), QUIET)
-                    except TimeoutError:
-                        yield ": nothing changed\n\n"
-                        continue
+                if not await self._is_still(visitor):
+                    return  # logged out, or with other rights: the page connects again
+                if version == self._version:
+                    yield ": nothing changed\n\n"
+                    continue
                 version = self._version
                 before, shown = shown, self._snapshot(visitor, wanted)
                 event = self._event(before, shown)
@@ -90,6 +96,12 @@ class Feed:
             self._open[who] -= 1
             if not self._open[who]:
                 del self._open[who]
+
+    async def _is_still(self, visitor: Visitor) -> bool:
+        try:
+            return await self._site.person(visitor.credentials) == visitor.person
+        except SourceLost:
+            return False
 
     def _snapshot(self, visitor: Visitor, wanted: Selection) -> Snapshot:
         person = visitor.person

@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 
 from gpukeeper.engine.requests import Request
+from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model import reading
@@ -32,8 +33,13 @@ def machine_of(site: Site, request: HttpRequest) -> str:
     return machine_named(site, name or (known[0] if known else ""))
 
 
+def machine_or_all(site: Site, name: str) -> str:
+    """For what can be summed up over machines: empty for all of a fleet."""
+    return "" if site.source.settings.fleet and not name else machine_named(site, name)
+
+
 async def ask_for(site: Site, visitor: Visitor, machine: str, kind: type[T], request: Request, refused: int = 400) -> T:
     answer = await site.ask(visitor, machine, request)
     if not answer.done:
-        raise HTTPException(refused, answer.words)
+        raise HTTPException({NOT_COPIED: 404, NO_COPY: 503}.get(answer.exit_code, refused), answer.words)
     return reading.decode(answer.body, type=kind)
