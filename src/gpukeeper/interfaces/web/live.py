@@ -60,11 +60,13 @@ class Feed:
     async def events(self, request: HttpRequest) -> Response:
         site = self._site
         visitor = await site.visitor(request)
-        if not visitor.logged_in and not site.source.settings.anonymous:
+        if not site.may_read(visitor):
             raise HTTPException(401, "Log in first.")
         who = visitor.person.name or visitor.credentials.address
+        site.limit(site.reads, who, "Too many requests.")
         if self._open[who] >= MOST_EACH or self._open.total() >= MOST:
-            raise HTTPException(429, "Too many open pages. Close some of them.")
+            site.refused["open pages"] += 1
+            raise HTTPException(429, "Too many open pages. Close some of them.", headers={"retry-after": "30"})
         wanted = selection_of(request)
         return StreamingResponse(
             self._stream(visitor, wanted, who),

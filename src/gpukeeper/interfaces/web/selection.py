@@ -162,9 +162,10 @@ class Choices(msgspec.Struct, frozen=True):
 def choices(views: Sequence[MachineView], *, workloads: bool = False) -> Choices:
     """Of what is on GPUs, or of all workloads."""
     rows = [one for view in views for one in (view.workloads if workloads else view.gpus)]
+    owners = {one.owner if isinstance(one.owner, str) else UNKNOWN_OWNER for one in rows if one.key}
     return Choices(
         tuple(sorted(view.machine for view in views)),
-        tuple(sorted({one.owner for one in rows if isinstance(one.owner, str)})),
+        tuple(sorted(owners)),
         tuple(sorted({one.class_ for one in rows if not isinstance(one.class_, Unknown) and one.class_})),
         tuple(sorted({one.platform for one in rows if one.platform})),
     )

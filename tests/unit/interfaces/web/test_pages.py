@@ -98,6 +98,9 @@ def test_a_gpu_has_a_page_with_its_figures(site: Dashboard) -> None:
     unknown = site.get("/acceptance/gpu/S1").text
     assert 'class="floor"' not in unknown
     assert "no floor known: the model is unknown" in unknown
+    found = site.get("/api/v1/acceptance/gpu?serial=S2").json()
+    assert (found["model"], found["figures"][0]["floor"]) == ("NVIDIA X", 650.0)
+    assert site.get("/api/v1/acceptance/gpu?serial=other").status_code == 404
     assert site.get("/acceptance/gpu/other").status_code == 404
 
 

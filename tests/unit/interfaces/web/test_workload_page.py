@@ -154,3 +154,12 @@ def test_a_workload_that_is_gone_is_a_sentence(site: Dashboard) -> None:
     reply = site.get("/workload/000000000000000000", "ann")
     assert reply.status_code == 404
     assert "search for it in the history" in reply.text
+
+
+def test_a_link_of_a_message_leads_to_the_page_or_to_the_history_of_what_is_gone(site: Dashboard) -> None:
+    (uid,) = [ref.uid for ref in site.session.keeper.live.named("train")]
+    found = site.get(f"/find?uid={uid}&machine=other", "ann", follow_redirects=False)
+    assert (found.status_code, found.headers["location"]) == (303, f"/workload/{site.workload('train')}")
+    gone = site.get("/find?uid=0:1%26&machine=other", "ann", follow_redirects=False)
+    assert (gone.status_code, gone.headers["location"]) == (303, "/history?workload=0%3A1%26")
+    assert site.get("/find", "ann").status_code == 400

@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.interfaces.web.selection import SORTS, STATES, Chosen, Selection, choices, choose, read_selection
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import GpuTile, MachineView
 
 SUMMARY_FROM = 200  # GPUs; with more of them the first page is a summary by place
@@ -46,6 +47,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         places=summaries(views) if summarised else (),
         counts=counted(everything),
         total=len(everything),
+        unmeasured=sum(is_unmeasured(one) for one in everything),
         offered=choices(views),
         states=STATES,
         sorts=SORTS,
@@ -64,7 +66,8 @@ async def rows(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
 
 
 def is_summary(total: int, wanted: Selection) -> bool:
-    return total > SUMMARY_FROM and not wanted.filtered
+    """Until a filter or an order is chosen."""
+    return total > SUMMARY_FROM and not wanted.filtered and wanted.sort == SORTS[0]
 
 
 def summary_html(site: Site, views: Sequence[MachineView], wanted: Selection) -> str:
@@ -92,6 +95,11 @@ def groups(chosen: Chosen, wanted: Selection) -> list[tuple[str, str, list[GpuTi
         return [("", "", [one for _, one in chosen.gpus])] if chosen.gpus else []
     found = groupby(chosen.gpus, key=lambda pair: (pair[0], pair[1].place))
     return [(machine, place, [one for _, one in pairs]) for (machine, place), pairs in found]
+
+
+def is_unmeasured(one: GpuTile) -> bool:
+    """Held by a workload, and its use could not be measured."""
+    return bool(one.key) and isinstance(one.use, Unknown) and one.as_of is None
 
 
 def counted(gpus: Sequence[GpuTile]) -> list[tuple[str, int]]:

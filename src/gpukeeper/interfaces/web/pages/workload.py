@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from gpukeeper.engine.explain import Explanation
 from gpukeeper.engine.preview import PREVIEWED
@@ -50,10 +51,24 @@ async def listed(site: Site, request: HttpRequest, visitor: Visitor) -> Response
         pages=max(-(-len(found) // PAGE), 1),
         offered=choices(views, workloads=True),
         sorts=WORKLOAD_SORTS,
+        several=visitor.person.admin and not site.source.settings.fleet,
         actions=PREVIEWED,
         most=MOST_AT_ONCE,
         selected=request.query_params.get("select") == "all",
     )
+
+
+async def find(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
+    """Where links in messages lead: the page of a workload, or its lines in the history if it is gone."""
+    uid, machine = (request.query_params.get(name, "").strip()[:500] for name in ("uid", "machine"))
+    if not uid:
+        raise HTTPException(400, "The address needs the uid of a workload: /find?uid=UID")
+    for view in readable(site, visitor):
+        for one in view.workloads:
+            if one.uid == uid:
+                return RedirectResponse(f"/workload/{one.id}", 303)
+    known = {"machine": machine} if machine in site.source.machines else {}
+    return RedirectResponse(f"/history?{urlencode({**known, 'workload': uid})}", 303)
 
 
 async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
