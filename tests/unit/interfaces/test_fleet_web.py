@@ -60,7 +60,7 @@ class Served:
         self.logged: list[str] = []
         self.copy = NoDatabase()
         self.state = FleetState(asyncio.get_running_loop(), self.logged.append)
-        policy = Policy(admins=("eve",), fleet=Fleet(same_users=same_users))
+        policy = Policy(admins=("eve",), fleet=Fleet(same_users=same_users), web=Web(plain_http=True))
         copy = cast(CopyReader, self.copy)
         requests = FleetRequests(copy, "web-1", key)
         self.web = FleetWeb(
