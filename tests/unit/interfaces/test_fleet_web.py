@@ -17,13 +17,14 @@ from gpukeeper.interfaces.daemon.fleet_requests import FleetRequests
 from gpukeeper.interfaces.daemon.fleet_state import OLD, FleetState
 from gpukeeper.interfaces.daemon.fleet_web import FleetWeb
 from gpukeeper.interfaces.daemon.serve_fleet import fleet_access
+from gpukeeper.interfaces.daemon.web_settings import WebSettings
 from gpukeeper.interfaces.link import Answer, Change, Condition, Credentials, Question
 from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable
 from gpukeeper.ledger.copy.watcher import MachineHead
 from gpukeeper.ledger.logins import LoginKind, Logins, open_logins
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.policy import Fleet, Mode, Policy
+from gpukeeper.model.policy import Fleet, Mode, Policy, Web
 from gpukeeper.views.live import MachineView
 from tests.cli.fleet import Fleet as CommandFleet
 from tests.unit.views.test_live import AT
@@ -59,13 +60,13 @@ class Served:
         self.logged: list[str] = []
         self.copy = NoDatabase()
         self.state = FleetState(asyncio.get_running_loop(), self.logged.append)
-        policy = Policy(admins=("eve",), fleet=Fleet(same_users=same_users))
+        policy = Policy(admins=("eve",), fleet=Fleet(same_users=same_users), web=Web(plain_http=True))
         copy = cast(CopyReader, self.copy)
         requests = FleetRequests(copy, "web-1", key)
         self.web = FleetWeb(
             *(self.state, copy, self.logins, Rulebook(policy), requests, self.logged.append),
             realm="web-1",
-            anonymous=anonymous,
+            settings=WebSettings(Web, "127.0.0.1" if anonymous else "10.0.0.1", self.logged.append),
         )
 
     async def see(self, machine: str = "node-1", ago: float = 1.0, body: str | None = BODY, seq: int = 1) -> None:
@@ -155,6 +156,8 @@ def test_a_new_web_process_gets_everything_and_then_what_changed(tmp_path: Path)
             sent.append(message)
             arrived.set()
 
+        welcome = await served.web.welcome()
+        assert (welcome.fleet, welcome.anonymous, welcome.machine) == (True, True, "web-1")
         publishing = asyncio.create_task(served.web.publish(send))
         await asyncio.wait_for(arrived.wait(), 10)
         assert sent == [Condition(problem="it was not read yet")]
@@ -169,7 +172,7 @@ def test_a_new_web_process_gets_everything_and_then_what_changed(tmp_path: Path)
         publishing.cancel()
         await asyncio.gather(publishing, return_exceptions=True)
 
-    run(tmp_path, story)
+    run(tmp_path, story, anonymous=True)
 
 
 def test_nothing_is_answered_without_a_login_unless_on_loopback(tmp_path: Path) -> None:
