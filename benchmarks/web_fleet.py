@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -18,7 +19,10 @@ from gpukeeper.config.load import load_text
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.reclaim import reclaim
+from gpukeeper.engine.requests import Request
 from gpukeeper.engine.slices import in_slices
+from gpukeeper.interfaces.link import Answer, Condition, Credentials
+from gpukeeper.interfaces.web.source import Listener, Machines, SourceLost, SourceSettings
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Snapshot
@@ -28,7 +32,7 @@ from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
-from gpukeeper.views.live import MachineView
+from gpukeeper.views.live import MachineView, difference
 from gpukeeper.views.live_facts import place_state
 from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.wiring.clock import SystemClock
@@ -177,5 +181,35 @@ def percentile(values: Iterable[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
+def cpu_of(pid: int) -> float:
+    """Seconds that the first thread of a process ran, to the nanosecond."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def _replace(value: T, **changes: object) -> T:
     return msgspec.structs.replace(value, **changes)  # type: ignore[type-var]
+
+
+class FixedSource:
+    """Implements Source: one view, and nobody to ask."""
+
+    settings = SourceSettings(key=b"k" * 32, anonymous=True, session_seconds=3600, version="0")
+    condition = Condition()
+    revocations = 0
+
+    def __init__(self, view: MachineView) -> None:
+        self._machines = Machines()
+        self._machines.change(difference(None, view), view)
+
+    @property
+    def machines(self) -> Mapping[str, MachineView]:
+        return self._machines.views
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        return self._machines.listen(listener)
+
+    async def ask(self, credentials: Credentials, machine: str, request: Request) -> Answer:
+        raise SourceLost("nobody is there to ask")
+
+    async def closed(self) -> None:
+        """Never."""

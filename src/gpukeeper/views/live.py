@@ -6,6 +6,7 @@ not the size of the fleet. `for_reader` removes what a reader may not see. How r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
 from hashlib import blake2b
@@ -154,24 +155,33 @@ def patched(before: MachineView | None, delta: Delta) -> MachineView:
     )
 
 
-def for_reader(view: MachineView, who: str, *, admin: bool) -> MachineView:
-    """What `who` may see: of the work of others what `observe` shows, but no reasons."""
-    if admin:
-        return view
-    return msgspec.structs.replace(
-        view,
-        gpus=tuple(one if one.owner == who else reduced(one) for one in view.gpus),
-        workloads=tuple(one if one.owner == who else reduced_line(one) for one in view.workloads),
-        notes=(),
-    )
-
-
 def reduced(tile: GpuTile) -> GpuTile:
+    """What those see of it who are neither its owner nor admins."""
     return msgspec.structs.replace(tile, reason=NOT_SHOWN) if tile.reason and tile.key else tile
 
 
 def reduced_line(line: WorkloadLine) -> WorkloadLine:
     return msgspec.structs.replace(line, reason=NOT_SHOWN)
+
+
+def for_reader(
+    view: MachineView,
+    who: str,
+    *,
+    admin: bool,
+    less: Callable[[GpuTile], GpuTile] = reduced,
+    less_line: Callable[[WorkloadLine], WorkloadLine] = reduced_line,
+) -> MachineView:
+    """What `who` may see: of the work of others what `observe` shows, but no reasons. `less`, `less_line`: the same as
+    `reduced` and `reduced_line`, perhaps from a cache."""
+    if admin:
+        return view
+    return msgspec.structs.replace(
+        view,
+        gpus=tuple(one if one.owner == who else less(one) for one in view.gpus),
+        workloads=tuple(one if one.owner == who else less_line(one) for one in view.workloads),
+        notes=(),
+    )
 
 
 def row_id(machine: str, *parts: str) -> str:

@@ -66,7 +66,7 @@ class Served:
         self.web = FleetWeb(
             *(self.state, copy, self.logins, Rulebook(policy), requests, self.logged.append),
             realm="web-1",
-            settings=WebSettings(lambda: policy.web, "127.0.0.1" if anonymous else "10.0.0.1", self.logged.append),
+            settings=WebSettings(Web, "127.0.0.1" if anonymous else "10.0.0.1", self.logged.append),
         )
 
     async def see(self, machine: str = "node-1", ago: float = 1.0, body: str | None = BODY, seq: int = 1) -> None:
@@ -156,7 +156,8 @@ def test_a_new_web_process_gets_everything_and_then_what_changed(tmp_path: Path)
             sent.append(message)
             arrived.set()
 
-        await served.web.welcome()
+        welcome = await served.web.welcome()
+        assert (welcome.fleet, welcome.anonymous, welcome.machine) == (True, True, "web-1")
         publishing = asyncio.create_task(served.web.publish(send))
         await asyncio.wait_for(arrived.wait(), 10)
         assert sent == [Condition(problem="it was not read yet")]
@@ -171,7 +172,7 @@ def test_a_new_web_process_gets_everything_and_then_what_changed(tmp_path: Path)
         publishing.cancel()
         await asyncio.gather(publishing, return_exceptions=True)
 
-    run(tmp_path, story)
+    run(tmp_path, story, anonymous=True)
 
 
 def test_nothing_is_answered_without_a_login_unless_on_loopback(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.interfaces.daemon.fleet_sources import encoded
+from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.fleet_copy import aged, read_view
 from gpukeeper.views.live import GpuState, MachineView
@@ -57,6 +59,20 @@ def test_times_that_no_page_could_show_are_refused(at: str, view: MachineView) -
 def test_what_is_no_view_is_refused(body: str) -> None:
     with pytest.raises(msgspec.DecodeError):
         read_view("node-1", body)
+
+
+def test_names_that_are_no_text_can_be_copied() -> None:
+    view = MachineView(
+        machine="m",
+        at=SEEN,
+        version="1",
+        policy=PolicyHead("file", "digest", "preset", Mode.PLAN),
+        paused="by \udcff",
+        places=(),
+        gpus=(),
+        workloads=(),
+    )
+    assert read_view("node-1", encoded(view).decode()).paused == "by \\udcff"
 
 
 @given(views())

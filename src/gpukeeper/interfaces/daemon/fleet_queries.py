@@ -87,7 +87,7 @@ class FleetQueries:
                 raise NotCopied(await self._health(machine))
             case _:
                 words = MISSING.get(request.verb, "the copy of the fleet does not hold this. Ask on {machine} itself")
-                named = {"machine": machine or "the machine", "workload": request.workload}
+                named = {"machine": machine or "the machine", "workload": self._path(machine, request.workload)}
                 for name, value in named.items():
                     words = words.replace("{" + name + "}", value)
                 raise NotCopied(words)
@@ -172,6 +172,13 @@ class FleetQueries:
         if len(found) != 1:
             raise UsageError(f'there is no workload "{words[:200]}" on {machine} now')
         return found[0]
+
+    def _path(self, machine: str, words: str) -> str:
+        """As people name it; of what is not there now, as it was named."""
+        try:
+            return self._line(machine, words).path
+        except UsageError:
+            return words
 
     async def _health(self, machine: str) -> str:
         found = await self._copy.ask(lambda c: questions.copied_ledger(c, machine))

@@ -16,6 +16,7 @@ from gpukeeper.ledger.copy.ship import UsageRow
 from gpukeeper.ledger.copy.shipper import View
 from gpukeeper.ledger.copy.usage_rows import usage_rows
 from gpukeeper.ledger.database import open_for_reading, translated
+from gpukeeper.ledger.lines import storable
 from gpukeeper.ledger.paths import usage_path
 from gpukeeper.ledger.schema import USAGE
 from gpukeeper.ledger.usage import UsageReader
@@ -38,6 +39,7 @@ class FleetSources:
         self._session, self._log = session, log
         self._present = PresentView(session)
         self._view: View | None = None
+        self._seq = int(time.time() * 1000)  # higher than all that this daemon used before it was started again
         self._built = float("-inf")  # steady time
         self._last: MachineView | None = None
         self._problem = self._usage_problem = ""  # logged last
@@ -71,7 +73,8 @@ class FleetSources:
         view, last = await self._present.view(), self._last
         if last is None or msgspec.structs.replace(last, at=view.at) != view:
             body = await asyncio.to_thread(encoded, view)
-            self._view = View(1 if self._view is None else self._view.seq + 1, body)
+            self._seq += 1
+            self._view = View(self._seq, body)
         self._last, self._built = view, time.monotonic()
 
     def view(self) -> View | None:
@@ -90,14 +93,22 @@ class FleetSources:
 
 
 def encoded(view: MachineView, largest: int = LARGEST) -> bytes:
-    body = msgspec.json.encode(view)
+    """Never larger than that. Bytes of names that are no text are written as the journal writes them."""
+    body = _json(view)
     if len(body) <= largest:
         return body
     for kept in (tuple(one for one in view.workloads if one.gpus != 0), ()):
         note = f"{len(view.workloads) - len(kept)} workloads are not in the copy of this machine: there are too many."
         smaller = msgspec.structs.replace(view, workloads=kept, notes=(note, *view.notes[:100]))
-        body = msgspec.json.encode(smaller)
+        body = _json(smaller)
         if len(body) <= largest:
             return body
     note = f"{len(view.gpus)} GPUs are not in the copy of this machine: there are too many."
-    return msgspec.json.encode(msgspec.structs.replace(view, workloads=(), gpus=(), notes=(note,)))
+    return _json(msgspec.structs.replace(view, workloads=(), gpus=(), notes=(note,)))
+
+
+def _json(view: MachineView) -> bytes:
+    try:
+        return msgspec.json.encode(view)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(storable(msgspec.to_builtins(view)))

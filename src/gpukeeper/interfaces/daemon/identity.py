@@ -128,7 +128,9 @@ async def _redeem(logins: Logins, who: Identity, request: Request, now: datetime
 async def _token(logins: Logins, who: Identity, request: Request, now: datetime) -> Reply:
     lasts = TOKEN_LASTS if request.seconds is None else timedelta(seconds=request.seconds)
     if not timedelta() < lasts <= TOKEN_LASTS_MAX:
-        raise UsageError(f"a token is valid for {in_words(TOKEN_LASTS_MAX)} at most; nothing was done")
+        raise UsageError(
+            f"a token must expire after more than 0s and at most {in_words(TOKEN_LASTS_MAX)}; nothing was done"
+        )
     name = request.workload.strip()
     if not name or len(name) > LONGEST_NAME or not name.isprintable():
         raise UsageError(f"a token needs a name of 1 to {LONGEST_NAME} printable characters; nothing was done")

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 from prometheus_client.core import GaugeMetricFamily
 
 from gpukeeper.acceptance.recording import ref_of
+from gpukeeper.blocking import in_thread
+from gpukeeper.disk.usage import Usage, usage
 from gpukeeper.engine.slices import in_slices
 from gpukeeper.interfaces.telemetry.owners import cores_by_owner, of_owners
 from gpukeeper.interfaces.telemetry.series import gauge
@@ -31,6 +33,7 @@ from gpukeeper.wiring.benches import node_name
 from gpukeeper.wiring.session import Session
 
 MOST_GPUS = 2_000
+DISK = timedelta(seconds=2)  # to read how full the disk with the ledger is
 OF_A_GPU = ("place", "gpu", "uuid")
 # Of several holders of one GPU, the state that comes first here is the GPU's.
 ORDER = (
@@ -48,6 +51,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
     cores: Mapping[str, float] = {}  # by owner
     events: Mapping[str, int] | None = None  # by type, of the last day; None: could not be read
     storage: tuple[StorageFacts, ...] = ()
+    state: Usage | None = None  # of the disk with the ledger; None: could not be read
 
 
 class MachineReader:
@@ -74,6 +78,7 @@ class MachineReader:
             copy=self._session.copy_state(),
             cores=cores_by_owner(keeper.live, keeper.clock.now()),
             storage=self._storage.facts(),
+            state=await self._disk(),
         )
         try:
             tiles, tested, events = await self._gpus(), await self._tested(), await self._last_day()
@@ -101,6 +106,13 @@ class MachineReader:
             self._counted = now
         return self._events
 
+    async def _disk(self) -> Usage | None:
+        directory = str(self._session.ledger.path.parent)
+        try:
+            return await in_thread(lambda: usage(directory), DISK)
+        except (OSError, TimeoutError):
+            return None
+
     async def _tested(self) -> tuple[Past, ...]:
         memories = await self._session.keeper.ledger.memories([self._node])
         return memories.get(self._node, EMPTY).tested
@@ -111,6 +123,9 @@ def of_machine(facts: MachineFacts, now: datetime) -> Iterator[GaugeMetricFamily
     yield from of_owners(facts.tiles, facts.cores)
     yield from of_acceptance(facts.tested)
     yield from of_storage(facts.storage)
+    if facts.state is not None:
+        yield gauge("gpukeeper_state_disk_free_bytes", {(): facts.state.free})
+        yield gauge("gpukeeper_state_disk_used_ratio", {(): facts.state.used})
     if facts.events is not None:
         yield gauge("gpukeeper_events_last_day", {(name,): n for name, n in facts.events.items()}, "type")
     if facts.copy is not None:

@@ -20,6 +20,7 @@ from gpukeeper.interfaces.web import charts, words
 from gpukeeper.interfaces.web.bulk import BulkRuns
 from gpukeeper.interfaces.web.guard import hostname_of
 from gpukeeper.interfaces.web.peers import Peers
+from gpukeeper.interfaces.web.readers import Readers
 from gpukeeper.interfaces.web.security import (
     COOKIE,
     THEME,
@@ -52,6 +53,8 @@ class Site:
         self.changed_at = time.monotonic()  # when the source last sent something
         source.listen(self._on_change)
         self.templates = _environment()
+        self.readers = Readers(self.templates.get_template("tile.html"))
+        self.templates.globals["tile"] = self.readers.html
         self._people: dict[Credentials, tuple[float, int, Person]] = {}  # since when, and after how many revocations
         self.logins = Bucket(rate=5 / 60, burst=10)
         self.reads = Bucket(rate=50, burst=200)
@@ -131,6 +134,7 @@ class Site:
             machines=len(self.source.machines),
             machine_names=sorted(self.source.machines),
             condition=self.source.condition,
+            fleet=self.source.settings.fleet,
             **context,
         )
         return HTMLResponse(body, status, headers={"cache-control": "no-store"})

@@ -10,7 +10,7 @@ import pytest
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.link import Credentials
 from gpukeeper.interfaces.web.guard import hostname_of
-from gpukeeper.interfaces.web.pages.metrics import REASONS
+from gpukeeper.interfaces.web.pages.metrics import MEANING, REASONS
 from gpukeeper.interfaces.web.security import COOKIE, Bucket, Signer
 from gpukeeper.ledger.logins import LoginKind
 from tests.unit.interfaces.web.sites import POLICY, Dashboard, dashboard
@@ -236,3 +236,10 @@ def test_the_name_in_a_host_header(given: str, name: str) -> None:
 def _train(site: Dashboard) -> str:
     found = site.get("/api/v1/workloads", "root", headers=HOST).json()["workloads"]
     return str(next(one["id"] for one in found if one["name"] == "train"))
+
+
+def test_the_reference_lists_the_series_of_the_web_process() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "metrics.md").read_text()
+    for name, words in MEANING.items():
+        assert f"`{name}`" in page
+        assert words in page
