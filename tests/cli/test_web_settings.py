@@ -198,6 +198,10 @@ def test_a_key_that_others_can_read_or_of_another_certificate_is_refused(tmp_pat
     )
     assert "the key belongs to another certificate" in fleet.run("serve", "--web", "0").err
     assert "the key belongs to another certificate" in fleet.run("doctor").out
+    fleet.write_policy(f"{POLICY}web: {{tls: {{certificate: {certificate}, key: {key}}}}}\n")
+    key.chmod(0o600)
+    key.write_text("no key")
+    assert "one of them is not a PEM file" in fleet.run("doctor").out
 
 
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:

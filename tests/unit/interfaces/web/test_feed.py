@@ -13,6 +13,7 @@ from gpukeeper.engine.outlook import NOT_SHOWN, PolicyHead
 from gpukeeper.interfaces.link import Person
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.live import Feed, Snapshot
+from gpukeeper.interfaces.web.peers import Peers
 from gpukeeper.interfaces.web.selection import Selection
 from gpukeeper.interfaces.web.source import Listener, Machines, Source, SourceSettings
 from gpukeeper.lifecycle.claims import ClaimState
@@ -71,7 +72,7 @@ def tile(number: int, owner: str = "ann", **facts: Any) -> GpuTile:
 class Pages:
     def __init__(self) -> None:
         self.source = FixedSource()
-        self.site = Site(cast(Source, self.source))
+        self.site = Site(cast(Source, self.source), Peers(None))
         self.feed = Feed(self.site)
 
     def event(self, person: Person, *, before: Snapshot) -> bytes:
