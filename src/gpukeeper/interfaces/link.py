@@ -7,6 +7,7 @@ looks up whose it is; only of a trusted reverse proxy the web process reports a 
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import TypeVar
 
 import msgspec
@@ -52,6 +53,19 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, tag="question"):
 # From the daemon.
 
 
+class Demo(msgspec.Struct, frozen=True, kw_only=True):
+    """A simulated fleet whose time is compressed: `pace` seconds pass there in each real one. It was `began` there when
+    it was `real` here. `logins`: whom a visitor can log in as, and the path that does it."""
+
+    began: datetime
+    real: datetime
+    pace: float
+    logins: tuple[tuple[str, str], ...] = ()
+
+    def time(self, real: datetime) -> datetime:
+        return self.began + (real - self.real) * self.pace
+
+
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """The first frame. `key`: signs cookies."""
 
@@ -60,6 +74,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     key: bytes
     anonymous: bool  # reading needs no login
     session_seconds: int
+    demo: Demo | None = None
 
 
 class Change(msgspec.Struct, frozen=True, tag="change"):

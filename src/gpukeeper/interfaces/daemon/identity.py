@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper.blocking import in_thread
+from gpukeeper.blocking import in_thread, real_span
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.interfaces.daemon.queries import NOT_NAMED
 from gpukeeper.interfaces.link import Credentials
@@ -103,7 +103,7 @@ async def answer_login(logins: Logins, book: Rulebook, who: Identity, request: R
 
 
 async def _redeem(logins: Logins, who: Identity, request: Request, now: datetime) -> Reply:
-    made = await logins.redeem(request.token, now, SESSION_LASTS, who.address)
+    made = await logins.redeem(request.token, now, real_span(SESSION_LASTS), who.address)
     if made is None:
         return Reply(
             done=False,

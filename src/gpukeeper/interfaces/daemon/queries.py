@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import msgspec
 
+from gpukeeper.blocking import real_seconds
 from gpukeeper.engine.explain import HISTORY, as_others_see, explained
 from gpukeeper.engine.find import find
 from gpukeeper.engine.outlook import NOT_SHOWN, daemon_state, outlooks
@@ -117,7 +118,7 @@ class Queries:
 
     async def _runs(self, request: Request) -> RunLines:
         """Of the machine, and so of nobody: everybody may read them."""
-        async with asyncio.timeout(READING.total_seconds()):
+        async with _reading():
             found = await self._lines().lines(
                 last=min(max(request.last, 1), MOST_LINES), types=(ACCEPTANCE,), before=request.before
             )
@@ -127,11 +128,11 @@ class Queries:
         admin, now = is_admin(self._session.book, who), self._session.keeper.clock.now()
         if verb == "policy":
             return policy_view(self._session, named=who != NOT_NAMED, admin=admin, now=now)
-        async with asyncio.timeout(READING.total_seconds()):
+        async with _reading():
             return await health_view(self._session, self._lines(), admin=admin, now=now)
 
     async def _about(self, words: str, last: int = MOST_LINES) -> Sequence[Event]:
-        async with asyncio.timeout(READING.total_seconds()):
+        async with _reading():
             return [line for _, line in await self._lines().lines(last=last, workload=words)]
 
     async def _ledger(self, who: str, request: Request) -> NumberedLine:
@@ -143,7 +144,7 @@ class Queries:
         if not admin and request.owner not in (None, who):
             raise UsageError(f"{who} may read only lines about their own work")
         now = self._session.keeper.clock.now()
-        async with asyncio.timeout(READING.total_seconds()):
+        async with _reading():
             found = await self._lines().lines(
                 last=min(max(request.last, 1), MOST_LINES),
                 types=request.types,
@@ -171,7 +172,7 @@ class Queries:
             person=None if admin else who,
         )
         now = self._session.keeper.clock.now()
-        async with asyncio.timeout(READING.total_seconds()):
+        async with _reading():
             return await read_report(self._lines(), self._usage(), query, book.policy.prices, now)
 
     def _usage(self) -> SqliteUsage:
@@ -183,6 +184,10 @@ class Queries:
         if self._reader is None:
             self._reader = open_ledger(self._session.ledger.path, write=False)
         return self._reader
+
+
+def _reading() -> asyncio.Timeout:
+    return asyncio.timeout(real_seconds(READING.total_seconds()))
 
 
 def _reply(body: object) -> DataReply:

@@ -11,8 +11,10 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from importlib.util import find_spec
 
 from gpukeeper import __version__
+from gpukeeper.blocking import real_seconds
 from gpukeeper.engine.live import STEP, STEPS
 from gpukeeper.engine.origin import with_origin
 from gpukeeper.engine.outlook import PolicyHead
@@ -27,6 +29,7 @@ from gpukeeper.interfaces.link import (
     LARGEST_QUESTION,
     Answer,
     Change,
+    Demo,
     Person,
     Question,
     Welcome,
@@ -36,7 +39,7 @@ from gpukeeper.interfaces.link import (
 from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.holds import is_admin
-from gpukeeper.model.errors import KeeperError
+from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.subject import Shape
 from gpukeeper.views.live import MachineView, difference, machine_view
 from gpukeeper.wiring.session import Session
@@ -53,7 +56,8 @@ Log = Callable[[str], None]
 @asynccontextmanager
 async def web_process(where: Endpoint, session: Session, found: WebLogins, log: Log) -> AsyncIterator[None]:
     """Runs while the block does."""
-    listener = _listen(where)
+    require_web()
+    listener = listen(where)
     session.keeper.live.enabled, session.keeper.live.gpus_only = True, False
     web = WebProcess(session, found.logins, listener, log)
     address = f"[{where.address}]" if ":" in where.address else where.address
@@ -68,7 +72,13 @@ async def web_process(where: Endpoint, session: Session, found: WebLogins, log: 
         web.close()
 
 
-def _listen(where: Endpoint) -> socket.socket:
+def require_web() -> None:
+    """The packages of the dashboard are an extra."""
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "jinja2")):
+        raise UsageError("The dashboard needs an extra. In a clone of gpukeeper: pip install '.[web]'")
+
+
+def listen(where: Endpoint) -> socket.socket:
     family = socket.AF_INET6 if ":" in where.address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -78,7 +88,7 @@ def _listen(where: Endpoint) -> socket.socket:
     except OSError as error:
         listener.close()
         raise KeeperError(
-            f"--web: cannot listen on {where.address}:{where.port} ({error.strerror}). The daemon was not started. "
+            f"--web: cannot listen on {where.address}:{where.port} ({error.strerror}). Nothing was started. "
             "Choose another port, or end the program that uses it."
         ) from error
     return listener
@@ -94,6 +104,7 @@ class WebProcess:
         self._limiter = RequestLimiter()
         self._queries = Queries(session)
         self._sent: MachineView | None = None
+        self.demo: Demo | None = None  # what is shown is simulated
         self._anonymous = is_loopback(listener.getsockname()[0])
 
     def close(self) -> None:
@@ -105,9 +116,9 @@ class WebProcess:
         while True:
             begun = loop.time()
             code = await self._run()
-            pause = BACKOFF[0] if loop.time() - begun > HEALTHY else min(pause * 2, BACKOFF[1])
+            pause = BACKOFF[0] if loop.time() - begun > real_seconds(HEALTHY) else min(pause * 2, BACKOFF[1])
             self._log(f"the web process ended ({_ending(code)}); starting it again in {pause:g} s")
-            await asyncio.sleep(pause)
+            await asyncio.sleep(real_seconds(pause))
 
     async def _run(self) -> int:
         ours, theirs = socket.socketpair()
@@ -122,7 +133,7 @@ class WebProcess:
             reader, writer = await asyncio.open_connection(sock=ours)
             await self._talk(reader, writer)
             with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 1.0)
+                await asyncio.wait_for(process.wait(), real_seconds(1.0))
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -139,6 +150,7 @@ class WebProcess:
             key=key,
             anonymous=self._anonymous,
             session_seconds=int(identity.SESSION_LASTS.total_seconds()),
+            demo=self.demo,
         )
         try:
             await _send(writer, welcome)
@@ -161,9 +173,9 @@ class WebProcess:
             before, self._sent = self._sent, view
             await _send(writer, Change(difference(before, view), whole=before is None))
             spent = loop.time() - begun
-            await asyncio.sleep(max(NEVER_SOONER, spent * SHARE))
+            await asyncio.sleep(max(real_seconds(NEVER_SOONER), spent * SHARE))
             with suppress(TimeoutError):
-                await asyncio.wait_for(live.changed.wait(), AT_LEAST)
+                await asyncio.wait_for(live.changed.wait(), real_seconds(AT_LEAST))
 
     async def view(self) -> MachineView:
         session, keeper = self._session, self._session.keeper
@@ -251,7 +263,7 @@ _LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT
 
 async def _send(writer: asyncio.StreamWriter, message: object) -> None:
     writer.write(frame(message))
-    await asyncio.wait_for(writer.drain(), STUCK)
+    await asyncio.wait_for(writer.drain(), real_seconds(STUCK))
 
 
 def _environment() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -68,6 +69,11 @@ class Site:
     def forget(self, presented: Credentials) -> None:
         self._people.pop(presented, None)
 
+    def now(self) -> datetime:
+        """As in the machines that are shown."""
+        real, demo = datetime.now(UTC), self.source.settings.demo
+        return real if demo is None else demo.time(real)
+
     def page(
         self, request: HttpRequest, visitor: Visitor, template: str, status: int = 200, **context: object
     ) -> Response:
@@ -78,6 +84,8 @@ class Site:
             theme=theme if theme in THEMES else "",
             version=self.source.settings.version,
             machines=len(self.source.machines),
+            demo=self.source.settings.demo,
+            now=self.now(),
             **context,
         )
         return HTMLResponse(body, status, headers={"cache-control": "no-store"})

@@ -96,5 +96,6 @@ async def connect(link: socket.socket) -> LinkedDaemon:
         anonymous=welcome.anonymous,
         session_seconds=welcome.session_seconds,
         version=welcome.version,
+        demo=welcome.demo,
     )
     return LinkedDaemon(settings, reader, writer)

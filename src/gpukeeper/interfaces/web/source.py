@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import Answer, Credentials
+from gpukeeper.interfaces.link import Answer, Credentials, Demo
 from gpukeeper.views.live import Delta, MachineView
 
 
@@ -20,6 +20,7 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     anonymous: bool
     session_seconds: int
     version: str
+    demo: Demo | None = None
 
 
 Listener = Callable[[str, Delta, MachineView], None]

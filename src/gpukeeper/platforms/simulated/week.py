@@ -77,14 +77,14 @@ def play(
         loop.call_later(length.total_seconds(), stop.set)
         async with asyncio.TaskGroup() as group:
             group.create_task(watch(Watch(keeper, lambda: book, stop, on_report)))
-            group.create_task(_owners_hold(keeper, book, world, stop))
+            group.create_task(owners_hold(keeper, book, world, stop))
 
     run_virtually(live(), loop)
     assert isinstance(keeper.ledger, InMemoryLedger)
     return _week(seed, length, len(world.places), keeper.ledger.lines)
 
 
-async def _owners_hold(keeper: Keeper, book: Rulebook, world: World, stop: asyncio.Event) -> None:
+async def owners_hold(keeper: Keeper, book: Rulebook, world: World, stop: asyncio.Event) -> None:
     """Some of the owners who are warned hold their work."""
     warned: list[tuple[str, str]] = []
     world.on_warning = lambda owner, message: warned.append((owner, message.partition(": ")[0]))

@@ -64,9 +64,7 @@ async def workload(call: Call) -> Outcome:
 
 async def explain(call: Call) -> Outcome:
     view, line = named(call)
-    return Outcome(
-        explain_view(await ask(call, view.machine, Explanation, Request(verb="explain", workload=line.uid)))
-    )
+    return Outcome(explain_view(await ask(call, view.machine, Explanation, Request(verb="explain", workload=line.uid))))
 
 
 async def signals(call: Call) -> Outcome:
@@ -97,7 +95,7 @@ async def ledger(call: Call) -> Outcome:
 
 
 async def report(call: Call) -> Outcome:
-    query, now = call.query, datetime.now(UTC)
+    query, now = call.query, call.site.now()
     until = query.until or now
     since = query.since or max(until, datetime.min.replace(tzinfo=UTC) + SPAN) - SPAN
     if since >= until:
