@@ -241,6 +241,7 @@ _PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     bytes: st.binary(max_size=8),
     type(None): st.none(),
+    msgspec.UnsetType: st.just(msgspec.UNSET),
     datetime: st.datetimes(datetime(1970, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001
     timedelta: st.timedeltas(timedelta(days=-9999), timedelta(days=9999)),
 }
