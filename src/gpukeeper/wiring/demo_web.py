@@ -34,9 +34,8 @@ from gpukeeper.notify.messages import Messages
 from gpukeeper.notify.workload import InsideWorkload
 from gpukeeper.platforms.simulated.adapter import SimulatedTerminal
 from gpukeeper.platforms.simulated.clock import PacedLoop
-from gpukeeper.platforms.simulated.fleet import demo_world
 from gpukeeper.platforms.simulated.recorded import recorded
-from gpukeeper.platforms.simulated.shown import ShownMeter, ShownPlatform
+from gpukeeper.platforms.simulated.shown import ShownMeter, ShownPlatform, shown_world
 from gpukeeper.platforms.simulated.week import owners_hold
 from gpukeeper.platforms.simulated.world import World
 from gpukeeper.wiring.demo import DEMO_POLICY
@@ -44,8 +43,7 @@ from gpukeeper.wiring.session import Session
 
 PACE = 60.0
 BEFORE = timedelta(hours=8)
-ARRIVALS = timedelta(minutes=50)  # at each place, on average
-MEASURED = timedelta(hours=4)  # of what was measured before: as much as a rule asks for
+HOLDING = 0.1  # share of the owners who hold their work after a warning
 ADMIN, OWNER = "eve", "ann"
 POLICY = f"""{DEMO_POLICY}
 admins: [{ADMIN}]
@@ -69,12 +67,9 @@ class FleetDemo:
 
     async def prepare(self) -> None:
         loaded = load_text(POLICY, "the demo's policy")
-        self._world = demo_world(self.seed, self.loop, ARRIVALS, self.now - BEFORE)
-        book = Rulebook(loaded.policy)
-        before = _Before()
-        keeper = _keeper(self._world, before.ledger, before, before, before)
-        await self._play(keeper, book, BEFORE)
-        self.loop.keep_pace(PACE)
+        self._world = shown_world(self.seed, self.loop, self.now - BEFORE)
+        book, before, meter = Rulebook(loaded.policy), _Before(), ShownMeter(self._world)
+        await self._play(_keeper(self._world, meter, before.ledger, before, before, before), book, BEFORE)
         path = self.directory / "ledger.db"
         ledger, signals = open_ledger(path, write=True), open_signals(path, write=True)
         hours, evidence = (
@@ -86,11 +81,11 @@ class FleetDemo:
         await hours.record(weeks.usage)
         for fold in before.folds:
             await hours.record(fold)
-        recent = self._world.clock.now() - MEASURED
-        await signals.add([one for one in before.samples if one.at >= recent])
+        await signals.add(before.samples)
+        self.loop.keep_pace(PACE)  # until now no time passed: nothing waited for a timer
         for ref, step, at, files in before.saved:
             await evidence.save(ref, step, at, files)
-        keeper = _keeper(self._world, ledger, signals, evidence, hours)
+        keeper = _keeper(self._world, meter, ledger, signals, evidence, hours)
         messages = keeper.notifier
         assert isinstance(messages, Messages)
         self.session = Session(keeper, book, loaded, [], ledger, signals, evidence, ADMIN, messages, hours=hours)
@@ -100,7 +95,7 @@ class FleetDemo:
         session = self.session
         async with asyncio.TaskGroup() as group:
             group.create_task(watch(Watch(session.keeper, lambda: session.book, stop)))
-            holding = group.create_task(owners_hold(session.keeper, session.book, self._world, stop))
+            holding = group.create_task(owners_hold(session.keeper, session.book, self._world, stop, HOLDING))
             await stop.wait()
             holding.cancel()
 
@@ -109,7 +104,7 @@ class FleetDemo:
         self.loop.call_later(length.total_seconds(), stop.set)
         async with asyncio.TaskGroup() as group:
             group.create_task(watch(Watch(keeper, lambda: book, stop)))
-            group.create_task(owners_hold(keeper, book, self._world, stop))
+            group.create_task(owners_hold(keeper, book, self._world, stop, HOLDING))
 
 
 class _Before:
@@ -138,7 +133,9 @@ class _Before:
         return Unknown("not yet written")
 
 
-def _keeper(world: World, ledger: Ledger, signals: Signals, evidence: EvidenceStore, usage: UsageStore) -> Keeper:
+def _keeper(
+    world: World, meter: ShownMeter, ledger: Ledger, signals: Signals, evidence: EvidenceStore, usage: UsageStore
+) -> Keeper:
     platforms = tuple(ShownPlatform(world, place) for place in world.places)
     return Keeper(
         platforms=platforms,
@@ -147,7 +144,7 @@ def _keeper(world: World, ledger: Ledger, signals: Signals, evidence: EvidenceSt
         evidence=evidence,
         notifier=Messages((InsideWorkload(platforms), SimulatedTerminal(world))),
         clock=world.clock,
-        meter=ShownMeter(world),
+        meter=meter,
         usage=usage,
         host=HOST,
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop
+from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop
 from gpukeeper.platforms.simulated.users import SimulatedUsers
 from gpukeeper.platforms.simulated.world import SimulatedPlace, World
 
@@ -25,7 +25,7 @@ def places() -> tuple[SimulatedPlace, ...]:
     )
 
 
-def demo_world(seed: int, loop: VirtualLoop, pace: timedelta = timedelta(hours=2), begin: datetime = BEGIN) -> World:
-    world = World(seed, VirtualClock(loop, begin), places())
+def demo_world(seed: int, loop: VirtualLoop, pace: timedelta = timedelta(hours=2)) -> World:
+    world = World(seed, VirtualClock(loop), places())
     SimulatedUsers(world, pace).settle_in()
     return world

@@ -1,11 +1,11 @@
-"""The simulated fleet as a dashboard shows it: GPUs with a model and memory, and use that varies as that of real work.
-
-What happens is the same as without it: only what a GPU is called, and how busy a busy GPU is.
+"""The simulated fleet as a dashboard shows it: GPUs with a model and memory, use that varies as that of real work, and
+users who take free GPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from zlib import crc32
 
 import msgspec
@@ -17,6 +17,10 @@ from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform
+from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop
+from gpukeeper.platforms.simulated.fleet import places
+from gpukeeper.platforms.simulated.users import SimulatedUsers
+from gpukeeper.platforms.simulated.world import SimulatedPlace, World
 
 MODELS: Mapping[str, tuple[str, int]] = {  # by place: model, and its memory in MiB
     "node-1": ("NVIDIA A100-SXM4-80GB", 81_920),
@@ -28,21 +32,43 @@ MODELS: Mapping[str, tuple[str, int]] = {  # by place: model, and its memory in 
 }
 
 
+ARRIVALS: Mapping[str, timedelta] = {"kubernetes": timedelta(minutes=12)}  # mean time between two, by platform
+OTHER_ARRIVALS = timedelta(minutes=50)
+
+
+def shown_world(seed: int, loop: VirtualLoop, begin: datetime) -> World:
+    world = World(seed, VirtualClock(loop, begin), places())
+    ShownUsers(world, OTHER_ARRIVALS).settle_in()
+    return world
+
+
+class ShownUsers(SimulatedUsers):
+    """Of a GPU that several workloads claim the dashboard shows a tile for each, which is rare on a real machine."""
+
+    def pace(self, place: SimulatedPlace) -> timedelta:
+        return ARRIVALS.get(place.platform, OTHER_ARRIVALS)
+
+    def some_gpus(self, place: SimulatedPlace) -> tuple[str, ...]:
+        wanted, taken = super().some_gpus(place), held_gpus(self._world, place)
+        return tuple(gpu for gpu in place.gpus if gpu not in taken)[: len(wanted)]
+
+
+def held_gpus(world: World, place: SimulatedPlace) -> frozenset[str]:
+    things = world.things[place.key].values()
+    running = (one for one in things if one.state is State.RUNNING and one.shape is not Shape.DEVICE)
+    return frozenset(device for one in running for device in one.devices)
+
+
 class ShownPlatform(SimulatedPlatform):
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         async for page in super().observe(scope):
-            held = self._held()
+            held = held_gpus(self._world, self._place)
             subjects = tuple(_with_labels(one, held) for one in page.subjects)
             yield msgspec.structs.replace(page, subjects=subjects)
 
     async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         found = await super().read(ref)
-        return _with_labels(found, self._held()) if isinstance(found, Subject) else found
-
-    def _held(self) -> frozenset[str]:
-        things = self._world.things[self._place.key].values()
-        running = (one for one in things if one.state is State.RUNNING and one.shape is not Shape.DEVICE)
-        return frozenset(device for one in running for device in one.devices)
+        return _with_labels(found, held_gpus(self._world, self._place)) if isinstance(found, Subject) else found
 
 
 def _with_labels(subject: Subject, held: frozenset[str]) -> Subject:

@@ -84,14 +84,14 @@ def play(
     return _week(seed, length, len(world.places), keeper.ledger.lines)
 
 
-async def owners_hold(keeper: Keeper, book: Rulebook, world: World, stop: asyncio.Event) -> None:
+async def owners_hold(keeper: Keeper, book: Rulebook, world: World, stop: asyncio.Event, share: float = 0.25) -> None:
     """Some of the owners who are warned hold their work."""
     warned: list[tuple[str, str]] = []
     world.on_warning = lambda owner, message: warned.append((owner, message.partition(": ")[0]))
     while not stop.is_set():
         await asyncio.sleep(300)
         for owner, path in warned:
-            if world.rng.random() < 0.25:
+            if world.rng.random() < share:
                 with suppress(KeeperError):
                     await requests.hold(keeper, book, path, owner, None, reason="still needed")
         warned.clear()
