@@ -63,6 +63,18 @@ class UseHistory(msgspec.Struct):
         self.sums[step - self.start] += value
         self.counts[step - self.start] += 1
 
+    def after(self, older: UseHistory | None) -> UseHistory:
+        """Both in one; what is older ends before this begins."""
+        if older is None:
+            return self
+        gap = self.start - older.start - len(older.sums)
+        cut = max(len(older.sums) + gap + len(self.sums) - STEPS, 0)
+        return UseHistory(
+            older.start + cut,
+            [*older.sums, *[0.0] * gap, *self.sums][cut:],
+            [*older.counts, *[0] * gap, *self.counts][cut:],
+        )
+
     def means(self) -> tuple[float | None, ...]:
         """None: not measured."""
         return tuple(s / n if n else None for s, n in zip(self.sums, self.counts, strict=True))
@@ -103,6 +115,7 @@ class LiveState:
     history: dict[tuple[str, str], UseHistory] = field(default_factory=dict)  # by key of the workload, and device
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _pending: dict[PlaceKey, dict[str, LiveFact]] = field(default_factory=dict)  # of a whole pass in progress
+    _recalled: set[str] = field(default_factory=set)  # keys
     _renewed: dict[tuple[PlaceKey, str], datetime] = field(default_factory=dict)  # read again after a request
 
     def begin(self, platform: Platform, *, whole: bool) -> None:
@@ -189,20 +202,24 @@ class LiveState:
     def recall(self, key: str, series: Iterable[Series]) -> None:
         """Minutes that were recorded before this daemon started."""
         for one in series:
-            if one.signal is not Signal.GPU or (key, one.device) in self.history:
+            if one.signal is not Signal.GPU:
                 continue
+            newer = self.history.pop((key, one.device), None)
             known = [(one.start + i * timedelta(minutes=1), v) for i, v in enumerate(one.minutes) if not isnan(v)]
             for at, value in known:
-                self._history(key, one.device, at).add(at, value)
+                if newer is None or step_of(at) < newer.start:
+                    self._history(key, one.device, at).add(at, value)
+            if newer is not None:
+                self.history[key, one.device] = newer.after(self.history.get((key, one.device)))
+        self._recalled.add(key)
 
     def unknown_history(self) -> list[str]:
-        """Keys of workloads on GPUs of which no minute was recalled or measured yet."""
-        known = {key for key, _ in self.history}
+        """Keys of workloads on GPUs of which what was recorded was not recalled yet."""
         return [
             key
             for place in self.places.values()
             for key, fact in place.facts.items()
-            if key not in known and runs_on_gpus(fact.view.subject)
+            if key not in self._recalled and runs_on_gpus(fact.view.subject)
         ]
 
     def _has_changed(self) -> None:
@@ -219,6 +236,7 @@ class LiveState:
         keys = {key for place in self.places.values() for key in place.facts}
         for gone in [one for one in self.history if one[0] not in keys]:
             del self.history[gone]
+        self._recalled &= keys
 
 
 def step_of(at: datetime) -> int:

@@ -259,8 +259,9 @@ def gpu_tiles(
     return tuple(sorted(tiles, key=_gpu_order))
 
 
-def _gpu_order(tile: GpuTile) -> tuple[str, str, int, str, str, str]:
-    return (tile.place, tile.platform, len(tile.name), tile.name, tile.device, tile.holder)
+def _gpu_order(tile: GpuTile) -> tuple[str, int, str, str, str, str]:
+    """A GPU stays where it is, held or free: what is free has no platform."""
+    return (tile.place, len(tile.name), tile.name, tile.device, tile.platform, tile.holder)
 
 
 def _tile(

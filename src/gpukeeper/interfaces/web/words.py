@@ -12,14 +12,17 @@ from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import MachineView, PlaceState
 
+_FORMATS = {"for": "since %Y-%m-%d %H:%M UTC", "hour": "%a %H:%M UTC"}
+
 
 def moment(at: datetime | None, mode: str = "time") -> Markup:
-    """A time element: UTC in the page, the viewer's zone by script. `mode`: time, ago or in (a countdown)."""
+    """A time element: UTC in the page, the viewer's zone by script. `mode`: time, hour (of a chart), ago, for (since
+    then), in (a countdown)."""
     if at is None:
         return Markup('<span class="none">unknown</span>')
     at = at.astimezone(UTC)
     return Markup('<time datetime="{}" data-mode="{}">{}</time>').format(
-        at.strftime("%Y-%m-%dT%H:%M:%SZ"), mode, at.strftime("%Y-%m-%d %H:%M UTC")
+        at.strftime("%Y-%m-%dT%H:%M:%SZ"), mode, at.strftime(_FORMATS.get(mode, "%Y-%m-%d %H:%M UTC"))
     )
 
 
@@ -61,9 +64,14 @@ def fact(value: object) -> Markup:
             return escape(str(value))
 
 
+def breakable(path: str) -> Markup:
+    """It may continue on the next line after each slash."""
+    return Markup("/<wbr>").join(path.split("/"))
+
+
 def places_of(views: Iterable[MachineView]) -> list[PlaceState]:
     return [place for view in views for place in view.places]
 
 
 def install(environment: Environment) -> None:
-    environment.filters.update(moment=moment, known=known, span=span, size=size, fact=fact)
+    environment.filters.update(moment=moment, known=known, span=span, size=size, fact=fact, breakable=breakable)

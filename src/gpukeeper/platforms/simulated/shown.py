@@ -32,8 +32,8 @@ MODELS: Mapping[str, tuple[str, int]] = {  # by place: model, and its memory in 
 }
 
 
-ARRIVALS: Mapping[str, timedelta] = {"kubernetes": timedelta(minutes=12)}  # mean time between two, by platform
-OTHER_ARRIVALS = timedelta(minutes=50)
+ARRIVALS: Mapping[str, timedelta] = {"kubernetes": timedelta(minutes=5)}  # mean time between two, by platform
+OTHER_ARRIVALS = timedelta(minutes=25)
 
 
 def shown_world(seed: int, loop: VirtualLoop, begin: datetime) -> World:

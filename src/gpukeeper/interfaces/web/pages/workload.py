@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
@@ -18,11 +18,13 @@ from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.interfaces.web.selection import choices, fits_workload
 from gpukeeper.model import reading
 from gpukeeper.views.explain import facts, verdicts
+from gpukeeper.views.history import line_row
 from gpukeeper.views.live import MachineView, WorkloadLine
 from gpukeeper.views.timeline import Timeline, TimelineMark
 
 VERBS = ("hold", "release", "stop", "remove", "restore")
 PAGE = 500
+TICKS = 4  # of a chart
 LONGEST_HOLD = timedelta(days=366)
 
 
@@ -52,7 +54,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     view, line = _found(site, visitor, request.path_params["id"])
     answer = await site.ask(visitor, view.machine, Request(verb="explain", workload=line.uid))
     explained = reading.decode(answer.body, type=Explanation) if answer.done else None
-    chart, marks = await _timeline(site, visitor, view.machine, line)
+    chart, marks, ticks = await _timeline(site, visitor, view.machine, line)
     return site.page(
         request,
         visitor,
@@ -66,21 +68,24 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         unexplained=answer.words,
         chart=chart,
         marks=marks,
+        ticks=ticks,
+        history=[line_row(0, one) for one in explained.history] if explained else [],
         restorable=bool(explained and explained.memory.stopped),
     )
 
 
 async def _timeline(
     site: Site, visitor: Visitor, machine: str, line: WorkloadLine
-) -> tuple[Markup | None, tuple[TimelineMark, ...]]:
-    """None: not for this visitor."""
+) -> tuple[Markup | None, tuple[TimelineMark, ...], list[datetime]]:
+    """The chart, its events and the times below it. None: not for this visitor."""
     if not visitor.may_change(line.owner):
-        return None, ()
+        return None, (), []
     answer = await site.ask(visitor, machine, Request(verb="signals", workload=line.uid))
     if not answer.done:
-        return None, ()
+        return None, (), []
     found = reading.decode(answer.body, type=Timeline)
-    return timeline_chart(found), found.marks
+    ticks = [found.since + number * (found.now - found.since) / TICKS for number in range(TICKS + 1)]
+    return timeline_chart(found), found.marks, ticks
 
 
 async def change(site: Site, request: HttpRequest, visitor: Visitor) -> Response:

@@ -20,6 +20,7 @@ function now() {
   return (MADE + (Date.now() - LOADED) * PACE) / 1000;
 }
 
+const hour = new Intl.DateTimeFormat(undefined, { weekday: "short", hour: "2-digit", minute: "2-digit" });
 const local = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 
 function showTimes(root) {
@@ -30,7 +31,9 @@ function showTimes(root) {
     const mode = element.dataset.mode;
     let words = local.format(new Date((mode === "clock" ? present : at) * 1000));
     if (mode !== "clock") element.title = words;
+    if (mode === "hour") words = hour.format(new Date(at * 1000));
     if (mode === "ago") words = at <= present ? span(present - at) + " ago" : "in " + span(at - present);
+    if (mode === "for") words = "for " + span(present - at);
     if (mode === "in") words = at > present ? "in " + span(at - present) : "now";
     if (element.textContent !== words) element.textContent = words;
   }
