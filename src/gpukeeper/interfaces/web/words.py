@@ -64,14 +64,9 @@ def fact(value: object) -> Markup:
             return escape(str(value))
 
 
-def breakable(path: str) -> Markup:
-    """It may continue on the next line after each slash."""
-    return Markup("/<wbr>").join(path.split("/"))
-
-
 def places_of(views: Iterable[MachineView]) -> list[PlaceState]:
     return [place for view in views for place in view.places]
 
 
 def install(environment: Environment) -> None:
-    environment.filters.update(moment=moment, known=known, span=span, size=size, fact=fact, breakable=breakable)
+    environment.filters.update(moment=moment, known=known, span=span, size=size, fact=fact)
