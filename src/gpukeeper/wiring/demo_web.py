@@ -45,7 +45,7 @@ PACE = 60.0
 BEFORE = timedelta(hours=8)
 HOLDING = 0.1  # share of the owners who hold their work after a warning
 ADMIN, OWNER = "eve", "ann"
-POLICY = f"""{DEMO_POLICY}
+POLICY = f"""{DEMO_POLICY.replace("every: 15m", "every: 5m")}
 admins: [{ADMIN}]
 prices:
   currency: EUR
