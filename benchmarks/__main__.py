@@ -14,6 +14,7 @@ NAMES = (
     "simulation",
     "ledger",
     "fleet-ship",
+    "usage-report",
     "nightly",
     "disk-size",
     "disk-delete",

@@ -163,6 +163,19 @@ def test_apply_writes_a_file_that_counts_on(fleet: Fleet, tmp_path: Path) -> Non
     assert "process_" not in before
 
 
+def test_a_file_has_the_gpus_their_owners_and_the_events_of_the_day(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.add("train", state=State.RUNNING, owner="ann", devices=("GPU-0", "GPU-1"))
+    path = tmp_path / "gpukeeper.prom"
+    for words in (("plan",), ("apply", "--yes")):
+        path.unlink(missing_ok=True)
+        assert fleet.run(*words, "--textfile", str(path)).code == 0
+        text = path.read_text()
+        assert 'gpukeeper_owner_gpus{owner="ann",state="held"} 2.0' in text
+        assert text.count("gpukeeper_gpu_holder{") == 2
+        assert 'gpukeeper_events_last_day{type="outcome"} 0.0' in text
+        assert "gpukeeper_image_bytes" not in series(text), "an engine is not asked to walk its disk for a file"
+
+
 def test_a_pass_that_did_not_happen_leaves_the_old_file(fleet: Fleet, tmp_path: Path) -> None:
     """So that its time tells how long ago the last one was."""
     path = tmp_path / "gpukeeper.prom"

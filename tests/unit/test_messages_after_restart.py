@@ -14,7 +14,6 @@ from gpukeeper.model.message import Delivered, Message, MessageKind
 from gpukeeper.model.policy import Policy, Web
 from gpukeeper.notify.digest import DIGEST
 from gpukeeper.notify.messages import Messages
-from gpukeeper.views.live import row_id
 from gpukeeper.wiring.messages import configure, continue_messages
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -105,4 +104,4 @@ def test_a_link_leads_to_the_page_of_the_workload() -> None:
     configure(messages, Policy(), "node-1")
     assert messages.link_of(TRAIN) == ""
     configure(messages, Policy(web=Web(url="https://gpu.example")), "node-1")
-    assert messages.link_of(TRAIN) == f"https://gpu.example/workload/{row_id('node-1', TRAIN.key)}"
+    assert messages.link_of(TRAIN) == f"https://gpu.example/find?uid={TRAIN.uid}&machine=node-1"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -23,10 +23,9 @@ def line_of(report: Report, directory: str) -> NodeTested:
     that nothing could be held against yet, are remembered: a GPU that gets slower must not become its own yardstick.
     Figures of all GPUs together are the node's."""
     identity = _identities(report)
-    values: dict[str, dict[str, float]] = {}
-    for one in report.findings if not (report.interrupted or report.self_test) else ():
-        if one.gpu in identity and one.value is not None and _may_be_held_against(one):
-            values.setdefault(identity[one.gpu], {})[figure(one)] = one.value
+    found = () if report.interrupted or report.self_test else report.findings
+    measured = [one for one in found if one.gpu in identity and one.value is not None]
+    values = _figures(identity, ((one, one.value) for one in measured if _may_be_held_against(one)))
     gpus = {identity[one.gpu]: one.verdict for one in report.tallies if one.gpu in identity}
     if report.node in values:
         gpus[report.node] = report.verdict
@@ -43,7 +42,26 @@ def line_of(report: Report, directory: str) -> NodeTested:
         expected=report.expected,
         gpus=gpus,
         values=values,
+        not_passed=_figures(identity, ((one, one.value) for one in measured if not _may_be_held_against(one))),
+        floors=_figures(identity, ((one, one.floor) for one in measured)),
+        models=_models(report),
     )
+
+
+def _figures(
+    identity: Mapping[str | None, str], found: Iterable[tuple[Finding, float | None]]
+) -> dict[str, dict[str, float]]:
+    """By GPU and figure; what is None is left out."""
+    made: dict[str, dict[str, float]] = {}
+    for one, value in found:
+        if value is not None:
+            made.setdefault(identity[one.gpu], {})[figure(one)] = value
+    return made
+
+
+def _models(report: Report) -> dict[str, str]:
+    gpus = with_unique_serials(report.machine).gpus
+    return {one.identity: one.name for one in (() if isinstance(gpus, Unknown) else gpus) if isinstance(one.name, str)}
 
 
 def _may_be_held_against(finding: Finding) -> bool:

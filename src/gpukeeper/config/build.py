@@ -64,10 +64,11 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
             "ray": _value(RaySettings, file.ray),
         },
         notify=_value(model.Notify, file.notify),
-        web=_value(model.Web, file.web),
+        web=_web(file.web),
         schedule=_value(model.Schedule, file.schedule),
         ledger=_value(model.LedgerKeep, file.ledger),
         prices=_value(model.Prices, file.prices),
+        metrics=_value(model.MetricsSettings, file.metrics),
         fleet=_value(model.Fleet, file.fleet),
     )
     return msgspec.structs.replace(policy, digest=digest_of(policy))
@@ -110,6 +111,14 @@ def _kept(file: PolicyFile) -> dict[str, model.Kept]:
         Category.DEAD_LOGS.value: model.Kept(older_than=file.ray.logs, under_pressure=model.DAY),
         Category.REPORT.value: model.Kept(older_than=file.reports.older_than),
     }
+
+
+def _web(section: sections.Web) -> model.Web:
+    return msgspec.structs.replace(
+        _value(model.Web, section, but=("proxy", "tls")),
+        proxy=_value(model.WebProxy, section.proxy),
+        tls=_value(model.WebTls, section.tls),
+    )
 
 
 def _scope(file: PolicyFile) -> dict[str, model.PlaceScope]:

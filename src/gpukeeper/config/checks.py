@@ -13,6 +13,7 @@ from gpukeeper.config.tree_checks import check_trees
 from gpukeeper.config.units import share_in_words
 from gpukeeper.config.units import span_in_words as words
 from gpukeeper.config.unix_groups import members_of
+from gpukeeper.config.web_checks import check_web
 from gpukeeper.engine.schedule import acts_in_a_row
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.lifecycle.warnings import valid_for
@@ -40,6 +41,7 @@ def check(file: PolicyFile) -> Iterator[Problem]:
     yield from _matches(file)
     yield from _exemptions(file)
     yield from check_trees(file)
+    yield from check_web(file.web)
 
 
 def _scope(file: PolicyFile) -> Iterator[Problem]:

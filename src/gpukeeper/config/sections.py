@@ -258,6 +258,16 @@ class BuildCache(Section):
     unused: f.Limit = about(_BC.unused, "Remove if no build used it for this time. `none`: only report.")
 
 
+_M = model.MetricsSettings()
+
+
+class Metrics(Section):
+    sizes: f.Limit = about(
+        _M.sizes,
+        "How often the bytes of images, containers and logs are measured; less often if that is slow. `none`: never.",
+    )
+
+
 _E = model.Capture()
 _EVIDENCE = tuple(_E.what)
 
@@ -308,8 +318,42 @@ class Notify(Section):
 _WEB = model.Web()
 
 
+class WebProxy(Section):
+    header: f.HeaderName = about(
+        _WEB.proxy.header, "Header with the name of the logged-in person: X-Forwarded-User. Needs `from`."
+    )
+    from_: list[f.Network] = about(
+        list(_WEB.proxy.from_),
+        "Addresses and networks of the proxy: [10.0.0.2]. From other addresses the header is ignored.",
+        alias="from",
+    )
+    user: f.AccountOrNone = about(
+        _WEB.proxy.user,
+        "User that the proxy runs as, if it runs on this machine: www-data. From processes of other users on this "
+        "machine the header is ignored.",
+    )
+
+
+class WebTls(Section):
+    certificate: f.FilePath = about(_WEB.tls.certificate, "PEM file with the certificate and its chain.")
+    key: f.SecretFile = about(_WEB.tls.key, "PEM file with the private key, without a passphrase, mode 0600.")
+
+
 class Web(Section):
-    url: f.WebAddress = about(_WEB.url, "URL of the dashboard, for links in messages: https://gpu.example.")
+    url: f.WebAddress = about(
+        _WEB.url, "URL of the dashboard as browsers reach it, for links and checks of requests: https://gpu.example."
+    )
+    user: f.Account = about(_WEB.user, "User that the web process runs as, if the daemon runs as root.")
+    proxy: WebProxy = about(WebProxy(), "Reverse proxy that logs people in.")
+    tls: WebTls = about(WebTls(), "Certificate for HTTPS. Renewed files are loaded within a minute.")
+    sessions: f.Interval = about(_WEB.sessions, "How long a login in a browser lasts; at most 31d.")
+    read_on_loopback: bool = about(
+        _WEB.read_on_loopback, "On loopback, users of this machine may read without a login."
+    )
+    plain_http: bool = about(
+        _WEB.plain_http,
+        "Serve other machines without TLS and without a proxy. Cookies and tokens can then be read on the network.",
+    )
 
 
 _S = model.Schedule()
@@ -471,4 +515,5 @@ class PolicyFile(Section):
     schedule: Schedule = about(Schedule(), "When passes run.")
     ledger: Ledger = about(Ledger(), "How long records are kept.")
     prices: Prices = about(Prices(), "What GPUs cost, for `gpukeeper report`. Nothing is decided by it.")
+    metrics: Metrics = about(Metrics(), "What is measured for metrics only. Nothing is decided by it.")
     fleet: Fleet = about(Fleet(), "Copy of this machine's records in a PostgreSQL database that many machines share.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+import msgspec
+
 from gpukeeper.engine.followed import FollowedRemoval
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform
@@ -255,6 +257,7 @@ def _intent(step: Step, pass_id: int, now: datetime) -> Intended:
         gpus=decision.gpus,
         since=decision.since,
         owner_verified=decision.owner_verified,
+        requested_by=step.requested_by or msgspec.UNSET,
     )
 
 
@@ -283,6 +286,7 @@ async def _close(
         gpu_hours=gpu_hours(gpus, decision.since, now),
         bytes_back=_bytes_back(decision.action, answer) if done else 0,
         owner_verified=decision.owner_verified,
+        requested_by=step.requested_by or msgspec.UNSET,
     )
     await keeper.ledger.append([line])
     return line

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from datetime import datetime, timedelta
+from hashlib import blake2b
 
 import msgspec
 
@@ -31,6 +32,11 @@ class Pending(msgspec.Struct, frozen=True):
     seen: Seen
     action: Action
     until: datetime
+
+
+def revision_of(seen: Seen) -> str:
+    """Which object it is, and which run of it: what a preview showed, for a request on that condition."""
+    return blake2b(f"{seen.ref.key}\0{seen.incarnation}".encode(errors="surrogateescape"), digest_size=12).hexdigest()
 
 
 class Confirmations:

@@ -113,6 +113,7 @@ class LiveState:
     version: int = 0
     places: dict[PlaceKey, LivePlace] = field(default_factory=dict)
     history: dict[tuple[str, str], UseHistory] = field(default_factory=dict)  # by key of the workload, and device
+    cpu: dict[str, Sample] = field(default_factory=dict)  # by key: the newest
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _pending: dict[PlaceKey, dict[str, LiveFact]] = field(default_factory=dict)  # of a whole pass in progress
     _recalled: set[str] = field(default_factory=set)  # keys
@@ -192,7 +193,10 @@ class LiveState:
 
     def measured(self, samples: Iterable[Sample]) -> None:
         """What a meter read just now."""
-        if not self.enabled or self.gpus_only:
+        if not self.enabled:
+            return
+        self.cpu.update((one.key, one) for one in samples if one.signal is Signal.CPU)
+        if self.gpus_only:
             return
         for one in samples:
             if one.signal is Signal.GPU and isinstance(one.value, float | int) and not isnan(one.value):
@@ -237,6 +241,7 @@ class LiveState:
         for gone in [one for one in self.history if one[0] not in keys]:
             del self.history[gone]
         self._recalled &= keys
+        self.cpu = {key: one for key, one in self.cpu.items() if key in keys}
 
 
 def step_of(at: datetime) -> int:

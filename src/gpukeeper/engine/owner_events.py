@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+import msgspec
+
 from gpukeeper.lifecycle.decide import REQUEST
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Event, WarningSent
@@ -11,9 +13,9 @@ from gpukeeper.model.message import Message, MessageKind
 
 
 def stopped(line: Event) -> Message | None:
-    """Its running work was stopped, and how to bring it back. None: it was not, or a person requested the stop."""
+    """Its running work was stopped, and how to bring it back. None: it was not, or the owner requested the stop."""
     match line:
-        case Closed(action=Action.STOP, result=Result.RECLAIMED, ref=ref) if ref is not None and line.rule != REQUEST:
+        case Closed(action=Action.STOP, result=Result.RECLAIMED, ref=ref) if ref is not None and _is_news(line):
             back = f"To bring it back: gpukeeper restore {shlex.quote(ref.path)}"
             return Message(
                 kind=MessageKind.STOPPED,
@@ -26,6 +28,11 @@ def stopped(line: Event) -> Message | None:
             )
         case _:
             return None
+
+
+def _is_news(line: Closed) -> bool:
+    """Lines of earlier versions do not contain who requested a step."""
+    return line.rule != REQUEST or line.requested_by not in (line.owner, msgspec.UNSET)
 
 
 def notice_again(line: WarningSent) -> Message:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
 from gpukeeper.engine import clean
 from gpukeeper.engine.act import take
-from gpukeeper.engine.confirm import LASTS, Asker, Pending
+from gpukeeper.engine.confirm import LASTS, Asker, Pending, revision_of
 from gpukeeper.engine.find import FoundSubject, find, read_subject
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import key_of
@@ -48,6 +50,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     suspends: tuple[str, ...] = ()
     confirm: bool = False  # ask before acting; mode plan always does
     token: str = ""  # of the reply that requested a confirmation: the user confirmed
+    revision: str = ""  # of the object as the user was shown it: nothing is done to another one
+    action: str = ""  # of a preview: the request that is previewed
     owner: str | None = None  # below here: of lines of the ledger that are requested
     last: int = 100
     types: tuple[str, ...] = ()
@@ -57,6 +61,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     since: Moment | None = None  # below here: of a report, with `owner`
     until: Moment | None = None
     zone: str = ""
+    described: Mapping[str, Any] = {}  # a hypothetical workload; see views.trial.WorkloadWords
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +98,7 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
         case "hold":
             return await _fulfil_hold(keeper, book, who, request)
         case "release":
-            return await release(keeper, book, request.workload, who)
+            return await release(keeper, book, request.workload, who, revision=request.revision)
         case "stop" | "remove":
             return await _fulfil_act(keeper, book, asker, request)
         case "pause":
@@ -112,11 +117,13 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
 async def _fulfil_hold(keeper: Keeper, book: Rulebook, who: str, request: Request) -> str:
     span = timedelta(seconds=request.seconds) if request.seconds is not None else None
     found, granted = await hold(
-        keeper, book, request.workload, who, span, reason=request.reason, suspends=request.suspends
+        *(keeper, book, request.workload, who, span),
+        reason=request.reason,
+        suspends=request.suspends,
+        revision=request.revision,
     )
-    until = f"{granted.until:%Y-%m-%d %H:%M} UTC ({in_words(granted.until - granted.at)})"
-    what = f" It suspends {', '.join(granted.suspends)} only." if granted.suspends else ""
-    return f"{found.view.subject.ref.path} is held until {until}.{what}{_not_prevented(book, found, granted)}"
+    path = found.view.subject.ref.path
+    return f"{path} is held until {until_in_words(granted)}.{not_prevented(book, found, granted)}"
 
 
 async def hold(
@@ -128,21 +135,43 @@ async def hold(
     *,
     reason: str = "",
     suspends: tuple[str, ...] = (),
+    revision: str = "",
 ) -> tuple[FoundSubject, Hold]:
     found = await find(keeper, book, words)
+    _is_still(found, revision)
+    granted = await hold_granted(keeper, book, found, who, span, reason=reason, suspends=suspends)
+    if not suspends:
+        await _hold_on_it(found, granted.until)
+    ref = found.view.subject.ref
+    await keeper.ledger.append([Held(at=granted.at, ref=ref, owner=_owner(found.view), by=who, hold=granted)])
+    return found, granted
+
+
+def until_in_words(granted: Hold) -> str:
+    until = f"{granted.until:%Y-%m-%d %H:%M} UTC ({in_words(granted.until - granted.at)})"
+    return until + (f". It suspends {', '.join(granted.suspends)} only" if granted.suspends else "")
+
+
+async def hold_granted(
+    keeper: Keeper,
+    book: Rulebook,
+    found: FoundSubject,
+    who: str,
+    span: timedelta | None,
+    *,
+    reason: str = "",
+    suspends: tuple[str, ...] = (),
+) -> Hold:
+    """The hold that `who` may have on it, from now on. Raises UsageError: none. Writes nothing."""
     now, subject = keeper.clock.now(), found.view.subject
     view = msgspec.structs.replace(found.view, elsewhere=await holds_elsewhere(keeper, book, subject, now))
     granted = may_hold(view, book, who, span, now, reason=reason, suspends=suspends)
     if isinstance(granted, NotAllowed):
         raise UsageError(granted.why)
-    granted = msgspec.structs.replace(granted, lasting=subject.lasting or "")
-    if not suspends:
-        await _hold_on_it(found, granted.until)
-    await keeper.ledger.append([Held(at=now, ref=subject.ref, owner=_owner(found.view), by=who, hold=granted)])
-    return found, granted
+    return msgspec.structs.replace(granted, lasting=subject.lasting or "")
 
 
-def _not_prevented(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
+def not_prevented(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
     """What ends it in spite of the hold, and when: so that no user relies on the hold alone."""
     act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards, opening(book.policy.schedule))
     if act is None:
@@ -171,9 +200,10 @@ async def _release_from_it(keeper: Keeper, book: Rulebook, found: FoundSubject) 
     return None if answer is None else await read_subject(keeper, book, subject.ref)
 
 
-async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> str:
+async def release(keeper: Keeper, book: Rulebook, words: str, who: str, *, revision: str = "") -> str:
     """Ends what `who` may end, and reports what that was and what still holds. A claimed owner ends their own alone."""
     found = await find(keeper, book, words)
+    _is_still(found, revision)
     _allow(may_touch(found.view, book, who))
     own = may_act(found.view, book, who) is not None  # only claimed: what holds for others stays
     released = None if own else await _release_from_it(keeper, book, found)
@@ -214,11 +244,18 @@ async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -
             )
         return await _act_on(keeper, book, asker, await _confirmed(keeper, book, pending), action)
     found = await find(keeper, book, request.workload, acting=True)
+    _is_still(found, request.revision)
     if not request.confirm and book.policy.mode is Mode.ENFORCE:
         return await _act_on(keeper, book, asker, found, action)
-    _may_be_done(keeper, book, asker, found, action)
+    may_be_done(keeper, book, asker, found, action)
     token = keeper.request_state.confirmations.ask(asker, found.view.subject.seen, action, now)
-    return Reply(done=False, words=_described(found.view, action), exit_code=UsageError.exit_code, token=token)
+    return Reply(done=False, words=described(found.view, action), exit_code=UsageError.exit_code, token=token)
+
+
+def _is_still(found: FoundSubject, revision: str) -> None:
+    seen = found.view.subject.seen
+    if revision and revision != revision_of(seen):
+        raise UsageError(f"{seen.ref.path} has changed since the preview; nothing was done. Preview it again")
 
 
 async def _confirmed(keeper: Keeper, book: Rulebook, pending: Pending) -> FoundSubject:
@@ -239,7 +276,7 @@ async def act_now(
 
 
 async def _act_on(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubject, action: Action) -> Closed:
-    _may_be_done(keeper, book, asker, found, action)
+    may_be_done(keeper, book, asker, found, action)
     if not is_admin(book, asker.name):
         await _let_pass(keeper, found)
     async with keeper.ledger.lease(found.platform.name, found.platform.place):
@@ -252,7 +289,7 @@ async def _act_on(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubj
             raise UsageError(f"an earlier step on {ref.path} is still open; nothing was done. Try again soon")
         pass_id = await keeper.ledger.next_pass()
         bound = None if is_admin(book, asker.name) else asker.uid
-        step = Step(f"{pass_id}.1", _asked(found.view, book, asker.name, action), bound)
+        step = Step(f"{pass_id}.1", _asked(found.view, book, asker.name, action), bound, asker.name)
         return await take(keeper, found.platform, step, book, pass_id)
 
 
@@ -268,7 +305,7 @@ async def _let_pass(keeper: Keeper, found: FoundSubject) -> None:
     )
 
 
-def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubject, action: Action) -> None:
+def may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubject, action: Action) -> None:
     """Raises UsageError: not by this user, not on this object, or not now."""
     view, who = found.view, asker.name
     subject, path = view.subject, view.subject.ref.path
@@ -307,7 +344,7 @@ def _may_lose_tree(keeper: Keeper, book: Rulebook, asker: Asker, view: View) -> 
         raise UsageError(f"{path}: {why}. Nothing was done. {whom_to_ask(book)}")
 
 
-def _described(view: View, action: Action) -> str:
+def described(view: View, action: Action) -> str:
     """What would be done, to exactly what."""
     subject = view.subject
     facts = [f"owner {subject.owner if isinstance(subject.owner, str) else 'unknown'}"]

@@ -128,4 +128,6 @@ def _as_found_line(intent: Intended, result: Result, words: str, keeper: Keeper)
         gpu_hours=gpu_hours(gpus, intent.since, now),
         bytes_back=size,
         owner_verified=intent.owner_verified,
+        requested_by=intent.requested_by,
+        via=intent.via,
     )

@@ -43,11 +43,13 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, tag="question"):
-    """`verb` of the request: what people ask for on the socket, or one of daemon/web.VERBS."""
+    """`verb` of the request: what people ask for on the socket, or one of daemon/web.VERBS. `machine`: whom it is for;
+    empty: all, or whoever answers."""
 
     id: int
     credentials: Credentials
     request: Request
+    machine: str = ""
 
 
 # From the daemon.
@@ -75,6 +77,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     anonymous: bool  # reading needs no login
     session_seconds: int
     demo: Demo | None = None
+    fleet: bool = False  # of many machines, over their copy
 
 
 class Change(msgspec.Struct, frozen=True, tag="change"):
@@ -82,6 +85,14 @@ class Change(msgspec.Struct, frozen=True, tag="change"):
 
     delta: Delta
     whole: bool = False
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True, tag="condition"):
+    """Of where views come from. `problem`: why they are not renewed; empty: they are. `silent`: machines of which there
+    is no view, and why."""
+
+    problem: str = ""
+    silent: tuple[tuple[str, str], ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
@@ -96,7 +107,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     body: bytes = b"null"
 
 
-FromDaemon = Welcome | Change | Answer
+FromDaemon = Welcome | Change | Condition | Answer
 
 
 def frame(message: object) -> bytes:

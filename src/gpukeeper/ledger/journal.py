@@ -172,6 +172,10 @@ class SqliteLedger:
         """What is wrong with the file; empty when it is whole. Reads all of it."""
         return await self.read(damage)
 
+    async def lines_by_type(self, since: datetime) -> dict[str, int]:
+        """How many lines of each type were written since then; types without any have 0."""
+        return await self.read(lambda c: queries.lines_by_type(c, since))
+
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def do() -> T:
             with translated(self.path):

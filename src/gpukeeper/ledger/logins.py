@@ -94,6 +94,7 @@ class Logins:
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path, self._connection = path, connection
+        self.on_revoke: Callable[[], None] = lambda: None  # called in a thread, before anybody reads that it is done
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="logins")
 
     def close(self) -> None:
@@ -108,7 +109,12 @@ class Logins:
         self, kind: LoginKind, person: str, uid: int | None, now: datetime, lasts: timedelta, name: str = ""
     ) -> NewLogin:
         made = _new(kind, person, uid, now, lasts, name)
-        await self._do(lambda c: _insert(c, made, now))
+
+        def do(c: sqlite3.Connection) -> None:
+            _insert(c, made, now)
+            self.on_revoke()  # it may have taken the place of an older one
+
+        await self._do(do)
         return made
 
     async def redeem(self, secret: str, now: datetime, lasts: timedelta, address: str) -> NewLogin | None:
@@ -168,10 +174,12 @@ class Logins:
         """How many ended. `id_` None: all; `person` None: of anybody. Unused links of that person end, too."""
 
         def do(c: sqlite3.Connection) -> int:
-            return c.execute(
+            ended = c.execute(
                 "DELETE FROM logins WHERE (? IS NULL OR id = ?) AND (? IS NULL OR person = ?)",
                 (id_, id_, person, person),
             ).rowcount
+            self.on_revoke()
+            return ended
 
         return await self._do(do)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime, timedelta
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,12 +25,9 @@ from gpukeeper.model.usage import DevicePresence, Holder, HourUse, RecordedHour,
 T = TypeVar("T")
 KEPT = timedelta(days=400)  # thirteen months: a month can be compared with the same one of the year before
 _MASKS = ("active", "idle", "unknown", "free")
-_PRESENCE = "d.place, d.device, d.since, d.until, d.model, d.share, d.listed"
-_USES = f"""
-SELECT h.hour, d.id, {_PRESENCE}, o.key, o.path, o.owner, o.class, o.grp, h.active, h.idle, h.unknown, h.free
-FROM hours h JOIN devices d ON d.id = h.device JOIN holders o ON o.id = h.holder
-WHERE h.hour >= ? AND h.hour < ? ORDER BY h.hour, d.id
-"""  # noqa: S608 - constants only
+_USES = "SELECT device, holder, active, idle, unknown, free FROM hours WHERE hour = ? ORDER BY device, holder"
+_EVERY_DEVICE = "SELECT id, place, device, since, until, model, share, listed FROM devices"
+_EVERY_HOLDER = "SELECT id, key, path, owner, class, grp FROM holders"
 
 
 def open_usage(path: Path, *, write: bool) -> SqliteUsage:
@@ -90,18 +87,23 @@ class UsageReader:
         """Every device in every hour in which it was there or was counted; hours that only touch the span included. As
         far as is known, a device that was there at the last look is there `now`."""
         first, end = minute_of(since) // 60, -(-minute_of(until) // 60)
-        present = dict(self._devices(first, end, minute_of(now)))
-        mentioned: set[tuple[int, int]] = set()
-        rows = self._connection.execute(_USES, (first, end))
-        for (hour, number), group in groupby(rows, key=lambda row: (row[0], row[1])):
-            found = list(group)
-            mentioned.add((hour, number))
-            device = present.get(number) or _presence(found[0][2:9])
-            yield RecordedHour(hour, device, tuple(_use(row) for row in found))
-        for number, device in present.items():
-            for hour in range(max(device.since // 60, first), min(-(-device.until // 60), end)):
-                if (hour, number) not in mentioned:
-                    yield RecordedHour(hour, device, ())
+        with _snapshot(self._connection) as c:
+            listed = dict(self._devices(first, end, minute_of(now)))
+            known = {row[0]: _presence(row[1:]) for row in c.execute(_EVERY_DEVICE)} | listed
+            holders = {row[0]: _holder(row[1:]) for row in c.execute(_EVERY_HOLDER)}
+            for hour in range(*self._extent(first, end, listed.values())):
+                rows = c.execute(_USES, (hour,)).fetchall()
+                yield from _recorded(hour, rows, known, holders)
+                for number in sorted(listed.keys() - {row[0] for row in rows}):
+                    if listed[number].in_hour(hour):
+                        yield RecordedHour(hour, listed[number], ())
+
+    def _extent(self, first: int, end: int, listed: Iterable[DevicePresence]) -> tuple[int, int]:
+        """The hours between these two of which anything is known."""
+        found = self._connection.execute("SELECT min(hour), max(hour) + 1 FROM hours").fetchone()
+        spans = [(one.since // 60, -(-one.until // 60)) for one in listed] + ([found] if found[0] is not None else [])
+        begin, stop = min((one[0] for one in spans), default=end), max((one[1] for one in spans), default=end)
+        return max(first, begin), min(end, stop)
 
     def models(self, since: datetime, until: datetime) -> dict[str, set[str]]:
         """By place: the models of GPUs that were there."""
@@ -123,6 +125,16 @@ class UsageReader:
             (now, now, first * 60, end * 60),
         )
         return [(row[0], _presence(row[1:])) for row in rows]
+
+
+@contextmanager
+def _snapshot(c: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All statements read the same state, whatever another process writes."""
+    c.execute("BEGIN")
+    try:
+        yield c
+    finally:
+        c.execute("ROLLBACK")
 
 
 def record(c: sqlite3.Connection, found: UsageFold) -> None:
@@ -214,7 +226,33 @@ def _presence(row: tuple[Any, ...]) -> DevicePresence:
     )
 
 
-def _use(row: tuple[Any, ...]) -> HourUse:
-    key, path, owner, class_, group = row[9:14]
-    holder = Holder(key=key, path=path, owner=owner, class_=class_, group=group)
-    return _with_masks(HourUse(hour=row[0], place=row[2], device=row[3], holder=holder), row[14:18])
+def _recorded(
+    hour: int, rows: list[tuple[int, ...]], devices: Mapping[int, DevicePresence], holders: Mapping[int, Holder]
+) -> Iterator[RecordedHour]:
+    """Rows of the same device follow each other. Without calls: a report reads a million of them."""
+    if not rows:
+        return
+    last, uses = rows[0][0], list[HourUse]()
+    device = devices[last]
+    for number, holder, active, idle, unknown, free in rows:
+        if number != last:
+            yield RecordedHour(hour, device, tuple(uses))
+            last, uses, device = number, [], devices[number]
+        uses.append(
+            HourUse(
+                hour=hour,
+                place=device.place,
+                device=device.device,
+                holder=holders[holder],
+                active=active,
+                idle=idle,
+                unknown=unknown,
+                free=free,
+            )
+        )
+    yield RecordedHour(hour, device, tuple(uses))
+
+
+def _holder(row: tuple[Any, ...]) -> Holder:
+    key, path, owner, class_, group = row
+    return Holder(key=key, path=path, owner=owner, class_=class_, group=group)

@@ -151,11 +151,12 @@ class Decision(msgspec.Struct, frozen=True):
 
 class Step(msgspec.Struct, frozen=True):
     """`uid`: it was requested by this user, for whom at most is done what they could do themselves. None: a rule
-    or an admin decided it."""
+    or an admin decided it. `requested_by`: empty when a rule decided it."""
 
     id: str
     decision: Decision
     uid: int | None = None
+    requested_by: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -102,6 +102,7 @@ class Intended(Line, frozen=True, tag="intent"):
     gpus: int | Unknown = 0
     since: Moment | None = None
     owner_verified: bool = False
+    requested_by: str | msgspec.UnsetType = msgspec.UNSET  # only with the rule `request`
 
 
 class Captured(Line, frozen=True, tag="evidence"):
@@ -121,6 +122,7 @@ class Closed(Line, frozen=True, tag="outcome"):
     gpu_hours: float | Unknown = 0.0  # held from the beginning of the condition until it was seen to be over
     bytes_back: int | Unknown = 0
     owner_verified: bool = False  # False: the owner is only claimed, or the line is older than this field
+    requested_by: str | msgspec.UnsetType = msgspec.UNSET  # only with the rule `request`
 
 
 class Passed(Line, frozen=True, tag="pass"):
@@ -207,6 +209,26 @@ class NodeTested(Line, frozen=True, tag="acceptance"):
     expected: int | None = None
     gpus: Mapping[str, Grade] = {}  # by serial number (uuid where there is none); the node's own name for its figures
     values: Mapping[str, Mapping[str, float]] = {}  # by the same; then by "check.metric method"
+    not_passed: Mapping[str, Mapping[str, float]] = {}  # likewise: figures that are shown and never compared with
+    floors: Mapping[str, Mapping[str, float]] = {}  # likewise: what they were judged by
+    models: Mapping[str, str] = {}  # by serial number or uuid
+
+
+class PolicyChange(msgspec.Struct, frozen=True):
+    """One setting in words. None: there was, or is, no such setting."""
+
+    setting: str
+    before: str | None
+    after: str | None
+
+
+class PolicyChanged(Line, frozen=True, tag="policy"):
+    """Another policy is in effect than before. Without changes: only members of Unix groups differ."""
+
+    digest: str
+    before: str  # the digest of the last one
+    source: str
+    changes: tuple[PolicyChange, ...] = ()
 
 
 class Checkpoint(Line, frozen=True, tag="checkpoint"):
@@ -243,5 +265,6 @@ Event: TypeAlias = (
     | Returned
     | ResetTried
     | NodeTested
+    | PolicyChanged
     | Checkpoint
 )

@@ -225,6 +225,10 @@ class Capture(Value, frozen=True, kw_only=True):
     quota: int = 20 * 1024**3
 
 
+class MetricsSettings(Value, frozen=True, kw_only=True):
+    sizes: timedelta | None = 30 * MINUTE  # how often the bytes of images, containers and logs are measured
+
+
 class GpuSettings(Value, frozen=True, kw_only=True):
     """The GPUs of the machine gpukeeper runs on."""
 
@@ -251,8 +255,29 @@ class Notify(Value, frozen=True, kw_only=True):
     quiet: str | None = None  # hours in which owners get no mail or chat message
 
 
+class WebProxy(Value, frozen=True, kw_only=True):
+    """A reverse proxy that logs people in. Without a header there is none."""
+
+    header: str | None = None  # with the name of the person
+    from_: tuple[str, ...] = ()  # addresses and networks
+    user: str | None = None  # whose processes may be that proxy on this machine
+
+
+class WebTls(Value, frozen=True, kw_only=True):
+    """Paths of PEM files; both or none."""
+
+    certificate: str | None = None
+    key: str | None = None
+
+
 class Web(Value, frozen=True, kw_only=True):
-    url: str | None = None  # of the dashboard, for links in messages
+    url: str | None = None  # of the dashboard, as browsers reach it
+    user: str = "nobody"  # of the web process
+    proxy: WebProxy = WebProxy()
+    tls: WebTls = WebTls()
+    sessions: timedelta = 12 * HOUR
+    read_on_loopback: bool = True  # without a login
+    plain_http: bool = False  # on other addresses than loopback, without TLS
 
 
 class Schedule(Value, frozen=True, kw_only=True):
@@ -332,5 +357,6 @@ class Policy(Value, frozen=True, kw_only=True):
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()
     prices: Prices = Prices()
+    metrics: MetricsSettings = MetricsSettings()
     fleet: Fleet = Fleet()
     digest: str = ""  # of the effective values; identifies the policy that decided

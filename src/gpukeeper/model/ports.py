@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Protocol
 
 from gpukeeper.model.series import Sample, Series
+from gpukeeper.model.storage import StorageBytes
 from gpukeeper.model.subject import Subject
 
 
@@ -18,6 +19,18 @@ class Clock(Protocol):
 
 class Meter(Protocol):
     async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]: ...
+
+
+class StorageReader(Protocol):
+    """A place with images and logs. Its reads may take minutes: no pass waits for one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def place(self) -> str: ...
+    async def read_storage(self) -> StorageBytes:
+        """PlatformError: it could not be read."""
+        ...
 
 
 class Signals(Protocol):

@@ -15,7 +15,7 @@ OUTSIDE = "outside"  # the class of a device that is held by processes which are
 QUARANTINE = "quarantine"  # the class of a device that must not be used
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class Holder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What had a device. Empty: unknown, or none. Without a key no workload had it."""
 
     key: str = ""
@@ -28,7 +28,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 FREE = Holder()
 
 
-class HourUse(msgspec.Struct, frozen=True, kw_only=True):
+class HourUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One hour of one device and one holder. `hour`: hours since 1970, UTC. `unknown`: held, and its use was not
     measured. `free`: only without a holder."""
 
@@ -47,7 +47,7 @@ class HourUse(msgspec.Struct, frozen=True, kw_only=True):
         return self.active | self.idle | self.unknown | self.free
 
 
-class DevicePresence(msgspec.Struct, frozen=True, kw_only=True):
+class DevicePresence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A device from `since` to `until` (minutes since 1970). `listed`: in the inventory of its place, so that a minute
     about which nothing is recorded is a minute that was not measured. `share`: of a whole GPU; None: a slice of unknown
     size."""
@@ -74,7 +74,7 @@ class UsageFold(msgspec.Struct, frozen=True, kw_only=True):
     hours: tuple[HourUse, ...] = ()
 
 
-class RecordedHour(msgspec.Struct, frozen=True):
+class RecordedHour(msgspec.Struct, frozen=True, gc=False):
     """All that is known about one device in one hour."""
 
     hour: int

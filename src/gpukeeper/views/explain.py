@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
 from gpukeeper.engine.explain import Explanation
-from gpukeeper.lifecycle.explain import MeasuredSignal
+from gpukeeper.lifecycle.explain import MeasuredSignal, amount, threshold_in_words
 from gpukeeper.lifecycle.forecast import UpcomingAction
 from gpukeeper.model.decision import Answer, Decision, Verdict
 from gpukeeper.model.diagnosis import Diagnosis
-from gpukeeper.model.durations import when_in_words
-from gpukeeper.model.event import Event
+from gpukeeper.model.durations import in_words, when_in_words
+from gpukeeper.model.event import Captured, Event
 from gpukeeper.model.memory import Memory, Warned
 from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown
@@ -92,6 +92,64 @@ def facts(found: Explanation) -> list[tuple[str, object]]:
     rows += (("warned", f"{w.rule}, stage {w.stage}, {_delivery(w)}, {moment(w.at, now)}") for w in memory.warnings)
     rows += (("held by", f"{h.by}, until {moment(h.until, now)}") for h in memory.holds if h.until > now)
     return [(name, value) for name, value in rows if value is not None]
+
+
+class EvidenceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that was seen, and when. `at` None: it has no time of its own."""
+
+    what: str
+    words: str
+    at: datetime | None = None
+
+
+def evidence(found: Explanation) -> tuple[EvidenceRow, ...]:
+    """What the verdicts rest on: the object as it was read, its measurements, and what was recorded about it."""
+    subject, memory, now = found.subject, found.memory, found.now
+    rows = [
+        EvidenceRow(what="read", words=f"{subject.state}, incarnation {subject.seen.incarnation}", at=subject.seen.at)
+    ]
+    rows += (EvidenceRow(what="owner", words=words) for words in subject.evidence)
+    rows += (
+        EvidenceRow(what=signal_name(one), words=signal_in_words(one, now), at=one.newest_at) for one in found.signals
+    )
+    rows += (
+        EvidenceRow(what="warning", words=f"{one.rule}, stage {one.stage}, {_delivery(one)}", at=one.at)
+        for one in memory.warnings
+    )
+    rows += (
+        EvidenceRow(what="hold", words=f"by {one.by}{f': {one.reason}' if one.reason else ''}", at=one.at)
+        for one in memory.holds
+        if one.until > now
+    )
+    rows += (
+        EvidenceRow(what="captured", words=one.evidence or one.note or "nothing to capture", at=one.at)
+        for one in found.history
+        if isinstance(one, Captured)
+    )
+    rows += (EvidenceRow(what="contradiction", words=one.words) for one in found.findings)
+    return tuple(rows)
+
+
+def signal_name(one: MeasuredSignal) -> str:
+    return f"{one.signal} {one.device}".rstrip()
+
+
+def signal_in_words(one: MeasuredSignal, now: datetime) -> str:
+    """The newest minute, and the window: its highest minute against the threshold, and since when it was measured."""
+    if one.missing is not None:
+        why = "absent by design" if one.missing.by_design else "could not be read"
+        return f"{why}: {one.missing.why}"
+    if one.newest is None or one.newest_at is None:
+        return "not measured"
+    newest = f"{amount(one.signal, one.newest)} ({_ago(one.newest_at, now)})"
+    most = f"at most {amount(one.signal, one.maximum)}" if one.maximum is not None else "not measured"
+    covered = "not measured" if one.since is None else f"measured without a gap for {in_words(now - one.since)}"
+    limit = threshold_in_words(one)
+    return f"{newest}; {most} in {in_words(one.window)}, in use from {limit}; {covered}"
+
+
+def _ago(at: datetime, now: datetime) -> str:
+    return "just now" if now - at < timedelta(minutes=2) else f"{in_words(now - at)} ago"
 
 
 def moment(at: datetime, now: datetime) -> str:

@@ -8,7 +8,18 @@ from datetime import datetime
 import msgspec
 
 from gpukeeper.ledger.queries import Reclaimed, Totals
-from gpukeeper.model.event import Event, Held, Noticed, Passed, Paused, Released, Resumed, WarningSent
+from gpukeeper.model.event import (
+    Event,
+    Held,
+    Noticed,
+    Passed,
+    Paused,
+    PolicyChange,
+    PolicyChanged,
+    Released,
+    Resumed,
+    WarningSent,
+)
 
 
 class LinesView(msgspec.Struct, frozen=True):
@@ -89,8 +100,16 @@ def _words(line: Event) -> str:
         case Passed():
             counts = f"{line.seen} seen, {line.due} due, {line.reclaimed} reclaimed, {line.deferred} deferred"
             return "; ".join([counts, *([line.breaker] if line.breaker else []), *line.unseen])
+        case PolicyChanged():
+            return "; ".join(change_in_words(one) for one in line.changes) or "members of Unix groups changed"
         case _:
             return str(getattr(line, "reason", "") or getattr(line, "what", "") or getattr(line, "note", ""))
+
+
+def change_in_words(one: PolicyChange) -> str:
+    if one.before is None:
+        return f"{one.setting} added: {one.after}"
+    return f"{one.setting} removed" if one.after is None else f"{one.setting}: {one.before} -> {one.after}"
 
 
 def totals_rows(found: Totals) -> Iterator[TotalsRow]:

@@ -54,7 +54,8 @@ _STATES = {
 
 
 class GpuTile(GpuLine, frozen=True, kw_only=True):
-    """`history`: mean use in steps of five minutes from `history_start` on; None: not measured."""
+    """`history`: mean use in steps of five minutes from `history_start` on; None: not measured. `as_of`: its machine
+    was not seen since then, when its state was `last_state`; None: it is current."""
 
     id: str
     workload: str = ""  # id of the holder's line
@@ -64,6 +65,8 @@ class GpuTile(GpuLine, frozen=True, kw_only=True):
     idle_since: datetime | None = None
     history_start: datetime | None = None
     history: tuple[float | None, ...] = ()
+    as_of: datetime | None = None
+    last_state: GpuState | None = None
 
     @property
     def owner_word(self) -> str:
@@ -98,6 +101,7 @@ class WorkloadLine(msgspec.Struct, frozen=True, kw_only=True):
     warned: datetime | None = None
     stop_announced: datetime | None = None
     size: int | Unknown | None = None
+    as_of: datetime | None = None  # its machine was not seen since then; None: it is current
 
     @property
     def uid(self) -> str:
@@ -130,6 +134,7 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuTile, ...]
     workloads: tuple[WorkloadLine, ...]
     notes: tuple[str, ...] = ()  # contradictions that somebody should check
+    not_seen_since: datetime | None = None  # what is shown is old; None: it is current
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import groupby
 from math import isnan
 
 import msgspec
@@ -13,9 +14,12 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.lifecycle.waste import wasted
 from gpukeeper.model.decision import View
 from gpukeeper.model.event import Closed, Decided, Event, Held, Noticed, Released, WarningSent
+from gpukeeper.model.memory import Hold
 from gpukeeper.model.series import MINUTE, Series, Signal
+from gpukeeper.views.live import WorkloadLine
 
 STEP = timedelta(minutes=5)
+_SIGNALS = {one.value: one for one in Signal}
 
 
 class TimelineSeries(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,15 +55,65 @@ def timeline(
     view: View, book: Rulebook, series: Iterable[Series], lines: Sequence[Event], since: datetime, now: datetime
 ) -> Timeline:
     waste = wasted(view, book, now)
-    marks = [mark for line in lines if line.at >= since and (mark := _mark(line)) is not None]
     return Timeline(
         since=since,
         now=now,
         series=tuple(_means(one) for one in series),
-        marks=tuple(marks),
+        marks=_marks(lines, since),
         idle_window=idle_window(view, book),
         idle_since=None if waste is None else waste.since,
     )
+
+
+def copied_timeline(
+    line: WorkloadLine,
+    points: Iterable[tuple[str, str, datetime, float | None]],
+    lines: Sequence[Event],
+    since: datetime,
+    now: datetime,
+) -> Timeline:
+    """From a copy: signal, device, minute and mean of each minute, in this order. The idle window is not in it."""
+    found = []
+    for (name, device), group in groupby(points, key=lambda point: point[:2]):
+        signal = _SIGNALS.get(name)
+        if signal is not None:
+            found.append(_stepped(signal, device, [(at, mean) for _, _, at, mean in group]))
+    return Timeline(since=since, now=now, series=tuple(found), marks=_marks(lines, since), idle_since=line.idle_since)
+
+
+def _stepped(signal: Signal, device: str, minutes: Sequence[tuple[datetime, float | None]]) -> TimelineSeries:
+    start = minutes[0][0]
+    parts: dict[int, list[float]] = {}
+    for at, mean in minutes:
+        if mean is not None and not isnan(mean):
+            parts.setdefault((at - start) // STEP, []).append(mean)
+    count = (minutes[-1][0] - start) // STEP + 1
+    return TimelineSeries(
+        signal=signal, device=device, start=start, values=tuple(_mean(parts.get(one, ())) for one in range(count))
+    )
+
+
+def _marks(lines: Sequence[Event], since: datetime) -> tuple[TimelineMark, ...]:
+    ends = _hold_ends(lines)
+    return tuple(mark for line in lines if (mark := _mark(line, ends)) is not None and _is_shown(mark, since))
+
+
+def _is_shown(mark: TimelineMark, since: datetime) -> bool:
+    """A hold that began earlier is shown while it lasts."""
+    return mark.at >= since or (mark.kind == "hold" and mark.until is not None and mark.until > since)
+
+
+def _hold_ends(lines: Sequence[Event]) -> dict[Hold, datetime]:
+    """Of holds that were released before their time."""
+    found: dict[Hold, datetime] = {}
+    holds: list[Hold] = []
+    for line in lines:
+        if isinstance(line, Held):
+            holds.append(line.hold)
+        elif isinstance(line, Released):
+            ended = [one for one in holds if one.by == line.by or not (one.admin or line.own)]
+            found.update((one, line.at) for one in ended if one not in found and line.at < one.until)
+    return found
 
 
 def _means(one: Series) -> TimelineSeries:
@@ -75,13 +129,14 @@ def _mean(minutes: Sequence[float]) -> float | None:
     return round(sum(known) / len(known), 2) if known else None
 
 
-def _mark(line: Event) -> TimelineMark | None:
+def _mark(line: Event, ends: Mapping[Hold, datetime]) -> TimelineMark | None:
     match line:
         case WarningSent():
             words = f"warning {line.stage}{'' if line.delivered else ', not delivered'}"
             return TimelineMark(at=line.at, kind="warning", words=words, until=line.until)
         case Held():
-            return TimelineMark(at=line.at, kind="hold", words=f"held by {line.by}", until=line.hold.until)
+            until = ends.get(line.hold, line.hold.until)
+            return TimelineMark(at=line.at, kind="hold", words=f"held by {line.by}", until=until)
         case Released():
             return TimelineMark(at=line.at, kind="release", words=f"released by {line.by}")
         case Decided():

@@ -43,6 +43,52 @@ class TrialInput(msgspec.Struct, frozen=True, kw_only=True):
     after_stop: State = State.ENDED
 
 
+class WorkloadWords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The workload as a person describes it, on the command line or in a form. Empty: not given."""
+
+    platform: str = "docker"
+    class_: str = msgspec.field(default="", name="class")
+    name: str = "example"
+    label: tuple[str, ...] = ()
+    image: str = ""
+    kind: str = ""
+    namespace: str = ""
+    environment: str = ""
+    owner: str = ""
+    group: str = ""
+    gpus: int = 1
+    state: str = ""
+    outcome: str = ""
+    running_for: str = ""
+    idle_for: str = ""
+    busy: bool = False
+    ended_since: str = ""
+    ttl: str = ""
+    hold: str = ""
+    demand: bool = False
+
+
+class TrialPolicy(msgspec.Struct, frozen=True):
+    source: str
+    digest: str
+    mode: Mode
+
+
+class PolicyTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial with the policy it was made with, and why the workload has its class."""
+
+    policy: TrialPolicy
+    at: datetime
+    workload: Subject
+    class_: str = msgspec.field(name="class")
+    class_because: str
+    groups: tuple[str, ...]
+    decision: Decision
+    timeline: tuple[UpcomingAction, ...]
+    end: str
+    assumes: tuple[str, ...]
+
+
 class TrialView(msgspec.Struct, frozen=True, kw_only=True):
     """`match`: the entry of the policy's match list that gives its class. None: none fits. `now`: what is decided about
     it at once. `timeline`: what follows. `end`: how it ends, in a sentence."""

@@ -93,8 +93,10 @@ class HeatRow(msgspec.Struct, frozen=True):
 
 # Minutes.
 
+Sums = list[float]  # in the order of GpuHours; a million additions of values would cost seconds
 
-class Portion(msgspec.Struct, frozen=True, kw_only=True):
+
+class Portion(msgspec.Struct, frozen=True, gc=False):
     """Minutes of one hour that count alike. Without a holder no workload had the device."""
 
     holder: Holder | None
@@ -118,35 +120,42 @@ def portions(one: RecordedHour) -> list[Portion]:
     """Each minute of a device counts once. Workloads that have it at the same time get equal parts of the minute;
     processes outside workloads count only where no workload has it, and it is free only where nothing has it."""
     share = 1.0 if one.device.share is None else one.device.share
-    held = _by_workload(use for use in one.uses if use.holder.key)
+    held = [use for use in one.uses if use.holder.key]
+    if len(held) > 1:
+        held = _by_workload(held)
     taken, twice = 0, 0
     for use in held:
-        twice |= taken & use.minutes
-        taken |= use.minutes
-    found = [_portion(use, use.minutes & ~twice, share) for use in held]
-    for count, mask in _shared(held, twice):
-        found += [_portion(use, mask, share / count) for use in held]
-    for use in one.uses:
-        if not use.holder.key and use.holder != FREE:
-            found.append(Portion(holder=use.holder, share=share, unknown=use.unknown & ~taken))
-            taken |= use.unknown
+        minutes = use.minutes
+        twice |= taken & minutes
+        taken |= minutes
+    found = [_portion(use, ~twice, share) for use in held]
+    if twice:
+        for count, mask in _shared(held, twice):
+            found += [_portion(use, mask, share / count) for use in held]
     free = 0
-    for use in one.uses:
-        if use.holder == FREE:
-            free |= use.free & ~taken
-    present = one.device.in_hour(one.hour) if one.device.listed else 0
-    found.append(Portion(holder=None, share=share, free=free, unknown=present & ~(taken | free)))
+    if len(held) < len(one.uses):
+        for use in one.uses:
+            if not use.holder.key and use.holder != FREE:
+                found.append(Portion(use.holder, share, unknown=use.unknown & ~taken))
+                taken |= use.unknown
+        for use in one.uses:
+            if use.free and use.holder == FREE:
+                free |= use.free & ~taken
+    missing = WHOLE_HOUR & ~(taken | free)
+    if missing:
+        missing &= one.device.in_hour(one.hour) if one.device.listed else 0
+    if free or missing:
+        found.append(Portion(None, share, free=free, unknown=missing))
     return [one for one in found if one.active | one.idle | one.free | one.unknown]
 
 
-def _by_workload(uses: Iterable[HourUse]) -> list[HourUse]:
+def _by_workload(uses: list[HourUse]) -> list[HourUse]:
     """A workload whose owner or class changed in this hour has two entries; a minute counts for the first of them."""
-    every = list(uses)
-    if len({use.holder.key for use in every}) == len(every):
-        return every
+    if len({use.holder.key for use in uses}) == len(uses):
+        return uses
     counted: dict[str, int] = {}
     found = []
-    for use in every:
+    for use in uses:
         mask = ~counted.get(use.holder.key, 0)
         counted[use.holder.key] = counted.get(use.holder.key, 0) | use.minutes
         found.append(
@@ -156,13 +165,7 @@ def _by_workload(uses: Iterable[HourUse]) -> list[HourUse]:
 
 
 def _portion(use: HourUse, mask: int, share: float) -> Portion:
-    return Portion(
-        holder=use.holder,
-        share=share,
-        active=use.active & mask,
-        idle=use.idle & mask,
-        unknown=use.unknown & mask,
-    )
+    return Portion(use.holder, share, use.active & mask, use.idle & mask, 0, use.unknown & mask)
 
 
 def _shared(held: list[HourUse], twice: int) -> Iterator[tuple[int, int]]:
@@ -180,10 +183,12 @@ def _shared(held: list[HourUse], twice: int) -> Iterator[tuple[int, int]]:
 
 
 class _LocalPart(NamedTuple):
-    day: date
-    weekday: int
-    hour: int
+    """Minutes of one hour that lie in the same hour of the zone, and what they are added to."""
+
     mask: int
+    day: date
+    cells: dict[tuple[str, Holder | None], Sums]  # of that day: by model and holder
+    heat: Sums
 
 
 class UsageSums:
@@ -193,50 +198,97 @@ class UsageSums:
         self._zone = zone
         self._first, self._end = minute_of(since), minute_of(until)
         self._parts: dict[int, list[_LocalPart]] = {}
-        self._cells: dict[tuple[date, str, Holder | None], GpuHours] = {}
-        self._heat: dict[tuple[int, int], GpuHours] = {}
-        self._names: dict[Holder, Holder] = {}
+        self._days: dict[date, dict[tuple[str, Holder | None], Sums]] = {}
+        self._cells: dict[tuple[date, str, Holder | None], Sums] = {}
+        self._heat: dict[tuple[int, int], Sums] = {}
         self.unweighed = 0.0  # hours of slices whose size is not known; in no sum
 
     def add(self, one: RecordedHour) -> None:
-        found = portions(one)
-        for part in self._local(one.hour):
-            for portion in found:
-                hours = portion.hours(part.mask)
-                if one.device.share is None:
-                    self.unweighed += hours.all
-                elif hours != _NOTHING:
-                    self._count(part, one.device.model, portion.holder, hours)
+        parts = self._parts.get(one.hour)
+        if parts is None:
+            parts = self._local(one.hour)
+        share, model = one.device.share, one.device.model
+        if share is None:
+            self.unweighed += sum(portion.hours(part.mask).all for portion in portions(one) for part in parts)
+            return
+        if len(parts) == 1 and parts[0].mask == WHOLE_HOUR and len(one.uses) == 1:
+            use = one.uses[0]
+            if use.holder.key and use.active | use.idle | use.unknown == WHOLE_HOUR:
+                # One workload has the device all the time, as in most hours: the same as below, without portions.
+                self._add(parts[0], model, use.holder, share, use.active, use.idle, 0, use.unknown)
+                return
+        for portion in portions(one):
+            for part in parts:
+                mask = part.mask
+                self._add(
+                    part,
+                    model,
+                    portion.holder,
+                    portion.share,
+                    portion.active & mask,
+                    portion.idle & mask,
+                    portion.free & mask,
+                    portion.unknown & mask,
+                )
 
-    def _count(self, part: _LocalPart, model: str, holder: Holder | None, hours: GpuHours) -> None:
-        key = (part.day, model, self._name(holder))
-        self._cells[key] = self._cells.get(key, _NOTHING) + hours
-        place = (part.weekday, part.hour)
-        self._heat[place] = self._heat.get(place, _NOTHING) + hours
+    def _add(
+        self,
+        part: _LocalPart,
+        model: str,
+        holder: Holder | None,
+        share: float,
+        active: int,
+        idle: int,
+        free: int,
+        unknown: int,
+    ) -> None:
+        sums, heat, share = part.cells.get((model, holder)), part.heat, share / 60
+        if sums is None:
+            sums = self._sums(part, model, holder)
+        if active:
+            hours = active.bit_count() * share
+            sums[0] += hours
+            heat[0] += hours
+        if idle:
+            hours = idle.bit_count() * share
+            sums[1] += hours
+            heat[1] += hours
+        if free:
+            hours = free.bit_count() * share
+            sums[2] += hours
+            heat[2] += hours
+        if unknown:
+            hours = unknown.bit_count() * share
+            sums[3] += hours
+            heat[3] += hours
 
-    def _name(self, holder: Holder | None) -> Holder | None:
-        """What a holder is summed up by."""
-        if holder is None:
-            return None
-        known = self._names.get(holder)
-        if known is None:
-            known = msgspec.structs.replace(holder, key=holder.key and "workload", path="")
-            self._names[holder] = known
-        return known
+    def _sums(self, part: _LocalPart, model: str, holder: Holder | None) -> Sums:
+        """Holders with the same names have the same sum."""
+        named = holder and msgspec.structs.replace(holder, key=holder.key and "workload", path="")
+        sums = self._cells.setdefault((part.day, model, named), [0.0] * 4)
+        part.cells[model, holder] = sums
+        return sums
 
     def _local(self, hour: int) -> list[_LocalPart]:
         """The quarters of an hour, joined as far as they lie in the same hour of the zone."""
-        known = self._parts.get(hour)
-        if known is None:
-            masks: dict[tuple[date, int], int] = {}
-            for quarter in range(4):
-                at = moment_of(hour * 60 + quarter * 15).astimezone(self._zone)
-                key = (at.date(), at.hour)
-                masks[key] = masks.get(key, 0) | _QUARTER_MASK << quarter * 15
-            within = self._within(hour)
-            known = [_LocalPart(day, day.weekday(), at, mask & within) for (day, at), mask in masks.items()]
-            self._parts[hour] = known
-        return known
+        masks: dict[tuple[date, int], int] = {}
+        for quarter in range(4):
+            at = moment_of(hour * 60 + quarter * 15).astimezone(self._zone)
+            key = (at.date(), at.hour)
+            masks[key] = masks.get(key, 0) | _QUARTER_MASK << quarter * 15
+        within = self._within(hour)
+        found = [
+            _LocalPart(
+                mask & within,
+                day,
+                self._days.setdefault(day, {}),
+                self._heat.setdefault((day.weekday(), at), [0.0] * 4),
+            )
+            for (day, at), mask in masks.items()
+            if mask & within
+        ]
+        self._parts[hour] = found
+        return found
 
     def _within(self, hour: int) -> int:
         first, end = max(self._first - hour * 60, 0), min(self._end - hour * 60, 60)
@@ -251,15 +303,16 @@ class UsageSums:
                 owner="" if holder is None else holder.owner,
                 class_="" if holder is None else holder.class_,
                 group="" if holder is None else holder.group,
-                hours=hours,
+                hours=GpuHours(*sums),
             )
-            for (day, model, holder), hours in self._cells.items()
+            for (day, model, holder), sums in self._cells.items()
+            if any(sums)
         ]
         return tuple(sorted(found, key=lambda c: (c.day, c.model, not c.held, c.owner, c.class_, c.group)))
 
     def heat(self) -> tuple[HeatRow, ...]:
         return tuple(
-            HeatRow(name, tuple(self._heat.get((day, hour), _NOTHING) for hour in range(24)))
+            HeatRow(name, tuple(GpuHours(*self._heat.get((day, hour), ())) for hour in range(24)))
             for day, name in enumerate(DAYS)
         )
 

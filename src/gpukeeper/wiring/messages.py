@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from urllib.parse import urlencode
 
 from gpukeeper.engine import admin_events, owner_events
 from gpukeeper.ledger.journal import SqliteLedger
@@ -17,7 +18,6 @@ from gpukeeper.notify.digest import DIGEST
 from gpukeeper.notify.messages import TO_ADMINS, Messages, end_channel, send_in_time
 from gpukeeper.notify.quiet import read_quiet_hours
 from gpukeeper.notify.repeats import AGAIN
-from gpukeeper.views.live import row_id
 
 SEND_AT_END = timedelta(seconds=15)  # of a command, for messages that are being sent
 STOPPED_WITHIN = timedelta(hours=1)  # an older stop is no news
@@ -31,7 +31,10 @@ def configure(messages: Messages, policy: Policy, machine: str) -> None:
     messages.quiet = None if settings.quiet is None else read_quiet_hours(settings.quiet)
 
     def link_of(ref: Ref) -> str:
-        return "" if url is None else f"{url}/workload/{row_id(machine, ref.key)}"
+        """By the uid: a link in a mail is used after the workload is gone too, on the dashboard of this machine or of
+        the fleet."""
+        named = {"uid": ref.uid, "machine": policy.fleet.machine or machine}
+        return "" if url is None else f"{url}/find?{urlencode(named)}"
 
     messages.link_of = link_of
 

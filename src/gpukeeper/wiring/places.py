@@ -18,7 +18,7 @@ from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.engine.ports import Platform
 from gpukeeper.ledger.paths import evidence_folder, ledger_path
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.ports import Meter
+from gpukeeper.model.ports import Meter, StorageReader
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import connect as docker
@@ -97,6 +97,7 @@ class FoundPlatforms:
     # By platform: of what runs on this machine.
     counters: dict[str, Callable[[Subject], Counters | None]] = field(default_factory=dict)
     measured: list[Meter] = field(default_factory=list)  # by others, elsewhere
+    storage: list[StorageReader] = field(default_factory=list)
 
 
 def _cluster_meter(cluster: KubernetesPlatform, loaded: Loaded, clock: SystemClock) -> list[Meter]:
@@ -129,6 +130,7 @@ def find_platforms(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str
         place = hostname() if engine.local else engine.host
         beside = DockerPlatform(engine, place, clock, gpus.inventory, loaded.policy)
         others.append(beside)
+        found.storage.append(beside)
         if beside.local:
             found.counters["docker"] = partial(docker_meter.count, records=beside.records)
     if _wants_ray(loaded, found.reaches):

@@ -19,6 +19,7 @@ from gpukeeper.devices.gpus import LocalGpus
 from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.engine import admin_events, owner_events
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.ports import key_of
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.ledger.evidence import DirectoryEvidence
 from gpukeeper.ledger.in_memory import RecalledSignals
@@ -32,6 +33,7 @@ from gpukeeper.model.errors import LedgerError, PolicyError, UsageError
 from gpukeeper.model.event import Event
 from gpukeeper.model.message import MessageKind
 from gpukeeper.model.policy import Mode
+from gpukeeper.model.ports import StorageReader
 from gpukeeper.notify.catalog import admin_channels, owner_channels
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.host.connect import user_name
@@ -58,6 +60,7 @@ class Session:
     messages: Messages
     usage: GpuUsage | None = None
     hours: SqliteUsage | None = None  # how GPUs are used, for programs that stay
+    storage: Sequence[StorageReader] = ()
     notes: list[str] = field(default_factory=list)
     copy_state: Callable[[], CopyState | None] = lambda: None  # of the fleet database; None: there is no copy
 
@@ -169,7 +172,10 @@ def open_session(
     )
     configure(messages, loaded.policy, keeper.host)
     book, user = Rulebook(loaded.policy), user_name(os.getuid())
-    return Session(keeper, book, loaded, reaches, ledger, signals, evidence, user, messages, usage)
+    session = Session(keeper, book, loaded, reaches, ledger, signals, evidence, user, messages, usage)
+    here = {key_of(one) for one in platforms}
+    session.storage = tuple(one for one in found.storage if (one.name, one.place) in here)
+    return session
 
 
 class PolicyRead(NamedTuple):

@@ -31,7 +31,7 @@ WARNING = Message(
     "Keep it: gpukeeper workload hold docker/node-1/train",
     at=datetime(2026, 5, 1, tzinfo=UTC),
     owner="ann",
-    link="https://gpu.example/workload/c0ffee",
+    link="https://gpu.example/find?uid=c0ffee",
 )
 
 

@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg
+if TYPE_CHECKING:
+    import psycopg
 
 _VERSIONS = Path("/usr/lib/postgresql")
 _PROGRAMS = ("initdb", "pg_ctl", "postgres", "pg_basebackup")
@@ -54,6 +55,7 @@ class Server:
     def __init__(self, folder: Path, data: Path | None = None) -> None:
         self.folder, self.data = folder, data or folder / "data"
         self.log = folder / f"{self.data.name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
 
     def create(self) -> None:
         self._run("initdb", "-D", str(self.data), "-A", "trust", "-U", "postgres", "-N", "-E", "UTF8", "--locale=C")
@@ -68,10 +70,21 @@ class Server:
             file.write(f"unix_socket_directories = '{self.folder}'\n")
 
     def start(self) -> None:
-        self._run("pg_ctl", "-D", str(self.data), "-l", str(self.log), "-w", "-t", "60", "start")
+        """Not by pg_ctl, which detaches it: a test run that is killed takes its server with it."""
+        found = programs()
+        assert found is not None
+        command = [*_as_user("--pdeathsig", "KILL"), str(found / "postgres"), "-D", str(self.data)]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
+        deadline = time.monotonic() + 60
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"postgres did not start: {self.log.read_text()[-2000:]}")
+            time.sleep(0.02)
 
     def stop(self, mode: str = "fast") -> None:
-        self._run("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "-t", "60", "stop")
+        self._run("pg_ctl", "-D", str(self.data), "-m", mode, "-W", "stop")
+        self._wait()
 
     def promote(self) -> None:
         self._run("pg_ctl", "-D", str(self.data), "-w", "-t", "60", "promote")
@@ -81,11 +94,7 @@ class Server:
         os.kill(self._pid(), signal.SIGKILL)
         for path in self.folder.glob(".s.PGSQL.*"):
             path.unlink(missing_ok=True)
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            if not self._run("pg_ctl", "-D", str(self.data), "status", check=False):
-                break
-            time.sleep(0.05)
+        self._wait()
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def is_running(self) -> bool:
@@ -97,12 +106,28 @@ class Server:
     def connect(
         self, user: str = "postgres", database: str = "gpukeeper", **more: str
     ) -> psycopg.Connection[tuple[Any, ...]]:
+        import psycopg  # an extra: other tests ask only whether the programs are here
+
         return psycopg.connect(self.address(user, database), autocommit=True, **more)  # type: ignore[arg-type]
 
     def sql(self, statement: str, *values: object, database: str = "gpukeeper") -> list[tuple[Any, ...]]:
         with self.connect(database=database) as connection:
             cursor = connection.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
+
+    def _is_ready(self) -> bool:
+        """As pg_ctl finds it: in the last line of the file that the server writes."""
+        try:
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
+        except OSError:
+            return False
+        own = self._process is not None and lines[:1] == [str(self._process.pid)]
+        return own and len(lines) > 7 and lines[7].strip() in ("ready", "standby")
+
+    def _wait(self) -> None:
+        if self._process is not None:
+            self._process.wait(60)
+            self._process = None
 
     def _pid(self) -> int:
         return int((self.data / "postmaster.pid").read_text().splitlines()[0])
@@ -150,8 +175,7 @@ def a_server() -> Iterator[Server]:
                 server.stop("immediate")
 
 
-def _as_user() -> list[str]:
-    """PostgreSQL refuses to run as root. It ends with the tests, however those end."""
-    if os.geteuid() != 0:
-        return []
-    return ["setpriv", f"--reuid={_USER}", "--regid=nogroup", "--clear-groups"]
+def _as_user(*more: str) -> list[str]:
+    """PostgreSQL refuses to run as root. `more`: options of setpriv."""
+    user = [f"--reuid={_USER}", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
+    return ["setpriv", *user, *more] if user or more else []

@@ -21,6 +21,11 @@ def test_figures_are_remembered_by_serial_number_and_method() -> None:
     assert (line.ref, line.run, line.verdict, line.report) == (ref_of("node-1"), "r-1", Grade.PASS, "/reports/r-1")
     assert line.gpus == {"S0": Grade.PASS, "S1": Grade.PASS}
     assert line.values == {"S0": {"gemm.x m": FLOOR * 1.2}, "S1": {"gemm.x m": FLOOR * 1.2}}
+    judged = tuple(msgspec.structs.replace(one, floor=FLOOR) for one in report.findings)
+    floors = line_of(msgspec.structs.replace(report, findings=judged), "").floors
+    assert floors == {"S0": {"gemm.x m": FLOOR}, "S1": {"gemm.x m": FLOOR}}
+    assert line.not_passed == {}
+    assert set(line.models) == {"S0", "S1"}
 
 
 def test_what_the_ledger_remembers_comes_back_oldest_first() -> None:
@@ -48,6 +53,7 @@ def test_only_figures_that_passed_are_what_later_ones_are_held_against() -> None
         found = (msgspec.structs.replace(slow, verdict=grade), good)
         line = line_of(msgspec.structs.replace(report, findings=found), "")
         assert list(line.values) == ["S1"]
+        assert line.not_passed == {"S0": {"gemm.x m": FLOOR * 1.2}}, "shown, and never compared with"
 
 
 def test_a_run_that_was_interrupted_accepted_nobody() -> None:

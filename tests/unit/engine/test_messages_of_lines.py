@@ -42,11 +42,25 @@ def test_a_stop_becomes_a_message_with_the_way_back() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"rule": "request"}, {"result": Result.CHANGED}, {"action": Action.REMOVE}, {"ref": None}],
-    ids=["requested", "not done", "ended work", "no workload"],
+    [
+        {"rule": "request", "requested_by": "ann"},
+        {"rule": "request"},
+        {"result": Result.CHANGED},
+        {"action": Action.REMOVE},
+        {"ref": None},
+    ],
+    ids=["requested by its owner", "requested, of an earlier version", "not done", "ended work", "no workload"],
 )
 def test_other_outcomes_are_no_message(change: dict[str, object]) -> None:
     assert stopped(msgspec.structs.replace(STOP, **change)) is None
+
+
+def test_an_owner_is_notified_of_a_stop_that_another_person_requested() -> None:
+    change = {"rule": "request", "requested_by": "root", "reason": "requested by root; verified"}
+    message = stopped(msgspec.structs.replace(STOP, **change))
+    assert message is not None
+    assert message.owner == "ann"
+    assert "was stopped: requested by root" in message.text
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,14 @@ from ruamel.yaml import YAML
 
 from gpukeeper import __version__
 from gpukeeper.engine.counts import Counts, TreeCount
+from gpukeeper.engine.live import LiveFact, LivePass, LivePlace, LiveState
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.reclaim import PassReport, reclaim
-from gpukeeper.interfaces.telemetry import machine
+from gpukeeper.interfaces.telemetry import machine, owners
 from gpukeeper.interfaces.telemetry.machine import MachineFacts
 from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics, overdue
 from gpukeeper.interfaces.telemetry.series import COUNTERS, GAUGES
+from gpukeeper.interfaces.telemetry.storage import StorageFacts
 from gpukeeper.ledger.copy.state import CopyState
 from gpukeeper.ledger.in_memory import InMemoryEvidence
 from gpukeeper.lifecycle.claims import ClaimState
@@ -31,6 +33,8 @@ from gpukeeper.model.decision import Action, Decision, Evidence, Plan, Result, U
 from gpukeeper.model.event import Closed, WarningSent
 from gpukeeper.model.grade import Grade, Past
 from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.series import Sample, Signal
+from gpukeeper.model.storage import ImageBytes, StorageBytes, WorkloadBytes
 from gpukeeper.model.subject import Gone, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import GpuState, GpuTile
@@ -452,11 +456,19 @@ def past(identity: str, verdict: Grade, at: datetime = NOW) -> Past:
     return Past(at=at, run="r", identity=identity, verdict=verdict, values={})
 
 
+def stored() -> StorageBytes:
+    image, workload = ImageBytes("torch", 300), WorkloadBytes("train", 20, 3)
+    return StorageBytes(at=NOW, layers=900, images=(image,), workloads=(workload,), cache=7)
+
+
 def everything_told(metrics: Metrics) -> None:
     metrics.machine = MachineFacts(
         (tile(), tile("gpu-1", GpuState.IDLE, idle_since=NOW - HOUR)),
         (past("serial-1", Grade.PASS),),
         CopyState(machine="node-1", connected=True, lag=3.0, unsent=2),
+        {"ann": 1.5},
+        {"outcome": 3},
+        (StorageFacts(("docker", "node-1"), stored(), MINUTE),),
     )
     metrics.passed(report(stopped="the pass on kubernetes/lab stopped"))
     counts = Counter({("trainjob", "ended", "failed", "<1d"): 2})
@@ -596,3 +608,66 @@ def test_without_a_copy_or_a_known_lag_there_is_no_lag() -> None:
     families = {one.name: one.samples for one in machine.of_copy(CopyState(machine="node-1"))}
     assert families["gpukeeper_fleet_copy_lag_seconds"] == []
     assert families["gpukeeper_fleet_copy_connected"][0].value == 0
+
+
+# Owners
+
+
+def owner_series(*tiles: GpuTile, cores: dict[str, float] | None = None) -> dict[str, dict[tuple[str, ...], float]]:
+    return {
+        family.name.removeprefix("gpukeeper_owner_"): {tuple(one.labels.values()): one.value for one in family.samples}
+        for family in owners.of_owners(tiles, cores or {})
+    }
+
+
+def test_an_owner_has_gpus_by_state_memory_and_cpu() -> None:
+    found = owner_series(
+        tile(), tile("gpu-1", GpuState.IDLE), tile("gpu-2", owner="bob"), tile("gpu-3", key="", state=GpuState.FREE),
+        cores={"ann": 2.5},
+    )  # fmt: skip
+    assert found["gpus"] == {("ann", "held"): 1, ("ann", "idle"): 1, ("bob", "held"): 1}
+    assert found["gpu_memory_bytes"] == {("ann",): 40 * 1024**2, ("bob",): 20 * 1024**2}
+    assert found["cpu_cores"] == {("ann",): 2.5}
+
+
+def test_a_gpu_of_two_owners_counts_for_both_and_its_memory_once() -> None:
+    found = owner_series(tile(), tile(owner="bob"))
+    assert found["gpus"] == {("ann", "held"): 1, ("bob", "held"): 1}
+    assert sum(found["gpu_memory_bytes"].values()) == 20 * 1024**2
+
+
+def test_gpus_that_are_only_counted_belong_to_their_owner_and_memory_that_was_not_measured_is_absent() -> None:
+    found = owner_series(tile(device="", count=8, memory_used_mib=Unknown("not measured"), owner=Unknown("no label")))
+    assert found == {"gpus": {("unknown", "held"): 8}, "gpu_memory_bytes": {}, "cpu_cores": {}}
+
+
+def test_of_many_owners_those_with_the_most_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "MOST", 1)
+    few = [tile("gpu-2", owner="bob"), tile("gpu-3", owner="eve")]
+    found = owner_series(tile(), tile("gpu-1"), *few, cores={"ann": 1, "bob": 2, "eve": 3})
+    assert found["gpus"] == {("ann", "held"): 2, ("(other)", "held"): 2}
+    assert found["cpu_cores"] == {("ann",): 1, ("(other)",): 5}
+
+
+def test_cpu_of_owners_is_the_newest_measurement_and_an_old_one_is_none() -> None:
+    live = LiveState(enabled=True, gpus_only=True)
+    for name, owner in (("a", "ann"), ("b", "ann"), ("c", "bob"), ("d", "eve")):
+        live.places.setdefault(("docker", "n1"), LivePlace(LivePass(platform=("docker", "n1"), at=NOW)))
+        view: Any = SimpleNamespace(subject=SimpleNamespace(owner=owner))
+        live.places["docker", "n1"].facts[name] = LiveFact(view, decision(name))
+    old = NOW - owners.RECENT
+    samples = [
+        Sample("a", Signal.CPU, "", NOW - MINUTE, 900.0),
+        Sample("a", Signal.CPU, "", NOW, 150.0),
+        Sample("b", Signal.CPU, "", NOW, 50.0),
+        Sample("b", Signal.GPU, "GPU-0", NOW, 99.0),
+        Sample("c", Signal.CPU, "", NOW, Unknown("not measured")),
+        Sample("d", Signal.CPU, "", old, 100.0),
+    ]
+    live.measured(samples)
+    assert owners.cores_by_owner(live, NOW) == {"ann": 2.0}
+    live.finish(LivePass(platform=("docker", "n1"), at=NOW, whole=False), [ref("x")])
+    assert set(live.cpu) == {"a", "b", "c", "d"}
+    del live.places["docker", "n1"].facts["a"]
+    live.finish(LivePass(platform=("docker", "n1"), at=NOW, whole=False), [])
+    assert set(live.cpu) == {"b", "c", "d"}, "bounded by what is there"

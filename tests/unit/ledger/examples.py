@@ -26,6 +26,8 @@ from gpukeeper.model.event import (
     Notified,
     Passed,
     Paused,
+    PolicyChange,
+    PolicyChanged,
     Quarantined,
     Released,
     ResetTried,
@@ -117,6 +119,7 @@ EVERY_TYPE: tuple[Event, ...] = (
     ResetTried(at=NOW, ref=GPU, reason="900 MiB are in use by nobody"),
     Quarantined(at=NOW, ref=GPU, reason="900 MiB are in use by nobody"),
     Returned(at=NOW, ref=GPU, by="root"),
+    PolicyChanged(at=NOW, digest="b", before="a", source="/p", changes=(PolicyChange("mode", "plan", "enforce"),)),
     Checkpoint(at=NOW, memories={EVAL.key: Memory(incarnation="9")}, present=(EVAL,), passes=4),
 )
 
@@ -188,6 +191,7 @@ any_lines = st.lists(
         _line(ResetTried, ref=st.just(GPU), reason=st.just("dirty")),
         _line(Quarantined, ref=st.just(GPU), reason=st.text(max_size=5)),
         _line(Returned, ref=st.just(GPU)),
+        _line(PolicyChanged, digest=st.just("b"), before=st.just("a"), source=st.just("/p")),
         _checkpoints(),
     ),
     max_size=25,

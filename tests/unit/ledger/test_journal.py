@@ -98,6 +98,23 @@ def test_a_name_that_is_no_text_and_a_figure_that_is_no_number_do_not_stop_the_j
     run(story())
 
 
+def test_lines_since_a_time_are_counted_by_type(ledger: SqliteLedger) -> None:
+    async def story() -> None:
+        day = timedelta(days=1)
+        old = Complaint(at=NOW - day - timedelta(microseconds=1), what="before")
+        await ledger.append([old, Complaint(at=NOW - day, what="since"), noticed(), noticed(TRAIN)])
+        found = await ledger.lines_by_type(NOW - day)
+        assert (found["complaint"], found["noticed"], found["outcome"]) == (1, 2, 0)
+        plan = await ledger.read(
+            lambda c: c.execute(
+                "EXPLAIN QUERY PLAN SELECT count(*) FROM journal WHERE type = 'noticed' AND at >= 1"
+            ).fetchall()
+        )
+        assert "COVERING INDEX journal_type" in str(plan), "a scrape must not read a month of lines"
+
+    run(story())
+
+
 def test_lines_can_be_narrowed(ledger: SqliteLedger) -> None:
     """C15.3, C15.6: last 100, by type, owner, workload, errors only, since."""
     later = NOW + timedelta(hours=1)

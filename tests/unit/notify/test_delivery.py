@@ -61,14 +61,14 @@ class Post:
 
 def test_a_warning_over_mail_is_delivered_and_has_a_link() -> None:
     post = Post(Mail(), terminal := Terminal())
-    post.messages.link_of = lambda ref: f"https://gpu.example/workload/{ref.uid}"
+    post.messages.link_of = lambda ref: f"https://gpu.example/find?uid={ref.uid}"
 
     async def story() -> None:
         assert await post.messages.to_owner(WARNING) == Delivery(("terminal", "apprise mail"))
 
     post.play(story)
-    assert post.mail.sent[0][1].link == "https://gpu.example/workload/c0ffee"
-    assert terminal.sent[0][1].text == "idle https://gpu.example/workload/c0ffee"
+    assert post.mail.sent[0][1].link == "https://gpu.example/find?uid=c0ffee"
+    assert terminal.sent[0][1].text == "idle https://gpu.example/find?uid=c0ffee"
 
 
 def test_a_transient_failure_is_retried_with_growing_pauses_while_the_warning_is_of_use() -> None:

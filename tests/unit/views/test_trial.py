@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from gpukeeper.config.load import load_text
-from gpukeeper.interfaces.cli.hypothetical import WorkloadDescription, hypothetical_workload
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.views.trial import TrialView, trial
+from gpukeeper.wiring.hypothetical import WorkloadDescription, hypothetical_workload
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -15,7 +15,7 @@ import typer
 from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.reclaim import PassReport, empty_report, look_and_plan, reclaim
-from gpukeeper.interfaces.cli.plan import check_textfile, policy_head, print_notes, write_textfile
+from gpukeeper.interfaces.cli.plan import check_textfile, policy_head, print_notes, read_gpus_for, write_textfile
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
@@ -36,6 +36,7 @@ from gpukeeper.views.applied import applied_summary, applied_view, bytes_back
 from gpukeeper.views.nodes import SubjectChange
 
 if TYPE_CHECKING:
+    from gpukeeper.interfaces.telemetry.machine import MachineReader
     from gpukeeper.wiring.session import Session
 
 
@@ -63,13 +64,14 @@ def apply(
         selection = replace(selection, owner=_whose(session, selection.owner))
         narrow = own_only(session, selection.narrow)
         check_textfile(textfile, narrow)
+        machine = None if textfile is None else read_gpus_for(session)
         run = Progress(session.keeper, quiet=quiet)
         done = asyncio.run(_apply(session, narrow, budget, run, ask=not yes, again=textfile is not None))
         reports = [one.report for one in done]
         _print(session, done, json=json, quiet=quiet)
         if run.interrupted:
             raise typer.Exit(INTERRUPTED)
-        _write_textfile(textfile, session, [one.after for one in done])
+        _write_textfile(textfile, session, [one.after for one in done], machine)
         out_of_reach = selection.platform is None and some_unreachable(session)
     raise typer.Exit(_exit_code(reports, out_of_reach=out_of_reach))
 
@@ -227,12 +229,14 @@ def _check_row(line: GpuChecked) -> tuple[str, ...]:
     return (line.result.value, line.ref.path, "check", "-", line.reason)
 
 
-def _write_textfile(textfile: Path | None, session: Session, reports: list[PassReport]) -> None:
+def _write_textfile(
+    textfile: Path | None, session: Session, reports: list[PassReport], machine: MachineReader | None
+) -> None:
     """Not without a place: its gauges would be missing, as if nothing were there."""
     if textfile is not None and any(report.leased for report in reports):
         print_message(f"--textfile {textfile} was not written: not every place could be read.")
         return
-    write_textfile(textfile, session, reports)
+    write_textfile(textfile, session, reports, machine)
 
 
 def _exit_code(reports: list[PassReport], *, out_of_reach: bool) -> int:

@@ -22,7 +22,6 @@ from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.daemon import query_daemon
 from gpukeeper.interfaces.terminal.session import opened, span
-from gpukeeper.lifecycle.explain import MeasuredSignal, amount, threshold_in_words
 from gpukeeper.lifecycle.forecast import UpcomingAction
 from gpukeeper.model.decision import Answer
 from gpukeeper.model.diagnosis import Cause, Diagnosis
@@ -31,7 +30,7 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.model.event import Event
 from gpukeeper.model.printable import plain
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.explain import explain_view, facts, moment, verdicts
+from gpukeeper.views.explain import explain_view, facts, moment, signal_in_words, signal_name, verdicts
 from gpukeeper.views.fleet import all_findings
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def _print(found: Explanation) -> None:
     typer.echo("")
     rows = [(word, answer.rule, _because(answer, now)) for word, answer in verdicts(found.answers)]
     show.table(rows, head=("answer", "rule", "reason"))
-    _section("Measured:", [_signal_row(one, now) for one in found.signals])
+    _section("Measured:", [(signal_name(one), signal_in_words(one, now)) for one in found.signals])
     _section("If nothing changes:", [_ahead_row(one, now) for one in found.ahead])
     _section("What would change it:", [(words,) for words in found.remedies])
     _section("Findings:", [(one.words,) for one in found.findings])
@@ -137,25 +136,6 @@ def _section(title: str, rows: Sequence[Sequence[str]]) -> None:
     if rows:
         typer.echo(f"\n{title}")
         show.table(rows)
-
-
-def _signal_row(one: MeasuredSignal, now: datetime) -> tuple[str, ...]:
-    """The newest minute, and the window: its highest minute against the threshold, and since when it was measured."""
-    name = f"{one.signal} {one.device}".rstrip()
-    if one.missing is not None:
-        why = "absent by design" if one.missing.by_design else "could not be read"
-        return (name, f"{why}: {one.missing.why}")
-    if one.newest is None or one.newest_at is None:
-        return (name, "not measured")
-    newest = f"{amount(one.signal, one.newest)} ({_ago(one.newest_at, now)})"
-    most = f"at most {amount(one.signal, one.maximum)}" if one.maximum is not None else "not measured"
-    covered = "not measured" if one.since is None else f"measured without a gap for {in_words(now - one.since)}"
-    limit = threshold_in_words(one)
-    return (name, f"{newest}; {most} in {in_words(one.window)}, in use from {limit}; {covered}")
-
-
-def _ago(at: datetime, now: datetime) -> str:
-    return "just now" if now - at < timedelta(minutes=2) else f"{in_words(now - at)} ago"
 
 
 def _ahead_row(one: UpcomingAction, now: datetime) -> tuple[str, ...]:

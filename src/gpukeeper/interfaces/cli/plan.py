@@ -23,6 +23,7 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.views.plan import PlanView, notes, plan_view, summary
 
 if TYPE_CHECKING:
+    from gpukeeper.interfaces.telemetry.machine import MachineReader
     from gpukeeper.wiring.session import Session
 
 
@@ -49,8 +50,9 @@ def plan(
             _exit(due=any(place.due for place in places), unseen=any(place.unseen for place in places))
         return
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
+        machine = None if textfile is None else read_gpus_for(session)
         reports = asyncio.run(plans(session, narrow))
-        write_textfile(textfile, session, reports)
+        write_textfile(textfile, session, reports, machine)
         view = plan_view(reports, policy_head(session))
         if json:
             show.as_json("plan", view)
@@ -105,11 +107,20 @@ def check_textfile(textfile: Path | None, narrow: Narrow) -> None:
     check(textfile)
 
 
-def write_textfile(textfile: Path | None, session: Session, reports: list[PassReport]) -> None:
-    if textfile is not None:
+def read_gpus_for(session: Session) -> MachineReader:
+    """Before the passes, which then keep what they find about GPUs."""
+    from gpukeeper.interfaces.telemetry.machine import MachineReader  # prometheus_client is an extra
+
+    return MachineReader(session)
+
+
+def write_textfile(
+    textfile: Path | None, session: Session, reports: list[PassReport], machine: MachineReader | None
+) -> None:
+    if textfile is not None and machine is not None:
         from gpukeeper.interfaces.telemetry.textfile import write  # prometheus_client is an extra
 
-        write(textfile, session, reports)
+        write(textfile, session, reports, asyncio.run(machine.read()))
 
 
 def _again(policy: Path | None, platform: str | None, narrow: Narrow) -> str:

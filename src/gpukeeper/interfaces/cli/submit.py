@@ -81,8 +81,9 @@ def _directly(request: Request, policy: Path | None, confirm_action: Confirm | N
 
         async def story() -> Reply:
             one = partial(fulfil, session.keeper, session.book, session.user, uid=os.getuid())
-            reply = await one(request)
-            return await one(_confirmed(request, reply, confirm_action)) if reply.token else reply
+            async with session.owners_notified():
+                reply = await one(request)
+                return await one(_confirmed(request, reply, confirm_action)) if reply.token else reply
 
         reply = asyncio.run(story())
         if not reply.done and reply.exit_code == UsageError.exit_code:  # what was requested may be out of reach

@@ -13,29 +13,36 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.engine.failures import bug_words
+from gpukeeper.engine.origin import with_origin
+from gpukeeper.engine.refresh import refresh
 from gpukeeper.engine.requests import Reply, Request, fulfil
+from gpukeeper.interfaces.daemon.fleet_sources import FleetSources
 from gpukeeper.ledger.copy.connect import load_driver, problem_of_machine, shown
 from gpukeeper.ledger.copy.identity import ensure_identity, remember_shipped, take_nonce
 from gpukeeper.ledger.copy.inbox import Answer
-from gpukeeper.ledger.copy.shipper import CopySettings, Shipper, Sources
+from gpukeeper.ledger.copy.shipper import CopySettings, Shipper
 from gpukeeper.ledger.copy.signing import SHORTEST_KEY, Rejected, name_of, verify
 from gpukeeper.ledger.copy.state import CopyState
 from gpukeeper.ledger.secret_file import read_secret
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.model.policy import Fleet
+from gpukeeper.model.printable import plain
 from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.wiring.session import Session
 
 LOOK = 10.0  # seconds between two checks of the policy and of the shipper
+LONGEST_VIA = 200  # characters
 REMEMBER_EVERY = 6  # such checks between two notes in the ledger of how far the copy is
 
 
 class FleetCopy:
-    """One per daemon. `sources`: the present view and usage; without them only the ledger is copied."""
+    """One per daemon."""
 
-    def __init__(self, session: Session, log: Callable[[str], None], sources: Sources | None = None) -> None:
-        self._session, self._log, self._sources = session, log, sources
+    def __init__(self, session: Session, log: Callable[[str], None]) -> None:
+        self._session, self._log = session, log
+        self._sources = FleetSources(session, log)
+        self._building: asyncio.Task[None] | None = None
         self._shipper: Shipper | None = None
         self._settings = Fleet()
         self._remembered: int | None = None
@@ -76,7 +83,6 @@ class FleetCopy:
             await self._begin(wanted, wanted.copy_to)
 
     async def _begin(self, wanted: Fleet, address: str) -> None:
-
         load_driver()
         machine = wanted.machine or hostname().lower()
         problem = problem_of_machine(machine)
@@ -103,6 +109,7 @@ class FleetCopy:
             settings, self._session.ledger.path, sources=self._sources, on_request=on_request, log=self._log
         )
         self._shipper.start()
+        self._building = asyncio.create_task(self._sources.build())
         self._log(f"copying to the fleet database {shown(address)} as {machine}")
 
     async def _remember(self) -> None:
@@ -113,6 +120,9 @@ class FleetCopy:
 
     async def _end(self) -> None:
         shipper, self._shipper = self._shipper, None
+        if self._building is not None:
+            self._building.cancel()
+            await asyncio.gather(self._building, return_exceptions=True)
         if shipper is not None:
             await asyncio.to_thread(shipper.stop)
 
@@ -134,7 +144,9 @@ async def answer(
             return Answer("refused", _refusal("this request was received before; it is not carried out a second time"))
         request = reading.decode(bytes(verified.request), type=Request)
         who = name_of(verified, machine, same_users=settings.same_users)
-        reply = await fulfil(session.keeper, session.book, who, request)
+        keeper = with_origin(session.keeper, who, plain(verified.via)[:LONGEST_VIA])
+        reply = await fulfil(keeper, session.book, who, request)
+        await refresh(session.keeper, session.book, request.workload)
     except (msgspec.MsgspecError, ValueError) as problem:
         return Answer("refused", _refusal(f"invalid request: {problem}"))
     except KeeperError as problem:

@@ -11,19 +11,22 @@ from gpukeeper.config.sentence import sentence
 from gpukeeper.config.show import rows
 from gpukeeper.ledger.archive import status
 from gpukeeper.ledger.journal import SqliteLedger
+from gpukeeper.ledger.policy_record import PolicyRecord
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.model.event import Event
 from gpukeeper.views.health import BudgetHealth, HealthView, LedgerHealth
 from gpukeeper.views.history import line_row
-from gpukeeper.views.policy import PolicySetting, PolicyView
+from gpukeeper.views.policy import LastPolicyChange, PolicySetting, PolicyView
 from gpukeeper.wiring.session import Session
 
 ERRORS = 5  # of the last day
 DISK = timedelta(seconds=5)
-FOR_ADMINS = ("notify", "fleet")  # commands and addresses
+FOR_ADMINS = ("notify", "fleet", "web.proxy", "web.tls")  # commands, addresses and paths
 
 
-def policy_view(session: Session, *, named: bool, admin: bool, now: datetime) -> PolicyView:
+def policy_view(
+    session: Session, record: PolicyRecord | None, *, named: bool, admin: bool, now: datetime
+) -> PolicyView:
     """`named`: the reader is logged in; everybody else reads the sentence only."""
     loaded = session.loaded
     settings = (
@@ -38,6 +41,22 @@ def policy_view(session: Session, *, named: bool, admin: bool, now: datetime) ->
         sentence=sentence(loaded.policy),
         warnings=(*loaded.warnings, *loaded.expired(now)),
         settings=tuple(settings),
+        recorded_since=record.since if named and record is not None else None,
+        change=_last_change(record, admin=admin) if named and record is not None else None,
+    )
+
+
+def _last_change(record: PolicyRecord, *, admin: bool) -> LastPolicyChange | None:
+    line = record.last
+    if line is None:
+        return None
+    shown = tuple(one for one in line.changes if admin or not one.setting.startswith(FOR_ADMINS))
+    return LastPolicyChange(
+        at=line.at,
+        before=line.before,
+        digest=line.digest,
+        changes=shown,
+        hidden=len(line.changes) - len(shown),
     )
 
 

@@ -8,15 +8,17 @@ long search keeps the passes from writing.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
 
-from gpukeeper.blocking import real_seconds
+from gpukeeper.blocking import in_thread, real_seconds
 from gpukeeper.engine.explain import HISTORY, as_others_see, explained
 from gpukeeper.engine.find import find
 from gpukeeper.engine.outlook import NOT_SHOWN, daemon_state, outlooks
+from gpukeeper.engine.preview import preview
 from gpukeeper.engine.removed import not_there
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.interfaces.daemon.own_state import health_view, policy_view
@@ -24,6 +26,7 @@ from gpukeeper.interfaces.terminal.usage_report import read_report
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.lines import TYPES, NumberedLine
 from gpukeeper.ledger.paths import usage_path
+from gpukeeper.ledger.policy_record import policy_record
 from gpukeeper.ledger.usage import SqliteUsage, open_usage
 from gpukeeper.lifecycle.holds import is_admin, may_act
 from gpukeeper.model.errors import KeeperError, UsageError
@@ -32,16 +35,20 @@ from gpukeeper.views.acceptance_history import RunLines, run_lines
 from gpukeeper.views.health import HealthView
 from gpukeeper.views.policy import PolicyView
 from gpukeeper.views.timeline import Timeline, timeline
+from gpukeeper.views.trial import PolicyTrial, WorkloadWords
 from gpukeeper.views.usage_report import ReportQuery, UsageReport
+from gpukeeper.wiring.hypothetical import read_description, try_policy
 from gpukeeper.wiring.session import Session
 
-VERBS = ("plan", "explain", "ledger", "report", "standing", "signals", "runs", "policy", "health")
+VERBS = ("plan", "explain", "ledger", "report", "standing", "signals", "runs", "policy", "health", "try", "preview")
 MOST_LINES = 1000
 NOT_NAMED = "\0"  # who asks without a login
 ACCEPTANCE = str(NodeTested.__struct_config__.tag)
 READING = timedelta(seconds=20)
 LONGEST_TIMELINE = timedelta(days=7)
 SHOWN_TIMELINE = timedelta(hours=24)
+MOST_TRIED_GPUS = 64
+_OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
 class Queries:
@@ -49,6 +56,7 @@ class Queries:
         self._session = session
         self._reader: SqliteLedger | None = None
         self._hours: SqliteUsage | None = None
+        self._trying = asyncio.Lock()
 
     def close(self) -> None:
         if self._hours is not None:
@@ -82,6 +90,10 @@ class Queries:
                 return _reply(await self._signals(who, request))
             case "runs":
                 return _reply(await self._runs(request))
+            case "preview":
+                return _reply(await preview(keeper, book, who, request))
+            case "try":
+                return _reply(await self._try(who, request))
             case "policy" | "health":
                 return _reply(await self._own_state(who, request.verb))
             case _:
@@ -126,10 +138,32 @@ class Queries:
 
     async def _own_state(self, who: str, verb: str) -> PolicyView | HealthView:
         admin, now = is_admin(self._session.book, who), self._session.keeper.clock.now()
-        if verb == "policy":
-            return policy_view(self._session, named=who != NOT_NAMED, admin=admin, now=now)
         async with _reading():
+            if verb == "policy":
+                record = await policy_record(self._lines())
+                return policy_view(self._session, record, named=who != NOT_NAMED, admin=admin, now=now)
             return await health_view(self._session, self._lines(), admin=admin, now=now)
+
+    async def _try(self, who: str, request: Request) -> PolicyTrial:
+        """In a thread and one at a time: many GPUs that are in use take seconds."""
+        if who == NOT_NAMED:
+            raise UsageError("log in first: the policy is tried for users with a login only")
+        loaded, now = self._session.loaded, self._session.keeper.clock.now().replace(second=0, microsecond=0)
+        try:
+            words = msgspec.convert(request.described, WorkloadWords)
+            if not 0 <= words.gpus <= MOST_TRIED_GPUS:
+                raise UsageError(f"gpus: a number from 0 to {MOST_TRIED_GPUS} is expected")
+            described = read_description(words)
+            async with self._trying:
+                found = await in_thread(lambda: try_policy(loaded, described, now), READING)
+            because = _OPTION.sub(_parameter, found.class_because)
+            return msgspec.structs.replace(found, class_because=because)
+        except msgspec.ValidationError as problem:
+            raise UsageError(f"the description is not valid: {problem}") from problem
+        except UsageError as problem:
+            raise UsageError(_OPTION.sub(_parameter, str(problem))) from problem
+        except TimeoutError as problem:
+            raise UsageError("the trial took too long. Describe fewer GPUs, or a shorter time") from problem
 
     async def _about(self, words: str, last: int = MOST_LINES) -> Sequence[Event]:
         async with _reading():
@@ -188,6 +222,11 @@ class Queries:
 
 def _reading() -> asyncio.Timeout:
     return asyncio.timeout(real_seconds(READING.total_seconds()))
+
+
+def _parameter(option: re.Match[str]) -> str:
+    """An option of the command line as the name of a parameter: --idle-for, idle_for."""
+    return option[1].replace("-", "_")
 
 
 def _reply(body: object) -> DataReply:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, nullcontext
 from pathlib import Path
 
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.daemon.fleet_copy import FleetCopy
 from gpukeeper.interfaces.daemon.metrics import PassHooks
-from gpukeeper.interfaces.daemon.server import WebLogins, listening, notify_systemd
+from gpukeeper.interfaces.daemon.requests import DaemonResponder, WebLogins
+from gpukeeper.interfaces.daemon.server import listening, notify_systemd
 from gpukeeper.interfaces.daemon.web import web_process
+from gpukeeper.interfaces.daemon.web_child import listen
 from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
@@ -27,11 +29,19 @@ async def _logins(session: Session, web: Endpoint | None) -> AsyncIterator[WebLo
     if web is None:
         yield None
         return
-    logins = open_logins(session.ledger.path)
-    try:
-        yield WebLogins(logins, web)
-    finally:
-        logins.close()
+    with listen(web) as listener:
+        logins = open_logins(session.ledger.path)
+        try:
+            yield WebLogins(logins, Endpoint(port=listener.getsockname()[1], address=web.address), listener)
+        finally:
+            logins.close()
+
+
+@asynccontextmanager
+async def _listening(session: Session, logins: WebLogins | None, log: Callable[[str], None]) -> AsyncIterator[None]:
+    with closing(DaemonResponder(session, logins)) as responder:
+        async with listening(socket_path(), responder, log):
+            yield
 
 
 async def serve_until_stopped(
@@ -56,9 +66,9 @@ async def serve_until_stopped(
     async with (
         session.keeper.ledger.lease(DAEMON, "serve"),
         _logins(session, web) as logins,
-        listening(socket_path(), session, log, logins),
+        _listening(session, logins, log),
         hooks.opened,
-        nullcontext() if web is None or logins is None else web_process(web, session, logins, log),
+        nullcontext() if logins is None else web_process(session, logins, log),
         session.admins_notified(log),
     ):
         if not quiet:
@@ -69,6 +79,7 @@ async def serve_until_stopped(
         async with asyncio.TaskGroup() as group:
             book = PolicyReloader(session, policy, log)
             made = Watch(session.keeper, book, stop, passed, log, book.refresh, hooks.in_progress)
+            made.tick = min(made.tick, session.book.policy.activity.tick)  # of the first measurement
             group.create_task(watch(made))
             group.create_task(rotate_daily(session, stop, log))
             group.create_task(FleetCopy(session, log).run(stop))

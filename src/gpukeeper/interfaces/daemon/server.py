@@ -17,25 +17,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Protocol
 
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.engine.refresh import refresh
-from gpukeeper.engine.requests import Reply, Request, fulfil
-from gpukeeper.interfaces.daemon import identity
-from gpukeeper.interfaces.daemon.identity import Identity
+from gpukeeper.engine.requests import Reply, Request
 from gpukeeper.interfaces.daemon.limiter import RateLimits, RequestLimiter
-from gpukeeper.interfaces.daemon.queries import VERBS, Queries
-from gpukeeper.interfaces.telemetry.pages import Endpoint
-from gpukeeper.ledger.logins import Logins
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH
 from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.platforms.host.connect import user_name
-from gpukeeper.wiring.session import Session
 
 LARGEST = 64 * 1024
 PATIENCE = 5.0  # seconds for a request to arrive, and for its reply to be taken
@@ -48,26 +41,21 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 Log = Callable[[str], None]
 
 
-class WebLogins(NamedTuple):
-    """Of a daemon with a dashboard."""
-
-    logins: Logins
-    where: Endpoint
+class Responder(Protocol):
+    """What answers the requests of users on this machine."""
 
     @property
-    def url(self) -> str:
-        address = "localhost" if self.where.address in _ANY else self.where.address
-        address = f"[{address}]" if ":" in address else address
-        return f"http://{address}:{self.where.port}"
+    def admins(self) -> Sequence[str]:
+        """Names; a share of the connections is reserved for them."""
+        ...
 
-
-_ANY = ("0.0.0.0", "::", "127.0.0.1", "::1")  # noqa: S104
+    async def answer(self, who: str, uid: int, request: Request) -> Reply:
+        """Every refusal is a sentence."""
+        ...
 
 
 @asynccontextmanager
-async def listening(
-    path: Path, session: Session, log: Log = lambda words: None, logins: WebLogins | None = None
-) -> AsyncIterator[None]:
+async def listening(path: Path, responder: Responder, log: Log = lambda words: None) -> AsyncIterator[None]:
     """Listens while the block runs. All users may connect; permissions are checked per request."""
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
         raise KeeperError(f"{path} is too long for a unix socket. Set GPUKEEPER_SOCKET to a shorter path.")
@@ -76,8 +64,7 @@ async def listening(
     if why is not None:
         raise KeeperError(f"Other users could replace the socket {path}: {why}. The daemon was not started.")
     _forget(path)  # of a daemon that died; a living one holds the serve lease, which we have
-    session.keeper.request_state.enabled = True
-    server = Server(session, RequestLimiter(RateLimits().within(raise_descriptors())), log, logins)
+    server = Server(responder, RequestLimiter(RateLimits().within(raise_descriptors())), log)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
         listener.bind(str(path))
         _open_to_everyone(path)
@@ -93,9 +80,8 @@ async def listening(
 
 
 class Server:
-    def __init__(self, session: Session, limiter: RequestLimiter, log: Log, logins: WebLogins | None = None) -> None:
-        self._session, self._limiter, self._log, self._logins = session, limiter, log, logins
-        self._queries = Queries(session)
+    def __init__(self, responder: Responder, limiter: RequestLimiter, log: Log) -> None:
+        self._responder, self._limiter, self._log = responder, limiter, log
         self._tasks: set[asyncio.Task[None]] = set()
         self._admins: Sequence[str] = ()
         self._complained = float("-inf")
@@ -128,7 +114,6 @@ class Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._queries.close()
 
     async def _serve(self, connection: socket.socket, uid: int) -> None:
         loop = asyncio.get_running_loop()
@@ -154,33 +139,14 @@ class Server:
             except TimeoutError:
                 return Reply(done=False, words=f"uid {uid} could not be resolved in time; try again", exit_code=1)
             try:
-                if request.verb in VERBS:
-                    return await self._queries.answer(who, request)
-                if request.verb in identity.VERBS:
-                    return await self._login(Identity(name=who, uid=uid), request)
-                reply = await fulfil(self._session.keeper, self._session.book, who, request, uid=uid)
-                await refresh(self._session.keeper, self._session.book, request.workload)
-                return reply
+                return await self._responder.answer(who, uid, request)
             except Exception as bug:  # of one request: passes continue, and a repeated request does not fill the log
                 self._complain(f"a request of {who} failed, which is a bug in gpukeeper: {bug!r}")
                 return Reply(done=False, words=f"this is a bug in gpukeeper: {bug!r}", exit_code=1)
 
-    async def _login(self, who: Identity, request: Request) -> Reply:
-        if self._logins is None:
-            words = "this daemon has no web dashboard. Start it with: gpukeeper serve --web PORT"
-            return Reply(done=False, words=words, exit_code=1)
-        try:
-            logins, now = self._logins.logins, self._session.keeper.clock.now()
-            reply = await identity.answer_login(logins, self._session.book, who, request, now)
-        except KeeperError as problem:
-            return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
-        if request.verb == "login":
-            return msgspec.structs.replace(reply, token=f"{self._logins.url}/login/{reply.token}")
-        return reply
-
     async def _know_admins(self) -> None:
         """The uids of the admins in the policy; resolved again when the names change."""
-        names = self._session.book.policy.admins
+        names = self._responder.admins
         if names == self._admins:
             return
         self._admins = names

@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,8 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from gpukeeper.interfaces.daemon.metrics import LOOPBACK
-from gpukeeper.interfaces.daemon.web import WebProcess, listen, require_web
+from gpukeeper.interfaces.daemon.web import WebProcess
+from gpukeeper.interfaces.daemon.web_child import WebChild, listen
 from gpukeeper.interfaces.link import Answer, Demo, Question
 from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.ledger.logins import LoginKind, Logins, open_logins
@@ -30,7 +31,6 @@ LINK = timedelta(days=1)  # it is redeemed at once
 
 def serve_demo(port: int, seed: int, log: Callable[[str], None]) -> None:
     """Until SIGINT or SIGTERM."""
-    require_web()
     with ExitStack() as stack:
         listener = stack.enter_context(listen(Endpoint(port, LOOPBACK, "--web")))
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="gpukeeper-demo-")))
@@ -48,21 +48,22 @@ async def _serve(fleet: FleetDemo, listener: socket.socket, log: Callable[[str],
     session.keeper.live.enabled, session.keeper.request_state.enabled = True, True
     logins = open_logins(session.ledger.path)
     web = DemoWeb(session, logins, listener, log)
-    serving = asyncio.create_task(web.supervise())
+    child = WebChild(web, listener, log)
+    serving = asyncio.create_task(child.supervise())
     try:
         _print_links(web, f"http://localhost:{listener.getsockname()[1]}", log)
         await fleet.play(stop)
     finally:
         serving.cancel()
-        with suppress(asyncio.CancelledError):
-            await serving
+        await asyncio.gather(serving, return_exceptions=True)
+        await child.end_replies()
         web.close()
         logins.close()
         session.close()
 
 
 def _print_links(web: DemoWeb, url: str, log: Callable[[str], None]) -> None:
-    log(f"The dashboard of a simulated fleet, a minute in each second: {url}/")
+    log(f"The dashboard on {url}/ shows a simulated fleet. One minute passes there in each second.")
     for who, path in web.links:
         log(f"  log in as {who}: {url}{path}")
     log("Nothing on this machine is changed. Press Ctrl-C to stop.")

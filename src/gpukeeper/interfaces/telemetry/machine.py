@@ -1,4 +1,5 @@
-"""Series of the GPUs of a machine, of its last acceptance runs and of its copy in the fleet database.
+"""Series of the GPUs of a machine and their owners, of its last acceptance runs, events and storage, and of its copy in
+the fleet database.
 
 At most MOST_GPUS are exported one by one; beyond that only the sums. What was not measured has no series.
 """
@@ -13,11 +14,14 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily
 
 from gpukeeper.acceptance.recording import ref_of
+from gpukeeper.interfaces.telemetry.owners import cores_by_owner, of_owners
 from gpukeeper.interfaces.telemetry.series import gauge
+from gpukeeper.interfaces.telemetry.storage import StorageFacts, StorageWatch, of_storage
 from gpukeeper.ledger.copy.state import CopyState
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.grade import Past
 from gpukeeper.model.memory import EMPTY
+from gpukeeper.model.policy import DAY, MINUTE
 from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import GpuState, GpuTile, gpu_tiles
@@ -39,6 +43,9 @@ class MachineFacts(msgspec.Struct, frozen=True):
     tiles: tuple[GpuTile, ...] = ()
     tested: tuple[Past, ...] = ()
     copy: CopyState | None = None
+    cores: Mapping[str, float] = {}  # by owner
+    events: Mapping[str, int] | None = None  # by type, of the last day; None: could not be read
+    storage: tuple[StorageFacts, ...] = ()
 
 
 class MachineReader:
@@ -49,17 +56,26 @@ class MachineReader:
         self._node = ref_of(node_name()).key
         self._tiles: tuple[GpuTile, ...] = ()
         self._version = -1
+        self._events: dict[str, int] = {}
+        self._counted: datetime | None = None
+        self._storage = StorageWatch(session.storage, lambda: session.book.policy.metrics.sizes)
         live = session.keeper.live
         if not live.enabled:
             live.enabled, live.gpus_only = True, True
 
     async def read(self) -> MachineFacts:
         """If the ledger cannot be read, only what needs none of it: the other series must not be missing."""
-        copy = self._session.copy_state()
+        keeper = self._session.keeper
+        facts = MachineFacts(
+            copy=self._session.copy_state(),
+            cores=cores_by_owner(keeper.live, keeper.clock.now()),
+            storage=self._storage.facts(),
+        )
         try:
-            return MachineFacts(await self._gpus(), await self._tested(), copy)
+            tiles, tested, events = await self._gpus(), await self._tested(), await self._last_day()
         except LedgerError:
-            return MachineFacts(copy=copy)
+            return facts
+        return msgspec.structs.replace(facts, tiles=tiles, tested=tested, events=events)
 
     async def _gpus(self) -> tuple[GpuTile, ...]:
         session, keeper = self._session, self._session.keeper
@@ -72,6 +88,14 @@ class MachineReader:
             self._version = version
         return self._tiles
 
+    async def _last_day(self) -> dict[str, int]:
+        """By an index, at most once a minute."""
+        now = self._session.keeper.clock.now()
+        if self._counted is None or not now - MINUTE < self._counted <= now:
+            self._events = await self._session.ledger.lines_by_type(now - DAY)
+            self._counted = now
+        return self._events
+
     async def _tested(self) -> tuple[Past, ...]:
         memories = await self._session.keeper.ledger.memories([self._node])
         return memories.get(self._node, EMPTY).tested
@@ -79,7 +103,11 @@ class MachineReader:
 
 def of_machine(facts: MachineFacts, now: datetime) -> Iterator[GaugeMetricFamily]:
     yield from of_gpus(facts.tiles, now)
+    yield from of_owners(facts.tiles, facts.cores)
     yield from of_acceptance(facts.tested)
+    yield from of_storage(facts.storage)
+    if facts.events is not None:
+        yield gauge("gpukeeper_events_last_day", {(name,): n for name, n in facts.events.items()}, "type")
     if facts.copy is not None:
         yield from of_copy(facts.copy)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.telemetry.machine import MachineFacts
 from gpukeeper.interfaces.telemetry.metrics import Metrics
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY
 from gpukeeper.model.errors import UsageError
@@ -33,11 +34,12 @@ def check(path: Path) -> None:
         raise UsageError(f"--textfile {path}: the directory {path.parent} does not exist. Nothing was done.")
 
 
-def write(path: Path, session: Session, reports: Iterable[PassReport]) -> None:
+def write(path: Path, session: Session, reports: Iterable[PassReport], machine: MachineFacts | None = None) -> None:
     metrics = Metrics(session.keeper.clock, session.keeper.platforms, elects=False, process=False)
     _go_on_from(path, metrics)
     for report in reports:
         metrics.passed(report)
+    metrics.machine = machine
     try:
         _replace(path, metrics.text())
     except OSError as error:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.views.savings import SavingsRow
@@ -103,6 +103,32 @@ def _savings(name: str, found: tuple[SavingsRow, ...]) -> Table:
     return _table(f"back-{name}", title, "verified outcomes", (name, "steps", "GPU-hours", "size"), rows)
 
 
+def savings_tables(report: UsageReport) -> list[Table]:
+    """What came back, by day, owner, rule and platform."""
+    found = report.savings
+    parts = {"day": found.days, "owner": found.owners, "rule": found.rules, "platform": found.platforms}
+    return [_priced(_savings(name, rows), rows, report) for name, rows in parts.items()]
+
+
+def _priced(table: Table, rows: tuple[SavingsRow, ...], report: UsageReport) -> Table:
+    if report.money is None:
+        return table
+    cells = (_money(row.savings.money) for row in rows)
+    made = tuple((*row, cell) for row, cell in zip(table.rows, cells, strict=True))
+    return replace(table, head=(*table.head, report.currency or "cost"), rows=made)
+
+
+def savings_line(report: UsageReport) -> str:
+    back = report.savings.total
+    if not back.steps:
+        return "Nothing was given back in this time."
+    words = f"{back.steps} step{'s' if back.steps != 1 else ''} gave back {back.gpu_hours:,.1f} GPU-hours and "
+    words += size_in_words(back.bytes)
+    if back.unmeasured:
+        words += f"; {back.unmeasured} figure{'s' if back.unmeasured != 1 else ''} could not be measured"
+    return f"{words}."
+
+
 def regret_line(report: UsageReport) -> str:
     """Steps that ended work, and how many of them were undone."""
     found = report.savings
@@ -138,6 +164,42 @@ def csv_text(report: UsageReport) -> str:
         hours = (f"{getattr(one.hours, name):.4f}" for name, _ in STATES)
         writer.writerow([one.day.isoformat(), *map(_harmless, names), "yes" if one.held else "no", *hours])
     return made.getvalue()
+
+
+def waste_csv(report: UsageReport) -> str:
+    """One line for each owner and class: GPU-hours held, and of those at zero use."""
+    rows = (
+        (_harmless(one.owner), _harmless(one.class_), f"{one.held:.4f}", f"{one.idle:.4f}", _plain_money(one.cost))
+        for one in report.waste
+    )
+    return _csv(("owner", "class", "held_gpu_hours", "idle_gpu_hours", "idle_cost"), rows)
+
+
+def savings_csv(report: UsageReport) -> str:
+    """What came back: one line for each day, owner, rule and platform; each way of splitting has the same sum."""
+    found = report.savings
+    parts = {"day": found.days, "owner": found.owners, "rule": found.rules, "platform": found.platforms}
+    rows = (
+        (
+            *(by, _harmless(row.name), str(row.savings.steps), str(row.savings.gpus)),
+            *(f"{row.savings.gpu_hours:.4f}", str(row.savings.bytes)),
+            _plain_money(row.savings.money if report.money is not None else None),
+        )
+        for by, listed in parts.items()
+        for row in listed
+    )
+    return _csv(("by", "name", "steps", "gpus", "gpu_hours", "bytes", "money"), rows)
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    made = io.StringIO()
+    writer = csv.writer(made, lineterminator="\n")
+    writer.writerows((head, *rows))
+    return made.getvalue()
+
+
+def _plain_money(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _harmless(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
 from gpukeeper.model.printable import plain
 from gpukeeper.views.plan import unseen_notes
+from gpukeeper.wiring.policy_change import record_policy_change
 from gpukeeper.wiring.session import PolicyRead, Session, follow_policy, read_policy
 
 DAY = timedelta(days=1)
@@ -42,6 +44,7 @@ class PolicyReloader:
         self._silent = False  # they could not be read the last time
         self._lock = asyncio.Lock()  # places call at the same time
         self.problem: str | None = None
+        self._recorded = ""  # the digest of the policy that the ledger has
         self._expired = self._expired_now()  # printed when the session was opened
 
     @property
@@ -72,6 +75,15 @@ class PolicyReloader:
                 self._log(f"the policy is valid again: mode {self.last.policy.mode}")
             if self.problem is None:
                 self._log_expired()
+                await self._record()
+
+    async def _record(self) -> None:
+        """What changed, for the policy page. A ledger that cannot be written is reported by the pass."""
+        digest = self._session.loaded.policy.digest
+        if digest != self._recorded:
+            with suppress(OSError, KeeperError):
+                await record_policy_change(self._session)
+                self._recorded = digest
 
     async def _read_now(self) -> PolicyRead:
         last, steady = self._read, asyncio.get_running_loop().time()

@@ -1,5 +1,6 @@
-"""The web process of `serve --web`: python -m gpukeeper.interfaces.web LINK LISTENER, both inherited descriptors.
+"""The web process of `serve --web`: python -m gpukeeper.interfaces.web LINK LISTENER REVOCATIONS.
 
+The arguments are inherited descriptors.
 Everything is loaded before rights are given up, so that a package that only root may read does not matter afterwards.
 """
 
@@ -16,6 +17,7 @@ import sys
 
 import uvicorn
 
+from gpukeeper.interfaces.revocations import Revocations
 from gpukeeper.interfaces.web.application import make_app
 from gpukeeper.interfaces.web.linked import connect
 
@@ -31,12 +33,12 @@ def main() -> int:
     if os.getppid() != parent:
         return 1
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(link, listener))
+        asyncio.run(_serve(link, listener, Revocations(int(sys.argv[3]))))
     return 0
 
 
-async def _serve(link: socket.socket, listener: socket.socket) -> None:
-    source = await connect(link)
+async def _serve(link: socket.socket, listener: socket.socket, revocations: Revocations) -> None:
+    source = await connect(link, revocations)
     app = make_app(source)
     give_up_rights()
     config = uvicorn.Config(

@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.link import Answer, Credentials, Person
 from gpukeeper.interfaces.web import charts, words
+from gpukeeper.interfaces.web.bulk import BulkRuns
 from gpukeeper.interfaces.web.security import (
     COOKIE,
     THEME,
@@ -29,7 +30,7 @@ from gpukeeper.interfaces.web.source import Source
 
 NOT_LOGGED_IN = 13
 LARGEST_FORM = 64 * 1024
-REMEMBERED = 5.0  # seconds: whose session it is; what changes something is always looked up again
+REMEMBERED = 5.0  # seconds: whose session it is, unless one is revoked; for each change the daemon looks it up again
 THEMES = ("light", "dark")
 Page = Callable[["Site", HttpRequest, Visitor], Awaitable[Response]]
 
@@ -42,28 +43,30 @@ class Site:
         self.signer = Signer(source.settings.key)
         self.proxy = proxy
         self.templates = _environment()
-        self._people: dict[Credentials, tuple[float, Person]] = {}
+        self._people: dict[Credentials, tuple[float, int, Person]] = {}  # since when, and after how many revocations
         self.logins = Bucket(rate=5 / 60, burst=10)
         self.reads = Bucket(rate=50, burst=200)
         self.changes = Bucket(rate=0.5, burst=20)
+        self.bulk = BulkRuns()
 
     async def visitor(self, request: HttpRequest) -> Visitor:
         presented, by_cookie = credentials_of(request, self.signer, self.proxy)
-        person = await self._person(presented)
+        person = await self.person(presented)
         secret = presented.secret or presented.proxy_user
         return Visitor(
             person=person, credentials=presented, by_cookie=by_cookie, csrf=self.signer.csrf(secret) if secret else ""
         )
 
-    async def _person(self, presented: Credentials) -> Person:
+    async def person(self, presented: Credentials) -> Person:
         if not presented.secret and not presented.proxy_user:
             return Person()
-        now = time.monotonic()
-        at, person = self._people.get(presented, (float("-inf"), Person()))
-        if now - at > REMEMBERED:
-            person = (await self.source.ask(presented, "", Request(verb="whoami"))).person
-            self._people = {one: pair for one, pair in self._people.items() if now - pair[0] <= REMEMBERED}
-            self._people[presented] = (now, person)
+        now, revoked = time.monotonic(), self.source.revocations
+        known = self._people.get(presented)
+        if known is not None and now - known[0] <= REMEMBERED and known[1] == revoked:
+            return known[2]
+        person = (await self.source.ask(presented, "", Request(verb="whoami"))).person
+        self._people = {one: found for one, found in self._people.items() if now - found[0] <= REMEMBERED}
+        self._people[presented] = (now, revoked, person)
         return person
 
     def forget(self, presented: Credentials) -> None:
@@ -86,6 +89,8 @@ class Site:
             machines=len(self.source.machines),
             demo=self.source.settings.demo,
             now=self.now(),
+            machine_names=sorted(self.source.machines),
+            condition=self.source.condition,
             **context,
         )
         return HTMLResponse(body, status, headers={"cache-control": "no-store"})
@@ -133,7 +138,12 @@ def session_cookie(site: Site, response: Response, secret: str, *, secure: bool)
 
 
 async def form_of(request: HttpRequest) -> dict[str, str]:
-    return dict(parse_qsl((await request.body()).decode(errors="replace"), keep_blank_values=True))
+    return dict(await form_pairs(request))
+
+
+async def form_pairs(request: HttpRequest) -> list[tuple[str, str]]:
+    """With every value of a field that is given more than once."""
+    return parse_qsl((await request.body()).decode(errors="replace"), keep_blank_values=True)
 
 
 def as_json(value: object) -> bytes:

@@ -13,6 +13,7 @@ from gpukeeper.interfaces.link import (
     LARGEST,
     Answer,
     Change,
+    Condition,
     Credentials,
     FromDaemon,
     Question,
@@ -20,6 +21,7 @@ from gpukeeper.interfaces.link import (
     frame,
     read_frame,
 )
+from gpukeeper.interfaces.revocations import Revocations
 from gpukeeper.interfaces.web.source import Listener, Machines, SourceLost, SourceSettings
 from gpukeeper.views.live import MachineView, patched
 
@@ -30,9 +32,16 @@ SECONDS = 180.0  # a stop may take its grace
 class LinkedDaemon:
     """Made by `connect`. Implements Source."""
 
-    def __init__(self, settings: SourceSettings, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._settings, self._reader, self._writer = settings, reader, writer
+    def __init__(
+        self,
+        settings: SourceSettings,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        revocations: Revocations,
+    ) -> None:
+        self._settings, self._reader, self._writer, self._revocations = settings, reader, writer, revocations
         self._machines = Machines()
+        self._condition = Condition()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._ids = count(1)
         self._reading = asyncio.create_task(self._read())
@@ -42,8 +51,16 @@ class LinkedDaemon:
         return self._settings
 
     @property
+    def revocations(self) -> int:
+        return self._revocations.count
+
+    @property
     def machines(self) -> Mapping[str, MachineView]:
         return self._machines.views
+
+    @property
+    def condition(self) -> Condition:
+        return self._condition
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         return self._machines.listen(listener)
@@ -55,7 +72,7 @@ class LinkedDaemon:
         try:
             if self._reading.done():
                 raise SourceLost("the daemon has ended")
-            self._writer.write(frame(Question(id=number, credentials=credentials, request=request)))
+            self._writer.write(frame(Question(id=number, credentials=credentials, request=request, machine=machine)))
             await self._writer.drain()
             return await asyncio.wait_for(future, SECONDS)
         except (TimeoutError, ConnectionError) as error:
@@ -73,6 +90,8 @@ class LinkedDaemon:
                     machine = message.delta.head.machine
                     before = None if message.whole else self._machines.views.get(machine)
                     self._machines.change(message.delta, patched(before, message.delta))
+                elif isinstance(message, Condition):
+                    self._condition = message
                 elif isinstance(message, Answer):
                     self._answered(message)
         finally:
@@ -86,7 +105,7 @@ class LinkedDaemon:
             future.set_result(answer)
 
 
-async def connect(link: socket.socket) -> LinkedDaemon:
+async def connect(link: socket.socket, revocations: Revocations) -> LinkedDaemon:
     reader, writer = await asyncio.open_connection(sock=link, limit=2**20)
     welcome = await read_frame(reader, Welcome, LARGEST)
     if welcome is None:
@@ -97,5 +116,6 @@ async def connect(link: socket.socket) -> LinkedDaemon:
         session_seconds=welcome.session_seconds,
         version=welcome.version,
         demo=welcome.demo,
+        fleet=welcome.fleet,
     )
-    return LinkedDaemon(settings, reader, writer)
+    return LinkedDaemon(settings, reader, writer, revocations)

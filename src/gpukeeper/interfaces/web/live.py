@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -20,6 +21,7 @@ from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.pages.fleet import counted, groups, readable, selection_of
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.interfaces.web.selection import Selection, choose
+from gpukeeper.interfaces.web.source import SourceLost
 from gpukeeper.views.live import Delta, GpuTile, MachineView
 
 SOONEST = 0.3  # seconds between two events of one page
@@ -75,11 +77,13 @@ class Feed:
             while True:
                 changed = self._changed
                 if version == self._version:
-                    try:
+                    with suppress(TimeoutError):
                         await asyncio.wait_for(changed.wait(), QUIET)
-                    except TimeoutError:
-                        yield ": nothing changed\n\n"
-                        continue
+                if not await self._is_still(visitor):
+                    return  # logged out, or with other rights: the page connects again
+                if version == self._version:
+                    yield ": nothing changed\n\n"
+                    continue
                 version = self._version
                 before, shown = shown, self._snapshot(visitor, wanted)
                 event = self._event(before, shown)
@@ -90,6 +94,12 @@ class Feed:
             self._open[who] -= 1
             if not self._open[who]:
                 del self._open[who]
+
+    async def _is_still(self, visitor: Visitor) -> bool:
+        try:
+            return await self._site.person(visitor.credentials) == visitor.person
+        except SourceLost:
+            return False
 
     def _snapshot(self, visitor: Visitor, wanted: Selection) -> Snapshot:
         person = visitor.person

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from gpukeeper.interfaces.web.api.routes import API_ROUTES
 from gpukeeper.interfaces.web.app import Page
-from gpukeeper.interfaces.web.pages import acceptance, account, fleet, health, history, plan, policy, usage, workload
+from gpukeeper.interfaces.web.pages import (
+    acceptance,
+    account,
+    bulk,
+    fleet,
+    health,
+    history,
+    plan,
+    policy,
+    usage,
+    workload,
+)
 
 ROUTES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/", fleet.show),
     ("GET", "/fleet", fleet.rows),
     ("GET", "/workloads", workload.listed),
+    ("POST", "/bulk", bulk.preview),
+    ("POST", "/bulk/{token}", bulk.confirm),
+    ("GET", "/bulk/{token}", bulk.show),
+    ("GET", "/find", workload.find),
     ("GET", "/workload/{id}", workload.show),
     ("POST", "/workload/{id}/{verb}", workload.change),
     ("GET", "/plan", plan.show),
@@ -20,6 +35,7 @@ ROUTES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/acceptance", acceptance.show),
     ("GET", "/acceptance/gpu/{serial}", acceptance.gpu),
     ("GET", "/policy", policy.show),
+    ("GET", "/policy/try", policy.trial),
     ("GET", "/health", health.show),
     ("GET", "/healthz", health.alive),
     ("GET", "/readyz", health.ready),

@@ -57,6 +57,10 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
         """Whether buttons are shown; the daemon decides when one is pressed."""
         return self.logged_in and (self.person.admin or owner == self.person.name)
 
+    def may_stop(self, owner: object, *, verified: bool) -> bool:
+        """A claimed owner may hold it, but not stop or remove it."""
+        return self.may_change(owner) and (self.person.admin or verified)
+
 
 class Signer:
     def __init__(self, key: bytes) -> None:

@@ -13,6 +13,7 @@ from gpukeeper.views.live import GpuState, GpuTile, MachineView, WorkloadLine
 
 PAGE = 500
 SORTS = ("place", "use", "owner", "next", "since")
+WORKLOAD_SORTS = ("place", "owner", "next", "since")
 STATES = tuple(one.value for one in GpuState)
 UNKNOWN_OWNER = "unknown"
 
@@ -134,6 +135,17 @@ def _order(one: GpuTile, by: str) -> tuple[float, str]:
             return (float("inf") if not one.steps else _seconds(at), one.name)
 
 
+def workload_order(one: WorkloadLine, by: str) -> tuple[float, str, str]:
+    """`next`: what is due first comes first."""
+    match by:
+        case "owner":
+            return (0.0, one.owner if isinstance(one.owner, str) else "\U0010ffff", one.path)
+        case "next":
+            return (float("inf") if one.due is None else _seconds(one.due), "", one.path)
+        case _:
+            return (_seconds(one.since), "", one.path)
+
+
 def _seconds(at: datetime | None) -> float:
     return 0.0 if at is None else at.timestamp()
 
@@ -147,11 +159,13 @@ class Choices(msgspec.Struct, frozen=True):
     platforms: tuple[str, ...]
 
 
-def choices(views: Sequence[MachineView]) -> Choices:
-    gpus = [one for view in views for one in view.gpus]
+def choices(views: Sequence[MachineView], *, workloads: bool = False) -> Choices:
+    """Of what is on GPUs, or of all workloads."""
+    rows = [one for view in views for one in (view.workloads if workloads else view.gpus)]
+    owners = {one.owner if isinstance(one.owner, str) else UNKNOWN_OWNER for one in rows if one.key}
     return Choices(
         tuple(sorted(view.machine for view in views)),
-        tuple(sorted({one.owner for one in gpus if isinstance(one.owner, str)})),
-        tuple(sorted({one.class_ for one in gpus if not isinstance(one.class_, Unknown) and one.class_})),
-        tuple(sorted({one.platform for one in gpus if one.platform})),
+        tuple(sorted(owners)),
+        tuple(sorted({one.class_ for one in rows if not isinstance(one.class_, Unknown) and one.class_})),
+        tuple(sorted({one.platform for one in rows if one.platform})),
     )

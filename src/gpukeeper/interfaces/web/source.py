@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import Answer, Credentials, Demo
+from gpukeeper.interfaces.link import Answer, Condition, Credentials, Demo
 from gpukeeper.views.live import Delta, MachineView
 
 
@@ -21,6 +21,7 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     session_seconds: int
     version: str
     demo: Demo | None = None
+    fleet: bool = False  # many machines, over their copy
 
 
 Listener = Callable[[str, Delta, MachineView], None]
@@ -30,9 +31,17 @@ class Source(Protocol):
     @property
     def settings(self) -> SourceSettings: ...
     @property
+    def revocations(self) -> int:
+        """Another number than before: a login was revoked since, and whose login it is must be asked again."""
+        ...
+
+    @property
     def machines(self) -> Mapping[str, MachineView]:
         """The newest view of each, by name. Empty until the first arrives."""
         ...
+
+    @property
+    def condition(self) -> Condition: ...
 
     async def ask(self, credentials: Credentials, machine: str, request: Request) -> Answer:
         """Raises SourceLost when no answer can come."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
@@ -45,6 +47,12 @@ def connect(address: str, password_file: str | None = None, *, name: str = "gpuk
         connection.close()
         raise
     return connection
+
+
+def disconnect(connection: Connection) -> None:
+    """From another thread: ends a wait for a server that stopped answering."""
+    with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)
 
 
 def load_driver() -> Any:

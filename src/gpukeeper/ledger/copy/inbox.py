@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -73,14 +74,25 @@ def ask(connection: Connection, machine: str, expires: object, document: str, si
 def reply_to(connection: Connection, request: int) -> Answer | None:
     """For the web server: the reply, `expired` when its time is over without one; None: not yet."""
     found = connection.execute(
-        "SELECT p.state, p.body::text, r.expires < now() - interval '30 seconds' FROM gpukeeper.requests r "
+        "SELECT p.state, p.body::text, r.expires < now() - interval '15 seconds', r.machine, "
+        "coalesce(m.seen < r.created - interval '45 seconds', true), m.seen "
+        "FROM gpukeeper.requests r JOIN gpukeeper.machines m ON m.name = r.machine "
         "LEFT JOIN gpukeeper.replies p ON p.request = r.id WHERE r.id = %s",
         (request,),
     ).fetchone()
     if found is None:
         return None
-    state, body, is_over = found
+    state, body, is_over, machine, was_away, seen = found
     if state is not None:
         return Answer(state, body.encode())
-    words = "the machine did not reply in time; whether the request was carried out is not known"
-    return Answer("expired", msgspec.json.encode({"done": False, "words": words, "exit_code": 1})) if is_over else None
+    return Answer("expired", _expired(machine, seen if was_away else None, was_away=was_away)) if is_over else None
+
+
+def _expired(machine: str, seen: datetime | None, *, was_away: bool) -> bytes:
+    """A machine reports every half a minute that it is connected: one that did not for longer has read nothing."""
+    if was_away:
+        since = "" if seen is None else f" since {seen.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        words = f"{machine} did not reply: it is not connected to the fleet database{since}; nothing was done"
+    else:
+        words = f"{machine} did not reply in time; whether it carried out the request before is in its history"
+    return msgspec.json.encode({"done": False, "words": f"the request expired. {words}", "exit_code": 1})

@@ -143,6 +143,11 @@ def ship_view(connection: Connection, machine: str, seq: int, body: bytes) -> No
     )
 
 
+def confirm_view(connection: Connection, machine: str) -> None:
+    """It did not change, and is current."""
+    connection.execute("UPDATE gpukeeper.views SET at = now() WHERE machine = %s", (machine,))
+
+
 def report_alive(connection: Connection, machine: str, version: str) -> None:
     connection.execute("UPDATE gpukeeper.machines SET seen = now(), version = %s WHERE name = %s", (version, machine))
 

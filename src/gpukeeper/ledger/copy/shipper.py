@@ -6,14 +6,12 @@ connects again and continues with the cursor that the database has then.
 
 from __future__ import annotations
 
-import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -22,7 +20,7 @@ import msgspec
 
 from gpukeeper import __version__
 from gpukeeper.ledger.copy import inbox
-from gpukeeper.ledger.copy.connect import connect, first_line, load_driver
+from gpukeeper.ledger.copy.connect import connect, disconnect, first_line, load_driver
 from gpukeeper.ledger.copy.inbox import Answer
 from gpukeeper.ledger.copy.migrate import check_schema
 from gpukeeper.ledger.copy.outbox import Batch, Outbox
@@ -30,6 +28,7 @@ from gpukeeper.ledger.copy.ship import (
     Position,
     UsageRow,
     begin,
+    confirm_view,
     replacement,
     report_alive,
     ship_lines,
@@ -49,9 +48,11 @@ PAUSE = 1.0  # seconds between two rounds in which nothing was to be done
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before the next attempt to connect
 REQUESTS_EVERY, VIEW_EVERY, SIGNALS_EVERY, USAGE_EVERY, ALIVE_EVERY = 5.0, 5.0, 30.0, 300.0, 30.0
 PARTITIONS_EVERY = 6 * 3600.0
+CONFIRMED_EVERY = 30.0  # seconds: a view that did not change is marked as current that often
 SETTLED = 3  # minutes after which a bucket is shipped: late samples still change younger ones
 SIGNAL_ROWS = 20_000  # of one batch, roughly
 RECOMPUTED = timedelta(hours=3)  # usage of the last hours may be computed again
+CURRENT = timedelta(hours=2)  # usage that is older than this has more after it
 BATCHES_AT_ONCE = 10  # before requests and the view get their turn
 STUCK = 120.0  # seconds after which an answer of the database is no longer waited for
 
@@ -75,8 +76,13 @@ class View(msgspec.Struct, frozen=True):
 class Sources(Protocol):
     """What is shipped besides the ledger's own tables. Called in the shipper's thread; must not block."""
 
-    def view(self) -> View | None: ...
-    def usage(self, since: datetime | None) -> Iterable[UsageRow]: ...
+    def view(self) -> View | None:
+        """None: there is no view, or it is not current any more."""
+        ...
+
+    def usage(self, since: datetime | None) -> Iterable[UsageRow]:
+        """The first rows since then, in whole hours; the next call asks for what follows."""
+        ...
 
 
 class NoSources:
@@ -116,6 +122,7 @@ class Shipper:
         self._state = CopyState(machine=settings.machine)
         self._due: dict[str, float] = {}  # steady time, by kind of work
         self._view_seq: int | None = None
+        self._confirmed = 0.0  # steady time at which the view was written, or marked as current
         self._position: Position | None = None
         self._connection: Connection | None = None
         self._working_since: float | None = None
@@ -144,10 +151,8 @@ class Shipper:
 
     def disconnect(self) -> None:
         connection = self._connection
-        if connection is None:
-            return
-        with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as wire:
-            wire.shutdown(socket.SHUT_RDWR)
+        if connection is not None:
+            disconnect(connection)
 
     def _run(self) -> None:
         wait = FIRST_WAIT
@@ -260,10 +265,22 @@ class Shipper:
         )
 
     def _ship_view(self, connection: Connection) -> None:
-        view = self._sources.view()
-        if view is not None and view.seq != self._view_seq:
+        view, now = self._sources.view(), time.monotonic()
+        if view is None:
+            return
+        if view.seq != self._view_seq:
+            self._write_view(connection, view)
+            self._view_seq, self._confirmed = view.seq, now
+        elif now - self._confirmed >= CONFIRMED_EVERY:
+            confirm_view(connection, self._settings.machine)
+            self._confirmed = now
+
+    def _write_view(self, connection: Connection, view: View) -> None:
+        psycopg = load_driver()
+        try:
             ship_view(connection, self._settings.machine, view.seq, view.body)
-            self._view_seq = view.seq
+        except psycopg.DataError as error:  # the next one may be accepted
+            self._log(f"the view of this machine was not copied: the database refused it: {first_line(error)}")
 
     def _ship_signals(self, connection: Connection, outbox: Outbox) -> bool:
         """Whether there is more that is old enough."""
@@ -289,8 +306,13 @@ class Shipper:
         position = self._known_position()
         since = None if position.usage_until is None else position.usage_until - RECOMPUTED
         rows = tuple(self._sources.usage(since))
-        if rows:
-            self._position = ship_usage(connection, position, rows, max(one.hour for one in rows))
+        if not rows:
+            return
+        until = max(one.hour for one in rows)
+        self._position = ship_usage(connection, position, rows, until)
+        advanced = position.usage_until is None or until > position.usage_until
+        if advanced and until < datetime.now(UTC) - CURRENT:
+            self._due.pop("usage", None)
 
     def _keep_partitions(self, connection: Connection) -> None:
         psycopg = load_driver()

@@ -38,6 +38,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock
+from gpukeeper.model.storage import StorageBytes
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.inside import notify_inside
@@ -55,6 +56,7 @@ from gpukeeper.platforms.docker.host_facts import (
 from gpukeeper.platforms.docker.leftovers import Leftovers
 from gpukeeper.platforms.docker.orphans import Orphans
 from gpukeeper.platforms.docker.records import FILTERS, Records
+from gpukeeper.platforms.docker.storage import read_storage
 from gpukeeper.platforms.docker.users import UserDirectory
 from gpukeeper.platforms.docker.wire import ContainerSummary, Inspected
 
@@ -275,6 +277,10 @@ class DockerPlatform:
                 if mount.type == "bind":
                     found[mount.source] = f"the stopped container {one.plain_name} has {mount.source} mounted"
         return found
+
+    async def read_storage(self) -> StorageBytes:
+        async with self._engine.opened():
+            return await read_storage(self._engine, self.records, self._clock.now())
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         """Its components; the rules add the rest."""

@@ -61,6 +61,7 @@ class Engine:
         self._users = 0
         self._version = ""
         self._limit = asyncio.Semaphore(AT_ONCE)
+        self.measuring = asyncio.Lock()  # while it sums up its disk: an older engine refuses a second such request
 
     @property
     def version(self) -> tuple[int, int]:
@@ -78,6 +79,7 @@ class Engine:
         """The first caller opens the connection, the last one closes it: a one-shot command leaves nothing open."""
         if self._users == 0:
             self._client, self._limit = self._connect(), asyncio.Semaphore(AT_ONCE)
+            self.measuring = asyncio.Lock()
         self._users += 1
         try:
             if not self._version:

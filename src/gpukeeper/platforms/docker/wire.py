@@ -25,6 +25,7 @@ class ContainerSummary(WireStruct, frozen=True):
     state: str = ""
     created: int = 0
     labels: dict[str, str] | None = None
+    size_rw: int | None = None
 
 
 class ContainerState(WireStruct, frozen=True):
@@ -57,7 +58,12 @@ class RestartPolicy(WireStruct, frozen=True):
     maximum_retry_count: int = 0
 
 
+class LogConfig(WireStruct, frozen=True):
+    type: str = ""
+
+
 class HostConfig(WireStruct, frozen=True):
+    log_config: LogConfig | None = None
     network_mode: str = ""
     port_bindings: dict[str, Any] | None = None
     publish_all_ports: bool = False
@@ -97,6 +103,7 @@ class Inspected(WireStruct, frozen=True):
     config: Config = Config()
     mounts: list[Mount] | None = None
     size_rw: int | None = None
+    log_path: str | None = None
 
     @property
     def plain_name(self) -> str:
@@ -147,6 +154,10 @@ class DiskUsage(WireStruct, frozen=True):
     layers_size: int = 0
     images: list[ImageSummary] | None = None
     build_cache: list[CacheEntry] | None = None
+
+
+class StorageUsage(DiskUsage, frozen=True):
+    containers: list[ContainerSummary] | None = None
 
 
 class EventActor(WireStruct, frozen=True):

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.daemon.web import WebProcess
-from gpukeeper.interfaces.link import Answer, Credentials, Question
+from gpukeeper.interfaces.link import Answer, Condition, Credentials, Question
 from gpukeeper.interfaces.web.application import make_app
 from gpukeeper.interfaces.web.security import Bucket, Proxy
 from gpukeeper.interfaces.web.source import Listener, Machines, SourceSettings
@@ -36,7 +36,13 @@ class InProcess:
         self.web = web
         self.settings = SourceSettings(key=b"k" * 32, anonymous=anonymous, session_seconds=3600, version="0")
         self._machines = Machines()
+        self.condition = Condition()
         self._sent: MachineView | None = None
+        self.publishes = True  # False: the view stays as it is
+
+    @property
+    def revocations(self) -> int:
+        return self.web.revocations.count
 
     @property
     def machines(self) -> Mapping[str, MachineView]:
@@ -47,7 +53,8 @@ class InProcess:
 
     async def ask(self, credentials: Credentials, machine: str, request: Request) -> Answer:
         answer = await self.web.answer(Question(id=1, credentials=credentials, request=request))
-        await self.publish()
+        if self.publishes:
+            await self.publish()
         return answer
 
     async def publish(self) -> None:
@@ -62,8 +69,8 @@ class InProcess:
 class Dashboard:
     """`ann` has a running workload, `bob` one that ended; `root` is an admin."""
 
-    def __init__(self, client: TestClient, app: Starlette, session: Session, logins: Any) -> None:
-        self.client, self.app, self.session, self.logins = client, app, session, logins
+    def __init__(self, client: TestClient, app: Starlette, session: Session, logins: Any, fleet: Fleet) -> None:
+        self.client, self.app, self.session, self.logins, self.fleet = client, app, session, logins, fleet
         self._tokens: dict[str, str] = {}
 
     def call(self, work: Callable[[], Any]) -> Any:
@@ -125,7 +132,7 @@ def dashboard(
 
     try:
         with TestClient(app, client=("10.0.0.5", 50000), raise_server_exceptions=raising) as client:
-            made = Dashboard(client, app, session, logins)
+            made = Dashboard(client, app, session, logins, fleet)
             made.call(begin)
             yield made
     finally:

@@ -8,7 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
+from gpukeeper.interfaces.web.live import Feed
 from gpukeeper.interfaces.web.security import COOKIE, Signer
 from gpukeeper.ledger.logins import LoginKind
 from gpukeeper.model.event import NodeTested
@@ -78,13 +81,23 @@ def test_a_gpu_has_a_page_with_its_figures(site: Dashboard) -> None:
         reason="slow",
         device="gpu",
         gpus={"S1": Grade.PASS, "S2": Grade.WARN},
-        values={"S1": {"gemm.tflops bf16": 700.0}, "S2": {"gemm.tflops bf16": 600.0}},
+        values={"S1": {"gemm.tflops bf16": 700.0}},
+        not_passed={"S2": {"gemm.tflops bf16": 600.0}},
+        floors={"S2": {"gemm.tflops bf16": 650.0}},
+        models={"S2": "NVIDIA X"},
     )
     site.call(lambda: site.session.keeper.ledger.append([line]))
     assert "S2" in site.get("/acceptance").text
     page = site.get("/acceptance/gpu/S2").text
     assert "gemm.tflops bf16" in page
     assert 'class="peers"' in page
+    assert 'class="floor"' in page
+    assert "floor 650" in page
+    assert "did not pass" in page
+    assert "NVIDIA X" in page
+    unknown = site.get("/acceptance/gpu/S1").text
+    assert 'class="floor"' not in unknown
+    assert "no floor known: the model is unknown" in unknown
     assert site.get("/acceptance/gpu/other").status_code == 404
 
 
@@ -111,6 +124,32 @@ def test_a_revoked_session_and_a_forged_cookie_are_nobody(site: Dashboard) -> No
     path = f"/workload/{site.workload('train')}/hold"
     csrf = {"x-csrf-token": Signer(b"k" * 32).csrf(secret)}
     assert site.client.post(path, headers={**signed, **csrf}, follow_redirects=False).status_code == 401
+
+
+def test_a_revoked_session_reads_nothing_more_from_that_moment_on(tmp_path: Path) -> None:
+    with dashboard(tmp_path, anonymous=False) as site:
+        signed = {"cookie": f"{COOKIE}={Signer(b'k' * 32).sign(site.token('ann', LoginKind.SESSION))}"}
+        assert site.client.get("/workloads", headers=signed).status_code == 200
+        site.call(lambda: site.logins.revoke(None, "ann"))
+        assert site.client.get("/workloads", headers=signed, follow_redirects=False).status_code == 303
+        assert site.client.get("/api/v1/gpus", headers=signed).status_code == 401
+
+
+def test_the_live_updates_of_a_revoked_session_end(site: Dashboard) -> None:
+    signed = f"{COOKIE}={Signer(b'k' * 32).sign(site.token('ann', LoginKind.SESSION))}"
+    scope = {"type": "http", "method": "GET", "path": "/events", "query_string": b"", "client": ("10.0.0.5", 1)}
+
+    async def read() -> list[str]:
+        response = await Feed(site.app.state.site).events(Request({**scope, "headers": [(b"cookie", signed.encode())]}))
+        assert isinstance(response, StreamingResponse)
+        stream = aiter(response.body_iterator)
+        received = [str(await anext(stream))]
+        await site.logins.revoke(None, "ann")
+        site.session.keeper.live.places.clear()  # a change that would be sent
+        await site.app.state.site.source.publish()
+        return [*received, *[str(more) async for more in stream]]
+
+    assert site.call(read) == ["retry: 3000\n\n"]
 
 
 def test_a_form_without_its_csrf_token_does_nothing(site: Dashboard) -> None:

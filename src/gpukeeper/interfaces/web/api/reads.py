@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
+import msgspec
 from starlette.exceptions import HTTPException
 
 from gpukeeper.engine.explain import Explanation
@@ -21,7 +22,7 @@ from gpukeeper.interfaces.web.api.values import (
     MachineList,
     WorkloadList,
 )
-from gpukeeper.interfaces.web.pages.asking import ask_for, machine_named
+from gpukeeper.interfaces.web.pages.asking import ask_for, machine_named, machine_or_all
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.selection import Selection, fits, fits_workload
 from gpukeeper.ledger.lines import NumberedLine
@@ -33,6 +34,7 @@ from gpukeeper.views.live import GpuTile, MachineView, WorkloadLine
 from gpukeeper.views.plan import daemon_plan_view
 from gpukeeper.views.policy import PolicyView
 from gpukeeper.views.timeline import Timeline
+from gpukeeper.views.trial import PolicyTrial
 from gpukeeper.views.usage_report import UsageReport
 
 T = TypeVar("T")
@@ -101,7 +103,7 @@ async def report(call: Call) -> Outcome:
     if since >= until:
         raise HTTPException(400, "The beginning of a report must be before its end.")
     request = Request(verb="report", since=since, until=until, zone=query.zone, owner=query.owner or None)
-    return Outcome(await ask(call, machine_of(call), UsageReport, request))
+    return Outcome(await ask(call, machine_or_all(call.site, query.machine), UsageReport, request))
 
 
 async def runs(call: Call) -> Outcome:
@@ -111,6 +113,14 @@ async def runs(call: Call) -> Outcome:
 
 async def policy(call: Call) -> Outcome:
     return Outcome(await ask(call, machine_of(call), PolicyView, Request(verb="policy")))
+
+
+async def policy_trial(call: Call) -> Outcome:
+    if not call.visitor.logged_in:
+        raise HTTPException(401, "Log in first.")
+    described = {name: value for name, value in msgspec.to_builtins(call.query).items() if name != "machine"}
+    request = Request(verb="try", described=described)
+    return Outcome(await ask(call, machine_of(call), PolicyTrial, request))
 
 
 async def health(call: Call) -> Outcome:
@@ -155,5 +165,8 @@ def _page(found: Iterable[Row], query: ListQuery) -> tuple[tuple[Row, ...], str 
 
 
 def _head(view: MachineView) -> MachineHead:
-    fields = {name: getattr(view, name) for name in ("machine", "at", "version", "policy", "paused", "places")}
+    fields = {
+        name: getattr(view, name)
+        for name in ("machine", "at", "version", "policy", "paused", "places", "not_seen_since")
+    }
     return MachineHead(**fields, gpus=len(view.gpus), workloads=len(view.workloads))

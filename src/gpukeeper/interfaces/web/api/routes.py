@@ -23,6 +23,7 @@ from gpukeeper.interfaces.web.api.values import (
     RestoreBody,
     RunsQuery,
     SignalsQuery,
+    TrialQuery,
     WorkloadList,
 )
 from gpukeeper.interfaces.web.app import Page
@@ -32,6 +33,7 @@ from gpukeeper.views.live import WorkloadLine
 from gpukeeper.views.plan import PlanView
 from gpukeeper.views.policy import PolicyView
 from gpukeeper.views.timeline import Timeline
+from gpukeeper.views.trial import PolicyTrial
 from gpukeeper.views.usage_report import UsageReport
 
 _DONE = {200: ActionReply}
@@ -59,6 +61,10 @@ API: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "/report", "report", "Usage and savings.", reads.report, {200: UsageReport}, ReportTime),
     ApiRoute("GET", "/acceptance", "acceptance", "Acceptance runs.", reads.runs, {200: RunLines}, RunsQuery),
     ApiRoute("GET", "/policy", "policy", "The policy in effect.", reads.policy, {200: PolicyView}, OfMachine),
+    ApiRoute(
+        *("GET", "/policy/try", "policyTry", "What would happen to a hypothetical workload; needs a login."),
+        *(reads.policy_trial, {200: PolicyTrial}, TrialQuery),
+    ),
     ApiRoute("GET", "/health", "health", "Health of gpukeeper.", reads.health, {200: HealthView}, OfMachine),
     ApiRoute("POST", "/workloads/{id}/hold", "hold", "Hold it.", changes.hold, _DONE, NoQuery, HoldBody),
     ApiRoute("POST", "/workloads/{id}/release", "release", "End a hold.", changes.release, _DONE, NoQuery, EmptyBody),

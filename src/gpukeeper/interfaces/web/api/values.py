@@ -10,6 +10,7 @@ from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.model.reading import Moment
 from gpukeeper.views.explain import ExplainView
 from gpukeeper.views.live import GpuState, GpuTile, PlaceState, WorkloadLine
+from gpukeeper.views.trial import WorkloadWords
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=1000, description="The most entries of one reply.")]
 Word = Annotated[str, msgspec.Meta(max_length=200)]
@@ -64,6 +65,13 @@ class ReportTime(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     owner: Word = ""
 
 
+class TrialQuery(WorkloadWords, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As the options of `gpukeeper policy try`; a duration like 2h."""
+
+    machine: MachineName = ""
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
+
+
 class SignalsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hours: Annotated[float, msgspec.Meta(gt=0, le=168)] = 24.0
 
@@ -106,6 +114,7 @@ class MachineHead(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[PlaceState, ...]
     gpus: int
     workloads: int
+    not_seen_since: Moment | None = None  # what is shown of it is old; None: it is current
 
 
 class MachineList(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.charts import figure_lines
 from gpukeeper.interfaces.web.pages.asking import ask_for, machine_of
+from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.views.acceptance_history import RunLines, gpu_history
 
@@ -35,8 +36,15 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
 async def gpu(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     machine, serial = machine_of(site, request), request.path_params["serial"]
     found = await ask_for(site, visitor, machine, RunLines, Request(verb="runs", last=MOST))
-    history = gpu_history(found.runs, serial)
+    history = gpu_history(found.runs, serial, _model(site, visitor, machine, serial))
     if history is None:
         raise HTTPException(404, f'No acceptance run of {machine} tested a GPU "{serial[:60]}".')
-    figures = [(one, figure_lines(one.points, label=one.name)) for one in history.figures]
+    figures = [(one, figure_lines(one)) for one in history.figures]
     return site.page(request, visitor, "gpu.html", machine=machine, history=history, figures=figures)
+
+
+def _model(site: Site, visitor: Visitor, machine: str, identity: str) -> str:
+    """Of the inventory: of that uuid, or of all GPUs there if they are of one model. Empty: unknown."""
+    gpus = [one for view in readable(site, visitor) if view.machine == machine for one in view.gpus if one.model]
+    found = {one.model for one in gpus if one.device == identity} or {one.model for one in gpus}
+    return found.pop() if len(found) == 1 else ""

@@ -32,6 +32,11 @@ def machine_of(site: Site, request: HttpRequest) -> str:
     return machine_named(site, name or (known[0] if known else ""))
 
 
+def machine_or_all(site: Site, name: str) -> str:
+    """For what can be summed up over machines: empty for all of a fleet."""
+    return "" if site.source.settings.fleet and not name else machine_named(site, name)
+
+
 async def ask_for(site: Site, visitor: Visitor, machine: str, kind: type[T], request: Request, refused: int = 400) -> T:
     answer = await site.ask(visitor, machine, request)
     if not answer.done:

@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.interfaces.web.selection import SORTS, STATES, Chosen, Selection, choices, choose, read_selection
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import GpuTile, MachineView, for_reader
 
 SUMMARY_FROM = 200  # GPUs; with more of them the first page is a summary by place
@@ -34,7 +35,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     views = readable(site, visitor)
     chosen = choose(views, wanted)
     everything = [one for view in views for one in view.gpus]
-    summarised = len(everything) > SUMMARY_FROM and not wanted.filtered
+    summarised = is_summarised(views, wanted)
     return site.page(
         request,
         visitor,
@@ -46,6 +47,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         places=summaries(views) if summarised else (),
         counts=counted(everything),
         total=len(everything),
+        unmeasured=sum(is_unmeasured(one) for one in everything),
         offered=choices(views),
         states=STATES,
         sorts=SORTS,
@@ -53,11 +55,21 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
 
 
 async def rows(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
-    """Only the tiles, for a page that is open already."""
-    wanted = selection_of(request)
-    chosen = choose(readable(site, visitor), wanted)
-    body = site.templates.get_template("tiles.html").render(groups=groups(chosen, wanted), visitor=visitor)
+    """Only the tiles, or the summary, for a page that is open already."""
+    wanted, views = selection_of(request), readable(site, visitor)
+    if is_summarised(views, wanted):
+        template = site.templates.get_template("places.html")
+        body = template.render(places=summaries(views), states=STATES, wanted=wanted, visitor=visitor)
+    else:
+        template = site.templates.get_template("tiles.html")
+        body = template.render(groups=groups(choose(views, wanted), wanted), visitor=visitor)
     return HTMLResponse(body, headers={"cache-control": "no-store"})
+
+
+def is_summarised(views: Sequence[MachineView], wanted: Selection) -> bool:
+    """Until a filter or an order is chosen."""
+    many = sum(len(view.gpus) for view in views) > SUMMARY_FROM
+    return many and not wanted.filtered and wanted.sort == SORTS[0]
 
 
 def selection_of(request: HttpRequest) -> Selection:
@@ -83,6 +95,11 @@ def groups(chosen: Chosen, wanted: Selection) -> list[tuple[str, str, list[GpuTi
     several = len({machine for machine, _ in chosen.gpus}) > 1
     found = groupby(chosen.gpus, key=lambda pair: (pair[0], pair[1].place))
     return [(machine if several else "", place, [one for _, one in pairs]) for (machine, place), pairs in found]
+
+
+def is_unmeasured(one: GpuTile) -> bool:
+    """Held by a workload, and its use could not be measured."""
+    return bool(one.key) and isinstance(one.use, Unknown)
 
 
 def counted(gpus: Sequence[GpuTile]) -> list[tuple[str, int]]:

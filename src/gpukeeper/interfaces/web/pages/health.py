@@ -28,7 +28,10 @@ async def alive(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
 
 
 async def ready(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
-    """Once there is something to show."""
+    """Once there is something to show, and while it is renewed."""
+    problem = site.source.condition.problem
+    if problem:
+        return PlainTextResponse(f"the fleet database cannot be read: {problem}\n", 503)
     if site.source.machines:
         return PlainTextResponse("ok\n")
     return PlainTextResponse("no view of any machine yet\n", 503)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
@@ -17,17 +18,23 @@ from gpukeeper.interfaces.terminal.usage_tables import (
     headline,
     money_line,
     regret_line,
+    savings_csv,
+    savings_line,
+    savings_tables,
     tables,
     total_rows,
+    waste_csv,
 )
 from gpukeeper.interfaces.web.app import Site
-from gpukeeper.interfaces.web.pages.asking import ask_for, machine_of
+from gpukeeper.interfaces.web.pages.asking import ask_for, machine_or_all
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model.errors import UsageError
 from gpukeeper.views.usage import month
 from gpukeeper.views.usage_report import UsageReport
 
 SPANS = (("1", "1 day"), ("7", "7 days"), ("30", "30 days"), ("90", "90 days"))
+
+CSV = {"hours": csv_text, "waste": waste_csv, "savings": savings_csv}
 
 
 async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
@@ -48,22 +55,30 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
             for name, words in (("active", "In use"), ("idle", "Held but idle"))
             if report.heat
         ],
-        tables=tables(report),
+        tables=[one for one in tables(report) if not one.name.startswith("back-")],
+        back=savings_line(report),
+        back_tables=savings_tables(report),
+        months=_months(query.get("zone", "")[:60]),
         cost=money_line(report),
         regret=regret_line(report),
         spans=SPANS,
         days_given=query.get("days", "" if query.get("month") else "30"),
         month_given=query.get("month", ""),
         owner=query.get("owner", ""),
-        query=request.url.query,
+        machine=query.get("machine", ""),
+        all_machines=True,
+        query=urlencode({name: value for name, value in query.items() if name != "table"}),
     )
 
 
 async def as_csv(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
+    table = request.query_params.get("table", "") or "hours"
+    if table not in CSV:
+        raise HTTPException(400, f'There is no table "{table[:40]}". Tables: {", ".join(CSV)}.')
     report = await _report(site, request, visitor)
-    name = f"gpu-hours-{report.since:%Y-%m-%d}-to-{report.until:%Y-%m-%d}.csv"
+    name = f"gpu-{table}-{report.since:%Y-%m-%d}-to-{report.until:%Y-%m-%d}.csv"
     headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
-    return Response(csv_text(report), media_type="text/csv; charset=utf-8", headers=headers)
+    return Response(CSV[table](report), media_type="text/csv; charset=utf-8", headers=headers)
 
 
 async def _report(site: Site, request: HttpRequest, visitor: Visitor) -> UsageReport:
@@ -82,7 +97,14 @@ async def _report(site: Site, request: HttpRequest, visitor: Visitor) -> UsageRe
         zone=query.get("zone", "")[:60],
         owner=query.get("owner", "")[:200] or None,
     )
-    return await ask_for(site, visitor, machine_of(site, request), UsageReport, asked)
+    return await ask_for(site, visitor, machine_or_all(site, query.get("machine", "")), UsageReport, asked)
+
+
+def _months(zone: str) -> list[tuple[str, str]]:
+    """This one and the last, for links."""
+    first = datetime.now(zone_named(zone)).replace(day=1)
+    last = first - timedelta(days=1)
+    return [(f"{first:%Y-%m}", "This month"), (f"{last:%Y-%m}", "Last month")]
 
 
 def _span(named: str, days: str, zone: str, now: datetime) -> tuple[datetime, datetime]:

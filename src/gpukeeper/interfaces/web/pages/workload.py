@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from urllib.parse import urlencode
 
-from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from gpukeeper.engine.explain import Explanation
+from gpukeeper.engine.preview import PREVIEWED
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.web.app import Site, form_of
-from gpukeeper.interfaces.web.charts import timeline_chart
+from gpukeeper.interfaces.web.bulk import MOST_AT_ONCE
+from gpukeeper.interfaces.web.charts import signal_charts, timeline_chart
 from gpukeeper.interfaces.web.pages.fleet import readable, selection_of
 from gpukeeper.interfaces.web.security import Visitor
-from gpukeeper.interfaces.web.selection import choices, fits_workload
+from gpukeeper.interfaces.web.selection import WORKLOAD_SORTS, choices, fits_workload, workload_order
 from gpukeeper.model import reading
-from gpukeeper.views.explain import facts, verdicts
+from gpukeeper.views.explain import evidence, facts, verdicts
 from gpukeeper.views.history import line_row
 from gpukeeper.views.live import MachineView, WorkloadLine
-from gpukeeper.views.timeline import Timeline, TimelineMark
+from gpukeeper.views.timeline import Timeline
 
 VERBS = ("hold", "release", "stop", "remove", "restore")
 PAGE = 500
@@ -37,6 +39,8 @@ async def listed(site: Site, request: HttpRequest, visitor: Visitor) -> Response
         for one in view.workloads
         if fits_workload(one, wanted)
     ]
+    if wanted.sort != "place":
+        found.sort(key=lambda pair: workload_order(pair[1], wanted.sort))
     first = (wanted.page - 1) * PAGE
     return site.page(
         request,
@@ -46,15 +50,33 @@ async def listed(site: Site, request: HttpRequest, visitor: Visitor) -> Response
         rows=found[first : first + PAGE],
         total=len(found),
         pages=max(-(-len(found) // PAGE), 1),
-        offered=choices(views),
+        offered=choices(views, workloads=True),
+        sorts=WORKLOAD_SORTS,
+        actions=PREVIEWED,
+        most=MOST_AT_ONCE,
+        selected=request.query_params.get("select") == "all",
     )
+
+
+async def find(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
+    """Where links in messages lead: the page of a workload, or its lines in the history if it is gone."""
+    uid, machine = (request.query_params.get(name, "").strip()[:500] for name in ("uid", "machine"))
+    if not uid:
+        raise HTTPException(400, "The address needs the uid of a workload: /find?uid=UID")
+    for view in readable(site, visitor):
+        for one in view.workloads:
+            if one.uid == uid:
+                return RedirectResponse(f"/workload/{one.id}", 303)
+    known = {"machine": machine} if machine in site.source.machines else {}
+    return RedirectResponse(f"/history?{urlencode({**known, 'workload': uid})}", 303)
 
 
 async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     view, line = _found(site, visitor, request.path_params["id"])
     answer = await site.ask(visitor, view.machine, Request(verb="explain", workload=line.uid))
     explained = reading.decode(answer.body, type=Explanation) if answer.done else None
-    chart, marks, ticks = await _timeline(site, visitor, view.machine, line)
+    whole = explained is not None and explained.whole
+    found = await _timeline(site, visitor, view.machine, line)
     return site.page(
         request,
         visitor,
@@ -63,29 +85,30 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         line=line,
         tiles=[one for one in view.gpus if one.key == line.key],
         explained=explained,
-        facts=[] if explained is None or not explained.whole else facts(explained),
+        facts=facts(explained) if explained is not None and whole else [],
+        evidence=evidence(explained) if explained is not None and whole else (),
+        history=[line_row(0, one) for one in explained.history] if explained is not None else [],
         verdicts=[] if explained is None else list(verdicts(explained.answers)),
         unexplained=answer.words,
-        chart=chart,
-        marks=marks,
-        ticks=ticks,
-        history=[line_row(0, one) for one in explained.history] if explained else [],
+        timeline=found,
+        ticks=[] if found is None else _ticks(found),
+        chart=None if found is None else timeline_chart(found),
+        signals=[] if found is None else signal_charts(found),
         restorable=bool(explained and explained.memory.stopped),
     )
 
 
-async def _timeline(
-    site: Site, visitor: Visitor, machine: str, line: WorkloadLine
-) -> tuple[Markup | None, tuple[TimelineMark, ...], list[datetime]]:
-    """The chart, its events and the times below it. None: not for this visitor."""
+async def _timeline(site: Site, visitor: Visitor, machine: str, line: WorkloadLine) -> Timeline | None:
+    """None: not for this visitor."""
     if not visitor.may_change(line.owner):
-        return None, (), []
+        return None
     answer = await site.ask(visitor, machine, Request(verb="signals", workload=line.uid))
-    if not answer.done:
-        return None, (), []
-    found = reading.decode(answer.body, type=Timeline)
-    ticks = [found.since + number * (found.now - found.since) / TICKS for number in range(TICKS + 1)]
-    return timeline_chart(found), found.marks, ticks
+    return reading.decode(answer.body, type=Timeline) if answer.done else None
+
+
+def _ticks(found: Timeline) -> list[datetime]:
+    """The times below its chart."""
+    return [found.since + number * (found.now - found.since) / TICKS for number in range(TICKS + 1)]
 
 
 async def change(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
@@ -96,7 +119,7 @@ async def change(site: Site, request: HttpRequest, visitor: Visitor) -> Response
     asked = Request(
         verb=verb,
         workload=line.uid,
-        seconds=_seconds(form.get("hours", "")) if verb == "hold" else None,
+        seconds=hold_seconds(form.get("hours", "")) if verb == "hold" else None,
         reason=form.get("reason", "")[:1000],
         confirm=verb in ("stop", "remove"),
         token=form.get("token", ""),
@@ -129,7 +152,7 @@ def _found(site: Site, visitor: Visitor, id_: str) -> tuple[MachineView, Workloa
     )
 
 
-def _seconds(hours: str) -> float | None:
+def hold_seconds(hours: str) -> float | None:
     if not hours.strip():
         return None
     try:

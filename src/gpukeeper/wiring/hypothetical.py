@@ -1,14 +1,16 @@
-"""The workload that is described to `policy try`. What cannot be is refused; its platform's own functions give it the
-class and the kind that a real one would have."""
+"""The workload that is described to `policy try` or to the policy page, and what the policy would do to it. What cannot
+be is refused; its platform's own functions give it the class and the kind that a real one would have."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.config.load import Loaded
 from gpukeeper.config.problems import did_you_mean
+from gpukeeper.config.units import read_span
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.identity import Ref, Seen
@@ -20,7 +22,7 @@ from gpukeeper.platforms.kubernetes.kinds.kind import Lever
 from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
 from gpukeeper.platforms.kubernetes.translate import class_of as class_in_cluster
 from gpukeeper.platforms.kubernetes.wire import Meta
-from gpukeeper.views.trial import INCARNATION, TrialInput
+from gpukeeper.views.trial import INCARNATION, PolicyTrial, TrialInput, TrialPolicy, TrialView, WorkloadWords, trial
 
 DOCKER, KUBERNETES = "docker", "kubernetes"
 WITH_WORKLOADS = (DOCKER, KUBERNETES)  # on the others there are trees and devices only
@@ -28,7 +30,7 @@ STATES = (State.RUNNING, State.ENDED, State.CREATED)
 
 
 class WorkloadDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload as described on the command line. None: not given."""
+    """The workload as described. None: not given."""
 
     platform: str = DOCKER
     place: str | None = None
@@ -51,6 +53,91 @@ class WorkloadDescription(msgspec.Struct, frozen=True, kw_only=True):
     hold: timedelta | None = None
     busy: bool = False
     demand: bool = False
+
+
+def try_policy(loaded: Loaded, described: WorkloadDescription, now: datetime) -> PolicyTrial:
+    """Raises UsageError, with the options of `policy try` as names."""
+    assumed, applied = hypothetical_workload(described, loaded.policy, now)
+    found = trial(applied, assumed, now)
+    return PolicyTrial(
+        policy=TrialPolicy(loaded.source, loaded.policy.digest, loaded.policy.mode),
+        at=found.at,
+        workload=found.subject,
+        class_=found.class_,
+        class_because=_because(loaded, described, found),
+        groups=found.groups,
+        decision=found.now,
+        timeline=found.timeline,
+        end=found.end,
+        assumes=found.assumes,
+    )
+
+
+def _because(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> str:
+    """Why it has its class."""
+    if described.class_ is not None:
+        return "by --class"
+    if found.match is not None:
+        return f"by match[{found.match}], {loaded.origin(('match', found.match))}"
+    listed = "; no entry of match applies" if loaded.policy.match else ""
+    return f"recognized by {described.platform}{listed}"
+
+
+def read_description(words: WorkloadWords) -> WorkloadDescription:
+    """Raises UsageError, with the options of `policy try` as names."""
+    platform, _, place = words.platform.partition("/")
+    ended = bool(words.ended_since or words.outcome)
+    return WorkloadDescription(
+        platform=platform,
+        place=place or None,
+        namespace=words.namespace or None,
+        kind=words.kind or None,
+        name=words.name,
+        class_=words.class_ or None,
+        image=words.image or None,
+        labels=_labels(words.label),
+        owner=words.owner or None,
+        group=words.group or None,
+        environment=words.environment or None,
+        gpus=words.gpus,
+        state=_state(words.state, ended=ended),
+        outcome=_outcome(words.outcome),
+        running_for=_span(words.running_for, "--running-for") or timedelta(),
+        idle_for=_span(words.idle_for, "--idle-for") or timedelta(),
+        ended_since=_span(words.ended_since, "--ended-since") or timedelta(),
+        ttl=_span(words.ttl, "--ttl"),
+        hold=_span(words.hold, "--hold"),
+        busy=words.busy,
+        demand=words.demand,
+    )
+
+
+def _span(words: str, flag: str) -> timedelta | None:
+    try:
+        return read_span(words) if words else None
+    except ValueError as problem:
+        raise UsageError(f"{flag}: {problem}") from problem
+
+
+def _labels(written: Iterable[str]) -> dict[str, str]:
+    wrong = [one for one in written if not one.partition("=")[0]]
+    if wrong:
+        raise UsageError(f'--label "{wrong[0]}" has no key. Write it like team=vision, or team.')
+    return {key: value for key, _, value in (one.partition("=") for one in written)}
+
+
+def _state(written: str, *, ended: bool) -> State:
+    if not written:
+        return State.ENDED if ended else State.RUNNING
+    if written not in STATES:
+        raise UsageError(f'--state "{written}" is not one of: {", ".join(STATES)}')
+    return State(written)
+
+
+def _outcome(written: str) -> Outcome | None:
+    if written and written not in tuple(Outcome):
+        raise UsageError(f'--outcome "{written}" is not one of: {", ".join(Outcome)}')
+    return Outcome(written) if written else None
 
 
 def hypothetical_workload(one: WorkloadDescription, policy: Policy, now: datetime) -> tuple[TrialInput, Policy]:

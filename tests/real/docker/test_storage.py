@@ -1,0 +1,72 @@
+"""Bytes of images, containers and logs, as real engines report them (C15.1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpukeeper.interfaces.telemetry.storage import StorageFacts, of_storage
+from gpukeeper.model.storage import StorageBytes, WorkloadBytes
+from gpukeeper.model.unknown import Unknown
+from tests.real.docker.harness import Harness, ended
+from tests.real.docker.private_engine import DockerEngine, PrivateEngine
+
+MIB = 1024**2
+
+
+def measured(engine: PrivateEngine) -> StorageBytes:
+    harness = Harness(engine)
+    harness.subjects()  # a pass inspects every container
+    return harness.run(harness.platform.read_storage())
+
+
+def workload(found: StorageBytes, name: str) -> WorkloadBytes:
+    return next(one for one in found.workloads if one.name == name)
+
+
+def test_what_a_container_wrote_and_logged(engine: PrivateEngine) -> None:
+    write = f"dd if=/dev/zero of=/written bs={MIB} count=3; seq 1 2000"
+    engine.run("writer", cmd=["sh", "-c", write])
+    engine.until(lambda: engine.state("writer") == "exited", "it wrote")
+    ended(engine, "quiet")
+    found = measured(engine)
+    assert 3 * MIB <= _known(workload(found, "writer").written) < 4 * MIB
+    assert _known(workload(found, "quiet").written) < MIB / 10
+    log = Path((engine.inspect("writer") or {})["LogPath"])
+    assert workload(found, "writer").log == log.stat().st_size > 10_000
+    assert 0 < _known(workload(found, "quiet").log) < 1_000
+
+
+def test_a_container_that_never_started_has_no_log(docker: DockerEngine) -> None:
+    docker.create("new")
+    assert workload(measured(docker), "new").log is None
+
+
+def test_a_log_that_is_kept_elsewhere_is_not_measured(docker: DockerEngine) -> None:
+    docker.run("local", cmd=["echo", "hello"], host_config={"LogConfig": {"Type": "local"}})
+    docker.run("none", cmd=["echo", "hello"], host_config={"LogConfig": {"Type": "none"}})
+    found = measured(docker)
+    assert isinstance(workload(found, "local").log, Unknown)
+    assert workload(found, "none").log is None
+
+
+def test_a_layer_that_two_images_share_counts_once(docker: DockerEngine) -> None:
+    before = measured(docker)
+    docker.run("source", cmd=["dd", "if=/dev/zero", "of=/more", f"bs={MIB}", "count=2"])
+    docker.until(lambda: docker.state("source") == "exited", "it wrote")
+    docker.api.must("POST", "/commit", {}, query={"container": "source", "repo": "more", "tag": "1"})
+    try:
+        found = measured(docker)
+    finally:
+        docker.remove_container("source")
+        docker.api.call("DELETE", "/images/more:1")
+    own = {one.name: one.own for one in found.images}
+    assert 2 * MIB <= _known(own["more:1"]) < 3 * MIB, "without the layers of its base"
+    assert _known(found.layers) - _known(before.layers) == own["more:1"]
+    (images, *_) = of_storage([StorageFacts(("docker", "here"), found)])
+    assert sum(one.value for one in images.samples) == found.layers
+    assert images.samples[-1].labels["image"] == "(shared)"
+
+
+def _known(value: int | Unknown | None) -> int:
+    assert isinstance(value, int), value
+    return value

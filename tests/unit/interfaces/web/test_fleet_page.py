@@ -1,0 +1,143 @@
+"""The first page: filters, order, summary of many GPUs, and states that say what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpukeeper.interfaces.web.pages.fleet import SUMMARY_FROM
+from gpukeeper.model.decision import Unseen
+from gpukeeper.views.live import Delta, GpuState, GpuTile, MachineView
+from tests.unit.interfaces.web.sites import Dashboard, dashboard
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Dashboard]:
+    with dashboard(tmp_path) as made:
+        yield made
+
+
+def view_of(site: Dashboard) -> MachineView:
+    (view,) = site.app.state.site.source.machines.values()
+    assert isinstance(view, MachineView)
+    return view
+
+
+def shows(site: Dashboard, view: MachineView) -> None:
+    """This from now on, whatever the daemon has."""
+    site.app.state.site.source.publishes = False
+    head = msgspec.structs.replace(view, gpus=(), workloads=())
+    site.call(lambda: site.app.state.site.source._machines.change(Delta(head=head), view))
+
+
+def many(view: MachineView, count: int) -> MachineView:
+    (tile,) = view.gpus
+    states = (GpuState.FREE, GpuState.HELD, GpuState.IDLE)
+    tiles = tuple(
+        msgspec.structs.replace(
+            tile,
+            id=f"{number:018x}",
+            name=f"gpu-{number}",
+            place=f"node-{number % 3}",
+            owner=("ann", "bob", None)[number % 3],
+            state=states[number % 3],
+            use=float(number % 100),
+        )
+        for number in range(count)
+    )
+    return msgspec.structs.replace(view, gpus=tiles)
+
+
+def names(page: str) -> list[str]:
+    return re.findall(r'<span class="name" title="([^"]+)"', page)
+
+
+def test_a_tile_has_holder_since_the_next_step_with_a_countdown_and_the_sentence(site: Dashboard) -> None:
+    page = site.get("/", "ann").text
+    for words in (">train</a>", ">ann</a>", 'data-mode="for"', 'class="next"', 'data-mode="in"', 'class="reason"'):
+        assert words in page, words
+    assert "shown only to" in site.get("/", "bob").text
+
+
+def test_many_gpus_are_summarised_by_place_and_opened_one_by_one(site: Dashboard) -> None:
+    shows(site, many(view_of(site), SUMMARY_FROM + 100))
+    page = site.get("/", "root").text
+    assert names(page) == []
+    assert "Select one to see its GPUs" in page
+    for place in ("node-0", "node-1", "node-2"):
+        assert f"place={place}" in page
+    assert "Select one to see its GPUs" in site.get("/fleet", "root").text, "what an open page reloads"
+    opened = site.get("/?place=node-1", "root").text
+    assert len(names(opened)) == 100
+    assert "300</b> GPUs, 100 match" in opened
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ("owner=ann", 2),
+        ("owner=unknown", 2),
+        ("state=idle", 2),
+        ("platform=docker", 6),
+        ("platform=ray", 0),
+        ("q=gpu-4", 1),
+        ("class=docker", 6),
+        ("owner=ann&state=idle", 0),
+    ],
+)
+def test_filters(site: Dashboard, query: str, count: int) -> None:
+    shows(site, many(view_of(site), 6))
+    page = site.get(f"/?{query}", "root").text
+    assert len(names(page)) == count
+    assert ("No GPU matches these filters" in page) == (count == 0)
+    for name, value in (pair.split("=") for pair in query.split("&") if not pair.startswith("q=")):
+        if count:
+            assert f"<option selected>{value}</option>" in page.partition(f'name="{name}"')[2].partition("</select>")[0]
+
+
+def test_order(site: Dashboard) -> None:
+    shows(site, many(view_of(site), 6))
+    assert names(site.get("/?sort=use", "root").text) == [f"gpu-{number}" for number in (5, 4, 3, 2, 1, 0)]
+    assert site.get("/?sort=size", "root").status_code == 400
+    assert site.get("/?state=gone", "root").status_code == 400
+    assert site.get("/?page=0", "root").status_code == 400
+
+
+def test_many_gpus_can_be_ordered(site: Dashboard) -> None:
+    shows(site, many(view_of(site), SUMMARY_FROM + 1))
+    assert names(site.get("/?sort=use", "root").text)[0] == "gpu-199"
+
+
+def test_states_say_what_to_do(site: Dashboard) -> None:
+    view = view_of(site)
+    place = msgspec.structs.replace(
+        view.places[0], unseen=(Unseen("docker/node-1", "did not answer"),), breaker="41 of 60 at once"
+    )
+    shows(site, msgspec.structs.replace(view, paused="move", places=(place,), gpus=()))
+    page = site.get("/", "root").text
+    for words in ("gpukeeper resume", "gpukeeper doctor", "Read the plan", "No GPU is known here", "could not be read"):
+        assert words in page, words
+
+
+def test_what_is_not_measured_is_said_with_what_to_do(site: Dashboard) -> None:
+    page = site.get("/", "root").text
+    assert "The use of 1 held GPU is not measured" in page
+    assert "not measured</span>" in page
+
+
+def test_before_the_first_pass_the_page_says_so(site: Dashboard) -> None:
+    site.app.state.site.source._machines.views.clear()
+    for address in ("/", "/workloads"):
+        assert "The daemon has not sent anything yet" in site.get(address).text, address
+
+
+def test_a_tile_without_a_next_step_says_so(site: Dashboard) -> None:
+    view = view_of(site)
+    (tile,) = view.gpus
+    shows(site, msgspec.structs.replace(view, gpus=(msgspec.structs.replace(tile, steps=()),)))
+    assert isinstance(tile, GpuTile)
+    assert "no action is planned" in site.get("/", "root").text
