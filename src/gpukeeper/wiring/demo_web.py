@@ -1,7 +1,7 @@
 """The simulated fleet behind the daemon's own parts, for a dashboard: real files in a temporary directory, compressed
 time.
 
-Begins with eight hours that are simulated as fast as possible, in memory: files are written by threads, which cannot
+Begins with six hours that are simulated as fast as possible, in memory: files are written by threads, which cannot
 keep up with virtual time. What was recorded in them is written to the files before time slows down to its pace.
 """
 
@@ -42,7 +42,7 @@ from gpukeeper.wiring.demo import DEMO_POLICY
 from gpukeeper.wiring.session import Session
 
 PACE = 60.0
-BEFORE = timedelta(hours=8)
+BEFORE = timedelta(hours=6)
 HOLDING = 0.1  # share of the owners who hold their work after a warning
 ADMIN, OWNER = "eve", "ann"
 POLICY = f"""{DEMO_POLICY.replace("every: 15m", "every: 5m")}

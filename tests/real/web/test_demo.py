@@ -133,7 +133,7 @@ def test_pages_can_be_read_and_forms_work_without_scripts(demo: ShownDemo, brows
         open_page(page, f"{demo.url}{path}")
     expect(page.locator(".banner.demo time")).to_contain_text("UTC")
     open_page(page, f"{demo.url}/workloads")
-    page.get_by_label("Owner").select_option("ann")
+    page.locator("select[name=owner]").select_option("ann")
     page.get_by_role("button", name="Apply").click()
     expect(page.locator("tbody tr").first).to_contain_text("ann")
     page.locator("tbody th a").first.click()
