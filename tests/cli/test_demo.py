@@ -64,7 +64,7 @@ def test_ctrl_c_is_a_sentence_and_130_without_a_traceback(fleet: Fleet) -> None:
         (("8088",), "To serve one: gpukeeper demo --web 8088"),
         (("--web", "--json"), "cannot be combined with --json or --once"),
         (("--web", "--once"), "cannot be combined with --json or --once"),
-        (("--web", "70000"), "70000 is not in the range 0<=x<=65535"),
+        (("--web", "70000"), "Input should be less than or equal to 65535"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(fleet: Fleet, words: tuple[str, ...], sentence: str) -> None:

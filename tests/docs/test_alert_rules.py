@@ -24,6 +24,7 @@ LONG = 400  # minutes: longer than any story
 FS = '{instance="n1",mountpoint="/",fstype="ext4"}'
 GPU = '{instance="n1",place="n1",gpu="gpu-0",uuid="GPU-0"'
 SLICE = '{instance="n1",place="n1",gpu="gpu-0-slice-1",uuid="MIG-1",state="free"}'
+ENGINE = '{instance="n1",platform="docker",place="n1"'
 # Series by alert: the value that fires, and the value at the border, which does not.
 LEVELS: dict[str, dict[str, tuple[float, float]]] = {
     "HostDown": {'up{job="node",instance="n1"}': (0, 1)},
@@ -76,6 +77,15 @@ LEVELS: dict[str, dict[str, tuple[float, float]]] = {
     "GpuMemoryHigh": {f"gpukeeper_gpu_memory_used_ratio{GPU}}}": (0.96, 0.95)},
     "GpuExporterDown": {'up{job="dcgm",instance="n1"}': (0, 1)},
     "GpuAcceptanceFailed": {'gpukeeper_acceptance_verdict{gpu="serial",verdict="FAIL"}': (1, 0)},
+    "GpukeeperStateDiskFull": {"gpukeeper_state_disk_used_ratio": (0.91, 0.9)},
+    "ContainerLogLarge": {
+        f'gpukeeper_workload_log_bytes{ENGINE},workload="train"}}': (10000000001, 10000000000),
+        f'gpukeeper_workload_log_bytes{ENGINE},workload="(other)"}}': (90000000000, 90000000000),
+    },
+    "ContainerWritesLarge": {
+        f'gpukeeper_workload_written_bytes{ENGINE},workload="train"}}': (100000000001, 100000000000),
+        f'gpukeeper_workload_written_bytes{ENGINE},workload="(other)"}}': (900000000000, 900000000000),
+    },
     "GpukeeperPassSlow": {"gpukeeper_pass_seconds": (301, 300)},
     "GpukeeperFleetCopyDisconnected": {"gpukeeper_fleet_copy_connected": (0, 1)},
     "GpukeeperFleetCopyLagging": {"gpukeeper_fleet_copy_lag_seconds": (601, 600)},
@@ -112,6 +122,15 @@ COURSES: dict[str, tuple[dict[str, str], int, int, int]] = {
         14,
         15,
         30,
+    ),
+    "GpukeeperStorageNotMeasured": (
+        {
+            f"gpukeeper_storage_seconds{ENGINE}}}": "180x300",
+            f"gpukeeper_storage_timestamp_seconds{ENGINE}}}": "_x125 7500x200",
+        },
+        119,
+        120,
+        128,
     ),
     "GpukeeperPassFailed": ({'gpukeeper_passes_failed_total{place="n1"}': "0x10 1x300"}, 10, 17, 90),
     "GpukeeperWarningsNotDelivered": ({'gpukeeper_warnings_total{delivered="false"}': "0x10 1x300"}, 10, 17, 90),

@@ -74,9 +74,9 @@ STORIES: list[tuple[str, dict[str, str], dict[int, set[str]]]] = [
     ("80 per cent is the border", temporary("80x300"), {60: {LARGE}}),
     ("more than 80", temporary("81x29 10x200"), {4: set(), 5: {CRITICAL}, 10: {LARGE, CRITICAL}, 31: set()}),
     ("30 per cent free is the border", taken("0.7x300"), {60: set()}),
-    ("less than 30", taken("0.71x29 0.7x200"), {9: set(), 10: {HIGH}, 31: set()}),
+    ("less than 30", taken("0.71x29 0.7x200"), {4: set(), 5: {HIGH}, 31: set()}),
     ("15 per cent free is the border", taken("0.85x300"), {60: {HIGH, FULL}}),
-    ("less than 15", taken("0.86x29 0.6x200"), {4: set(), 5: {LOW}, 10: {HIGH, LOW}, 31: set()}),
+    ("less than 15", taken("0.86x29 0.6x200"), {1: set(), 2: {LOW}, 5: {HIGH, LOW}, 31: set()}),
     ("a disk at 80 per cent", used("0.8x300"), {60: set()}),
     ("a disk above 80", used("0.81x29 0.7x200"), {14: set(), 15: {FULL}, 31: set()}),
     ("a disk above 90", used("0.91x29 0.7x200"), {4: set(), 5: {ALMOST}, 15: {FULL, ALMOST}, 31: set()}),
@@ -157,6 +157,13 @@ def test_alerts_fire_when_they_should_and_only_then(
     promtool("test", "rules", file)
 
 
+def test_rules_are_evaluated_every_minute_and_those_of_ray_wait_as_long_as_they_always_did() -> None:
+    """C15.4"""
+    groups = YAML(typ="safe").load(ALERTS)["groups"]
+    assert {group["interval"] for group in groups} == {"1m"}
+    assert [RULES[name]["for"] for name in (LARGE, CRITICAL, HIGH, LOW)] == ["10m", "5m", "5m", "2m"]
+
+
 def test_every_alert_has_a_story_in_which_it_fires() -> None:
     told = {name for _, _, firing in [*STORIES, *SILENCE] for names in firing.values() for name in names}
     assert told == set(RULES)
@@ -168,7 +175,7 @@ def test_an_alert_shows_what_to_do_and_where_that_is_written(name: str) -> None:
     notes: dict[str, Any] = RULES[name]["annotations"]
     assert RULES[name]["labels"]["severity"] in {"info", "warning", "critical"}
     assert RULES[name]["labels"]["category"] in {"ray", "disk", "gpukeeper"}
-    assert set(notes) == {"summary", "impact", "action", "runbook"}
+    assert set(notes) == {"summary", "description", "impact", "action", "runbook"}
     page, _, anchor = notes["runbook"].partition("#")
     assert anchor == name.lower()
     assert anchor in markdown.anchors(ROOT / page)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.show import decision_row
 from gpukeeper.ledger import archive_file, evidence, lines
 from gpukeeper.ledger.copy import signing
+from gpukeeper.ledger.copy.usage_rows import recorded_hours
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model import reading
@@ -66,6 +67,8 @@ from gpukeeper.platforms.kubernetes.namespaces import facts_of
 from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
 from gpukeeper.platforms.ray import busy
 from gpukeeper.platforms.ray import state as ray_api
+from gpukeeper.views.fleet_copy import aged, read_view
+from gpukeeper.views.usage import UsageSums
 from tests.unit.acceptance.reports import examples as report_examples
 from tests.unit.ledger import examples as ledger_examples
 from tests.unit.platforms.docker import examples as docker_examples
@@ -706,6 +709,45 @@ PARSERS: tuple[Parser, ...] = (
         lambda data: reading.decode(data, type=Request),
         _json({"verb": "hold", "workload": "a", "seconds": 3600, "reason": "x", "suspends": ["idle"]}),
         UNREADABLE,
+    ),
+    Parser(
+        "view in the fleet database",
+        _text(lambda body: aged(read_view("node-1", body), NOW)),
+        _json(
+            {
+                "machine": "node-1",
+                "at": "2026-03-10T12:00:00Z",
+                "version": "1.0",
+                "policy": {"source": "policy.yaml", "digest": "d", "preset": "shared", "mode": "plan"},
+                "paused": None,
+                "places": [],
+                "gpus": [
+                    {
+                        "key": "k",
+                        "name": "node-1/0",
+                        "place": "node-1",
+                        "how": "free",
+                        "id": "i",
+                        "platform": "docker",
+                        "state": "held",
+                        "since": "2026-03-10T12:00:00Z",
+                    }
+                ],
+                "workloads": [],
+            }
+        ),
+        (ValueError,),
+    ),
+    Parser(
+        "hour of a GPU in the fleet database",
+        _text(lambda body: UsageSums(NOW, NOW + timedelta(hours=1), UTC).add(next(recorded_hours([(NOW, "", body)])))),
+        _json(
+            {
+                "device": {"place": "node-1", "device": "GPU-1", "since": 29552400, "until": 29552460},
+                "use": {"hour": 492540, "place": "node-1", "device": "GPU-1", "active": 7},
+            }
+        ),
+        (StopIteration,),
     ),
     Parser(
         "request through the fleet database",

@@ -479,7 +479,9 @@ def _read_network(value: object) -> str:
         why = f" ({error})" if "host bits" in str(error) else ""
         raise ValueError(f"{units.shown(value)} is not an address or a network{why}. {example}") from None
     if network.prefixlen == 0:
-        raise ValueError(f"{units.shown(value)} includes every address, so anybody could log in as anybody. {example}")
+        raise ValueError(
+            f"{units.shown(value)} includes every address, so any client could act as any person. {example}"
+        )
     return str(value)
 
 

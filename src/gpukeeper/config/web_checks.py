@@ -1,4 +1,4 @@
-"""Settings of the dashboard that contradict each other, or would let people in who should not be."""
+"""Settings of the dashboard that contradict each other, or would let the wrong people in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _proxy(web: Web) -> Iterator[Problem]:
     if header is not None and not allowed:
         yield Problem(
             (("web", "proxy"),),
-            "from is missing, so anybody could send the header and be anybody."
+            "from is missing, so any client could send the header and act as any person."
             " Write the addresses of the proxy, like from: [10.0.0.2].",
         )
     if header is None and (allowed or user is not None):

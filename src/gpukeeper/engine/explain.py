@@ -11,7 +11,7 @@ import msgspec
 from gpukeeper.engine.find import FoundSubject
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.schedule import opening
-from gpukeeper.lifecycle.claims import Contradiction
+from gpukeeper.lifecycle.contradictions import Contradiction
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.explain import MeasuredSignal, remedies, signals
 from gpukeeper.lifecycle.forecast import UpcomingAction, ahead

@@ -8,7 +8,7 @@ five minutes for each GPU that work runs on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import isnan
@@ -21,7 +21,7 @@ from gpukeeper.lifecycle.claims import runs_on_gpus
 from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.lifecycle.waste import Waste, wasted
-from gpukeeper.model.decision import Decision, Unseen, View
+from gpukeeper.model.decision import Action, Decision, Unseen, View
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.series import Sample, Series, Signal
 from gpukeeper.model.subject import Shape
@@ -34,12 +34,14 @@ _NEWEST = 3  # minutes of use that are kept: what a GPU is used now
 
 
 class LiveFact(msgspec.Struct, frozen=True):
-    """One GPU or workload as of the last pass that read it. `ahead`: only of what runs on GPUs."""
+    """One GPU or workload as of the last pass that read it. `ahead`: only of what runs on GPUs; that of the pass before
+    until `forecast` has made it again from `unforecast`, the view with every minute."""
 
     view: View  # with the newest minutes of use only
     decision: Decision
     ahead: tuple[UpcomingAction, ...] = ()
     waste: Waste | None = None
+    unforecast: View | None = None
 
 
 class UseHistory(msgspec.Struct):
@@ -48,6 +50,7 @@ class UseHistory(msgspec.Struct):
     start: int  # number of the step since 1970
     sums: list[float]
     counts: list[int]
+    added: int = 0  # values so far: a reader sees by it that something changed
 
     def add(self, at: datetime, value: float) -> None:
         step = step_of(at)
@@ -62,6 +65,7 @@ class UseHistory(msgspec.Struct):
             self.start += over
         self.sums[step - self.start] += value
         self.counts[step - self.start] += 1
+        self.added += 1
 
     def after(self, older: UseHistory | None) -> UseHistory:
         """Both in one; what is older ends before this begins."""
@@ -73,6 +77,7 @@ class UseHistory(msgspec.Struct):
             older.start + cut,
             [*older.sums, *[0.0] * gap, *self.sums][cut:],
             [*older.counts, *[0] * gap, *self.counts][cut:],
+            older.added + self.added,
         )
 
     def means(self) -> tuple[float | None, ...]:
@@ -106,11 +111,13 @@ class LivePlace:
 @dataclass
 class LiveState:
     """`changed` is set whenever something in it changed; the reader clears it. `version` rises with it, for readers
-    that only compare. `gpus_only`: without workloads that have no GPU, forecasts and the history of use."""
+    that only compare. `gpus_only`: without workloads that have no GPU, forecasts and the history of use. A fact is
+    replaced, never changed: a reader recognizes by identity what changed."""
 
     enabled: bool = False
     gpus_only: bool = False
     version: int = 0
+    reads: int = 0  # passes and requests that read objects; not measurements
     places: dict[PlaceKey, LivePlace] = field(default_factory=dict)
     history: dict[tuple[str, str], UseHistory] = field(default_factory=dict)  # by key of the workload, and device
     cpu: dict[str, Sample] = field(default_factory=dict)  # by key: the newest
@@ -118,50 +125,78 @@ class LiveState:
     _pending: dict[PlaceKey, dict[str, LiveFact]] = field(default_factory=dict)  # of a whole pass in progress
     _recalled: set[str] = field(default_factory=set)  # keys
     _renewed: dict[tuple[PlaceKey, str], datetime] = field(default_factory=dict)  # read again after a request
+    _offered: dict[PlaceKey, frozenset[Action]] = field(default_factory=dict)
+    _unrecalled: set[str] = field(default_factory=set)  # keys
+    _unforecast: dict[str, PlaceKey] = field(default_factory=dict)  # keys of facts that wait for their forecast
 
     def begin(self, platform: Platform, *, whole: bool) -> None:
-        if self.enabled and whole:
+        if not self.enabled:
+            return
+        self._offered[key_of(platform)] = frozenset(platform.guards)
+        if whole:
             self._pending[key_of(platform)] = {}
 
-    def note(self, platform: Platform, view: View, decision: Decision, book: Rulebook, now: datetime) -> None:
-        """One object that a pass read and decided about."""
-        if not self.enabled or view.subject.shape not in _SHOWN or isinstance(view.subject.root, str):
+    def note(self, platform: Platform, view: View, decision: Decision, now: datetime, waste: Waste | None) -> None:
+        """One object that a pass read and decided about. Its forecast is made later: a pass does not wait for it."""
+        subject = view.subject
+        if not self.enabled or subject.shape not in _SHOWN:
             return
-        if self.gpus_only and view.subject.devices == ():
+        unwanted = isinstance(subject.root, str) or (self.gpus_only and subject.devices == ())
+        if unwanted and subject.shape is not Shape.DEVICE:  # a slice of a GPU counts, a part of a workload does not
             return
         place = key_of(platform)
         into = self._pending.get(place)
         if into is None:
             into = self._place(place, now).facts
-        key = view.subject.ref.key
+        key = subject.ref.key
         if key not in into and len(into) >= MOST:
             self._place(place, now).left_out += 1
             return
-        if now < self._renewed.get((place, key), now):  # this pass read it before a request changed it
+        if self._renewed and now < self._renewed.get((place, key), now):  # read before a request changed it
             known = self._place(place, now).facts.get(key)
             if known is not None:
                 into[key] = known
             return
-        into[key] = _fact(view, decision, book, now, None if self.gpus_only else platform)
+        known = self.places[place].facts.get(key) if place in self.places else None
+        into[key] = self._fact(view, decision, waste, known)
+        if into[key].unforecast is not None and place not in self._pending:
+            self._unforecast[key] = place
+
+    def forecast(self, book: Rulebook, now: datetime) -> Iterator[None]:
+        """Makes one forecast after the other, the newest fact first. It takes most of a millisecond each: the caller
+        decides how many, and lets others work in between."""
+        opens = opening(book.policy.schedule)
+        while self._unforecast:
+            key, place = self._unforecast.popitem()
+            fact = self.places[place].facts.get(key) if place in self.places else None
+            if fact is None or fact.unforecast is None:
+                continue
+            coming = ahead(fact.unforecast, book, now, self._offered.get(place, frozenset()), opens)
+            self.places[place].facts[key] = msgspec.structs.replace(fact, ahead=coming, unforecast=None)
+            self._has_changed()
+            yield
 
     def renew(self, platform: Platform, view: View, decision: Decision, book: Rulebook, now: datetime) -> None:
         """One object that was read again because a request changed it."""
         place, key = key_of(platform), view.subject.ref.key
         if not self.enabled or place not in self.places or key not in self.places[place].facts:
             return
-        fact = _fact(view, decision, book, now, None if self.gpus_only else platform)
+        fact = self._fact(view, decision, wasted(view, book, now), None)
+        if fact.unforecast is not None:
+            coming = ahead(view, book, now, frozenset(platform.guards), opening(book.policy.schedule))
+            fact = msgspec.structs.replace(fact, ahead=coming, unforecast=None)
         self.places[place].facts[key] = fact
         if key in self._pending.get(place, {}):
             self._pending[place][key] = fact
         self._renewed[place, key] = now
-        self._has_changed()
+        self._has_changed(read=True)
 
     def remove(self, ref: Ref) -> None:
         """One object that a request removed."""
         place = self.places.get((ref.platform, ref.place))
         if place is not None and place.facts.pop(ref.key, None) is not None:
             self._pending.get((ref.platform, ref.place), {}).pop(ref.key, None)
-            self._has_changed()
+            self._has_changed(read=True)
 
     def named(self, words: str) -> list[Ref]:
         """What a request with these words is about, as far as it is shown."""
@@ -181,15 +216,17 @@ class LiveState:
         found = self._pending.pop(last.platform, None)
         if found is not None:
             here.facts = {**here.facts, **found} if last.unseen else found
+            self._unforecast.update({key: last.platform for key, one in found.items() if one.unforecast is not None})
         if not last.whole:  # what it could not read, and the totals, are those of the last whole pass
             last = msgspec.structs.replace(last, unseen=here.last.unseen)
         here.last = last
+        self._unrecalled |= {key for key, one in here.facts.items() if one.unforecast is not None}
         for ref in gone:
             here.facts.pop(ref.key, None)
         if found is not None:
             self._renewed = {key: at for key, at in self._renewed.items() if key[0] != last.platform or at >= last.at}
         self._drop_history()
-        self._has_changed()
+        self._has_changed(read=True)
 
     def measured(self, samples: Iterable[Sample]) -> None:
         """What a meter read just now."""
@@ -218,16 +255,25 @@ class LiveState:
         self._recalled.add(key)
 
     def unknown_history(self) -> list[str]:
-        """Keys of workloads on GPUs of which what was recorded was not recalled yet."""
-        return [
-            key
-            for place in self.places.values()
-            for key, fact in place.facts.items()
-            if key not in self._recalled and runs_on_gpus(fact.view.subject)
-        ]
+        """Keys of workloads on GPUs that a pass read since this was asked last, and of which what was recorded was not
+        recalled yet."""
+        asked, self._unrecalled = self._unrecalled, set()
+        return [key for key in asked if key not in self._recalled]
 
-    def _has_changed(self) -> None:
+    def _fact(self, view: View, decision: Decision, waste: Waste | None, known: LiveFact | None) -> LiveFact:
+        """`known`: what it was before; its forecast counts until there is a new one, if it still runs."""
+        slim = view
+        if view.series:
+            newest = tuple(_newest(one) for one in view.series if one.signal is Signal.GPU)
+            slim = msgspec.structs.replace(view, series=newest)
+        if self.gpus_only or not runs_on_gpus(view.subject):
+            return LiveFact(slim, decision, waste=waste)
+        same = known is not None and known.view.subject.seen.incarnation == view.subject.seen.incarnation
+        return LiveFact(slim, decision, known.ahead if known is not None and same else (), waste, unforecast=view)
+
+    def _has_changed(self, *, read: bool = False) -> None:
         self.version += 1
+        self.reads += read
         self.changed.set()
 
     def _history(self, key: str, device: str, at: datetime) -> UseHistory:
@@ -237,11 +283,11 @@ class LiveState:
         return self.places.setdefault(place, LivePlace(LivePass(platform=place, at=at)))
 
     def _drop_history(self) -> None:
-        keys = {key for place in self.places.values() for key in place.facts}
-        for gone in [one for one in self.history if one[0] not in keys]:
+        places = [place.facts for place in self.places.values()]
+        for gone in [one for one in self.history if not any(one[0] in facts for facts in places)]:
             del self.history[gone]
-        self._recalled &= keys
-        self.cpu = {key: one for key, one in self.cpu.items() if key in keys}
+        self._recalled = {key for key in self._recalled if any(key in facts for facts in places)}
+        self.cpu = {key: one for key, one in self.cpu.items() if any(key in facts for facts in places)}
 
 
 def step_of(at: datetime) -> int:
@@ -250,19 +296,6 @@ def step_of(at: datetime) -> int:
 
 def step_start(step: int) -> datetime:
     return datetime.fromtimestamp(step * STEP.total_seconds(), UTC)
-
-
-def _fact(view: View, decision: Decision, book: Rulebook, now: datetime, platform: Platform | None) -> LiveFact:
-    """Without a platform: without a forecast."""
-    slim = msgspec.structs.replace(view, series=tuple(_newest(one) for one in view.series if one.signal is Signal.GPU))
-    if not runs_on_gpus(view.subject):
-        return LiveFact(slim, decision)
-    return LiveFact(
-        slim,
-        decision,
-        () if platform is None else ahead(view, book, now, frozenset(platform.guards), opening(book.policy.schedule)),
-        wasted(view, book, now),
-    )
 
 
 def _newest(one: Series) -> Series:

@@ -170,14 +170,18 @@ class _Observation:
             if self.usage is not None:
                 self.usage.add(view)
             found.counts.add(view, book, now)
+            waste = None
             if may_be_idle(subject, book):
                 found.live.append(subject)
-                found.wasted += [one] if (one := wasted(view, book, now)) is not None else []
+                waste = wasted(view, book, now)
+                found.wasted += [waste] if waste is not None else []
+            elif keeper.live.enabled:
+                waste = wasted(view, book, now)
             decision = _offered(decide(view, book, now), found.platform)
             found.to_write.lines += _begun(keeper, decision, now)
             decision = _not_yet(keeper, decision, self.unsettled, now)
             found.counts.add_decision(subject, decision)
-            keeper.live.note(found.platform, view, decision, book, now)
+            keeper.live.note(found.platform, view, decision, now, waste)
             if subject.shape is Shape.NODE:
                 found.nodes.append(subject)
             if subject.shape is not Shape.REMNANT and self._is_asked_for(subject, decision, now):

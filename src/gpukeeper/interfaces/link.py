@@ -7,6 +7,7 @@ looks up whose it is; only of a trusted reverse proxy the web process reports a 
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import datetime
 from typing import TypeVar
 
@@ -18,15 +19,19 @@ from gpukeeper.views.live import Delta
 
 LARGEST = 256 * 1024 * 1024  # bytes of a frame from the daemon
 LARGEST_QUESTION = 256 * 1024  # from the web process
+NOT_COPIED, NO_COPY = 14, 15  # exit codes of an answer: the copy of a fleet does not hold it; it cannot be read now
+PERSON = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")  # a name that a proxy may report
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _LENGTH = 4
 T = TypeVar("T")
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What somebody presented. `proxy_user`: the name that a trusted reverse proxy reported."""
+    """What somebody presented. `proxy_user`: the name that a trusted reverse proxy at the address `proxy` reported."""
 
     secret: str = ""
     proxy_user: str = ""
+    proxy: str = ""
     address: str = ""
 
 
@@ -68,6 +73,42 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
         return self.began + (real - self.real) * self.pace
 
 
+class TrustedProxy(msgspec.Struct, frozen=True):
+    """A reverse proxy that logs people in: the header with their name counts only from these addresses and networks,
+    and from this machine only from processes of this uid."""
+
+    header: str
+    addresses: tuple[str, ...]
+    uid: int | None = None
+
+
+class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How browsers reach the dashboard. `hosts`: names that are accepted in the header Host; empty: all."""
+
+    url: str = ""
+    hosts: tuple[str, ...] = ()
+    proxy: TrustedProxy | None = None
+    only_proxy: bool = False  # other machines than the proxy are refused
+    tls: bool = False
+
+
+class Account(msgspec.Struct, frozen=True):
+    """The user that the web process becomes if it was started by root."""
+
+    uid: int
+    gid: int
+
+
+class TlsPair(msgspec.Struct, frozen=True, tag="tls"):
+    """Certificate chain and private key (PEM). Sent again when the files were renewed."""
+
+    certificate: bytes
+    key: bytes
+
+    def __repr__(self) -> str:
+        return "TlsPair()"  # the key must not get into a log
+
+
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """The first frame. `key`: signs cookies."""
 
@@ -78,6 +119,9 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     session_seconds: int
     demo: Demo | None = None
     fleet: bool = False  # of many machines, over their copy
+    site: SiteSettings = SiteSettings()
+    account: Account | None = None
+    tls: TlsPair | None = None
 
 
 class Change(msgspec.Struct, frozen=True, tag="change"):
@@ -107,7 +151,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     body: bytes = b"null"
 
 
-FromDaemon = Welcome | Change | Condition | Answer
+FromDaemon = Welcome | Change | Condition | Answer | TlsPair
 
 
 def frame(message: object) -> bytes:

@@ -82,7 +82,7 @@ def fit(line: Event) -> tuple[Event, str]:
         return line, msgspec.json.encode(line).decode()
     except UnicodeEncodeError:
         # Bytes of a file name that are no text. No name may keep a line out of the journal.
-        stored = msgspec.json.encode(_plain(msgspec.to_builtins(line))).decode()
+        stored = msgspec.json.encode(storable(msgspec.to_builtins(line))).decode()
         return decode(stored, "A line with invalid text"), stored
 
 
@@ -145,14 +145,15 @@ def is_error(line: Event) -> bool:
             return isinstance(line, Complaint | Quarantined)
 
 
-def _plain(value: Any) -> Any:
+def storable(value: Any) -> Any:
+    """Builtins with every string as a store can hold it."""
     match value:
         case str():
             return text(value)
         case dict():
-            return {_plain(k): _plain(v) for k, v in value.items()}
+            return {storable(k): storable(v) for k, v in value.items()}
         case list() | tuple():
-            return [_plain(v) for v in value]
+            return [storable(v) for v in value]
         case _:
             return value
 

@@ -112,6 +112,10 @@ class UsageReader:
             found.setdefault(device.place, set()).add(device.model)
         return found
 
+    def count(self, since: datetime, until: datetime) -> int:
+        """Devices that were there."""
+        return len(self._devices(minute_of(since) // 60, -(-minute_of(until) // 60), 0))
+
     def oldest(self) -> int | None:
         """The first hour that is recorded."""
         found = self._connection.execute("SELECT min(hour) FROM hours").fetchone()[0]

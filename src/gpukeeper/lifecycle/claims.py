@@ -1,4 +1,4 @@
-"""Which workload has which GPU, and contradictions. Pure; `observe` shows them, and nothing is repaired.
+"""Which workload has which GPU. Pure; `observe` shows it. What does not fit together: contradictions.py.
 
 A device is a whole GPU or a slice of one, known from the inventory of its place. Only a place whose inventory is there
 can show that a device is free or missing; elsewhere a claim is shown as the workload names it.
@@ -30,7 +30,7 @@ from gpukeeper.model.unknown import Unknown
 BARE = "bare"  # the class of what a person runs outside any workload
 MINUTE = timedelta(minutes=1)
 NOT_MEASURED = (Unknown("not measured"), None)
-_LIVE = (State.RUNNING, State.PAUSED)
+LIVE = (State.RUNNING, State.PAUSED)
 # By place: the verbs that are offered there. A place that is not named offers all.
 Offers = Mapping[tuple[str, str], Collection[Action]]
 
@@ -52,7 +52,7 @@ class ClaimState(StrEnum):
     QUARANTINE = "quarantine"
 
 
-_CLAIMING = (ClaimState.RUNNING, ClaimState.PAUSED, ClaimState.CHILDREN)
+CLAIMING = (ClaimState.RUNNING, ClaimState.PAUSED, ClaimState.CHILDREN)
 _SHARED = (ClaimState.INFRASTRUCTURE,)  # a device with only these is free
 
 
@@ -71,14 +71,6 @@ class GpuClaim(msgspec.Struct, frozen=True, kw_only=True):
     use_at: datetime | None = None
     next: str = ""  # what happens next, in words
     next_at: datetime | None = None
-
-
-class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
-    """A contradiction that a person should check."""
-
-    kind: str
-    about: tuple[Ref, ...]
-    words: str
 
 
 def claims(
@@ -100,40 +92,10 @@ def claims(
         how = claim_state(view, book, now)
         if how is not None:
             decision = decisions.get(view.subject.ref.key) or decide(view, book, now)
-            found += _claims_of(view, how, inventory, next_event(decision, now, offers), decision.due, now)
-    found += _nobodys(inventory, found, recorded)
+            words, devices = next_event(decision, now, offers), devices_of(view.subject)
+            found += [claim_on(one, view, how, inventory, words, decision.due, now) for one in devices]
+    found += _unheld(inventory, found, recorded)
     return tuple(sorted(found, key=inventory.order))
-
-
-def findings(
-    views: Sequence[View],
-    book: Rulebook,
-    now: datetime,
-    *,
-    recorded: Mapping[str, Memory] = {},
-    absent: Sequence[Ref] = (),
-    doubtful: Collection[str] = (),
-) -> tuple[Contradiction, ...]:
-    """What does not fit together.
-
-    `recorded`: the ledger's memory from before this read. `absent`: what the ledger has and a complete list has not.
-    `doubtful`: places of which not everything was seen; what is missing there proves nothing.
-    """
-    inventory = Inventory([view.subject for view in views])
-    held = {view.subject.ref.key: how for view in views if (how := claim_state(view, book, now)) is not None}
-    subjects = [view.subject for view in views]
-    having = [(subject, held[subject.ref.key]) for subject in subjects if subject.ref.key in held]
-    return (
-        *(
-            Contradiction(kind="reported", about=(s.ref,), words=_about(s, words))
-            for s in subjects
-            for words in s.findings
-        ),
-        *_shared(having, inventory),
-        *_not_there(having, inventory, doubtful),
-        *_orphans(subjects),
-        *_against_the_record(subjects, recorded, absent),
-    )
 
 
 def next_event(decision: Decision, now: datetime, offers: Offers | None = None) -> str:
@@ -161,7 +123,7 @@ def runs_on_gpus(subject: Subject) -> bool:
     """A workload that runs and holds GPUs, or may: which it holds can be unknown."""
     if subject.shape is not Shape.WORKLOAD or subject.root is not None:
         return False
-    return subject.state in _LIVE and subject.devices != ()
+    return subject.state in LIVE and subject.devices != ()
 
 
 def left_alone(view: View, book: Rulebook, now: datetime, offers: Offers) -> str | None:
@@ -192,7 +154,14 @@ class Inventory:
             for one in devices
             if isinstance(one.root, str) and one.root in wholes
         }
-        self.cut = {(place, whole) for (place, _), whole in self._whole.items()}
+        self._parts: dict[tuple[str, str], set[str]] = {}
+        for (place, part), whole in self._whole.items():
+            self._parts.setdefault((place, whole), set()).add(part)
+        self.cut = set(self._parts)
+
+    def is_like(self, other: Inventory) -> bool:
+        """The same devices, cut in the same way."""
+        return self.devices.keys() == other.devices.keys() and self._whole == other._whole
 
     def name(self, place: str, device: str) -> str:
         known = self.devices.get((place, device))
@@ -200,9 +169,10 @@ class Inventory:
 
     def overlapping(self, place: str, device: str) -> list[str]:
         """Itself, the GPU it is a slice of, and the slices it is cut into."""
-        parts = {part for (where, part), whole in self._whole.items() if (where, whole) == (place, device)}
+        if not self._whole:
+            return [device]
         whole = self._whole.get((place, device))
-        return sorted({device} | parts | ({whole} if whole is not None else set()))
+        return sorted({device, *self._parts.get((place, device), ())} | ({whole} if whole is not None else set()))
 
     def order(self, claim: GpuClaim) -> tuple[str, bool, int, str, str]:
         """As the driver counts them; what is in no inventory comes last."""
@@ -220,7 +190,7 @@ def claim_state(view: View, book: Rulebook, now: datetime) -> ClaimState | None:
     if subject.root is not None and not isinstance(subject.root, Unknown):
         return None  # its root has them
     settings = book.settings(subject)
-    if subject.state in _LIVE:
+    if subject.state in LIVE:
         if not isinstance(settings.untouchable, Unknown) and settings.untouchable:
             return ClaimState.INFRASTRUCTURE
         if subject.class_ == BARE:
@@ -231,28 +201,33 @@ def claim_state(view: View, book: Rulebook, now: datetime) -> ClaimState | None:
     return ClaimState.CHILDREN if subject.state is State.ENDED and subject.live_children != 0 else None
 
 
-def _claims_of(
-    view: View, how: ClaimState, inventory: Inventory, words: str, due: datetime | None, now: datetime
-) -> Iterator[GpuClaim]:
+def devices_of(subject: Subject) -> tuple[str, ...]:
+    """An empty name: it has some, and which is unknown."""
+    return ("",) if isinstance(subject.devices, Unknown) else subject.devices
+
+
+def claim_on(
+    device: str, view: View, how: ClaimState, inventory: Inventory, words: str, due: datetime | None, now: datetime
+) -> GpuClaim:
+    """Of a workload on one of its devices. `words` and `due`: what happens next."""
     subject = view.subject
     place = subject.ref.place
     unknown = isinstance(subject.devices, Unknown)
     since = subject.ended if how is ClaimState.KEPT else subject.started
-    for device in ("",) if isinstance(subject.devices, Unknown) else subject.devices:
-        use, use_at = newest_use(view, device, inventory.devices.get((place, device)))
-        yield GpuClaim(
-            device=device,
-            name=f"which GPU is {subject.devices}" if unknown else inventory.name(place, device),
-            place=place,
-            how=how,
-            holder=subject.ref,
-            owner=subject.owner,
-            since=since if isinstance(since, datetime) else None,
-            use=use,
-            use_at=use_at,
-            next=words,
-            next_at=due if due is not None and due > now else None,
-        )
+    use, use_at = newest_use(view, device, inventory.devices.get((place, device)))
+    return GpuClaim(
+        device=device,
+        name=f"which GPU is {subject.devices}" if unknown else inventory.name(place, device),
+        place=place,
+        how=how,
+        holder=subject.ref,
+        owner=subject.owner,
+        since=since if isinstance(since, datetime) else None,
+        use=use,
+        use_at=use_at,
+        next=words,
+        next_at=due if due is not None and due > now else None,
+    )
 
 
 def newest_use(view: View, device: str, known: Subject | None = None) -> tuple[float | Unknown, datetime | None]:
@@ -271,31 +246,42 @@ def newest_use(view: View, device: str, known: Subject | None = None) -> tuple[f
         return NOT_MEASURED
 
 
-def _nobodys(inventory: Inventory, found: Sequence[GpuClaim], recorded: Mapping[str, Memory]) -> Iterator[GpuClaim]:
-    """Devices in quarantine, and free ones."""
+def _unheld(inventory: Inventory, found: Sequence[GpuClaim], recorded: Mapping[str, Memory]) -> Iterator[GpuClaim]:
     taken: set[tuple[str, str]] = set()
     for claim in found:
-        if claim.how not in _SHARED:
+        if blocks_use(claim.how):
             taken |= {(claim.place, device) for device in inventory.overlapping(claim.place, claim.device)}
     for (place, device), subject in inventory.devices.items():
-        free = GpuClaim(device=device, name=subject.ref.path, place=place, how=ClaimState.FREE)
-        gpu = recorded.get(subject.ref.key, EMPTY).gpu
-        if gpu is not None and gpu.quarantined is not None:
-            words = f"until an admin returns it: {gpu.quarantine_reason}"
-            yield msgspec.structs.replace(free, how=ClaimState.QUARANTINE, since=gpu.quarantined, next=words)
-        elif (place, device) in taken or (place, device) in inventory.cut:
-            continue
-        elif (place, "") in taken:
-            yield msgspec.structs.replace(
-                free, how=ClaimState.UNSURE, next="a workload here has a GPU, and which one is unknown"
-            )
-        elif isinstance(subject.busy, str):
-            words = "nothing: no known workload has it"
-            yield msgspec.structs.replace(free, how=ClaimState.HELD, by=subject.busy, next=words)
-        elif (doubt := why_unsure(subject, None if gpu is None else gpu.baseline_mib)) is not None:
-            yield msgspec.structs.replace(free, how=ClaimState.UNSURE, next=doubt)
-        else:
-            yield free
+        memory = recorded.get(subject.ref.key, EMPTY)
+        blocked = (place, device) in taken or (place, device) in inventory.cut
+        claim_of_it = unheld(subject, memory, taken=blocked, perhaps=(place, "") in taken)
+        if claim_of_it is not None:
+            yield claim_of_it
+
+
+def blocks_use(how: ClaimState) -> bool:
+    """Whether a device that is held so is not free."""
+    return how not in _SHARED
+
+
+def unheld(device: Subject, memory: Memory, *, taken: bool, perhaps: bool) -> GpuClaim | None:
+    """A device in quarantine, or that no workload has; None: a workload has it, a slice of it, or the whole of it.
+    `perhaps`: a workload of its place has a device, and which one is unknown."""
+    ref, gpu = device.ref, memory.gpu
+    free = GpuClaim(device=ref.uid, name=ref.path, place=ref.place, how=ClaimState.FREE)
+    if gpu is not None and gpu.quarantined is not None:
+        words = f"until an admin returns it: {gpu.quarantine_reason}"
+        return msgspec.structs.replace(free, how=ClaimState.QUARANTINE, since=gpu.quarantined, next=words)
+    if taken:
+        return None
+    if perhaps:
+        words = "a workload here has a GPU, and which one is unknown"
+        return msgspec.structs.replace(free, how=ClaimState.UNSURE, next=words)
+    if isinstance(device.busy, str):
+        words = "nothing: no known workload has it"
+        return msgspec.structs.replace(free, how=ClaimState.HELD, by=device.busy, next=words)
+    doubt = why_unsure(device, None if gpu is None else gpu.baseline_mib)
+    return free if doubt is None else msgspec.structs.replace(free, how=ClaimState.UNSURE, next=doubt)
 
 
 def why_unsure(device: Subject, baseline_mib: int | None) -> str | None:
@@ -311,95 +297,3 @@ def why_unsure(device: Subject, baseline_mib: int | None) -> str | None:
     if baseline_mib is None:
         return f"{used} MiB are in use without a visible process, and its baseline is unknown"
     return f"{used} MiB are in use without a visible process, {baseline_mib} MiB when it is free"
-
-
-def _shared(having: Sequence[tuple[Subject, ClaimState]], inventory: Inventory) -> Iterator[Contradiction]:
-    """More than one on a device: two workloads, one outside on a claimed device, one on what is kept for another."""
-    by_device: dict[tuple[str, str], list[tuple[Subject, ClaimState]]] = {}
-    for subject, how in having:
-        for device in () if isinstance(subject.devices, Unknown) else subject.devices:
-            by_device.setdefault((subject.ref.place, device), []).append((subject, how))
-    for (place, device), mine in by_device.items():
-        name = inventory.name(place, device)
-        wider = [one for other in inventory.overlapping(place, device) for one in by_device.get((place, other), ())]
-        claiming, own = _claiming(wider), _claiming(mine)
-        # Where a whole GPU and its slices meet it is reported once, at the whole GPU.
-        if len(claiming) > 1 and own and (len(own) == len(claiming) or (place, device) in inventory.cut):
-            words = f"{name} is claimed by {len(claiming)} running workloads: {_all(claiming)}{_came_back(claiming)}"
-            yield Contradiction(kind="duplicate", about=tuple(s.ref for s in claiming), words=words)
-        for subject, how in mine:
-            if how is ClaimState.BARE and claiming:
-                words = f"{_one(subject)} runs outside any workload on {name}, which {_all(claiming)} claims"
-                yield Contradiction(kind="bare", about=(subject.ref, *(s.ref for s in claiming)), words=words)
-            others = [s for s in claiming if s.owner != subject.owner]
-            if how is ClaimState.KEPT and others:
-                words = f"{name} is kept for {_one(subject)} after its stop, and in use by {_all(others)}"
-                yield Contradiction(kind="duplicate", about=(subject.ref, *(s.ref for s in others)), words=words)
-
-
-def _came_back(claiming: Sequence[Subject]) -> str:
-    """A claim is fixed when a workload is made: started again after its stop-hold, it may meet a workload that came
-    meanwhile."""
-    started = [(s.started, s) for s in claiming if isinstance(s.started, datetime)]
-    if len(started) < len(claiming):
-        return ""
-    at, last = max(started, key=lambda pair: pair[0])
-    if not isinstance(last.previous_end, datetime):
-        return ""
-    return f"; {last.ref.path} was restarted on it at {at:%Y-%m-%d %H:%M} UTC"
-
-
-def _claiming(having: Sequence[tuple[Subject, ClaimState]]) -> list[Subject]:
-    """The running workloads among them. What may be a part of another one, of unknown class, is not counted twice."""
-    found = {s.ref.key: s for s, how in having if how in _CLAIMING and not isinstance(s.class_, Unknown)}
-    return [found[key] for key in sorted(found)]
-
-
-def _not_there(
-    having: Sequence[tuple[Subject, ClaimState]], inventory: Inventory, doubtful: Collection[str]
-) -> Iterator[Contradiction]:
-    for subject, _ in having:
-        place = subject.ref.place
-        if isinstance(subject.devices, Unknown) or place not in inventory.places or place in doubtful:
-            continue
-        for device in subject.devices:
-            if (place, device) not in inventory.devices:
-                words = _about(subject, f"it claims {device}, and {place} has no such GPU")
-                yield Contradiction(kind="missing device", about=(subject.ref,), words=words)
-
-
-def _orphans(subjects: Sequence[Subject]) -> Iterator[Contradiction]:
-    for subject in subjects:
-        if subject.shape is Shape.ORPHAN:
-            says = "it holds a GPU in an unknown workload, perhaps of another engine"
-            if isinstance(subject.proof, str):
-                says = f"it outlived its workload ({subject.proof})"
-            words = _about(subject, says)
-            yield Contradiction(kind="orphan", about=(subject.ref,), words=words)
-
-
-def _against_the_record(
-    subjects: Sequence[Subject], recorded: Mapping[str, Memory], absent: Sequence[Ref]
-) -> Iterator[Contradiction]:
-    for subject in subjects:
-        memory = recorded.get(subject.ref.key)
-        if memory is None or memory.state != State.ENDED or subject.state not in _LIVE:
-            continue
-        if memory.incarnation == subject.seen.incarnation:
-            words = _about(subject, "the ledger has it as ended, but it runs and was not restarted")
-            yield Contradiction(kind="record", about=(subject.ref,), words=words)
-    for ref in absent:
-        words = f"{ref.path}: it is in the ledger and no longer listed; the next pass records that"
-        yield Contradiction(kind="record", about=(ref,), words=words)
-
-
-def _about(subject: Subject, words: str) -> str:
-    return f"{subject.ref.path}: {words}"
-
-
-def _one(subject: Subject) -> str:
-    return f"{subject.ref.path} ({subject.owner if isinstance(subject.owner, str) else 'owner unknown'})"
-
-
-def _all(subjects: Sequence[Subject]) -> str:
-    return ", ".join(_one(subject) for subject in subjects)

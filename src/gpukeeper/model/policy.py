@@ -226,7 +226,7 @@ class Capture(Value, frozen=True, kw_only=True):
 
 
 class MetricsSettings(Value, frozen=True, kw_only=True):
-    sizes: timedelta | None = 30 * MINUTE  # how often the bytes of images, containers and logs are measured
+    sizes: timedelta | None = 30 * MINUTE  # how often the bytes of images, workloads and logs are measured
 
 
 class GpuSettings(Value, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
-from gpukeeper.lifecycle import claims
+from gpukeeper.lifecycle import contradictions
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.subject import Shape, State, Subject
@@ -65,8 +65,8 @@ def findings_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: dat
     return tuple(FindingView(one.kind, tuple(ref.path for ref in one.about), one.words) for one in everything)
 
 
-def all_findings(found: FleetSnapshot, book: Rulebook, now: datetime) -> tuple[claims.Contradiction, ...]:
-    return claims.findings(
+def all_findings(found: FleetSnapshot, book: Rulebook, now: datetime) -> tuple[contradictions.Contradiction, ...]:
+    return contradictions.findings(
         found.views, book, now, recorded=found.recorded, absent=found.absent, doubtful=found.doubtful
     )
 

@@ -34,7 +34,8 @@ class BudgetHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthView(msgspec.Struct, frozen=True, kw_only=True):
-    """`failures`: places whose last pass stopped midway, and why. `copy`: None: there is no fleet database."""
+    """`failures`: places whose last pass stopped midway, and why. `copy`: None: there is no fleet database.
+    `web_warnings`: what is wrong with how the dashboard is served."""
 
     now: datetime
     ledger: LedgerHealth
@@ -45,3 +46,4 @@ class HealthView(msgspec.Struct, frozen=True, kw_only=True):
     admin_channels: tuple[str, ...]
     last_errors: tuple[str, ...]
     copy: CopyState | None
+    web_warnings: tuple[str, ...] = ()

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import email
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.policy import default
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +16,7 @@ from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivere
 from gpukeeper.notify import apprise as channel
 from gpukeeper.notify.addresses import AddressBook
 from gpukeeper.notify.apprise import Apprise
+from tests.real.notify.receiver import Receiver
 
 pytest.importorskip("apprise", reason="apprise is missing: pip install 'gpukeeper[notify]'")
 SECRET = "hush-hush"
@@ -33,36 +30,6 @@ WARNING = Message(
     owner="ann",
     link="https://gpu.example/find?uid=c0ffee",
 )
-
-
-class Receiver:
-    def __init__(self, kind: str) -> None:
-        command = [sys.executable, "-m", "tests.real.notify.receivers", kind]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.port = self.next()
-
-    def next(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def close(self) -> str:
-        """What it got and was not read."""
-        self.process.terminate()
-        return self.process.communicate(timeout=60)[0]
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[[str], Receiver]]:
-    started: list[Receiver] = []
-
-    def one(kind: str) -> Receiver:
-        started.append(Receiver(kind))
-        return started[-1]
-
-    yield one
-    for receiver in started:
-        if receiver.process.returncode is None:
-            receiver.close()
 
 
 @pytest.fixture(autouse=True)

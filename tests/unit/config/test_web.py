@@ -1,4 +1,4 @@
-"""Settings of the dashboard: read strictly, and refused if they would let people in who should not be."""
+"""Settings of the dashboard: read strictly, and refused if they would let the wrong people in."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_proxy_on_this_machine_names_its_user() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{proxy: {header: X-User}}", "from is missing, so anybody could send the header"),
+        ("{proxy: {header: X-User}}", "from is missing, so any client could send the header"),
         ("{proxy: {from: [10.0.0.2]}}", "header is missing"),
         ("{proxy: {user: www-data}}", "header is missing"),
         ("{proxy: {header: X-User, from: [127.0.0.1]}}", "every user of this machine can connect from loopback"),

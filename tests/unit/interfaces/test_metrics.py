@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
 from gpukeeper import __version__
+from gpukeeper.disk.usage import Usage
 from gpukeeper.engine.counts import Counts, TreeCount
 from gpukeeper.engine.live import LiveFact, LivePass, LivePlace, LiveState
 from gpukeeper.engine.observe import Survey
@@ -469,6 +470,7 @@ def everything_told(metrics: Metrics) -> None:
         {"ann": 1.5},
         {"outcome": 3},
         (StorageFacts(("docker", "node-1"), stored(), MINUTE),),
+        Usage(device=1, mount_point="/", size=100, taken=75, free=25, inodes=None, inodes_free=None),
     )
     metrics.passed(report(stopped="the pass on kubernetes/lab stopped"))
     counts = Counter({("trainjob", "ended", "failed", "<1d"): 2})
@@ -671,3 +673,11 @@ def test_cpu_of_owners_is_the_newest_measurement_and_an_old_one_is_none() -> Non
     del live.places["docker", "n1"].facts["a"]
     live.finish(LivePass(platform=("docker", "n1"), at=NOW, whole=False), [])
     assert set(live.cpu) == {"b", "c", "d"}, "bounded by what is there"
+
+
+def test_the_disk_of_the_ledger_is_told_as_df_does(metrics: Metrics) -> None:
+    everything_told(metrics)
+    seen = told(metrics)
+    assert (seen["gpukeeper_state_disk_free_bytes"], seen["gpukeeper_state_disk_used_ratio"]) == (25, 0.75)
+    metrics.machine = MachineFacts()
+    assert "gpukeeper_state_disk_used_ratio" not in told(metrics)

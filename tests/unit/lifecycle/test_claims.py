@@ -9,14 +9,13 @@ import pytest
 
 from gpukeeper.lifecycle.claims import (
     ClaimState,
-    Contradiction,
     GpuClaim,
     claims,
-    findings,
     left_alone,
     next_event,
     runs_on_gpus,
 )
+from gpukeeper.lifecycle.contradictions import Contradiction, findings
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.condition import GpuMemory

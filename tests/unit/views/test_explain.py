@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpukeeper.engine.explain import Explanation
-from gpukeeper.lifecycle.claims import Contradiction
+from gpukeeper.lifecycle.contradictions import Contradiction
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.memory import Hold, Memory

@@ -1,5 +1,5 @@
-"""`gpukeeper doctor`: can gpukeeper do its work here? Policy, platforms, GPUs, files, channels, ledger,
-daemon. Changes nothing."""
+"""`gpukeeper doctor`: can gpukeeper do its work here? Policy, platforms, GPUs, files, channels, dashboard,
+ledger, daemon. Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from gpukeeper.devices.inventory import gpu_note, inventory
 from gpukeeper.interfaces.cli.aging import aged_by
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.web_setup import CLEAR, read_setup
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.paths import ledger_path, socket_path
-from gpukeeper.model.errors import KeeperError, PolicyError
+from gpukeeper.model.errors import KeeperError, PolicyError, UsageError
+from gpukeeper.model.policy import Web
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.catalog import admin_channels, channel_problem, owner_services
 from gpukeeper.platforms.docker import connect as docker
@@ -170,6 +172,24 @@ def _channels(policy: Path | None) -> list[tuple[str, ...]]:
     return rows
 
 
+def _web(policy: Path | None) -> list[tuple[str, ...]]:
+    """Whether the dashboard could be served as configured; nothing if nothing is configured."""
+    settings = load_policy(policy).policy.web
+    if settings == Web():
+        return []
+    try:
+        setup = read_setup(settings, "127.0.0.1")
+    except UsageError as problem:
+        return [("problem", "web", str(problem))]
+    words = [settings.url or "no web.url"]
+    words += [f"TLS with {settings.tls.certificate}"] if setup.tls is not None else []
+    words += [f"proxy at {', '.join(settings.proxy.from_)}"] if setup.site.proxy is not None else []
+    rows: list[tuple[str, ...]] = [("ok", "web", "; ".join(words))]
+    if settings.plain_http:
+        rows.append(("note", "web", f"web.plain_http is set: on other addresses than loopback, {CLEAR}"))
+    return rows
+
+
 def _ledger(policy: Path | None) -> list[tuple[str, ...]]:
     path = ledger_path()
     if not path.exists():
@@ -207,5 +227,6 @@ _EXAMINED: dict[str, Callable[[Path | None], list[tuple[str, ...]]]] = {
     "files": _files,
     "ray": _ray,
     "notify": _channels,
+    "web": _web,
     "ledger": _ledger,
 }

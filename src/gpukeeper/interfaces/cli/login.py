@@ -61,7 +61,8 @@ def _list(*, json: bool) -> None:
         return
     for one in found:
         what = f"{one.kind} {one.name}".strip()
-        typer.echo(f"{one.id}  {one.person}  {what}  until {one.expires:%Y-%m-%d %H:%M} UTC  {one.address}")
+        used = "never used" if one.used is None else f"used {one.used:%Y-%m-%d %H:%M} UTC from {one.address or 'here'}"
+        typer.echo(f"{one.id}  {one.person}  {what}  until {one.expires:%Y-%m-%d %H:%M} UTC  {used}")
     if not found:
         print_message("No logins.")
 

@@ -73,7 +73,7 @@ def serve(
     with opened(policy, write=True, only=platform, quiet=quiet, tell=log) as session:
         session.record_hours(log)
         printer = PassPrinter(log, json=json, quiet=quiet)
-        hooks = pass_hooks(metrics, session, printer, (lambda words: None) if quiet else log)
+        hooks = pass_hooks(metrics, session, printer, (lambda words: None) if quiet else log, web=web is not None)
         where = None if web is None else read_endpoint(web, "--web", LOOPBACK)
         asyncio.run(serve_until_stopped(session, policy, hooks, log, web=where, quiet=quiet))
 

@@ -15,6 +15,7 @@ import msgspec
 from gpukeeper.engine.outlook import NOT_SHOWN
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.interfaces.daemon.queries import ACCEPTANCE, LONGEST_TIMELINE, MOST_LINES, SHOWN_TIMELINE
+from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED
 from gpukeeper.interfaces.terminal.usage_report import zone_named
 from gpukeeper.ledger.copy import questions
 from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable
@@ -37,7 +38,13 @@ MISSING = {
     "explain": "each rule's verdict is not in the copy of the fleet. On {machine}: gpukeeper explain {workload}",
     "plan": "the plan with its reasons is not in the copy of the fleet. On {machine}: gpukeeper plan",
     "policy": "the policy is not in the copy of the fleet. On {machine}: gpukeeper policy show",
+    "try": "the policy is not in the copy of the fleet. On {machine}: gpukeeper policy try",
+    "preview": "a preview is not in the copy of the fleet. Use the buttons on each workload's own page",
 }
+
+
+class NotCopied(KeeperError):
+    """The copy does not hold what was asked for."""
 
 
 class FleetReader(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +67,9 @@ class FleetQueries:
         except OverflowError:
             return Reply(done=False, words="the time span is too long", exit_code=UsageError.exit_code)
         except CopyUnavailable as problem:
-            return Reply(done=False, words=f"the fleet database could not be read: {problem}", exit_code=1)
+            return Reply(done=False, words=f"the fleet database could not be read: {problem}", exit_code=NO_COPY)
+        except NotCopied as missing:
+            return Reply(done=False, words=str(missing), exit_code=NOT_COPIED)
         except KeeperError as problem:
             return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
 
@@ -75,13 +84,13 @@ class FleetQueries:
             case "signals":
                 return await self._signals(who, machine, request)
             case "health":
-                raise KeeperError(await self._health(machine))
+                raise NotCopied(await self._health(machine))
             case _:
                 words = MISSING.get(request.verb, "the copy of the fleet does not hold this. Ask on {machine} itself")
-                named = {"machine": machine or "the machine", "workload": request.workload}
+                named = {"machine": machine or "the machine", "workload": self._path(machine, request.workload)}
                 for name, value in named.items():
                     words = words.replace("{" + name + "}", value)
-                raise KeeperError(words)
+                raise NotCopied(words)
 
     async def _lines(self, who: FleetReader, machine: str, request: Request) -> NumberedLine:
         """Lines about one's own work; an admin's are all."""
@@ -163,6 +172,13 @@ class FleetQueries:
         if len(found) != 1:
             raise UsageError(f'there is no workload "{words[:200]}" on {machine} now')
         return found[0]
+
+    def _path(self, machine: str, words: str) -> str:
+        """As people name it; of what is not there now, as it was named."""
+        try:
+            return self._line(machine, words).path
+        except UsageError:
+            return words
 
     async def _health(self, machine: str) -> str:
         found = await self._copy.ask(lambda c: questions.copied_ledger(c, machine))

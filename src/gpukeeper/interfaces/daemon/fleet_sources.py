@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 import msgspec
 
 from gpukeeper.engine.failures import bug_words
-from gpukeeper.interfaces.daemon.present import present_view
+from gpukeeper.interfaces.daemon.present import PresentView
 from gpukeeper.ledger.copy.ship import UsageRow
 from gpukeeper.ledger.copy.shipper import View
 from gpukeeper.ledger.copy.usage_rows import usage_rows
 from gpukeeper.ledger.database import open_for_reading, translated
+from gpukeeper.ledger.lines import storable
 from gpukeeper.ledger.paths import usage_path
 from gpukeeper.ledger.schema import USAGE
 from gpukeeper.ledger.usage import UsageReader
@@ -36,7 +37,9 @@ class FleetSources:
 
     def __init__(self, session: Session, log: Callable[[str], None]) -> None:
         self._session, self._log = session, log
+        self._present = PresentView(session)
         self._view: View | None = None
+        self._seq = int(time.time() * 1000)  # higher than all that this daemon used before it was started again
         self._built = float("-inf")  # steady time
         self._last: MachineView | None = None
         self._problem = self._usage_problem = ""  # logged last
@@ -51,7 +54,7 @@ class FleetSources:
             if live.version != version or begun >= due:
                 version, due = live.version, begun + RENEWED
                 await self._try_build()
-                pause = max(SOONEST, (time.monotonic() - begun) * SHARE)
+                pause = max(SOONEST, self._present.busy * SHARE)
             await asyncio.sleep(pause)
 
     async def _try_build(self) -> None:
@@ -67,10 +70,11 @@ class FleetSources:
     async def _build(self) -> None:
         if not self._session.keeper.live.places:
             return  # no pass was made yet
-        view, last = await present_view(self._session), self._last
+        view, last = await self._present.view(), self._last
         if last is None or msgspec.structs.replace(last, at=view.at) != view:
             body = await asyncio.to_thread(encoded, view)
-            self._view = View(1 if self._view is None else self._view.seq + 1, body)
+            self._seq += 1
+            self._view = View(self._seq, body)
         self._last, self._built = view, time.monotonic()
 
     def view(self) -> View | None:
@@ -89,14 +93,22 @@ class FleetSources:
 
 
 def encoded(view: MachineView, largest: int = LARGEST) -> bytes:
-    body = msgspec.json.encode(view)
+    """Never larger than that. Bytes of names that are no text are written as the journal writes them."""
+    body = _json(view)
     if len(body) <= largest:
         return body
     for kept in (tuple(one for one in view.workloads if one.gpus != 0), ()):
         note = f"{len(view.workloads) - len(kept)} workloads are not in the copy of this machine: there are too many."
         smaller = msgspec.structs.replace(view, workloads=kept, notes=(note, *view.notes[:100]))
-        body = msgspec.json.encode(smaller)
+        body = _json(smaller)
         if len(body) <= largest:
             return body
     note = f"{len(view.gpus)} GPUs are not in the copy of this machine: there are too many."
-    return msgspec.json.encode(msgspec.structs.replace(view, workloads=(), gpus=(), notes=(note,)))
+    return _json(msgspec.structs.replace(view, workloads=(), gpus=(), notes=(note,)))
+
+
+def _json(view: MachineView) -> bytes:
+    try:
+        return msgspec.json.encode(view)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(storable(msgspec.to_builtins(view)))

@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import pwd
 from datetime import datetime, timedelta
+from zlib import crc32
 
 import msgspec
 
 from gpukeeper.blocking import in_thread, real_span
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.interfaces.daemon.queries import NOT_NAMED
-from gpukeeper.interfaces.link import Credentials
+from gpukeeper.interfaces.link import PERSON, Credentials
 from gpukeeper.ledger.logins import LINK_LASTS, Login, LoginKind, Logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.printable import plain
 
 VERBS = ("whoami", "redeem", "logout", "login", "token", "logins", "revoke")
 ON_THE_MACHINE = ("login", "token")  # a stolen session must not make itself last
 NOT_LOGGED_IN = 13  # exit code of a reply, never of a command
-SESSION_LASTS = timedelta(hours=12)
 TOKEN_LASTS, TOKEN_LASTS_MAX = timedelta(days=90), timedelta(days=366)
 NAMES = timedelta(seconds=5)
-NOBODY_UID = -1  # whose turn a request without a login takes
 LONGEST_NAME = 60
+LONGEST_ADDRESS = 64
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,21 +49,32 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def turn(self) -> int:
-        return NOBODY_UID if self.uid is None else self.uid
+        """Whose turn a request takes: the uid, or a number below 0 for a name or an address without one."""
+        if self.uid is not None:
+            return self.uid
+        return -1 - crc32((self.name or f"@{self.address}").encode())
 
 
 ANONYMOUS = Identity()
 
 
-async def identify(logins: Logins, presented: Credentials, now: datetime) -> Identity:
+async def identify(logins: Logins, presented: Credentials, now: datetime, *, proxied: bool = False) -> Identity:
+    """`proxied`: there is a trusted proxy, so that the web process may report names. It is not trusted otherwise."""
+    address = plain(presented.address[:LONGEST_ADDRESS])
     if presented.proxy_user:
-        uid = await in_thread(lambda: _uid(presented.proxy_user), NAMES)
-        via = f"web, proxy, from {presented.address}"
-        return Identity(name=presented.proxy_user, uid=uid, via=via, address=presented.address)
-    found = await logins.find(presented.secret, now, presented.address) if presented.secret else None
-    if found is None:
-        return msgspec.structs.replace(ANONYMOUS, address=presented.address)
-    return of_login(found, presented.address)
+        return await _of_proxy(presented, address) if proxied else Identity(address=address)
+    found = await logins.find(presented.secret, now, address) if presented.secret else None
+    return Identity(address=address) if found is None else of_login(found, address)
+
+
+async def _of_proxy(presented: Credentials, address: str) -> Identity:
+    """A person without an account here has no uid: they may read, and what their name gives them in the policy."""
+    name = presented.proxy_user
+    if not PERSON.fullmatch(name):
+        return Identity(address=address)
+    uid = await in_thread(lambda: _uid(name), NAMES)
+    via = f"web, proxy {plain(presented.proxy[:LONGEST_ADDRESS])}, from {address}"
+    return Identity(name=name, uid=uid, via=via, address=address)
 
 
 def of_login(found: Login, address: str) -> Identity:
@@ -75,7 +87,7 @@ async def answer_login(logins: Logins, book: Rulebook, who: Identity, request: R
     if request.verb == "whoami":
         return Reply(done=True, words=who.name)
     if request.verb == "redeem":
-        return await _redeem(logins, who, request, now)
+        return await _redeem(logins, who, request, now, book.policy.web.sessions)
     if not who.name:
         return Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)
     if request.verb in ON_THE_MACHINE and who.via:
@@ -102,8 +114,8 @@ async def answer_login(logins: Logins, book: Rulebook, who: Identity, request: R
             return Reply(done=True, words=f"{ended} login{'' if ended == 1 else 's'} revoked")
 
 
-async def _redeem(logins: Logins, who: Identity, request: Request, now: datetime) -> Reply:
-    made = await logins.redeem(request.token, now, real_span(SESSION_LASTS), who.address)
+async def _redeem(logins: Logins, who: Identity, request: Request, now: datetime, lasts: timedelta) -> Reply:
+    made = await logins.redeem(request.token, now, real_span(lasts), who.address)
     if made is None:
         return Reply(
             done=False,
@@ -116,7 +128,9 @@ async def _redeem(logins: Logins, who: Identity, request: Request, now: datetime
 async def _token(logins: Logins, who: Identity, request: Request, now: datetime) -> Reply:
     lasts = TOKEN_LASTS if request.seconds is None else timedelta(seconds=request.seconds)
     if not timedelta() < lasts <= TOKEN_LASTS_MAX:
-        raise UsageError(f"a token is valid for {in_words(TOKEN_LASTS_MAX)} at most; nothing was done")
+        raise UsageError(
+            f"a token must expire after more than 0s and at most {in_words(TOKEN_LASTS_MAX)}; nothing was done"
+        )
     name = request.workload.strip()
     if not name or len(name) > LONGEST_NAME or not name.isprintable():
         raise UsageError(f"a token needs a name of 1 to {LONGEST_NAME} printable characters; nothing was done")

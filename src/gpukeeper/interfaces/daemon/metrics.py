@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from gpukeeper.engine.reclaim import PassReport
@@ -14,30 +15,33 @@ from gpukeeper.interfaces.terminal.watching import PassPrinter
 from gpukeeper.wiring.session import Session
 
 if TYPE_CHECKING:
-    from gpukeeper.interfaces.telemetry.machine import MachineReader
-    from gpukeeper.interfaces.telemetry.metrics import Metrics
     from gpukeeper.interfaces.telemetry.pages import Endpoint
+    from gpukeeper.interfaces.telemetry.pages import Page as MetricsPage
 
 FLAG, LOOPBACK = "--metrics", "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class PassHooks:
-    """Callbacks for passes, and what must be open while the daemon runs."""
+    """Callbacks for passes, what must be open while the daemon runs, and the page of metrics if there is one."""
 
     passed: Callable[[PassReport], None]
     in_progress: Callable[[PassReport], None]
     opened: AbstractAsyncContextManager[None]
+    page: MetricsPage | None = None
 
 
-def pass_hooks(words: str | None, session: Session, lines: PassPrinter, log: Callable[[str], None]) -> PassHooks:
-    if words is None:
+def pass_hooks(
+    words: str | None, session: Session, lines: PassPrinter, log: Callable[[str], None], *, web: bool = False
+) -> PassHooks:
+    """`web`: the dashboard has the page, too, if prometheus_client is installed."""
+    if words is None and not (web and find_spec("prometheus_client")):
         return PassHooks(lines.finished, lines.in_progress, nullcontext())
     from gpukeeper.interfaces.telemetry.machine import MachineReader
-    from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics
-    from gpukeeper.interfaces.telemetry.pages import read_endpoint
+    from gpukeeper.interfaces.telemetry.metrics import CONTENT_TYPE, CountedEvidence, Metrics
+    from gpukeeper.interfaces.telemetry.pages import PageResponse, read_endpoint
 
-    where = read_endpoint(words, FLAG, LOOPBACK)
+    where = None if words is None else read_endpoint(words, FLAG, LOOPBACK)
     metrics = Metrics(session.keeper.clock, session.keeper.platforms, elects=False)
     session.keeper = replace(session.keeper, evidence=CountedEvidence(session.evidence, metrics))
 
@@ -49,19 +53,18 @@ def pass_hooks(words: str | None, session: Session, lines: PassPrinter, log: Cal
         metrics.in_progress(report)
         lines.in_progress(report)
 
-    return PassHooks(passed, in_progress, _page(where, metrics, MachineReader(session), log))
-
-
-@asynccontextmanager
-async def _page(
-    where: Endpoint, metrics: Metrics, machine: MachineReader, log: Callable[[str], None]
-) -> AsyncIterator[None]:
-    from gpukeeper.interfaces.telemetry.metrics import CONTENT_TYPE
-    from gpukeeper.interfaces.telemetry.pages import PageResponse, listening
+    machine = MachineReader(session)
 
     async def page() -> PageResponse:
         metrics.machine = await machine.read()
         return PageResponse(200, metrics.text(), CONTENT_TYPE)
+
+    return PassHooks(passed, in_progress, nullcontext() if where is None else _serving(where, page, log), page)
+
+
+@asynccontextmanager
+async def _serving(where: Endpoint, page: MetricsPage, log: Callable[[str], None]) -> AsyncIterator[None]:
+    from gpukeeper.interfaces.telemetry.pages import listening
 
     async with listening(where, {"/metrics": page}) as port:
         address = f"[{where.address}]" if ":" in where.address else where.address

@@ -2,34 +2,77 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+
 from gpukeeper import __version__
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.live import STEP, STEPS
 from gpukeeper.engine.outlook import PolicyHead
-from gpukeeper.model.subject import Shape
-from gpukeeper.views.live import MachineView, machine_view
+from gpukeeper.engine.slices import in_slices
+from gpukeeper.model.memory import Memory
+from gpukeeper.views.live import Delta, MachineView
+from gpukeeper.views.live_facts import place_state
+from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.wiring.session import Session
 
+REMEMBERED = 5.0  # seconds: then the ledger is read again though no pass was made
+FORECASTS = 0.05  # seconds of each update for forecasts; those that are not made then are made by the next ones
 
-async def present_view(session: Session) -> MachineView:
-    keeper, policy = session.keeper, session.book.policy
-    await _recall(keeper)
-    devices = [
-        key
-        for place in keeper.live.places.values()
-        for key, fact in place.facts.items()
-        if fact.view.subject.shape is Shape.DEVICE
-    ]
-    return machine_view(
-        keeper.live,
-        session.book,
-        keeper.clock.now(),
-        machine=keeper.host,
-        version=__version__,
-        policy=PolicyHead(session.loaded.source, policy.digest, policy.preset, policy.mode),
-        paused=await keeper.ledger.paused(),
-        gpus=await keeper.ledger.memories(devices),
-    )
+
+class PresentView:
+    """Of one reader. Costs what changed since it was read last; `busy`: the seconds that this took."""
+
+    def __init__(self, session: Session) -> None:
+        self.busy = 0.0
+        self._session = session
+        self._rows = LiveRows(session.keeper.host)
+        self._updating = asyncio.Lock()
+        self._remembered: Mapping[str, Memory] = {}
+        self._reads, self._read_at = -1, float("-inf")
+
+    async def view(self) -> MachineView:
+        async with self._updating:
+            return self._rows.view(await self._update())
+
+    async def changes(self, since: int) -> tuple[Delta, int]:
+        """What changed after that generation, and the generation after it. 0, or one that is too old: everything."""
+        async with self._updating:
+            head, rows = await self._update(), self._rows
+            return rows.delta(head, since), rows.generation
+
+    def knows(self, generation: int) -> bool:
+        """Whether `changes` since then will be less than everything."""
+        return self._rows.oldest <= generation
+
+    async def _update(self) -> MachineView:
+        """Returns the head: everything but the rows."""
+        session, keeper, rows = self._session, self._session.keeper, self._rows
+        await _recall(keeper)
+        live, book, now = keeper.live, session.book, keeper.clock.now()
+        self.busy = await in_slices(live.forecast(book, now), FORECASTS)
+        self.busy += await in_slices(rows.update(live, book, now))
+        self.busy += await in_slices(rows.update_gpus(live, now, await self._of_gpus()))
+        policy = book.policy
+        return MachineView(
+            machine=keeper.host,
+            at=now,
+            version=__version__,
+            policy=PolicyHead(session.loaded.source, policy.digest, policy.preset, policy.mode),
+            paused=await keeper.ledger.paused(),
+            places=tuple(place_state(key, place) for key, place in sorted(live.places.items())),
+            gpus=(),
+            workloads=(),
+            notes=self._rows.notes,
+        )
+
+    async def _of_gpus(self) -> Mapping[str, Memory]:
+        """What the ledger remembers of each GPU; measurements do not change it."""
+        loop, keeper = asyncio.get_running_loop(), self._session.keeper
+        if keeper.live.reads != self._reads or loop.time() - self._read_at > REMEMBERED:
+            self._reads, self._read_at = keeper.live.reads, loop.time()
+            self._remembered = await keeper.ledger.memories(self._rows.devices)
+        return self._remembered
 
 
 async def _recall(keeper: Keeper) -> None:

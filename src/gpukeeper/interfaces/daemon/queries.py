@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -52,8 +52,8 @@ _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
 class Queries:
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, web_warnings: Callable[[], tuple[str, ...]] = tuple) -> None:
+        self._session, self._web_warnings = session, web_warnings
         self._reader: SqliteLedger | None = None
         self._hours: SqliteUsage | None = None
         self._trying = asyncio.Lock()
@@ -142,7 +142,8 @@ class Queries:
             if verb == "policy":
                 record = await policy_record(self._lines())
                 return policy_view(self._session, record, named=who != NOT_NAMED, admin=admin, now=now)
-            return await health_view(self._session, self._lines(), admin=admin, now=now)
+            found = await health_view(self._session, self._lines(), admin=admin, now=now)
+        return msgspec.structs.replace(found, web_warnings=self._web_warnings())
 
     async def _try(self, who: str, request: Request) -> PolicyTrial:
         """In a thread and one at a time: many GPUs that are in use take seconds."""

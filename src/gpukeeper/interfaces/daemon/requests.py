@@ -18,6 +18,7 @@ from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError
+from gpukeeper.model.policy import Web
 from gpukeeper.wiring.session import Session
 
 
@@ -28,12 +29,14 @@ class WebLogins(NamedTuple):
     where: Endpoint
     listener: socket.socket
 
-    @property
-    def url(self) -> str:
-        """As the log prints it: a browser sends a cookie to that host only."""
+    def url(self, web: Web) -> str:
+        """As configured, or as the log prints it: a browser sends a cookie to that host only."""
+        if web.url is not None:
+            return web.url
+        scheme = "http" if web.tls.certificate is None else "https"
         address = "localhost" if self.where.address in _ANY else self.where.address
         address = f"[{address}]" if ":" in address else address
-        return f"http://{address}:{self.where.port}"
+        return f"{scheme}://{address}:{self.where.port}"
 
 
 _ANY = ("0.0.0.0", "::")  # noqa: S104
@@ -75,5 +78,5 @@ async def log_in(found: WebLogins, book: Rulebook, who: Identity, request: Reque
     except KeeperError as problem:
         return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
     if request.verb == "login":
-        return msgspec.structs.replace(reply, token=f"{book.policy.web.url or found.url}/login/{reply.token}")
+        return msgspec.structs.replace(reply, token=f"{found.url(book.policy.web)}/login/{reply.token}")
     return reply

@@ -68,7 +68,7 @@ async def serve_until_stopped(
         _logins(session, web) as logins,
         _listening(session, logins, log),
         hooks.opened,
-        nullcontext() if logins is None else web_process(session, logins, log),
+        nullcontext() if logins is None else web_process(session, logins, log, hooks.page),
         session.admins_notified(log),
     ):
         if not quiet:

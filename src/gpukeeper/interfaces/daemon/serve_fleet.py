@@ -15,11 +15,13 @@ import msgspec
 from gpukeeper.engine.requests import Reply, Request
 from gpukeeper.interfaces.daemon import identity
 from gpukeeper.interfaces.daemon.fleet_requests import FleetRequests
-from gpukeeper.interfaces.daemon.fleet_web import FleetState, FleetWeb
+from gpukeeper.interfaces.daemon.fleet_state import FleetState
+from gpukeeper.interfaces.daemon.fleet_web import FleetWeb
 from gpukeeper.interfaces.daemon.identity import Identity
 from gpukeeper.interfaces.daemon.requests import WebLogins, log_in
 from gpukeeper.interfaces.daemon.server import listening, notify_systemd
-from gpukeeper.interfaces.daemon.web_child import is_loopback, listen, supervised
+from gpukeeper.interfaces.daemon.web_child import listen, supervised
+from gpukeeper.interfaces.daemon.web_settings import WebSettings
 from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.ledger.copy.connect import load_driver, problem_of_address, problem_of_machine, shown
 from gpukeeper.ledger.copy.reader import CopyReader
@@ -105,12 +107,13 @@ async def serve_fleet_until_stopped(
         copy = stack.enter_context(closing(CopyReader(access.address, access.password_file, PROGRAM)))
         state = FleetState(loop, log)
         requests = FleetRequests(copy, access.realm, access.key)
-        anonymous = is_loopback(listener.getsockname()[0])
-        web = FleetWeb(state, copy, logins.logins, book, requests, log, realm=access.realm, anonymous=anonymous)
+        settings = WebSettings(lambda: policy.web, listener.getsockname()[0], log)
+        setup = await settings.setup()  # refuses before anything is served
+        web = FleetWeb(state, copy, logins.logins, book, requests, log, realm=access.realm, settings=settings)
         stack.callback(web.close)
         async with (
             listening(socket_path(), LoginResponder(logins, book), log),
-            supervised(web, where, listener, log),
+            supervised(web, where, listener, log, "http" if setup.tls is None else "https"),
             _watched(Watcher(access.address, access.password_file, state, log, PROGRAM)),
         ):
             if not quiet:

@@ -38,17 +38,19 @@ class Backend(Protocol):
         ...
 
     async def publish(self, send: Send) -> None:
-        """Sends what changed, for ever; a new web process gets everything first."""
+        """Sends what changed; a new web process gets everything first. The process is started again if it returns."""
         ...
 
     async def answer(self, question: Question) -> Answer: ...
 
 
 @asynccontextmanager
-async def supervised(backend: Backend, where: Endpoint, listener: socket.socket, log: Log) -> AsyncIterator[None]:
+async def supervised(
+    backend: Backend, where: Endpoint, listener: socket.socket, log: Log, scheme: str = "http"
+) -> AsyncIterator[None]:
     """Runs while the block does. Closes the listener."""
     address = f"[{where.address}]" if ":" in where.address else where.address
-    log(f"serving the dashboard on http://{address}:{listener.getsockname()[1]}/")
+    log(f"serving the dashboard on {scheme}://{address}:{listener.getsockname()[1]}/")
     child = WebChild(backend, listener, log)
     supervising = asyncio.create_task(child.supervise())
     try:
@@ -81,10 +83,6 @@ def listen(where: Endpoint) -> socket.socket:
             "Choose another port, or end the program that uses it."
         ) from error
     return listener
-
-
-def is_loopback(address: str) -> bool:
-    return address in {"::1", "localhost"} or address.startswith("127.")
 
 
 class WebChild:
@@ -148,6 +146,7 @@ class WebChild:
             await send(await self._backend.welcome())
             async with asyncio.TaskGroup() as group:
                 publishing = group.create_task(self._backend.publish(send))
+                publishing.add_done_callback(lambda task: writer.close())
                 while (question := await read_frame(reader, Question, LARGEST_QUESTION)) is not None:
                     # Outside the group: a stop is not left in the middle because the web process ended.
                     task = asyncio.create_task(reply(question))
@@ -155,7 +154,7 @@ class WebChild:
                     task.add_done_callback(self._replies.discard)
                 publishing.cancel()
         except* (ConnectionError, TimeoutError, ValueError, KeeperError) as problems:
-            self._log(f"the web process is ended: {problems.exceptions[0]!r}")
+            self._log(f"the web process is ended: {problems.exceptions[0]}")
         finally:
             writer.close()
 

@@ -6,14 +6,18 @@ At most MOST_GPUS are exported one by one; beyond that only the sums. What was n
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 from prometheus_client.core import GaugeMetricFamily
 
 from gpukeeper.acceptance.recording import ref_of
+from gpukeeper.blocking import in_thread
+from gpukeeper.disk.usage import Usage, usage
+from gpukeeper.engine.slices import in_slices
 from gpukeeper.interfaces.telemetry.owners import cores_by_owner, of_owners
 from gpukeeper.interfaces.telemetry.series import gauge
 from gpukeeper.interfaces.telemetry.storage import StorageFacts, StorageWatch, of_storage
@@ -22,13 +26,14 @@ from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.grade import Past
 from gpukeeper.model.memory import EMPTY
 from gpukeeper.model.policy import DAY, MINUTE
-from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import GpuState, GpuTile, gpu_tiles
+from gpukeeper.views.live import GpuState, GpuTile
+from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.wiring.benches import node_name
 from gpukeeper.wiring.session import Session
 
 MOST_GPUS = 2_000
+DISK = timedelta(seconds=2)  # to read how full the disk with the ledger is
 OF_A_GPU = ("place", "gpu", "uuid")
 # Of several holders of one GPU, the state that comes first here is the GPU's.
 ORDER = (
@@ -46,6 +51,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
     cores: Mapping[str, float] = {}  # by owner
     events: Mapping[str, int] | None = None  # by type, of the last day; None: could not be read
     storage: tuple[StorageFacts, ...] = ()
+    state: Usage | None = None  # of the disk with the ledger; None: could not be read
 
 
 class MachineReader:
@@ -54,6 +60,8 @@ class MachineReader:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._node = ref_of(node_name()).key
+        self._rows = LiveRows(session.keeper.host)
+        self._updating = asyncio.Lock()
         self._tiles: tuple[GpuTile, ...] = ()
         self._version = -1
         self._events: dict[str, int] = {}
@@ -70,6 +78,7 @@ class MachineReader:
             copy=self._session.copy_state(),
             cores=cores_by_owner(keeper.live, keeper.clock.now()),
             storage=self._storage.facts(),
+            state=await self._disk(),
         )
         try:
             tiles, tested, events = await self._gpus(), await self._tested(), await self._last_day()
@@ -79,14 +88,15 @@ class MachineReader:
 
     async def _gpus(self) -> tuple[GpuTile, ...]:
         session, keeper = self._session, self._session.keeper
-        version = keeper.live.version
-        if version != self._version:
-            facts = [fact for place in keeper.live.places.values() for fact in place.facts.values()]
-            keys = [one.view.subject.ref.key for one in facts if one.view.subject.shape is Shape.DEVICE]
-            remembered = await keeper.ledger.memories(keys)
-            self._tiles = gpu_tiles(keeper.live, facts, session.book, keeper.clock.now(), keeper.host, remembered)
-            self._version = version
-        return self._tiles
+        async with self._updating:
+            version = keeper.live.version
+            if version != self._version:
+                live, now = keeper.live, keeper.clock.now()
+                await in_slices(self._rows.update(live, session.book, now))
+                remembered = await keeper.ledger.memories(self._rows.devices)
+                await in_slices(self._rows.update_gpus(live, now, remembered))
+                self._tiles, self._version = self._rows.gpus, version
+            return self._tiles
 
     async def _last_day(self) -> dict[str, int]:
         """By an index, at most once a minute."""
@@ -95,6 +105,13 @@ class MachineReader:
             self._events = await self._session.ledger.lines_by_type(now - DAY)
             self._counted = now
         return self._events
+
+    async def _disk(self) -> Usage | None:
+        directory = str(self._session.ledger.path.parent)
+        try:
+            return await in_thread(lambda: usage(directory), DISK)
+        except (OSError, TimeoutError):
+            return None
 
     async def _tested(self) -> tuple[Past, ...]:
         memories = await self._session.keeper.ledger.memories([self._node])
@@ -106,6 +123,9 @@ def of_machine(facts: MachineFacts, now: datetime) -> Iterator[GaugeMetricFamily
     yield from of_owners(facts.tiles, facts.cores)
     yield from of_acceptance(facts.tested)
     yield from of_storage(facts.storage)
+    if facts.state is not None:
+        yield gauge("gpukeeper_state_disk_free_bytes", {(): facts.state.free})
+        yield gauge("gpukeeper_state_disk_used_ratio", {(): facts.state.used})
     if facts.events is not None:
         yield gauge("gpukeeper_events_last_day", {(name,): n for name, n in facts.events.items()}, "type")
     if facts.copy is not None:

@@ -48,6 +48,8 @@ GAUGES = {
     "gpukeeper_acceptance_verdict": "Always 1; the label is the verdict of the GPU's last acceptance run.",
     "gpukeeper_acceptance_timestamp_seconds": "Time of the GPU's last acceptance run.",
     "gpukeeper_events_last_day": "Lines of the ledger in the last 24 hours, by type.",
+    "gpukeeper_state_disk_free_bytes": "Bytes available on the disk with the ledger.",
+    "gpukeeper_state_disk_used_ratio": "Share of bytes in use on the disk with the ledger, as in df.",
     "gpukeeper_image_bytes": "Bytes of the largest images without shared layers; the rest; shared layers, each once.",
     "gpukeeper_workload_written_bytes": "Bytes that the largest workloads wrote outside of volumes; the rest.",
     "gpukeeper_workload_log_bytes": "Bytes of the largest logs with their rotated files; the rest.",

@@ -10,18 +10,17 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import pwd
 import signal
 import socket
 import sys
+from pathlib import Path
 
-import uvicorn
-
+from gpukeeper.interfaces.link import Account
 from gpukeeper.interfaces.revocations import Revocations
 from gpukeeper.interfaces.web.application import make_app
 from gpukeeper.interfaces.web.linked import connect
+from gpukeeper.interfaces.web.server import HttpServer
 
-USER = "nobody"
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 NO_USER = 65534
 
@@ -40,42 +39,29 @@ def main() -> int:
 async def _serve(link: socket.socket, listener: socket.socket, revocations: Revocations) -> None:
     source = await connect(link, revocations)
     app = make_app(source)
-    give_up_rights()
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        date_header=True,
-        lifespan="on",
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=2,
-        h11_max_incomplete_event_size=32 * 1024,
-        backlog=512,
-        ws="none",
-        proxy_headers=False,
-    )
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    await asyncio.wait([serving, asyncio.create_task(source.closed())], return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    await serving
+    _be_ended_first()
+    server = HttpServer(app, source.tls)
+    give_up_rights(source.account)
+    source.on_tls = server.renew
+    await server.serve(listener, source.closed())
 
 
-def give_up_rights() -> None:
+def give_up_rights(account: Account | None) -> None:
     """As root: another user, without groups. In any case: no more rights by programs that are started."""
     if os.geteuid() == 0:
-        try:
-            found = pwd.getpwnam(USER)
-            uid, gid = found.pw_uid, found.pw_gid
-        except KeyError:
-            uid = gid = NO_USER
+        account = account or Account(NO_USER, NO_USER)
         os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
+        os.setresgid(account.gid, account.gid, account.gid)
+        os.setresuid(account.uid, account.uid, account.uid)
         _set(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of the user has cleared it
     _set(_PR_SET_NO_NEW_PRIVS, 1)
     _set(_PR_SET_DUMPABLE, 0)
+
+
+def _be_ended_first() -> None:
+    """Where memory is short: this process, not the daemon, is what clients can make grow."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def _set(option: int, value: int) -> None:

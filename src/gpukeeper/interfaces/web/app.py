@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -14,23 +16,29 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import Answer, Credentials, Person
+from gpukeeper.interfaces.link import LOOPBACK_HOSTS, Answer, Credentials, Person
 from gpukeeper.interfaces.web import charts, words
 from gpukeeper.interfaces.web.bulk import BulkRuns
+from gpukeeper.interfaces.web.guard import hostname_of
+from gpukeeper.interfaces.web.peers import Peers
+from gpukeeper.interfaces.web.readers import Readers
 from gpukeeper.interfaces.web.security import (
     COOKIE,
     THEME,
     Bucket,
-    Proxy,
+    ProxyProblem,
     Signer,
     Visitor,
     credentials_of,
+    is_secure,
 )
 from gpukeeper.interfaces.web.source import Source
+from gpukeeper.views.live import Delta, MachineView
 
 NOT_LOGGED_IN = 13
 LARGEST_FORM = 64 * 1024
 REMEMBERED = 5.0  # seconds: whose session it is, unless one is revoked; for each change the daemon looks it up again
+MOST_REMEMBERED = 5_000  # logins
 THEMES = ("light", "dark")
 Page = Callable[["Site", HttpRequest, Visitor], Awaitable[Response]]
 
@@ -38,24 +46,60 @@ Page = Callable[["Site", HttpRequest, Visitor], Awaitable[Response]]
 class Site:
     """What the pages share: the source, templates, who asks."""
 
-    def __init__(self, source: Source, proxy: Proxy | None = None) -> None:
+    def __init__(self, source: Source, peers: Peers) -> None:
         self.source = source
         self.signer = Signer(source.settings.key)
-        self.proxy = proxy
+        self.peers = peers
+        self.refused: Counter[str] = Counter()  # requests, by reason
+        self.changed_at = time.monotonic()  # when the source last sent something
+        source.listen(self._on_change)
         self.templates = _environment()
+        self.readers = Readers(self.templates.get_template("tile.html"))
+        self.templates.globals["tile"] = self.readers.html
         self._people: dict[Credentials, tuple[float, int, Person]] = {}  # since when, and after how many revocations
         self.logins = Bucket(rate=5 / 60, burst=10)
         self.reads = Bucket(rate=50, burst=200)
         self.changes = Bucket(rate=0.5, burst=20)
         self.bulk = BulkRuns()
+        self.unknown = Bucket(rate=20, burst=100)  # logins that do not exist, by address
+
+    def _on_change(self, machine: str, delta: Delta, view: MachineView) -> None:
+        self.changed_at = time.monotonic()
 
     async def visitor(self, request: HttpRequest) -> Visitor:
-        presented, by_cookie = credentials_of(request, self.signer, self.proxy)
-        person = await self.person(presented)
+        peers = self.peers
+        if peers.proxy is not None and peers.proxy.header in request.headers and not peers.is_proxy(request):
+            self.refused["proxy header"] += 1  # ignored: anybody can send it
+        try:
+            presented, by_cookie = credentials_of(request, self.signer, peers)
+        except ProxyProblem as problem:
+            self.refused["proxy header"] += 1
+            raise HTTPException(400, str(problem)) from problem
         secret = presented.secret or presented.proxy_user
         return Visitor(
-            person=person, credentials=presented, by_cookie=by_cookie, csrf=self.signer.csrf(secret) if secret else ""
+            person=await self.person(presented),
+            credentials=presented,
+            by_cookie=by_cookie,
+            csrf=self.signer.csrf(secret) if secret else "",
+            direct=not (peers.is_proxy(request) or peers.is_forwarded(request) or self._is_public(request)),
         )
+
+    def _is_public(self, request: HttpRequest) -> bool:
+        """Under the name that other machines use: then it came through a proxy, though it arrived over loopback."""
+        public = urlsplit(self.source.settings.site.url).hostname
+        name = hostname_of(request.headers.get("host", ""))
+        return public not in (None, *LOOPBACK_HOSTS) and name == public
+
+    def may_read(self, visitor: Visitor) -> bool:
+        return visitor.logged_in or (self.source.settings.anonymous and visitor.direct)
+
+    def limit(self, bucket: Bucket, who: str, sentence: str) -> None:
+        """Raises HTTPException above the rate."""
+        now = time.monotonic()
+        if not bucket.take(who, now):
+            self.refused["rate"] += 1
+            wait = math.ceil(bucket.wait(who, now)) or 1
+            raise HTTPException(429, f"{sentence} Try again in {wait} s.", headers={"retry-after": str(wait)})
 
     async def person(self, presented: Credentials) -> Person:
         if not presented.secret and not presented.proxy_user:
@@ -64,9 +108,16 @@ class Site:
         known = self._people.get(presented)
         if known is not None and now - known[0] <= REMEMBERED and known[1] == revoked:
             return known[2]
+        if self.unknown.wait(presented.address, now) > 0:
+            self.limit(self.unknown, presented.address, "Too many logins that do not exist.")
         person = (await self.source.ask(presented, "", Request(verb="whoami"))).person
-        self._people = {one: found for one, found in self._people.items() if now - found[0] <= REMEMBERED}
+        if not person.name:
+            self.unknown.take(presented.address, now)
+            return person
+        self._people.pop(presented, None)
         self._people[presented] = (now, revoked, person)
+        if len(self._people) > MOST_REMEMBERED:
+            del self._people[next(iter(self._people))]
         return person
 
     def forget(self, presented: Credentials) -> None:
@@ -91,6 +142,7 @@ class Site:
             now=self.now(),
             machine_names=sorted(self.source.machines),
             condition=self.source.condition,
+            fleet=self.source.settings.fleet,
             **context,
         )
         return HTMLResponse(body, status, headers={"cache-control": "no-store"})
@@ -125,7 +177,7 @@ def _environment() -> Environment:
     return made
 
 
-def session_cookie(site: Site, response: Response, secret: str, *, secure: bool) -> None:
+def session_cookie(site: Site, request: HttpRequest, response: Response, secret: str) -> None:
     response.set_cookie(
         COOKIE,
         site.signer.sign(secret),
@@ -133,7 +185,7 @@ def session_cookie(site: Site, response: Response, secret: str, *, secure: bool)
         path="/",
         httponly=True,
         samesite="strict",
-        secure=secure,
+        secure=is_secure(request, site.source.settings.site, site.peers),
     )
 
 

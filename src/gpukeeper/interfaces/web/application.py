@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import time
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from urllib.parse import parse_qsl
@@ -13,17 +12,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpukeeper.interfaces.link import Credentials, Person
 from gpukeeper.interfaces.web import live, routes
 from gpukeeper.interfaces.web.app import LARGEST_FORM, Page, Site
-from gpukeeper.interfaces.web.security import CSRF, HEADERS, Proxy, Visitor
+from gpukeeper.interfaces.web.guard import Guard
+from gpukeeper.interfaces.web.peers import Peers
+from gpukeeper.interfaces.web.security import CSRF, Visitor
 from gpukeeper.interfaces.web.source import Source, SourceLost
 
 
-def make_app(source: Source, proxy: Proxy | None = None) -> Starlette:
-    site = Site(source, proxy)
+def make_app(source: Source) -> Starlette:
+    settings = source.settings.site
+    site = Site(source, Peers(settings.proxy))
     static = {one.name: one.read_bytes() for one in files("gpukeeper.interfaces.web").joinpath("static").iterdir()}
     app = Starlette(
         routes=[
@@ -34,7 +35,7 @@ def make_app(source: Source, proxy: Proxy | None = None) -> Starlette:
         exception_handlers={HTTPException: _http_problem(site), SourceLost: _lost(site), Exception: _bug(site)},
     )
     app.state.site = site
-    app.add_middleware(SecureHeaders)
+    app.add_middleware(Guard, settings=settings, peers=site.peers, refused=site.refused)
     return app
 
 
@@ -42,12 +43,10 @@ def _handler(site: Site, page: Page) -> Callable[[HttpRequest], Awaitable[Respon
     async def handle(request: HttpRequest) -> Response:
         visitor = await site.visitor(request)
         who = visitor.person.name or visitor.credentials.address
-        now = time.monotonic()
-        if not site.reads.take(who, now):
-            raise HTTPException(429, "Too many requests. Try again in a few seconds.")
+        site.limit(site.reads, who, "Too many requests.")
         if request.method == "POST":
-            await _check_change(site, request, visitor, who, now)
-        elif not (visitor.logged_in or site.source.settings.anonymous or _is_open(request.url.path)):
+            await _check_change(site, request, visitor, who)
+        elif not (site.may_read(visitor) or _is_open(request.url.path)):
             raise HTTPException(401, "Log in first.")
         return await page(site, request, visitor)
 
@@ -59,13 +58,13 @@ def _is_open(path: str) -> bool:
     return path in ("/healthz", "/readyz", "/login") or path.startswith("/login/")
 
 
-async def _check_change(site: Site, request: HttpRequest, visitor: Visitor, who: str, now: float) -> None:
+async def _check_change(site: Site, request: HttpRequest, visitor: Visitor, who: str) -> None:
     """Before anything is asked of the daemon."""
     if int(request.headers.get("content-length") or "0") > LARGEST_FORM or "transfer-encoding" in request.headers:
+        site.refused["size"] += 1
         raise HTTPException(413, f"The request is larger than {LARGEST_FORM:,} bytes. Nothing was done.")
     if request.url.path in ("/login", "/theme") or request.url.path.startswith("/login/"):
-        if not site.logins.take(who, now):
-            raise HTTPException(429, "Too many logins. Try again in a minute.")
+        site.limit(site.logins, who, "Too many logins.")
         return
     if not visitor.logged_in:
         raise HTTPException(401, "Log in first. Nothing was done.")
@@ -73,9 +72,9 @@ async def _check_change(site: Site, request: HttpRequest, visitor: Visitor, who:
         form = dict(parse_qsl((await request.body()).decode(errors="replace")))
         given = request.headers.get("x-csrf-token") or form.get(CSRF, "")
         if not visitor.csrf or not hmac.compare_digest(given.encode(), visitor.csrf.encode()):
+            site.refused["csrf"] += 1
             raise HTTPException(403, "The form is too old or was not made by this page. Reload it. Nothing was done.")
-    if not site.changes.take(who, now):
-        raise HTTPException(429, "Too many requests that change something. Try again in a few seconds.")
+    site.limit(site.changes, who, "Too many requests that change something.")
 
 
 def _static(found: dict[str, bytes]) -> Callable[[HttpRequest], Awaitable[Response]]:
@@ -94,13 +93,16 @@ def _static(found: dict[str, bytes]) -> Callable[[HttpRequest], Awaitable[Respon
 def _http_problem(site: Site) -> Callable[[HttpRequest, Exception], Awaitable[Response]]:
     async def handle(request: HttpRequest, problem: Exception) -> Response:
         assert isinstance(problem, HTTPException)
-        if problem.status_code == 401 and request.method == "GET" and not request.url.path.startswith("/api/"):
+        programs = request.url.path.startswith("/api/") or request.url.path == "/metrics"
+        if problem.status_code == 401 and request.method == "GET" and not programs:
             return RedirectResponse("/login", 303)
         sentence = problem.detail if problem.status_code not in (404, 405) or " " in problem.detail[10:] else ""
         default = {404: "There is no such page.", 405: "This address does not accept that method."}
-        return site.problem(
+        response = site.problem(
             request, _nobody(), problem.status_code, sentence or default.get(problem.status_code, problem.detail)
         )
+        response.headers.update(problem.headers or {})
+        return response
 
     return handle
 
@@ -124,19 +126,3 @@ def _bug(site: Site) -> Callable[[HttpRequest, Exception], Awaitable[Response]]:
 
 def _nobody() -> Visitor:
     return Visitor(person=Person(), credentials=Credentials(), by_cookie=False, csrf="")
-
-
-class SecureHeaders:
-    """On every response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", []), *self._headers]}
-            await send(message)
-
-        await self._app(scope, receive, with_headers)

@@ -17,6 +17,7 @@ from gpukeeper.interfaces.link import (
     Credentials,
     FromDaemon,
     Question,
+    TlsPair,
     Welcome,
     frame,
     read_frame,
@@ -38,8 +39,11 @@ class LinkedDaemon:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         revocations: Revocations,
+        welcome: Welcome,
     ) -> None:
         self._settings, self._reader, self._writer, self._revocations = settings, reader, writer, revocations
+        self.account, self.tls = welcome.account, welcome.tls
+        self.on_tls: Callable[[TlsPair], None] = lambda pair: None  # called with a renewed certificate
         self._machines = Machines()
         self._condition = Condition()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
@@ -94,6 +98,8 @@ class LinkedDaemon:
                     self._condition = message
                 elif isinstance(message, Answer):
                     self._answered(message)
+                elif isinstance(message, TlsPair):
+                    self.on_tls(message)
         finally:
             for future in self._waiting.values():
                 if not future.done():
@@ -116,6 +122,7 @@ async def connect(link: socket.socket, revocations: Revocations) -> LinkedDaemon
         session_seconds=welcome.session_seconds,
         version=welcome.version,
         demo=welcome.demo,
+        site=welcome.site,
         fleet=welcome.fleet,
     )
-    return LinkedDaemon(settings, reader, writer, revocations)
+    return LinkedDaemon(settings, reader, writer, revocations, welcome)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -17,8 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
+from gpukeeper.interfaces.link import Person
 from gpukeeper.interfaces.web.app import Site
-from gpukeeper.interfaces.web.pages.fleet import counted, groups, readable, selection_of
+from gpukeeper.interfaces.web.pages.fleet import counted, is_summary, selection_of, summary_html
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.interfaces.web.selection import Selection, choose
 from gpukeeper.interfaces.web.source import SourceLost
@@ -29,12 +30,14 @@ QUIET = 20.0  # seconds: then a comment, so that a proxy keeps the connection an
 MOST, MOST_EACH = 1000, 30  # open pages; of one person or address
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    """What one page shows."""
+class Snapshot(msgspec.Struct, frozen=True, eq=False):
+    """What one page shows, before anything is removed that its reader may not see. `rows`: the summary by place, which
+    has no tiles."""
 
     order: tuple[str, ...]  # ids of its tiles
     tiles: dict[str, GpuTile]
     counts: tuple[tuple[str, int], ...]
+    rows: str = ""
 
 
 class Feed:
@@ -42,26 +45,28 @@ class Feed:
         self._site = site
         self._version = 0
         self._changed = asyncio.Event()
-        self._made: dict[tuple[Selection, str, bool], Snapshot] = {}  # of this version
-        self._rendered: dict[GpuTile, str] = {}
+        self._made: dict[Selection, Snapshot] = {}  # of this version
+        self._events: dict[tuple[Snapshot, Snapshot, str], bytes] = {}  # to this version, by reader
         self._open: Counter[str] = Counter()
         site.source.listen(self._on_change)
 
     def _on_change(self, machine: str, delta: Delta, view: MachineView) -> None:
         self._version += 1
         self._made.clear()
-        self._rendered.clear()
+        self._events.clear()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def events(self, request: HttpRequest) -> Response:
         site = self._site
         visitor = await site.visitor(request)
-        if not visitor.logged_in and not site.source.settings.anonymous:
+        if not site.may_read(visitor):
             raise HTTPException(401, "Log in first.")
         who = visitor.person.name or visitor.credentials.address
+        site.limit(site.reads, who, "Too many requests.")
         if self._open[who] >= MOST_EACH or self._open.total() >= MOST:
-            raise HTTPException(429, "Too many open pages. Close some of them.")
+            site.refused["open pages"] += 1
+            raise HTTPException(429, "Too many open pages. Close some of them.", headers={"retry-after": "30"})
         wanted = selection_of(request)
         return StreamingResponse(
             self._stream(visitor, wanted, who),
@@ -69,11 +74,11 @@ class Feed:
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
         )
 
-    async def _stream(self, visitor: Visitor, wanted: Selection, who: str) -> AsyncIterator[str]:
+    async def _stream(self, visitor: Visitor, wanted: Selection, who: str) -> AsyncIterator[bytes]:
         self._open[who] += 1
         try:
-            shown, version = self._snapshot(visitor, wanted), self._version
-            yield "retry: 3000\n\n"
+            shown, version = self._snapshot(wanted), self._version
+            yield b"retry: 3000\n\n"
             while True:
                 changed = self._changed
                 if version == self._version:
@@ -82,11 +87,11 @@ class Feed:
                 if not await self._is_still(visitor):
                     return  # logged out, or with other rights: the page connects again
                 if version == self._version:
-                    yield ": nothing changed\n\n"
+                    yield b": nothing changed\n\n"
                     continue
                 version = self._version
-                before, shown = shown, self._snapshot(visitor, wanted)
-                event = self._event(before, shown)
+                before, shown = shown, self._snapshot(wanted)
+                event = self._event(before, shown, visitor.person)
                 if event:
                     yield event
                 await asyncio.sleep(SOONEST)
@@ -101,30 +106,42 @@ class Feed:
         except SourceLost:
             return False
 
-    def _snapshot(self, visitor: Visitor, wanted: Selection) -> Snapshot:
-        person = visitor.person
-        key = (wanted, "" if person.admin else person.name, person.admin)
-        found = self._made.get(key)
+    def _snapshot(self, wanted: Selection) -> Snapshot:
+        """Which tiles are shown, and in which order, does not depend on who reads them."""
+        found = self._made.get(wanted)
         if found is None:
-            views = readable(self._site, visitor)
-            tiles = [one for _, _, some in groups(choose(views, wanted), wanted) for one in some]
-            counts = tuple(counted([one for view in views for one in view.gpus]))
-            found = Snapshot(tuple(one.id for one in tiles), {one.id: one for one in tiles}, counts)
-            self._made[key] = found
+            machines = self._site.source.machines
+            views = [machines[name] for name in sorted(machines)]
+            everything = [one for view in views for one in view.gpus]
+            counts = tuple(counted(everything))
+            if is_summary(len(everything), wanted):
+                found = Snapshot((), {}, counts, summary_html(self._site, views, wanted))
+            else:
+                tiles = {one.id: one for _, one in choose(views, wanted).gpus}
+                found = Snapshot(tuple(tiles), tiles, counts)
+            self._made[wanted] = found
         return found
 
-    def _event(self, before: Snapshot, after: Snapshot) -> str:
-        if before.order != after.order:
-            return "event: list\ndata: {}\n\n"
-        changed = [one for id_, one in after.tiles.items() if before.tiles[id_] != one]
-        if not changed and before.counts == after.counts:
-            return ""
-        body = {"tiles": {one.id: self._tile(one) for one in changed}, "counts": dict(after.counts)}
-        return f"event: tiles\ndata: {msgspec.json.encode(body).decode()}\n\n"
-
-    def _tile(self, one: GpuTile) -> str:
-        found = self._rendered.get(one)
+    def _event(self, before: Snapshot, after: Snapshot, person: Person) -> bytes:
+        """Made once for all pages that show the same before and after, and whose readers may see the same of it."""
+        if before.order != after.order or bool(before.rows) != bool(after.rows):
+            return b"event: list\ndata: {}\n\n"
+        changed = [one for id_, one in after.tiles.items() if (was := before.tiles[id_]) is not one and was != one]
+        if not changed and (before.counts, before.rows) == (after.counts, after.rows):
+            return b""
+        reader = _reader(changed, person)
+        found = self._events.get((before, after, reader))
         if found is None:
-            template = self._site.templates.get_template("tile.html")
-            found = self._rendered[one] = template.render(one=one)
+            readers = self._site.readers
+            tiles = {one.id: str(readers.html(readers.tile(one, person))) for one in changed}
+            body = {"tiles": tiles, "counts": dict(after.counts), "rows": after.rows}
+            found = b"event: tiles\ndata: " + msgspec.json.encode(body) + b"\n\n"
+            self._events[before, after, reader] = found
         return found
+
+
+def _reader(changed: Sequence[GpuTile], person: Person) -> str:
+    """Readers of which none may see more of these tiles than the others have the same name here."""
+    if person.admin:
+        return "admin\0"
+    return person.name if person.name and any(one.owner == person.name for one in changed) else ""

@@ -7,15 +7,16 @@ of the secret and decides whose it is; see `gpukeeper.interfaces.link`.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import HTTPConnection
 
-from gpukeeper.interfaces.link import Credentials, Person
+from gpukeeper.interfaces.link import PERSON, Credentials, Person, SiteSettings
+from gpukeeper.interfaces.web.peers import Peers
 
 COOKIE = "gk_session"
 THEME = "gk_theme"
@@ -25,29 +26,25 @@ HEADERS = {
         "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
         "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
-    "referrer-policy": "no-referrer",  # a link to log in must not be passed on
+    "referrer-policy": "same-origin",  # a link to log in must not be passed on; without any, forms have no origin
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-
-
-class Proxy(msgspec.Struct, frozen=True):
-    """A reverse proxy that logs people in: the header with their name counts only from these addresses."""
-
-    header: str
-    addresses: tuple[str, ...]
+HSTS = {"strict-transport-security": f"max-age={30 * 86400}"}
 
 
 class Visitor(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, as far as known here. `by_cookie`: requests that change something need a CSRF token."""
+    """Who asks, as far as known here. `by_cookie`: requests that change something need a CSRF token. `direct`: not
+    through a reverse proxy."""
 
     person: Person
     credentials: Credentials
     by_cookie: bool
     csrf: str
+    direct: bool = True
 
     @property
     def logged_in(self) -> bool:
@@ -81,26 +78,43 @@ class Signer:
         return hmac.new(self._key, f"{purpose}\0{words}".encode(errors="surrogateescape"), sha256).hexdigest()
 
 
-def credentials_of(connection: HTTPConnection, signer: Signer, proxy: Proxy | None) -> tuple[Credentials, bool]:
-    """What was presented, and whether a browser sends it by itself."""
-    address = connection.client.host if connection.client is not None else ""
-    if proxy is not None and _is_from(address, proxy.addresses):
-        name = connection.headers.get(proxy.header, "")
-        forwarded = connection.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+class ProxyProblem(ValueError):
+    """The trusted proxy sent something that names no person."""
+
+
+def credentials_of(connection: HTTPConnection, signer: Signer, peers: Peers) -> tuple[Credentials, bool]:
+    """What was presented, and whether a browser sends it by itself. Raises ProxyProblem."""
+    address, proxy = peers.address(connection), ""
+    if peers.proxy is not None and peers.is_proxy(connection):
+        address, proxy = peers.client(connection), address
+        name = _proxy_name(connection.headers.getlist(peers.proxy.header))
         if name:
-            return Credentials(proxy_user=name, address=forwarded or address), True
+            return Credentials(proxy_user=name, proxy=proxy, address=address), True
     words = connection.headers.get("authorization", "")
     if words.lower().startswith("bearer "):
         return Credentials(secret=words[7:].strip(), address=address), False
     return Credentials(secret=signer.unsign(connection.cookies.get(COOKIE, "")), address=address), True
 
 
-def _is_from(address: str, allowed: Sequence[str]) -> bool:
-    try:
-        here = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return any(here in ipaddress.ip_network(one, strict=False) for one in allowed)
+def _proxy_name(given: Sequence[str]) -> str:
+    """Empty: the proxy reports nobody."""
+    if len(given) > 1:
+        raise ProxyProblem("The reverse proxy sent the name of the person more than once. Nothing was done.")
+    name = given[0].strip() if given else ""
+    if name and not PERSON.fullmatch(name):
+        raise ProxyProblem("The reverse proxy sent a name that no person can have. Nothing was done.")
+    return name
+
+
+def is_secure(connection: HTTPConnection, settings: SiteSettings, peers: Peers) -> bool:
+    """Whether the browser reaches us over HTTPS, so that it must send the cookie over HTTPS only."""
+    if connection.scope["scheme"] == "https":
+        return True
+    if peers.is_proxy(connection) and connection.headers.get("x-forwarded-proto", "").lower() == "https":
+        return True
+    url = urlsplit(settings.url)
+    hosts = [urlsplit(f"//{connection.headers.get(name, '')}").hostname for name in ("host", "x-forwarded-host")]
+    return url.scheme == "https" and url.hostname in hosts
 
 
 @dataclass
@@ -120,3 +134,8 @@ class Bucket:
         if len(self._left) > self.most:
             del self._left[next(iter(self._left))]
         return allowed
+
+    def wait(self, who: str, now: float) -> float:
+        """Seconds until the next is allowed."""
+        left, at = self._left.get(who, (self.burst, now))
+        return max(0.0, (1.0 - left) / self.rate - (now - at))

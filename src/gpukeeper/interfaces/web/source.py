@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import Answer, Condition, Credentials, Demo
+from gpukeeper.interfaces.link import Answer, Condition, Credentials, Demo, SiteSettings
 from gpukeeper.views.live import Delta, MachineView
 
 
@@ -21,6 +21,7 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     session_seconds: int
     version: str
     demo: Demo | None = None
+    site: SiteSettings = SiteSettings()
     fleet: bool = False  # many machines, over their copy
 
 

@@ -12,8 +12,6 @@ from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import MachineView, PlaceState
 
-_FORMATS = {"for": "since %Y-%m-%d %H:%M UTC", "hour": "%a %H:%M UTC"}
-
 
 def moment(at: datetime | None, mode: str = "time") -> Markup:
     """A time element: UTC in the page, the viewer's zone by script. `mode`: time, hour (of a chart), ago, for (since
@@ -21,9 +19,10 @@ def moment(at: datetime | None, mode: str = "time") -> Markup:
     if at is None:
         return Markup('<span class="none">unknown</span>')
     at = at.astimezone(UTC)
-    return Markup('<time datetime="{}" data-mode="{}">{}</time>').format(
-        at.strftime("%Y-%m-%dT%H:%M:%SZ"), mode, at.strftime(_FORMATS.get(mode, "%Y-%m-%d %H:%M UTC"))
-    )
+    day, time = at.date().isoformat(), at.time().isoformat("seconds")
+    words = f"{at:%a} {time[:5]} UTC" if mode == "hour" else f"{'since ' if mode == 'for' else ''}{day} {time[:5]} UTC"
+    # Nothing in it needs escaping, which would take half of the time of a page with hundreds of them.
+    return Markup(f'<time datetime="{day}T{time}Z" data-mode="{mode}">{words}</time>')  # noqa: S704
 
 
 def known(value: object, unit: str = "", missing: str = "not measured") -> Markup:

@@ -34,8 +34,7 @@ def usage_rows(reader: UsageReader, since: datetime | None, now: datetime, most:
         return
     first = _moment(oldest)
     begin = first if since is None else max(since, first)
-    devices = max(sum(len(models) for models in reader.models(begin, now).values()), 1)
-    span = min(max(SHORTEST, most // devices * HOUR), timedelta(days=31))
+    span = min(max(SHORTEST, most // max(reader.count(begin, now), 1) * HOUR), timedelta(days=31))
     while begin < now:
         end = min(begin + span, now)
         found = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,9 +16,9 @@ from starlette.testclient import TestClient
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.daemon.web import WebProcess
-from gpukeeper.interfaces.link import Answer, Condition, Credentials, Question
+from gpukeeper.interfaces.link import Answer, Condition, Credentials, Question, SiteSettings
 from gpukeeper.interfaces.web.application import make_app
-from gpukeeper.interfaces.web.security import Bucket, Proxy
+from gpukeeper.interfaces.web.security import Bucket
 from gpukeeper.interfaces.web.source import Listener, Machines, SourceSettings
 from gpukeeper.ledger.logins import LoginKind, open_logins
 from gpukeeper.model.subject import State
@@ -32,9 +33,9 @@ POLICY = "preset: development\nmode: enforce\nscope: {docker: {}}\nadmins: [root
 class InProcess:
     """Implements Source."""
 
-    def __init__(self, web: WebProcess, *, anonymous: bool) -> None:
+    def __init__(self, web: WebProcess, *, anonymous: bool, site: SiteSettings) -> None:
         self.web = web
-        self.settings = SourceSettings(key=b"k" * 32, anonymous=anonymous, session_seconds=3600, version="0")
+        self.settings = SourceSettings(key=b"k" * 32, anonymous=anonymous, session_seconds=3600, version="0", site=site)
         self._machines = Machines()
         self.condition = Condition()
         self._sent: MachineView | None = None
@@ -105,8 +106,8 @@ def dashboard(
     folder: Path,
     *,
     anonymous: bool = True,
-    proxy: Proxy | None = None,
     policy: str = POLICY,
+    client_address: str = "10.0.0.5",
     raising: bool = True,
     limits: Bucket | None = None,
 ) -> Iterator[Dashboard]:
@@ -121,8 +122,9 @@ def dashboard(
     listener = SimpleNamespace(getsockname=lambda: ("127.0.0.1" if anonymous else "10.0.0.1", 80))
     session.keeper.live.enabled = session.keeper.request_state.enabled = True
     web = WebProcess(session, logins, cast(Any, listener), lambda words: None)
-    source = InProcess(web, anonymous=anonymous)
-    app = make_app(source, proxy)
+    site = asyncio.run(web.settings.setup()).site if "web:" in policy else SiteSettings()
+    source = InProcess(web, anonymous=anonymous, site=site)
+    app = make_app(source)
     if limits is not None:
         app.state.site.reads = app.state.site.changes = app.state.site.logins = limits
 
@@ -131,7 +133,7 @@ def dashboard(
         await source.publish()
 
     try:
-        with TestClient(app, client=("10.0.0.5", 50000), raise_server_exceptions=raising) as client:
+        with TestClient(app, client=(client_address, 50000), raise_server_exceptions=raising) as client:
             made = Dashboard(client, app, session, logins, fleet)
             made.call(begin)
             yield made

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpukeeper.engine.requests import Request
@@ -63,6 +64,13 @@ def test_only_admins_can_select(site: Dashboard) -> None:
     everything = site.get("/workloads?select=all", "root").text
     assert everything.count(" checked>") == everything.count('name="id"') == 2
     assert " checked>" not in site.get("/workloads", "root").text
+
+
+def test_the_dashboard_of_a_fleet_offers_no_selection(site: Dashboard) -> None:
+    """A preview is made by the daemon of a machine; the copy of a fleet cannot."""
+    source = site.app.state.site.source
+    source.settings = msgspec.structs.replace(source.settings, fleet=True)
+    assert 'type="checkbox"' not in site.get("/workloads", "root").text
 
 
 def test_a_preview_does_nothing_and_says_what_is_refused(site: Dashboard) -> None:

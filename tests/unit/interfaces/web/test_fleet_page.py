@@ -141,3 +141,15 @@ def test_a_tile_without_a_next_step_says_so(site: Dashboard) -> None:
     shows(site, msgspec.structs.replace(view, gpus=(msgspec.structs.replace(tile, steps=()),)))
     assert isinstance(tile, GpuTile)
     assert "no action is planned" in site.get("/", "root").text
+
+
+@pytest.mark.parametrize("state", [GpuState.DIRTY, GpuState.QUARANTINED, GpuState.OUTSIDE])
+def test_a_gpu_that_needs_an_admin_is_shown_and_selected_by_its_state(site: Dashboard, state: GpuState) -> None:
+    """C11.2"""
+    tiles = many(view_of(site), 6).gpus
+    ill = msgspec.structs.replace(tiles[0], state=state, key="", holder="", steps=(), reason="900 MiB in use by nobody")
+    shows(site, msgspec.structs.replace(view_of(site), gpus=(ill, *tiles[1:])))
+    page = site.get(f"/?state={state}", "root").text
+    assert names(page) == [ill.name]
+    assert f'class="chip s-{state}"' in page
+    assert "900 MiB in use by nobody" in page

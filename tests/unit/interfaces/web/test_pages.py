@@ -98,6 +98,9 @@ def test_a_gpu_has_a_page_with_its_figures(site: Dashboard) -> None:
     unknown = site.get("/acceptance/gpu/S1").text
     assert 'class="floor"' not in unknown
     assert "no floor known: the model is unknown" in unknown
+    found = site.get("/api/v1/acceptance/gpu?serial=S2").json()
+    assert (found["model"], found["figures"][0]["floor"]) == ("NVIDIA X", 650.0)
+    assert site.get("/api/v1/acceptance/gpu?serial=other").status_code == 404
     assert site.get("/acceptance/gpu/other").status_code == 404
 
 
@@ -139,17 +142,17 @@ def test_the_live_updates_of_a_revoked_session_end(site: Dashboard) -> None:
     signed = f"{COOKIE}={Signer(b'k' * 32).sign(site.token('ann', LoginKind.SESSION))}"
     scope = {"type": "http", "method": "GET", "path": "/events", "query_string": b"", "client": ("10.0.0.5", 1)}
 
-    async def read() -> list[str]:
+    async def read() -> list[object]:
         response = await Feed(site.app.state.site).events(Request({**scope, "headers": [(b"cookie", signed.encode())]}))
         assert isinstance(response, StreamingResponse)
         stream = aiter(response.body_iterator)
-        received = [str(await anext(stream))]
+        received = [await anext(stream)]
         await site.logins.revoke(None, "ann")
         site.session.keeper.live.places.clear()  # a change that would be sent
         await site.app.state.site.source.publish()
-        return [*received, *[str(more) async for more in stream]]
+        return [*received, *[more async for more in stream]]
 
-    assert site.call(read) == ["retry: 3000\n\n"]
+    assert site.call(read) == [b"retry: 3000\n\n"]
 
 
 def test_a_form_without_its_csrf_token_does_nothing(site: Dashboard) -> None:

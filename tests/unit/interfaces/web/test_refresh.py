@@ -42,12 +42,12 @@ def test_a_pass_that_read_it_before_the_request_does_not_undo_what_is_shown(site
         assert (await fulfil(keeper, book, "ann", Request(verb="hold", workload="train"), uid=1000)).done
         await refresh(keeper, book, "train")
         assert holders(site) == ["ann"]
-        keeper.live.note(platform, before.view, decide(before.view, book, begun), book, begun)
+        keeper.live.note(platform, before.view, decide(before.view, book, begun), begun, None)
         keeper.live.finish(LivePass(platform=key_of(platform), at=begun), [])
         assert holders(site) == ["ann"]
         later = keeper.clock.now() + timedelta(seconds=1)
         keeper.live.begin(platform, whole=True)
-        keeper.live.note(platform, before.view, decide(before.view, book, later), book, later)
+        keeper.live.note(platform, before.view, decide(before.view, book, later), later, None)
         keeper.live.finish(LivePass(platform=key_of(platform), at=later), [])
         assert holders(site) == [], "the next pass shows what it read"
 

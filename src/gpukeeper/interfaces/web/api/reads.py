@@ -22,6 +22,7 @@ from gpukeeper.interfaces.web.api.values import (
     MachineList,
     WorkloadList,
 )
+from gpukeeper.interfaces.web.pages.acceptance import history_of
 from gpukeeper.interfaces.web.pages.asking import ask_for, machine_named, machine_or_all
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.selection import Selection, fits, fits_workload
@@ -109,6 +110,10 @@ async def report(call: Call) -> Outcome:
 async def runs(call: Call) -> Outcome:
     request = Request(verb="runs", last=call.query.limit, before=call.query.after)
     return Outcome(await ask(call, machine_of(call), RunLines, request))
+
+
+async def gpu_runs(call: Call) -> Outcome:
+    return Outcome(await history_of(call.site, call.visitor, machine_of(call), call.query.serial))
 
 
 async def policy(call: Call) -> Outcome:

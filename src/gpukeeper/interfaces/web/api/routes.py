@@ -10,6 +10,7 @@ from gpukeeper.interfaces.web.api.values import (
     ConfirmBody,
     EmptyBody,
     ExplainDocument,
+    GpuHistoryQuery,
     GpuList,
     GpuQuery,
     HoldBody,
@@ -27,7 +28,7 @@ from gpukeeper.interfaces.web.api.values import (
     WorkloadList,
 )
 from gpukeeper.interfaces.web.app import Page
-from gpukeeper.views.acceptance_history import RunLines
+from gpukeeper.views.acceptance_history import GpuHistory, RunLines
 from gpukeeper.views.health import HealthView
 from gpukeeper.views.live import WorkloadLine
 from gpukeeper.views.plan import PlanView
@@ -60,6 +61,10 @@ API: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "/ledger", "ledger", "Lines of the ledger.", reads.ledger, {200: LineList}, LedgerQuery),
     ApiRoute("GET", "/report", "report", "Usage and savings.", reads.report, {200: UsageReport}, ReportTime),
     ApiRoute("GET", "/acceptance", "acceptance", "Acceptance runs.", reads.runs, {200: RunLines}, RunsQuery),
+    ApiRoute(
+        *("GET", "/acceptance/gpu", "acceptanceOfGpu", "A GPU's figures over its runs, with peers and floor."),
+        *(reads.gpu_runs, {200: GpuHistory}, GpuHistoryQuery),
+    ),
     ApiRoute("GET", "/policy", "policy", "The policy in effect.", reads.policy, {200: PolicyView}, OfMachine),
     ApiRoute(
         *("GET", "/policy/try", "policyTry", "What would happen to a hypothetical workload; needs a login."),

@@ -56,6 +56,12 @@ class RunsQuery(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=True
     after: LineNumber | None = None
 
 
+class GpuHistoryQuery(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`serial`: its serial number, or uuid where it has none."""
+
+    serial: Word = ""
+
+
 class ReportTime(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Default: the last 30 days."""
 

@@ -12,7 +12,7 @@ from gpukeeper.interfaces.web.charts import figure_lines
 from gpukeeper.interfaces.web.pages.asking import ask_for, machine_of
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.security import Visitor
-from gpukeeper.views.acceptance_history import RunLines, gpu_history
+from gpukeeper.views.acceptance_history import GpuHistory, RunLines, gpu_history
 
 MOST = 500
 
@@ -35,12 +35,17 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
 
 async def gpu(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     machine, serial = machine_of(site, request), request.path_params["serial"]
+    history = await history_of(site, visitor, machine, serial)
+    figures = [(one, figure_lines(one)) for one in history.figures]
+    return site.page(request, visitor, "gpu.html", machine=machine, history=history, figures=figures)
+
+
+async def history_of(site: Site, visitor: Visitor, machine: str, serial: str) -> GpuHistory:
     found = await ask_for(site, visitor, machine, RunLines, Request(verb="runs", last=MOST))
     history = gpu_history(found.runs, serial, _model(site, visitor, machine, serial))
     if history is None:
         raise HTTPException(404, f'No acceptance run of {machine} tested a GPU "{serial[:60]}".')
-    figures = [(one, figure_lines(one)) for one in history.figures]
-    return site.page(request, visitor, "gpu.html", machine=machine, history=history, figures=figures)
+    return history
 
 
 def _model(site: Site, visitor: Visitor, machine: str, identity: str) -> str:

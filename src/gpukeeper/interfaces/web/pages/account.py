@@ -25,7 +25,7 @@ async def redeem(site: Site, request: HttpRequest, visitor: Visitor) -> Response
     if not answer.done:
         return site.page(request, visitor, "login.html", 403, token="", problem=answer.words)
     response = RedirectResponse("/", 303)
-    session_cookie(site, response, answer.token, secure=request.url.scheme == "https")
+    session_cookie(site, request, response, answer.token)
     return response
 
 

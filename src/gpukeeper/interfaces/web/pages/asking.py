@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 
 from gpukeeper.engine.requests import Request
+from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model import reading
@@ -40,5 +41,5 @@ def machine_or_all(site: Site, name: str) -> str:
 async def ask_for(site: Site, visitor: Visitor, machine: str, kind: type[T], request: Request, refused: int = 400) -> T:
     answer = await site.ask(visitor, machine, request)
     if not answer.done:
-        raise HTTPException(refused, answer.words)
+        raise HTTPException({NOT_COPIED: 404, NO_COPY: 503}.get(answer.exit_code, refused), answer.words)
     return reading.decode(answer.body, type=kind)

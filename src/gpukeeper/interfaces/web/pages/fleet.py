@@ -15,7 +15,7 @@ from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.interfaces.web.selection import SORTS, STATES, Chosen, Selection, choices, choose, read_selection
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import GpuTile, MachineView, for_reader
+from gpukeeper.views.live import GpuTile, MachineView
 
 SUMMARY_FROM = 200  # GPUs; with more of them the first page is a summary by place
 
@@ -35,7 +35,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     views = readable(site, visitor)
     chosen = choose(views, wanted)
     everything = [one for view in views for one in view.gpus]
-    summarised = is_summarised(views, wanted)
+    summarised = is_summary(len(everything), wanted)
     return site.page(
         request,
         visitor,
@@ -57,19 +57,23 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
 async def rows(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     """Only the tiles, or the summary, for a page that is open already."""
     wanted, views = selection_of(request), readable(site, visitor)
-    if is_summarised(views, wanted):
-        template = site.templates.get_template("places.html")
-        body = template.render(places=summaries(views), states=STATES, wanted=wanted, visitor=visitor)
+    if is_summary(sum(len(view.gpus) for view in views), wanted):
+        body = summary_html(site, views, wanted)
     else:
-        template = site.templates.get_template("tiles.html")
-        body = template.render(groups=groups(choose(views, wanted), wanted), visitor=visitor)
+        found = groups(choose(views, wanted), wanted)
+        body = site.templates.get_template("tiles.html").render(groups=found, visitor=visitor)
     return HTMLResponse(body, headers={"cache-control": "no-store"})
 
 
-def is_summarised(views: Sequence[MachineView], wanted: Selection) -> bool:
+def is_summary(total: int, wanted: Selection) -> bool:
     """Until a filter or an order is chosen."""
-    many = sum(len(view.gpus) for view in views) > SUMMARY_FROM
-    return many and not wanted.filtered and wanted.sort == SORTS[0]
+    return total > SUMMARY_FROM and not wanted.filtered and wanted.sort == SORTS[0]
+
+
+def summary_html(site: Site, views: Sequence[MachineView], wanted: Selection) -> str:
+    """The GPUs of each place by state; the same for every reader."""
+    template = site.templates.get_template("places.html")
+    return template.render(places=summaries(views), states=STATES, wanted=wanted)
 
 
 def selection_of(request: HttpRequest) -> Selection:
@@ -81,11 +85,8 @@ def selection_of(request: HttpRequest) -> Selection:
 
 def readable(site: Site, visitor: Visitor) -> list[MachineView]:
     """What this visitor may see, by name of the machine."""
-    person = visitor.person
-    return [
-        for_reader(site.source.machines[name], person.name or "\0", admin=person.admin)
-        for name in sorted(site.source.machines)
-    ]
+    machines = site.source.machines
+    return [site.readers.view(machines[name], visitor.person) for name in sorted(machines)]
 
 
 def groups(chosen: Chosen, wanted: Selection) -> list[tuple[str, str, list[GpuTile]]]:
@@ -99,7 +100,7 @@ def groups(chosen: Chosen, wanted: Selection) -> list[tuple[str, str, list[GpuTi
 
 def is_unmeasured(one: GpuTile) -> bool:
     """Held by a workload, and its use could not be measured."""
-    return bool(one.key) and isinstance(one.use, Unknown)
+    return bool(one.key) and isinstance(one.use, Unknown) and one.as_of is None
 
 
 def counted(gpus: Sequence[GpuTile]) -> list[tuple[str, int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
@@ -11,6 +13,8 @@ from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model import reading
 from gpukeeper.views.health import HealthView
+
+TOO_OLD = 120.0  # seconds; a daemon sends a view every 15 s, or more rarely if building one is slow
 
 
 async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
@@ -32,6 +36,9 @@ async def ready(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     problem = site.source.condition.problem
     if problem:
         return PlainTextResponse(f"the fleet database cannot be read: {problem}\n", 503)
-    if site.source.machines:
-        return PlainTextResponse("ok\n")
-    return PlainTextResponse("no view of any machine yet\n", 503)
+    if not site.source.machines:
+        return PlainTextResponse("no view of any machine yet\n", 503)
+    age = time.monotonic() - site.changed_at
+    if age > TOO_OLD and not site.source.settings.fleet:
+        return PlainTextResponse(f"the last view was received {age:.0f} s ago; is the daemon overloaded?\n", 503)
+    return PlainTextResponse("ok\n")

@@ -52,6 +52,7 @@ async def listed(site: Site, request: HttpRequest, visitor: Visitor) -> Response
         pages=max(-(-len(found) // PAGE), 1),
         offered=choices(views, workloads=True),
         sorts=WORKLOAD_SORTS,
+        several=visitor.person.admin and not site.source.settings.fleet,
         actions=PREVIEWED,
         most=MOST_AT_ONCE,
         selected=request.query_params.get("select") == "all",

@@ -88,6 +88,8 @@ function listen(address) {
   events.addEventListener("list", reloadRows);
   events.addEventListener("tiles", (event) => {
     const change = JSON.parse(event.data);
+    const rows = document.getElementById("rows");
+    if (change.rows && rows) rows.innerHTML = change.rows;
     for (const [id, html] of Object.entries(change.tiles)) replaceTile(id, html);
     for (const element of document.querySelectorAll("[data-count]")) {
       element.textContent = change.counts[element.dataset.count] || 0;

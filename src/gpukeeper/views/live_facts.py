@@ -1,0 +1,164 @@
+"""From the facts of a daemon to the rows of its live view: one tile, one line, one place; and at which moments a row
+changes although its facts stay the same. Countdowns do not count: readers are sent the time that they run to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from math import ceil
+
+from gpukeeper.engine.live import STEP, STEPS, LiveFact, LivePlace, UseHistory, step_of, step_start
+from gpukeeper.engine.ports import PlaceKey
+from gpukeeper.lifecycle.claims import ClaimState, GpuClaim, runs_on_gpus
+from gpukeeper.model.condition import CheckResult
+from gpukeeper.model.decision import Verdict
+from gpukeeper.model.memory import Memory
+from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.live import GpuState, GpuTile, PlaceState, WorkloadLine, row_id
+from gpukeeper.views.top import OLD, GpuLine, NextActions, NextStep, gpu_line
+from gpukeeper.views.workload import next_word
+
+DIRTY = (CheckResult.DIRTY, CheckResult.RESET_FAILED, CheckResult.ORPHANED_SHARED)
+NEVER = datetime.max.replace(tzinfo=UTC)
+_MOMENT = timedelta(microseconds=1)
+_STATES = {
+    ClaimState.FREE: GpuState.FREE,
+    ClaimState.BARE: GpuState.OUTSIDE,
+    ClaimState.QUARANTINE: GpuState.QUARANTINED,
+    ClaimState.UNSURE: GpuState.UNKNOWN,
+}
+
+
+def place_state(key: PlaceKey, place: LivePlace) -> PlaceState:
+    last = place.last
+    return PlaceState(
+        platform=key[0],
+        place=key[1],
+        at=last.at,
+        seen=last.seen,
+        running=last.running,
+        unseen=last.unseen,
+        breaker=last.breaker,
+        steps=tuple(one.seen.ref.key for one in last.steps),
+        deferred=tuple(one.seen.ref.key for one in last.deferred),
+        left_out=place.left_out,
+    )
+
+
+def gpu_tile(
+    claim: GpuClaim,
+    device: Subject | None,
+    fact: LiveFact | None,
+    history: UseHistory | None,
+    memory: Memory,
+    now: datetime,
+    machine: str,
+) -> GpuTile:
+    """`fact`: of its holder. `memory`: what the ledger remembers of the device."""
+    key = "" if claim.holder is None else claim.holder.key
+    waste = None if fact is None else fact.waste
+    line = gpu_line(claim, device, {} if fact is None else {key: _next(fact, now)}, now)
+    return GpuTile(
+        **{name: getattr(line, name) for name in GpuLine.__struct_fields__},
+        id=row_id(machine, claim.place, claim.device, key),
+        workload="" if claim.holder is None else row_id(machine, key),
+        platform=claim.holder.platform if claim.holder is not None else "",
+        state=_state(claim, idle=waste is not None, memory=memory),
+        model="" if device is None else device.labels.get("model", ""),
+        idle_since=None if waste is None else waste.since,
+        history_start=None if history is None else step_start(history.start),
+        history=() if history is None else _until(history, now),
+    )
+
+
+def tile_moments(claim: GpuClaim, fact: LiveFact | None, history: UseHistory | None, now: datetime) -> list[datetime]:
+    """When it changes by time alone, earliest or not."""
+    found = [] if history is None else [step_start(step_of(now)), step_start(step_of(now) + 1)]
+    if claim.use_at is not None:
+        found.append(claim.use_at + OLD)
+    if fact is not None:
+        found += [one.at for one in fact.ahead]
+        found += [] if fact.decision.due is None else [fact.decision.due]
+    return found
+
+
+def workload_line(fact: LiveFact, machine: str, now: datetime) -> WorkloadLine:
+    subject, decision, memory = fact.view.subject, fact.decision, fact.view.memory
+    ref = subject.ref
+    hold = max((one for one in memory.holds if one.until > now), key=lambda one: one.until, default=None)
+    warned = max(memory.warnings, key=lambda one: one.at, default=None)
+    ended = (subject.ended,) if subject.state is State.ENDED else ()
+    times = (*ended, subject.started, subject.created)
+    return WorkloadLine(
+        id=row_id(machine, ref.key),
+        key=ref.key,
+        path=ref.path,
+        platform=ref.platform,
+        place=ref.place,
+        kind=ref.kind,
+        name=ref.name,
+        state=subject.state,
+        owner=subject.owner,
+        owner_verified=subject.owner_verified,
+        class_=decision.class_ or str(subject.class_),
+        gpus=decision.gpus if runs_on_gpus(subject) or not isinstance(decision.gpus, Unknown) else 0,
+        since=next((one for one in times if isinstance(one, datetime)), None),
+        next=next_word(decision),
+        due=decision.due,
+        rule=decision.rule,
+        verdict=decision.verdict,
+        reason=decision.reason,
+        steps=_steps(fact, now),
+        idle_since=None if fact.waste is None else fact.waste.since,
+        held_by="" if hold is None else hold.by,
+        hold_until=None if hold is None else hold.until,
+        warned=None if warned is None else warned.at,
+        stop_announced=None if warned is None or warned.until is None or warned.until < now else warned.until,
+        size=None if isinstance(subject.size, Unknown) else subject.size,
+    )
+
+
+def line_moments(fact: LiveFact) -> list[datetime]:
+    """When it changes by time alone, earliest or not."""
+    memory = fact.view.memory
+    return [
+        *(one.until for one in memory.holds),
+        *(one.until for one in memory.warnings if one.until is not None),
+        *(one.at for one in fact.ahead),
+    ]
+
+
+def next_moment(moments: Iterable[datetime], now: datetime) -> datetime:
+    """The first from now on. One that is just now may still have to come: some values change after it."""
+    return min((one if one > now else one + _MOMENT for one in moments if one >= now), default=NEVER)
+
+
+def _until(history: UseHistory, now: datetime) -> tuple[float | None, ...]:
+    """Whole percents: a tile that did not change visibly is not sent again. Steps without a measurement up to now are
+    None."""
+    means = tuple(None if one is None else float(round(one)) for one in history.means())
+    missing = ceil((now - step_start(history.start)) / STEP) - len(means)
+    return means + (None,) * min(max(missing, 0), STEPS)
+
+
+def _state(claim: GpuClaim, *, idle: bool, memory: Memory) -> GpuState:
+    if idle:
+        return GpuState.IDLE
+    gpu = memory.gpu
+    if claim.how in (ClaimState.FREE, ClaimState.UNSURE) and gpu is not None and gpu.result in DIRTY:
+        return GpuState.DIRTY
+    return _STATES.get(claim.how, GpuState.HELD)
+
+
+def _next(fact: LiveFact, now: datetime) -> NextActions:
+    decision = fact.decision
+    class_ = decision.class_ or fact.view.subject.class_
+    if not fact.ahead and decision.verdict is Verdict.WAIT and decision.due is not None and decision.due > now:
+        return NextActions(class_, (NextStep("", decision.due, decision.rule),), decision.reason or decision.rule)
+    return NextActions(class_, _steps(fact, now), fact.ahead[-1].reason if fact.ahead else "")
+
+
+def _steps(fact: LiveFact, now: datetime) -> tuple[NextStep, ...]:
+    return tuple(NextStep(one.action.value, one.at if one.at > now else None, one.rule) for one in fact.ahead)

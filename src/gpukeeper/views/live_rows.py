@@ -1,0 +1,320 @@
+"""The rows of a machine's live view, kept up to date: what did not change is not built again.
+
+A row depends on its fact, on the facts of the same GPU, on what the ledger remembers of that GPU, and on the time,
+which matters only at moments that are known in advance. So the work follows what changed, not the size of the fleet.
+Pure: the same facts at the same time give the same rows, whatever was there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+
+from gpukeeper.engine.live import LiveFact, LiveState
+from gpukeeper.lifecycle.claims import (
+    ClaimState,
+    GpuClaim,
+    Inventory,
+    blocks_use,
+    claim_on,
+    claim_state,
+    devices_of,
+    next_event,
+    unheld,
+)
+from gpukeeper.lifecycle.contradictions import about_subject, on_device
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.memory import EMPTY, Memory
+from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.views.live import Delta, GpuTile, MachineView, WorkloadLine, gpu_order, row_id
+from gpukeeper.views.live_facts import NEVER, gpu_tile, line_moments, next_moment, tile_moments, workload_line
+
+Device = tuple[str, str]  # place, and uid; without a uid: a workload there has a GPU, and which is unknown
+GONE = 10_000  # ids of rows that are kept for readers
+Row = TypeVar("Row", GpuTile, WorkloadLine)
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A fact, how it has its devices, and until when that and its line stay as they are."""
+
+    fact: LiveFact
+    how: ClaimState | None
+    until: datetime
+
+    @property
+    def devices(self) -> list[Device]:
+        """Those it has now."""
+        subject = self.fact.view.subject
+        return [] if self.how is None else [(subject.ref.place, one) for one in devices_of(subject)]
+
+
+class _Tiles(msgspec.Struct, frozen=True):
+    """Of one device. `added`: the values in the histories that are drawn in them."""
+
+    ids: tuple[str, ...] = ()
+    until: datetime = NEVER
+    added: int = 0
+
+
+class LiveRows:
+    """`generation` rises with each update. A reader with the rows of an older one gets by `delta` what changed since,
+    unless that is before `oldest`."""
+
+    def __init__(self, machine: str) -> None:
+        self.generation = 0
+        self.oldest = 1
+        self._machine = machine
+        self._gpus: dict[str, GpuTile] = {}
+        self._workloads: dict[str, WorkloadLine] = {}
+        self._changed: dict[str, int] = {}  # by id: the generation; of rows that are gone, too
+        self._entries: dict[str, _Entry] = {}  # by key
+        self._holders: dict[Device, dict[str, None]] = {}  # keys, in order
+        self._tiles: dict[Device, _Tiles] = {}
+        self._inventory = Inventory(())
+        self._remembered: Mapping[str, Memory] = {}
+        self._doubtful: frozenset[str] = frozenset()
+        self._book: Rulebook | None = None
+        # What is left to do.
+        self._dirty: set[Device] = set()
+        self._to_note: set[str] = set()
+        self._inventory_changed = False
+        self._about_subjects: dict[str, tuple[str, ...]] = {}  # notes, by key
+        self._about_devices: dict[Device, tuple[str, ...]] = {}
+
+    @property
+    def devices(self) -> list[str]:
+        """Keys of the GPUs."""
+        return [one.ref.key for one in self._inventory.devices.values()]
+
+    @property
+    def gpus(self) -> tuple[GpuTile, ...]:
+        return tuple(sorted(self._gpus.values(), key=gpu_order))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        found = (*self._about_subjects.values(), *self._about_devices.values())
+        return tuple(sorted(words for one in found for words in one))
+
+    def view(self, head: MachineView) -> MachineView:
+        """`head`: everything but the rows."""
+        workloads = tuple(sorted(self._workloads.values(), key=lambda one: one.path))
+        return msgspec.structs.replace(head, gpus=self.gpus, workloads=workloads)
+
+    def delta(self, head: MachineView, since: int) -> Delta:
+        """What changed after that generation; of one that is too old, everything."""
+        whole = since < self.oldest
+        ids = [one for one, generation in self._changed.items() if whole or generation > since]
+        return Delta(
+            head=head,
+            gpus=tuple(self._gpus[one] for one in ids if one in self._gpus),
+            workloads=tuple(self._workloads[one] for one in ids if one in self._workloads),
+            gone=() if whole else tuple(one for one in ids if one not in self._gpus and one not in self._workloads),
+        )
+
+    def update(self, live: LiveState, book: Rulebook, now: datetime) -> Iterator[None]:
+        """The first part of an update: facts, and the lines of workloads. Yields after each small part of the work, so
+        that others may run. What is not finished is continued by the next update."""
+        self.generation += 1
+        self._forget()
+        facts = {key: fact for place in live.places.values() for key, fact in place.facts.items()}
+        changed = self._stale(facts, now, everything=book is not self._book)
+        changed += [key for key in self._entries if key not in facts]
+        for key in changed:
+            fact = facts.get(key)
+            self._replace(key, None if fact is None else _entry(fact, book, now), now)
+            yield
+        self._book = book
+        self._take_inventory()
+        self._doubt(frozenset(key[1] for key, place in live.places.items() if place.last.unseen))
+
+    def update_gpus(self, live: LiveState, now: datetime, remembered: Mapping[str, Memory]) -> Iterator[None]:
+        """The second part, at the same time: tiles and notes. `remembered`: of each of `devices`."""
+        self._remember(remembered)
+        while self._to_note:
+            self._note(self._to_note.pop())
+            yield
+        self._dirty |= self._affected(live, now)
+        while self._dirty:
+            self._rebuild(self._dirty.pop(), live, now)
+            yield
+
+    def _forget(self) -> None:
+        """Of rows that are gone only so many are kept; a reader that does not know of them gets everything."""
+        if len(self._changed) > len(self._gpus) + len(self._workloads) + GONE:
+            self._changed = {
+                one: generation
+                for one, generation in self._changed.items()
+                if one in self._gpus or one in self._workloads
+            }
+            self.oldest = self.generation
+
+    def _stale(self, facts: Mapping[str, LiveFact], now: datetime, *, everything: bool) -> list[str]:
+        if everything:
+            return list(facts)
+        known = self._entries
+        return [
+            key
+            for key, fact in facts.items()
+            if (entry := known.get(key)) is None or entry.fact is not fact or entry.until <= now
+        ]
+
+    def _replace(self, key: str, after: _Entry | None, now: datetime) -> None:
+        before = self._entries.pop(key, None)
+        for device in () if before is None else before.devices:
+            self._holders[device].pop(key, None)
+            if not self._holders[device]:
+                del self._holders[device]
+        if after is not None:
+            self._entries[key] = after
+            for device in after.devices:
+                self._holders.setdefault(device, {})[key] = None
+        for entry in (before, after):
+            if entry is not None:
+                self._dirty.update(entry.devices)
+                if _is_device(entry):
+                    self._dirty.add(_itself(entry))
+                    self._inventory_changed = True
+        self._to_note.add(key)
+        line = None if after is None or _is_device(after) else workload_line(after.fact, self._machine, now)
+        self._set(self._workloads, row_id(self._machine, key), line)
+
+    def _take_inventory(self) -> None:
+        if not self._inventory_changed:
+            return
+        before = self._inventory
+        self._inventory = Inventory([one.fact.view.subject for one in self._entries.values() if _is_device(one)])
+        if not self._inventory.is_like(before):  # other devices, or cut otherwise: that concerns all
+            self._dirty.update(self._inventory.devices, before.devices, self._holders, self._tiles)
+            self._to_note.update(self._entries)
+        self._inventory_changed = False
+
+    def _doubt(self, doubtful: frozenset[str]) -> None:
+        if doubtful != self._doubtful:
+            self._to_note.update(self._entries)
+        self._doubtful = doubtful
+
+    def _remember(self, remembered: Mapping[str, Memory]) -> None:
+        if remembered is self._remembered:
+            return
+        before, self._remembered = self._remembered, remembered
+        for key in {**before, **remembered}:
+            if key in self._entries and before.get(key, EMPTY) != remembered.get(key, EMPTY):
+                self._dirty.add(_itself(self._entries[key]))
+                self._to_note.add(key)
+
+    def _note(self, key: str) -> None:
+        entry = self._entries.get(key)
+        if entry is None:
+            self._about_subjects.pop(key, None)
+            return
+        found = about_subject(
+            entry.fact.view.subject,
+            self._remembered.get(key),
+            self._inventory,
+            self._doubtful,
+            has_device=entry.how is not None,
+        )
+        words = tuple(one.words for one in found)
+        if words:
+            self._about_subjects[key] = words
+        else:
+            self._about_subjects.pop(key, None)
+
+    def _affected(self, live: LiveState, now: datetime) -> set[Device]:
+        """The devices that overlap dirty ones, those that change by time, and those with new measurements."""
+        found = {(place, one) for place, device in self._dirty for one in self._inventory.overlapping(place, device)}
+        unsure = {place for place, device in self._dirty if not device}
+        if unsure:
+            found |= {one for one in self._inventory.devices if one[0] in unsure}
+        for device, tiles in self._tiles.items():
+            if tiles.until <= now or tiles.added != self._added(device, live):
+                found.add(device)
+        return found
+
+    def _added(self, device: Device, live: LiveState) -> int:
+        found = [live.history.get((key, device[1])) for key in self._holders.get(device, ())]
+        return sum(one.added for one in found if one is not None)
+
+    def _rebuild(self, device: Device, live: LiveState, now: datetime) -> None:
+        """The tiles of one device, and the notes about it."""
+        subject = self._inventory.devices.get(device)
+        memory = EMPTY if subject is None else self._remembered.get(subject.ref.key, EMPTY)
+        ids, moments = [], []
+        for claim in self._claims(device, now):
+            key = "" if claim.holder is None else claim.holder.key
+            fact = self._entries[key].fact if key else None
+            history = live.history.get((key, claim.device))
+            tile = gpu_tile(claim, subject, fact, history, memory, now, self._machine)
+            self._set(self._gpus, tile.id, tile)
+            ids.append(tile.id)
+            moments += tile_moments(claim, fact, history, now)
+        before = self._tiles.pop(device, _Tiles())
+        for gone in set(before.ids) - set(ids):
+            self._set(self._gpus, gone, None)
+        if ids:
+            self._tiles[device] = _Tiles(tuple(ids), next_moment(moments, now), self._added(device, live))
+        self._note_device(device)
+
+    def _claims(self, device: Device, now: datetime) -> Iterator[GpuClaim]:
+        for key in self._holders.get(device, ()):
+            entry = self._entries[key]
+            assert entry.how is not None
+            decision = entry.fact.decision
+            words = next_event(decision, now)
+            yield claim_on(device[1], entry.fact.view, entry.how, self._inventory, words, decision.due, now)
+        subject = self._inventory.devices.get(device)
+        if subject is not None:
+            around = [(device[0], one) for one in self._inventory.overlapping(*device)]
+            taken = device in self._inventory.cut or any(self._is_taken(one) for one in around)
+            memory = self._remembered.get(subject.ref.key, EMPTY)
+            free = unheld(subject, memory, taken=taken, perhaps=self._is_taken((device[0], "")))
+            yield from () if free is None else (free,)
+
+    def _is_taken(self, device: Device) -> bool:
+        hows = (self._entries[key].how for key in self._holders.get(device, ()))
+        return any(how is not None and blocks_use(how) for how in hows)
+
+    def _note_device(self, device: Device) -> None:
+        found: tuple[str, ...] = ()
+        if device[1] and device in self._holders:
+            around = [(device[0], one) for one in self._inventory.overlapping(*device)]
+            holders = {one: [self._having(key) for key in self._holders.get(one, ())] for one in around}
+            found = tuple(one.words for one in on_device(*device, holders, self._inventory))
+        if found:
+            self._about_devices[device] = found
+        else:
+            self._about_devices.pop(device, None)
+
+    def _having(self, key: str) -> tuple[Subject, ClaimState]:
+        entry = self._entries[key]
+        assert entry.how is not None
+        return entry.fact.view.subject, entry.how
+
+    def _set(self, rows: dict[str, Row], id_: str, row: Row | None) -> None:
+        """A row that is equal stays the one it was, and counts as unchanged."""
+        if row is None:
+            if rows.pop(id_, None) is not None:
+                self._changed[id_] = self.generation
+        elif rows.get(id_) != row:
+            rows[id_] = row
+            self._changed[id_] = self.generation
+
+
+def _entry(fact: LiveFact, book: Rulebook, now: datetime) -> _Entry:
+    how = claim_state(fact.view, book, now)
+    if how is ClaimState.KEPT:  # until a time that follows from the settings: checked at each update
+        return _Entry(fact, how, now)
+    device = fact.view.subject.shape is Shape.DEVICE
+    return _Entry(fact, how, NEVER if device else next_moment(line_moments(fact), now))
+
+
+def _is_device(entry: _Entry) -> bool:
+    return entry.fact.view.subject.shape is Shape.DEVICE
+
+
+def _itself(entry: _Entry) -> Device:
+    ref = entry.fact.view.subject.ref
+    return (ref.place, ref.uid)
