@@ -9,10 +9,10 @@ ENGINE_WORKERS ?= 3
 # Tests start hundreds of Python processes; without cached bytecode each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run install demo test check format bench simulate kube ray torch clean help
+.PHONY: run install demo demo-web test check format bench simulate kube ray torch clean help
 
 help:            ## print this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
 
 run: $(VENV)/.installed ## detect the platforms of this machine and print the plan; changes nothing
 	@$(BIN)/gpukeeper plan --verbose
@@ -20,6 +20,9 @@ run: $(VENV)/.installed ## detect the platforms of this machine and print the pl
 
 demo: $(VENV)/.installed ## simulate a week on a fleet
 	@$(BIN)/gpukeeper demo
+
+demo-web: $(VENV)/.installed ## the dashboard of a simulated fleet, in a browser
+	@$(BIN)/gpukeeper demo --web
 
 install: $(VENV)/.installed ## install gpukeeper and its pinned dependencies in .venv
 

@@ -16,6 +16,17 @@ _left_behind: defaultdict[object, set[threading.Thread]] = defaultdict(
 )  # by the code that they run, and its purpose
 
 
+def real_seconds(seconds: float) -> float:
+    """So many seconds of a real clock, in seconds of the running loop: in the demo the loop's time is compressed, and a
+    disk does not become faster by that."""
+    return seconds * float(getattr(asyncio.get_running_loop(), "pace", 1.0))
+
+
+def real_span(span: timedelta) -> timedelta:
+    """The same for a span."""
+    return timedelta(seconds=real_seconds(span.total_seconds()))
+
+
 async def in_thread(work: Callable[[], T], deadline: timedelta, *, purpose: str = "") -> T:
     """TimeoutError if it takes longer; the thread is then abandoned. Also, at once, if too many threads of the same
     work and purpose are: a disk that hangs must not prevent other work.
@@ -50,7 +61,7 @@ async def in_thread(work: Callable[[], T], deadline: timedelta, *, purpose: str 
     thread = threading.Thread(target=run, name="gpukeeper-blocking", daemon=True)
     thread.start()
     try:
-        async with asyncio.timeout(deadline.total_seconds()):
+        async with asyncio.timeout(real_seconds(deadline.total_seconds())):
             return await answer
     except (TimeoutError, asyncio.CancelledError):  # the deadline of the caller may be shorter
         if not answer.done() or answer.cancelled():

@@ -208,6 +208,7 @@ def test_outside_kinds_the_kubernetes_adapter_asks_a_kind_and_knows_none() -> No
 
 # Extras, what only one option needs, and what takes long and is not needed for help and completion.
 IMPORT_IN_FUNCTIONS = {
+    "demo/command.py",
     *(f"cli/{name}.py" for name in ("accept", "explain", "plan", "policy", "top")),
     *(f"terminal/{name}.py" for name in ("completion", "session")),
     *("daemon/metrics.py", "operator/command.py"),

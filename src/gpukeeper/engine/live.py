@@ -67,6 +67,19 @@ class UseHistory(msgspec.Struct):
         self.counts[step - self.start] += 1
         self.added += 1
 
+    def after(self, older: UseHistory | None) -> UseHistory:
+        """Both in one; what is older ends before this begins."""
+        if older is None:
+            return self
+        gap = self.start - older.start - len(older.sums)
+        cut = max(len(older.sums) + gap + len(self.sums) - STEPS, 0)
+        return UseHistory(
+            older.start + cut,
+            [*older.sums, *[0.0] * gap, *self.sums][cut:],
+            [*older.counts, *[0] * gap, *self.counts][cut:],
+            older.added + self.added,
+        )
+
     def means(self) -> tuple[float | None, ...]:
         """None: not measured."""
         return tuple(s / n if n else None for s, n in zip(self.sums, self.counts, strict=True))
@@ -110,6 +123,7 @@ class LiveState:
     cpu: dict[str, Sample] = field(default_factory=dict)  # by key: the newest
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _pending: dict[PlaceKey, dict[str, LiveFact]] = field(default_factory=dict)  # of a whole pass in progress
+    _recalled: set[str] = field(default_factory=set)  # keys
     _renewed: dict[tuple[PlaceKey, str], datetime] = field(default_factory=dict)  # read again after a request
     _offered: dict[PlaceKey, frozenset[Action]] = field(default_factory=dict)
     _unrecalled: set[str] = field(default_factory=set)  # keys
@@ -229,18 +243,22 @@ class LiveState:
     def recall(self, key: str, series: Iterable[Series]) -> None:
         """Minutes that were recorded before this daemon started."""
         for one in series:
-            if one.signal is not Signal.GPU or (key, one.device) in self.history:
+            if one.signal is not Signal.GPU:
                 continue
+            newer = self.history.pop((key, one.device), None)
             known = [(one.start + i * timedelta(minutes=1), v) for i, v in enumerate(one.minutes) if not isnan(v)]
             for at, value in known:
-                self._history(key, one.device, at).add(at, value)
+                if newer is None or step_of(at) < newer.start:
+                    self._history(key, one.device, at).add(at, value)
+            if newer is not None:
+                self.history[key, one.device] = newer.after(self.history.get((key, one.device)))
+        self._recalled.add(key)
 
     def unknown_history(self) -> list[str]:
-        """Keys of workloads on GPUs that a pass read since this was asked last, and of which no minute was recalled or
-        measured yet."""
+        """Keys of workloads on GPUs that a pass read since this was asked last, and of which what was recorded was not
+        recalled yet."""
         asked, self._unrecalled = self._unrecalled, set()
-        known = {key for key, _ in self.history} if asked else set()
-        return [key for key in asked if key not in known]
+        return [key for key in asked if key not in self._recalled]
 
     def _fact(self, view: View, decision: Decision, waste: Waste | None, known: LiveFact | None) -> LiveFact:
         """`known`: what it was before; its forecast counts until there is a new one, if it still runs."""
@@ -268,6 +286,7 @@ class LiveState:
         places = [place.facts for place in self.places.values()]
         for gone in [one for one in self.history if not any(one[0] in facts for facts in places)]:
             del self.history[gone]
+        self._recalled = {key for key in self._recalled if any(key in facts for facts in places)}
         self.cpu = {key: one for key, one in self.cpu.items() if any(key in facts for facts in places)}
 
 

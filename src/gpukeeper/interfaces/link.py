@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import datetime
 from typing import TypeVar
 
 import msgspec
@@ -59,6 +60,19 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, tag="question"):
 # From the daemon.
 
 
+class Demo(msgspec.Struct, frozen=True, kw_only=True):
+    """A simulated fleet whose time is compressed: `pace` seconds pass there in each real one. It was `began` there when
+    it was `real` here. `logins`: whom a visitor can log in as, and the path that does it."""
+
+    began: datetime
+    real: datetime
+    pace: float
+    logins: tuple[tuple[str, str], ...] = ()
+
+    def time(self, real: datetime) -> datetime:
+        return self.began + (real - self.real) * self.pace
+
+
 class TrustedProxy(msgspec.Struct, frozen=True):
     """A reverse proxy that logs people in: the header with their name counts only from these addresses and networks,
     and from this machine only from processes of this uid."""
@@ -103,6 +117,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     key: bytes
     anonymous: bool  # reading needs no login
     session_seconds: int
+    demo: Demo | None = None
     fleet: bool = False  # of many machines, over their copy
     site: SiteSettings = SiteSettings()
     account: Account | None = None

@@ -63,4 +63,6 @@ def _why(error: Exception) -> str:
     reason = getattr(error, "reason", None)
     if reason == "KEY_VALUES_MISMATCH":
         return "the key belongs to another certificate"
+    if isinstance(error, ssl.SSLError) and reason is None:
+        return "one of them is not a PEM file"
     return str(reason or error).lower().replace("_", " ")

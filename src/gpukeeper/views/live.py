@@ -189,5 +189,6 @@ def row_id(machine: str, *parts: str) -> str:
     return blake2b("\0".join((machine, *parts)).encode(errors="surrogateescape"), digest_size=9).hexdigest()
 
 
-def gpu_order(tile: GpuTile) -> tuple[str, str, int, str, str, str]:
-    return (tile.place, tile.platform, len(tile.name), tile.name, tile.device, tile.holder)
+def gpu_order(tile: GpuTile) -> tuple[str, int, str, str, str, str]:
+    """A GPU stays where it is, held or free: what is free has no platform."""
+    return (tile.place, len(tile.name), tile.name, tile.device, tile.platform, tile.holder)

@@ -7,6 +7,8 @@ import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.ledger.copy.identity import ensure_identity
 from gpukeeper.ledger.copy.ship import UsageRow
@@ -239,6 +241,22 @@ class Present:
 
     def usage(self, since: datetime | None) -> tuple[UsageRow, ...]:
         return (UsageRow(self.hour, "GPU-1", "ann", b'{"active": 30}'),) if since is None else ()
+
+
+def test_a_view_that_does_not_change_is_confirmed_without_being_written_again(
+    database: FleetDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpukeeper.ledger.copy.shipper.CONFIRMED_EVERY", 0.1)
+    monkeypatch.setattr("gpukeeper.ledger.copy.shipper.VIEW_EVERY", 0.1)
+    machine = Machine.create(tmp_path, "node-1")
+    shipper = a_shipper(database.add("node-1"), machine, sources=Present())
+    question = "SELECT at, seq FROM gpukeeper.views"
+    wait_for(lambda: database.sql(question), "the view")
+    ((at, seq),) = database.sql(question)
+    wait_for(lambda: database.sql(question)[0][0] > at, "a confirmation")
+    assert database.sql(question)[0][1] == seq
+    shipper.stop()
+    machine.close()
 
 
 def test_the_present_view_and_usage_arrive(database: FleetDatabase, tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ COMMANDS = {
         "Show each rule's verdict on a workload.",
     ),
     "apply": Entry(f"{_CLI}.apply:apply", "Reclaim what is due now."),
-    "demo": Entry(f"{_CLI}.demo:demo", "Simulate a week on a fleet and show what was reclaimed and why."),
+    "demo": Entry(
+        "gpukeeper.interfaces.demo.command:demo", "Simulate a week on a fleet and show what was reclaimed and why."
+    ),
     "report": Entry(f"{_CLI}.report:report", "Report how GPUs were used, and what was given back."),
     "login": Entry(f"{_CLI}.login:login", "Print a link that logs you in to the web dashboard."),
     "restore": Entry(f"{_CLI}.restore:restore", "Restore what gpukeeper stopped, or removed after capturing it."),

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import msgspec
 
-from gpukeeper.blocking import in_thread
+from gpukeeper.blocking import in_thread, real_span
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.interfaces.daemon.queries import NOT_NAMED
 from gpukeeper.interfaces.link import PERSON, Credentials
@@ -115,7 +115,7 @@ async def answer_login(logins: Logins, book: Rulebook, who: Identity, request: R
 
 
 async def _redeem(logins: Logins, who: Identity, request: Request, now: datetime, lasts: timedelta) -> Reply:
-    made = await logins.redeem(request.token, now, lasts, who.address)
+    made = await logins.redeem(request.token, now, real_span(lasts), who.address)
     if made is None:
         return Reply(
             done=False,

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import msgspec
 
-from gpukeeper.blocking import in_thread
+from gpukeeper.blocking import in_thread, real_seconds
 from gpukeeper.engine.explain import HISTORY, as_others_see, explained
 from gpukeeper.engine.find import find
 from gpukeeper.engine.outlook import NOT_SHOWN, daemon_state, outlooks
@@ -130,7 +130,7 @@ class Queries:
 
     async def _runs(self, request: Request) -> RunLines:
         """Of the machine, and so of nobody: everybody may read them."""
-        async with asyncio.timeout(READING.total_seconds()):
+        async with _reading():
             found = await self._lines().lines(
                 last=min(max(request.last, 1), MOST_LINES), types=(ACCEPTANCE,), before=request.before
             )
@@ -138,7 +138,7 @@ class Queries:
 
     async def _own_state(self, who: str, verb: str) -> PolicyView | HealthView:
         admin, now = is_admin(self._session.book, who), self._session.keeper.clock.now()
-        async with asyncio.timeout(READING.total_seconds()):
+        async with _reading():
             if verb == "policy":
                 record = await policy_record(self._lines())
                 return policy_view(self._session, record, named=who != NOT_NAMED, admin=admin, now=now)
@@ -167,7 +167,7 @@ class Queries:
             raise UsageError("the trial took too long. Describe fewer GPUs, or a shorter time") from problem
 
     async def _about(self, words: str, last: int = MOST_LINES) -> Sequence[Event]:
-        async with asyncio.timeout(READING.total_seconds()):
+        async with _reading():
             return [line for _, line in await self._lines().lines(last=last, workload=words)]
 
     async def _ledger(self, who: str, request: Request) -> NumberedLine:
@@ -179,7 +179,7 @@ class Queries:
         if not admin and request.owner not in (None, who):
             raise UsageError(f"{who} may read only lines about their own work")
         now = self._session.keeper.clock.now()
-        async with asyncio.timeout(READING.total_seconds()):
+        async with _reading():
             found = await self._lines().lines(
                 last=min(max(request.last, 1), MOST_LINES),
                 types=request.types,
@@ -207,7 +207,7 @@ class Queries:
             person=None if admin else who,
         )
         now = self._session.keeper.clock.now()
-        async with asyncio.timeout(READING.total_seconds()):
+        async with _reading():
             return await read_report(self._lines(), self._usage(), query, book.policy.prices, now)
 
     def _usage(self) -> SqliteUsage:
@@ -219,6 +219,10 @@ class Queries:
         if self._reader is None:
             self._reader = open_ledger(self._session.ledger.path, write=False)
         return self._reader
+
+
+def _reading() -> asyncio.Timeout:
+    return asyncio.timeout(real_seconds(READING.total_seconds()))
 
 
 def _parameter(option: re.Match[str]) -> str:

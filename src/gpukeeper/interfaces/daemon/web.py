@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from gpukeeper import __version__
+from gpukeeper.blocking import real_seconds
 from gpukeeper.engine.origin import with_origin
 from gpukeeper.engine.refresh import refresh
 from gpukeeper.engine.requests import DataReply, Reply, Request, fulfil
@@ -24,7 +25,7 @@ from gpukeeper.interfaces.daemon.queries import VERBS, Queries
 from gpukeeper.interfaces.daemon.requests import WebLogins
 from gpukeeper.interfaces.daemon.web_child import Log, Send, supervised
 from gpukeeper.interfaces.daemon.web_settings import WebSettings
-from gpukeeper.interfaces.link import Answer, Change, Person, Question, Welcome
+from gpukeeper.interfaces.link import Answer, Change, Demo, Person, Question, Welcome
 from gpukeeper.interfaces.revocations import new_revocations
 from gpukeeper.interfaces.telemetry.pages import Page as MetricsPage
 from gpukeeper.ledger.logins import Logins
@@ -69,6 +70,7 @@ class WebProcess:
         self._reads = RequestLimiter(READS)  # of their own: a stop takes its grace, and its person reads meanwhile
         self.settings = WebSettings(lambda: session.book.policy.web, listener.getsockname()[0], log)
         self._queries = Queries(session, lambda: self.settings.warnings)
+        self.demo: Demo | None = None  # what is shown is simulated
         self._present = PresentView(session)
         self.revocations = new_revocations()
         logins.on_revoke = self.revocations.increase
@@ -89,6 +91,7 @@ class WebProcess:
             site=setup.site,
             account=setup.account,
             tls=setup.tls,
+            demo=self.demo,
         )
 
     async def publish(self, send: Send) -> None:
@@ -101,9 +104,10 @@ class WebProcess:
             whole = not self._present.knows(sent)
             delta, sent = await self._present.changes(sent)
             await send(Change(delta, whole=whole))
-            await asyncio.sleep(min(max(NEVER_SOONER, self._present.busy * SHARE), NEVER_LATER))
+            pause = max(real_seconds(NEVER_SOONER), self._present.busy * SHARE)
+            await asyncio.sleep(min(pause, real_seconds(NEVER_LATER)))
             with suppress(TimeoutError):
-                await asyncio.wait_for(live.changed.wait(), AT_LEAST)
+                await asyncio.wait_for(live.changed.wait(), real_seconds(AT_LEAST))
 
     async def view(self) -> MachineView:
         return await self._present.view()

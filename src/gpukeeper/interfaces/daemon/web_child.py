@@ -11,12 +11,14 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from importlib.util import find_spec
 from typing import Protocol
 
+from gpukeeper.blocking import real_seconds
 from gpukeeper.interfaces.link import LARGEST_QUESTION, Answer, Question, Welcome, frame, read_frame
 from gpukeeper.interfaces.revocations import Revocations
 from gpukeeper.interfaces.telemetry.pages import Endpoint
-from gpukeeper.model.errors import KeeperError
+from gpukeeper.model.errors import KeeperError, UsageError
 
 STUCK = 30.0  # seconds to take a frame; a process that does not is ended
 BACKOFF = (1.0, 60.0)
@@ -60,7 +62,14 @@ async def supervised(
         listener.close()
 
 
+def require_web() -> None:
+    """The packages of the dashboard are an extra."""
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "jinja2")):
+        raise UsageError("The dashboard needs an extra. In a clone of gpukeeper: pip install '.[web]'")
+
+
 def listen(where: Endpoint) -> socket.socket:
+    require_web()
     family = socket.AF_INET6 if ":" in where.address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -70,7 +79,7 @@ def listen(where: Endpoint) -> socket.socket:
     except OSError as error:
         listener.close()
         raise KeeperError(
-            f"--web: cannot listen on {where.address}:{where.port} ({error.strerror}). The daemon was not started. "
+            f"--web: cannot listen on {where.address}:{where.port} ({error.strerror}). Nothing was started. "
             "Choose another port, or end the program that uses it."
         ) from error
     return listener
@@ -90,9 +99,9 @@ class WebChild:
                 why = _ending(await self._run())
             except Exception as problem:  # passes go on, and it is tried again
                 why = repr(problem)
-            pause = BACKOFF[0] if loop.time() - begun > HEALTHY else pause
+            pause = BACKOFF[0] if loop.time() - begun > real_seconds(HEALTHY) else pause
             self._log(f"the web process ended ({why}); starting it again in {pause:g} s")
-            await asyncio.sleep(pause)
+            await asyncio.sleep(real_seconds(pause))
             pause = min(pause * 2, BACKOFF[1])
 
     async def end_replies(self) -> None:
@@ -115,7 +124,7 @@ class WebChild:
             reader, writer = await asyncio.open_connection(sock=ours)
             await self._talk(reader, writer)
             with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 1.0)
+                await asyncio.wait_for(process.wait(), real_seconds(1.0))
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -126,7 +135,7 @@ class WebChild:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def send(message: object) -> None:
             writer.write(frame(message))
-            await asyncio.wait_for(writer.drain(), STUCK)
+            await asyncio.wait_for(writer.drain(), real_seconds(STUCK))
 
         async def reply(question: Question) -> None:
             answer = await self._backend.answer(question)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
-from gpukeeper.blocking import in_thread
+from gpukeeper.blocking import in_thread, real_seconds
 from gpukeeper.interfaces.tls_files import read_tls, tls_stamp
 from gpukeeper.interfaces.web_setup import Setup, is_loopback, read_setup
 from gpukeeper.model.errors import KeeperError
@@ -74,7 +74,7 @@ class WebSettings:
         web, pair = self._setup.web, self._setup.tls
         stamp = await in_thread(lambda: tls_stamp(web.tls), READ_WITHIN)
         while True:
-            await asyncio.sleep(FOLLOW)
+            await asyncio.sleep(real_seconds(FOLLOW))
             if self._current() != web:
                 self._log("the settings of the dashboard have changed")
                 return

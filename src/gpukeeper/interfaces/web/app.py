@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -122,6 +123,11 @@ class Site:
     def forget(self, presented: Credentials) -> None:
         self._people.pop(presented, None)
 
+    def now(self) -> datetime:
+        """As in the machines that are shown."""
+        real, demo = datetime.now(UTC), self.source.settings.demo
+        return real if demo is None else demo.time(real)
+
     def page(
         self, request: HttpRequest, visitor: Visitor, template: str, status: int = 200, **context: object
     ) -> Response:
@@ -132,6 +138,8 @@ class Site:
             theme=theme if theme in THEMES else "",
             version=self.source.settings.version,
             machines=len(self.source.machines),
+            demo=self.source.settings.demo,
+            now=self.now(),
             machine_names=sorted(self.source.machines),
             condition=self.source.condition,
             fleet=self.source.settings.fleet,

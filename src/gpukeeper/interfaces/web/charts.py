@@ -7,6 +7,7 @@ from datetime import datetime
 
 from markupsafe import Markup
 
+from gpukeeper.engine.live import STEPS
 from gpukeeper.lifecycle.explain import amount
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.series import Signal
@@ -14,18 +15,22 @@ from gpukeeper.views.acceptance_history import Figure, FigurePoint
 from gpukeeper.views.timeline import STEP, Timeline, TimelineMark, TimelineSeries
 
 
-def sparkline(values: Sequence[float | None], *, most: float = 100.0, width: int = 144, height: int = 28) -> Markup:
-    """One line; a gap where nothing was measured. Described in words for those who do not see it."""
+def sparkline(
+    values: Sequence[float | None], *, steps: int = STEPS, most: float = 100.0, width: int = 144, height: int = 28
+) -> Markup:
+    """One line over the last `steps`, so that a short one is short; a gap where nothing was measured.
+    Described in words for those who do not see it."""
     if not any(one is not None for one in values):
         return Markup('<span class="spark none">not measured</span>')
-    step = width / max(len(values) - 1, 1)
+    step = width / max(len(values) - 1, steps - 1, 1)
+    first = width - step * (len(values) - 1)
     runs: list[list[str]] = [[]]
     for number, value in enumerate(values):
         if value is None:
             runs.append([])
         else:
             y = height - 1 - min(max(value / most, 0.0), 1.0) * (height - 2)
-            runs[-1].append(f"{number * step:.1f},{y:.1f}")
+            runs[-1].append(f"{first + number * step:.1f},{y:.1f}")
     lines = Markup("").join(
         Markup('<polyline points="{}"/>').format(" ".join(run if len(run) > 1 else run * 2)) for run in runs if run
     )

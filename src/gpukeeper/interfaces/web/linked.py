@@ -121,6 +121,7 @@ async def connect(link: socket.socket, revocations: Revocations) -> LinkedDaemon
         anonymous=welcome.anonymous,
         session_seconds=welcome.session_seconds,
         version=welcome.version,
+        demo=welcome.demo,
         site=welcome.site,
         fleet=welcome.fleet,
     )

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import Answer, Condition, Credentials, SiteSettings
+from gpukeeper.interfaces.link import Answer, Condition, Credentials, Demo, SiteSettings
 from gpukeeper.views.live import Delta, MachineView
 
 
@@ -20,6 +20,7 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     anonymous: bool
     session_seconds: int
     version: str
+    demo: Demo | None = None
     site: SiteSettings = SiteSettings()
     fleet: bool = False  # many machines, over their copy
 

@@ -14,13 +14,15 @@ from gpukeeper.views.live import MachineView, PlaceState
 
 
 def moment(at: datetime | None, mode: str = "time") -> Markup:
-    """A time element: UTC in the page, the viewer's zone by script. `mode`: time, ago or in (a countdown)."""
+    """A time element: UTC in the page, the viewer's zone by script. `mode`: time, hour (of a chart), ago, for (since
+    then), in (a countdown)."""
     if at is None:
         return Markup('<span class="none">unknown</span>')
     at = at.astimezone(UTC)
     day, time = at.date().isoformat(), at.time().isoformat("seconds")
+    words = f"{at:%a} {time[:5]} UTC" if mode == "hour" else f"{'since ' if mode == 'for' else ''}{day} {time[:5]} UTC"
     # Nothing in it needs escaping, which would take half of the time of a page with hundreds of them.
-    return Markup(f'<time datetime="{day}T{time}Z" data-mode="{mode}">{day} {time[:5]} UTC</time>')  # noqa: S704
+    return Markup(f'<time datetime="{day}T{time}Z" data-mode="{mode}">{words}</time>')  # noqa: S704
 
 
 def known(value: object, unit: str = "", missing: str = "not measured") -> Markup:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from gpukeeper.platforms.docker.wire import EngineEvent, ErrorResponse
 T = TypeVar("T")
 SOCKET = "/var/run/docker.sock"
 NEWEST = (1, 48)  # the newest version of the engine's API that we know; an older engine is used in its own version
+SHARES_SUMS = (1, 42)
 QUICK, SLOW = timedelta(seconds=10), timedelta(seconds=60)
 AT_ONCE = 16  # concurrent requests; more does not make an engine faster
 MOST = 64 * 1024 * 1024  # bytes of one response
@@ -61,7 +62,7 @@ class Engine:
         self._users = 0
         self._version = ""
         self._limit = asyncio.Semaphore(AT_ONCE)
-        self.measuring = asyncio.Lock()  # while it sums up its disk: an older engine refuses a second such request
+        self._measuring = asyncio.Lock()
 
     @property
     def version(self) -> tuple[int, int]:
@@ -79,7 +80,7 @@ class Engine:
         """The first caller opens the connection, the last one closes it: a one-shot command leaves nothing open."""
         if self._users == 0:
             self._client, self._limit = self._connect(), asyncio.Semaphore(AT_ONCE)
-            self.measuring = asyncio.Lock()
+            self._measuring = asyncio.Lock()
         self._users += 1
         try:
             if not self._version:
@@ -90,6 +91,11 @@ class Engine:
             if self._users == 0 and self._client is not None:
                 client, self._client, self._version = self._client, None, ""
                 await client.close()
+
+    def measuring(self) -> AbstractAsyncContextManager[object]:
+        """While it sums up its disk: an older engine refuses a second such request meanwhile; a newer one answers both
+        by one sum (moby #42715)."""
+        return self._measuring if self.version < SHARES_SUMS else nullcontext()
 
     async def get(self, path: str, type_: type[T], *, deadline: timedelta = QUICK, **query: object) -> T:
         return _decode(await self._call("GET", path, deadline, query), type_, path)

@@ -171,10 +171,10 @@ class Leftovers:
 
     async def _entries(self) -> list[CacheEntry]:
         """An engine of version 1.42 reads nothing else then; an older one ignores the parameter."""
-        async with self._engine.measuring:
+        async with self._engine.measuring():
             found = await self._engine.get("/system/df", DiskUsage, deadline=MEASURING, type="build-cache")
         return found.build_cache or []
 
     async def _usage(self) -> DiskUsage:
-        async with self._engine.measuring:
+        async with self._engine.measuring():
             return await self._engine.get("/system/df", DiskUsage, deadline=MEASURING)

@@ -25,7 +25,7 @@ _NO_LOG = "none"  # the log driver that keeps none
 
 async def read_storage(engine: Engine, records: Records, now: datetime) -> StorageBytes:
     """PlatformError: the engine does not return the sizes, or not in time."""
-    async with engine.measuring:
+    async with engine.measuring():
         usage = await engine.get(WHERE, StorageUsage, deadline=MEASURING)
     containers = usage.containers or ()
     logs = await _logs({one.id: records.known(one.id) for one in containers}, local=engine.local)

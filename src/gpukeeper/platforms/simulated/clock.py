@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import time
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -23,16 +24,51 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
+        self._virtual = 0.0
+        super().__init__(self._make_selector())
+
+    def _make_selector(self) -> selectors.BaseSelector:
         selector = _JumpingSelector()
         selector.loop = self
-        self._virtual = 0.0
-        super().__init__(selector)
+        return selector
 
     def time(self) -> float:
         return self._virtual
 
     def skip(self, seconds: float) -> None:
         self._virtual += seconds
+
+
+class _PacedSelector(selectors.DefaultSelector):
+    loop: PacedLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.loop.paced:
+            return super().select(None if timeout is None else timeout / self.loop.pace)
+        if timeout:
+            self.loop.skip(timeout)
+        return super().select(None if timeout is None else 0)
+
+
+class PacedLoop(VirtualLoop):
+    """Jumps until `keep_pace` is called; from then on `pace` of its seconds pass in a real one."""
+
+    def __init__(self) -> None:
+        self.pace = 1.0
+        self.paced = False
+        self._since = 0.0
+        super().__init__()
+
+    def keep_pace(self, pace: float) -> None:
+        self.pace, self.paced, self._since = pace, True, time.monotonic()
+
+    def time(self) -> float:
+        return self._virtual + (time.monotonic() - self._since) * self.pace if self.paced else self._virtual
+
+    def _make_selector(self) -> selectors.BaseSelector:
+        selector = _PacedSelector()
+        selector.loop = self
+        return selector
 
 
 class VirtualClock:

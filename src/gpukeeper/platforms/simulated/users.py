@@ -82,8 +82,12 @@ class SimulatedUsers:
 
     def _arrive_later(self, place: SimulatedPlace) -> None:
         self._world.after(
-            timedelta(seconds=self._world.rng.expovariate(1 / self._pace.total_seconds())), lambda: self._arrive(place)
+            timedelta(seconds=self._world.rng.expovariate(1 / self.pace(place).total_seconds())),
+            lambda: self._arrive(place),
         )
+
+    def pace(self, place: SimulatedPlace) -> timedelta:
+        return self._pace
 
     def _arrive(self, place: SimulatedPlace) -> None:
         stories = {
@@ -176,7 +180,7 @@ class SimulatedUsers:
         ref = Ref(place.platform, place.place, "process", f"worker-{rng.randrange(10**4)}", self._world.new_uid())
         orphan = Thing(ref, self._now(), Shape.ORPHAN, rng.choice(place.people), "ray", state=State.RUNNING)
         orphan.started = self._now()
-        orphan.devices = self._some_gpus(place)
+        orphan.devices = self.some_gpus(place)
         orphan.proof = rng.choice(("its cgroup is that of the ended container", None))
         self._world.add(orphan)
 
@@ -203,7 +207,7 @@ class SimulatedUsers:
         class_ = "unknown" if owner is None else rng.choice(("managed", "docker", "compose", "devcontainer"))
         name = f"{rng.choice(ADJECTIVES)}-{owner or 'x'}-{rng.randrange(100)}"
         ref = Ref(place.platform, place.place, "container", name, self._world.new_uid())
-        thing = Thing(ref, self._now(), owner=owner, class_=class_, devices=self._some_gpus(place))
+        thing = Thing(ref, self._now(), owner=owner, class_=class_, devices=self.some_gpus(place))
         return self._world.add(thing)
 
     def _root(self, place: SimulatedPlace, kind: str) -> Thing:
@@ -211,7 +215,7 @@ class SimulatedUsers:
         owner = rng.choice(place.people)
         name = f"{rng.choice(ADJECTIVES)}-{rng.randrange(1000)}"
         ref = Ref(place.platform, place.place, kind, name, self._world.new_uid(), rng.choice(place.namespaces))
-        thing = Thing(ref, self._now(), owner=owner, class_="cluster", devices=self._some_gpus(place))
+        thing = Thing(ref, self._now(), owner=owner, class_="cluster", devices=self.some_gpus(place))
         thing.ends_for_good = True
         thing.labels = {"team": owner}
         if int(thing.ref.uid[1:]) % ONE_IN == 0:
@@ -232,7 +236,8 @@ class SimulatedUsers:
         unused = {"memory_used_mib": "0"}
         self._world.add(Thing(ref, self._now(), Shape.DEVICE, state=State.RUNNING, devices=(gpu,), labels=unused))
 
-    def _some_gpus(self, place: SimulatedPlace) -> tuple[str, ...]:
+    def some_gpus(self, place: SimulatedPlace) -> tuple[str, ...]:
+        """Whether others use them or not: claims that contradict each other are to be found."""
         count = self._world.rng.choice((1, 1, 1, 2, min(4, len(place.gpus))))
         return tuple(self._world.rng.sample(place.gpus, k=min(count, len(place.gpus))))
 

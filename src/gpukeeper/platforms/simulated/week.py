@@ -77,21 +77,21 @@ def play(
         loop.call_later(length.total_seconds(), stop.set)
         async with asyncio.TaskGroup() as group:
             group.create_task(watch(Watch(keeper, lambda: book, stop, on_report)))
-            group.create_task(_owners_hold(keeper, book, world, stop))
+            group.create_task(owners_hold(keeper, book, world, stop))
 
     run_virtually(live(), loop)
     assert isinstance(keeper.ledger, InMemoryLedger)
     return _week(seed, length, len(world.places), keeper.ledger.lines)
 
 
-async def _owners_hold(keeper: Keeper, book: Rulebook, world: World, stop: asyncio.Event) -> None:
+async def owners_hold(keeper: Keeper, book: Rulebook, world: World, stop: asyncio.Event, share: float = 0.25) -> None:
     """Some of the owners who are warned hold their work."""
     warned: list[tuple[str, str]] = []
     world.on_warning = lambda owner, message: warned.append((owner, message.partition(": ")[0]))
     while not stop.is_set():
         await asyncio.sleep(300)
         for owner, path in warned:
-            if world.rng.random() < 0.25:
+            if world.rng.random() < share:
                 with suppress(KeeperError):
                     await requests.hold(keeper, book, path, owner, None, reason="still needed")
         warned.clear()

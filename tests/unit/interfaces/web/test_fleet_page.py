@@ -58,7 +58,7 @@ def names(page: str) -> list[str]:
 
 def test_a_tile_has_holder_since_the_next_step_with_a_countdown_and_the_sentence(site: Dashboard) -> None:
     page = site.get("/", "ann").text
-    for words in (">train</a>", ">ann</a>", 'data-mode="ago"', 'class="next"', 'data-mode="in"', 'class="reason"'):
+    for words in (">train</a>", ">ann</a>", 'data-mode="for"', 'class="next"', 'data-mode="in"', 'class="reason"'):
         assert words in page, words
     assert "shown only to" in site.get("/", "bob").text
 

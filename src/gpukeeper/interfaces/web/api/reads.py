@@ -98,7 +98,7 @@ async def ledger(call: Call) -> Outcome:
 
 
 async def report(call: Call) -> Outcome:
-    query, now = call.query, datetime.now(UTC)
+    query, now = call.query, call.site.now()
     until = query.until or now
     since = query.since or max(until, datetime.min.replace(tzinfo=UTC) + SPAN) - SPAN
     if since >= until:

@@ -90,11 +90,12 @@ def readable(site: Site, visitor: Visitor) -> list[MachineView]:
 
 
 def groups(chosen: Chosen, wanted: Selection) -> list[tuple[str, str, list[GpuTile]]]:
-    """By machine and place, unless another order was asked for."""
+    """By machine and place, unless another order was asked for. An only machine is not named."""
     if wanted.sort != "place":
         return [("", "", [one for _, one in chosen.gpus])] if chosen.gpus else []
+    several = len({machine for machine, _ in chosen.gpus}) > 1
     found = groupby(chosen.gpus, key=lambda pair: (pair[0], pair[1].place))
-    return [(machine, place, [one for _, one in pairs]) for (machine, place), pairs in found]
+    return [(machine if several else "", place, [one for _, one in pairs]) for (machine, place), pairs in found]
 
 
 def is_unmeasured(one: GpuTile) -> bool:

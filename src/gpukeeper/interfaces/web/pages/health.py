@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
@@ -25,7 +24,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         answer = await site.ask(visitor, view.machine, Request(verb="health"))
         own = reading.decode(answer.body, type=HealthView) if answer.done else None
         found.append((view, own, answer.words))
-    return site.page(request, visitor, "health.html", found=found, now=datetime.now(UTC))
+    return site.page(request, visitor, "health.html", found=found)
 
 
 async def alive(site: Site, request: HttpRequest, visitor: Visitor) -> Response:

@@ -14,10 +14,11 @@ from gpukeeper.interfaces.web.pages.asking import ask_for, machine_named, machin
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.ledger.lines import TYPES, NumberedLine
 from gpukeeper.model.decision import Action, Result
-from gpukeeper.model.event import Closed, Event
+from gpukeeper.model.event import Closed, Event, Passed
 from gpukeeper.views.history import line_row
 
 PAGE = 100
+WITHOUT_PASSES = tuple(sorted(name for name in TYPES if name != Passed.__struct_config__.tag))
 FILTERS = ("machine", "type", "owner", "workload", "q", "errors")
 
 
@@ -26,7 +27,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     machine = machine_of(site, request)
     asked = Request(
         verb="ledger",
-        types=(given["type"],) if given["type"] else (),
+        types=(given["type"],) if given["type"] else WITHOUT_PASSES,
         owner=given["owner"] or None,
         workload=given["workload"],
         errors=bool(given["errors"]),

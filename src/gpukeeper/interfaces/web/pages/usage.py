@@ -84,7 +84,9 @@ async def as_csv(site: Site, request: HttpRequest, visitor: Visitor) -> Response
 async def _report(site: Site, request: HttpRequest, visitor: Visitor) -> UsageReport:
     query = request.query_params
     try:
-        since, until = _span(query.get("month", ""), query.get("days", "") or "30", query.get("zone", "")[:60])
+        since, until = _span(
+            query.get("month", ""), query.get("days", "") or "30", query.get("zone", "")[:60], site.now()
+        )
     except (ValueError, OverflowError, UsageError) as problem:
         sentence = "The time of the report is not valid. Write a month like 2026-10, or a number of days."
         raise HTTPException(400, sentence) from problem
@@ -105,9 +107,8 @@ def _months(zone: str) -> list[tuple[str, str]]:
     return [(f"{first:%Y-%m}", "This month"), (f"{last:%Y-%m}", "Last month")]
 
 
-def _span(named: str, days: str, zone: str) -> tuple[datetime, datetime]:
+def _span(named: str, days: str, zone: str, now: datetime) -> tuple[datetime, datetime]:
     """Raises ValueError."""
-    now = datetime.now(UTC)
     if named:
         begin, end = month(named, zone_named(zone))
         begin, end = begin.astimezone(UTC), min(end.astimezone(UTC), now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
@@ -26,6 +26,7 @@ from gpukeeper.views.timeline import Timeline
 
 VERBS = ("hold", "release", "stop", "remove", "restore")
 PAGE = 500
+TICKS = 4  # of a chart
 LONGEST_HOLD = timedelta(days=366)
 
 
@@ -91,6 +92,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         verdicts=[] if explained is None else list(verdicts(explained.answers)),
         unexplained=answer.words,
         timeline=found,
+        ticks=[] if found is None else _ticks(found),
         chart=None if found is None else timeline_chart(found),
         signals=[] if found is None else signal_charts(found),
         restorable=bool(explained and explained.memory.stopped),
@@ -103,6 +105,11 @@ async def _timeline(site: Site, visitor: Visitor, machine: str, line: WorkloadLi
         return None
     answer = await site.ask(visitor, machine, Request(verb="signals", workload=line.uid))
     return reading.decode(answer.body, type=Timeline) if answer.done else None
+
+
+def _ticks(found: Timeline) -> list[datetime]:
+    """The times below its chart."""
+    return [found.since + number * (found.now - found.since) / TICKS for number in range(TICKS + 1)]
 
 
 async def change(site: Site, request: HttpRequest, visitor: Visitor) -> Response:

@@ -11,18 +11,30 @@ function span(seconds) {
   return Math.floor(s / DAY) + " d " + Math.floor((s % DAY) / HOUR) + " h";
 }
 
+// In a demo time is compressed: the page names its time when it was made, and how fast it passes.
+const PACE = Number(document.body.dataset.pace || 1);
+const MADE = document.body.dataset.now ? Date.parse(document.body.dataset.now) : Date.now();
+const LOADED = Date.now();
+
+function now() {
+  return (MADE + (Date.now() - LOADED) * PACE) / 1000;
+}
+
+const hour = new Intl.DateTimeFormat(undefined, { weekday: "short", hour: "2-digit", minute: "2-digit" });
 const local = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 
 function showTimes(root) {
-  const now = Date.now() / 1000;
+  const present = now();
   for (const element of root.querySelectorAll("time[datetime]")) {
     const at = Date.parse(element.dateTime) / 1000;
     if (Number.isNaN(at)) continue;
     const mode = element.dataset.mode;
-    let words = local.format(new Date(at * 1000));
-    element.title = words;
-    if (mode === "ago") words = at <= now ? span(now - at) + " ago" : "in " + span(at - now);
-    if (mode === "in") words = at > now ? "in " + span(at - now) : "now";
+    let words = local.format(new Date((mode === "clock" ? present : at) * 1000));
+    if (mode !== "clock") element.title = words;
+    if (mode === "hour") words = hour.format(new Date(at * 1000));
+    if (mode === "ago") words = at <= present ? span(present - at) + " ago" : "in " + span(at - present);
+    if (mode === "for") words = "for " + span(present - at);
+    if (mode === "in") words = at > present ? "in " + span(at - present) : "now";
     if (element.textContent !== words) element.textContent = words;
   }
 }

@@ -1,4 +1,6 @@
-"""`gpukeeper demo`: a simulated fleet, a week in a minute, to see gpukeeper at work before trusting it."""
+"""`gpukeeper demo`: a simulated fleet, a week in a minute, to see gpukeeper at work before trusting it.
+
+What --web needs is imported when it is used: it is an extra."""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import sys
 import time
 from collections import Counter, deque
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -18,10 +21,12 @@ from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.colours import overwrites
 from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.errors import UsageError
 from gpukeeper.platforms.simulated.week import Week
 from gpukeeper.wiring.demo import play
 
 NEWEST = 14
+PORT = 8088  # of the dashboard
 REFRESH = 0.1  # seconds
 COLUMNS = {"time": 9, "result": 9, "name": 40, "action": 11, "owner": 5, "reason": 0}  # widths; the last takes the rest
 NARROW = {"result": 9, "name": 24, "reason": 0}  # below this many columns, the why comes first
@@ -35,9 +40,28 @@ def demo(
     ] = 7,
     days: Annotated[int, typer.Option("--days", min=1, max=31, metavar="N", help="Number of days to simulate.")] = 7,
     once: Annotated[bool, typer.Option("--once", help="Print only the result, without the live view.")] = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve the dashboard of a simulated fleet, in compressed time.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Argument(min=0, max=65535, metavar="PORT", help="Port of the dashboard.", show_default="8088"),
+    ] = None,
     json: o.Json = False,
 ) -> None:
-    """Simulate a week on a fleet and show what was reclaimed and why. Changes nothing on this machine."""
+    """Simulate a week on a fleet and show what was reclaimed and why. Changes nothing on this machine.
+
+    With --web: serve its dashboard on this machine until Ctrl-C; a minute passes in each second.
+    """
+    if web:
+        if json or once:
+            raise UsageError("--web shows the fleet in a browser: it cannot be combined with --json or --once.")
+        from gpukeeper.interfaces.demo.web import serve_demo
+
+        serve_demo(PORT if port is None else port, seed, partial(typer.echo, err=False))
+        return
+    if port is not None:
+        raise UsageError(f"{port} is the port of a dashboard. To serve one: gpukeeper demo --web {port}")
     live = not once and not json and overwrites(sys.stdout)
     week = _play_live(seed, days) if live else play(seed, timedelta(days=days))
     if json:

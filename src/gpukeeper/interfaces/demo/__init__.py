@@ -1,0 +1,1 @@
+"""`gpukeeper demo`: the simulated fleet on the terminal, and behind a dashboard."""
