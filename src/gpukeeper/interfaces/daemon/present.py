@@ -35,15 +35,12 @@ class PresentView:
         async with self._updating:
             return self._rows.view(await self._update())
 
-    async def changes(self, since: int) -> tuple[Delta, int]:
-        """What changed after that generation, and the generation after it. 0, or one that is too old: everything."""
+    async def changes(self, since: int) -> tuple[Delta, int, bool]:
+        """What changed after that generation, the generation after it, and whether this is everything: after 0, or if
+        that generation is too old."""
         async with self._updating:
             head, rows = await self._update(), self._rows
-            return rows.delta(head, since), rows.generation
-
-    def knows(self, generation: int) -> bool:
-        """Whether `changes` since then will be less than everything."""
-        return self._rows.oldest <= generation
+            return rows.delta(head, since), rows.generation, since < rows.oldest
 
     async def _update(self) -> MachineView:
         """Returns the head: everything but the rows."""

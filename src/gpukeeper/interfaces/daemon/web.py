@@ -101,8 +101,7 @@ class WebProcess:
         live, sent = self._session.keeper.live, 0
         while True:
             live.changed.clear()
-            whole = not self._present.knows(sent)
-            delta, sent = await self._present.changes(sent)
+            delta, sent, whole = await self._present.changes(sent)
             await send(Change(delta, whole=whole))
             pause = max(real_seconds(NEVER_SOONER), self._present.busy * SHARE)
             await asyncio.sleep(min(pause, real_seconds(NEVER_LATER)))
