@@ -136,7 +136,9 @@ def test_the_header_counts_from_the_proxys_user_only(tmp_path: Path) -> None:
         assert status == 200  # as everybody on this machine
         assert "Log out" not in text
         assert served.ask("POST", "/api/v1/pause", {"reason": "x"}, X_Forwarded_User="root")[0] == 401
-        assert 'reason="proxy header"} 2' in served.ask("GET", "/metrics")[1]
+        metrics = served.ask("GET", "/metrics")[1]
+        assert 'reason="proxy header"} 2' in metrics
+        assert "gpukeeper_info{" in metrics
 
 
 def test_on_loopback_a_name_of_another_site_is_refused(tmp_path: Path) -> None:

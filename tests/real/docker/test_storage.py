@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from gpukeeper.interfaces.telemetry.storage import StorageFacts, of_storage
 from gpukeeper.model.storage import StorageBytes, WorkloadBytes
 from gpukeeper.model.unknown import Unknown
-from tests.real.docker.harness import Harness, ended
+from tests.cli.test_metrics import got, page_of
+from tests.real.docker.harness import Harness, ended, policy
 from tests.real.docker.private_engine import DockerEngine, PrivateEngine
 
 MIB = 1024**2
@@ -65,6 +67,22 @@ def test_a_layer_that_two_images_share_counts_once(docker: DockerEngine) -> None
     (images, *_) = of_storage([StorageFacts(("docker", "here"), found)])
     assert sum(one.value for one in images.samples) == found.layers
     assert images.samples[-1].labels["image"] == "(shared)"
+
+
+def test_a_daemon_exports_them_a_moment_after_the_first_scrape(docker: DockerEngine) -> None:
+    docker.run("writer", cmd=["sh", "-c", f"dd if=/dev/zero of=/written bs={MIB} count=3; seq 1 2000; sleep 600"])
+    daemon = docker.popen("serve", "--metrics", "0", policy=policy(mode="plan", metrics={"sizes": "1s"}))
+    try:
+        page = page_of(daemon)
+        text = docker.until(lambda: found if "gpukeeper_image_bytes{" in (found := got(page)) else "", "they are there")
+    finally:
+        daemon.terminate()
+        daemon.communicate(timeout=60)
+    assert re.search(r'^gpukeeper_workload_written_bytes\{.*workload="writer"\} 3\.\d+e\+06$', text, re.MULTILINE)
+    assert re.search(r'^gpukeeper_workload_log_bytes\{.*workload="writer"\} [1-9]', text, re.MULTILINE)
+    assert 'what="logs"} 0.0' in text
+    assert 'image="(shared)"' in text
+    assert docker.state("writer") == "running"
 
 
 def _known(value: int | Unknown | None) -> int:

@@ -190,6 +190,24 @@ def test_the_daemon_decides_and_others_see_less(fleet: FleetOfTwo) -> None:
     assert web.api(f"/workloads/{id_}", "bob")["reason"] == NOT_SHOWN
 
 
+def test_a_stop_is_confirmed_over_two_requests(fleet: FleetOfTwo) -> None:
+    web = fleet.web
+    id_ = web.workload("node-2")
+    status, body = web.post(f"/api/v1/workloads/{id_}/stop", "ann")
+    assert status == 202, body
+    token = json.loads(body)["token"]
+    assert web.post(f"/api/v1/workloads/{id_}/stop", "bob", token=token)[0] == 409
+    assert fleet.two.fleet.state_of("train") == "running"
+    status, body = web.post(f"/api/v1/workloads/{id_}/stop", "ann", token=token)
+    assert status == 200, body
+    assert (fleet.one.fleet.state_of("train"), fleet.two.fleet.state_of("train")) == ("running", "ended")
+    outcome = fleet.two.fleet.lines("outcome")[-1]
+    assert (outcome["result"], outcome["requested_by"]) == ("reclaimed", "ann")
+    assert outcome["via"].endswith(", at web-1")
+    status, body = web.post("/api/v1/restore", "ann", machine="node-2", workload="train")
+    assert status == 200, body
+
+
 def test_what_the_copy_holds_and_what_it_does_not(fleet: FleetOfTwo) -> None:
     web = fleet.web
     id_ = web.workload("node-1")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpukeeper.engine.confirm import LASTS, MOST, MOST_EACH, Asker, Confirmations
+from gpukeeper.engine.confirm import LASTS, MOST, MOST_EACH, Asker, Confirmations, revision_of
 from gpukeeper.model.decision import Action
 from gpukeeper.model.identity import Ref, Seen
 
@@ -50,3 +50,11 @@ def test_nobody_keeps_many_and_nobody_pushes_out_anothers() -> None:
     assert pending.take(first, ANN, Action.REMOVE, NOW) is not None
     left = [token for token in tokens if pending.take(token, eve, Action.REMOVE, NOW) is not None]
     assert left == tokens[-MOST_EACH:]
+
+
+def test_a_revision_is_of_one_object_and_one_run_of_it() -> None:
+    again = Seen(SEEN.ref, "2:78", SEEN.version, NOW)
+    other = Seen(Ref("host", "node-1", "tree", "/tmp/x", "1:3"), SEEN.incarnation, SEEN.version, NOW)
+    later = Seen(SEEN.ref, SEEN.incarnation, "another version", NOW + timedelta(hours=1))
+    assert len({revision_of(one) for one in (SEEN, again, other)}) == 3
+    assert revision_of(later) == revision_of(SEEN)

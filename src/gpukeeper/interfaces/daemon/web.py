@@ -34,8 +34,8 @@ from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.views.live import MachineView
 from gpukeeper.wiring.session import Session
 
-NEVER_SOONER = 0.5  # seconds between two changes that are sent
-SHARE = 4  # pauses are so many times as long as the work before them
+NEVER_SOONER, NEVER_LATER = 0.5, 1.0  # seconds between two changes that are sent, if there are any
+SHARE = 4  # pauses are so many times as long as the work before them, within these limits
 AT_LEAST = 15.0  # seconds: a view is sent that often though nothing changed, so that its age tells something
 
 
@@ -104,7 +104,8 @@ class WebProcess:
             whole = not self._present.knows(sent)
             delta, sent = await self._present.changes(sent)
             await send(Change(delta, whole=whole))
-            await asyncio.sleep(max(real_seconds(NEVER_SOONER), self._present.busy * SHARE))
+            pause = max(real_seconds(NEVER_SOONER), self._present.busy * SHARE)
+            await asyncio.sleep(min(pause, real_seconds(NEVER_LATER)))
             with suppress(TimeoutError):
                 await asyncio.wait_for(live.changed.wait(), real_seconds(AT_LEAST))
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.engine.requests import Request
+from gpukeeper.engine.requests import Request, fulfil
 from gpukeeper.interfaces.link import Answer, Credentials, Person
 from gpukeeper.interfaces.web.bulk import MOST_KEPT, BulkItem, BulkRun, BulkRuns
 from gpukeeper.interfaces.web.security import COOKIE, Signer
@@ -229,3 +229,13 @@ def test_previews_are_bounded_and_the_oldest_is_forgotten() -> None:
     runs = BulkRuns()
     made = [runs.add("root", "hold", None, "", ()) for _ in range(MOST_KEPT + 5)]
     assert [runs.of("root", one.token) is None for one in made] == [True] * 5 + [False] * MOST_KEPT
+
+
+@pytest.mark.parametrize("verb", ["hold", "release", "stop", "remove"])
+def test_a_request_with_the_revision_of_another_object_does_nothing(site: Dashboard, verb: str) -> None:
+    keeper, book = site.session.keeper, site.session.book
+    request = Request(verb=verb, workload="train", revision="0" * 24)
+    reply = site.call(lambda: fulfil(keeper, book, "root", request, uid=0))
+    assert not reply.done
+    assert "has changed since the preview; nothing was done" in reply.words
+    assert [lines(site, kind) for kind in ("hold", "release", "intent")] == [[], [], []]

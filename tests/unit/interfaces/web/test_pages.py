@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -11,6 +12,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from gpukeeper.engine.requests import Request as AskedRequest
+from gpukeeper.interfaces.link import Credentials, Question
 from gpukeeper.interfaces.web.live import Feed
 from gpukeeper.interfaces.web.security import COOKIE, Signer
 from gpukeeper.ledger.logins import LoginKind
@@ -19,6 +22,7 @@ from gpukeeper.model.grade import Grade
 from gpukeeper.model.identity import Ref
 from tests.unit.interfaces.web.sites import Dashboard, dashboard
 
+EXPLAIN = AskedRequest(verb="explain", workload="train")
 PAGES = ("/", "/workloads", "/plan", "/history", "/usage", "/acceptance", "/policy", "/health", "/login")
 
 
@@ -150,9 +154,21 @@ def test_the_live_updates_of_a_revoked_session_end(site: Dashboard) -> None:
         await site.logins.revoke(None, "ann")
         site.session.keeper.live.places.clear()  # a change that would be sent
         await site.app.state.site.source.publish()
-        return [*received, *[more async for more in stream]]
+        return [*received, await anext(stream, "the end")]
 
-    assert site.call(read) == [b"retry: 3000\n\n"]
+    assert site.call(read) == [b"retry: 3000\n\n", "the end"]
+
+
+def test_a_person_reads_while_a_request_of_theirs_is_in_progress(site: Dashboard) -> None:
+    """A stop may take its grace."""
+    asked = Question(id=1, credentials=Credentials(secret=site.token("ann")), request=EXPLAIN)
+
+    async def read() -> list[bool]:
+        web = site.app.state.site.source.web
+        async with web._limiter.turn(1000), asyncio.timeout(60):
+            return [(await web.answer(asked)).done for _ in range(40)]  # more than changes are allowed at once
+
+    assert site.call(read) == [True] * 40
 
 
 def test_a_form_without_its_csrf_token_does_nothing(site: Dashboard) -> None:
