@@ -21,7 +21,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "dark": {"color_scheme": "dark", "viewport": DESK},
     "phone": {"color_scheme": "light", "viewport": PHONE},
 }
-NO_PAGES = {"/fleet", "/find", "/usage.csv", "/healthz", "/readyz", "/bulk/{token}", "/login/{token}"}  # bulk: below
+NO_PAGES = {"/fleet", "/find", "/usage.csv", "/healthz", "/readyz", "/metrics", "/bulk/{token}", "/login/{token}"}
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 CONTROLS = "a[href], button, input:not([type=hidden]), select, summary, [tabindex='0']"
 
