@@ -30,7 +30,7 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.interfaces.daemon.requests import WebLogins
 from gpukeeper.interfaces.daemon.web import web_process
 from gpukeeper.interfaces.daemon.web_child import listen
-from gpukeeper.interfaces.telemetry.pages import Endpoint
+from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.ledger.logins import open_logins
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.wiring.session import open_session

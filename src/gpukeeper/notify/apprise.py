@@ -234,7 +234,7 @@ class ServiceProcess:
             return running
         _kill(running)
         if await running.wait() == NOT_INSTALLED:
-            return Reply(False, "apprise is not installed. Install it: pip install 'gpukeeper[notify]'")
+            return Reply(False, "apprise is not installed. In a clone of gpukeeper: pip install '.[notify]'")
         return Reply(False, "the process that runs apprise ended while it was started", transient=True)
 
     async def _give_up(self, now: float) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gpukeeper.interfaces.telemetry import pages
-from gpukeeper.interfaces.telemetry.pages import Endpoint, PageResponse, listening, read_endpoint, words
+from gpukeeper.interfaces import http_pages
+from gpukeeper.interfaces.http_pages import Endpoint, PageResponse, listening, read_endpoint, words
 from gpukeeper.model.errors import UsageError
 
 
@@ -18,7 +18,7 @@ def a_port() -> int:
         return int(one.getsockname()[1])
 
 
-def served(story: Callable[[int], Awaitable[None]], patience: float = pages.PATIENCE) -> None:
+def served(story: Callable[[int], Awaitable[None]], patience: float = http_pages.PATIENCE) -> None:
     async def fine() -> PageResponse:
         return words(None)
 
@@ -91,7 +91,7 @@ def test_who_says_nothing_is_not_waited_for() -> None:
 
 def test_too_many_at_once_are_turned_away_and_room_comes_back() -> None:
     async def story(port: int) -> None:
-        waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(pages.AT_ONCE)]
+        waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(http_pages.AT_ONCE)]
         assert await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n") == (b"", b"")
         for _, writer in waiting:
             writer.close()

@@ -54,7 +54,7 @@ def send(folder: Path, text: str) -> str:
 
 
 def test_without_apprise_it_says_how_to_install_it(tmp_path: Path) -> None:
-    assert "pip install 'gpukeeper[notify]'" in send(tmp_path, f"raise SystemExit({NOT_INSTALLED})")
+    assert "pip install '.[notify]'" in send(tmp_path, f"raise SystemExit({NOT_INSTALLED})")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import typer
 from gpukeeper.interfaces.daemon.metrics import LOOPBACK, pass_hooks
 from gpukeeper.interfaces.daemon.serve import serve_until_stopped
 from gpukeeper.interfaces.daemon.serve_fleet import fleet_access, serve_fleet_until_stopped
-from gpukeeper.interfaces.telemetry.pages import read_endpoint
+from gpukeeper.interfaces.http_pages import read_endpoint
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal.log import log
 from gpukeeper.interfaces.terminal.session import opened

@@ -15,8 +15,8 @@ from gpukeeper.interfaces.terminal.watching import PassPrinter
 from gpukeeper.wiring.session import Session
 
 if TYPE_CHECKING:
-    from gpukeeper.interfaces.telemetry.pages import Endpoint
-    from gpukeeper.interfaces.telemetry.pages import Page as MetricsPage
+    from gpukeeper.interfaces.http_pages import Endpoint
+    from gpukeeper.interfaces.http_pages import Page as MetricsPage
 
 FLAG, LOOPBACK = "--metrics", "127.0.0.1"
 
@@ -37,9 +37,9 @@ def pass_hooks(
     """`web`: the dashboard has the page, too, if prometheus_client is installed."""
     if words is None and not (web and find_spec("prometheus_client")):
         return PassHooks(lines.finished, lines.in_progress, nullcontext())
+    from gpukeeper.interfaces.http_pages import PageResponse, read_endpoint
     from gpukeeper.interfaces.telemetry.machine import MachineReader
     from gpukeeper.interfaces.telemetry.metrics import CONTENT_TYPE, CountedEvidence, Metrics
-    from gpukeeper.interfaces.telemetry.pages import PageResponse, read_endpoint
 
     where = None if words is None else read_endpoint(words, FLAG, LOOPBACK)
     metrics = Metrics(session.keeper.clock, session.keeper.platforms, elects=False)
@@ -64,7 +64,7 @@ def pass_hooks(
 
 @asynccontextmanager
 async def _serving(where: Endpoint, page: MetricsPage, log: Callable[[str], None]) -> AsyncIterator[None]:
-    from gpukeeper.interfaces.telemetry.pages import listening
+    from gpukeeper.interfaces.http_pages import listening
 
     async with listening(where, {"/metrics": page}) as port:
         address = f"[{where.address}]" if ":" in where.address else where.address

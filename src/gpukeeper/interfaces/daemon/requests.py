@@ -14,7 +14,7 @@ from gpukeeper.engine.requests import Reply, Request, fulfil
 from gpukeeper.interfaces.daemon import identity
 from gpukeeper.interfaces.daemon.identity import Identity
 from gpukeeper.interfaces.daemon.queries import VERBS, Queries
-from gpukeeper.interfaces.telemetry.pages import Endpoint
+from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError

@@ -16,7 +16,7 @@ from gpukeeper.interfaces.daemon.requests import DaemonResponder, WebLogins
 from gpukeeper.interfaces.daemon.server import listening, notify_systemd
 from gpukeeper.interfaces.daemon.web import web_process
 from gpukeeper.interfaces.daemon.web_child import listen
-from gpukeeper.interfaces.telemetry.pages import Endpoint
+from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
 from gpukeeper.ledger.logins import open_logins

@@ -22,7 +22,7 @@ from gpukeeper.interfaces.daemon.requests import WebLogins, log_in
 from gpukeeper.interfaces.daemon.server import listening, notify_systemd
 from gpukeeper.interfaces.daemon.web_child import listen, supervised
 from gpukeeper.interfaces.daemon.web_settings import WebSettings
-from gpukeeper.interfaces.telemetry.pages import Endpoint
+from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.ledger.copy.connect import load_driver, problem_of_address, problem_of_machine, shown
 from gpukeeper.ledger.copy.reader import CopyReader
 from gpukeeper.ledger.copy.signing import SHORTEST_KEY

@@ -25,9 +25,9 @@ from gpukeeper.interfaces.daemon.queries import VERBS, Queries
 from gpukeeper.interfaces.daemon.requests import WebLogins
 from gpukeeper.interfaces.daemon.web_child import Log, Send, supervised
 from gpukeeper.interfaces.daemon.web_settings import WebSettings
+from gpukeeper.interfaces.http_pages import Page as MetricsPage
 from gpukeeper.interfaces.link import Answer, Change, Demo, Person, Question, Welcome
 from gpukeeper.interfaces.revocations import new_revocations
-from gpukeeper.interfaces.telemetry.pages import Page as MetricsPage
 from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.model.errors import KeeperError, UsageError
@@ -176,7 +176,7 @@ class WebProcess:
     async def _read_metrics(self) -> Reply:
         """The text, with its content type as the words."""
         if self._metrics is None:
-            raise UsageError("metrics need the extra: pip install 'gpukeeper[metrics]'")
+            raise UsageError("metrics need an extra. In a clone of gpukeeper: pip install '.[metrics]'")
         page = await self._metrics()
         return DataReply(done=True, words=page.type, body=msgspec.Raw(msgspec.json.encode(page.body.decode())))
 

@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from gpukeeper.blocking import real_seconds
+from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.interfaces.link import LARGEST_QUESTION, Answer, Question, Welcome, frame, read_frame
 from gpukeeper.interfaces.revocations import Revocations
-from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.model.errors import KeeperError, UsageError
 
 STUCK = 30.0  # seconds to take a frame; a process that does not is ended

@@ -19,8 +19,8 @@ import msgspec
 from gpukeeper.interfaces.daemon.metrics import LOOPBACK
 from gpukeeper.interfaces.daemon.web import WebProcess
 from gpukeeper.interfaces.daemon.web_child import WebChild, listen
+from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.interfaces.link import Answer, Demo, Question
-from gpukeeper.interfaces.telemetry.pages import Endpoint
 from gpukeeper.ledger.logins import LoginKind, Logins, open_logins
 from gpukeeper.platforms.simulated.clock import PacedLoop, run_virtually
 from gpukeeper.wiring.demo_web import ADMIN, OWNER, PACE, FleetDemo

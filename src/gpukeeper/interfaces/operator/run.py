@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import MISSED, Watch, watch
 from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.http_pages import Endpoint, PageResponse, listening, words
 from gpukeeper.interfaces.telemetry.machine import MachineReader
 from gpukeeper.interfaces.telemetry.metrics import CONTENT_TYPE, CountedEvidence, Metrics
-from gpukeeper.interfaces.telemetry.pages import Endpoint, PageResponse, listening, words
 from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
 from gpukeeper.lifecycle.settings import Rulebook

@@ -61,7 +61,7 @@ def load_driver() -> Any:
     except ImportError as error:
         raise UsageError(
             f"The fleet database needs psycopg, which could not be imported ({error}). Nothing was done. "
-            "Install it: pip install 'gpukeeper[postgres]'"
+            "In a clone of gpukeeper: pip install '.[postgres]'"
         ) from error
     return psycopg
 
