@@ -6,12 +6,14 @@ Several workers of pytest run on one machine, and each test of a host sees the p
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_TURN, _LOCK = (Path(tempfile.gettempdir()) / f"gpukeeper-tests-processes.{name}" for name in ("turn", "lock"))
+_FILE = f"gpukeeper-tests-{os.getuid()}-processes"
+_TURN, _LOCK = (Path(tempfile.gettempdir()) / f"{_FILE}.{name}" for name in ("turn", "lock"))
 
 
 @contextmanager
