@@ -115,7 +115,7 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     decision = decide(fresh, book, begun)  # the same as was planned, with the time it announces from now on
     lost = _lost(fresh.subject, decision.then)
     message, until = f"{decision.seen.ref.path}: {decision.reason}{lost}", decision.announced
-    told = Message(
+    warning = Message(
         kind=MessageKind.NOTICE if decision.then is Action.KEEP else MessageKind.WARNING,
         about=decision.seen.ref.path,
         text=message,
@@ -125,7 +125,7 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
         ref=decision.seen.ref,
         until=until,
     )
-    delivery = await keeper.notifier.to_owner(told)
+    delivery = await keeper.notifier.to_owner(warning)
     if not delivery.channels and decision.unheard is not None:
         # Not delivered, so there is more time; the line announces that time, and it is used.
         message, until = f"{decision.seen.ref.path}: {decision.unheard.words}{lost}", decision.unheard.at

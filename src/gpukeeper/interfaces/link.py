@@ -48,8 +48,8 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, tag="question"):
-    """`verb` of the request: what people ask for on the socket, or one of daemon/web.VERBS. `machine`: whom it is for;
-    empty: all, or whoever answers."""
+    """`verb` of the request: what people ask for on the socket, or one of daemon/web.VERBS. `machine`: the one it is
+    about; empty: all machines, or the only one."""
 
     id: int
     credentials: Credentials

@@ -1,6 +1,6 @@
 """Addresses of owners, for channels that need one: from a map, a template or a program, in this order.
 
-Names of owners are foreign input: whoever may set a label chooses one. A name becomes part of an address, or an
+Names of owners are untrusted input: users who may set a label choose them. A name becomes part of an address, or an
 argument of a program, only if it consists of harmless characters; the result is checked again.
 """
 

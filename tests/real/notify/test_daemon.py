@@ -20,7 +20,6 @@ from tests.cli.fleet import Fleet, ago
 from tests.real.notify.receiver import Receiver
 from tests.real.web.serving import Serving, until
 
-pytest.importorskip("apprise", reason="apprise is missing: pip install '.[notify]'")
 ME = pwd.getpwuid(os.getuid()).pw_name
 URL = "https://gpu.example"
 POLICY = """

@@ -18,7 +18,6 @@ from gpukeeper.notify.addresses import AddressBook
 from gpukeeper.notify.apprise import Apprise
 from tests.real.notify.receiver import Receiver
 
-pytest.importorskip("apprise", reason="apprise is missing: pip install '.[notify]'")
 SECRET = "hush-hush"
 BOOK = AddressBook({"ann": "ann+gpu@uni.example"}, "{owner}@uni.example")
 WARNING = Message(

@@ -152,7 +152,9 @@ async def answer(
     except KeeperError as problem:
         return Answer("refused", _refusal(str(problem)))
     except Exception as bug:
-        return Answer("refused", _refusal(f"this is a bug in gpukeeper: {bug!r}"))
+        return Answer(
+            "refused", _refusal(f"this is a bug in gpukeeper: {bug!r}; the history shows whether something was done")
+        )
     return Answer("answered", msgspec.json.encode(reply))
 
 
