@@ -6,6 +6,8 @@ NAME ?=
 HOURS ?= 1
 # More than there are cores: these tests mostly wait for engines. Each worker starts engines of its own (2 to 3 GB).
 ENGINE_WORKERS ?= 3
+# One after another, and beside nothing else: they look at all processes and mounts of the machine.
+ALONE := tests/real/disk tests/real/host
 # Tests start hundreds of Python processes; without cached bytecode each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -29,7 +31,8 @@ install: $(VENV)/.installed ## install gpukeeper and its pinned dependencies in 
 test: $(VENV)/.installed-dev ## all tests; those whose engine is missing are skipped and report how to install it
 	@failed=; \
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/real || failed=yes; \
-	$(BIN)/python -m pytest -n $(ENGINE_WORKERS) --dist worksteal tests/real || failed=yes; \
+	$(BIN)/python -m pytest $(ALONE) || failed=yes; \
+	$(BIN)/python -m pytest -n $(ENGINE_WORKERS) --dist worksteal tests/real $(ALONE:%=--ignore=%) || failed=yes; \
 	$(BIN)/python -m tests.docs.checklist && [ -z "$$failed" ]
 
 check: $(VENV)/.installed-dev ## format, lint, types, imports, spelling

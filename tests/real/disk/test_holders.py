@@ -14,16 +14,9 @@ from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import TreeRemoval
 from tests.real.disk.filesystems import REPOSITORY
-from tests.real.process_lock import hiding_processes
 from tests.unit.disk.trees import expected, removed, tree
 
 TRIES = 30  # of each kind; 210 in all
-
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    with hiding_processes():
-        yield
 
 
 @contextmanager
