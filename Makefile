@@ -6,7 +6,7 @@ NAME ?=
 HOURS ?= 1
 # More than there are cores: these tests mostly wait for engines. Each worker starts engines of its own (2 to 3 GB).
 ENGINE_WORKERS ?= 3
-# One after another, and beside nothing else: they look at all processes and mounts of the machine.
+# One after another, and beside nothing else: they inspect all processes and mounts of the machine.
 ALONE := tests/real/disk tests/real/host
 # Tests start hundreds of Python processes; without cached bytecode each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
