@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from gpukeeper.ledger.archive import rotate
+from gpukeeper.ledger.copy.connect import connect
 from gpukeeper.ledger.copy.identity import ensure_identity
-from gpukeeper.ledger.copy.ship import UsageRow
+from gpukeeper.ledger.copy.outbox import Outbox
+from gpukeeper.ledger.copy.ship import Position, UsageRow, begin
 from gpukeeper.ledger.copy.shipper import View
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.signals import open_signals
@@ -177,6 +183,29 @@ def test_two_programs_with_one_name_do_not_both_ship(database: FleetDatabase, tm
     for one in shippers:
         one.stop()
     machine.close()
+
+
+def test_of_two_programs_that_begin_at_once_the_second_gets_the_cursor_of_the_first(
+    database: FleetDatabase, tmp_path: Path
+) -> None:
+    settings = database.add("node-1")
+    machine = Machine.create(tmp_path, "node-1")
+    waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(closing(connect(settings.address, settings.password_file))) for _ in "12")
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        with first.transaction(), closing(Outbox(machine.path)) as outbox:
+            position = begin(first, "node-1", outbox)
+            other = pool.submit(_begin, second, machine.path)
+            wait_for(lambda: database.sql(waits) == [(1,)], "the second waits for the first")
+        assert other.result() == position
+    assert database.sql("SELECT count(*) FROM gpukeeper.ledgers") == [(1,)]
+    machine.close()
+
+
+def _begin(connection: psycopg.Connection[tuple[Any, ...]], ledger: Path) -> Position:
+    with closing(Outbox(ledger)) as outbox:
+        return begin(connection, "node-1", outbox)
 
 
 def test_signals_arrive_as_buckets_of_one_minute(database: FleetDatabase, tmp_path: Path) -> None:
