@@ -45,11 +45,13 @@ def attached(image: Path) -> Iterator[str]:
 
 @contextmanager
 def mounted(device: str, point: Path) -> Iterator[int]:
-    """Yields its device number."""
+    """Yields its device number. Written to the image before it is unmounted: a mount namespace that another program
+    made meanwhile would keep it mounted."""
     _run("mount", device, point)
     try:
         yield point.stat().st_dev
     finally:
+        _run("sync", "--file-system", point)
         _run("umount", point)
 
 
@@ -70,7 +72,8 @@ def test_a_hold_outlasts_the_device_number(tmp_path: Path, image: Path) -> None:
 
 
 def _hold_and_renumber(tmp_path: Path, image: Path, point: Path, first: str) -> None:
-    """The first device stays attached: the second one surely has another number."""
+    """The first device stays attached: the second one surely has another number. It is not mounted again: its cache
+    may be older than the image."""
     with mounted(first, point) as before:
         host = Host(tmp_path, TREES, point / "scratch")
         path = host.tree("tmp-held")
@@ -89,5 +92,5 @@ def _hold_and_renumber(tmp_path: Path, image: Path, point: Path, first: str) -> 
         assert host.names() == ["tmp-held"]
         released = host.run("workload", "release", str(path))
         assert released.code == 0, released.err
-    with mounted(first, point):
+    with attached(image) as third, mounted(third, point):
         assert host.apply().outcomes()["tmp-held"]["result"] == "reclaimed", "released under either number"
