@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines import require
-from tests.real.host.machine import Host, can_mount, sees_everybody
+from tests.real.host.machine import Host, can_mount, sees_everybody, until
 
 TREES = """
 temporary: [{root: ROOT, names: ["tmp*"], above: 1B, older_than: 0s, under_pressure: 0s}]
@@ -88,9 +88,14 @@ def _hold_and_renumber(tmp_path: Path, image: Path, point: Path, first: str) -> 
         assert set(planned) == {"tmp-held", "tmp-loose"}, place
         assert planned["tmp-loose"]["action"] == "remove", "what is not held is due"
         assert planned["tmp-held"]["action"] == "keep", planned["tmp-held"]["reason"]
-        assert list(host.apply().outcomes()) == ["tmp-loose"]
+        until(lambda: "tmp-loose" in _reclaimed(host), "what is not held is removed")
         assert host.names() == ["tmp-held"]
         released = host.run("workload", "release", str(path))
         assert released.code == 0, released.err
     with attached(image) as third, mounted(third, point):
-        assert host.apply().outcomes()["tmp-held"]["result"] == "reclaimed", "released under either number"
+        until(lambda: "tmp-held" in _reclaimed(host), "released under either number")
+
+
+def _reclaimed(host: Host) -> list[str]:
+    """By one pass, which does nothing while a process on this machine hides what it has open."""
+    return [name for name, outcome in host.apply().outcomes().items() if outcome["result"] == "reclaimed"]
