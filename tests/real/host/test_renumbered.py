@@ -72,8 +72,8 @@ def test_a_hold_outlasts_the_device_number(tmp_path: Path, image: Path) -> None:
 
 
 def _hold_and_renumber(tmp_path: Path, image: Path, point: Path, first: str) -> None:
-    """The first device stays attached: the second one surely has another number. It is not mounted again: its cache
-    may be older than the image."""
+    """Each device stays attached, so that the next one surely has another number. None is mounted again: its cache may
+    be older than the image."""
     with mounted(first, point) as before:
         host = Host(tmp_path, TREES, point / "scratch")
         path = host.tree("tmp-held")
@@ -81,19 +81,26 @@ def _hold_and_renumber(tmp_path: Path, image: Path, point: Path, first: str) -> 
         held = host.run("workload", "hold", str(path), "--for", "1h")
         assert held.code == 0, held.err
         assert len(host.lines("hold")) == 1
-    with attached(image) as second, mounted(second, point) as after:
-        assert after != before, "the disk has its old number: nothing is tested"
-        (place,) = host.run("plan", "--json", "--platform", "host", "--kind", "tree").json()["places"]
-        planned = {Path(d["seen"]["ref"]["name"]).name: d for d in place["decisions"]}
-        assert set(planned) == {"tmp-held", "tmp-loose"}, place
-        assert planned["tmp-loose"]["action"] == "remove", "what is not held is due"
-        assert planned["tmp-held"]["action"] == "keep", planned["tmp-held"]["reason"]
-        until(lambda: "tmp-loose" in _reclaimed(host), "what is not held is removed")
-        assert host.names() == ["tmp-held"]
-        released = host.run("workload", "release", str(path))
-        assert released.code == 0, released.err
-    with attached(image) as third, mounted(third, point):
-        until(lambda: "tmp-held" in _reclaimed(host), "released under either number")
+    with attached(image) as second:
+        with mounted(second, point) as after:
+            assert after != before, "the disk has its old number: nothing is tested"
+            _release(host, path)
+        with attached(image) as third, mounted(third, point) as last:
+            assert last not in (before, after), "the disk has an old number: nothing is tested"
+            until(lambda: "tmp-held" in _reclaimed(host), "released under any number")
+
+
+def _release(host: Host, path: Path) -> None:
+    """After a pass that removes what is not held, and keeps this."""
+    (place,) = host.run("plan", "--json", "--platform", "host", "--kind", "tree").json()["places"]
+    planned = {Path(d["seen"]["ref"]["name"]).name: d for d in place["decisions"]}
+    assert set(planned) == {"tmp-held", "tmp-loose"}, place
+    assert planned["tmp-loose"]["action"] == "remove", "what is not held is due"
+    assert planned["tmp-held"]["action"] == "keep", planned["tmp-held"]["reason"]
+    until(lambda: "tmp-loose" in _reclaimed(host), "what is not held is removed")
+    assert host.names() == ["tmp-held"]
+    released = host.run("workload", "release", str(path))
+    assert released.code == 0, released.err
 
 
 def _reclaimed(host: Host) -> list[str]:

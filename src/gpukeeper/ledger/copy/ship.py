@@ -71,8 +71,9 @@ def begin(connection: Connection, machine: str, outbox: Outbox) -> Position:
     connection.execute(_TEMPORARY)
     identity = outbox.identity()
     with connection.transaction():
-        # Of two programs that begin at the same time, the second must find the cursor of the first.
-        connection.execute("SELECT pg_advisory_xact_lock(hashtext('gpukeeper.ledgers'), hashtext(%s))", (machine,))
+        # Of two programs that begin at the same time, the second must find the cursor of the first. A row, not an
+        # advisory lock: the role of another machine could hold that one.
+        connection.execute("SELECT FROM gpukeeper.machines WHERE name = %s FOR NO KEY UPDATE", (machine,))
         found = connection.execute(
             "SELECT ledger, shipped, signals_until, usage_until FROM gpukeeper.ledgers "
             "WHERE machine = %s AND id = %s ORDER BY ledger DESC LIMIT 1",
