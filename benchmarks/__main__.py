@@ -11,14 +11,17 @@ NAMES = (
     "decisions",
     "plan",
     "startup",
+    "install",
     "simulation",
     "ledger",
     "fleet-ship",
+    "fleet-deploy",
     "usage-report",
     "web-page",
     "web-live",
     "web-cost",
     "nightly",
+    "backtest",
     "disk-size",
     "disk-delete",
     "disk-sweep",
@@ -33,6 +36,9 @@ NAMES = (
     "accept-gemm",
     "accept-copy",
     "accept-flips",
+    "accept-search",
+    "accept-launch",
+    "accept-collect",
 )
 
 

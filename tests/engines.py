@@ -8,15 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.kube import binaries
+from tests.real.ansible import installation as ansible_installation
+from tests.real.image import acceptance_image
+from tests.real.kube import binaries, helm
 from tests.real.postgres import server as postgres_server
 from tests.real.ray import clusters as ray_clusters
 from tests.real.torch import installation as torch_installation
 
 HOW = {
+    "ansible": "needs ansible-core and ansible-lint: `make ansible` installs them (pip, one minute, once)",
     "chromium": "needs a browser: apt-get install chromium",
     "docker": "needs root and a dockerd of its own: apt-get install docker.io iptables busybox-static, run as root",
     "gpu": "needs an NVIDIA GPU with its driver loaded: run the tests on a GPU machine",
+    "helm": "needs helm: `make helm` builds it (Go, 4 minutes, once)",
+    "image": "needs root and the root filesystem of the image: apt-get install mmdebstrap, then `make torch rootfs`",
     "kubelet": (
         "needs root, `make kube`, containerd and CNI plugins: apt-get install docker.io containernetworking-plugins "
         "busybox-static, run as root"
@@ -26,9 +31,15 @@ HOW = {
     "postgres": "needs a PostgreSQL of its own: apt-get install postgresql (its service may stay stopped), setpriv",
     "prometheus": "needs a Prometheus of its own: apt-get install prometheus (its service may stay stopped)",
     "promtool": "needs promtool: apt-get install prometheus",
+    "pypi": "needs a package index that pip reaches, to download the pinned wheels; and unshare",
     "ray": "needs the releases of Ray that tests run: `make ray` installs them (pip, 5 minutes, once)",
     "root": "needs root, to look into every process: run the tests as root",
+    "ssh": "needs root, ssh and an sshd of its own: apt-get install openssh-server iproute2, run as root",
     "systemd": "needs systemd-analyze: apt-get install systemd (nothing has to run)",
+    "systemd-nspawn": (
+        "needs root and a machine that may boot systemd in a container: apt-get install mmdebstrap systemd-container, "
+        "then `make systemd` as root"
+    ),
     "torch": "needs the release of PyTorch that tests run: `make torch` installs it (pip, one minute, once)",
     "tmpfs": "needs root and mount(2) for a small full disk: run the tests as root",
 }
@@ -42,6 +53,11 @@ def require(engine: str, there: bool) -> None:
     if engine in os.environ.get("GPUKEEPER_REQUIRE", "").split(","):
         pytest.fail(f"{words} (GPUKEEPER_REQUIRE asks for it)")
     pytest.skip(words)
+
+
+def has_ansible() -> bool:
+    """Those releases, installed beside the repository; gpukeeper itself never uses them."""
+    return ansible_installation.is_installed()
 
 
 def has_gpu() -> bool:
@@ -60,6 +76,15 @@ def has_chromium() -> bool:
 def has_docker() -> bool:
     """The programs for a private engine, and the rights; the host's own engine is never used."""
     return _root_with("dockerd", "busybox", "ip", "setpriv")
+
+
+def has_helm() -> bool:
+    return helm.program().exists()
+
+
+def has_image() -> bool:
+    """What takes long to build; gpukeeper itself is installed in it as it is in this working tree."""
+    return os.geteuid() == 0 and acceptance_image.is_built()
 
 
 def has_podman() -> bool:
@@ -98,6 +123,11 @@ def has_systemd_analyze() -> bool:
 def has_ray(version: str = ray_clusters.NEWEST) -> bool:
     """That release, installed beside the repository; gpukeeper itself never imports it."""
     return ray_clusters.is_installed(version)
+
+
+def has_sshd() -> bool:
+    """The programs for private servers; this machine's own is never used. It is often not on the PATH."""
+    return _root_with("ssh", "ssh-keygen", "ip") and Path("/usr/sbin/sshd").exists()
 
 
 def has_torch() -> bool:

@@ -67,29 +67,45 @@ class Forked:
         return number
 
 
-def start(program: str, words: Sequence[str], env: Mapping[str, str], streams: tuple[int, int, int]) -> Forked:
-    """`streams`: what its stdin, stdout and stderr are."""
+def start(
+    program: str,
+    words: Sequence[str],
+    env: Mapping[str, str],
+    streams: tuple[int, int, int],
+    *,
+    folder: Path | None = None,
+    executable: str = sys.executable,
+) -> Forked:
+    """`streams`: what its stdin, stdout and stderr are. `executable`: what gpukeeper finds as sys.executable."""
     assert _can_fork(env), env
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    request = json.dumps([program, list(words), dict(env), str(Path.cwd())]).encode()
+    request = json.dumps([program, list(words), dict(env), str(folder or Path.cwd())]).encode()
     with theirs:
-        socket.send_fds(_server(), [request], [*streams, theirs.fileno()])
+        socket.send_fds(_server(executable), [request], [*streams, theirs.fileno()])
     return Forked(ours)
 
 
 def run(
-    program: str, words: Sequence[str], env: Mapping[str, str], stdin: str | None = None, timeout: float = 120
+    program: str,
+    words: Sequence[str],
+    env: Mapping[str, str],
+    stdin: str | None = None,
+    timeout: float = 120,
+    *,
+    folder: Path | None = None,
+    executable: str = sys.executable,
 ) -> tuple[int, str, str]:
     """Exit status, output and messages. Without `stdin` it has that of the tests."""
-    if not _can_fork(env):
+    if executable == sys.executable and not _can_fork(env):
         command = [sys.executable, "-m", program, *words]
         done = subprocess.run(
-            command, env=env, input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+            command, env=env, input=stdin, capture_output=True, text=True, timeout=timeout, check=False, cwd=folder
         )
         return done.returncode, done.stdout, done.stderr
     pipes = [os.pipe(), os.pipe(), *([] if stdin is None else [os.pipe()])]
     (out, their_out), (err, their_err), *given = pipes
-    child = start(program, words, env, (given[0][0] if given else 0, their_out, their_err))
+    streams = given[0][0] if given else 0, their_out, their_err
+    child = start(program, words, env, streams, folder=folder, executable=executable)
     for fd in (their_out, their_err, *(pipe[0] for pipe in given)):
         os.close(fd)
     with ThreadPoolExecutor(2) as readers:
@@ -101,8 +117,13 @@ def run(
 
 
 def _can_fork(env: Mapping[str, str]) -> bool:
-    started = _environment()
-    return env.get("LANG") == started.get("LANG") and not any(name.startswith(_OF_THE_INTERPRETER) for name in env)
+    started = environment()
+    return env.get("LANG") == started.get("LANG") and not any(map(is_of_the_interpreter, env))
+
+
+def is_of_the_interpreter(name: str) -> bool:
+    """Of an environment variable."""
+    return name.startswith(_OF_THE_INTERPRETER)
 
 
 def _read(fd: int) -> str:
@@ -115,19 +136,20 @@ def _write(fd: int, text: str) -> None:
         pipe.write(text)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """What a command needs of the tests' own environment."""
     return {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(executable: str) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_MAX)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.forked", str(theirs.fileno()), executable],
             cwd=_ROOT,
-            env=_environment(),
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -170,7 +192,8 @@ def _serve(requests: socket.socket) -> tuple[str, list[str]] | None:
                 return None
             pid = os.fork()
             if pid == 0:
-                for one in (running, requests, *(reply for _, reply in replies.values())):
+                running.close()
+                for one in (requests, *(reply for _, reply in replies.values())):
                     one.close()
                 return _become(request, fds)
             for fd in fds[:3]:
@@ -212,7 +235,8 @@ def _stream(fd: int, old: object) -> io.TextIOWrapper:
     return stream
 
 
-def main(fd: int) -> None:
+def main(fd: int, executable: str) -> None:
+    sys.executable = executable  # before anything of gpukeeper keeps it
     _preload()
     with socket.socket(fileno=fd) as requests:
         wanted = _serve(requests)
@@ -223,4 +247,4 @@ def main(fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -290,11 +290,12 @@ async def get(
     purpose: str,
     headers: Mapping[str, str] | None = None,
     enter: Callable[[], None] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Response:
     """One request to a server that is not used again soon."""
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    async with Client(f"{parts.scheme}://{parts.netloc}", enter=enter, purpose=purpose) as client:
+    async with Client(f"{parts.scheme}://{parts.netloc}", enter=enter, tls=tls, purpose=purpose) as client:
         return await client.request("GET", target, headers=headers, size_max=size_max)
 
 

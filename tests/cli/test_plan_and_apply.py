@@ -12,12 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from gpukeeper.__main__ import app
 from gpukeeper.config.load import load_text
 from gpukeeper.interfaces.terminal.session import narrowed, own_only
 from gpukeeper.ledger.lease import take_lease
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Outcome, State
 from tests.cli.fleet import POLICY, Fleet, ago
 
@@ -101,6 +104,40 @@ def test_apply_narrows_to_a_class_and_to_what_has_no_owner(fleet: Fleet) -> None
     assert fleet.names() == {"anns", "left"}
     assert fleet.run("apply", "--yes", "--owner", "nobody").code == 0
     assert fleet.names() == {"anns"}
+
+
+def test_short_times_are_tried_on_named_workloads_alone(fleet: Fleet) -> None:
+    """C16.6: one minute instead of an hour; what is due by the policy itself is kept, too, unless it is named."""
+    fleet.write_policy(POLICY + "retention: {succeeded: 1h}\n")
+    for name in ("named", "other"):
+        fleet.ended(name, days=1 / 24 / 30)
+    fleet.ended("old", days=9)
+    short = ("--compress", "60", "--workload", "docker/node-1/named", "--workload", "docker/node-1/none")
+    ran = fleet.run("plan", "--verbose", *short)
+    assert "ago, kept for 1m (times divided by 60)" in ran.out
+    assert ("other" in ran.out, "old" in ran.out) == (False, False)
+    assert "docker/node-1/none was not found" in ran.err
+    ran = fleet.run("apply", "--yes", *short)
+    assert ran.code == 0
+    assert "docker/node-1/none was not found" in ran.err
+    assert fleet.names() == {"other", "old"}
+    assert all("(times divided by 60)" in line["reason"] for line in fleet.lines("intent"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--compress", "60"),
+        ("--workload", "docker/node-1/a"),
+        ("--compress", "60", "--workload", "docker/node-1/*"),
+        ("--compress", "60", "--workload", "a"),
+        ("--compress", "1", "--workload", "docker/node-1/a"),
+    ],
+)
+def test_short_times_without_names_are_refused(words: tuple[str, ...]) -> None:
+    for command in ("plan", "apply"):
+        ran = CliRunner().invoke(app, [command, *words])
+        assert ran.exit_code == 2 or isinstance(ran.exception, UsageError), ran.output
 
 
 def test_who_is_called_nobody_and_is_no_admin_does_not_reclaim_what_has_no_owner() -> None:

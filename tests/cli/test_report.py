@@ -91,6 +91,27 @@ def test_a_month_as_tables(used: Fleet) -> None:
     assert "given back 10.00 EUR" in ran.out
 
 
+def test_refused_and_failed_steps_and_who_asked(used: Fleet) -> None:
+    """One process for text, JSON and Markdown would not do: each is a way that people read it."""
+    ref = Ref("docker", "node-1", "container", "eval", "uid-2")
+    base: dict[str, Any] = {"ref": ref, "owner": "a|b*", "action": Action.REMOVE, "rule": "retention", "reason": "old"}
+    asked = {**base, "ref": Ref("docker", "node-1", "container", "mine", "uid-3"), "rule": "request"}
+    journal = open_ledger(used.state / "ledger.db", write=True)
+    lines = [
+        Closed(at=OCTOBER, step="s2", result=Result.REFUSED, **base),
+        Closed(at=OCTOBER + timedelta(hours=1), step="s3", result=Result.REFUSED, **base),
+        Closed(at=OCTOBER + timedelta(hours=2), step="s4", result=Result.RECLAIMED, requested_by="eve", **asked),
+    ]
+    asyncio.run(journal.append(lines))
+    journal.close()
+    text = used.run(*MONTH, "--markdown").out
+    assert "| a\\|b\\* | retention | refused | 2 | 1 | 1 |" in text
+    assert "| eve | 1 | 0.0 | 0 B |" in text
+    assert "- 2 steps were refused or failed." in text
+    assert "\n> The ledger begins at 2026-10-05 09:00 UTC; what was given back before is not in this report." in text
+    assert used.run(*MONTH, "--markdown", "--by", "day").code == 2
+
+
 def test_one_table(used: Fleet) -> None:
     out = used.run(*MONTH, "--by", "day").out
     assert [line.split()[0] for line in out.splitlines() if line.startswith("2026")] == ["2026-10-05"]

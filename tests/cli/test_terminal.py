@@ -52,6 +52,7 @@ VERBS = {
     "check list": ("collectives_network",),
     "check show gemm": ("gemm.dtypes",),
     "node list": (),
+    "node register": (),
     "accept list": (),
     "accept --device simulated --ranks 3 --check gemm,exact": (),
     "policy show": ("classes.devcontainer.hold_after_stop",),

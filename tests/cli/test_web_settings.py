@@ -81,7 +81,7 @@ def _ready(served: Served) -> Served:
     served.context = ssl.create_default_context()
     served.context.check_hostname, served.context.verify_mode = False, ssl.CERT_NONE
     token = served.fleet.run("login", "--token", "wait", "--json").json()["secret"]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         status, text, _ = served.ask("GET", "/api/v1/workloads", Authorization=f"Bearer {token}")
         if status == 200 and json.loads(text)["workloads"]:

@@ -1,7 +1,7 @@
 """Writes what the docs take from code: `python -m tests.docs.generate`. Tests compare it.
 
 The pages of rules, checks, reference figures, of the command line and of open parts of the checklist, the output of the
-demo in the tutorial, and the picture in the README.
+demo in the tutorial, the picture in the README, the man page and the completion scripts.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gpukeeper.acceptance.judging.reference import ROWS
 from gpukeeper.interfaces.cli.lazy import LazyCommand
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model.subject import Shape
+from tests.docs import manual
 from tests.docs.checklist import OPEN_PAGE, open_page
 from tests.docs.picture import PICTURE, picture
 
@@ -108,17 +109,32 @@ _EXIT_CODES = {
         5: "inconclusive: not everything could be tested",
         11: "another run is testing this machine",
     },
+    "advise": {3: "the trace is too short: no advice"},
     "accept compare": {4: "something got worse by more than the noise, with `--exit-code`"},
+    "accept mark": {
+        3: "nodes were kept as they are, deferred or not marked",
+        12: "breaker open: most nodes failed, no taint was written",
+    },
+    "node quarantine": {
+        3: "with `--on`: the limit is reached, or not everything was written",
+        12: "with `--on`: breaker open, most GPU nodes are out",
+    },
+    "node return": {3: "with `--on`: a node was kept, or not everything was written"},
     "accept merge": {4: "a node failed", 5: "a node is inconclusive or missing"},
+    "accept preflight": {4: "something would prevent the run", 5: "something could not be checked"},
     "apply": {3: "some steps were deferred, failed or could not be read", 11: "lease held", 12: "breaker open"},
     "doctor": {1: "it found a problem"},
+    "ledger restore": {11: "a daemon or a pass is running"},
     "ledger verify": {1: "something is damaged"},
     "operator": {11: "another operator or daemon uses this ledger"},
+    "policy import": {3: "written or printed, but something could not be translated"},
     "plan": {
         1: "no place answered",
         3: "nothing could be read, or, with `--exit-code`, not everything",
         4: "something is due, with `--exit-code`",
     },
+    "setup host": {1: "the service does not run, or doctor found a problem"},
+    "setup remove": {3: "files that were changed since were kept"},
     "serve": {11: "another daemon is running"},
     "stop-all": {3: "some workloads were not stopped, or could not be read"},
 }
@@ -259,4 +275,5 @@ if __name__ == "__main__":
     OPEN_PAGE.write_text(open_page())
     TUTORIAL.write_text(tutorial_page())
     PICTURE.write_text(picture())
-    print("wrote docs/reference/{rules,checks,gpu-models,cli,checklist-open}.md, the tutorial's demo and the picture")
+    manual.write(typer.main.get_command(app), dict(verbs()))
+    print("wrote docs/reference, the demo of the tutorial, the picture and deploy/share")

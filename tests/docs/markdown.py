@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+
+from tests.docs.commands import in_shell
 
 ROOT = Path(__file__).resolve().parents[2]
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
@@ -26,6 +29,29 @@ def links(path: Path) -> list[str]:
 def prose(path: Path) -> str:
     """Without code blocks and without `code`."""
     return _CODE.sub("", _FENCE.sub("", path.read_text()))
+
+
+def commands(path: Path) -> list[list[str]]:
+    """Of gpukeeper, in blocks of shell text: the words of each."""
+    blocks = re.findall(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", path.read_text(), re.MULTILINE | re.DOTALL)
+    shell = "".join(text for language, text in blocks if language in ("", "sh"))
+    lines = [line.lstrip(" $#") for line in shell.replace("\\\n", " ").splitlines()]
+    return [words for line in lines if _is_shell(line) for words in in_shell(line)]
+
+
+def _is_shell(line: str) -> bool:
+    """Not a line of output with an apostrophe."""
+    try:
+        shlex.split(line)
+    except ValueError:
+        return False
+    return True
+
+
+def named_commands(path: Path) -> list[list[str]]:
+    """Of gpukeeper, as `code` in a sentence; without those that stand for any, such as `gpukeeper COMMAND [OPTION]`."""
+    said = re.findall(r"`(gpukeeper (?!COMMAND)[^`…[\n]+)`", _FENCE.sub("", path.read_text()))
+    return [words for one in said for words in in_shell(one)]
 
 
 def anchors(path: Path) -> set[str]:

@@ -87,6 +87,10 @@ LEVELS: dict[str, dict[str, tuple[float, float]]] = {
         f'gpukeeper_workload_written_bytes{ENGINE},workload="(other)"}}': (900000000000, 900000000000),
     },
     "GpukeeperPassSlow": {"gpukeeper_pass_seconds": (301, 300)},
+    "GpukeeperPodGpuNotMeasured": {
+        'gpukeeper_pod_gpu_not_measured{instance="n1",what="use"}': (1, 0),
+        'gpukeeper_pod_gpu_not_measured{instance="n1",what="driver"}': (0, 0),
+    },
     "GpukeeperFleetCopyDisconnected": {"gpukeeper_fleet_copy_connected": (0, 1)},
     "GpukeeperFleetCopyLagging": {"gpukeeper_fleet_copy_lag_seconds": (601, 600)},
     "GpukeeperMemoryHigh": {'process_resident_memory_bytes{job="gpukeeper"}': (1000000001, 1000000000)},

@@ -22,13 +22,22 @@ ADDED = (
     "tidy",
     "policy try",
     "policy schedule",
+    "policy import",
     "top",
+    "advise",
     "report",
     "login",
+    "setup host",
+    "setup remove",
     "notify test",
+    "node register",
+    *(f"fleet {verb}" for verb in ("deploy", "status", "plan", "apply", "upgrade", "remove")),
     *(f"fleet-db {verb}" for verb in ("init", "migrate", "add-machine", "status")),
-    *(f"ledger {verb}" for verb in ("totals", "rotate", "status", "verify")),
-    *(f"accept {verb}" for verb in ("list", "show", "compare", "merge")),
+    *(f"ledger {verb}" for verb in ("totals", "rotate", "status", "verify", "backup", "restore")),
+    *(
+        f"accept {verb}"
+        for verb in ("list", "show", "logs", "fetch", "remove", "compare", "merge", "preflight", "mark")
+    ),
 )
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 

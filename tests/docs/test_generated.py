@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
+import typer
+
+from gpukeeper.__main__ import app
 from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model import errors
-from tests.docs import generate
+from tests.docs import generate, manual
 from tests.docs.markdown import ROOT
 from tests.simulation import planted_acceptance  # noqa: F401 - registers its bugs
 from tests.simulation.planted import PLANTED
@@ -30,6 +33,11 @@ def test_the_page_of_checks_matches_the_code() -> None:
 def test_the_page_of_gpu_models_matches_the_code() -> None:
     advice = "docs/reference/gpu-models.md is stale. Write it anew: python -m tests.docs.generate"
     assert generate.MODELS_PAGE.read_text() == generate.models_page(), advice
+
+
+def test_the_man_page_and_completion_scripts_match_the_code() -> None:
+    for path, content in manual.files(typer.main.get_command(app), dict(generate.verbs())).items():
+        assert path.read_text() == content, f"{path} is stale. Write it anew: python -m tests.docs.generate"
 
 
 def test_every_check_shows_what_it_proves_and_what_it_cannot() -> None:

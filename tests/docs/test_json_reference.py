@@ -16,7 +16,10 @@ PAGE = ROOT / "docs" / "reference" / "json.md"
 INTERFACES = ROOT / "src" / "gpukeeper" / "interfaces"
 PRINTERS = {"as_json", "_print_json"}
 RUN = "the report of a run"
+LAUNCHED = "a run that an engine has"
+NEW_FILE = "a file that does not exist"
 MANIFEST = ROOT / "tests" / "unit" / "platforms" / "kubernetes" / "trainjob.yaml"
+RULES = ROOT / "examples" / "policies" / "imports" / "kube-janitor-rules.yaml"
 # How each document is made on a fleet in which one workload is due.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "observe": ("observe",),
@@ -27,6 +30,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "explain-manifest": ("explain", "run-7", "--manifest", str(MANIFEST)),
     "workload-list": ("workload", "list"),
     "node-list": ("node", "list"),
+    "node-register": ("node", "register"),
     "node-show": ("node", "show", "GPU-1"),
     "request": ("workload", "hold", "train", "--for", "1h"),
     "apply": ("apply", "--yes"),
@@ -38,18 +42,28 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ledger-rotate": ("ledger", "rotate"),
     "ledger-status": ("ledger", "status"),
     "ledger-verify": ("ledger", "verify"),
+    "ledger-backup": ("ledger", "backup", NEW_FILE),
     "policy-check": ("policy", "check"),
     "policy-show": ("policy", "show"),
     "policy-sentence": ("policy", "sentence"),
     "policy-try": ("policy", "try"),
+    "policy-import": ("policy", "import", str(RULES), "--from", "kube-janitor"),
     "doctor": ("doctor",),
     "notify-test": ("notify", "test", "--admins"),
+    "backtest": ("backtest", "synthetic:1/8/2", "--workers", "1"),
+    "backtest-course": ("backtest", "synthetic:1/8/2", "--workload", "work-0001"),
+    "backtest-decision": ("backtest", "synthetic:1/8/2", "--workload", "work-0001", "--at", "2026-01-06"),
+    "advice": ("advise", "synthetic:1/8/2", "--workers", "1", "--horizon", "1h", "--sweep", "window=30m"),
     "demo": ("demo", "--days", "1", "--once"),
     "acceptance": ("accept", "--device", "simulated", "--check", "gemm"),
     "self-test": ("accept", "--self-test"),
     "accept-list": ("accept", "list"),
+    "acceptance-run": ("accept", "--on", "simulated", "--option", "scripts=pass", "--option", "seconds=0"),
+    "accept-runs": ("accept", "list", "--on", "simulated"),
+    "accept-run-status": ("accept", "show", LAUNCHED, "--on", "simulated"),
     "accept-compare": ("accept", "compare", RUN, RUN),
     "accept-merge": ("accept", "merge", RUN),
+    "preflight": ("accept", "preflight", "--on", "kubernetes"),
     "check-list": ("check", "list"),
     "check-show": ("check", "show", "gemm"),
 }
@@ -57,7 +71,21 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 NEEDS_POSTGRES = {"fleet-db-migrate", "fleet-db-machine", "fleet-db-status"}
 # Tried out with a daemon that has a dashboard: tests/cli/test_login.py.
 NEEDS_A_DASHBOARD = {"login", "logins"}
-NEEDS_A_LEDGER = {"ledger-status", "ledger-verify", "ledger-list", "ledger-show", "ledger-totals", "ledger-rotate"}
+# Tried out on a real control plane: tests/real/kube/test_marks.py.
+NEEDS_A_CLUSTER = {"accept-mark", "cluster-nodes", "node-quarantine", "node-return"}
+# Tried out on a machine with systemd: tests/real/systemd/test_setup.py.
+NEEDS_SYSTEMD = {"setup"}
+# Tried out over ssh: tests/real/ssh/test_fleet.py.
+NEEDS_SSH = {"fleet", "fleet-pass"}
+NEEDS_A_LEDGER = {
+    "ledger-status",
+    "ledger-verify",
+    "ledger-backup",
+    "ledger-list",
+    "ledger-show",
+    "ledger-totals",
+    "ledger-rotate",
+}
 
 
 def test_the_page_names_exactly_the_schemas_that_the_code_prints() -> None:
@@ -65,11 +93,18 @@ def test_the_page_names_exactly_the_schemas_that_the_code_prints() -> None:
 
 
 def test_every_schema_is_tried_out_below() -> None:
-    assert set(COMMANDS) | NEEDS_POSTGRES | NEEDS_A_DASHBOARD == set(_documented())
+    elsewhere = NEEDS_POSTGRES | NEEDS_A_DASHBOARD | NEEDS_A_CLUSTER | NEEDS_SYSTEMD | NEEDS_SSH
+    assert set(COMMANDS) | elsewhere == set(_documented())
     tried = (ROOT / "tests" / "real" / "postgres" / "test_cli.py").read_text()
     assert all(f"gpukeeper/{schema}/v1" in tried for schema in NEEDS_POSTGRES)
     tried = (ROOT / "tests" / "cli" / "test_login.py").read_text()
     assert all(f"gpukeeper/{schema}/v1" in tried for schema in NEEDS_A_DASHBOARD)
+    tried = (ROOT / "tests/real/kube/test_marks.py").read_text()
+    assert all(f"gpukeeper/{schema}/v1" in tried for schema in NEEDS_A_CLUSTER)
+    tried = (ROOT / "tests/real/systemd/test_setup.py").read_text()
+    assert all(f"gpukeeper/{schema}/v1" in tried for schema in NEEDS_SYSTEMD)
+    tried = (ROOT / "tests/real/ssh/test_fleet.py").read_text()
+    assert all(f"gpukeeper/{schema}/v1" in tried for schema in NEEDS_SSH)
 
 
 @pytest.mark.parametrize("schema", COMMANDS)
@@ -87,7 +122,12 @@ def test_a_document_has_the_documented_fields(schema: str, tmp_path: Path) -> No
 
 
 def _with_a_run(fleet: Fleet, words: tuple[str, ...]) -> list[str]:
-    """Where a report is asked for, one is made first."""
+    """Where a report or a run is asked for, one is made first."""
+    if LAUNCHED in words:
+        run = fleet.run(*COMMANDS["acceptance-run"], "--keep-objects", "--json").json()["run"]
+        return [run if word == LAUNCHED else word for word in words]
+    if NEW_FILE in words:
+        return [str(fleet.state.parent / "backup.tar") if word == NEW_FILE else word for word in words]
     if RUN not in words:
         return list(words)
     made = fleet.run(*COMMANDS["acceptance"], "--json").json()["report_folder"]

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.docs import generate, markdown
+from tests.docs.commands import why_not_there, why_wrong
 from tests.docs.markdown import ROOT
 
 DOCS = ROOT / "docs"
@@ -65,8 +66,38 @@ def test_there_is_help_when_it_goes_wrong(heading: str, words: list[str]) -> Non
     assert [word for word in words if word not in section] == []
 
 
+def test_what_an_empty_dashboard_says_is_explained() -> None:
+    """C17.1: every sentence that a page shows instead of content, as the template has it."""
+    page = (DOCS / "how-to" / "troubleshoot.md").read_text()
+    templates = ROOT / "src/gpukeeper/interfaces/web/templates"
+    pages = "".join((templates / f"{name}.html").read_text() for name in ("fleet", "workloads", "usage", "history"))
+    said = re.findall(r"^\| ([A-Z][^|]+\.) \|", page, re.MULTILINE)
+    assert len(said) == 6
+    assert [one for one in said if one not in pages] == []
+    assert "gpukeeper_info" in page
+
+
 def test_the_ledger_is_listed_by_its_last_hundred_lines() -> None:
     """C15.3"""
     verb = dict(generate.verbs())["ledger list"]
     (last,) = [one.default for one in verb.params if "--last" in one.opts]
     assert last == 100
+
+
+def test_every_command_of_every_page_is_one() -> None:
+    """Parsed as the command line does; nothing is run. Words in capitals stand for a name."""
+    found = [(path, words) for path in markdown.files() for words in markdown.commands(path)]
+    assert len(found) > 100
+    assert [f"{path.relative_to(ROOT)}: {why}" for path, words in found if (why := why_wrong(words))] == []
+    named = [(path, words) for path in markdown.files() for words in markdown.named_commands(path)]
+    assert len(named) > 300
+    assert [f"{path.relative_to(ROOT)}: {why}" for path, words in named if (why := why_not_there(words))] == []
+
+
+def test_the_guides_name_what_the_replaced_systems_have() -> None:
+    """Labels, variables and flags that their users look for."""
+    text = (DOCS / "how-to" / "migrate-from-test-kits-and-scripts.md").read_text()
+    labels = ("gpu-acceptance-test", "gpu-cluster-test", "gpu-accept-daemon", "gpu-accept-ddp", "cleanup=auto")
+    variables = ("QUICK", "VERBOSE", "REPORT_DIR", "TRAIN_SMOKE", "EPOCHS", "STEPS", "GPUS_PER_NODE", "DRY_RUN")
+    names = ("ray_tmp_*", "summary.json", "ddp_tests_result.json", "ttlSecondsAfterFinished", "--skip-multinode")
+    assert [one for one in (*labels, *variables, *names) if one not in text] == []

@@ -21,10 +21,15 @@ import msgspec
 
 from gpukeeper import http_client
 from gpukeeper.acceptance.bench import probing
+from gpukeeper.acceptance.fleet import delivery, frames
+from gpukeeper.acceptance.fleet.group_jobs import Job, Member, RankDevice
+from gpukeeper.acceptance.group import messages
 from gpukeeper.acceptance.reports import compare, html, legacy, merge
 from gpukeeper.acceptance.reports.document import read_report, read_samples, report_json, samples_json
 from gpukeeper.config import document, load, units
 from gpukeeper.config.exemptions import read_exemptions
+from gpukeeper.config.importing import ds01, janitor
+from gpukeeper.config.importing.result import Imported
 from gpukeeper.devices import condition, counters, dcgm, health, holders, inventory, kernel_log, naming
 from gpukeeper.devices import prometheus as prometheus_api
 from gpukeeper.devices.busy import UsageJudge
@@ -40,7 +45,7 @@ from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence, View
-from gpukeeper.model.errors import KeeperError, PlatformError
+from gpukeeper.model.errors import KeeperError, PlatformError, PolicyError, UsageError
 from gpukeeper.model.event import Decided, Noticed
 from gpukeeper.model.memory import EMPTY
 from gpukeeper.model.printable import plain
@@ -67,6 +72,10 @@ from gpukeeper.platforms.kubernetes.namespaces import facts_of
 from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
 from gpukeeper.platforms.ray import busy
 from gpukeeper.platforms.ray import state as ray_api
+from gpukeeper.traces.mapping import parse_mapping, read_mapping
+from gpukeeper.traces.sacct import read_sacct
+from gpukeeper.traces.spool import Spool
+from gpukeeper.traces.table import open_table
 from gpukeeper.views.fleet_copy import aged, read_view
 from gpukeeper.views.usage import UsageSums
 from tests.unit.acceptance.reports import examples as report_examples
@@ -482,6 +491,29 @@ _STORED = tuple(b'{"seq":%d,"line":%s}' % (number, line) for number, line in enu
 # Acceptance reports
 
 
+def _frames(data: bytes) -> None:
+    """The log of a node, in two parts that overlap, and what it sent."""
+    reader = frames.FrameReader("r-1", "gpu-1")
+    reader.feed(data[: len(data) // 2 + 100])
+    reader.feed(data[len(data) // 2 :])
+    for report in reader.result().reports:
+        read_report(report, "log")
+
+
+_GROUP_MESSAGES = tuple(
+    messages.encode(one)[4:]
+    for one in (
+        messages.Challenge(nonce="0f"),
+        messages.Proof(run="r-1", index=1, size=2, nonce="1e", proof="2d"),
+        messages.Present(
+            member=Member(index=1, node="gpu-1", devices=(RankDevice(uuid="GPU-1", index=0, name="H100"),))
+        ),
+        messages.Order(job=Job(number=1, probe="ddp", members=(0, 1), why="x"), first=0, world=2, address="a", port=9),
+        messages.Stop(job=1, why="x", hang=True),
+    )
+)
+
+
 def _report(data: bytes) -> None:
     report = read_report(data, "report.json")
     compare.text(compare.compare(report, report))
@@ -497,6 +529,22 @@ def _policy(text: str) -> None:
     load.load_text(text)
 
 
+def _janitor_rules(text: str) -> None:
+    _valid(janitor.import_rules(text, "rules.yaml"))
+
+
+def _ds01_limits(text: str) -> None:
+    _valid(ds01.import_limits(text, "limits.yaml"))
+
+
+def _valid(found: Imported) -> None:
+    """Whatever the file contains, the result is a valid policy."""
+    try:
+        load.load_text(found.policy)
+    except PolicyError as error:
+        raise AssertionError(found.policy) from error
+
+
 def _manifests(text: str) -> None:
     trees = [document.read(part).tree for part in text.split("\n---\n")]
     found = manifests.merge([one for one in trees if isinstance(one, dict)], "run-7")
@@ -510,7 +558,51 @@ def _exemptions(data: bytes) -> None:
         read_exemptions(Path(file.name), ("managed",))
 
 
+_TRACES = Path(__file__).parents[2] / "examples" / "traces"
+
+
+def _trace(name: str) -> Parser:
+    """As far as the runs: a damaged row must not become a run that cannot be built."""
+    mapping = read_mapping((_TRACES / name).with_suffix(".yaml"))
+
+    def read(data: bytes) -> object:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            trace = open_table(Path(file.name), mapping)
+            try:
+                return [run.name for run in trace.runs()]
+            finally:
+                trace.close()
+
+    return Parser(f"trace {name}", read, ((_TRACES / name).read_bytes(),), (UsageError,), SLOW)
+
+
+def _sacct(text: str) -> object:
+    spool = Spool()
+    try:
+        return read_sacct(text.splitlines(keepends=True), UTC, spool, "jobs")
+    finally:
+        spool.close()
+
+
+def _mapping(text: str) -> object:
+    return parse_mapping(text, "mapping.yaml")
+
+
 _MANIFESTS = Path(kube_examples.__file__).with_name("trainjob.yaml").read_bytes()
+_JANITOR_RULES = b"""rules:
+  - id: a-rule
+    resources: [jobs, "*"]
+    jmespath: "starts_with(metadata.name, 'pr-') && metadata.labels.team == 'nlp'"
+    ttl: 3d
+"""
+_DS01_LIMITS = b"""defaults: {idle_timeout: 0.5h, max_runtime_h: 24, container_hold_after_stop: 90d, memory: 32g}
+groups: {a: {max_runtime: null, gpu_hold_after_stop: 1h}}
+policies: {high_demand_threshold: 0.8, high_demand_idle_reduction: 0.5, sigterm_grace_seconds: 60}
+container_types: {docker: {idle_timeout: 30m}, unknown: {max_runtime: 24h}, other: {}}
+monitoring: {infrastructure_containers: [ds01-grafana]}
+"""
 _POLICY = b"""preset: shared-host
 scope: {docker: {}}
 mode: plan
@@ -557,6 +649,19 @@ UNREADABLE = (msgspec.DecodeError,)
 SLOW = 1
 
 PARSERS: tuple[Parser, ...] = (
+    Parser(
+        "report in a log",
+        _frames,
+        ("\n".join(frames.encode(report_json(report_examples.eight_gpus()), "r-1", "gpu-1")).encode(),),
+        (KeeperError,),
+        SLOW,
+    ),
+    Parser("message of a group", messages.decode, _GROUP_MESSAGES, (messages.ProtocolError,)),
+    Parser(
+        "termination message",
+        _text(delivery.read_message),
+        (delivery.message(report_examples.one_good_gpu(), b"text"),),
+    ),
     Parser("duration", _text(reading.span), _DURATIONS, (ValueError,)),
     Parser("time", _text(reading.moment), _TIMES, (ValueError,)),
     Parser("number", _text(reading.number), (b"1", b"-1.5e3", b"0.25"), (ValueError,)),
@@ -765,6 +870,8 @@ PARSERS: tuple[Parser, ...] = (
         ),
     ),
     Parser("policy", _text(_policy), (_POLICY,), (KeeperError,), SLOW),
+    Parser("limits of DS01", _text(_ds01_limits), (_DS01_LIMITS,), (UsageError,), SLOW),
+    Parser("rules of kube-janitor", _text(_janitor_rules), (_JANITOR_RULES,), (UsageError,), SLOW),
     Parser("manifests", _text(_manifests), (_MANIFESTS,), (KeeperError,), SLOW),
     Parser("YAML", _text(document.read), (_POLICY,), weight=SLOW),
     Parser(
@@ -773,5 +880,9 @@ PARSERS: tuple[Parser, ...] = (
         (b"- {owner: ann, until: 2026-09-01, reason: paper}\n- {workload: x, rules: [idle]}\n",),
         weight=SLOW,
     ),
+    Parser("mapping of a trace", _text(_mapping), ((_TRACES / "duty-cycle.yaml").read_bytes(),), (UsageError,), SLOW),
+    _trace("job-minutes.csv"),
+    _trace("dcgmi-dmon.txt"),
+    Parser("jobs of sacct", _text(_sacct), ((_TRACES / "slurm-sacct.txt").read_bytes(),), (UsageError,), SLOW),
     *_KERNEL,
 )

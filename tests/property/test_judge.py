@@ -13,7 +13,7 @@ from gpukeeper.acceptance.record import Finding, Measurement, Thresholds
 from gpukeeper.model.grade import Grade, rank
 from tests.unit.acceptance.machines import METHOD, context, gpus, past
 
-OFTEN = settings(max_examples=150, deadline=None)
+OFTEN = settings(max_examples=150)
 SAMPLES = st.lists(st.floats(300, 1000), min_size=1, max_size=5)
 FLEETS = st.lists(SAMPLES, min_size=1, max_size=20)
 LIMITS = st.sampled_from(

@@ -179,7 +179,7 @@ class Machine:
         return tuple(sorted(found, key=gpu_order))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(gpus, places, st.lists(st.tuples(operations, spans), min_size=1, max_size=6))
 def test_rows_kept_up_to_date_are_those_that_are_built_anew(
     inventory: tuple[View, ...], first: list[View], steps: list[tuple[Any, timedelta]]

@@ -42,14 +42,14 @@ def cut(draw: st.DrawFn) -> tuple[Report, Report]:
 
 
 @given(cut())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_removed_evidence_never_improves_a_verdict(pair: tuple[Report, Report]) -> None:
     whole, report = pair
     assert rank(recomputed(report).verdict) >= rank(recomputed(whole).verdict)
 
 
 @given(cut(), st.sampled_from([Grade.PASS, Grade.WARN, Grade.SKIPPED]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_better_verdict_field_changes_nothing(pair: tuple[Report, Report], claimed: Grade) -> None:
     """What is left of the evidence decides; a better claim than that is noticed."""
     _, report = pair
@@ -60,7 +60,6 @@ def test_a_better_verdict_field_changes_nothing(pair: tuple[Report, Report], cla
 
 
 @given(st.integers(0, len(FAULTS) - 1), st.sets(st.sampled_from(["gemm", "exact", "health", "environment", "copies"])))
-@settings(deadline=None)
 def test_a_run_without_whole_checks_is_never_accepted(number: int, gone: set[str]) -> None:
     report = run(number)
     left = tuple(one for one in report.findings if one.check not in gone)

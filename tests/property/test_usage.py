@@ -86,7 +86,7 @@ def recorded(*folds: UsageFold) -> list[RecordedHour]:
     return list(store.reader().hours(NINE - EVERY, NINE + timedelta(hours=3), NINE))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(looks, values, shares)
 def test_the_minutes_of_an_hour_of_a_gpu_are_sixty_by_its_share(
     found: list[tuple[float, list[Holding], list[Vacancy], bool, bool]], use: list[float], share: float
@@ -107,7 +107,7 @@ def test_the_minutes_of_an_hour_of_a_gpu_are_sixty_by_its_share(
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(looks, looks, values)
 def test_recording_twice_is_recording_once(
     first: list[tuple[float, list[Holding], list[Vacancy], bool, bool]],

@@ -16,14 +16,17 @@ FIRST_SHOWN = {
     "drop_the_condition": 66,
     "exceed_the_budget": 30,
     "forget_a_keep_alive_lease": 18,
+    "forget_an_interrupted_removal": 14,
     "forget_when_a_tree_was_moved_here": 41,
+    "ignore_owners_that_do_not_control": 13,
     "ignore_the_breaker": 30,
     "keep_warnings_across_a_gap": 27,
     "keep_warnings_across_a_hold": 25,
+    "let_a_full_disk_shrink_conditions": 14,
     "never_write_a_keep_alive_lease_down": 43,
     "remove_without_an_atomic_guard": 66,
     "treat_an_unknown_outcome_as_success": 216,
-    "treat_files_that_could_not_be_seen_as_closed": 231,
+    "treat_files_that_could_not_be_seen_as_closed": 247,
     "treat_unmeasured_as_idle": 249,
 }
 

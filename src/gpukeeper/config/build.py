@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -12,8 +10,10 @@ import msgspec
 from pydantic import BaseModel
 
 from gpukeeper.config import sections
+from gpukeeper.config.digest import digest_of
 from gpukeeper.config.sections import PLATFORMS, KubernetesPlaces, PolicyFile
 from gpukeeper.config.unix_groups import members_of
+from gpukeeper.config.web_section import Web
 from gpukeeper.model import policy as model
 from gpukeeper.model.subject import Category
 from gpukeeper.model.unknown import Unknown
@@ -63,11 +63,13 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
             "kubernetes": _value(KubernetesSettings, file.kubernetes, but=("release",)),
             "ray": _value(RaySettings, file.ray),
         },
+        marks=_value(model.MarkSettings, file.acceptance.marks),
         notify=_value(model.Notify, file.notify),
         web=_web(file.web),
         schedule=_value(model.Schedule, file.schedule),
         ledger=_value(model.LedgerKeep, file.ledger),
         prices=_value(model.Prices, file.prices),
+        backtest=_value(model.BacktestSettings, file.backtest),
         metrics=_value(model.MetricsSettings, file.metrics),
         fleet=_value(model.Fleet, file.fleet),
     )
@@ -76,13 +78,6 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
 
 def build_exemption(one: sections.Exemption) -> model.Exemption:
     return _value(model.Exemption, one)
-
-
-def digest_of(policy: model.Policy) -> str:
-    """Identifies the policy that decided: the same for the same values, whatever file or order they came from."""
-    plain = msgspec.to_builtins(msgspec.structs.replace(policy, digest=""))
-    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
 def _value(kind: type[V], section: BaseModel, *, but: Collection[str] = ()) -> V:
@@ -113,7 +108,7 @@ def _kept(file: PolicyFile) -> dict[str, model.Kept]:
     }
 
 
-def _web(section: sections.Web) -> model.Web:
+def _web(section: Web) -> model.Web:
     return msgspec.structs.replace(
         _value(model.Web, section, but=("proxy", "tls")),
         proxy=_value(model.WebProxy, section.proxy),

@@ -31,7 +31,8 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
 
-def read(text: str) -> Document:
+def read(text: str, *, foreign: bool = False) -> Document:
+    """`foreign`: a file of another tool, in which an empty value (None) and a number as a name have a meaning."""
     document, yaml = Document(), _yaml()
     if len(text) > LARGEST:
         document.problems.append(_not_yaml(f"the file is larger than {LARGEST // 1024} KiB", 1))
@@ -48,7 +49,7 @@ def read(text: str) -> Document:
                 return document
         root = yaml.compose(text)
         if root is not None:
-            document.tree = _Reader(yaml, document).value(root, ())
+            document.tree = _Reader(yaml, document, foreign).value(root, ())
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         document.problems.append(_in_our_words(error.problem or "unexpected text", mark.line + 1 if mark else 1))
@@ -99,6 +100,7 @@ def _not_yaml(why: str, line: int) -> Problem:
 class _Reader:
     yaml: YAML
     document: Document
+    foreign: bool = False
 
     def value(self, node: Node, path: Path) -> Any:
         self.document.lines.setdefault(path, node.start_mark.line + 1)
@@ -112,7 +114,8 @@ class _Reader:
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key, line = str(key_node.value), key_node.start_mark.line + 1
-            if not isinstance(key_node, ScalarNode) or key_node.tag not in _AS_WRITTEN:
+            named = key_node.tag in _AS_WRITTEN or (self.foreign and key_node.tag in _NUMBERS)
+            if not isinstance(key_node, ScalarNode) or not named:
                 self._complain((*path, key), f'a setting\'s name must be text. Put it in quotes: "{key}".', line)
                 continue
             if key in mapping:
@@ -121,7 +124,7 @@ class _Reader:
                 continue
             self.document.lines[*path, key] = line
             value = self.value(value_node, (*path, key))
-            if value is not None:
+            if value is not None or self.foreign:
                 mapping[key] = value
         return mapping
 
@@ -133,6 +136,8 @@ class _Reader:
                 return self.yaml.constructor.construct_object(node)
             except (ConstructorError, ValueError):
                 return node.value
+        if node.tag == _TAG + "null" and self.foreign:
+            return None
         if node.tag == _TAG + "null" and path:
             # Absent is not zero: an empty value must not fall back to a default that is not visible.
             self._complain(path, "has no value. Write one, or remove the line.", None)

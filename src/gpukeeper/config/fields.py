@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
-import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
@@ -31,7 +29,7 @@ from gpukeeper.platforms.ray.settings import Counted
 _SPAN_PATTERN = r"(\d+(\.\d+)?(w|d|h|ms|us|m|s))+"
 
 
-def _kind(read: Callable[[Any], Any], write: Callable[[Any], Any], schema: dict[str, Any]) -> tuple[Any, ...]:
+def kind(read: Callable[[Any], Any], write: Callable[[Any], Any], schema: dict[str, Any]) -> tuple[Any, ...]:
     return PlainValidator(read), PlainSerializer(write), WithJsonSchema(schema)
 
 
@@ -47,7 +45,7 @@ def _span_or(*words: str, meaning: str) -> tuple[Any, ...]:
         return words[0] if span is None else units.span_in_words(span)
 
     pattern = rf"^({_SPAN_PATTERN}|0|{'|'.join(words)})$"
-    return _kind(read, write, {"type": ["string", "integer"], "pattern": pattern, "x-kind": f"duration or {words[0]}"})
+    return kind(read, write, {"type": ["string", "integer"], "pattern": pattern, "x-kind": f"duration or {words[0]}"})
 
 
 def _read_as_class(value: object) -> timedelta | float | None:
@@ -86,14 +84,14 @@ _SIZE_SCHEMA = {
 }
 _PERCENT_SCHEMA = {"type": "string", "pattern": r"^\d+(\.\d+)? ?%$", "x-kind": "percentage"}
 
-Span = Annotated[timedelta, *_kind(units.read_span, units.span_in_words, _SPAN_SCHEMA)]
-Interval = Annotated[timedelta, *_kind(_longer_than_nothing, units.span_in_words, _SPAN_SCHEMA)]
+Span = Annotated[timedelta, *kind(units.read_span, units.span_in_words, _SPAN_SCHEMA)]
+Interval = Annotated[timedelta, *kind(_longer_than_nothing, units.span_in_words, _SPAN_SCHEMA)]
 Limit = Annotated[timedelta | None, *_span_or("none", "never", meaning="for no limit")]
 Kept = Annotated[timedelta | None, *_span_or("manual", meaning="to keep it until a person removes it")]
-AsClass = Annotated[timedelta | float | None, *_kind(_read_as_class, _write_as_class, _AS_CLASS_SCHEMA)]
-Size = Annotated[int, *_kind(units.read_size, units.size_in_words, _SIZE_SCHEMA)]
-Percent = Annotated[float, *_kind(units.read_percent, units.percent_in_words, _PERCENT_SCHEMA)]
-Share = Annotated[float, *_kind(units.read_share, units.share_in_words, _PERCENT_SCHEMA)]
+AsClass = Annotated[timedelta | float | None, *kind(_read_as_class, _write_as_class, _AS_CLASS_SCHEMA)]
+Size = Annotated[int, *kind(units.read_size, units.size_in_words, _SIZE_SCHEMA)]
+Percent = Annotated[float, *kind(units.read_percent, units.percent_in_words, _PERCENT_SCHEMA)]
+Share = Annotated[float, *kind(units.read_share, units.share_in_words, _PERCENT_SCHEMA)]
 
 
 def one_of(value: object, known: list[str]) -> str:
@@ -103,14 +101,14 @@ def one_of(value: object, known: list[str]) -> str:
     raise ValueError(f"{units.shown(value)} is not a valid value. {hint}")
 
 
-def _words(kind: type[StrEnum]) -> tuple[Any, ...]:
-    known = [word.value for word in kind]
-    return _kind(lambda value: kind(one_of(value, known)), str, {"enum": known, "x-kind": " or ".join(known)})
+def _words(words: type[StrEnum]) -> tuple[Any, ...]:
+    known = [word.value for word in words]
+    return kind(lambda value: words(one_of(value, known)), str, {"enum": known, "x-kind": " or ".join(known)})
 
 
 def word(*known: str) -> tuple[Any, ...]:
     """One of these words, as text."""
-    return _kind(lambda value: one_of(value, list(known)), str, {"enum": list(known), "x-kind": " or ".join(known)})
+    return kind(lambda value: one_of(value, list(known)), str, {"enum": list(known), "x-kind": " or ".join(known)})
 
 
 ModeWord = Annotated[Mode, *_words(Mode)]
@@ -128,9 +126,9 @@ def _read_count(value: object, least: int = 1) -> int:
     return value
 
 
-Count = Annotated[int, *_kind(_read_count, int, {"type": "integer", "minimum": 1, "x-kind": "number"})]
+Count = Annotated[int, *kind(_read_count, int, {"type": "integer", "minimum": 1, "x-kind": "number"})]
 CountOrZero = Annotated[
-    int, *_kind(lambda value: _read_count(value, 0), int, {"type": "integer", "minimum": 0, "x-kind": "number"})
+    int, *kind(lambda value: _read_count(value, 0), int, {"type": "integer", "minimum": 0, "x-kind": "number"})
 ]
 
 
@@ -140,7 +138,7 @@ def _read_rate(value: object) -> float:
     return float(value)
 
 
-Rate = Annotated[float, *_kind(_read_rate, float, {"type": "number", "exclusiveMinimum": 0, "x-kind": "number"})]
+Rate = Annotated[float, *kind(_read_rate, float, {"type": "number", "exclusiveMinimum": 0, "x-kind": "number"})]
 
 
 def _read_price(value: object) -> float:
@@ -149,7 +147,7 @@ def _read_price(value: object) -> float:
     return float(value)
 
 
-Price = Annotated[float, *_kind(_read_price, float, {"type": "number", "minimum": 0, "x-kind": "price"})]
+Price = Annotated[float, *kind(_read_price, float, {"type": "number", "minimum": 0, "x-kind": "price"})]
 
 
 def _read_currency(value: object) -> str:
@@ -158,7 +156,7 @@ def _read_currency(value: object) -> str:
     return value
 
 
-Currency = Annotated[str, *_kind(_read_currency, str, {"type": "string", "maxLength": 8, "x-kind": "text"})]
+Currency = Annotated[str, *kind(_read_currency, str, {"type": "string", "maxLength": 8, "x-kind": "text"})]
 
 
 def _read_amount(value: object) -> Amount:
@@ -194,7 +192,7 @@ _AMOUNT_SCHEMA = {
     ],
     "x-kind": "number, percentage or both",
 }
-AmountValue = Annotated[Amount, *_kind(_read_amount, write_amount, _AMOUNT_SCHEMA)]
+AmountValue = Annotated[Amount, *kind(_read_amount, write_amount, _AMOUNT_SCHEMA)]
 
 
 def _read_until(value: object) -> datetime:
@@ -215,7 +213,7 @@ def _read_until(value: object) -> datetime:
 
 Until = Annotated[
     datetime | None,
-    *_kind(
+    *kind(
         _read_until,
         lambda until: until and until.isoformat().replace("+00:00", "Z"),
         {"type": "string", "x-kind": "date"},
@@ -236,7 +234,7 @@ def _read_cron(value: object) -> str:
     return value
 
 
-Cron = Annotated[str | None, *_kind(_read_cron, lambda words: words, {"type": "string", "x-kind": "cron expression"})]
+Cron = Annotated[str | None, *kind(_read_cron, lambda words: words, {"type": "string", "x-kind": "cron expression"})]
 
 
 def _read_folder(value: object) -> str:
@@ -246,7 +244,7 @@ def _read_folder(value: object) -> str:
 
 
 _FOLDER_SCHEMA = {"type": "string", "pattern": "^/", "x-kind": "absolute path"}
-Folder = Annotated[str, *_kind(_read_folder, str, _FOLDER_SCHEMA)]
+Folder = Annotated[str, *kind(_read_folder, str, _FOLDER_SCHEMA)]
 
 # A typo here would delete what cannot be restored, so these are never temporary.
 _NEVER_TEMPORARY = frozenset(
@@ -267,7 +265,7 @@ def _read_root(value: object) -> str:
     return directory
 
 
-Root = Annotated[str, *_kind(_read_root, str, _FOLDER_SCHEMA)]
+Root = Annotated[str, *kind(_read_root, str, _FOLDER_SCHEMA)]
 
 
 def _read_pattern(value: object) -> str:
@@ -278,7 +276,7 @@ def _read_pattern(value: object) -> str:
     return value
 
 
-NamePattern = Annotated[str, *_kind(_read_pattern, str, {"type": "string", "pattern": "^[^/]+$", "x-kind": "pattern"})]
+NamePattern = Annotated[str, *kind(_read_pattern, str, {"type": "string", "pattern": "^[^/]+$", "x-kind": "pattern"})]
 
 
 def _read_address(value: object) -> str | None:
@@ -326,7 +324,7 @@ def _channel(kinds: Mapping[str, ChannelKind]) -> tuple[Any, ...]:
         "additionalProperties": False,
         "x-kind": "channel",
     }
-    return _kind(read, write, schema)
+    return kind(read, write, schema)
 
 
 AdminChannelValue = Annotated[ChannelSettings, *_channel(ADMIN_KINDS)]
@@ -340,7 +338,7 @@ def _read_owner_address(value: object) -> str:
     return str(value)
 
 
-OwnerAddress = Annotated[str, *_kind(_read_owner_address, str, {"type": "string", "x-kind": "address"})]
+OwnerAddress = Annotated[str, *kind(_read_owner_address, str, {"type": "string", "x-kind": "address"})]
 
 
 def _read_template(value: object) -> str | None:
@@ -353,7 +351,7 @@ def _read_template(value: object) -> str | None:
 
 
 _TEMPLATE_SCHEMA = {"type": "string", "pattern": r"^(.*\{owner\}.*|none)$", "x-kind": "template or none"}
-AddressTemplate = Annotated[str | None, *_kind(_read_template, lambda template: template or "none", _TEMPLATE_SCHEMA)]
+AddressTemplate = Annotated[str | None, *kind(_read_template, lambda template: template or "none", _TEMPLATE_SCHEMA)]
 
 
 def _read_command(value: object) -> ChannelSettings | None:
@@ -374,7 +372,7 @@ _COMMAND_SCHEMA = {
 }
 AddressCommand = Annotated[
     ChannelSettings | None,
-    *_kind(_read_command, lambda one: "none" if one is None else CommandKind().shown(one.words), _COMMAND_SCHEMA),
+    *kind(_read_command, lambda one: "none" if one is None else CommandKind().shown(one.words), _COMMAND_SCHEMA),
 ]
 
 
@@ -386,7 +384,7 @@ def _read_quiet(value: object) -> str | None:
 
 
 _QUIET_SCHEMA = {"type": "string", "pattern": r"^(\d\d:\d\d-\d\d:\d\d \S+|none)$", "x-kind": "hours or none"}
-Quiet = Annotated[str | None, *_kind(_read_quiet, lambda words: words or "none", _QUIET_SCHEMA)]
+Quiet = Annotated[str | None, *kind(_read_quiet, lambda words: words or "none", _QUIET_SCHEMA)]
 
 
 def _read_web_address(value: object) -> str | None:
@@ -400,10 +398,10 @@ def _read_web_address(value: object) -> str | None:
 
 
 _WEB_SCHEMA = {"type": "string", "pattern": "^(https?://[^?#]+|none)$", "x-kind": "address or none"}
-WebAddress = Annotated[str | None, *_kind(_read_web_address, lambda address: address or "none", _WEB_SCHEMA)]
+WebAddress = Annotated[str | None, *kind(_read_web_address, lambda address: address or "none", _WEB_SCHEMA)]
 
 
-Address = Annotated[str | None, *_kind(_read_address, lambda address: address or "none", _ADDRESS_SCHEMA)]
+Address = Annotated[str | None, *kind(_read_address, lambda address: address or "none", _ADDRESS_SCHEMA)]
 
 
 def _read_database(value: object) -> str | None:
@@ -418,7 +416,7 @@ def _read_database(value: object) -> str | None:
 
 
 _DATABASE_SCHEMA = {"type": "string", "pattern": "^(postgres(ql)?://.*|none)$", "x-kind": "address or none"}
-DatabaseAddress = Annotated[str | None, *_kind(_read_database, lambda address: address or "none", _DATABASE_SCHEMA)]
+DatabaseAddress = Annotated[str | None, *kind(_read_database, lambda address: address or "none", _DATABASE_SCHEMA)]
 
 
 def _read_secret_file(value: object) -> str | None:
@@ -426,66 +424,8 @@ def _read_secret_file(value: object) -> str | None:
 
 
 _SECRET_SCHEMA = {"type": "string", "pattern": "^(/.*|none)$", "x-kind": "absolute path or none"}
-SecretFile = Annotated[str | None, *_kind(_read_secret_file, lambda path: path or "none", _SECRET_SCHEMA)]
+SecretFile = Annotated[str | None, *kind(_read_secret_file, lambda path: path or "none", _SECRET_SCHEMA)]
 FilePath = SecretFile  # one that others may read
-
-
-def _read_account(value: object) -> str:
-    if not isinstance(value, str) or not _ACCOUNT.fullmatch(value):
-        raise ValueError(f"{units.shown(value)} is not the name of a user. Write it like nobody or www-data.")
-    return value
-
-
-_ACCOUNT = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
-_ACCOUNT_SCHEMA = {"type": "string", "pattern": f"^{_ACCOUNT.pattern}$", "x-kind": "user"}
-Account = Annotated[str, *_kind(_read_account, str, _ACCOUNT_SCHEMA)]
-AccountOrNone = Annotated[
-    str | None,
-    *_kind(
-        lambda value: None if value == "none" else _read_account(value),
-        lambda name: name or "none",
-        {**_ACCOUNT_SCHEMA, "x-kind": "user or none"},
-    ),
-]
-
-
-def _read_header(value: object) -> str | None:
-    if value == "none":
-        return None
-    if not isinstance(value, str) or not _HEADER.fullmatch(value):
-        raise ValueError(f"{units.shown(value)} is not the name of a header. Write it like X-Forwarded-User.")
-    if value.lower() in _OTHER_HEADERS:
-        raise ValueError(f"{value} has another meaning. Use a header that only the proxy sets, like X-Forwarded-User.")
-    return value
-
-
-_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")  # proxies drop those with an underscore, or confuse them
-_OTHER_HEADERS = frozenset(
-    (
-        *("accept", "authorization", "connection", "content-length", "content-type", "cookie", "forwarded", "host"),
-        *("if-none-match", "origin", "referer", "transfer-encoding", "upgrade", "user-agent", "via", "x-csrf-token"),
-        *("x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"),
-    )
-)
-_HEADER_SCHEMA = {"type": "string", "pattern": f"^{_HEADER.pattern}$", "x-kind": "header or none"}
-HeaderName = Annotated[str | None, *_kind(_read_header, lambda name: name or "none", _HEADER_SCHEMA)]
-
-
-def _read_network(value: object) -> str:
-    example = "Write it like 10.0.0.2, 10.1.0.0/24 or fd00::2."
-    try:
-        network = ipaddress.ip_network(value if isinstance(value, str) else "")
-    except ValueError as error:
-        why = f" ({error})" if "host bits" in str(error) else ""
-        raise ValueError(f"{units.shown(value)} is not an address or a network{why}. {example}") from None
-    if network.prefixlen == 0:
-        raise ValueError(
-            f"{units.shown(value)} includes every address, so any client could act as any person. {example}"
-        )
-    return str(value)
-
-
-Network = Annotated[str, *_kind(_read_network, str, {"type": "string", "x-kind": "address or network"})]
 
 
 def _read_machine_name(value: object) -> str | None:
@@ -498,4 +438,4 @@ def _read_machine_name(value: object) -> str | None:
 
 
 _MACHINE_SCHEMA = {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,44}$", "x-kind": "name or none"}
-MachineName = Annotated[str | None, *_kind(_read_machine_name, lambda name: name or "none", _MACHINE_SCHEMA)]
+MachineName = Annotated[str | None, *kind(_read_machine_name, lambda name: name or "none", _MACHINE_SCHEMA)]

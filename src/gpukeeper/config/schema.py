@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import PydanticJsonSchemaWarning
 
-from gpukeeper.config import sections
 from gpukeeper.config.presets import PRESETS
+from gpukeeper.config.section import Section
 from gpukeeper.config.sections import PolicyFile
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -19,8 +19,9 @@ def json_schema() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PydanticJsonSchemaWarning)  # defaults are written again below
         schema = PolicyFile.model_json_schema(by_alias=True)
+    sections = {one.__name__: one for one in Section.__subclasses__()}
     for name, part in schema["$defs"].items():
-        _in_file_words(part, getattr(sections, name))
+        _in_file_words(part, sections[name])
     _in_file_words(schema, PolicyFile)
     schema["properties"]["preset"]["enum"] = list(PRESETS)
     retention, environments = schema["properties"]["retention"], schema["properties"]["environments"]

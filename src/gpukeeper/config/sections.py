@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from gpukeeper.config import fields as f
+from gpukeeper.config.acceptance_section import Acceptance
+from gpukeeper.config.section import Section, about
+from gpukeeper.config.web_section import Web
 from gpukeeper.model import policy as model
 from gpukeeper.model.series import Signal
 from gpukeeper.notify.catalog import ADMIN_KINDS, OWNER_KINDS
@@ -15,14 +18,6 @@ from gpukeeper.platforms.kubernetes.settings import KubernetesSettings
 from gpukeeper.platforms.ray.settings import RaySettings
 
 PLATFORMS = ("host", "docker", "kubernetes", "ray")
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
-
-
-def about(default: Any, text: str, **more: Any) -> Any:
-    return Field(default=default, description=text, **more)
 
 
 class Places(Section):
@@ -315,47 +310,6 @@ class Notify(Section):
     )
 
 
-_WEB = model.Web()
-
-
-class WebProxy(Section):
-    header: f.HeaderName = about(
-        _WEB.proxy.header, "Header with the name of the logged-in person: X-Forwarded-User. Needs `from`."
-    )
-    from_: list[f.Network] = about(
-        list(_WEB.proxy.from_),
-        "Addresses and networks of the proxy: [10.0.0.2]. From other addresses the header is ignored.",
-        alias="from",
-    )
-    user: f.AccountOrNone = about(
-        _WEB.proxy.user,
-        "User that the proxy runs as, if it runs on this machine: www-data. From processes of other users on this "
-        "machine the header is ignored.",
-    )
-
-
-class WebTls(Section):
-    certificate: f.FilePath = about(_WEB.tls.certificate, "PEM file with the certificate and its chain.")
-    key: f.SecretFile = about(_WEB.tls.key, "PEM file with the private key, without a passphrase, mode 0600.")
-
-
-class Web(Section):
-    url: f.WebAddress = about(
-        _WEB.url, "URL of the dashboard as browsers reach it, for links and checks of requests: https://gpu.example."
-    )
-    user: f.Account = about(_WEB.user, "User that the web process runs as, if the daemon runs as root.")
-    proxy: WebProxy = about(WebProxy(), "Reverse proxy that logs people in.")
-    tls: WebTls = about(WebTls(), "Certificate for HTTPS. Renewed files are loaded within a minute.")
-    sessions: f.Interval = about(_WEB.sessions, "How long a login in a browser lasts; at most 31d.")
-    read_on_loopback: bool = about(
-        _WEB.read_on_loopback, "On loopback, users of this machine may read without a login."
-    )
-    plain_http: bool = about(
-        _WEB.plain_http,
-        "Serve other machines without TLS and without a proxy. Cookies and tokens can then be read on the network.",
-    )
-
-
 _S = model.Schedule()
 
 
@@ -382,6 +336,17 @@ class Prices(Section):
         dict(_PR.per_gpu_hour),
         'Price of one hour of one GPU, by model: `{"NVIDIA H100*": 2.5}`. Shell patterns; the first that matches '
         "applies. A slice costs its share.",
+    )
+
+
+_BT = model.BacktestSettings()
+
+
+class Backtest(Section):
+    regret_max: f.Share = about(
+        _BT.regret_max,
+        "`policy check` and `doctor` warn if more stops by this policy would have been regretted on recorded work "
+        "(`gpukeeper backtest --record`).",
     )
 
 
@@ -510,10 +475,12 @@ class PolicyFile(Section):
     capture: Capture = about(Capture(), "Evidence, saved before anything is removed.")
     gpu: Gpu = about(Gpu(), "The GPUs of this machine: measurements, and checks after work ended.")
     kubernetes: Kubernetes = about(Kubernetes(), "Access to Kubernetes clusters.")
+    acceptance: Acceptance = about(Acceptance(), "What acceptance runs and quarantines may change on nodes.")
     notify: Notify = about(Notify(), "How owners and admins are notified.")
     web: Web = about(Web(), "The web dashboard.")
     schedule: Schedule = about(Schedule(), "When passes run.")
     ledger: Ledger = about(Ledger(), "How long records are kept.")
     prices: Prices = about(Prices(), "What GPUs cost, for `gpukeeper report`. Nothing is decided by it.")
+    backtest: Backtest = about(Backtest(), "When a backtest is a warning. Nothing is decided by it.")
     metrics: Metrics = about(Metrics(), "What is measured for metrics only. Nothing is decided by it.")
     fleet: Fleet = about(Fleet(), "Copy of this machine's records in a PostgreSQL database that many machines share.")

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from gpukeeper.config import hints
 from gpukeeper.config.layers import Layered, layered
-from gpukeeper.config.problems import Path, Problem
+from gpukeeper.config.problems import Path, Problem, did_you_mean
 from gpukeeper.config.sections import PolicyFile
 from gpukeeper.config.units import shown
 
@@ -48,20 +48,20 @@ def validated(tree: dict[str, Any], lines: Mapping[Path, int], name: str) -> tup
             assert tree != before, "what is built in does not fit the schema"
 
 
-def schema_problems(kind: type[BaseModel], value: object) -> list[Problem]:
-    """The mistakes in one value of a section."""
+def schema_problems(kind: type[BaseModel], value: object, *, of_policy: bool = True) -> list[Problem]:
+    """The mistakes in one value of a section, or in a file that is no policy."""
     try:
         kind.model_validate(value)
     except ValidationError as error:
-        return [_in_our_words(mistake, kind) for mistake in error.errors(include_url=False)]
+        return [_in_our_words(mistake, kind, of_policy=of_policy) for mistake in error.errors(include_url=False)]
     return []
 
 
-def _in_our_words(mistake: ErrorDetails, root: type[BaseModel] = PolicyFile) -> Problem:
+def _in_our_words(mistake: ErrorDetails, root: type[BaseModel] = PolicyFile, *, of_policy: bool = True) -> Problem:
     path, value = mistake["loc"], mistake["input"]
     match mistake["type"]:
         case "extra_forbidden":
-            return _unknown_setting(path, value, root)
+            return _unknown_setting(path, value, root, of_policy=of_policy)
         case "missing":
             return Problem((path[:-1],), _missing(path, root))
         case "value_error":
@@ -80,8 +80,9 @@ def _in_our_words(mistake: ErrorDetails, root: type[BaseModel] = PolicyFile) -> 
             return Problem((path,), f"{shown(value)} cannot be used: {mistake['msg']}.")
 
 
-def _unknown_setting(path: Path, value: Any, root: type[BaseModel]) -> Problem:
-    hint = hints.for_unknown(path, value, _settings(_section(path[:-1], root)))
+def _unknown_setting(path: Path, value: Any, root: type[BaseModel], *, of_policy: bool) -> Problem:
+    known = _settings(_section(path[:-1], root))
+    hint = hints.for_unknown(path, value, known) if of_policy else did_you_mean(str(path[-1]), known, "settings")
     return Problem((path,), f'unknown setting "{path[-1]}". {hint}', name_setting=False)
 
 

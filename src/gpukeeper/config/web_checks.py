@@ -7,8 +7,8 @@ from datetime import timedelta
 from ipaddress import ip_network
 
 from gpukeeper.config.problems import Problem
-from gpukeeper.config.sections import Web
 from gpukeeper.config.units import span_in_words
+from gpukeeper.config.web_section import Web
 
 LONGEST_SESSION = timedelta(days=31)
 

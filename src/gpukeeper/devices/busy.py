@@ -43,6 +43,8 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     memory_used_mib: int | Unknown
     pids: tuple[int, ...] | Unknown  # as the driver lists them: may be dead or reused, never signalled
     parent: str | None = None  # of a slice
+    gpu_instance: int | Unknown = NOT_QUERIED  # of a slice
+    energy_mj: int | Unknown = NOT_QUERIED  # of a whole GPU
     covered_s: float = 0.0  # `busy` is the mean of so many seconds up to the reading
     latched: bool = False  # reported as busy without a process: neither activity nor dirt
 
@@ -83,6 +85,7 @@ class UsageJudge:
             busy=busy,
             memory_used_mib=gpu.memory_used_mib,
             pids=gpu.listed,
+            energy_mj=gpu.energy_mj,
             covered_s=covered(window_s, gpu.activity, sampled=not isinstance(samples_of(gpu.activity), Unknown)),
         )
         parts = () if isinstance(gpu.slices, Unknown) else gpu.slices
@@ -96,6 +99,7 @@ class UsageJudge:
                     memory_used_mib=part.memory_used_mib,
                     pids=part.listed,
                     parent=uuid,
+                    gpu_instance=part.gpu_instance,
                     covered_s=covered(window_s, part.activity),
                 )
                 for part in parts

@@ -61,12 +61,21 @@ class GpuMeter:
         here = [one for one in subjects if one.ref.platform in self._platforms]
         if not here:
             return ()
+        use, now = await self.measure()
+        self._given = {which: at for which, at in self._given.items() if now - at <= BRIDGED_MAX}
+        return [self._sample(one.ref.key, uuid, use, now) for one in here for uuid in devices_of(one)]
+
+    async def measure(self) -> tuple[Mapping[str, GpuUse] | Unknown, datetime]:
+        """Reads all GPUs now. Workloads are given this reading with their next one."""
         use = await self._usage.read()
         now = self._clock.now()
         found = {} if isinstance(use, Unknown) else use
         self._read = {uuid: self._joined(uuid, one, now) for uuid, one in found.items()}
-        self._given = {which: at for which, at in self._given.items() if now - at <= BRIDGED_MAX}
-        return [self._sample(one.ref.key, uuid, use, now) for one in here for uuid in devices_of(one)]
+        return use, now
+
+    def busiest(self, uuid: str, since: datetime) -> float | None:
+        """The largest reading after `since`, of those up to now without a gap."""
+        return max((one.percent for one in self._read.get(uuid, ()) if one.at > since), default=None)
 
     def _joined(self, uuid: str, use: GpuUse, now: datetime) -> list[BusyInterval]:
         """The readings of a GPU that continue without a gap, with this one."""

@@ -23,8 +23,9 @@ from gpukeeper.disk.walk import ANY_DEVICE, BLOCK, Identity
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's fixed number for the one of the machine itself
 ROUNDS = 50
 SECONDS = 20.0  # for all of it
-AGREEING = 5  # reads of the descriptors of one process that show the same
-WHOLE = 15  # reads in which nothing vanished, of a process that never shows the same twice
+AGREEING = 10  # reads of the descriptors of one process that show the same, if the kernel counts as many as were listed
+UNCOUNTED = 20  # the same, if it does not count (Linux before 6.2), or counts one that is not open yet (in accept)
+WHOLE = 40  # reads in which nothing vanished, of a process that never shows the same twice
 LOOKS = 200
 DESCRIPTORS = 50_000  # of one process; more are not read
 ONLY_HERE = "only the processes of this container can be seen from here, not those of the machine"
@@ -146,13 +147,15 @@ class ProcessScan:
             self.read(home, pid, mounts, tables, {})  # once: reading ourselves opens and closes descriptors
             return
         before: dict[str, str] = {}
-        agreeing = whole = 0
+        agreeing = counted = whole = 0
         for _ in range(LOOKS):
-            now = self.read(home, pid, mounts, tables, before)
+            now, is_counted = self.read(home, pid, mounts, tables, before)
             if now is not None:
-                agreeing, whole = agreeing + 1 if now == before else 1, whole + 1
+                if now != before:
+                    agreeing = counted = 0
+                agreeing, counted, whole = agreeing + 1, counted + is_counted, whole + 1
                 before = now
-                if agreeing >= AGREEING or whole >= WHOLE:
+                if counted >= AGREEING or agreeing >= UNCOUNTED or whole >= WHOLE:
                     return
             if time.monotonic() > self.until:
                 break
@@ -160,9 +163,9 @@ class ProcessScan:
 
     def read(
         self, home: Path, pid: int, mounts: tuple[MountEntry, ...], tables: bool, known: dict[str, str]
-    ) -> dict[str, str] | None:
-        """Number and target; files only. None: something was closed between listing and reading, so it may have moved.
-        What `known` has already is not read again.
+    ) -> tuple[dict[str, str] | None, bool]:
+        """Number and target, files only, and whether the kernel counts as many: it counts faster than it lists. None:
+        something was closed between listing and reading, so it may have moved. What `known` has is not read again.
         """
         found: dict[str, str] = {}
         whole = True
@@ -175,6 +178,7 @@ class ProcessScan:
         numbers = os.listdir(f"{home}/fd") if tables else []  # noqa: PTH208 - as text, since there are many
         if len(numbers) > DESCRIPTORS:
             raise procfs.TooLong(0, f"more than {DESCRIPTORS:,} descriptors", f"{home}/fd")
+        is_counted = not tables or os.stat(f"{home}/fd").st_size == len(numbers)  # noqa: PTH116
         for number in numbers:
             path = self.read_link(f"{home}/fd/{number}")
             if path is None:
@@ -185,7 +189,7 @@ class ProcessScan:
                 found[number] = path
                 if known.get(number) != path:
                     whole = self.add_descriptor(home, number, path, pid) and whole
-        return found if whole else None
+        return (found if whole else None), is_counted
 
     def read_link(self, link: str) -> str | None:
         """None: closed since it was listed. Empty: too deep to have a path, as any user can arrange; then it is known

@@ -11,13 +11,13 @@ import os
 import secrets
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
-from gpukeeper.ledger.lines import decode, moment
+from gpukeeper.ledger.lines import decode, moment, type_of
 from gpukeeper.model import reading
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Event
@@ -124,15 +124,21 @@ def verify(path: Path, expected: Header | None = None) -> Header:
     return header
 
 
-def read_archive(path: Path) -> Iterator[tuple[int, Event]]:
+def read_archive(path: Path, types: Collection[str] = ()) -> Iterator[tuple[int, Event]]:
+    """`types`: others are skipped, as far as possible without decoding them. None given: all lines."""
+    tags = [f'"type":"{one}"'.encode() for one in types]
     with _opened(path) as packed:
         _take_header(path, packed)
         for line in _lines(path, packed):
+            if tags and not any(tag in line for tag in tags):
+                continue
             try:
                 stored = _STORED.decode(line)
             except msgspec.MsgspecError as error:
                 raise _unreadable(path, error) from error
-            yield stored.seq, decode(bytes(stored.line), f"Line {stored.seq} of {path}")
+            event = decode(bytes(stored.line), f"Line {stored.seq} of {path}")
+            if not types or type_of(event) in types:
+                yield stored.seq, event
 
 
 def _stored(seq: int, line: str) -> bytes:

@@ -11,12 +11,13 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 
+from gpukeeper.ledger.paths import RESTORING_FILE
 from gpukeeper.ledger.schema import LEDGER, Schema
 from gpukeeper.ledger.trust import check, make_private
 from gpukeeper.model.errors import LedgerError
@@ -32,10 +33,12 @@ def open_for_writing(path: Path, synchronous: str = "FULL", schema: Schema = LED
     assert synchronous in {"FULL", "NORMAL"}
     make_private(path.parent)
     with _alone(path.parent), translated(path):
+        check_restored(path)
         _make_file(path)
         connection = _connect(path, "rw")
         try:
             _check(connection, path, schema)
+            _keep_older(connection, path, schema)
             # Freed pages can be given back to the filesystem after an archive run. Must come before the first table.
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
@@ -48,11 +51,15 @@ def open_for_writing(path: Path, synchronous: str = "FULL", schema: Schema = LED
 
 
 def open_for_reading(path: Path, schema: Schema = LEDGER) -> sqlite3.Connection:
-    """A file that is missing or empty reads as an empty ledger; it is not created."""
+    """A file that is missing, empty or still without tables reads as an empty ledger; it is not created."""
     check(path.parent)
+    check_restored(path)
     with translated(path):
         connection = _connect_reading(path) if _has_content(path) else open_in_memory(schema)
         try:
+            if _is_being_made(connection):
+                connection.close()
+                connection = open_in_memory(schema)
             _check(connection, path, schema)
             _check_not_older(connection, path, schema)
             connection.execute("PRAGMA query_only = 1")
@@ -112,6 +119,16 @@ def damage(connection: sqlite3.Connection) -> list[str]:
     return [] if found == ["ok"] else found
 
 
+def check_restored(path: Path) -> None:
+    """Half of a restore reads as an empty ledger that is not paused."""
+    state = path.parent
+    if os.path.lexists(state / RESTORING_FILE):
+        raise LedgerError(
+            f"A restore of the ledger in {state} was interrupted, so the ledger is not complete. Nothing was done. "
+            f"Repeat `gpukeeper ledger restore FILE`. The files that were there before are in {state}/before-restore-*"
+        )
+
+
 def _make_file(path: Path) -> None:
     # Made here and not by SQLite, so that the mode does not depend on the umask; -wal and -shm follow it.
     if not _has_content(path) and not path.exists():
@@ -158,6 +175,8 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _has_content(path: Path) -> bool:
+    if path.parent.exists() and not path.parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{path.parent} is not a directory", str(path))
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.exists() and path.stat().st_size > 0
@@ -181,6 +200,15 @@ def _connect_reading(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _is_being_made(connection: sqlite3.Connection) -> bool:
+    """Another process has turned the new file to WAL and has not committed its first migration, one transaction."""
+    made = connection.execute(
+        "SELECT (SELECT count(*) FROM sqlite_master), application_id, user_version "
+        "FROM pragma_application_id, pragma_user_version"
+    )
+    return bool(made.fetchone() == (0, 0, 0))
+
+
 def _check(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
     """Ours, of a known version, readable. Read-only."""
     found = connection.execute("PRAGMA application_id").fetchone()[0]
@@ -194,7 +222,7 @@ def _check(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
     if version > len(schema.migrations):
         raise LedgerError(
             f"{path} was written by a newer gpukeeper (schema {version}; this one knows {len(schema.migrations)}). "
-            f"Nothing was changed. Use that version, or {_ELSEWHERE}."
+            f"Nothing was changed. Use that version, restore an older backup with `ledger restore`, or {_ELSEWHERE}."
         )
 
 
@@ -205,6 +233,27 @@ def _check_not_older(connection: sqlite3.Connection, path: Path, schema: Schema)
             f"{path} was written by an older gpukeeper (schema {version}; this one reads {len(schema.migrations)}). "
             "Nothing was changed. Open it once with a command that writes, such as: gpukeeper serve"
         )
+
+
+def copy_to(connection: sqlite3.Connection, path: Path) -> None:
+    """As it is at one moment, in one new file that only its owner reads."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    with closing(sqlite3.connect(path)) as copy:
+        connection.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")
+
+
+def _keep_older(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
+    """A copy for the version before: once migrated, it does not read the file any more."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if not 0 < version < len(schema.migrations):
+        return
+    made = path.with_name(f".{path.stem}.{os.getpid()}")
+    try:
+        copy_to(connection, made)
+        made.replace(path.with_name(f"{path.stem}-schema-{version}.db"))
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def _migrate(connection: sqlite3.Connection, schema: Schema) -> None:

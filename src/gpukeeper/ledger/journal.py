@@ -25,7 +25,7 @@ from gpukeeper.ledger.database import (
     translated,
 )
 from gpukeeper.ledger.lease import Lease, take_lease
-from gpukeeper.ledger.lines import COLUMNS, fit, row
+from gpukeeper.ledger.lines import COLUMNS, begins, fit, row
 from gpukeeper.ledger.queries import Totals
 from gpukeeper.ledger.recent_acts import RecentActs
 from gpukeeper.ledger.reserve import Reserve
@@ -76,7 +76,7 @@ class SqliteLedger:
     async def append(self, lines: Sequence[Event]) -> None:
         if lines:
             taken = tuple(lines)
-            acts = any(isinstance(line, Intended) for line in taken)
+            acts = any(map(begins, taken))
             await self.change(lambda c: append(c, taken), acts=acts)
             self.on_append(taken)
 

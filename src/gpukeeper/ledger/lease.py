@@ -6,9 +6,11 @@ import fcntl
 import hashlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from gpukeeper.model.errors import LeaseHeld
 
@@ -30,7 +32,24 @@ class Lease:
 
 def take_lease(directory: Path, platform: str, place: str) -> Lease:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(directory / lease_name(platform, place), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return _take(directory / lease_name(platform, place), platform, place)
+
+
+@contextmanager
+def no_pass(directory: Path) -> Iterator[None]:
+    """No daemon and no pass runs meanwhile: the lease of every place that ever had one is held. Raises LeaseHeld."""
+    with ExitStack() as held:
+        held.callback(take_lease(directory, DAEMON, "serve").release)
+        own = lease_name(DAEMON, "serve")
+        for path in sorted(directory.glob("*.lock")):
+            if path.name != own:
+                platform, _, place = (unquote(part) for part in path.name.removesuffix(".lock").partition("~"))
+                held.callback(_take(path, platform, place).release)
+        yield
+
+
+def _take(path: Path, platform: str, place: str) -> Lease:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _sign(fd)

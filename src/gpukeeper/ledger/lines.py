@@ -18,6 +18,8 @@ from gpukeeper.model.event import (
     Complaint,
     Event,
     GpuChecked,
+    Intended,
+    NodeMarked,
     NodeTested,
     Notified,
     Passed,
@@ -127,6 +129,11 @@ def result_of(line: Event) -> str | None:
     return None if result is None else str(result)
 
 
+def begins(line: Event) -> bool:
+    """Whether something is about to be done that was not begun before."""
+    return isinstance(line, Intended) or (isinstance(line, NodeMarked) and line.result == "begun")
+
+
 def is_error(line: Event) -> bool:
     """What an admin may have to fix: a step that did not end well, a pass that did not see or do everything, a GPU
     that did not come back clean."""
@@ -141,6 +148,8 @@ def is_error(line: Event) -> bool:
             return line.result is not CheckResult.CLEANED
         case NodeTested():
             return line.verdict in (Grade.FAIL, Grade.INCONCLUSIVE)
+        case NodeMarked():
+            return line.result == "failed" or (line.out and line.action in ("quarantine", "taint"))
         case _:
             return isinstance(line, Complaint | Quarantined)
 

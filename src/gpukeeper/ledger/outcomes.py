@@ -8,14 +8,22 @@ from datetime import datetime
 from pathlib import Path
 
 from gpukeeper.ledger.archive_file import headers, read_archive
-from gpukeeper.ledger.lines import decode, micros
+from gpukeeper.ledger.lines import decode, micros, moment
 from gpukeeper.ledger.paths import archive_folder
 from gpukeeper.model.errors import LedgerError
-from gpukeeper.model.event import Closed, Event, Noticed, Restored
+from gpukeeper.model.event import Event
 
+_ARCHIVED = ("outcome", "restore", "noticed")
 _TYPES = "SELECT seq, line FROM journal WHERE type IN ('outcome', 'restore') AND at >= ? AND at < ?"
 _NOTICED = "SELECT seq, line FROM journal WHERE type = 'noticed' AND at >= ? AND at < ?"
 _RECLAIMED = " AND key IN (SELECT key FROM journal WHERE type = 'outcome' AND result = 'reclaimed' AND at >= ?)"
+
+
+def covered_from(c: sqlite3.Connection, ledger: Path) -> datetime | None:
+    """The time of the oldest line that is still there, archives included. None: there is none."""
+    times = [header.since for _, header in headers(archive_folder(ledger))]
+    found = c.execute("SELECT min(at) FROM journal WHERE type <> 'checkpoint'").fetchone()[0]
+    return min([*times, *([] if found is None else [moment(found)])], default=None)
 
 
 def outcome_lines(
@@ -29,8 +37,8 @@ def outcome_lines(
     ]
     for _, path in sorted(archives):
         try:
-            for _, line in read_archive(path):
-                if isinstance(line, Closed | Restored | Noticed) and since <= line.at < until:
+            for _, line in read_archive(path, _ARCHIVED):
+                if since <= line.at < until:
                     yield line
         except LedgerError as problem:
             tell(f"Part of what came back is not counted: {problem}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpukeeper.model.errors import UsageError
 
 LEDGER_FILE = "ledger.db"
+RESTORING_FILE = "restore-not-finished"  # beside it, from the first file that a restore moves to the last
 LONGEST_SOCKET_PATH = 107  # bytes; the kernel has no room for more
 
 

@@ -76,7 +76,7 @@ def assess_use(
     for one in vetoes:
         if not quiet:
             break  # nothing is newer than now
-        back = _last_pair(one, _secondary_threshold(one.signal, thresholds, window), quiet, reach, newest_bucket)
+        back = _last_pair(one, secondary_threshold(one.signal, thresholds, window), quiet, reach, newest_bucket)
         if back < quiet:
             quiet, newest = back, one.signal
     if quiet < thresholds.settle // MINUTE:
@@ -237,7 +237,7 @@ def _all_below(values: Sequence[float], threshold: float) -> bool:
     return not values or (values[0] < threshold and max(values) < threshold)
 
 
-def _secondary_threshold(signal: Signal, thresholds: Thresholds, window: timedelta) -> float:
+def secondary_threshold(signal: Signal, thresholds: Thresholds, window: timedelta) -> float:
     match signal:
         case Signal.CPU:
             return thresholds.cpu

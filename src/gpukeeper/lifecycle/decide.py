@@ -186,7 +186,7 @@ def _decision(
         subject.seen,
         answer.action,
         answer.rule,
-        answer.reason,
+        answer.reason if settings.divisor == 1 else f"{answer.reason} (times divided by {settings.divisor})",
         answer.verdict,
         answer.due,
         answer.since,

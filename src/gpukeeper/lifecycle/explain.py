@@ -8,8 +8,7 @@ from math import isnan
 
 import msgspec
 
-from gpukeeper.lifecycle.activity import PAIR, measured_span
-from gpukeeper.lifecycle.activity import _secondary_threshold as secondary_threshold
+from gpukeeper.lifecycle.activity import PAIR, measured_span, secondary_threshold
 from gpukeeper.lifecycle.decide import NOT_HELD
 from gpukeeper.lifecycle.forecast import Opens, UpcomingAction, ahead
 from gpukeeper.lifecycle.rules import exemption, idle, keep_alive, max_runtime, target

@@ -88,7 +88,7 @@ def course(
             if assumed.reports and decision.verdict is Verdict.REPORT and decision.rule not in reported:
                 reported.add(decision.rule)
                 yield UpcomingAction(at, Action.KEEP, decision.rule, decision.reason)
-            view = _with_lease(view, decision)
+            view = with_lease(view, decision)
             later = _next_time(view, book, at)
             if later is None or later - now > FAR:
                 return
@@ -107,13 +107,13 @@ def course(
             continue
         earliest = acted = opened
         yield UpcomingAction(opened, decision.action, decision.rule, decision.reason, decision.stage)
-        changed = _after(view, decision, opened, assumed.after_stop)
+        changed = after(view, decision, opened, assumed.after_stop)
         if changed is None:
             return
         view = changed
 
 
-def _with_lease(view: View, decision: Decision) -> View:
+def with_lease(view: View, decision: Decision) -> View:
     """With the keep-alive lease that begins with this decision, if one does."""
     if decision.begins is None:
         return view
@@ -128,12 +128,14 @@ def _is_offered(decision: Decision, offered: Collection[Action]) -> bool:
     return decision.then is Action.KEEP or decision.then in offered
 
 
-def _after(view: View, decision: Decision, when: datetime, after_stop: State) -> View | None:
+def after(view: View, decision: Decision, when: datetime, after_stop: State, *, delivered: bool = True) -> View | None:
     """The view after that step, remembered as the ledger remembers it. None: it is gone."""
     subject = view.subject
     match decision.action:
         case Action.WARN:
-            return msgspec.structs.replace(view, memory=remember(view.memory, _warning(decision, when)) or EMPTY)
+            return msgspec.structs.replace(
+                view, memory=remember(view.memory, _warning(decision, when, delivered)) or EMPTY
+            )
         case Action.STOP if not subject.goes_when_stopped:
             return _stopped(view, decision, when, after_stop)
         case Action.TRIM:
@@ -144,7 +146,8 @@ def _after(view: View, decision: Decision, when: datetime, after_stop: State) ->
             return None
 
 
-def _warning(decision: Decision, when: datetime) -> WarningSent:
+def _warning(decision: Decision, when: datetime, delivered: bool) -> WarningSent:
+    unheard = None if delivered else decision.unheard
     return WarningSent(
         at=when,
         ref=decision.seen.ref,
@@ -152,10 +155,10 @@ def _warning(decision: Decision, when: datetime) -> WarningSent:
         stage=decision.stage,
         incarnation=decision.seen.incarnation,
         limit=decision.limit,
-        delivered=True,
+        delivered=delivered,
         channel="forecast",
-        message=decision.reason,
-        until=decision.announced,
+        message=decision.reason if unheard is None else unheard.words,
+        until=decision.announced if unheard is None else unheard.at,
         removes=decision.then is Action.REMOVE,
     )
 

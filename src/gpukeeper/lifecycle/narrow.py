@@ -28,6 +28,7 @@ class Narrow(msgspec.Struct, frozen=True, kw_only=True):
     older_than: timedelta | None = None
     name: str | None = None
     image: str | None = None
+    paths: frozenset[str] | None = None  # full paths, without patterns
 
     def fits(self, subject: Subject, now: datetime) -> bool:
         if not self.fits_ref(subject.ref, subject.owner):
@@ -42,6 +43,8 @@ class Narrow(msgspec.Struct, frozen=True, kw_only=True):
 
     def fits_ref(self, ref: Ref, owner: object) -> bool:
         """As far as that is known without its other facts."""
+        if self.paths is not None and ref.path not in self.paths:
+            return False
         named = (
             (self.namespace, ref.namespace),
             (self.kind and self.kind.lower(), ref.kind.lower()),

@@ -18,7 +18,8 @@ BY_GROUP = ("idle", "max_runtime", "hold_after_stop")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What the rules need for one subject. An Unknown here means keep."""
+    """What the rules need for one subject. An Unknown here means keep. `kept`: why no rule acts on it. `divisor`: how
+    much shorter than in the policy its times are."""
 
     policy: Policy
     class_name: str
@@ -26,6 +27,8 @@ class Settings(msgspec.Struct, frozen=True):
     untouchable: bool | Unknown
     limits: ClassSettings | Unknown
     retention: Retention | Unknown
+    kept: str = ""
+    divisor: int = 1
 
 
 class Rulebook:

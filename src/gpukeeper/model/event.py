@@ -212,6 +212,25 @@ class NodeTested(Line, frozen=True, tag="acceptance"):
     not_passed: Mapping[str, Mapping[str, float]] = {}  # likewise: figures that are shown and never compared with
     floors: Mapping[str, Mapping[str, float]] = {}  # likewise: what they were judged by
     models: Mapping[str, str] = {}  # by serial number or uuid
+    serials: Mapping[str, str] = {}  # by uuid, of GPUs that have one
+
+
+class NodeMarked(Line, frozen=True, tag="node_mark"):
+    """A node of a cluster is taken out or put back, or its failed run is noted on it. `ref` is the node.
+
+    Written durably before the first change (`result` is begun), and again when the node was read afterwards, with the
+    same `step`. A step without a second line was interrupted."""
+
+    step: str
+    action: str  # quarantine, update (its reason or end), taint, return, label (a failed run, without a taint)
+    result: str  # begun; then done, unchanged, deferred or failed
+    reason: str
+    out: bool = False  # afterwards it has the taint of this action
+    run: str = ""  # the acceptance run it follows from
+    failed: bool = False  # that run failed
+    until: Moment | None = None  # of a quarantine
+    machine: str = ""  # system UUID; stays the same if the machine gets another node name
+    gpus: tuple[str, ...] = ()  # serial numbers (uuid where there is none) of those that failed in the run
 
 
 class PolicyChange(msgspec.Struct, frozen=True):
@@ -265,6 +284,7 @@ Event: TypeAlias = (
     | Returned
     | ResetTried
     | NodeTested
+    | NodeMarked
     | PolicyChanged
     | Checkpoint
 )

@@ -298,6 +298,12 @@ class Prices(Value, frozen=True, kw_only=True):
     per_gpu_hour: Mapping[str, float] = {}  # by pattern of the GPU model; the first that fits
 
 
+class BacktestSettings(Value, frozen=True, kw_only=True):
+    """For a warning only."""
+
+    regret_max: float = 0.05  # share of stops
+
+
 class Fleet(Value, frozen=True, kw_only=True):
     """The copy in a database that many machines share. Without an address there is none."""
 
@@ -313,6 +319,17 @@ class Fleet(Value, frozen=True, kw_only=True):
     def kept_unsent(self) -> timedelta | None:
         """None: nothing is copied, so that nothing waits for it."""
         return None if self.copy_to is None else self.keep_unsent
+
+
+class MarkSettings(Value, frozen=True, kw_only=True):
+    """What results of acceptance runs and quarantines may change on the nodes of a cluster."""
+
+    taint: bool = False  # failed nodes; a quarantine always does
+    max_out: Amount = Amount(share=0.1)  # GPU nodes that may be out at the same time, for any reason
+    breaker: float = 0.5  # of the tested nodes failed, or of the GPU nodes are out: none is taken out
+    ignored_taints: tuple[str, ...] = ("nvidia.com/gpu",)  # there for good: a node that has one is not out
+    repeats: int = 3  # a GPU or machine that was taken out so often ...
+    repeats_within: timedelta = 90 * DAY  # ... in this time is reported
 
 
 class Policy(Value, frozen=True, kw_only=True):
@@ -352,11 +369,13 @@ class Policy(Value, frozen=True, kw_only=True):
     gpu: GpuSettings = GpuSettings()
     release: tuple[str, ...] = ()  # what may be taken off a removal that is proven to be stuck, by name
     platforms: Mapping[str, Value] = {}  # by platform: settings that only it reads, of a type of its own
+    marks: MarkSettings = MarkSettings()  # on nodes of a cluster
     notify: Notify = Notify()
     web: Web = Web()
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()
     prices: Prices = Prices()
+    backtest: BacktestSettings = BacktestSettings()
     metrics: MetricsSettings = MetricsSettings()
     fleet: Fleet = Fleet()
     digest: str = ""  # of the effective values; identifies the policy that decided

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from types import UnionType
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, overload
 
@@ -75,6 +75,25 @@ def moment(text: str, *, naive_is_utc: bool = False) -> datetime:
     except OverflowError:
         raise ValueError("is out of range") from None
     return _in_range(found)
+
+
+def local(text: str, form: str, zone: tzinfo) -> datetime:
+    """A time as `strptime` reads it (without `form`: ISO 8601), in UTC. One without a zone is of `zone`, and is refused
+    in the hour in which the clock is changed."""
+    try:
+        if len(text) > TEXT_MAX:
+            raise ValueError
+        found = datetime.strptime(text, form) if form else datetime.fromisoformat(text)  # noqa: DTZ007
+    except ValueError:
+        raise ValueError("is not a time") from None
+    try:
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=zone)
+            if found.utcoffset() != found.replace(fold=1).utcoffset():
+                raise ValueError("is ambiguous: the clock was changed in that hour")
+        return _in_range(found.astimezone(UTC))
+    except OverflowError:
+        raise ValueError("is out of range") from None
 
 
 def instant(seconds: float) -> datetime:

@@ -11,6 +11,7 @@ from gpukeeper.ledger.queries import Reclaimed, Totals
 from gpukeeper.model.event import (
     Event,
     Held,
+    NodeMarked,
     Noticed,
     Passed,
     Paused,
@@ -100,6 +101,8 @@ def _words(line: Event) -> str:
         case Passed():
             counts = f"{line.seen} seen, {line.due} due, {line.reclaimed} reclaimed, {line.deferred} deferred"
             return "; ".join([counts, *([line.breaker] if line.breaker else []), *line.unseen])
+        case NodeMarked():
+            return f"{line.action} by {line.by}" + (f": {line.reason}" if line.reason else "")
         case PolicyChanged():
             return "; ".join(change_in_words(one) for one in line.changes) or "members of Unix groups changed"
         case _:

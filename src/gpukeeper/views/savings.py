@@ -17,6 +17,7 @@ from gpukeeper.views.usage import OTHERS, UNKNOWN, price_of
 
 SOON = timedelta(days=1)  # undone within this time: it was still needed
 _ENDS = (Action.STOP, Action.REMOVE, Action.TRIM)
+_FAILED = (Result.REFUSED, Result.STILL_THERE, Result.NOT_CAPTURED, Result.UNKNOWN)
 
 
 class Savings(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,7 @@ class SavingsCell(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     rule: str
     platform: str
+    cause: str
     savings: Savings = Savings()
 
 
@@ -59,8 +61,21 @@ class Regret(msgspec.Struct, frozen=True, kw_only=True):
     after: timedelta
 
 
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that ended no work although they should. `objects`: how many different ones; `open`: those of them that no
+    later step ended in this time."""
+
+    owner: str
+    rule: str
+    result: str
+    attempts: int
+    objects: int
+    open: int
+
+
 class SavingsView(msgspec.Struct, frozen=True, kw_only=True):
-    """`ended`: steps that stopped or removed work; `regrets`: those of them that were undone within a day."""
+    """`ended`: steps that stopped or removed work; `regrets`: those of them that were undone within a day. `causes`:
+    of the steps: gpukeeper by a rule, or the person that requested them. `failed`: steps that ended no work."""
 
     total: Savings
     days: tuple[SavingsRow, ...]
@@ -70,6 +85,9 @@ class SavingsView(msgspec.Struct, frozen=True, kw_only=True):
     ended: int
     regretted: int
     regrets: tuple[Regret, ...]
+    causes: tuple[SavingsRow, ...] = ()
+    failed: int = 0
+    failures: tuple[Failure, ...] = ()
 
 
 class SavingsSums:
@@ -86,6 +104,8 @@ class SavingsSums:
         self.ended = 0
         self._by_owner: dict[str, int] = {}
         self.regrets: list[Regret] = []
+        self._failed: dict[tuple[str, str, str], list[str]] = {}  # owner, rule, result: a key for each attempt
+        self._reclaimed: set[str] = set()  # keys
 
     def add(self, line: Event) -> None:
         match line:
@@ -97,19 +117,28 @@ class SavingsSums:
                 self._undone(line, "restarted")
 
     def _closed(self, line: Closed) -> None:
+        if not self._since <= line.at < self._until:
+            return
+        if line.result in _FAILED and line.action in _ENDS and line.ref is not None:
+            self._failed.setdefault((line.owner or UNKNOWN, line.rule, line.result.value), []).append(line.ref.key)
         # A step that a crash made us look at again may have two outcomes; it gave back once.
-        if line.result is not Result.RECLAIMED or line.step in self._steps or not self._since <= line.at < self._until:
+        if line.result is not Result.RECLAIMED or line.step in self._steps:
             return
         self._steps.add(line.step)
         platform = line.ref.platform if line.ref else ""
         cell = SavingsCell(
-            day=line.at.astimezone(self._zone).date(), owner=line.owner or UNKNOWN, rule=line.rule, platform=platform
+            day=line.at.astimezone(self._zone).date(),
+            owner=line.owner or UNKNOWN,
+            rule=line.rule,
+            platform=platform,
+            cause=line.by if line.requested_by is msgspec.UNSET else line.requested_by,
         )
         self._cells[cell] = self._cells.get(cell, Savings()) + self._savings(line)
         if line.ref is not None and line.action in _ENDS:
             self.ended += 1
             self._by_owner[line.owner or UNKNOWN] = self._by_owner.get(line.owner or UNKNOWN, 0) + 1
             self._ended[line.ref.key] = line
+            self._reclaimed.add(line.ref.key)
 
     def _savings(self, line: Closed) -> Savings:
         values = (line.gpus_back, line.gpu_hours, line.bytes_back)
@@ -153,26 +182,43 @@ class SavingsSums:
         """`person`: whose own figures are shown beside the totals; None: everybody's."""
         cells = self._cells if person is None else _for_reader(self._cells, person)
         mine = tuple(one for one in self.regrets if person in (None, one.owner))
-        return _view(cells, self.ended, len(self.regrets), mine)
+        return self._view(cells, (self.ended, len(self.regrets)), mine, person)
 
     def of_owner(self, owner: str) -> SavingsView:
         """Only this owner's."""
         cells = {cell: savings for cell, savings in self._cells.items() if cell.owner == owner}
         mine = tuple(one for one in self.regrets if one.owner == owner)
-        return _view(cells, self._by_owner.get(owner, 0), len(mine), mine)
+        found = self._view(cells, (self._by_owner.get(owner, 0), len(mine)), mine, owner)
+        return msgspec.structs.replace(found, failed=sum(one.attempts for one in found.failures))
 
+    def _view(
+        self,
+        cells: Mapping[SavingsCell, Savings],
+        counts: tuple[int, int],
+        regrets: tuple[Regret, ...],
+        whose: str | None,
+    ) -> SavingsView:
+        """`counts`: steps that ended work, and those that were undone."""
+        return SavingsView(
+            total=_sum(cells.values()),
+            days=_rows(cells, lambda one: one.day.isoformat(), by_name=True),
+            owners=_rows(cells, lambda one: one.owner),
+            rules=_rows(cells, lambda one: one.rule),
+            platforms=_rows(cells, lambda one: one.platform),
+            causes=_rows(cells, lambda one: one.cause),
+            ended=counts[0],
+            regretted=counts[1],
+            regrets=regrets,
+            failed=sum(map(len, self._failed.values())),
+            failures=tuple(self._failure(*one) for one in sorted(self._failed) if whose in (None, one[0])),
+        )
 
-def _view(cells: Mapping[SavingsCell, Savings], ended: int, regretted: int, regrets: tuple[Regret, ...]) -> SavingsView:
-    return SavingsView(
-        total=_sum(cells.values()),
-        days=_rows(cells, lambda one: one.day.isoformat(), by_name=True),
-        owners=_rows(cells, lambda one: one.owner),
-        rules=_rows(cells, lambda one: one.rule),
-        platforms=_rows(cells, lambda one: one.platform),
-        ended=ended,
-        regretted=regretted,
-        regrets=regrets,
-    )
+    def _failure(self, owner: str, rule: str, result: str) -> Failure:
+        keys = self._failed[owner, rule, result]
+        left = set(keys) - self._reclaimed
+        return Failure(
+            owner=owner, rule=rule, result=result, attempts=len(keys), objects=len(set(keys)), open=len(left)
+        )
 
 
 def _for_reader(cells: Mapping[SavingsCell, Savings], person: str) -> dict[SavingsCell, Savings]:
@@ -181,7 +227,7 @@ def _for_reader(cells: Mapping[SavingsCell, Savings], person: str) -> dict[Savin
     for cell, savings in cells.items():
         shown = cell
         if cell.owner != person:
-            shown = SavingsCell(day=cell.day, owner=OTHERS, rule=OTHERS, platform=OTHERS)
+            shown = SavingsCell(day=cell.day, owner=OTHERS, rule=OTHERS, platform=OTHERS, cause=OTHERS)
         found[shown] = found.get(shown, Savings()) + savings
     return found
 

@@ -110,6 +110,16 @@ def usage_report(
     )
 
 
+def not_covered(query: ReportQuery, ledger_from: datetime | None) -> list[str]:
+    """`ledger_from`: the oldest line of the ledger. What was done before is not known."""
+    if ledger_from is None:
+        return ["The ledger is empty: what was given back in this time is not known."]
+    if ledger_from > query.since:
+        begin = f"{ledger_from:%Y-%m-%d %H:%M} UTC"
+        return [f"The ledger begins at {begin}; what was given back before is not in this report."]
+    return []
+
+
 def _own(found: tuple[WasteRow, ...], person: str | None) -> tuple[WasteRow, ...]:
     return found if person is None else tuple(one for one in found if one.owner == person)
 

@@ -38,7 +38,7 @@ def open_bench(wish: RunRequest, *, python: str | None = None, count: int | None
 
     if wish.device == "simulated":
         return simulated_bench(count or SIMULATED_GPUS, {})
-    workbench = LocalWorkbench(_interpreter(python), wish.device, count=count or 1)
+    workbench = LocalWorkbench(interpreter(python), wish.device, count=count or 1)
     return Bench(workbench, SystemClock(), lambda: workbench.logs)
 
 
@@ -64,7 +64,7 @@ async def try_detectors(
     from gpukeeper.acceptance.judging import reference
     from gpukeeper.acceptance.self_test import SelfTestSetup, self_test
 
-    found = _interpreter(python)
+    found = interpreter(python)
     opened: list[LocalWorkbench] = []
     try:
         alone, together = await _places(found, device, opened)
@@ -74,7 +74,7 @@ async def try_detectors(
             await one.close()
 
 
-def _interpreter(wanted: str | None) -> str | Unknown:
+def interpreter(wanted: str | None) -> str | Unknown:
     """One that was named and cannot be used is a mistake; none at all is a finding of the run."""
     from gpukeeper.acceptance.bench.interpreter import find_python
 

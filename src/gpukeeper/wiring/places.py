@@ -214,13 +214,23 @@ def _cluster(loaded: Loaded, environ: Mapping[str, str], reaches: list[Reach]) -
     return cluster
 
 
-def local_meter(found: FoundPlatforms, loaded: Loaded, clock: SystemClock) -> tuple[GpuUsage | None, Meter | None]:
+@dataclass(frozen=True)
+class LocalMeters:
+    """`all`: of GPUs and everything else, here and elsewhere."""
+
+    usage: GpuUsage
+    gpus: GpuMeter
+    all: Meter
+
+
+def local_meters(found: FoundPlatforms, loaded: Loaded, clock: SystemClock) -> LocalMeters | None:
     """What happens on this machine is measured here, with the driver kept open between readings."""
     if not found.counters:
-        return None, None
+        return None
     usage = GpuUsage(clock, exporter=loaded.policy.gpu.dcgm)
+    gpus = GpuMeter(usage, clock, list(found.counters))
     counted = [CounterMeter(name, clock, count) for name, count in found.counters.items()]
-    return usage, Meters(GpuMeter(usage, clock, list(found.counters)), *counted, *found.measured)
+    return LocalMeters(usage, gpus, Meters(gpus, *counted, *found.measured))
 
 
 def past_meter(found: FoundPlatforms, loaded: Loaded) -> Meter | None:

@@ -16,6 +16,7 @@ import msgspec
 
 from gpukeeper.config.load import Loaded, Stamp, load_policy, policy_file, stamp
 from gpukeeper.devices.gpus import LocalGpus
+from gpukeeper.devices.meter import GpuMeter
 from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.engine import admin_events, owner_events
 from gpukeeper.engine.keeper import Keeper
@@ -39,7 +40,7 @@ from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.host.connect import user_name
 from gpukeeper.wiring.clock import SystemClock
 from gpukeeper.wiring.messages import SEND_AT_END, configure, continue_messages, record_message
-from gpukeeper.wiring.places import Reach, find_platforms, local_meter, past_meter
+from gpukeeper.wiring.places import Reach, find_platforms, local_meters, past_meter
 
 if TYPE_CHECKING:
     from gpukeeper.ledger.copy.state import CopyState
@@ -59,6 +60,7 @@ class Session:
     user: str
     messages: Messages
     usage: GpuUsage | None = None
+    gpu_meter: GpuMeter | None = None
     hours: SqliteUsage | None = None  # how GPUs are used, for programs that stay
     storage: Sequence[StorageReader] = ()
     notes: list[str] = field(default_factory=list)
@@ -144,7 +146,8 @@ def open_session(
     found = find_platforms(loaded, clock, environ, gpus)
     platforms, reaches = tuple(found.platforms), found.reaches
     # Of all platforms: however narrow the pass, what is acted on is measured again first.
-    usage, meter = local_meter(found, loaded, clock)
+    meters = local_meters(found, loaded, clock)
+    usage = None if meters is None else meters.usage
     if only is not None:
         platforms = tuple(p for p in platforms if only in (p.name, f"{p.name}/{p.place}"))
         if not platforms:
@@ -166,7 +169,7 @@ def open_session(
         evidence=evidence,
         notifier=messages,
         clock=clock,
-        meter=meter,
+        meter=None if meters is None else meters.all,
         recall=past_meter(found, loaded),
         gpus=gpus if usage is not None else None,
     )
@@ -174,6 +177,7 @@ def open_session(
     book, user = Rulebook(loaded.policy), user_name(os.getuid())
     session = Session(keeper, book, loaded, reaches, ledger, signals, evidence, user, messages, usage)
     here = {key_of(one) for one in platforms}
+    session.gpu_meter = None if meters is None else meters.gpus
     session.storage = tuple(one for one in found.storage if (one.name, one.place) in here)
     return session
 

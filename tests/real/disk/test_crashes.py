@@ -15,10 +15,10 @@ from gpukeeper.disk.measure import open_directory
 from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.disk.trash import sweep
 from gpukeeper.model.decision import Changed
+from tests.kills import KILLS
 from tests.real.disk.filesystems import REPOSITORY
 from tests.unit.disk.trees import finished, removed, trash_in, tree
 
-KILLS = 40
 FOLDERS, FILES = 60, 40  # more than are deleted in one program
 REMOVE = """
 import sys

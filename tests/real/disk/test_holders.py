@@ -70,3 +70,16 @@ def test_a_directory_that_is_open_all_the_time_is_never_deleted(tmp_path: Path, 
     with holder(how, path):
         assert deletions(path) == 0
     assert goes_in_the_end(path)
+
+
+def test_a_process_that_waits_for_a_connection_hides_nothing(tmp_path: Path) -> None:
+    """The number of the descriptor it will get is taken already, so the kernel counts one more than it lists."""
+    path = tree(tmp_path)
+    waiting = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(flush=True); s.accept()"
+    with subprocess.Popen([sys.executable, "-c", waiting], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"\n"
+        try:
+            assert goes_in_the_end(path)
+        finally:
+            running.kill()

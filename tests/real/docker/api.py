@@ -42,7 +42,7 @@ class Api:
         body: object = None,
         *,
         query: Mapping[str, object] | None = None,
-        deadline: float = 30,
+        deadline: float = 90,
     ) -> Answer:
         """`body`: bytes or chunks of bytes go as they are, all else as JSON. OSError when nobody answers."""
         connection = _UnixConnection(self.path, deadline)

@@ -34,7 +34,24 @@ APPLETS = (
         "chmod",
         "chown",
     ),
-    *("date", "dd", "head", "tail", "grep", "wc", "env", "true", "false", "stty", "tty", "test", "seq", "sync", "nc"),
+    *(
+        "date",
+        "dd",
+        "head",
+        "tail",
+        "grep",
+        "wc",
+        "env",
+        "true",
+        "false",
+        "stty",
+        "tty",
+        "test",
+        "seq",
+        "sync",
+        "nc",
+        "timeout",
+    ),
 )
 PATH = "PATH=/usr/local/bin:/bin"
 # What no test program needs; together more than half of the library.

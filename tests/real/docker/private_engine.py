@@ -11,6 +11,8 @@ Set-up and assertions go through the engine's API and /proc, never through gpuke
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import shutil
@@ -30,7 +32,7 @@ from gpukeeper.devices.driver.client import CHILD
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.driver.protocol import DriverReply as DriverAnswer
 from gpukeeper.devices.driver.protocol import DriverRequest
-from tests.halt import PYTHONPATH
+from tests import forked
 from tests.real.docker import fake_driver, images, kernel
 from tests.real.docker.api import Answer, Api, Refused, json_lines, unframed
 from tests.real.docker.fake_gpus import Block, a_block
@@ -294,6 +296,11 @@ class PrivateEngine:
     def inspect(self, name: str) -> dict[str, Any] | None:
         """None: there is no such container."""
         answer = self.api.call("GET", f"/containers/{name}/json")
+        for _ in range(3):
+            if answer.status < 500:
+                break
+            time.sleep(0.5)  # Podman was seen to fail once while a container ended
+            answer = self.api.call("GET", f"/containers/{name}/json")
         if answer.status == 404:
             return None
         assert answer.ok, answer
@@ -353,7 +360,7 @@ class PrivateEngine:
         return [str(event["Action"]) for event in self.events(since, container=container)]
 
     @staticmethod
-    def until(read: Callable[[], T], what: str = "it came true", deadline: float = 20) -> T:
+    def until(read: Callable[[], T], what: str = "it came true", deadline: float = 90) -> T:
         """Look until the answer is true, and return it."""
         ends = time.monotonic() + deadline
         while not (seen := read()):
@@ -381,7 +388,7 @@ class PrivateEngine:
 
     def ask_child(self, about: str) -> DriverAnswer:
         """One answer of the program that asks the driver, as gpukeeper reads it."""
-        command = [str(self._interpreter()), *CHILD[1:]]
+        command = [str(_interpreter()), *CHILD[1:]]
         question = msgspec.json.encode(DriverRequest(1, about)) + b"\n"
         asked = subprocess.run(
             command, input=question, env=self.environ(), stdout=subprocess.PIPE, timeout=30, check=True
@@ -398,45 +405,44 @@ class PrivateEngine:
     ) -> Ran:
         """Run the real command against this engine, with its own ledger: `engine.folder / "state"`. `halt`: a point and
         a name, where it kills itself (`tests/halt.py`)."""
-        if halt is not None:
-            arguments, env = (*halt, *arguments), {**(env or {}), "PYTHONPATH": PYTHONPATH}
-        child = self.popen(*arguments, policy=policy, env=env, program=_HALTING if halt else _WRAPPER)
-        try:
-            out, err = child.communicate(timeout=deadline)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            out, err = child.communicate()
-            raise AssertionError(f"gpukeeper {arguments} ran over {deadline:.0f} s\n{out}\n{err}") from None
-        return Ran(child.returncode, out, err)
+        program, *words = ("gpukeeper", *arguments) if halt is None else ("tests.halt", *halt, *arguments)
+        environ, python = self._with_policy(policy, env), str(_interpreter())
+        return Ran(*forked.run(program, words, environ, "", deadline, folder=self.folder, executable=python))
 
     def popen(
         self,
         *arguments: str,
         policy: str | None = None,
         env: Mapping[str, str] | None = None,
-        program: str = "",
     ) -> subprocess.Popen[str]:
         """The same, running: for `serve`, and to be killed in the middle. It ends with the test at the latest."""
-        environ = self.environ() | dict(env or {})
-        if policy is not None:
-            file = self.folder / "policy.yaml"
-            file.write_text(policy)
-            environ["GPUKEEPER_POLICY"] = str(file)
         child = subprocess.Popen(
-            [sys.executable, "-P", "-c", program or _WRAPPER, str(self._interpreter()), *arguments],
+            [sys.executable, "-P", "-c", _WRAPPER, str(_interpreter()), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environ,
+            env=self._with_policy(policy, env),
             cwd=self.folder,
         )
         self._beside.append(child)
         return child
 
+    def _with_policy(self, policy: str | None, env: Mapping[str, str] | None) -> dict[str, str]:
+        environ = self.environ() | dict(env or {})
+        if policy is not None:
+            file = self.folder / "policy.yaml"
+            file.write_text(policy)
+            environ["GPUKEEPER_POLICY"] = str(file)
+        return environ
+
     def environ(self) -> dict[str, str]:
         """Of a gpukeeper that sees this engine and nothing else of this machine's platforms."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(_OF_THIS_MACHINE)}
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(_OF_THIS_MACHINE) and not forked.is_of_the_interpreter(key)
+        }
         return kept | {
             "HOME": str(self.folder),
             "DOCKER_HOST": self.host,
@@ -493,13 +499,6 @@ class PrivateEngine:
         for one in self.api.must("GET", "/containers/json", query={"all": 1}):
             self.api.call("DELETE", f"/containers/{one['Id']}", query={"force": 1, "v": 1}, deadline=60)
 
-    def _interpreter(self) -> Path:
-        script = self.folder / "python"
-        if not script.exists():
-            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P "{FAKE_DRIVER}" "$@"\n')
-            script.chmod(0o755)
-        return script
-
 
 class DockerEngine(PrivateEngine):
     kind = "dockerd"
@@ -525,6 +524,8 @@ class DockerEngine(PrivateEngine):
         if pid:
             self.until(lambda: kernel.state(pid) in ("", "Z"), "its containerd ended")
             file.unlink(missing_ok=True)
+        # dockerd refuses to start while any process has the pid in this file; on a busy machine a new one soon has it.
+        (self.folder / "pid").unlink(missing_ok=True)
 
     def restart(self, *, live_restore: bool | None = None) -> None:
         self.shut_down()
@@ -578,9 +579,13 @@ class PodmanEngine(PrivateEngine):
 
 
 @contextmanager
-def docker_engine(*, live_restore: bool = False) -> Iterator[DockerEngine]:
-    """dockerd, started. At most one for each process: they are not light."""
+def docker_engine(*, live_restore: bool = False, in_memory: str = "") -> Iterator[DockerEngine]:
+    """dockerd, started. At most one for each process: they are not light. `in_memory`: at most so much for its images,
+    for those with many files."""
     with _place() as (folder, block):
+        if in_memory:
+            (folder / "data").mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={in_memory}", "tmpfs", folder / "data"], check=True)
         engine = DockerEngine(folder, block, live_restore=live_restore)
         try:
             engine.start()
@@ -615,6 +620,18 @@ def _place() -> Iterator[tuple[Path, Block]]:
         kernel.remove_all_of(folder)
 
 
+@functools.cache
+def _interpreter() -> Path:
+    """What gpukeeper starts to query the driver."""
+    folder = Path(tempfile.mkdtemp(prefix="gkpython-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder.chmod(0o755)
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P "{FAKE_DRIVER}" "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
 # A test run that is killed takes its engine with it; the engine ends its containers.
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")
 _OF_THIS_MACHINE = ("GPUKEEPER_", "DOCKER_", "XDG_", "KUBE", "RAY_")
@@ -624,15 +641,6 @@ import sys
 sys.executable = sys.argv.pop(1)
 sys.argv[0] = "gpukeeper"
 from gpukeeper.__main__ import run
-run()
-"""
-_HALTING = """
-import sys
-executable, point, name = sys.argv[1:4]
-sys.executable, sys.argv[:] = executable, ["gpukeeper", *sys.argv[4:]]
-from gpukeeper.__main__ import run
-from tests.halt import halt_at
-halt_at(point, name)
 run()
 """
 _PODMAN_CONFIG = """

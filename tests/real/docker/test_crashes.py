@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 
 from tests.engines import has_docker, require
+from tests.kills import KILLS
 from tests.real.docker.private_engine import DockerEngine, docker_engine
 
 SEED = 4
-KILLS = 100
 POLICY = """
 mode: enforce
 scope: {docker: {}}
 retention: {succeeded: 0s, failed: 0s, stopped: 0s}
 classes:
-  unknown: {idle: none, max_runtime: 1s, never_started: 0s, grace: 1s, hold_after_stop: 0s}
+  unknown: {idle: none, max_runtime: 100ms, never_started: 0s, grace: 1s, hold_after_stop: 0s}
   patient: {idle: none, max_runtime: 24h}
 match: [{class: patient, name: "keep-running*"}]
 exemptions: [{workload: "*/keep-exempt", reason: the policy keeps it}]
@@ -224,7 +224,7 @@ def test_with_live_restore_the_kept_one_does_not_even_notice() -> None:
 def test_serve_hears_a_restarted_engine_again(docker: DockerEngine) -> None:
     docker.run("first", gpus=[0], cmd=["sh", "-c", OVERDUE, docker.gpus[0].path])
     serving = docker.popen("serve", policy=POLICY.replace("enforce", "plan"))
-    docker.until(lambda: _noticed(docker, "first", "running"), "serve noticed it", 40)
+    docker.until(lambda: _noticed(docker, "first", "running"), "serve noticed it", 120)
     docker.restart()  # ends the containers, too
     docker.until(lambda: _noticed(docker, "first", "ended"), "serve noticed its end after the restart", 60)
     docker.run("second", gpus=[1], cmd=["sh", "-c", OVERDUE, docker.gpus[1].path])

@@ -168,7 +168,7 @@ def test_the_daemon_measures_and_stops_what_is_idle_and_keeps_what_is_not(docker
     )
     child = docker.popen("serve", policy=text)
     docker.until(lambda: docker.state("idle") in ("exited", None), "the idle one was stopped", deadline=60)
-    docker.until(lambda: docker.state("idle") is None, "and removed", deadline=30)
+    docker.until(lambda: docker.state("idle") is None, "and removed", deadline=120)
     child.terminate()
     out, err = child.communicate(timeout=30)
     assert child.returncode == 0, err

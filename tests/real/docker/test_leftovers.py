@@ -196,9 +196,22 @@ def built(engine: DockerEngine) -> set[str]:
         answer = engine.api.call("POST", "/build", context, query=query, deadline=60)
         if not answer.ok or b"errorDetail" in answer.raw:
             pytest.skip(f"this engine builds nothing here: {answer.raw[-200:]!r}")
-    if not (found := cached(engine)):
+    if not cached(engine):
         pytest.skip("this engine has no builder's cache")
-    return found
+    return settled(engine)
+
+
+def settled(engine: DockerEngine) -> set[str]:
+    """After a build the engine still lets go of pieces for a moment: those that are there for good."""
+    reads = [cached(engine)]
+
+    def same() -> bool:
+        time.sleep(0.5)
+        reads.append(cached(engine))
+        return reads[-1] == reads[-2]
+
+    engine.until(same, "the builder's cache no longer changes")
+    return reads[-1]
 
 
 def cached(engine: DockerEngine) -> set[str]:

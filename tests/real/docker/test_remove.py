@@ -26,6 +26,21 @@ def test_the_command_removes_what_is_over_and_reports_it(docker: DockerEngine) -
     assert "1 of 1 due reclaimed" in ran.err
 
 
+def test_with_short_times_a_named_container_goes_in_seconds_instead_of_minutes(docker: DockerEngine) -> None:
+    """Divided by 3600, so that no test has to wait. What is not named stays, however long it is due."""
+    for name in ("named", "other"):
+        ended(docker, name, gpus=[0], labels=MINE)
+    minutes = policy(retention={"succeeded": "10m"})
+    place = json.loads(docker.gpukeeper("plan", "--json", policy=minutes).out)["places"][0]["place"]
+    short = ("apply", "--yes", "--compress", "3600", "--workload", f"docker/{place}/named")
+    ran = docker.gpukeeper("apply", "--yes", policy=minutes)
+    assert docker.containers() == {"named": "exited", "other": "exited"}, ran
+    ran = docker.gpukeeper(*short, policy=minutes)
+    assert ran.code == 0, ran
+    assert docker.containers() == {"other": "exited"}
+    assert "(times divided by 3600)" in docker.gpukeeper("ledger", "list", policy=minutes).out
+
+
 def test_a_dead_container_is_removed_though_the_engine_refuses_its_log(docker: DockerEngine) -> None:
     """A removal failed half-way, for example since the engine was killed: Docker calls the container dead."""
     made = ended(docker, "old", gpus=[0], labels=MINE)

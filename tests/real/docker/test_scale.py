@@ -69,7 +69,7 @@ def test_a_pass_of_serve_asks_about_nothing_that_did_not_change(many: DockerEngi
     between.asked.clear()
     started = many.id("idle-42")
     many.start_container("idle-42")
-    many.until(lambda: f"/containers/{started}/json" in between.asked, "it is asked about", 30)
+    many.until(lambda: f"/containers/{started}/json" in between.asked, "it is asked about", 120)
     _next_list(many, between)
     assert {path for path in between.asked if path.endswith("/json")} <= {
         *(LIST, IMAGES, f"/containers/{started}/json"),
@@ -80,7 +80,7 @@ def test_a_pass_of_serve_asks_about_nothing_that_did_not_change(many: DockerEngi
 
 def _next_list(engine: DockerEngine, between: Proxy) -> None:
     before = between.asked.count(IMAGES)  # the last question of a pass
-    engine.until(lambda: between.asked.count(IMAGES) > before, "another pass", 30)
+    engine.until(lambda: between.asked.count(IMAGES) > before, "another pass", 120)
 
 
 def _docker(ran: Ran) -> dict[str, Any]:

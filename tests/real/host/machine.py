@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from gpukeeper.disk import open_files
+from tests import forked
 from tests.halt import PYTHONPATH
 
 NOBODY = 65534
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-A_WHILE = 60.0
+A_WHILE = 120.0
 # Told by its input: what a process names in its command line would stay for that alone.
 HOLDS = "import sys; file = open(sys.stdin.readline()[:-1]); print(flush=True); sys.stdin.read()"
 
@@ -64,19 +65,24 @@ class Host:
 
     def run(self, *words: str, before: Sequence[str] = (), halt: tuple[str, str] | None = None) -> Ran:
         """`halt`: a point and a name, where it kills itself (`tests/halt.py`)."""
+        if not before:
+            program, *first = ("gpukeeper",) if halt is None else ("tests.halt", *halt)
+            return Ran(*forked.run(program, [*first, *words], self.env(), "", A_WHILE))
         with self.start(*words, before=before, halt=halt) as child:
             out, err = child.communicate(timeout=A_WHILE)
         return Ran(child.returncode, out, err)
 
+    def env(self) -> dict[str, str]:
+        return forked.environment() | {"GPUKEEPER_STATE": str(self.state), "GPUKEEPER_POLICY": str(self.policy)}
+
     def start(
         self, *words: str, before: Sequence[str] = (), halt: tuple[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-        ours = {"GPUKEEPER_STATE": str(self.state), "GPUKEEPER_POLICY": str(self.policy), "PYTHONPATH": PYTHONPATH}
         program = ("gpukeeper",) if halt is None else ("tests.halt", *halt)
         command = [*before, sys.executable, "-m", *program, *words]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, env=kept | ours, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
+        env = self.env() | {"PYTHONPATH": PYTHONPATH}
+        return subprocess.Popen(command, env=env, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
 
     def apply(self, *words: str, before: Sequence[str] = (), halt: tuple[str, str] | None = None) -> Ran:
         return self.run("apply", "--yes", "--json", "--platform", "host", *words, before=before, halt=halt)

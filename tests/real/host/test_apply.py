@@ -54,6 +54,29 @@ def test_what_is_due_goes_and_everything_else_stays(host: Host) -> None:
     assert host.names() == ["data", "tmp-model", "tmp-used", "tmp-wanted"]
 
 
+def test_the_capabilities_of_the_unit_are_enough(host: Host) -> None:
+    """For trees that only their owner may enter; what a process has open is still noticed."""
+    unit = (Path(__file__).resolve().parents[3] / "deploy/systemd/gpukeeper.service").read_text()
+    lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("CapabilityBoundingSet=")]
+    names = [name.removeprefix("CAP_").lower() for line in lines for name in line.split()]
+    assert names
+    allowed = ",".join(["-all", *(f"+{name}" for name in names)])
+    as_service = ("setpriv", f"--bounding-set={allowed}", "--no-new-privs")
+    for name in ("tmp-old", "tmp-used"):
+        for one in (path := host.tree(name), *path.rglob("*")):
+            os.chown(one, NOBODY, NOBODY)
+        path.chmod(0o700)
+    with held_open(host.root / "tmp-used" / "below" / "f0"):
+        ran = host.apply(before=as_service)
+    assert ran.code == 0, ran.err
+    assert {name: line["result"] for name, line in ran.outcomes().items()} == {"tmp-old": "reclaimed"}
+    assert host.names() == ["tmp-used"]
+    # Without them the same command does not know what is in use, and keeps everything.
+    few = host.apply(before=("setpriv", "--bounding-set=-all", "--no-new-privs"))
+    assert few.outcomes() == {}
+    assert host.names() == ["tmp-used"]
+
+
 def test_a_plan_changes_nothing(host: Host) -> None:
     path = host.tree("tmp-old")
     before = {one: one.lstat() for one in (path, *path.rglob("*"))}

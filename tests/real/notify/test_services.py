@@ -126,31 +126,29 @@ def test_names_cannot_add_headers_recipients_links_or_mentions(
 def test_a_server_that_hangs_is_given_up_and_left_alone(
     tmp_path: Path, start: Callable[[str], Receiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hanging, hook = start("hang"), start("web")
-    made = Apprise(file(tmp_path, f"json://127.0.0.1:{hook.port}/x"))
+    hanging = start("hang")
+    made = Apprise(file(tmp_path, mail(start("smtp").port)), BOOK)
 
     async def send() -> list[Delivered | NotDelivered]:
-        answers = [await made.send(WARNING)]  # the process is started
-        file(tmp_path, f"mailto://127.0.0.1:{hanging.port}?from=a@uni.example&to=b@uni.example")
-        monkeypatch.setattr(channel, "DEADLINE", timedelta(seconds=1))
+        answers = [await made.send(WARNING)]  # the process is started and has loaded what sends mail
+        file(tmp_path, mail(hanging.port))
+        monkeypatch.setattr(channel, "DEADLINE", timedelta(seconds=5))
         running = made._service._running
         assert running is not None
         answers += [await made.send(WARNING)]
         await running.wait()
-        begun = asyncio.get_running_loop().time()
         answers += [await made.send(WARNING)]
-        assert asyncio.get_running_loop().time() - begun < 1
         await made.close()
         return answers
 
     first, second, third = asyncio.run(send())
     assert first == Delivered()
-    assert second == NotDelivered("it timed out after 1s", transient=True)
+    assert second == NotDelivered("it timed out after 5s", transient=True)
     assert isinstance(third, NotDelivered)
     assert third.transient
     assert third.why.startswith("it timed out recently and is tried again in ")
     assert hanging.next() == {"connected": True}
-    assert hanging.close() == ""
+    assert hanging.close() == ""  # the third message was not tried
 
 
 def test_a_server_that_refuses_and_one_that_is_busy(tmp_path: Path, start: Callable[[str], Receiver]) -> None:

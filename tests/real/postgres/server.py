@@ -76,7 +76,7 @@ class Server:
         command = [*_as_user("--pdeathsig", "KILL"), str(found / "postgres"), "-D", str(self.data)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"postgres did not start: {self.log.read_text()[-2000:]}")

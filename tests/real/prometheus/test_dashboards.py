@@ -65,7 +65,7 @@ NOT_HERE = {
     *("gpukeeper_failed_total", "gpukeeper_passes_failed_total", "gpukeeper_warnings_total"),
     "gpukeeper_fleet_copy_lag_seconds",
 }
-PATIENCE = 90.0
+PATIENCE = 180.0
 
 
 class Query(NamedTuple):

@@ -71,13 +71,15 @@ def is_installed(version: str) -> bool:
 
 
 @contextmanager
-def ray_cluster(version: str = NEWEST, nodes: int = 1, env: Mapping[str, str] | None = None) -> Iterator[Cluster]:
-    """A head and `nodes - 1` others, ready, with their dashboard."""
+def ray_cluster(
+    version: str = NEWEST, nodes: int = 1, env: Mapping[str, str] | None = None, gpus: int = 0
+) -> Iterator[Cluster]:
+    """A head and `nodes - 1` others, ready, with their dashboard. `gpus`: that each node announces."""
     _end_abandoned()
     root = Path(tempfile.mkdtemp(prefix=_STEM))
     with (root / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        cluster = Cluster(version, root, dict(env or {}))
+        cluster = Cluster(version, root, dict(env or {}), gpus=gpus)
         try:
             cluster.start()
             for _ in range(nodes - 1):
@@ -186,6 +188,7 @@ class Cluster:
     address: str = ""
     dashboard: str = ""
     start_seconds: float = 0.0
+    gpus: int = 0
     _taken: set[int] = field(default_factory=set)
 
     @property
@@ -249,7 +252,7 @@ class Cluster:
     def _ray(self, *options: str) -> Node:
         log = self.root / f"start-{len(self.nodes)}.log"
         command = [str(self.python), "-m", "ray.scripts.scripts", "start", *options]
-        command += ["--num-cpus=1", f"--object-store-memory={_STORE_BYTES}"]
+        command += ["--num-cpus=1", f"--num-gpus={self.gpus}", f"--object-store-memory={_STORE_BYTES}"]
         # 0: any. Ray's usual ranges overlap between clusters, and 2.40 then crashes.
         command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
         with log.open("wb") as out:
@@ -303,7 +306,7 @@ def _end_all(root: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
         return not left
 
-    until(gone, f"nothing of {root} runs", deadline=30)
+    until(gone, f"nothing of {root} runs", deadline=120)
     shutil.rmtree(root, ignore_errors=True)
 
 

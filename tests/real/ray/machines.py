@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,32 +29,38 @@ class Machines:
     worker_files: Path  # the same, as this machine does
     head: int  # pids of their raylets
     worker: int
+    end_worker: Callable[[], None]  # as when its power fails
 
 
 @contextmanager
-def two_machines(version: str, *head_options: str) -> Iterator[Machines]:
+def two_machines(version: str, *head_options: str, gpus: int = 0) -> Iterator[Machines]:
     _end_abandoned()
     root = Path(tempfile.mkdtemp(prefix=_STEM))
     scratch, worker_files = root / "scratch", root / "b"
     for folder in (scratch, worker_files, root / "a"):
         folder.mkdir()
-    cluster = Cluster(version, root, {})
+    cluster = Cluster(version, root, {}, gpus=gpus)
     with ExitStack() as stack, (root / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         stack.callback(cluster.stop)
         names = stack.enter_context(_cable())
         options = ["--head", "--port=6379", f"--node-ip-address={HEAD}", "--include-dashboard=true", *head_options]
-        head = _start(stack, cluster, names[0], root / "a", [*options, f"--temp-dir={root / 't'}"])
+        head, _ = _start(stack, cluster, names[0], root / "a", [*options, f"--temp-dir={root / 't'}"])
         join = [f"--address={HEAD}:6379", f"--node-ip-address={WORKER}"]
         # Before 2.55 a node takes the name of the head's folder for its own.
         own = [f"--temp-dir={root / 'u'}"] if version >= "2.55" else []
-        worker = _start(stack, cluster, names[1], worker_files, [*join, *own], but=head)
-        yield Machines(cluster, scratch, worker_files, head, worker)
+        worker, child = _start(stack, cluster, names[1], worker_files, [*join, *own], but=head)
+        yield Machines(cluster, scratch, worker_files, head, worker, lambda: _end(child))
+
+
+def network_of(address: str) -> str:
+    """The name of the network namespace of one of them."""
+    return f"gkr{os.getpid()}{'ab'[(HEAD, WORKER).index(address)]}"
 
 
 @contextmanager
 def _cable() -> Iterator[tuple[str, str]]:
-    names = f"gkr{os.getpid()}a", f"gkr{os.getpid()}b"
+    names = network_of(HEAD), network_of(WORKER)
     try:
         for name in names:
             _ip("netns", "add", name)
@@ -73,13 +79,18 @@ def _cable() -> Iterator[tuple[str, str]]:
 
 def _start(
     stack: ExitStack, cluster: Cluster, network: str, files: Path, options: list[str], but: int | None = None
-) -> int:
-    """Runs as long as the block; the pid of its raylet once it is there."""
+) -> tuple[int, subprocess.Popen[bytes]]:
+    """Runs as long as the block; the pid of its raylet once it is there, and what ends the machine if it ends."""
     log = cluster.root / f"start-{network}.log"
     command = ["ip", "netns", "exec", network, "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command += ["sh", "-c", _INSIDE, str(files), str(cluster.root / "scratch")]
     command += [str(cluster.python), "-m", "ray.scripts.scripts", "start", "--block", *options]
-    command += ["--num-cpus=1", f"--object-store-memory={_STORE_BYTES}", "--disable-usage-stats"]
+    command += [
+        "--num-cpus=1",
+        f"--num-gpus={cluster.gpus}",
+        f"--object-store-memory={_STORE_BYTES}",
+        "--disable-usage-stats",
+    ]
     out = stack.enter_context(log.open("wb"))
     child = subprocess.Popen(
         command, cwd=cluster.root, env=cluster.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
@@ -93,7 +104,7 @@ def _start(
         found = [pid for pid in cluster.processes() if _comm(pid) == "raylet" and pid != but]
         return found[0] if found else None
 
-    return int(until(raylet, f"Ray runs in {network}", lambda: log.read_text()[-3000:]))
+    return int(until(raylet, f"Ray runs in {network}", lambda: log.read_text()[-3000:])), child
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -27,6 +27,7 @@ from gpukeeper.platforms.ray.settings import RaySettings
 from tests.real.ray.clusters import NEWEST, Cluster, until
 
 FRESH = Callable[..., Cluster]
+SWEEPS = 6
 ACTOR_AND_TASK = """
 @ray.remote(num_cpus=0)
 class Trainer:
@@ -160,7 +161,7 @@ def end_all(cluster: Cluster) -> None:
 
 
 def test_work_goes_on_while_everything_around_it_is_removed(fresh_cluster: FRESH) -> None:
-    """An actor and a task with files in the scratch folder, through 20 sweeps that remove all that is free."""
+    """An actor and a task with files in the scratch folder, through sweeps that remove all that is free."""
     cluster = fresh_cluster(NEWEST)
     ray = platform(cluster)
     names = {"actor": "tmpactor", "task": "tmptask"}
@@ -182,7 +183,7 @@ def test_work_goes_on_while_everything_around_it_is_removed(fresh_cluster: FRESH
 
         return once_more
 
-    for number in range(20):
+    for number in range(SWEEPS):
         dead = skeleton(cluster, f"session_2026-01-01_00-00-00_000000_{number}")
         leave(cluster, f"tmp{number}")
         until(removed(dead.name), "the dead session is removed")
@@ -199,7 +200,7 @@ def test_work_goes_on_while_everything_around_it_is_removed(fresh_cluster: FRESH
     assert driver.said("result") == "checkpoint state"
     driver.end()
     until(lambda: run(node_of(ray, cluster)).busy is None, "the node is idle again")
-    until(removed(*(f"tmp{number}" for number in range(20)), "tmpactor", "tmptask"), "all trees are removed")
+    until(removed(*(f"tmp{number}" for number in range(SWEEPS)), "tmpactor", "tmptask"), "all trees are removed")
     again = cluster.drive("say('still', ray.get(ray.remote(lambda: 7).remote()))\nwait_for_end()\n")
     assert again.said("still") == "7"
     again.end()

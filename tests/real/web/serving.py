@@ -14,8 +14,8 @@ from typing import IO, Any, TypeVar
 
 from playwright.sync_api import Page, expect
 
-SOON = 30_000  # milliseconds, on a crowded machine
-DEADLINE = 60.0  # seconds
+SOON = 90_000  # milliseconds, on a crowded machine
+DEADLINE = 120.0  # seconds
 T = TypeVar("T")
 
 

@@ -42,7 +42,7 @@ def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
     load_or_refuse(text)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(files)
 def test_any_tree_is_a_policy_or_a_policy_error(tmp_path: Path, tree: object) -> None:
     path = tmp_path / "tree.yaml"
@@ -51,7 +51,7 @@ def test_any_tree_is_a_policy_or_a_policy_error(tmp_path: Path, tree: object) ->
     load_or_refuse(path.read_text(encoding="utf-8"))
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.dictionaries(st.sampled_from(["owner", "class", "until", "rules", "reason", "x"]), trees), max_size=3)
 )

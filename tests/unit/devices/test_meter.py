@@ -194,3 +194,15 @@ def test_counters_go_on_where_the_reading_before_ended() -> None:
     found = list(asyncio.run(counters.read([workload("a")])))
     assert since(found) == {"a": 0.0}
     assert found[0].at == clock.at
+
+
+def test_a_reading_in_between_is_given_with_the_next_one() -> None:
+    """The agent of a node reads more often than workloads are measured: work that it saw is not lost for them."""
+    driver, clock = Driver({"GPU-0": use("GPU-0", 0.0)}), Moving()
+    gpus, one = GpuMeter(driver, clock, ["docker"]), workload("a", "GPU-0")  # type: ignore[arg-type]
+    asyncio.run(gpus.read([one]))
+    clock.at, driver.answer = NOW + timedelta(seconds=15), {"GPU-0": use("GPU-0", 70.0, covered_s=15)}
+    asyncio.run(gpus.measure())
+    clock.at, driver.answer = NOW + timedelta(seconds=30), {"GPU-0": use("GPU-0", 0.0, covered_s=15)}
+    found = list(asyncio.run(gpus.read([one])))
+    assert ([each.value for each in found], since(found)) == ([70.0], {"a": 0.0})

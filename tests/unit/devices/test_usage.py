@@ -84,7 +84,9 @@ ANSWERS_ONCE = f"give(next(asked()), {ANSWER!r})"
 
 def test_one_child_answers_again_and_again() -> None:
     with asking(answering()) as usage:
-        assert read(usage)["GPU-1"] == GpuUse(uuid="GPU-1", slice=False, busy=12.5, memory_used_mib=615, pids=(0,))
+        assert read(usage)["GPU-1"] == GpuUse(
+            uuid="GPU-1", slice=False, busy=12.5, memory_used_mib=615, pids=(0,), energy_mj=900
+        )
         assert read(usage)["GPU-1"].pids == (1,)
 
 

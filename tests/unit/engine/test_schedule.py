@@ -91,7 +91,7 @@ def test_words_with_a_star_go_on_in_the_hour_that_comes_twice() -> None:
 
 
 @given(st.sampled_from(sorted(ZONES)), st.integers(0, 1), st.integers(0, 23), st.integers(0, 52), st.integers(3, 7))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_nominal_day_has_one_window(words: str, which: int, hour: int, minute: int, step: int) -> None:
     with zone(words):
         day = ZONES[words][which]
@@ -102,7 +102,7 @@ def test_every_nominal_day_has_one_window(words: str, which: int, hour: int, min
 
 
 @given(st.sampled_from(sorted(ZONES)), st.integers(0, 366 * 24 * 60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_local_times_and_instants_are_each_others_inverse(words: str, minutes: int) -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes)
     with zone(words):

@@ -38,6 +38,7 @@ from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.storage import ImageBytes, StorageBytes, WorkloadBytes
 from gpukeeper.model.subject import Gone, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.node_use import PodUse
 from gpukeeper.views.live import GpuState, GpuTile
 from tests.unit.engine.harness import Unwritable
 from tests.unit.interfaces.workers import GIB, Workers, disk, node, session, tree
@@ -472,6 +473,7 @@ def everything_told(metrics: Metrics) -> None:
         (StorageFacts(("docker", "node-1"), stored(), MINUTE),),
         Usage(device=1, mount_point="/", size=100, taken=75, free=25, inodes=None, inodes_free=None),
     )
+    metrics.node_use = PodUse(at=NOW, uses={})
     metrics.passed(report(stopped="the pass on kubernetes/lab stopped"))
     counts = Counter({("trainjob", "ended", "failed", "<1d"): 2})
     warned = WarningSent(

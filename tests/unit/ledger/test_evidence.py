@@ -51,7 +51,7 @@ def test_a_step_that_is_captured_again_does_not_overwrite(tmp_path: Path) -> Non
 _names = st.text(st.characters(codec="utf-8"), max_size=120)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(_names, st.binary(max_size=50), max_size=6), _names, _names)
 def test_any_names_are_saved_inside_the_directory_and_loaded_unchanged(
     files: dict[str, bytes], name: str, step: str

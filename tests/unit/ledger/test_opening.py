@@ -27,6 +27,19 @@ def test_a_missing_directory_is_made_for_its_owner_only(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_ledger_that_another_process_is_making_reads_as_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    maker = sqlite3.connect(path, isolation_level=None)
+    maker.execute("PRAGMA journal_mode = WAL")
+    maker.execute("BEGIN IMMEDIATE")
+    maker.execute("CREATE TABLE lines (a)")
+    assert path.stat().st_size > 0
+    reader = open_ledger(path, write=False)
+    assert run(reader.lines()) == []
+    reader.close()
+    maker.close()
+
+
 def test_the_file_shows_whose_it_is_and_survives_power_cuts(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path / "ledger.db", write=True)
 

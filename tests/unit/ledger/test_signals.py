@@ -75,14 +75,14 @@ async def compare(folder: str, samples: list[Sample]) -> None:
     disk.close()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(_samples)
 def test_sqlite_and_memory_give_the_same_series(samples: list[Sample]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run(compare(folder, sorted(samples, key=lambda sample: sample.at)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(_samples)
 def test_they_do_when_the_clock_goes_back(samples: list[Sample]) -> None:
     """A reading that is dropped, yet counted as measured, would look like quiet."""

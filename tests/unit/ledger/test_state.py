@@ -53,7 +53,7 @@ async def compare(folder: Path, batches: Sequence[Sequence[Event]]) -> None:
     again.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(any_lines)
 def test_sqlite_the_rebuilt_state_and_memory_agree_for_any_lines(lines: list[Event]) -> None:
     with tempfile.TemporaryDirectory() as folder:

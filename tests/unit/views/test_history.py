@@ -8,7 +8,7 @@ import msgspec
 
 from gpukeeper.ledger.queries import Reclaimed, Totals
 from gpukeeper.model.condition import GpuMemory
-from gpukeeper.model.event import Complaint, Held, Paused, WarningSent
+from gpukeeper.model.event import Complaint, Held, NodeMarked, Paused, WarningSent
 from gpukeeper.model.memory import Hold
 from gpukeeper.views.history import line_row, lines_view, totals_rows
 from gpukeeper.views.node import gpu_condition
@@ -24,6 +24,9 @@ def test_a_line_in_a_row_says_by_whom_and_why() -> None:
     facts = {"incarnation": "run-1", "limit": HOUR, "channel": "terminal", "message": "stop soon"}
     warned = WarningSent(at=NOW, ref=EVAL, rule="idle", stage=1, delivered=False, **facts)
     assert line_row(1, warned).words == "not delivered: stop soon"
+    marked = NodeMarked(at=NOW, ref=EVAL, by="ann", step="s", action="quarantine", result="done", reason="loud fans")
+    assert line_row(1, marked).result == "done"
+    assert line_row(1, marked).words == "quarantine by ann: loud fans"
     assert line_row(1, Complaint(at=NOW, ref=EVAL, what="two owners")).words == "two owners"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Noticed, Restored
@@ -12,6 +13,8 @@ from gpukeeper.model.policy import Prices
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.savings import Savings, SavingsSums
+from gpukeeper.views.usage import month
+from gpukeeper.views.usage_report import ReportQuery, not_covered
 
 NOW = datetime(2026, 11, 16, 9, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -93,3 +96,40 @@ def test_a_person_sees_their_own_and_the_totals() -> None:
     assert [row.name for row in seen.rules] == ["idle", "others"]
     assert seen.total == found.view().total
     assert found.of_owner("bob").total.steps == found.of_owner("bob").ended == 1
+
+
+def test_refused_and_failed_steps_are_counted_by_owner_rule_and_result() -> None:
+    refused: dict[str, Any] = {"result": Result.REFUSED, "action": Action.REMOVE, "rule": "retention"}
+    lines = (
+        closed("a", 0, **refused),
+        closed("a", 1, **refused),
+        closed("a", 2, rule="retention", action=Action.REMOVE),
+        closed("b", 1, **refused),
+        closed("c", 1, owner="bob", result=Result.UNKNOWN),
+        closed("w", 1, result=Result.UNDELIVERED, action=Action.WARN),
+        closed("d", 1, result=Result.CHANGED),
+        closed("late", 24, **refused),
+        closed("mine", 1, rule="request", requested_by="eve"),
+    )
+    found = sums(*lines).view()
+    rows = [(one.owner, one.rule, one.result, one.attempts, one.objects, one.open) for one in found.failures]
+    assert rows == [("ann", "retention", "refused", 3, 2, 1), ("bob", "idle", "unknown", 1, 1, 1)]
+    assert found.failed == 4
+    assert {row.name: row.savings.steps for row in found.causes} == {"gpukeeper": 1, "eve": 1}
+    own = sums(*lines).view("bob")
+    assert ([one.owner for one in own.failures], own.failed) == (["bob"], 4)
+    assert (sums(*lines).of_owner("bob").failed, {row.name for row in own.causes}) == (1, {"others"})
+
+
+def test_a_month_that_the_ledger_does_not_cover_says_so() -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    begin, end = month("2026-10", berlin)
+    assert (begin.astimezone(UTC), end - begin.astimezone(UTC)) == (
+        datetime(2026, 9, 30, 22, tzinfo=UTC),
+        31 * 24 * HOUR + HOUR,  # clocks go back in it
+    )
+    query = ReportQuery(since=begin.astimezone(UTC), until=end.astimezone(UTC))
+    assert not_covered(query, begin) == []
+    (late,) = not_covered(query, datetime(2026, 10, 1, tzinfo=UTC))
+    assert late.startswith("The ledger begins at 2026-10-01 00:00 UTC")
+    assert not_covered(query, None) == ["The ledger is empty: what was given back in this time is not known."]

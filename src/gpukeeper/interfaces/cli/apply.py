@@ -21,7 +21,9 @@ from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.nodes import change_in_words
+from gpukeeper.interfaces.terminal.on_ray import OnRay
 from gpukeeper.interfaces.terminal.session import opened, own_only, some_unreachable
+from gpukeeper.interfaces.terminal.short_times import ShortTimes
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Plan
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 @o.with_options
 def apply(
     selection: o.SelectionByClass,
+    short: ShortTimes,
+    remote: OnRay,
     budget: Annotated[
         int | None,
         typer.Option(
@@ -59,15 +63,22 @@ def apply(
 ) -> None:
     """Reclaim what is due now. Asks for confirmation. Exit code 3: some steps were deferred or failed, or another pass
     was running at some places; 11: at all places; 12: the breaker is open."""
+    short.check()
+    if remote.asked:
+        remote.check_narrow(selection.narrow, short, textfile, budget)
+        remote.apply(selection.policy, yes=yes, json=json)
+        return
     with opened(selection.policy, write=True, only=selection.platform, quiet=quiet or json) as session:
         _may_act(session, yes=yes, json=json)
+        session.book = short.book(session.book)
         selection = replace(selection, owner=_whose(session, selection.owner))
-        narrow = own_only(session, selection.narrow)
+        narrow = own_only(session, short.narrow(selection.narrow))
         check_textfile(textfile, narrow)
         machine = None if textfile is None else read_gpus_for(session)
         run = Progress(session.keeper, quiet=quiet)
         done = asyncio.run(_apply(session, narrow, budget, run, ask=not yes, again=textfile is not None))
         reports = [one.report for one in done]
+        short.name_missing(one.seen.ref.path for report in reports for one in report.survey.decisions)
         _print(session, done, json=json, quiet=quiet)
         if run.interrupted:
             raise typer.Exit(INTERRUPTED)

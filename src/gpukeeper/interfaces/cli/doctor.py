@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -15,11 +16,15 @@ from gpukeeper.config.load import load_policy
 from gpukeeper.config.sentence import sentence
 from gpukeeper.devices.inventory import gpu_note, inventory
 from gpukeeper.interfaces.cli.aging import aged_by
+from gpukeeper.interfaces.cli.doctor_machine import clock, last_pass, space
+from gpukeeper.interfaces.cli.support import write as write_support
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.backtested import not_backtested
+from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.web_setup import CLEAR, read_setup
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.paths import ledger_path, socket_path
+from gpukeeper.ledger.paths import ledger_path, socket_path, state_folder
 from gpukeeper.model.errors import KeeperError, PolicyError, UsageError
 from gpukeeper.model.policy import Web
 from gpukeeper.model.unknown import Unknown
@@ -36,7 +41,16 @@ from gpukeeper.wiring.places import discover
 PLATFORMS = ("docker", "kubernetes")
 
 
-def doctor(policy: o.PolicyFile = None, json: o.Json = False) -> None:
+def doctor(
+    policy: o.PolicyFile = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle", metavar="FILE", help="Also write a file for a support request, without secrets: .tar.gz"
+        ),
+    ] = None,
+    json: o.Json = False,
+) -> None:
     """Check this machine: what works, what does not, and how to fix it."""
     rows: list[tuple[str, ...]] = []
     for name, examine in _EXAMINED.items():
@@ -45,10 +59,14 @@ def doctor(policy: o.PolicyFile = None, json: o.Json = False) -> None:
         except KeeperError as problem:
             rows.append(("problem", name, str(problem).replace("\n", " ")))
     rows += _daemon()
+    findings = [{"verdict": v, "about": a, "words": w} for v, a, w in rows]
     if json:
-        show.as_json("doctor", {"findings": [{"verdict": v, "about": a, "words": w} for v, a, w in rows]})
+        show.as_json("doctor", {"findings": findings})
     else:
         show.table(rows)
+    if bundle is not None:
+        names = ", ".join(write_support(bundle, findings, policy))
+        print_message(f"{bundle}: {names}. It has names of users, containers and images: read it before you send it.")
     if any(row[0] == "problem" for row in rows):
         raise typer.Exit(1)
 
@@ -57,7 +75,7 @@ def _policy(policy: Path | None) -> list[tuple[str, ...]]:
     loaded = load_policy(policy)
     return [
         ("ok", "policy", f"{loaded.source}: {sentence(loaded.policy)}"),
-        *(("note", "policy", w) for w in loaded.warnings),
+        *(("note", "policy", w) for w in (*loaded.warnings, *not_backtested(loaded.policy))),
     ]
 
 
@@ -198,12 +216,13 @@ def _ledger(policy: Path | None) -> list[tuple[str, ...]]:
     try:
         damage = asyncio.run(ledger.damage())
         paused = asyncio.run(ledger.paused())
+        passes = [] if damage else asyncio.run(ledger.lines(last=1, types=("pass",)))
     finally:
         ledger.close()
     rows: list[tuple[str, ...]] = [("problem", "ledger", f"{path}: {words}") for words in damage]
     if paused is not None:
         rows.append(("note", "ledger", f"all actions are paused: {paused}. Resume with: gpukeeper resume"))
-    return rows or [("ok", "ledger", str(path))]
+    return [*(rows or [("ok", "ledger", str(path))]), last_pass(passes, datetime.now(UTC))]
 
 
 def _daemon() -> list[tuple[str, ...]]:
@@ -220,10 +239,15 @@ def _daemon() -> list[tuple[str, ...]]:
     return [("ok", "daemon", str(path)) if usable else ("problem", "daemon", f"{path}: permission denied")]
 
 
+def _machine(policy: Path | None) -> list[tuple[str, ...]]:
+    return [clock(), space(state_folder())]
+
+
 _EXAMINED: dict[str, Callable[[Path | None], list[tuple[str, ...]]]] = {
     "policy": _policy,
     "platforms": _platforms,
     "gpus": _gpus,
+    "machine": _machine,
     "files": _files,
     "ray": _ray,
     "notify": _channels,

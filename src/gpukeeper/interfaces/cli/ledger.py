@@ -1,4 +1,4 @@
-"""`gpukeeper ledger`: what happened: list, show, totals, export, status, verify. Changes nothing, except rotate."""
+"""`gpukeeper ledger`: what happened. Changes nothing, except rotate and restore."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ COMMANDS = {
     ),
     "verify": Entry(
         "gpukeeper.interfaces.cli.ledger_status:verify", "Read every line and archive and verify the checksums."
+    ),
+    "backup": Entry(
+        "gpukeeper.interfaces.cli.ledger_backup:backup", "Write the ledger, measured use and archives to one file."
+    ),
+    "restore": Entry(
+        "gpukeeper.interfaces.cli.ledger_backup:restore", "Replace the ledger by a backup, and pause all actions."
     ),
 }
 app = typer.Typer(

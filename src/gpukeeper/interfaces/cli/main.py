@@ -31,6 +31,8 @@ COMMANDS = {
         "gpukeeper.interfaces.demo.command:demo", "Simulate a week on a fleet and show what was reclaimed and why."
     ),
     "report": Entry(f"{_CLI}.report:report", "Report how GPUs were used, and what was given back."),
+    "backtest": Entry(f"{_CLI}.backtest:backtest", "Show what a policy would have done to recorded work."),
+    "advise": Entry(f"{_CLI}.advise:advise", "Find the idle times that win most at an allowed regret."),
     "login": Entry(f"{_CLI}.login:login", "Print a link that logs you in to the web dashboard."),
     "restore": Entry(f"{_CLI}.restore:restore", "Restore what gpukeeper stopped, or removed after capturing it."),
     "doctor": Entry(f"{_CLI}.doctor:doctor", "Check this machine: what works, what does not, and how to fix it."),
@@ -47,10 +49,12 @@ GROUPS = {
     "accept": Entry(f"{_CLI}.accept:app", "Test the GPUs of this machine."),
     "check": Entry(f"{_CLI}.check:app", "List and show the checks of `gpukeeper accept`."),
     "workload": Entry(f"{_CLI}.workload:app", "List, hold, release, stop or remove your workloads."),
-    "node": Entry(f"{_CLI}.node:app", "List, show, quarantine and return the GPUs of this machine."),
+    "node": Entry(f"{_CLI}.node:app", "List, show, quarantine and return GPUs of this machine and nodes of a cluster."),
+    "setup": Entry(f"{_CLI}.setup:app", "Put gpukeeper into service on this machine, and take it out again."),
     "policy": Entry(f"{_CLI}.policy:app", "Check, show and try a policy."),
     "ledger": Entry(f"{_CLI}.ledger:app", "Read the record of everything gpukeeper observed, decided and did."),
     "notify": Entry(f"{_CLI}.notify:app", "Test the channels for messages to owners and admins."),
+    "fleet": Entry(f"{_CLI}.fleet:app", "Deploy gpukeeper to many servers over ssh."),
     "fleet-db": Entry(
         f"{_CLI}.fleet_db:app", "Set up the PostgreSQL database that many machines copy their records to."
     ),

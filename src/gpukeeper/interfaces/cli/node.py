@@ -17,6 +17,8 @@ from gpukeeper.devices import holders, occupancy
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.inventory import inventory
 from gpukeeper.engine.requests import GPU_UUID
+from gpukeeper.interfaces.cli.lazy import Entry, group_of
+from gpukeeper.interfaces.cli.node_cluster import list_nodes
 from gpukeeper.interfaces.cli.submit import submit
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show as shown
@@ -34,7 +36,25 @@ if TYPE_CHECKING:
 
 PATIENCE = timedelta(seconds=10)
 HISTORY = 20  # lines
-app = typer.Typer(no_args_is_help=True, help="List, show, quarantine and return the GPUs of this machine.")
+COMMANDS = {
+    "quarantine": Entry(
+        "gpukeeper.interfaces.cli.node_quarantine:quarantine",
+        "Take a GPU of this machine, or a node of a cluster, out of use.",
+    ),
+    "return": Entry(
+        "gpukeeper.interfaces.cli.node_quarantine:return_",
+        "End the quarantine of a GPU, or of a node of a cluster.",
+    ),
+    "register": Entry(
+        "gpukeeper.interfaces.cli.node_register:register",
+        "List GPUs and machines that were taken out or failed.",
+    ),
+}
+app = typer.Typer(
+    cls=group_of(COMMANDS),
+    no_args_is_help=True,
+    help="List, show, quarantine and return GPUs of this machine and nodes of a cluster.",
+)
 Gpu: TypeAlias = Annotated[
     str,
     typer.Argument(
@@ -42,12 +62,19 @@ Gpu: TypeAlias = Annotated[
         help="UUID or a unique prefix, index on this machine, or gpu-0 as printed by observe.",
     ),
 ]
-Reason: TypeAlias = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to all users.")]
 
 
 @app.command("list")
-def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
+def list_(
+    on: Annotated[str, typer.Option("--on", metavar="ENGINE", help="Nodes of a cluster instead: kubernetes.")] = "",
+    context: Annotated[str, typer.Option("--context", metavar="NAME", help="With --on: kubeconfig context.")] = "",
+    policy: o.PolicyFile = None,
+    json: o.Json = False,
+) -> None:
     """List the GPUs with their last recorded condition. Shows why and since when they are quarantined."""
+    if on:
+        list_nodes(on, context, policy, json=json)
+        return
     with opened(policy, write=False) as session:
         inventory, remembered = _inventory(), _remembered(session)
         held = _held(inventory)
@@ -85,19 +112,7 @@ def show(gpu: Gpu, policy: o.PolicyFile = None, json: o.Json = False) -> None:
         shown.table([shown.line_row(line_row(seq, line)) for seq, line in lines])
 
 
-@app.command()
-def quarantine(gpu: Gpu, reason: Reason = "", policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """Mark a GPU as unusable until it is returned. Admins only. Does not stop work that runs on it."""
-    _change("quarantine", gpu, reason, policy, json)
-
-
-@app.command("return")
-def return_(gpu: Gpu, reason: Reason = "", policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """End the quarantine of a GPU. Admins only. Its current state then counts as clean."""
-    _change("return", gpu, reason, policy, json)
-
-
-def _change(verb: str, gpu: str, reason: str, policy: Path | None, json: bool) -> None:
+def change_gpu(verb: str, gpu: str, reason: str, policy: Path | None, json: bool) -> None:
     with opened(policy, write=False) as session:
         uuid, _ = _find(gpu, _inventory(), _remembered(session))
     submit(verb, policy=policy, json=json, workload=uuid, reason=reason)

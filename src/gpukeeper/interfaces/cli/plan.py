@@ -16,7 +16,9 @@ from gpukeeper.interfaces.cli import daemon_plan
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.on_ray import OnRay
 from gpukeeper.interfaces.terminal.session import opened, some_unreachable
+from gpukeeper.interfaces.terminal.short_times import ShortTimes
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import UsageError
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 @o.with_options
 def plan(
     selection: o.SelectionByClass,
+    short: ShortTimes,
+    remote: OnRay,
     exit_code: Annotated[
         bool,
         typer.Option("--exit-code", help="Exit with 4 if something is due, with 3 if not everything could be read."),
@@ -40,9 +44,14 @@ def plan(
     verbose: o.Verbose = False,
 ) -> None:
     """Show what would be done now, and why. Changes nothing."""
-    policy, platform, narrow = selection.policy, selection.platform, selection.narrow
+    short.check()
+    if remote.asked:
+        remote.check_narrow(selection.narrow, short, textfile)
+        remote.plan(selection.policy, json=json)
+        return
+    policy, platform, narrow = selection.policy, selection.platform, short.narrow(selection.narrow)
     check_textfile(textfile, narrow)
-    by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow) if textfile is None else None
+    by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow) if textfile is None and not short.asked else None
     if by_daemon is not None:
         daemon_plan.show_plan(by_daemon, json=json, verbose=verbose, quiet=quiet)
         if exit_code:
@@ -50,8 +59,10 @@ def plan(
             _exit(due=any(place.due for place in places), unseen=any(place.unseen for place in places))
         return
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
+        session.book = short.book(session.book)
         machine = None if textfile is None else read_gpus_for(session)
         reports = asyncio.run(plans(session, narrow))
+        short.name_missing(one.seen.ref.path for report in reports for one in report.survey.decisions)
         write_textfile(textfile, session, reports, machine)
         view = plan_view(reports, policy_head(session))
         if json:

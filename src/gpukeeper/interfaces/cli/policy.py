@@ -14,6 +14,7 @@ from gpukeeper.config.sentence import sentence as in_words
 from gpukeeper.interfaces.cli.lazy import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import show as shown
+from gpukeeper.interfaces.terminal.backtested import not_backtested
 from gpukeeper.model.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ COMMANDS = {
     "schedule": Entry(
         "gpukeeper.interfaces.cli.policy_schedule:schedule",
         "Print the schedule for cron, systemd or a CronJob.",
+    ),
+    "import": Entry(
+        "gpukeeper.interfaces.cli.policy_import:import_",
+        "Translate the settings of another tool into a policy.",
     ),
 }
 app = typer.Typer(cls=group_of(COMMANDS), no_args_is_help=True, help="Check, show and try a policy. Changes nothing.")
@@ -56,9 +61,10 @@ def check(
         if as_json:
             _print_json("policy-check", {"valid": False, "problems": list(error.problems)})
         raise
-    _warn(loaded)
+    warnings = [*_warnings(loaded), *not_backtested(loaded.policy)]
+    _warn(warnings)
     if as_json:
-        _print_json("policy-check", {"valid": True, "problems": [], **_head(loaded)})
+        _print_json("policy-check", {"valid": True, "problems": [], **_head(loaded), "warnings": warnings})
         return
     typer.echo(f"{loaded.source} is valid (digest {loaded.policy.digest}).")
     typer.echo(in_words(loaded.policy))
@@ -85,7 +91,7 @@ def show(
     from gpukeeper.config.show import for_owner, part_for_owner, part_of, rows
 
     loaded = _load(policy)
-    _warn(loaded)
+    _warn(_warnings(loaded))
     if owner is not None:
         view = for_owner(loaded, owner)
         _show_owner(loaded, view if section is None else part_for_owner(view, section), section, as_json)
@@ -112,7 +118,7 @@ def schema() -> None:
 def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
     """Print the policy as one English sentence."""
     loaded = _load(policy)
-    _warn(loaded)
+    _warn(_warnings(loaded))
     if as_json:
         _print_json("policy-sentence", _head(loaded))
         return
@@ -166,8 +172,8 @@ def _warnings(loaded: Loaded) -> list[str]:
     return [*loaded.warnings, *loaded.expired(datetime.now(UTC))]
 
 
-def _warn(loaded: Loaded) -> None:
-    for warning in _warnings(loaded):
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
 
 

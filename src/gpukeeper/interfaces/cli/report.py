@@ -16,10 +16,12 @@ from gpukeeper.interfaces.terminal.daemon import query_daemon
 from gpukeeper.interfaces.terminal.local_ledger import opened_for_reading
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import span
+from gpukeeper.interfaces.terminal.usage_markdown import markdown_text
 from gpukeeper.interfaces.terminal.usage_page import page
 from gpukeeper.interfaces.terminal.usage_report import read_report, zone_named
 from gpukeeper.interfaces.terminal.usage_tables import (
     csv_text,
+    failed_line,
     headline,
     money_line,
     regret_line,
@@ -59,6 +61,7 @@ def report(
     html: Annotated[
         Path | None, typer.Option("--html", help="Write the report as one HTML file.", metavar="FILE")
     ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the report as Markdown, for a mail.")] = False,
     policy: o.PolicyFile = None,
     json: o.Json = False,
 ) -> None:
@@ -69,12 +72,16 @@ def report(
     """
     if by is not None and by not in BY:
         raise UsageError(f'--by "{by}" is not one of: {", ".join(BY)}')
+    if markdown and (json or by is not None):
+        raise UsageError("--markdown cannot be combined with --json and --by")
     found = _read(_query(month, since, until, zone, owner), policy)
     for path, text in ((csv, csv_text), (html, page)):
         if path is not None:
             _write(path, text(found))
     if json:
         show.as_json("report", found)
+    elif markdown:
+        show.text(markdown_text(found))
     elif csv is None and html is None:
         _print(found, by)
 
@@ -155,7 +162,7 @@ def _print(found: UsageReport, by: str | None) -> None:
         if not one.rows:
             show.text("none")
     if by in (None, "rule"):
-        show.text(f"\n{regret_line(found)}")
+        show.text(f"\n{regret_line(found)}\n{failed_line(found)}")
 
 
 def _write(path: Path, text: str) -> None:

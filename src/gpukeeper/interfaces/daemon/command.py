@@ -31,6 +31,10 @@ def serve(
             metavar="[ADDRESS:]PORT",
         ),
     ] = None,
+    node_use: Annotated[
+        bool,
+        typer.Option("--pods", help="With --metrics: GPU use of the pods of this Kubernetes node, as a DCGM exporter."),
+    ] = False,
     web: Annotated[
         str | None,
         typer.Option(
@@ -63,6 +67,8 @@ def serve(
     quiet: o.Quiet = False,
 ) -> None:
     """Run the daemon: watch, measure and, in mode enforce, reclaim. Prints one line for every outcome and warning."""
+    if node_use and metrics is None:
+        raise UsageError("--pods needs --metrics. Nothing was started.")
     if from_ is not None:
         if web is None or platform is not None or metrics is not None or json:
             raise UsageError("--from needs --web, and excludes --platform, --metrics and --json. Nothing was started.")
@@ -73,7 +79,8 @@ def serve(
     with opened(policy, write=True, only=platform, quiet=quiet, tell=log) as session:
         session.record_hours(log)
         printer = PassPrinter(log, json=json, quiet=quiet)
-        hooks = pass_hooks(metrics, session, printer, (lambda words: None) if quiet else log, web=web is not None)
+        tell = (lambda words: None) if quiet else log
+        hooks = pass_hooks(metrics, session, printer, tell, web=web is not None, node_use=node_use)
         where = None if web is None else read_endpoint(web, "--web", LOOPBACK)
         asyncio.run(serve_until_stopped(session, policy, hooks, log, web=where, quiet=quiet))
 

@@ -15,6 +15,7 @@ from datetime import timedelta
 import msgspec
 
 from gpukeeper.blocking import in_thread, real_seconds
+from gpukeeper.config.digest import deciding_digest
 from gpukeeper.engine.explain import HISTORY, as_others_see, explained
 from gpukeeper.engine.find import find
 from gpukeeper.engine.outlook import NOT_SHOWN, daemon_state, outlooks
@@ -23,6 +24,7 @@ from gpukeeper.engine.removed import not_there
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.interfaces.daemon.own_state import health_view, policy_view
 from gpukeeper.interfaces.terminal.usage_report import read_report
+from gpukeeper.ledger.backtest_record import backtest_record
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.lines import TYPES, NumberedLine
 from gpukeeper.ledger.paths import usage_path
@@ -32,6 +34,7 @@ from gpukeeper.lifecycle.holds import is_admin, may_act
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Event, NodeTested
 from gpukeeper.views.acceptance_history import RunLines, run_lines
+from gpukeeper.views.backtest_guard import backtest_warning
 from gpukeeper.views.health import HealthView
 from gpukeeper.views.policy import PolicyView
 from gpukeeper.views.timeline import Timeline, timeline
@@ -140,10 +143,14 @@ class Queries:
         admin, now = is_admin(self._session.book, who), self._session.keeper.clock.now()
         async with _reading():
             if verb == "policy":
-                record = await policy_record(self._lines())
-                return policy_view(self._session, record, named=who != NOT_NAMED, admin=admin, now=now)
-            found = await health_view(self._session, self._lines(), admin=admin, now=now)
-        return msgspec.structs.replace(found, web_warnings=self._web_warnings())
+                record, policy = await policy_record(self._lines()), self._session.loaded.policy
+                found = policy_view(self._session, record, named=who != NOT_NAMED, admin=admin, now=now)
+                untested = backtest_warning(policy, await backtest_record(self._lines(), deciding_digest(policy)))
+                if untested is None or not admin:
+                    return found
+                return msgspec.structs.replace(found, warnings=(*found.warnings, untested))
+            health = await health_view(self._session, self._lines(), admin=admin, now=now)
+        return msgspec.structs.replace(health, web_warnings=self._web_warnings())
 
     async def _try(self, who: str, request: Request) -> PolicyTrial:
         """In a thread and one at a time: many GPUs that are in use take seconds."""

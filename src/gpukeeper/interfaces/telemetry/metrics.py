@@ -20,6 +20,7 @@ from gpukeeper import __version__
 from gpukeeper.engine.ports import EvidenceStore, Platform
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.telemetry.machine import MachineFacts, of_machine
+from gpukeeper.interfaces.telemetry.node_use import of_node_use
 from gpukeeper.interfaces.telemetry.nodes import of_nodes
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter, gauge
 from gpukeeper.interfaces.terminal.unreported import UnreportedLines
@@ -30,6 +31,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.node_use import PodUse
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 NO_FAILURE = (Result.RECLAIMED, Result.CHANGED, Result.DEFERRED)
@@ -59,6 +61,7 @@ class Metrics(Collector):
         }
         self._unreported = UnreportedLines()
         self.machine: MachineFacts | None = None  # as of this scrape
+        self.node_use: PodUse | None = None  # the same; None: not measured here
         self.registry = CollectorRegistry()
         if process:
             ProcessCollector(registry=self.registry)
@@ -118,6 +121,8 @@ class Metrics(Collector):
             yield gauge("gpukeeper_leader", {(): self.leads})
         for name, values in self._counted.items():
             yield counter(name, values)
+        if self.node_use is not None:
+            yield from of_node_use(self.node_use)
         if self._last:
             yield from self._of_workloads(self._clock.now())
             yield from self._of_passes()

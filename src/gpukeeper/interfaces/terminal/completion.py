@@ -22,7 +22,7 @@ SECTIONS = (
     *("preset", "mode", "scope", "retention", "environments", "at_finish", "ttl", "classes", "groups", "admins"),
     *("owner_labels", "match", "exemptions", "exemptions_from", "warnings", "activity", "demand", "budget", "breaker"),
     *("temporary", "disk", "reports", "ray", "images", "build_cache", "orphans", "loops", "holds", "capture", "gpu"),
-    *("kubernetes", "notify", "web", "schedule", "ledger", "prices", "metrics", "fleet"),
+    *("kubernetes", "acceptance", "notify", "web", "schedule", "ledger", "prices", "backtest", "metrics", "fleet"),
 )
 
 

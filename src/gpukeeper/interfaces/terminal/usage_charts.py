@@ -37,7 +37,7 @@ def bars(days: Sequence[UsageRow]) -> Markup:
     """A bar for each day, split by state."""
     highest = max((row.hours.all for row in days), default=0.0) or 1.0
     bottom, wide = TOP + HEIGHT, (WIDTH - LEFT - 10) / max(len(days), 1)
-    parts = [_hatch(), *_axis(highest, bottom)]
+    parts = [hatch(), *_axis(highest, bottom)]
     every = max(1, round(52 / wide + 0.5))
     for number, row in enumerate(days):
         left, at = LEFT + wide * number, bottom
@@ -58,7 +58,7 @@ def bars(days: Sequence[UsageRow]) -> Markup:
 def heat(rows: Sequence[HeatRow], state: str, title: str) -> Markup:
     """The share of the measured time in that state, in percent, by day of the week and hour of the day."""
     highest = max((share for row in rows for one in row.hours if (share := _share(one, state)) is not None), default=0)
-    parts = [_hatch()]
+    parts = [hatch()]
     parts += [_text(f"{hour:02}", LEFT + 20 + _CELL * (hour + 0.5), 14, "middle", "small") for hour in range(24)]
     for y, row in enumerate(rows):
         parts.append(_text(row.day[:3], LEFT + 10, 22 + _ROW * y + 17, "end", "small"))
@@ -107,7 +107,7 @@ def _axis(highest: float, bottom: float) -> Iterator[Markup]:
         )
 
 
-def _hatch() -> Markup:
+def hatch() -> Markup:
     line = element("line", x1=0, y1=0, x2=0, y2=5, class_="hatching")
     return element(
         "defs",

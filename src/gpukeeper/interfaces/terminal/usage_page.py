@@ -16,15 +16,19 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 
 def page(report: UsageReport) -> str:
+    return document(headline(report), "", _sections(report))
+
+
+def document(title: str, style: str, sections: Iterable[Markup]) -> str:
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", **{"http-equiv": "Content-Security-Policy"}, content=_POLICY),
-        element("title", headline(report)),
-        element("style", Markup(STYLE + CHART_STYLE)),
+        element("title", title),
+        element("style", Markup(STYLE + CHART_STYLE + style)),
     )
-    body = element("main", *_sections(report))
+    body = element("main", *sections)
     return f"<!doctype html>\n{element('html', head, element('body', body), lang='en')}\n"
 
 
@@ -72,15 +76,15 @@ def _header(report: UsageReport) -> Markup:
 def _described(one: Table) -> list[Markup]:
     if not one.rows:
         return [element("p", "None.")]
-    return [_table(one.head, one.rows, one.about[:1].upper() + one.about[1:])]
+    return [table(one.head, one.rows, one.about[:1].upper() + one.about[1:])]
 
 
 def _regrets(report: UsageReport) -> list[Markup]:
     rows = [(one.path, one.owner, one.rule, f"{one.how} after {in_words(one.after)}") for one in report.savings.regrets]
-    return [_table(("workload", "owner", "rule", "what happened"), rows, "Steps that were undone")] if rows else []
+    return [table(("workload", "owner", "rule", "what happened"), rows, "Steps that were undone")] if rows else []
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> Markup:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> Markup:
     lines = list(rows)
     numeric = [all(_is_number(row[i]) for row in lines) for i in range(len(head))]
     columns = (element("th", name.strip(), scope="col", class_=_class(numeric[i])) for i, name in enumerate(head))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from gpukeeper.engine.schedule import LocalZone
-from gpukeeper.ledger.outcomes import outcome_lines
+from gpukeeper.ledger.outcomes import covered_from, outcome_lines
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Prices
 from gpukeeper.views.savings import SOON, SavingsSums
 from gpukeeper.views.usage import UsageSums
-from gpukeeper.views.usage_report import ReportQuery, UsageReport, usage_report
+from gpukeeper.views.usage_report import ReportQuery, UsageReport, not_covered, usage_report
 
 if TYPE_CHECKING:
     from gpukeeper.ledger.journal import SqliteLedger
@@ -46,6 +46,7 @@ async def read_report(
     savings = SavingsSums(query.since, query.until, zone, prices, models)
 
     def read_lines(c: sqlite3.Connection) -> None:
+        notes.extend(not_covered(query, covered_from(c, ledger.path)))
         for line in outcome_lines(c, ledger.path, query.since, query.until + SOON, notes.append):
             savings.add(line)
 

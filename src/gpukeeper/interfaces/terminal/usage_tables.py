@@ -23,6 +23,8 @@ TITLES = {
     "rule": "Given back, by rule",
 }
 WASTE = "GPU-hours at zero use; reported only, no action follows"
+FAILURES = "steps that ended no work; open: not ended by a later step"
+GPUKEEPER = "gpukeeper"
 CSV_HEAD = ("day", "owner", "class", "group", "model", "held", *(name for name, _ in STATES))
 
 
@@ -66,7 +68,20 @@ def tables(report: UsageReport, by: str | None = None) -> list[Table]:
     found = [_usage(report, name) for name in ("owner", "class", "model")]
     if any(row.name != "none" for row in report.groups):
         found.insert(2, _usage(report, "group"))
-    return [*found, _waste(report), _savings("rule", report.savings.rules), _savings("owner", report.savings.owners)]
+    back = report.savings
+    found += [_waste(report), _savings("rule", back.rules), _savings("owner", back.owners)]
+    if any(row.name != GPUKEEPER for row in back.causes):
+        found.append(_savings("cause", back.causes))
+    return [*found, _failures(report)] if back.failures else found
+
+
+def _failures(report: UsageReport) -> Table:
+    rows = (
+        (one.owner, one.rule, one.result, str(one.attempts), str(one.objects), str(one.open))
+        for one in report.savings.failures
+    )
+    head = ("owner", "rule", "result", "steps", "objects", "open")
+    return _table("failed", "Refused and failed", FAILURES, head, rows, words=3)
 
 
 def _usage(report: UsageReport, by: str) -> Table:
@@ -136,6 +151,13 @@ def regret_line(report: UsageReport) -> str:
         return "No work was stopped or removed."
     words = f"{found.ended} step{'s' if found.ended != 1 else ''} stopped or removed work"
     return f"{words}; {found.regretted} of them {'was' if found.regretted == 1 else 'were'} undone within a day."
+
+
+def failed_line(report: UsageReport) -> str:
+    failed = report.savings.failed
+    if not failed:
+        return "No step was refused or failed."
+    return f"{failed} step{'s were' if failed != 1 else ' was'} refused or failed."
 
 
 def money_line(report: UsageReport) -> str | None:

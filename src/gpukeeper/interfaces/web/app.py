@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections import Counter
@@ -55,7 +56,6 @@ class Site:
         source.listen(self._on_change)
         self.templates = _environment()
         self.readers = Readers(self.templates.get_template("tile.html"))
-        self.templates.globals["tile"] = self.readers.html
         self._people: dict[Credentials, tuple[float, int, Person]] = {}  # since when, and after how many revocations
         self.logins = Bucket(rate=5 / 60, burst=10)
         self.reads = Bucket(rate=50, burst=200)
@@ -143,6 +143,7 @@ class Site:
             machine_names=sorted(self.source.machines),
             condition=self.source.condition,
             fleet=self.source.settings.fleet,
+            tile=self.readers.html,
             **context,
         )
         return HTMLResponse(body, status, headers={"cache-control": "no-store"})
@@ -161,6 +162,7 @@ class Site:
         return answer
 
 
+@functools.cache
 def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("gpukeeper.interfaces.web"),

@@ -47,6 +47,7 @@ def evaluate(view: View, settings: Settings, now: datetime, suspends: frozenset[
     if isinstance(settings.retention, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, settings.retention.why, suspends=suspends)
     ended = finish_of(view, now)
+    ttl /= settings.divisor
     allowed = min(ttl, settings.retention.max)
     capped = f" (requested {in_words(ttl)}, limited by retention.max)" if ttl > allowed else ""
     word = "failed" if view.subject.ended_with else "ended"

@@ -30,8 +30,8 @@ def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
 
 def evaluate(view: View, settings: Settings, now: datetime, while_removed: frozenset[str] = frozenset()) -> Answer:
     subject = view.subject
-    if not in_scope(settings.policy, subject.ref):
-        return _leave("outside the policy's scope")
+    if settings.kept or not in_scope(settings.policy, subject.ref):
+        return _leave(settings.kept or "outside the policy's scope")
     if subject.shape in (Shape.DEVICE, Shape.NODE, Shape.REMNANT):
         return _leave(f"a {subject.shape} is shown, never acted on")
     if subject.root is not None:

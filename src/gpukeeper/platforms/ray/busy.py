@@ -60,6 +60,7 @@ class RayActor(msgspec.Struct, frozen=True):
     state: str
     node_id: str | None = None
     job_id: str | None = None
+    name: str | None = None
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -137,15 +138,22 @@ def busy(node_id: str, answers: ClusterState) -> str | Unknown | None:
     return next((part for part in listings if isinstance(part, Unknown)), None)
 
 
-def without(job: str, answers: ClusterState) -> ClusterState:
-    """The same without one job: our own, which only reads and is no work."""
+def without(own: str, answers: ClusterState) -> ClusterState:
+    """The same without one job: our own, which is no work. `own`: its id; behind a comma the name it was submitted by,
+    which the actor that supervises its driver has in its name; behind another one the pid of that driver."""
+    job, submitted, *_ = [*own.split(","), ""]
+    supervisor = supervisor_of(submitted) if submitted else ""
     return msgspec.structs.replace(
         answers,
         workers=_but(answers.workers, lambda one: one.drives and one.job_id == job),
-        actors=_but(answers.actors, lambda one: one.job_id == job),
+        actors=_but(answers.actors, lambda one: one.job_id == job or bool(supervisor and one.name == supervisor)),
         tasks=_but(answers.tasks, lambda one: one.job_id == job),
         jobs=_but(answers.jobs, lambda one: one.job_id == job),
     )
+
+
+def supervisor_of(submitted: str) -> str:
+    return f"_ray_internal_job_actor_{submitted}"
 
 
 def _but(listing: Rows[T], is_ours: Callable[[T], bool]) -> Rows[T]:

@@ -25,6 +25,8 @@ from gpukeeper.platforms.ray.processes import Everyone, Process, ancestors, desc
 from gpukeeper.platforms.ray.settings import RaySettings
 
 TITLE = "ray::"
+SUPERVISOR = "ray::JobSupervisor"
+JOB_PARTS = 3  # of our own job: its id, the name it was submitted by, the pid of its driver
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -64,11 +66,12 @@ class Idleness:
         return works(self._without_us(node))
 
     def _without_us(self, node: Node) -> Node:
-        """Without ourselves and what we started; and without our parent if that is a task made for it."""
+        """Without ourselves and what we started; and without our parent if that is a task made for it, and without the
+        driver of that task's job and its supervisor."""
         ours = {os.getpid(), *(one.pid for one in descendants((os.getpid(),), node.processes))}
         if OWN_JOB in self._environ:
-            raylets = {one.process.pid for one in node.raylets}
-            ours |= ancestors(os.getpid(), node.processes) - raylets
+            ours |= ancestors(os.getpid(), node.processes) - _raylets(node)
+            ours |= _job_of(self._environ[OWN_JOB], node)
         return msgspec.structs.replace(node, processes=tuple(one for one in node.processes if one.pid not in ours))
 
     async def _gpu(self, processes: Iterable[Process]) -> str | Unknown | None:
@@ -84,6 +87,22 @@ class Idleness:
         return (
             None if hidden is None else Unknown(f"whether pid {hidden} has a GPU open could not be read; run as root")
         )
+
+
+def _job_of(own: str, node: Node) -> set[int]:
+    """The driver of that job, if it runs on this node, and what supervises it: `own` ends with its pid then. Only below
+    an actor that Ray starts for submitted jobs; a pid that is anything else is not believed."""
+    pid = own.rpartition(",")[2] if own.count(",") == JOB_PARTS - 1 else ""
+    known = {one.pid: one for one in node.processes}
+    driver = known.get(int(pid)) if pid.isdecimal() else None
+    supervisor = known.get(driver.parent) if driver is not None else None
+    if supervisor is None or supervisor.title != SUPERVISOR or supervisor.parent not in _raylets(node):
+        return set()
+    return {supervisor.pid, *(one.pid for one in descendants((supervisor.pid,), node.processes))}
+
+
+def _raylets(node: Node) -> set[int]:
+    return {one.process.pid for one in node.raylets}
 
 
 def of_ray(node: Node) -> tuple[Process, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from http import HTTPStatus
@@ -65,12 +66,18 @@ class StateApi:
         *,
         deadline: timedelta = DEADLINE,
         enter: Callable[[], None] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`address` as http://host:port; the default scheme is http. `enter` enters its network namespace."""
-        self.address, self._token, self._deadline, self._enter = _url(address), token, deadline, enter
+        self.address, self._token, self._deadline = _url(address), token, deadline
+        self._enter, self._tls = enter, tls
 
     async def version(self) -> Version | Unknown:
         return await self._get("/api/version", Version)
+
+    async def rows(self, kind: str, row: type[T]) -> Rows[T]:
+        """Every row of one kind that has not ended; nodes: all."""
+        return await self._all(kind, row)
 
     async def answers(self, session: str) -> ClusterState:
         """Everything that shows what runs, of that session. The order matters, for Ray gives no snapshot: a driver may
@@ -174,10 +181,10 @@ class StateApi:
             raise ValueError("not a valid dashboard address; write it like http://head:8265")
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         answer = await http_client.get(
-            self.address + path, headers=headers, size_max=SIZE_MAX, enter=self._enter, purpose="ray"
+            self.address + path, headers=headers, size_max=SIZE_MAX, enter=self._enter, tls=self._tls, purpose="ray"
         )
         if answer.status >= 300:
-            raise ValueError(_refusal(answer))
+            raise ValueError(refusal(answer))
         return answer.body
 
 
@@ -308,7 +315,7 @@ def _url(address: str) -> str:
     return (address if "://" in address else f"http://{address}").rstrip("/")
 
 
-def _refusal(answer: http_client.Response) -> str:
+def refusal(answer: http_client.Response) -> str:
     if answer.status == HTTPStatus.UNAUTHORIZED:
         return (
             f"it requires a token; set it in {TOKEN} or {TOKEN_PATH}, and set the address in the policy: "

@@ -46,7 +46,7 @@ class Running:
     async def ask(self, context: ssl.SSLContext | None = None) -> bytes:
         reader, writer = await self.connect(context)
         writer.write(GET)
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
         writer.close()
         return head
 
@@ -70,7 +70,7 @@ async def running(tls: TlsPair | None = None, most: int | None = None) -> AsyncI
             yield Running(server, listener.getsockname()[1])
         finally:
             end.set()
-            await asyncio.wait_for(serving, 20)
+            await asyncio.wait_for(serving, 60)
 
 
 async def _until(end: asyncio.Event) -> None:
@@ -78,11 +78,11 @@ async def _until(end: asyncio.Event) -> None:
 
 
 async def until(met: Callable[[], bool]) -> None:
-    for _ in range(2000):
+    for _ in range(6000):
         if met():
             return
         await asyncio.sleep(0.01)
-    pytest.fail("not within 20 s")
+    pytest.fail("not within 60 s")
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
@@ -108,7 +108,7 @@ def test_a_request_that_does_not_arrive_in_time_is_given_up(sent: bytes) -> None
             reader, writer = await here.connect()
             writer.write(sent)
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                await asyncio.wait_for(reader.readexactly(1), 20)
+                await asyncio.wait_for(reader.readexactly(1), 60)
             writer.close()
 
     run(work)
@@ -197,7 +197,7 @@ def test_what_is_no_tls_gets_nothing_and_a_slow_handshake_is_given_up(tmp_path: 
         async with running(pair, most=10) as here:
             reader, writer = await here.connect()
             writer.write(GET)
-            assert b"200" not in await asyncio.wait_for(reader.read(), 20)
+            assert b"200" not in await asyncio.wait_for(reader.read(), 60)
             idle = [await here.connect() for _ in range(30)]
             assert await here.ask(trusting(pair)) == b"HTTP/1.1 200 OK\r\n"
             await until(lambda: not here.server.connections.open)

@@ -114,3 +114,10 @@ def test_a_change_while_no_daemon_ran_is_noticed(site: Dashboard) -> None:
     assert "<td>47m</td>" in page
     site.call(PolicyReloader(site.session, file, lambda words: None).refresh)
     assert len(site.get("/api/v1/ledger?type=policy", "root").json()["lines"]) == 1
+
+
+def test_admins_see_that_a_policy_that_acts_has_no_backtest_on_record(site: Dashboard) -> None:
+    assert site.session.loaded.policy.mode == "enforce"
+    words = "what this policy would have done to recorded work is not on record here"
+    assert words in site.get("/policy", "root").text
+    assert words not in site.get("/policy", "ann").text

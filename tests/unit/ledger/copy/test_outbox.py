@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.ledger.archive import rotate
@@ -156,7 +156,6 @@ def test_a_nonce_is_taken_once_until_long_after_its_request(ledger: SqliteLedger
     asyncio.run(run())
 
 
-@settings(deadline=None)
 @given(st.text(max_size=20), st.none() | st.text(max_size=20))
 def test_sqlite_writes_rows_as_we_do(words: str, owner: str | None) -> None:
     """Surrogates are no text, and the ledger has none."""

@@ -137,7 +137,7 @@ def child(program: str, *arguments: object, before: tuple[str, ...] = ()) -> Ite
             made.kill()
 
 
-def until(read: Callable[[], Any], deadline: float = 20) -> Any:
+def until(read: Callable[[], Any], deadline: float = 90) -> Any:
     late = time.monotonic() + deadline
     while not (found := read()):
         assert time.monotonic() < late

@@ -229,6 +229,14 @@ def test_our_own_job_is_no_work_and_every_other_is() -> None:
     assert busy(HERE, without("04000000", ours)) == busy(HERE, ours)
 
 
+def test_the_supervisor_of_our_own_job_is_no_work_and_that_of_another_is() -> None:
+    """It belongs to a job of Ray's own."""
+    named = msgspec.structs.replace(actor(), job_id="01000000", name="_ray_internal_job_actor_gpukeeper-pass-1")
+    assert busy(HERE, without("03000000,gpukeeper-pass-1,71", said(actors=(named,)))) is None
+    assert busy(HERE, without("03000000,gpukeeper-pass-2", said(actors=(named,)))) is not None
+    assert busy(HERE, without("03000000", said(actors=(named,)))) is not None
+
+
 @pytest.mark.parametrize("part", ["workers", "actors", "tasks", "jobs"])
 def test_what_is_unknown_stays_so_without_our_job(part: str) -> None:
     assert isinstance(busy(HERE, without("03000000", said(**{part: Unknown("?")}))), Unknown)

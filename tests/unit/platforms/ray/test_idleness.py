@@ -139,3 +139,25 @@ def test_the_task_that_runs_us_is_no_work_if_it_reports_it(environ: dict[str, st
     assert found is None if words is None else words in str(found)
     other = process(51, "ray::other", parent=10)
     assert idleness.works(node(*here.processes, other)) is not None
+
+
+@pytest.mark.parametrize(
+    ("own", "title", "parent", "is_work"),
+    [
+        ("03000000,gpukeeper-pass-1,71", "ray::JobSupervisor", 10, False),
+        ("03000000,gpukeeper-pass-1", "ray::JobSupervisor", 10, True),  # the driver is not on this node
+        ("03000000,gpukeeper-pass-1,99", "ray::JobSupervisor", 10, True),  # the pid of nothing
+        ("03000000,gpukeeper-pass-1,71", "ray::Trainer", 10, True),  # an actor of a user
+        ("03000000,gpukeeper-pass-1,71", "ray::JobSupervisor", 1, True),  # not started by Ray
+        ("03000000,gpukeeper-pass-1,x", "ray::JobSupervisor", 10, True),
+    ],
+)
+def test_the_driver_of_our_job_and_its_supervisor_are_no_work(own: str, title: str, parent: int, is_work: bool) -> None:
+    task, us = process(50, "ray::one_pass", parent=10), process(os.getpid(), "python", parent=50)
+    supervisor, driver = process(70, title, parent=parent), process(71, "python", "-c", "x", parent=70)
+    watcher = process(72, "/bin/sh", "-c", "sleep 1", parent=70)
+    here = node(*with_agents(10), task, us, supervisor, driver, watcher)
+    idleness = Idleness({OWN_JOB: own}, tuple, "/proc", Timeouts())
+    assert (idleness.works(here) is not None) is is_work
+    another = process(80, "ray::JobSupervisor", parent=10)
+    assert idleness.works(node(*here.processes, another, process(81, "python", "train.py", parent=80))) is not None
