@@ -20,6 +20,7 @@ from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
 SCHEMA = "gpukeeper/acceptance/v1"
+GROUP_SCHEMA = "gpukeeper/acceptance-group/v1"
 Values: TypeAlias = Mapping[str, Any]  # parameters or result of a probe; plain JSON
 
 
@@ -170,6 +171,40 @@ class GpuSummary(msgspec.Struct, frozen=True, kw_only=True):
     busy: float | None = None  # share of the run's time in which it had work of ours
 
 
+class GroupFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding of several nodes as one run, and which of them it is about. No node: it is about the whole group."""
+
+    finding: Finding
+    nodes: tuple[str, ...] = ()
+    rank: int | None = None
+
+
+class SubjectVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one rank (its GPU), one node, or the nodes of one job, which are linked by what it sent."""
+
+    nodes: tuple[str, ...]
+    verdict: Grade
+    reason: str
+    rank: int | None = None
+    gpu: str | None = None
+    last: str = ""  # of a rank: the last step that it began
+
+
+class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Several nodes tested as one run. Written by the node with index 0; every node gets it."""
+
+    run: str
+    size: int
+    verdict: Grade
+    reason: str
+    nodes: tuple[SubjectVerdict, ...] = ()
+    ranks: tuple[SubjectVerdict, ...] = ()
+    links: tuple[SubjectVerdict, ...] = ()
+    findings: tuple[GroupFinding, ...] = ()
+    jobs: tuple[Values, ...] = ()  # what ran: number, probe, nodes, attempt, seconds, how it ended
+    schema: str = GROUP_SCHEMA
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """A run. `device`: cuda, cpu or simulated; only cuda can accept a GPU."""
 
@@ -196,4 +231,5 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     programme: tuple[str, ...] = ()  # the checks that were to run; each has a finding, or a line in `coverage`
     interrupted: bool = False
     self_test: bool = False
+    group: GroupReport | None = None  # of a run together with other nodes
     schema: str = SCHEMA

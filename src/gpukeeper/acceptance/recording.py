@@ -9,6 +9,7 @@ import msgspec
 
 from gpukeeper.acceptance.record import Finding, Machine, Report
 from gpukeeper.model.event import NodeTested
+from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade, Past, worst
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
@@ -45,6 +46,7 @@ def line_of(report: Report, directory: str) -> NodeTested:
         not_passed=_figures(identity, ((one, one.value) for one in measured if not _may_be_held_against(one))),
         floors=_figures(identity, ((one, one.floor) for one in measured)),
         models=_models(report),
+        serials={one.uuid: one.identity for one in _gpus(report) if one.identity != one.uuid},
     )
 
 
@@ -60,8 +62,12 @@ def _figures(
 
 
 def _models(report: Report) -> dict[str, str]:
+    return {one.identity: one.name for one in _gpus(report) if isinstance(one.name, str)}
+
+
+def _gpus(report: Report) -> tuple[Gpu, ...]:
     gpus = with_unique_serials(report.machine).gpus
-    return {one.identity: one.name for one in (() if isinstance(gpus, Unknown) else gpus) if isinstance(one.name, str)}
+    return () if isinstance(gpus, Unknown) else gpus
 
 
 def _may_be_held_against(finding: Finding) -> bool:
@@ -96,6 +102,4 @@ def history_of(tested: Iterable[Past]) -> dict[str, tuple[Past, ...]]:
 
 
 def _identities(report: Report) -> dict[str | None, str]:
-    machine = with_unique_serials(report.machine)
-    gpus = () if isinstance(machine.gpus, Unknown) else machine.gpus
-    return {None: report.node, **{gpu.uuid: gpu.identity for gpu in gpus}}
+    return {None: report.node, **{gpu.uuid: gpu.identity for gpu in _gpus(report)}}

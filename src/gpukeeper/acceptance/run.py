@@ -80,6 +80,7 @@ class RunConfig:
     history: Callable[[Sequence[Gpu]], Mapping[str, tuple[Past, ...]]]
     progress: Progress = lambda step: None
     self_test: bool = False
+    node: str = ""  # what the machine is called in this run; empty: as it calls itself
 
 
 @dataclass
@@ -156,6 +157,8 @@ async def accept(workbench: Workbench, order: RunConfig, clock: Clock, stop: asy
 async def _observe(workbench: Workbench, order: RunConfig, clock: Clock) -> RunState:
     started = clock.now()
     machine = with_unique_serials(await workbench.machine())
+    if order.node:
+        machine = msgspec.structs.replace(machine, node=order.node)
     order.progress(machine)
     gpus: tuple[Gpu, ...] = ()
     if not isinstance(machine.gpus, Unknown):

@@ -8,11 +8,13 @@ from datetime import UTC, datetime
 import msgspec
 
 from gpukeeper.acceptance.check import Check, CheckSize, RunRequest
+from gpukeeper.acceptance.fleet.collect import RunReport
+from gpukeeper.acceptance.fleet.status import Removal, RunSummary
 from gpukeeper.acceptance.record import Finding, Machine, NotTested, Report
 from gpukeeper.acceptance.reports import lines
 from gpukeeper.acceptance.reports.compare import Comparison
 from gpukeeper.acceptance.reports.document import report_json
-from gpukeeper.acceptance.reports.merge import FleetReport
+from gpukeeper.acceptance.reports.merge import FleetReport, why_missing
 from gpukeeper.acceptance.reports.store import StoredRun
 from gpukeeper.acceptance.reports.wording import fact, figure, gpu_words, retest_command
 from gpukeeper.acceptance.suite import is_not_selected
@@ -174,7 +176,7 @@ def node_verdicts(fleet: FleetReport) -> Iterator[NodeVerdict]:
     for one in fleet.nodes:
         yield NodeVerdict(one.verdict, one.node, one.gpus, one.run, one.reason)
     for name in fleet.missing:
-        yield NodeVerdict(Grade.INCONCLUSIVE, name, None, "", "no report of this node")
+        yield NodeVerdict(Grade.INCONCLUSIVE, name, None, "", why_missing(fleet, name))
 
 
 def fleet_notes(fleet: FleetReport) -> Iterator[str]:
@@ -225,3 +227,55 @@ def acceptance_document(report: Report, directory: str) -> dict[str, object]:
     """The report for programs, without what is in samples.json, and where all of it is."""
     body: dict[str, object] = reading.decode(report_json(report))
     return {name: value for name, value in body.items() if name not in LEFT_OUT} | {"report_folder": directory or None}
+
+
+def run_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """A row for each node; the reason of one without a report begins with its code."""
+    rows: list[tuple[str, ...]] = []
+    codes = {one.node: f"[{one.code}] " for one in report.missing}
+    for one in node_verdicts(report.fleet):
+        gpus = "–" if one.gpus is None else str(one.gpus)
+        rows.append((one.verdict.value, one.node, gpus, f"{codes.get(one.node, '')}{one.reason}"))
+    return rows
+
+
+def run_document(
+    report: RunReport, directory: str, removal: Removal | None = None, problems: tuple[str, ...] = ()
+) -> dict[str, object]:
+    """The report of a run over many nodes, where it is, and what was removed."""
+    body: dict[str, object] = {name: getattr(report, name) for name in report.__struct_fields__ if name != "schema"}
+    return body | {"verdict": report.verdict, "report_folder": directory, "removal": removal, "problems": problems}
+
+
+class RunOnEngine(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that an engine has objects of."""
+
+    run: str
+    owner: str
+    created: datetime
+    nodes: dict[str, int]  # how many are in each phase
+    objects: int
+    over: bool  # past its deadline
+
+
+class RunsOnEngine(msgspec.Struct, frozen=True):
+    engine: str
+    runs: tuple[RunOnEngine, ...]
+
+
+class RunStatusView(msgspec.Struct, frozen=True):
+    """`nodes`: how far each is."""
+
+    run: RunSummary
+
+
+def run_on_engine(summary: RunSummary, *, over: bool) -> RunOnEngine:
+    phases = [one.phase.value for one in summary.nodes]
+    return RunOnEngine(
+        run=summary.spec.run,
+        owner=summary.spec.owner,
+        created=summary.spec.created,
+        nodes={phase: phases.count(phase) for phase in dict.fromkeys(phases)},
+        objects=len(summary.objects),
+        over=over,
+    )

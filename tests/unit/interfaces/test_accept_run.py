@@ -17,10 +17,10 @@ from gpukeeper.interfaces.cli.accept_run import (
     AcceptOptions,
     _history,
     _pruned,
-    _recorded,
-    _written,
     exit_code,
     prepare,
+    recorded,
+    written,
 )
 from gpukeeper.interfaces.cli.accept_settings import Flags
 from gpukeeper.ledger.journal import open_ledger
@@ -66,7 +66,7 @@ def test_old_reports_go_but_not_the_last_twenty_nor_kept_ones(tmp_path: Path, mo
         age = timedelta(days=100 + number)
         old = report(run=f"old-{number:02}", started=now.started - age, ended=now.ended - age)
         store.write(old, keep=number == LEAST_KEPT + 3)
-    folder, problems = _written(AcceptOptions(Flags()), now, {"ranks-1/torchrun": "words"})
+    folder, problems = written(AcceptOptions(Flags()), now, {"ranks-1/torchrun": "words"})
     assert not problems
     assert Path(folder, "log-ranks-1-torchrun").read_text() == "words"
     assert _pruned(AcceptOptions(Flags(), folder=store.path), now) == []
@@ -95,7 +95,7 @@ def test_reports_that_are_together_too_large_go_but_not_the_newest(
 def test_a_report_that_cannot_be_written_is_reported_and_the_verdict_stays(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("")
-    folder, problems = _written(AcceptOptions(Flags(), folder=taken), report(), {})
+    folder, problems = written(AcceptOptions(Flags(), folder=taken), report(), {})
     assert folder == ""
     assert "could not be written" in problems[0]
 
@@ -104,9 +104,9 @@ def test_what_was_recorded_is_the_history_of_the_next_run(tmp_path: Path) -> Non
     """C2.5: by serial number, of runs on GPUs only."""
     ledger = open_ledger(tmp_path / "ledger.db", write=True)
     try:
-        assert _recorded(ledger, report(run="r-1"), "/r") == []
-        assert _recorded(ledger, report(run="r-2", device="cpu"), "/r") == []
-        assert _recorded(ledger, report(run="r-3", device="simulated"), "/r") == []
+        assert recorded(ledger, report(run="r-1"), "/r") == []
+        assert recorded(ledger, report(run="r-2", device="cpu"), "/r") == []
+        assert recorded(ledger, report(run="r-3", device="simulated"), "/r") == []
         history = asyncio.run(_history(ledger, "node-1"))
         lines = asyncio.run(ledger.lines(types=("acceptance",)))
     finally:
@@ -119,7 +119,7 @@ def test_a_ledger_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     open_ledger(tmp_path / "ledger.db", write=True).close()
     ledger = open_ledger(tmp_path / "ledger.db", write=False)
     try:
-        problems = _recorded(ledger, report(), "")
+        problems = recorded(ledger, report(), "")
     finally:
         ledger.close()
     assert len(problems) == 1
@@ -146,7 +146,7 @@ def test_of_the_older_kits_files_none_is_left_of_another_run(tmp_path: Path) -> 
     for name, content in ours.items():
         (tmp_path / name).write_bytes(msgspec.json.encode(content))
     (tmp_path / "ddp_tests_result.json.bak").write_text("old")
-    _, problems = _written(AcceptOptions(Flags(), folder=tmp_path, legacy=True), report(), {})
+    _, problems = written(AcceptOptions(Flags(), folder=tmp_path, legacy=True), report(), {})
     assert not problems
     left = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert not left & set(ours)
@@ -158,7 +158,7 @@ def test_of_the_older_kits_files_none_is_left_of_another_run(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["results.json", "summary.json", "gpu_tests_result.json"])
 def test_a_file_of_another_user_is_neither_replaced_nor_deleted(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    _, problems = _written(AcceptOptions(Flags(), folder=tmp_path, legacy=True), report(), {})
+    _, problems = written(AcceptOptions(Flags(), folder=tmp_path, legacy=True), report(), {})
     assert (tmp_path / name).read_bytes() == content
     assert problems == [f"Not written, because existing files in {tmp_path} are not from an acceptance run: {name}."]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(f".{name}")]

@@ -31,7 +31,7 @@ _NODE = re.compile(r"nvidia(\d+)")
 
 
 def node_name() -> str:
-    return written(os.environ.get("NODE_NAME") or socket.gethostname())
+    return written(os.environ.get("GPUKEEPER_NODE") or os.environ.get("NODE_NAME") or socket.gethostname())
 
 
 def written(words: str) -> str:

@@ -66,7 +66,7 @@ class ProbeLauncher:
     def ranks(self, count: int, directory: Path, job: ProbeRequest) -> tuple[str, ...]:
         """All of one machine, at an address that needs no name service."""
         here = "127.0.0.1"
-        request = _request_json(job)
+        request = request_json(job)
         return (
             *(self.python, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(count)),
             *("--max-restarts", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{here}:0", "--local-addr", here),
@@ -85,7 +85,7 @@ class ProbeLauncher:
         return {**kept, **shown, **more}
 
 
-def _request_json(job: ProbeRequest) -> str:
+def request_json(job: ProbeRequest) -> str:
     """Directories relative to the user's current directory: probes run in another one."""
     directories = {name: str(Path(at).absolute()) for name, at in job.params.items() if name.endswith("_dir") and at}
     return json.dumps({"probe": job.probe, "params": {**job.params, **directories}})
@@ -130,7 +130,7 @@ class ProbeWorker:
         assert self._process is not None
         began = time.monotonic()
         try:
-            await self._process.send(_request_json(job).encode())
+            await self._process.send(request_json(job).encode())
             record = _record(await self._process.line(job.deadline_s))
         except BaseException as error:
             return await self._broken(error, began, job.deadline_s)
@@ -242,7 +242,7 @@ async def run_ranks(
         code, words = await _torchrun(bench.ranks(len(gpus), directory, job), environment, deadline)
         left = gather(directory, len(gpus), words, code, deadline, time.monotonic() - began)
         answers = {str(rank): answer_of(rank, left) for rank in range(len(gpus))}
-        return answers, {"torchrun": words, **_logs(directory)}
+        return answers, {"torchrun": words, **logs_in(directory)}
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -268,7 +268,7 @@ def gather(
     directory: Path, count: int, torchrun: str, exit_code: int | None, deadline_s: float, seconds: float
 ) -> RanksOutput:
     stderr = {int(path.parent.name): path for path in directory.glob("logs/*/attempt_*/*/stderr.log")}
-    records = {rank: _record_in(directory / f"rank-{rank}.json") for rank in range(count)}
+    records = {rank: record_in(directory / f"rank-{rank}.json") for rank in range(count)}
     return RanksOutput(
         records={rank: record for rank, record in records.items() if record is not None},
         words={rank: _tail(path) for rank, path in stderr.items()},
@@ -327,7 +327,7 @@ def _record(line: bytes) -> dict[str, Any]:
     return record
 
 
-def _record_in(path: Path) -> dict[str, Any] | None:
+def record_in(path: Path) -> dict[str, Any] | None:
     try:
         return _record(path.read_bytes())
     except FileNotFoundError:
@@ -374,7 +374,7 @@ def _tail(path: Path, most: int = 65536) -> str:
         return ""
 
 
-def _logs(directory: Path) -> dict[str, str]:
+def logs_in(directory: Path) -> dict[str, str]:
     """NCCL's own words begin with what matters, the rings and the algorithms; ranks' end with it."""
     found = {path.name: _tail(path, KEPT_OF_A_LOG) for path in sorted(directory.glob("nccl-*.log"))}
     ranks = {f"rank-{path.parent.name}.{path.name}": path for path in directory.glob("logs/*/attempt_*/*/std*.log")}

@@ -175,8 +175,13 @@ def plateau(curves: Sequence[Curve]) -> Curve | None:
 
 def _measurement(name: str, record: Values, curve: Curve) -> Measurement:
     size = "plateau" if curve.bytes >= PLATEAU else f"{curve.bytes}B"
-    method = f"busbw/{record['backend']}/n{record['world']}/{record.get('dtype')}/{record.get('variant')}/{size}"
+    method = f"busbw/{record['backend']}/n{record['world']}/{record.get('dtype')}/{_way(record)}/{size}"
     return Measurement(check=name, metric=curve.op, gpu=None, unit="GB/s", method=method, samples=curve.busbw)
+
+
+def _way(record: Values) -> object:
+    """Over several nodes the network between them counts; within one, the variant."""
+    return record.get("fabric") or record.get("variant")
 
 
 def _explained(finding: Finding, record: Values) -> Finding:
@@ -215,7 +220,7 @@ def _under_half(name: str, judged: Sequence[Finding], context: CheckContext) -> 
 
 def _latency(name: str, record: Values, results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
     rounds = list(zip(*(replies.figures(answer.get("latency_us")) for answer in results.values()), strict=True))
-    method = f"latency/{record['backend']}/n{record['world']}/{record.get('variant')}/{record.get('latency_bytes')}B"
+    method = f"latency/{record['backend']}/n{record['world']}/{_way(record)}/{record.get('latency_bytes')}B"
     samples = tuple(max(each) for each in rounds)
     measurement = Measurement(
         check=name, metric="latency", gpu=None, unit="us", method=method, samples=samples, lower_is_better=True

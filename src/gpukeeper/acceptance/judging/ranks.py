@@ -14,6 +14,7 @@ from gpukeeper.acceptance.record import Finding, ProbeFailure, ProbeResult, Reme
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 
+NODE = "node"  # a fact of a GPU, where ranks are on several nodes: which one
 STOPPED = "was stopped because rank"  # of a rank that ended because another one did: that one has the reason
 
 
@@ -63,11 +64,12 @@ def uuid(rank: int, context: CheckContext) -> str | None:
 
 
 def named(ranks: Iterable[int], context: CheckContext) -> str:
-    """rank 2 (GPU 2) and rank 3 (GPU 3)."""
+    """rank 2 (GPU 2) and rank 3 (GPU 3); over several nodes: rank 9 (gpu-2 GPU 1)."""
     words = []
     for rank in ranks:
         found = gpu(rank, context)
-        words.append(f"rank {rank}" if found is None else f"rank {rank} (GPU {found.index})")
+        node = "" if found is None or found.facts.get(NODE) is None else f"{found.facts[NODE]} "
+        words.append(f"rank {rank}" if found is None else f"rank {rank} ({node}GPU {found.index})")
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 

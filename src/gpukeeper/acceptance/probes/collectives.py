@@ -6,7 +6,8 @@ own result is a sum of sums. What is timed is what is verified.
 
 params: ops, sizes (bytes of the whole array, as nccl-tests count them), rounds (null: twice the ranks), dtype, variant,
 latency_bytes. inject: {"wrong_rank": n} changes one element there after a collective, {"stale": true} leaves out the
-refilling, {"slow": share} sends that much more inside the timed region.
+refilling, {"slow": share} sends that much more inside the timed region, {"slow_rank": n, "slow_s": s} delays that rank
+before every round.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpukeeper.acceptance.probes.group import BadSetting, RankGroup, chunks, switches
+from gpukeeper.acceptance.probes.group import BadSetting, RankGroup, chunks, delay, switches
 from gpukeeper.acceptance.probes.nccl_log import own_log, read_log
+from gpukeeper.acceptance.probes.progress import begin
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 _SUMS = ("all_reduce", "reduce_scatter")
@@ -49,6 +51,7 @@ def run(device: Any, group: RankGroup, params: dict[str, Any]) -> dict[str, Any]
     log = read_log(own_log())
     return {
         "results": results,
+        "local_ms": bench.local_ms,
         "latency_us": latency,
         "latency_bytes": int(params.get("latency_bytes") or 8),
         "variant": str(params.get("variant") or "default"),
@@ -272,6 +275,7 @@ class _Runner:
         self._inject = params.get("inject") or {}
         self._patterns = Patterns(device.torch, group.world, dtype, largest // _width(dtype))
         self._free = self._least_free()
+        self.local_ms: list[float] = []  # of each round: this rank's own work, before it waits for the others
 
     def measure(self, op: str, size: int) -> dict[str, Any]:
         count = max(1, size // _width(self._dtype) // self._group.world) * self._group.world
@@ -315,8 +319,13 @@ class _Runner:
         return Exchange(op, self._group.rank, self._group.world, sent, received)
 
     def _round(self, exchange: Exchange, turn: int) -> float:
+        began = time.perf_counter()
         if not (self._inject.get("stale") and turn):
             exchange.prepare(self._patterns, turn)
+        delay(self._inject, self._group.rank)
+        self._device.synchronize()
+        self.local_ms.append(1e3 * (time.perf_counter() - began))
+        begin(self._group, f"{exchange.op} of {exchange.sent.nbytes} bytes, round {turn}")
         more = self._more(exchange)
 
         def work() -> None:

@@ -4,7 +4,8 @@ The gradients are averaged by a collective, so parameters that differ in one bit
 received something else than the others. Ranks are named by the majority; of two that differ, it is unknown which.
 
 params: epochs, batch (of each rank), samples (of each rank), features, classes, rate, min_fall.
-inject: {"wrong_rank": n} flips one bit of one parameter there in the middle.
+inject: {"wrong_rank": n} flips one bit of one parameter there in the middle, {"slow_rank": n, "slow_s": s} delays that
+rank in every step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gpukeeper.acceptance.probes.group import BadSetting, RankGroup
+from gpukeeper.acceptance.probes.group import BadSetting, RankGroup, delay
+from gpukeeper.acceptance.probes.progress import begin
 
 _SEED = 41
 _APART = 0.2  # how far classes lie from each other: to be learned, not to be seen at a glance
@@ -58,11 +60,17 @@ def _train(device: Any, group: RankGroup, wanted: dict[str, Any], inject: dict[s
     batch, each = wanted["batch"], wanted["samples"] // wanted["batch"]
     steps = wanted["epochs"] * each
     loss_start = _mean_loss(inner, loss_of, inputs, labels)
-    digests = []
+    digests, local_ms = [], []
     for step in range(steps):
         part = slice(step % each * batch, step % each * batch + batch)
         optimizer.zero_grad(set_to_none=True)
-        loss_of(model(inputs[part]), labels[part]).backward()
+        began = time.perf_counter()
+        loss = loss_of(model(inputs[part]), labels[part])  # this rank's own work; the others are met in `backward`
+        delay(inject, group.rank)
+        device.synchronize()
+        local_ms.append(1e3 * (time.perf_counter() - began))
+        begin(group, f"training step {step}")
+        loss.backward()
         optimizer.step()
         if inject.get("wrong_rank") == group.rank and step == steps // 2:
             _flip(next(inner.parameters()))
@@ -79,6 +87,7 @@ def _train(device: Any, group: RankGroup, wanted: dict[str, Any], inject: dict[s
         "fall": fall,
         "min_fall": wanted["min_fall"],
         "digest": digests[-1],
+        "local_ms": local_ms,
         **compare(_all_digests(group, digests)),
     }
 

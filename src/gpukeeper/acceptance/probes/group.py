@@ -8,6 +8,7 @@ made of all ranks at once, before anything runs. PyTorch is imported only when a
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -268,6 +269,12 @@ def write(path: Path, text: str) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_text(text)
     part.replace(path)
+
+
+def delay(inject: Mapping[str, Any], rank: int) -> None:
+    """The injected slowness of one rank: {"slow_rank": n, "slow_s": seconds}."""
+    if inject.get("slow_rank") == rank:
+        time.sleep(float(inject.get("slow_s") or 0))
 
 
 def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:

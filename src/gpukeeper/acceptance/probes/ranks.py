@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpukeeper.acceptance.probes import worker
+from gpukeeper.acceptance.probes import progress, worker
 from gpukeeper.acceptance.probes.group import BadSetting, RankGroup, RankInfo, joined, read_place, stage, write
 
 BROKEN = 3  # exit status of a rank that could not measure
@@ -60,6 +60,8 @@ def _run(
     if name in ALONE and place.rank > 0:
         return {**who, "by": 0}, 0.0  # the first rank reports it for all
     stage(directory, place.rank, "start")
+    if params.get("watch"):
+        progress.watched(directory, place.rank)
     device = _device(kind, place, alone=name in ALONE)
     with joined(place, directory, device, params, alone=name in ALONE) as group:
         stage(directory, place.rank, name)

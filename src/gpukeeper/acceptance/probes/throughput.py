@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 from gpukeeper.acceptance.probes.group import BadSetting, RankGroup
+from gpukeeper.acceptance.probes.progress import begin
 
 _SEED = 43
 _LOCAL_STEPS = 20
@@ -77,8 +78,11 @@ def _measure(device: Any, group: RankGroup, wanted: ThroughputParams, inject: di
     alone = _alone(group, trainer) if wanted.alone and group.world > 1 else None
     ids = [device.torch.index] if device.cuda else None
     trainer.model = DistributedDataParallel(inner, device_ids=ids) if group.world > 1 else inner
+    begin(group, "training, first steps")
     trainer.steps(wanted.warmup)
+    begin(group, "training, measured steps")
     timed = trainer.timed(wanted.steps, ask=True)
+    begin(group, "training without exchange")
     local = trainer.timed(min(_LOCAL_STEPS, wanted.steps), exchange=False)
     return _record(device, group, wanted, timed, local, alone) | {
         "parameters": models.parameters(inner),

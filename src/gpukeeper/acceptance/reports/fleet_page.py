@@ -2,47 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gpukeeper.acceptance.reports import plots
 from gpukeeper.acceptance.reports.html import badge, document, section, verdict_box
 from gpukeeper.acceptance.reports.markup import Markup, element, table
-from gpukeeper.acceptance.reports.merge import FleetFigure, FleetReport, by_verdict
+from gpukeeper.acceptance.reports.merge import FleetFigure, FleetReport, by_verdict, why_missing
 from gpukeeper.acceptance.reports.wording import figure, less_is_better, moment, percent
 from gpukeeper.model.grade import Grade
 
+_MOST_NAMES = 16  # the table below has all of them
 _MOST_ROWS = 24  # a picture with more of them is less readable
 
 
-def page(fleet: FleetReport) -> str:
-    grouped = by_verdict(fleet)
-    facts = {str(grade): f"{len(names)} of {len(fleet.nodes) + len(fleet.missing)}" for grade, names in grouped.items()}
+def page(fleet: FleetReport, about: Mapping[str, str] | None = None, pages: Mapping[str, str] | None = None) -> str:
+    """`about`: facts of the run (engine, owner, …). `pages`: of nodes, relative to this page."""
+    grouped, total = by_verdict(fleet), len(fleet.nodes) + len(fleet.missing)
+    facts = {**(about or {})} | {str(grade): f"{len(names)} of {total}" for grade, names in grouped.items()}
     act = "none" if fleet.verdict is Grade.PASS else "see the reports of the nodes, failing ones first"
     sections = (
-        verdict_box("GPU acceptance of a fleet", f"{len(fleet.nodes)} nodes", fleet.verdict, fleet.reason, act, facts),
+        verdict_box("GPU acceptance of a fleet", f"{total} nodes", fleet.verdict, fleet.reason, act, facts),
         *(element("p", words, class_="note") for words in _notes(fleet)),
-        _nodes(fleet),
+        _nodes(fleet, pages or {}),
         _outliers(fleet),
         _figures(fleet),
         element("footer", f"{fleet.schema} · merged from {len(fleet.nodes)} reports"),
     )
-    return document(f"{len(fleet.nodes)} nodes: {fleet.verdict}", element("main", *sections))
+    return document(f"{total} nodes: {fleet.verdict}", element("main", *sections))
 
 
 def _notes(fleet: FleetReport) -> Iterable[str]:
     if fleet.missing:
-        yield f"Missing reports: {', '.join(fleet.missing)}. A node without a report is not accepted."
+        some = ", ".join(fleet.missing[:_MOST_NAMES]) + (", …" if len(fleet.missing) > _MOST_NAMES else "")
+        yield f"Missing reports: {some}. A node without a report is not accepted."
     if fleet.unexpected:
         yield f"Unexpected nodes: {', '.join(fleet.unexpected)}."
     yield from fleet.replaced
     yield from fleet.doubles
 
 
-def _nodes(fleet: FleetReport) -> Markup:
+def _nodes(fleet: FleetReport, pages: Mapping[str, str]) -> Markup:
     head = ("node", "verdict", "GPUs", "tested", "reason", "codes")
     lines = [
         [
-            one.node,
+            element("a", one.node, href=pages[one.node]) if one.node in pages else one.node,
             badge(one.verdict),
             "unknown" if one.gpus is None else str(one.gpus),
             moment(one.ended),
@@ -51,7 +54,9 @@ def _nodes(fleet: FleetReport) -> Markup:
         ]
         for one in fleet.nodes
     ]
-    lines += [[name, badge(Grade.INCONCLUSIVE), "unknown", "never", "no report", "–"] for name in fleet.missing]
+    lines += [
+        [name, badge(Grade.INCONCLUSIVE), "unknown", "never", why_missing(fleet, name), "–"] for name in fleet.missing
+    ]
     return section("nodes", "Nodes", table(head, lines, "Failing nodes first"))
 
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gpukeeper.acceptance.record import Finding, Report
+from gpukeeper.acceptance.reports.merge import FleetReport, why_missing
 from gpukeeper.acceptance.reports.wording import figure, gpu_of, gpu_words, metric_words, worst_first
 from gpukeeper.model.grade import Grade, worst
 
@@ -30,10 +31,29 @@ def xml(report: Report) -> str:
         ET.SubElement(case, "skipped", message=_clean(left_out.why))
     suite.append(_run_case(report))
     _count(suite)
+    return _document(suite)
+
+
+def _document(suite: ET.Element) -> str:
     suites = ET.Element("testsuites", name="gpukeeper accept")
     suites.append(suite)
     ET.indent(suites)
     return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def fleet_xml(fleet: FleetReport, name: str) -> str:
+    """A case for each node; one without a report is an error."""
+    suite = ET.Element("testsuite", name=_clean(f"gpukeeper.accept.{name}"))
+    nodes = [(one.node, one.verdict, one.reason) for one in fleet.nodes]
+    nodes += [(one, Grade.INCONCLUSIVE, why_missing(fleet, one)) for one in fleet.missing]
+    for node, verdict, reason in nodes:
+        case = ET.SubElement(suite, "testcase", classname=_clean(name), name=_clean(node))
+        if verdict in _OUTCOME:
+            ET.SubElement(case, _OUTCOME[verdict], type=verdict.value, message=_clean(reason))
+        else:
+            ET.SubElement(case, "system-out").text = _clean(f"{verdict}: {reason}")
+    _count(suite)
+    return _document(suite)
 
 
 def _grouped(report: Report) -> dict[tuple[str, str | None], list[Finding]]:

@@ -14,7 +14,16 @@ import msgspec
 
 from gpukeeper.acceptance.record import Finding, Report
 from gpukeeper.acceptance.reports import lines
-from gpukeeper.acceptance.reports.records import ProbeRecord, broken, family, floats, mappings, probe_records
+from gpukeeper.acceptance.reports.records import (
+    COLLECTIVES,
+    ProbeRecord,
+    broken,
+    family,
+    floats,
+    mappings,
+    probe_records,
+    records_over_nodes,
+)
 from gpukeeper.acceptance.reports.wording import fact, gpu_of, gpu_words, gpus_of, needs_attention, serial_of, value_of
 from gpukeeper.model import reading
 from gpukeeper.model.grade import Grade, worst
@@ -106,6 +115,7 @@ LEGACY_FIELDS: Mapping[str, Mapping[str, str]] = {
 ACCEPTED, GPU_FAILED, COLLECTIVE_FAILED = 0, 2, 3
 _COLLECTIVE = frozenset({"collectives", "nccl_tests", "links"})
 _TOGETHER = _COLLECTIVE | {"ddp"}
+_GROUP = "group"  # several nodes as one run: its findings name the probe in their metric
 _BYTES = {"fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1}
 
 
@@ -124,7 +134,7 @@ def exit_code(report: Report) -> int:
     """For scripts of the older kits. 3 only when nothing but work over several GPUs failed; never 0 without a test."""
     if report.verdict in {Grade.PASS, Grade.WARN}:
         return ACCEPTED
-    guilty = {family(finding.check) for finding in report.findings if finding.verdict is Grade.FAIL}
+    guilty = {_kind(finding) for finding in report.findings if finding.verdict is Grade.FAIL}
     return COLLECTIVE_FAILED if guilty and guilty <= _TOGETHER else GPU_FAILED
 
 
@@ -163,9 +173,9 @@ _BEHIND: Mapping[str, frozenset[str]] = {
 
 
 def _summary(report: Report) -> dict[str, Any]:
-    collective = [finding for finding in report.findings if family(finding.check) in _COLLECTIVE]
-    together = [finding for finding in report.findings if family(finding.check) == "ddp"]
-    single = [finding for finding in report.findings if family(finding.check) not in _TOGETHER]
+    collective = [finding for finding in report.findings if _kind(finding) in _COLLECTIVE]
+    together = [finding for finding in report.findings if _kind(finding) == "ddp"]
+    single = [finding for finding in report.findings if _kind(finding) not in _TOGETHER]
     return {
         "env": _env(report),
         "gpu_tests": _part(report, single, GPU_FAILED),
@@ -187,6 +197,13 @@ def _part(report: Report, findings: Sequence[Finding], failed: int) -> dict[str,
     }
 
 
+def _kind(finding: Finding) -> str:
+    """Training over several nodes counts as training; all else of a group as its collectives."""
+    if finding.check != _GROUP:
+        return family(finding.check)
+    return "ddp" if (finding.metric or "").startswith("ddp") else COLLECTIVES
+
+
 def _env(report: Report) -> dict[str, Any]:
     count = None if not isinstance(report.machine.gpus, tuple) else len(report.machine.gpus)
     if report.device == "cpu":
@@ -204,7 +221,7 @@ def _version(report: Report, name: str) -> str | None:
 
 
 def _gpu_tests(report: Report) -> dict[str, Any] | None:
-    ran = [one for one in report.findings if family(one.check) not in _TOGETHER and one.verdict is not Grade.SKIPPED]
+    ran = [one for one in report.findings if _kind(one) not in _TOGETHER and one.verdict is not Grade.SKIPPED]
     if not ran:
         return None
     listed = [f"GPU {gpu.index}: {fact(gpu.name)} (UUID: {gpu.uuid})" for gpu in gpus_of(report.machine)]
@@ -216,7 +233,7 @@ def _gpu_tests(report: Report) -> dict[str, Any] | None:
 
 
 def _failed(finding: Finding) -> bool:
-    return finding.verdict is not Grade.WARN and family(finding.check) not in _TOGETHER
+    return finding.verdict is not Grade.WARN and _kind(finding) not in _TOGETHER
 
 
 def _figure(report: Report, finding: Finding) -> dict[str, Any]:
@@ -241,12 +258,12 @@ def _trainings(report: Report) -> list[dict[str, Any]]:
 
 def _passed(report: Report, check: str, gpu: str | None = None) -> bool:
     """Every finding of it, on this GPU or on any."""
-    mine = [one for one in report.findings if family(one.check) == check and (gpu is None or one.gpu in {gpu, None})]
+    mine = [one for one in report.findings if _kind(one) == check and (gpu is None or one.gpu in {gpu, None})]
     return worst(finding.verdict for finding in mine) in {Grade.PASS, Grade.WARN}
 
 
 def _ddp_tests(report: Report) -> dict[str, Any] | None:
-    ranks = probe_records(report, "collectives")
+    ranks = records_over_nodes(report, COLLECTIVES) or probe_records(report, COLLECTIVES)
     reduced = [_all_reduce(one) for one in ranks]
     if not reduced:
         return None
@@ -259,7 +276,7 @@ def _ddp_tests(report: Report) -> dict[str, Any] | None:
         "iters": first.get("rounds"),
         "numel": first.get("numel", counted // size if isinstance(counted, int) else None),
         "time": sum(spans) if (spans := floats(first.get("seconds", []))) else None,
-        "ok": right and len(ranks) == ranks[0].result.get("world") and _passed(report, "collectives"),
+        "ok": right and _complete(report, ranks, COLLECTIVES) and _passed(report, COLLECTIVES),
     }
 
 
@@ -275,12 +292,20 @@ def _all_reduce(rank: ProbeRecord) -> Mapping[str, Any]:
 
 
 def _ddp_training(report: Report) -> dict[str, Any] | None:
-    ranks = probe_records(report, "ddp")
+    ranks = records_over_nodes(report, "ddp") or probe_records(report, "ddp")
     if not ranks:
         return None
     first = ranks[0].result
     fields = {name: first.get(name) for name in LEGACY_FIELDS[DDP_TRAINING] if name != "improved"}
-    return {**fields, "improved": len(ranks) == first.get("world") and _passed(report, "ddp")}
+    return {**fields, "improved": _complete(report, ranks, "ddp") and _passed(report, "ddp")}
+
+
+def _complete(report: Report, ranks: Sequence[ProbeRecord], probe: str) -> bool:
+    """Every rank has a result. Those of a group's other nodes are in their reports: its findings are about all."""
+    if records_over_nodes(report, probe):
+        found = [one for one in report.findings if one.check == _GROUP and _kind(one) == probe]
+        return any(one.verdict is Grade.PASS for one in found)
+    return len(ranks) == ranks[0].result.get("world")
 
 
 def _throughput(report: Report) -> dict[str, Any] | None:
@@ -290,7 +315,7 @@ def _throughput(report: Report) -> dict[str, Any] | None:
 
 def _why_not(report: Report, checks: frozenset[str]) -> str:
     """The messages of the run, else that nothing of it ran."""
-    messages = [one.message for one in report.findings if family(one.check) in checks]
+    messages = [one.message for one in report.findings if _kind(one) in checks]
     messages += [one.why for one in report.coverage if family(one.check) in checks]
     return (
         messages[0]

@@ -83,6 +83,7 @@ class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     nodes: tuple[FleetNode, ...] = ()  # failing first
     missing: tuple[str, ...] = ()  # expected, and no report
+    reasons: Mapping[str, str] = {}  # why there is none, by node, as far as known
     unexpected: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()  # sentences: reports that do not count, since another one of the node does
     doubles: tuple[str, ...] = ()  # sentences: a GPU that two nodes claim to have, a name that two machines have
@@ -93,8 +94,10 @@ class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
 _Stratum: TypeAlias = tuple[str, str, str, str, str]  # check, metric, method, unit, model
 
 
-def merge(reports: Iterable[Report], expected: Sequence[str] = ()) -> FleetReport:
-    """`expected`: names of nodes that must have a report; empty: any."""
+def merge(
+    reports: Iterable[Report], expected: Sequence[str] = (), reasons: Mapping[str, str] | None = None
+) -> FleetReport:
+    """`expected`: names of nodes that must have a report; empty: any. `reasons`: why some have none."""
     machines = _machines(reports)
     newest = [_that_counts(one.runs) for one in machines]
     nodes = tuple(sorted((_node(one) for one in newest), key=lambda one: (-rank(one.verdict), one.node)))
@@ -109,6 +112,7 @@ def merge(reports: Iterable[Report], expected: Sequence[str] = ()) -> FleetRepor
         reason=_reason(nodes, missing, figures),
         nodes=nodes,
         missing=missing,
+        reasons={name: words for name, words in (reasons or {}).items() if name in missing},
         unexpected=unexpected,
         replaced=tuple(words for one, best in zip(machines, newest, strict=True) for words in _replaced(one, best)),
         doubles=(*_doubles(newest), *_namesakes(newest)),
@@ -124,9 +128,13 @@ def csv(fleet: FleetReport) -> str:
         for one in fleet.nodes
     ]
     absent = [
-        (name, Grade.INCONCLUSIVE.value, None, "", "", "", "", "no report of this node") for name in fleet.missing
+        (name, Grade.INCONCLUSIVE.value, None, "", "", "", "", why_missing(fleet, name)) for name in fleet.missing
     ]
     return rows(head, [*there, *absent])
+
+
+def why_missing(fleet: FleetReport, node: str) -> str:
+    return fleet.reasons.get(node, "no report of this node")
 
 
 @dataclass
@@ -244,7 +252,8 @@ def _reason(nodes: Sequence[FleetNode], missing: Sequence[str], figures: Sequenc
         if out
         else ""
     )
-    return f"{len(nodes) + len(missing)} nodes: {', '.join(parts)}.{slow}"
+    total = len(nodes) + len(missing)
+    return f"{total} node{'' if total == 1 else 's'}: {', '.join(parts)}.{slow}"
 
 
 def _doubles(reports: Iterable[Report]) -> Iterable[str]:

@@ -31,6 +31,29 @@ def probe_records(report: Report, check: str) -> tuple[ProbeRecord, ...]:
     return tuple(sorted(found, key=lambda one: (len(one.by), one.by)))
 
 
+def records_over_nodes(report: Report, probe: str) -> tuple[ProbeRecord, ...]:
+    """Measurements of this node's ranks in the first job over the most nodes, on the node with rank 0. Elsewhere none:
+    the older kits wrote their files there only."""
+    own = [one for one in report.records if one.get("check") == f"group_{probe}" and not one.get("again")]
+    most = max((_members(one) for one in own), default=0)
+    ranks: dict[str, Any] = {}
+    for record in own:
+        if _members(record) == most:
+            ranks.setdefault(str(record.get("who", "")), record.get("answer"))
+    if "0" not in ranks:
+        return ()
+    return tuple(
+        ProbeRecord(by=who, result=answer["result"])
+        for who, answer in ranks.items()
+        if isinstance(answer, Mapping) and isinstance(answer.get("result"), Mapping)
+    )
+
+
+def _members(record: Mapping[str, Any]) -> int:
+    found = record.get("members")
+    return len(found) if isinstance(found, list | tuple) else 0
+
+
 def broken(report: Report, check: str) -> tuple[str, ...]:
     """Output of probes that failed."""
     return tuple(str(answer["words"]) for _, answer in _answers(report, check) if "words" in answer)

@@ -70,17 +70,36 @@ class ReportFolder:
         with_legacy: bool = False,
         summary: str = legacy.SUMMARY,
         extra: Mapping[str, bytes] | None = None,
+        name: str = "",
     ) -> Path:
         """All views of a report; the path of its directory. `extra`: logs to keep with it. A run is never
-        overwritten."""
-        final = self.path / _run_name(report.run)
+        overwritten. `name`: of the directory, instead of the run's."""
+        final = self.path / _run_name(name or report.run)
         if os.path.lexists(final):
             raise UsageError(f"{final} exists already; a report is never overwritten. Nothing was written.")
         report = document.encodable(report)
         contents = {**_views(report), **_old(report, summary, with_legacy), **(extra or {})}
         if keep:
             contents[KEEP] = _KEEP_TEXT
-        made = self.path / f"{_UNFINISHED}{report.run}-{secrets.token_hex(4)}"
+        self._place(final, contents)
+        return final
+
+    def add(self, name: str, text: bytes, extra: Mapping[str, bytes]) -> Path:
+        """A report as another machine sent it, byte for byte. The same one again changes nothing; another one under
+        this name is written beside it."""
+        for number in range(1, 1000):
+            final = self.path / (_run_name(name) if number == 1 else f"{name}.{number}")
+            if not os.path.lexists(final):
+                self._place(final, {document.REPORT: text, **extra})
+                return final
+            with suppress(KeeperError):  # one that cannot be read stays as it is
+                if read(final / document.REPORT) == text:
+                    return final
+        raise KeeperError(f"{self.path} has too many reports of {name}. Nothing was written.")
+
+    def _place(self, final: Path, contents: Mapping[str, bytes]) -> None:
+        """Complete or not at all, and durable."""
+        made = self.path / f"{_UNFINISHED}{final.name}-{secrets.token_hex(4)}"
         try:
             self.path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             _write_all(made, contents)
@@ -89,9 +108,8 @@ class ReportFolder:
         except OSError as error:
             shutil.rmtree(made, ignore_errors=True)
             raise KeeperError(
-                f"The report of run {report.run} could not be written to {self.path}: {error}. Nothing was kept."
+                f"The report {final.name} could not be written to {self.path}: {error}. Nothing was kept."
             ) from error
-        return final
 
     def keep(self, wanted: str, *, kept: bool = True) -> Path:
         """Take a run out of retention, or give it back."""
@@ -220,6 +238,12 @@ def refuse_summary(name: str) -> None:
 def _old(report: Report, summary: str, with_legacy: bool) -> dict[str, bytes]:
     refuse_summary(summary)
     return {name: text.encode() for name, text in legacy.files(report, summary).items()} if with_legacy else {}
+
+
+def folder_name(run: str, node: str) -> str:
+    """Of one node of a run over many: several nodes may share a report directory."""
+    name = f"{run}.{re.sub('[^A-Za-z0-9._-]', '-', node)}"
+    return name if len(name) <= 128 else f"{name[:110]}-{_digest(name.encode())[:16]}"
 
 
 def _run_name(run: str) -> str:

@@ -8,6 +8,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from gpukeeper.acceptance.fleet.collect import RunReport
+from gpukeeper.acceptance.launchers.archive import DESCRIPTION, FLEET, PAGE, load_run, stored_runs
 from gpukeeper.acceptance.record import Report
 from gpukeeper.acceptance.reports import document, fleet_page
 from gpukeeper.acceptance.reports import merge as merging
@@ -17,10 +19,13 @@ from gpukeeper.acceptance.reports.html import page
 from gpukeeper.acceptance.reports.merge import FleetReport
 from gpukeeper.acceptance.reports.store import ReportFolder, StoredRun, load_file
 from gpukeeper.acceptance.reports.wording import printable
+from gpukeeper.interfaces.cli.accept_launch import engine_options
+from gpukeeper.interfaces.cli.accept_remote import Namespace, On, Options, list_runs, show_run
 from gpukeeper.interfaces.terminal import acceptance, completion
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
+from gpukeeper.interfaces.terminal.acceptance_run import print_run
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.ledger.paths import ledger_path, reports_folder
 from gpukeeper.model.errors import KeeperError, UsageError
@@ -33,6 +38,7 @@ from gpukeeper.views.acceptance import (
     finding_lines,
     fleet_notes,
     node_verdicts,
+    run_document,
 )
 
 WORSE = 4
@@ -50,10 +56,18 @@ Run: TypeAlias = Annotated[
 ]
 
 
-def list_(report_dir: From = None, json: o.Json = False) -> None:
-    """List the runs in the report directory, newest first."""
+def list_(
+    report_dir: From = None, on: On = None, namespace: Namespace = None, option: Options = None, json: o.Json = False
+) -> None:
+    """List the runs in the report directory, newest first. With --on: the runs that an engine has."""
+    if on is not None:
+        list_runs(on, engine_options(option or (), namespace), json=json)
+        return
     folder = _folder(report_dir)
-    found = folder.list()
+    many = [_of_many(path, one) for path, one in stored_runs(folder.path)]
+    alone = folder.list()
+    readable = sorted((one for one in (*alone, *many) if one.started), key=lambda one: str(one.started), reverse=True)
+    found = [*(one for one in (*alone, *many) if not one.started), *readable]
     if json:
         shown.as_json("accept-list", RunsView(str(folder.path), tuple(found)))
         return
@@ -71,10 +85,19 @@ def show(
     ] = None,
     report_dir: From = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all findings.")] = False,
+    on: On = None,
+    namespace: Namespace = None,
+    option: Options = None,
     json: o.Json = False,
 ) -> None:
     """Show the report of one run. With findings, GPUs, what was not tested, and the verdict."""
+    if on is not None:
+        show_run(run, on, engine_options(option or (), namespace), json=json)
+        return
     folder = _folder(report_dir)
+    if (many := _run_of_many(folder.path, run)) is not None:
+        _show_many(many, html, json=json)
+        return
     report = folder.load(run, samples=html is not None)
     if html is not None:
         _write(html, page(report))
@@ -86,6 +109,53 @@ def show(
     for line in finding_lines(report.findings, report, verbose=verbose):
         acceptance.to_stdout(once(line))
     acceptance.ending(report, str(folder.find(run)), acceptance.to_stdout, verbose=verbose, once=once)
+
+
+def _run_of_many(folder: Path, wanted: str) -> Path | None:
+    """The directory of a run over many nodes: by its path, its name, or how its name begins."""
+    names = {path.name: path for path, _ in stored_runs(folder)}
+    if (Path(wanted) / DESCRIPTION).is_file():
+        return Path(wanted)
+    found = [name for name in names if wanted and name.startswith(wanted)]
+    return names.get(wanted) or (names[found[0]] if len(found) == 1 else None)
+
+
+def _show_many(path: Path, html: Path | None, *, json: bool) -> None:
+    if not (path / FLEET).exists():
+        raise UsageError(
+            f"Run {path.name} has no report yet: it still runs, or its launcher was ended. "
+            f"To collect it: gpukeeper accept fetch {path.name} --on ENGINE"
+        )
+    if html is not None:
+        _write(html, (path / PAGE).read_text())
+        return
+    report = load_run(path)
+    if json:
+        shown.as_json("acceptance-run", run_document(report, str(path)))
+        return
+    print_run(report)
+    typer.echo(f"Report: {path}")
+
+
+def _of_many(path: Path, found: RunReport | KeeperError | None) -> StoredRun:
+    if isinstance(found, KeeperError):
+        return StoredRun(run=path.name, path=str(path), problem=str(found))
+    if found is None:
+        words = "no report yet: the run goes on, or its launcher was ended; gpukeeper accept fetch collects it"
+        return StoredRun(run=path.name, path=str(path), problem=words)
+    count = len(found.fleet.nodes) + len(found.fleet.missing)
+    return StoredRun(
+        run=path.name,
+        path=str(path),
+        node=f"{count} nodes",
+        started=found.started,
+        ended=found.ended,
+        verdict=found.verdict,
+        reason=found.fleet.reason,
+        device="cuda",
+        profile=f"on {found.engine}",
+        kept=True,
+    )
 
 
 def compare(

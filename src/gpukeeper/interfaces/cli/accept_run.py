@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import msgspec
+
 from gpukeeper import __version__
 from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
+from gpukeeper.acceptance.fleet import group_plan
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.judging.reference import ReferenceRow
 from gpukeeper.acceptance.record import Report, Thresholds
 from gpukeeper.acceptance.recording import history_of, line_of, ref_of
 from gpukeeper.acceptance.reports import legacy
 from gpukeeper.acceptance.reports.document import encodable
-from gpukeeper.acceptance.reports.store import ReportFolder, read, refuse_summary
+from gpukeeper.acceptance.reports.store import ReportFolder, folder_name, read, refuse_summary
 from gpukeeper.acceptance.run import RunConfig, accept
 from gpukeeper.config.load import load_policy
 from gpukeeper.config.own_reference import read_rows
+from gpukeeper.interfaces.cli.accept_group import GroupRun, read_group, with_group, without_group
 from gpukeeper.interfaces.cli.accept_settings import Flags, run_request
 from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings, read_variables
 from gpukeeper.interfaces.terminal import acceptance, show
@@ -35,6 +38,7 @@ from gpukeeper.interfaces.terminal.acceptance_progress import (
     attempt_row,
 )
 from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.stopping import until_stopped
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.paths import ledger_path, reports_folder
 from gpukeeper.model.durations import size_in_words
@@ -50,6 +54,7 @@ FAILED, INCONCLUSIVE, PARTLY, INTERRUPTED = 4, 5, 3, 130
 OLDEST, LEAST_KEPT = timedelta(days=90), 20  # reports
 MOST_BYTES = 2 * 1024**3  # of all reports together; the newest one stays, however large
 LEASE = "acceptance"
+STOPPING = "Interrupted: stopping the checks, then writing the report. Press Ctrl-C again to exit at once."
 
 
 @dataclass
@@ -66,6 +71,9 @@ class AcceptOptions:
     strict: bool = False
     verbose: bool = False
     json: bool = False
+    together: bool = False  # with other nodes as one run
+    run: str = ""  # of a run over many nodes; empty: one is made
+    node: str = ""  # what this machine is called in it
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,7 @@ class PreparedRun:
     wish: RunRequest
     rows: tuple[ReferenceRow, ...]
     environment: EnvironmentSettings
+    group: GroupRun | None = None  # with other nodes as one run
 
 
 def run(options: AcceptOptions) -> int:
@@ -84,15 +93,15 @@ def run(options: AcceptOptions) -> int:
     printer = ProgressPrinter(prepared.wish, echo, verbose=options.verbose)
     ledger = open_ledger(ledger_path(), write=True)
     try:
-        _must_be_writable(folder_of(options))
-        report, logs = asyncio.run(_leased_run(options, prepared, ledger, printer))
+        must_be_writable(folder_of(options))
+        report, logs = asyncio.run(leased_run(options, prepared, ledger, printer))
         report = encodable(report)
-        folder, problems = _written(options, report, logs)
-        problems += _recorded(ledger, report, folder)
+        folder, problems = written(options, report, logs)
+        problems += recorded(ledger, report, folder)
     finally:
         ledger.close()
     with acceptance.reader_may_leave():
-        _print_result(options, report, folder, printer)
+        print_result(options, report, folder, printer)
     problems += _pruned(options, report) if folder else []
     for problem in problems:
         print_message(problem)
@@ -101,14 +110,17 @@ def run(options: AcceptOptions) -> int:
 
 def prepare(options: AcceptOptions, environ: Mapping[str, str]) -> PreparedRun:
     refuse_summary(options.summary)
-    environment = read_variables(environ)
+    environment = read_variables(environ, of_many=bool(options.run) or options.together)
     options.verbose = options.verbose or environment.verbose
     options.python = options.python or environment.python
     if options.folder is None and environment.report_dir:
         # Users who set REPORT_DIR read the files of the older kits.
         options.folder, options.legacy = Path(environment.report_dir), True
     rows = read_rows(options.reference) if options.reference is not None else ()
-    return PreparedRun(run_request(options.flags, environment, CHECKS), rows, environment)
+    if not options.together:
+        return PreparedRun(run_request(options.flags, environment, CHECKS), rows, environment)
+    wish = run_request(options.flags, environment, (*CHECKS, group_plan.CHECK))
+    return PreparedRun(without_group(wish), rows, environment, read_group(wish, options.run, options.python, environ))
 
 
 def exit_code(report: Report, *, strict: bool) -> int:
@@ -118,20 +130,26 @@ def exit_code(report: Report, *, strict: bool) -> int:
     return codes.get(report.verdict, INCONCLUSIVE)
 
 
-async def _leased_run(
+async def leased_run(
     options: AcceptOptions, prepared: PreparedRun, ledger: SqliteLedger, printer: ProgressPrinter
 ) -> tuple[Report, Mapping[str, str]]:
     """The report, and the output of the programs. One run at a time: two would slow each other."""
-    node = node_name()
+    node = options.node or node_name()
     async with ledger.lease(LEASE, node):
         history = await _history(ledger, node)
         bench = open_bench(prepared.wish, python=options.python, count=options.flags.ranks)
         stop = asyncio.Event()
         drawing = asyncio.create_task(printer.moving())
-        with _until_stopped(stop):
+        with until_stopped(stop, STOPPING):
             try:
-                order = _order(prepared, bench.clock.now(), history, printer)
-                return await accept(bench.workbench, order, bench.clock, stop), bench.logs()
+                order = _order(options, prepared, bench.clock.now(), history, printer)
+                report = await accept(bench.workbench, order, bench.clock, stop)
+                if prepared.group is None:
+                    return report, bench.logs()
+                await bench.workbench.close()  # its workers keep memory of the GPUs
+                report, logs = await with_group(report, prepared.group, order.limits, stop)
+                report = msgspec.structs.replace(report, ended=bench.clock.now())
+                return report, {**bench.logs(), **logs}
             finally:
                 await bench.workbench.close()
                 printer.flush()
@@ -147,13 +165,18 @@ async def _history(ledger: SqliteLedger, node: str) -> Mapping[str, tuple[Past, 
 
 
 def _order(
-    prepared: PreparedRun, now: datetime, history: Mapping[str, tuple[Past, ...]], printer: ProgressPrinter
+    options: AcceptOptions,
+    prepared: PreparedRun,
+    now: datetime,
+    history: Mapping[str, tuple[Past, ...]],
+    printer: ProgressPrinter,
 ) -> RunConfig:
     def limits(gpu: Gpu, check: str, metric: str, method: str) -> Thresholds:
         return reference.limits(gpu, check, metric, method, own=prepared.rows)
 
     return RunConfig(
-        run=run_name(now),
+        run=options.run or run_name(now),
+        node=options.node,
         version=__version__,
         wish=prepared.wish,
         checks=CHECKS,
@@ -168,32 +191,12 @@ def run_name(at: datetime) -> str:
     return f"{at:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-@contextmanager
-def _until_stopped(stop: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) ends the run with a report of what was seen; a second one ends it at once."""
-    loop = asyncio.get_running_loop()
-
-    def ask() -> None:
-        stop.set()
-        print_message("Interrupted: stopping the checks, then writing the report. Press Ctrl-C again to exit at once.")
-        loop.remove_signal_handler(signal.SIGINT)
-        loop.remove_signal_handler(signal.SIGTERM)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ask)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-
-
 def folder_of(options: AcceptOptions) -> Path:
     """Absolute: the ledger stores it, and is read from other directories."""
     return (options.folder or reports_folder(ledger_path())).expanduser().absolute()
 
 
-def _must_be_writable(folder: Path) -> None:
+def must_be_writable(folder: Path) -> None:
     """Before an hour of testing, not after it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -209,13 +212,18 @@ def _must_be_writable(folder: Path) -> None:
         )
 
 
-def _written(options: AcceptOptions, report: Report, logs: Mapping[str, str]) -> tuple[str, list[str]]:
+def written(options: AcceptOptions, report: Report, logs: Mapping[str, str]) -> tuple[str, list[str]]:
     """Where it is; and what did not go well, which takes nothing from the verdict."""
     store = ReportFolder(folder_of(options))
     extra = {f"log-{name.replace('/', '-')}": words.encode("utf-8", "replace") for name, words in logs.items()}
     try:
         folder = store.write(
-            report, keep=options.keep, with_legacy=options.legacy, summary=options.summary, extra=extra
+            report,
+            keep=options.keep,
+            with_legacy=options.legacy,
+            summary=options.summary,
+            extra=extra,
+            name=folder_name(options.run, options.node) if options.run else "",
         )
     except KeeperError as problem:
         return "", [str(problem)]
@@ -291,7 +299,7 @@ def _pruned(options: AcceptOptions, report: Report) -> list[str]:
     return []
 
 
-def _recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
+def recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
     """A simulation is not about a machine, so it is not recorded in a ledger."""
     if report.device == "simulated":
         return []
@@ -312,7 +320,7 @@ def _admins_notified(line: NodeTested) -> list[str]:
     return asyncio.run(send_to_admins(settings, line))
 
 
-def _print_result(options: AcceptOptions, report: Report, folder: str, printer: ProgressPrinter) -> None:
+def print_result(options: AcceptOptions, report: Report, folder: str, printer: ProgressPrinter) -> None:
     if options.json:
         show.as_json("acceptance", acceptance_document(report, folder))
     else:

@@ -32,8 +32,10 @@ class EnvironmentSettings:
     notes: list[str] = field(default_factory=list)  # a sentence each: what was understood
 
 
-def read_variables(environ: Mapping[str, str]) -> EnvironmentSettings:
-    _refuse_several_nodes(environ)
+def read_variables(environ: Mapping[str, str], *, of_many: bool = False) -> EnvironmentSettings:
+    """`of_many`: of a run over many nodes, in which each is tested alone first, whatever started it."""
+    if not of_many:
+        _refuse_several_nodes(environ)
     environment = EnvironmentSettings(python=environ.get("GPUKEEPER_PYTHON") or None)
     _length(environ, environment)
     _training(environ, environment)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpukeeper.acceptance.record import Finding, NotTested, Report
@@ -198,3 +199,29 @@ def test_what_was_left_out_is_a_reason_too() -> None:
     only = examples.gpu(0)
     report = examples.report([only], [], coverage=(NotTested(check="ddp", why="no time was left"),))
     assert files(report)["ddp_training_skipped.json"]["reason"] == "no time was left"
+
+
+@pytest.mark.parametrize(
+    ("first_rank", "verdict", "written"), [(0, Grade.PASS, True), (0, Grade.FAIL, False), (1, Grade.PASS, None)]
+)
+def test_collectives_over_several_nodes_are_written_on_the_node_with_rank_0(
+    first_rank: int, verdict: Grade, written: bool | None
+) -> None:
+    """The largest job counts. On the other nodes the file is about their own GPUs."""
+
+    def record(members: int) -> dict[str, Any]:
+        entry = {"op": "all_reduce", "bytes": 4096, "rounds": 5, "seconds": [0.5, 0.25], "wrong": 0}
+        result = {"world": members, "dtype": "fp32", "results": [entry]}
+        who = {"check": "group_collectives", "who": str(first_rank), "again": False, "members": list(range(members))}
+        return who | {"answer": {"result": result}}
+
+    group = Finding(check="group", metric="collectives on 3 nodes", verdict=verdict, code="x", message="Said.")
+    report = msgspec.structs.replace(
+        examples.one_good_gpu(), records=(record(2), record(3)), findings=(*examples.one_good_gpu().findings, group)
+    )
+    found = files(report)
+    if written is None:
+        assert legacy.DDP_TESTS not in found
+        return
+    assert found[legacy.DDP_TESTS] == {"world": 3, "iters": 5, "numel": 1024, "time": 0.75, "ok": written}
+    assert found[legacy.SUMMARY]["ddp_tests"]["returncode"] == (0 if written else 3)

@@ -1,0 +1,1 @@
+"""Checks before an acceptance run: what an engine announces, and what would prevent the run. Pure: rules over facts."""

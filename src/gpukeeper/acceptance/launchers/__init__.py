@@ -1,0 +1,1 @@
+"""Starts acceptance runs on many nodes: ssh, Docker, Ray, Kubernetes. One engine, one file or directory."""

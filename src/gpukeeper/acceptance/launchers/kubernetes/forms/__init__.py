@@ -1,0 +1,1 @@
+"""One form of objects, one file: from a plan to manifests. Pure."""

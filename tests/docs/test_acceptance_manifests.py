@@ -1,0 +1,18 @@
+"""examples/acceptance-on-kubernetes is what the launcher creates."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs.acceptance_manifests import FOLDER, RUNS, rendered
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_example_is_what_the_launcher_creates(name: str) -> None:
+    assert (FOLDER / f"{name}.yaml").read_text() == rendered(name), "python -m tests.docs.acceptance_manifests"
+
+
+def test_every_file_is_made_by_the_code_and_described() -> None:
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == set(RUNS)
+    words = (FOLDER / "README.md").read_text()
+    assert not [name for name in RUNS if f"`{name}.yaml`" not in words]
