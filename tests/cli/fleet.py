@@ -73,8 +73,7 @@ class Fleet:
         return {path.stem for path in self.folder.glob("*.json")}
 
     def env(self, **more: str) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-        return kept | {
+        return forked.environment() | {
             "GPUKEEPER_FLEET": ":".join(["folder", str(self.folder), *([str(self.second)] if self.second else [])]),
             "GPUKEEPER_STATE": str(self.state),
             "GPUKEEPER_POLICY": str(self.policy),

@@ -16,6 +16,7 @@ from gpukeeper.config.load import load_text
 from gpukeeper.model.policy import Mode
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever
+from gpukeeper.wiring import node_marks
 from tests import engines
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
@@ -56,16 +57,16 @@ def every(verb: str, kinds: list[Kind]) -> set[Right]:
 
 def test_the_policies_in_config_maps_are_valid() -> None:
     found = list(objects("ConfigMap"))
-    assert len(found) == 3
+    assert len(found) == 4
     for name, one in found:
         loaded = load_text(one["data"]["policy.yaml"], name)
         assert loaded.warnings == ()
-        assert "kubernetes" in loaded.policy.scope
+        assert set(loaded.policy.scope) == ({"host", "ray"} if name == "agent.yaml" else {"kubernetes"})
 
 
 def test_nobody_gets_everything() -> None:
     roles = [one for kind in ("Role", "ClusterRole") for _, one in objects(kind)]
-    assert len(roles) == len(TIERS) + 1 + 4
+    assert len(roles) == len(TIERS) + 1 + 4 + 1 + 2
     for role in roles:
         assert not [right for right in rights(role) if "*" in "".join(right)]
         assert not [
@@ -77,6 +78,20 @@ def test_observe_looks_at_every_kind_and_changes_nothing() -> None:
     for verb in ("get", "list", "watch"):
         assert every(verb, list(KINDS)) <= of_tier("observe")
     assert {verb for verb, _, _ in of_tier("observe")} == {"get", "list", "watch"}
+
+
+def test_a_preflight_only_reads() -> None:
+    assert {verb for verb, _, _ in of_tier("preflight")} == {"get", "list"}
+
+
+def test_marks_change_nodes_only_and_delete_nothing() -> None:
+    read = {(verb, "", "nodes") for verb in ("get", "list")}
+    assert of_tier("mark") == read | {("patch", "", "nodes"), ("patch", "", "nodes/status")}
+    (lease,) = [one for _, one in objects("Role") if one["metadata"]["name"] == "gpukeeper-mark"]
+    assert lease["metadata"]["namespace"] == node_marks.NAMESPACE
+    assert rights(lease) == {(verb, "coordination.k8s.io", "leases") for verb in ("get", "update", "create")}
+    (named,) = [rule["resourceNames"] for rule in lease["rules"] if "create" not in rule["verbs"]]
+    assert named == [node_marks.LEASE]
 
 
 def test_reclaim_deletes_roots_only() -> None:

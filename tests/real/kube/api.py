@@ -43,6 +43,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "DaemonSet": "daemonsets",
     },
     "batch/v1": {"Job": "jobs", "CronJob": "cronjobs"},
+    "networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies"},
     "policy/v1": {"PodDisruptionBudget": "poddisruptionbudgets"},
     "coordination.k8s.io/v1": {"Lease": "leases"},
     "scheduling.k8s.io/v1": {"PriorityClass": "priorityclasses"},
@@ -131,7 +132,7 @@ class Api:
         *,
         query: Mapping[str, object] | None = None,
         content_type: str = "application/json",
-        deadline: float = 30,
+        deadline: float = 90,
     ) -> Answer:
         """Whatever is answered; `body` bytes go as they are, all else as JSON. OSError when nobody answers."""
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=deadline, context=self._context)

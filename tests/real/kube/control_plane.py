@@ -449,7 +449,8 @@ def is_finished(job: Mapping[str, Any] | None) -> bool:
 
 def _remove_rest(number: int, folder: Path) -> None:
     if folder.name.startswith(PREFIX):
-        real_node.restore_kernel(folder / "node")
+        for node in folder.glob("node*"):
+            real_node.restore_kernel(node)
         kernel.remove_all_of(folder)
     real_node.remove_rest(number)
 

@@ -104,7 +104,7 @@ class Program:
         self._env = dict(env or {})
         self._child: subprocess.Popen[bytes] | None = None
 
-    def start(self, ready: Callable[[], object], deadline: float = 60) -> None:
+    def start(self, ready: Callable[[], object], deadline: float = 120) -> None:
         """And wait until it is ready; when it ends instead, its last words are in the error."""
         assert not self.runs, f"{self.name} runs already"
         began = time.monotonic()

@@ -12,6 +12,7 @@ import json
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,18 @@ class RealNode:
     plane: ControlPlane
     folder: Path
     cgroup: str
-
     name: str = NAME
+    number: int = 0  # of several nodes of one plane
+    dns: bool = False  # pods ask the address of the bridge; the test answers
+
+    @property
+    def address(self) -> str:
+        """Of the bridge on this machine. The kubelet listens on it: it must not be a loopback one."""
+        return f"198.19.{self.plane.block.number}.1"
+
+    def program(self, name: str) -> str:
+        """What the plane calls it."""
+        return f"{name}-{self.number}" if self.number else name
 
     @property
     def placement(self) -> Object:
@@ -51,26 +62,40 @@ class RealNode:
         return [pid for pid in kernel.all_pids() if f"pod{pod_uid}" in kernel.read(pid, "cgroup")]
 
 
-def start_real_node(plane: ControlPlane, gpus: int = 4) -> RealNode:
-    """Ready, with so many GPUs that only the API server believes in."""
-    node = RealNode(plane, plane.folder / "node", _own_name(plane.block.number))
+def start_real_node(
+    plane: ControlPlane, gpus: int = 4, *, number: int = 0, prepare: Callable[[RealNode], str] = lambda node: ""
+) -> RealNode:
+    """Ready, with so many GPUs that only the API server believes in. `number`: one more, with a containerd of its own,
+    named after the number, whose pods have DNS. `prepare`: before containerd starts; lines of its configuration."""
+    own, stem = _own_name(plane.block.number), f"node-{number}" if number else "node"
+    cgroup, name = (f"{own}/{number}", f"{NAME}-{number}") if number else (own, NAME)
+    node = RealNode(plane, plane.folder / stem, cgroup, name, number, dns=number > 0)
     node.folder.mkdir()
     plane.at_the_end(lambda: _remove(node))
-    address = _make_bridge(plane)
-    _start_containerd(node)
-    _start_kubelet(node, address)
-    plane.api.wait_condition("nodes", None, NAME, "Ready")
+    _make_bridge(node)
+    _start_containerd(node, prepare(node))
+    _start_kubelet(node, node.address)
+    plane.api.wait_condition("nodes", None, name, "Ready")
     taint = {"spec": {"taints": [{"key": "test/real", "value": "true", "effect": "NoSchedule"}]}}
     plane.until(
-        lambda: not (plane.api.get("nodes", None, NAME) or {})["spec"].get("taints"), "it is not tainted as new"
+        lambda: not (plane.api.get("nodes", None, name) or {})["spec"].get("taints"), "it is not tainted as new"
     )
-    plane.api.patch("nodes", None, NAME, taint)
+    plane.api.patch("nodes", None, name, taint)
     room = {"status": {"capacity": {GPU: str(gpus)}, "allocatable": {GPU: str(gpus)}}}
-    plane.api.patch("nodes", None, NAME, room, subresource="status")
+    plane.api.patch("nodes", None, name, room, subresource="status")
     return node
 
 
-def _start_containerd(node: RealNode) -> None:
+def import_image(node: RealNode, image: str, layer: Path, config: Object) -> None:
+    """A root filesystem as an image of one layer, as `docker save` writes it."""
+    archive = node.folder / "image.tar"
+    with archive.open("wb") as file, layer.open("rb") as content:
+        _write_archive(file, image, content, config)
+    _ctr(node.folder / "c", "images", "import", str(archive))
+    archive.unlink()
+
+
+def _start_containerd(node: RealNode, more: str) -> None:
     folder, socket = node.folder, node.folder / "c"
     bridge = {
         "type": "bridge",
@@ -83,14 +108,14 @@ def _start_containerd(node: RealNode) -> None:
         json.dumps({"cniVersion": "0.4.0", "name": _own_name(node.plane.block.number), "plugins": [bridge]})
     )
     config = folder / "containerd.toml"
-    config.write_text(_CONTAINERD.format(folder=folder, plugins=binaries.cni_plugins()))
+    config.write_text(_CONTAINERD.format(folder=folder, plugins=binaries.cni_plugins()) + more)
     program = shutil.which("containerd")
     assert program is not None
-    node.plane.start_program("containerd", [program, "--config", str(config)], lambda: _answers(socket))
+    node.plane.start_program(node.program("containerd"), [program, "--config", str(config)], lambda: _answers(socket))
     for image, command in IMAGES.items():
         archive = folder / "image.tar"
-        with archive.open("wb") as file:
-            _write_archive(file, image, command)
+        with archive.open("wb") as file, images.tar_of("box:1") as layer:
+            _write_archive(file, image, layer, {"Env": [images.PATH], "Cmd": command})
         _ctr(socket, "images", "import", str(archive))
         archive.unlink()
 
@@ -99,8 +124,9 @@ def _start_kubelet(node: RealNode, address: str) -> None:
     plane, folder = node.plane, node.folder
     port, health = plane.block.port(), plane.block.port()
     for root in kernel.cgroup_roots():
-        (root / node.cgroup).mkdir(exist_ok=True)
-        _inherit_cpus(root / node.cgroup)
+        for part in dict.fromkeys((_own_name(plane.block.number), node.cgroup)):
+            (root / part).mkdir(exist_ok=True)
+            _inherit_cpus(root / part)
     config: Object = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -129,25 +155,28 @@ def _start_kubelet(node: RealNode, address: str) -> None:
         "nodeStatusUpdateFrequency": "2s",
         "shutdownGracePeriod": "0s",
     }
+    if node.dns:
+        config |= {"clusterDNS": [address], "clusterDomain": "cluster.local"}
     _remember_kernel(folder)
     file = folder / "kubelet.json"
     file.write_text(json.dumps(config, indent=1))
     command = [
         *(binaries.program("kubelet"), f"--config={file}", f"--kubeconfig={plane.kubeconfig()}"),
-        *(f"--root-dir={folder}/kubelet", f"--hostname-override={NAME}", f"--node-ip={address}"),
+        *(f"--root-dir={folder}/kubelet", f"--hostname-override={node.name}", f"--node-ip={address}"),
         "--node-labels=test/real=true",
     ]
-    plane.start_program("kubelet", command, lambda: listens(health), deadline=60)
+    plane.start_program(node.program("kubelet"), command, lambda: listens(health), deadline=60)
 
 
 def _remove(node: RealNode) -> None:
     """kubelet first: it would start again what is killed."""
-    for name in ("kubelet", "containerd"):
+    for name in (node.program("kubelet"), node.program("containerd")):
         if name in node.plane.programs:
             node.plane.programs[name].kill()
     restore_kernel(node.folder)
     kernel.remove_all_of(node.folder)
-    remove_rest(node.plane.block.number)
+    if not any(path.is_dir() for path in node.plane.folder.glob("node*")):  # the last one: they share a bridge
+        remove_rest(node.plane.block.number)
 
 
 def remove_rest(number: int) -> None:
@@ -189,22 +218,23 @@ def _inherit_cpus(cgroup: Path) -> None:
             file.write_text((cgroup.parent / name).read_text())
 
 
-def _make_bridge(plane: ControlPlane) -> str:
-    """Its address on this machine, which the kubelet listens on: it must not be a loopback one."""
-    number = plane.block.number
-    name, address = _own_name(number), f"198.19.{number}.1"
+def _make_bridge(node: RealNode) -> None:
+    name = _own_name(node.plane.block.number)
+    if Path("/sys/class/net", name).exists():
+        return  # of another node of this plane
     for step in (
         ["link", "add", name, "type", "bridge"],
-        ["addr", "add", f"{address}/24", "dev", name],
+        ["addr", "add", f"{node.address}/24", "dev", name],
         ["link", "set", name, "up"],
     ):
         subprocess.run(["ip", *step], check=True, capture_output=True)
-    return address
 
 
 def _addresses(node: RealNode) -> Object:
     number = node.plane.block.number
-    ranges = [[{"subnet": f"198.19.{number}.0/24", "gateway": f"198.19.{number}.1"}]]
+    first = 10 + 50 * node.number  # each node has addresses of its own for its pods
+    of_node = {"rangeStart": f"198.19.{number}.{first}", "rangeEnd": f"198.19.{number}.{first + 49}"}
+    ranges = [[{"subnet": f"198.19.{number}.0/24", "gateway": node.address, **of_node}]]
     return {"type": "host-local", "dataDir": f"{node.folder}/addresses", "ranges": ranges}
 
 
@@ -219,20 +249,23 @@ def _ctr(socket: Path, *arguments: str) -> None:
     assert done.returncode == 0, f"ctr {arguments}: {done.stderr}"
 
 
-def _write_archive(file: IO[bytes], image: str, command: list[str]) -> None:
+def _write_archive(file: IO[bytes], image: str, layer: IO[bytes], config: Object) -> None:
     """As `docker save` writes it, without a Docker."""
-    with images.tar_of("box:1") as layer:
-        content = layer.read()
-    config = {
+    digest = hashlib.file_digest(layer, "sha256").hexdigest()  # type: ignore[arg-type]  # any file will do
+    size = layer.tell()
+    layer.seek(0)
+    whole = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Env": [images.PATH], "Cmd": command},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(content).hexdigest()}"]},
+        "config": config,
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
     }
     manifest = [{"Config": "config.json", "RepoTags": [image], "Layers": ["layer.tar"]}]
     with tarfile.open(fileobj=file, mode="w") as tar:
-        _add(tar, "config.json", json.dumps(config).encode())
-        _add(tar, "layer.tar", content)
+        _add(tar, "config.json", json.dumps(whole).encode())
+        entry = tarfile.TarInfo("layer.tar")
+        entry.size = size
+        tar.addfile(entry, layer)
         _add(tar, "manifest.json", json.dumps(manifest).encode())
 
 

@@ -498,7 +498,7 @@ def test_a_list_and_a_read_say_the_same(trainer_v23: ControlPlane, namespace: st
         one_of_each(plane, namespace)
         for at_finish in ("All", "Running"):
             harness = Harness(plane.kubeconfig(), namespace, at_finish=at_finish)
-            ends, found = time.monotonic() + 40, differences(harness)
+            ends, found = time.monotonic() + 120, differences(harness)
             while any(found.values()) and time.monotonic() < ends:  # controllers write while we look
                 time.sleep(1)
                 found = differences(harness)

@@ -7,7 +7,6 @@ import json
 import os
 import pwd
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.cli.fleet import Ran
 from tests.real.kube import objects
-from tests.real.kube.api import Api, Object, condition
+from tests.real.kube.api import Api, EngineLate, Object, condition
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.harness import Harness
 from tests.real.kube.runs import CHAIN, FAILS, SUCCEEDS, left, marked
@@ -53,25 +53,16 @@ class Shell:
     def run(self, *words: str, kubeconfig: Path | None = None, env: Mapping[str, str] = {}) -> Ran:
         config = kubeconfig or self.kubeconfig
         environ = {
-            "PATH": os.environ["PATH"],
-            "LANG": "C.UTF-8",
+            **forked.environment(),
             "HOME": str(self.folder),
             "GPUKEEPER_STATE": str(self.folder / "state"),
             "GPUKEEPER_POLICY": str(self.folder / "policy.yaml"),
             **({} if config is None else {"KUBECONFIG": str(config)}),
             **env,
         }
-        done = subprocess.run(
-            [PROGRAM, *words],
-            env=environ,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=120,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return Ran(done.returncode, done.stdout, done.stderr)
+        ran = Ran(*forked.run("gpukeeper", words, environ, ""))
+        assert "Traceback" not in ran.err, ran.err
+        return ran
 
     def path(self, kind: str, name: str) -> str:
         return f"kubernetes/test/{self.namespace}/{kind}/{name}"
@@ -92,7 +83,10 @@ def ended(api: Api, namespace: str, *made: Object) -> None:
     for one in made:
         api.create(one, namespace)
     for one in made:
-        api.wait_for("jobs", namespace, one["metadata"]["name"], _is_over)
+        job = api.wait_for("jobs", namespace, one["metadata"]["name"], _is_over)
+        if '"test/exit-code": "0"' in json.dumps(one) and condition(job, "Complete") != "True":
+            # Its pod was lost, most likely with a node that an earlier test was just removing.
+            raise EngineLate(f"a Job that was to succeed has failed: {json.dumps(job['status'])}")
 
 
 def _is_over(job: Mapping[str, Any] | None) -> bool:
@@ -137,7 +131,7 @@ def test_from_a_plan_to_what_is_gone_and_back_again(shell: Shell, api: Api, name
 
 def none_are_left(api: Api, namespace: str, what: str) -> None:
     """What was below it goes by the cluster's garbage collector, a little later."""
-    ControlPlane.until(lambda: not api.names(what, namespace), f"no {what} are left", 40)
+    ControlPlane.until(lambda: not api.names(what, namespace), f"no {what} are left", 120)
 
 
 @pytest.mark.usefixtures("jobset", "trainer_v23", "kwok_node")

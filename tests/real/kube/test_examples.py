@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from gpukeeper.config.load import load_text
 from tests.real.kube.api import GROUPS, Api, path_of
+from tests.real.kube.control_plane import ControlPlane
 
+SIDECAR = Path(__file__).resolve().parents[3] / "examples" / "ray" / "kuberay-sidecar.yaml"
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "kubernetes"
 MANIFESTS = sorted(path for path in EXAMPLES.glob("*.yaml") if path.name != "alerts.yaml")
 ELSEWHERE = {
@@ -76,3 +79,29 @@ def test_its_pods_may_run_in_a_restricted_namespace(path: Path, api: Api, new_na
         pod["spec"]["volumes"] += [{"name": name, "emptyDir": {}} for name in claims]
         answer = api.call("POST", path_of("pods", namespace), pod, query=STRICT)
         assert answer.ok, answer.raw.decode()
+
+
+@pytest.mark.usefixtures("kwok_node")
+def test_kuberay_makes_workers_with_the_sidecar(kuberay: ControlPlane, namespace: str) -> None:
+    api = kuberay.api
+    for one in documents(SIDECAR):
+        where, made = placed(one, namespace)
+        answer = api.call("POST", where, made, query={"fieldValidation": "Strict"})
+        assert answer.ok, f"{made['kind']}: {answer.raw.decode()}"
+    api.wait_pods(namespace, 3)
+    workers = [one["spec"] for one in api.list("pods", namespace) if len(one["spec"]["containers"]) > 1]
+    assert [[one["name"] for one in spec["containers"]] for spec in workers] == [["ray-worker", "gpukeeper"]] * 2
+    for spec in workers:
+        assert spec["shareProcessNamespace"] is True
+        assert "/tmp" not in {one["mountPath"] for one in spec["containers"][0]["volumeMounts"]}  # a volume is kept
+        assert spec["containers"][1]["securityContext"]["capabilities"]["add"] == [
+            "SYS_PTRACE",
+            "DAC_OVERRIDE",
+            "FOWNER",
+        ]
+
+
+def test_the_policy_of_the_sidecar_is_valid_and_deletes_nothing() -> None:
+    (policy,) = [one["data"]["policy.yaml"] for one in documents(SIDECAR) if one["kind"] == "ConfigMap"]
+    loaded = load_text(policy, "example")
+    assert (loaded.policy.mode, loaded.warnings) == ("plan", ())

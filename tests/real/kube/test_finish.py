@@ -131,7 +131,7 @@ def test_finished_rayjobs_go_with_their_clusters(kuberay: ControlPlane, namespac
         assert uid(api, "rayjobs", namespace, name)
         assert reclaimed(passes(harness)) == {f"rayjob/{name}": Action.REMOVE}
         assert uid(api, "rayjobs", namespace, name) is None
-    kuberay.until(lambda: not left(api, namespace, "rayjobs", "rayclusters", *HOLDERS), "nothing is left", 30)
+    kuberay.until(lambda: not left(api, namespace, "rayjobs", "rayclusters", *HOLDERS), "nothing is left", 120)
 
 
 @pytest.mark.parametrize("release", ["trainer-v2.1.0", "trainer-v2.3.0"])

@@ -6,11 +6,8 @@ No node is needed: pods are taken by no scheduler, and what a kubelet would writ
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -19,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.halt import BEFORE_THE_ACT, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS, PYTHONPATH
+from tests import forked
+from tests.halt import BEFORE_THE_ACT, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS
 from tests.real.kube import objects
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import text
@@ -46,28 +44,19 @@ class Shell:
         policy = {**POLICY, "scope": {"kubernetes": {"namespaces": [namespace]}}}
         (folder / "policy.yaml").write_text(json.dumps(policy))
         self._environ = {
-            "PATH": os.environ["PATH"],
+            **forked.environment(),
             "HOME": str(folder),
-            "PYTHONPATH": PYTHONPATH,
             "KUBECONFIG": str(plane.kubeconfig()),
             "GPUKEEPER_STATE": str(folder / "state"),
             "GPUKEEPER_POLICY": str(folder / "policy.yaml"),
         }
 
     def apply(self, *halt: str) -> int:
-        program = ("tests.halt", *halt) if halt else ("gpukeeper",)
-        words = ("apply", "--yes", "--quiet", "--platform", "kubernetes")
-        ran = subprocess.run(
-            [sys.executable, "-m", *program, *words],
-            env=self._environ,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert ran.returncode in (0, 3, -signal.SIGKILL), ran
-        return ran.returncode
+        program = "tests.halt" if halt else "gpukeeper"
+        words = (*halt, "apply", "--yes", "--quiet", "--platform", "kubernetes")
+        code, *printed = forked.run(program, words, self._environ, folder=self.folder)
+        assert code in (0, 3, -signal.SIGKILL), (code, printed)
+        return code
 
     def lines(self, *types: str) -> list[Line]:
         with closing(sqlite3.connect(f"file:{self.folder / 'state' / 'ledger.db'}?mode=ro", uri=True)) as ledger:

@@ -21,7 +21,9 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.devices.busy import GpuUse
 from gpukeeper.devices.prometheus import Prometheus
+from gpukeeper.interfaces.telemetry.metrics import Metrics
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.lifecycle.rules import idle
 from gpukeeper.lifecycle.settings import Rulebook
@@ -33,6 +35,8 @@ from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.meter import ClusterMeter
+from gpukeeper.platforms.kubernetes.node_pods import PodGpu, PodGpus, PodName
+from gpukeeper.platforms.kubernetes.node_use import PodUse
 from tests.engines import has_prometheus, require
 
 MINUTE = timedelta(minutes=1)
@@ -109,9 +113,12 @@ class Exporter:
 
     gpus: list[Gpu]
     url: str = ""
+    agent: PodUse | None = None  # what an agent of ours publishes, on the same page
 
     def text(self) -> str:
-        lines = []
+        metrics = Metrics(Wall(), elects=False, process=False)
+        metrics.node_use = self.agent
+        lines = [] if self.agent is None else [metrics.text().decode()]
         for gpu in self.gpus:
             if gpu.ended is None:
                 labels = _labels({**gpu.labels(), "namespace": "lab", "pod": gpu.pod, "container": "main"})
@@ -251,7 +258,7 @@ def _count(url: str, query: str) -> float:
 
 
 def _until(holds: Callable[[], bool], log: Path | None = None) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < end, log.read_text()[-4000:] if log else "it did not come about within a minute"
         time.sleep(0.2)
@@ -386,6 +393,22 @@ def test_a_pod_that_loses_its_label_is_not_spoken_of(monitoring: Monitoring) -> 
     finally:
         gpu.pod = "leaves-0"
     assert all(isinstance(value, Unknown) for value in values), values
+
+
+@pytest.mark.parametrize("where", ["honoured", "renamed"])
+def test_what_an_agent_of_ours_publishes_is_read_as_that_of_an_exporter(monitoring: Monitoring, where: str) -> None:
+    pod, uuid = PodName("lab", f"agent-{where}-0", f"uid-{where}"), f"GPU-agent-{where}"
+    use = GpuUse(uuid=uuid, slice=False, busy=90.0, memory_used_mib=600, pids=(), energy_mj=1000)
+    exporter: Exporter = getattr(monitoring, where)
+    exporter.agent = PodUse(at=Wall().now(), uses={uuid: use}, busiest={uuid: 90.0}, pods=PodGpus((PodGpu(uuid, pod),)))
+    label = "pod" if where == "honoured" else "exported_pod"
+    try:
+        _until(lambda: _count(monitoring.url, f'count(DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{label}="{pod.name}"}})') == 1)
+        values = [one.value for one in measured(monitoring, workload(pod.name)) if one.signal is Signal.GPU]
+    finally:
+        exporter.agent = None
+    assert values
+    assert values == [pytest.approx(90.0)] * len(values)  # two, if a minute just ended
 
 
 def test_many_workloads_are_read_together(monitoring: Monitoring) -> None:

@@ -63,7 +63,7 @@ def pipelines(plane: ControlPlane) -> Iterator[None]:
 
 
 def _established(plane: ControlPlane, path: str) -> bool:
-    said = plane.api.must("GET", path).get("status", {}).get("conditions", [])
+    said = (plane.api.must("GET", path).get("status") or {}).get("conditions") or []  # null until the first is written
     return any(one["type"] == "Established" and one["status"] == "True" for one in said)
 
 

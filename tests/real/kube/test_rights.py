@@ -4,9 +4,7 @@ granted later counts at the next pass. Roles only, as in a namespace of somebody
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.event import Passed, Vanished
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
+from tests import forked
 from tests.real.kube import objects
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import ended_pod, unplaced
@@ -263,10 +262,9 @@ def run_command(
 ) -> subprocess.CompletedProcess[str]:
     rules = folder / "policy.yaml"
     rules.write_text(text)
-    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "KUBECONFIG": str(plane.kubeconfig(user))}
+    env = {**forked.environment(), "HOME": str(folder), "KUBECONFIG": str(plane.kubeconfig(user))}
     env |= {"GPUKEEPER_STATE": str(folder / "state"), "GPUKEEPER_POLICY": str(rules)}
-    command = [sys.executable, "-m", "gpukeeper", *words]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.CompletedProcess(words, *forked.run("gpukeeper", words, env))
 
 
 def test_the_rights_to_look_are_enough_for_a_plan(plane: ControlPlane, namespace: str, tmp_path: Path) -> None:

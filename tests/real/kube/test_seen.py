@@ -80,7 +80,7 @@ def test_2_v23_leaves_a_complete_trainjob_for_ever(trainer_v23: ControlPlane, na
     train(trainer_v23, namespace, ttl=1)
     finish(trainer_v23, namespace)
     api.wait_condition("trainjobs", namespace, RUN, "Complete")
-    trainer_v23.until(lambda: left(api, namespace, *CHAIN) == {"trainjobs": {RUN}}, "only the TrainJob is left", 40)
+    trainer_v23.until(lambda: left(api, namespace, *CHAIN) == {"trainjobs": {RUN}}, "only the TrainJob is left", 120)
     stays_so(lambda: left(api, namespace, *CHAIN) == {"trainjobs": {RUN}}, "it went by itself: not so any more")
 
     harness = Harness(trainer_v23.kubeconfig(), namespace)

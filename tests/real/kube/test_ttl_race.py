@@ -113,7 +113,7 @@ def keeping(harness: Harness) -> Iterator[None]:
     try:
         yield
     finally:
-        ends.get(timeout=10)()
+        ends.get(timeout=60)()
         thread.join(60)
         assert not thread.is_alive()
         assert not problems, problems
@@ -187,7 +187,9 @@ def test_the_failing_twin_phase_by_phase(race: Race) -> None:
     """C17.4, expected against seen. A TrainJob of this release forgets its failure only when its JobSet goes first."""
     story, expected = race.stories[TWIN], expected_of_the_twin()
     assert [(begin, end) for begin, end, _ in expected] == [(0, 10), (10, 60), (60, 70)]
-    seen = [story.in_phase(begin, end) for begin, end, _ in expected[:2]] + [story.in_phase(70, LONGEST)]
+    failed = next(one.at for one in story.moments if one.over)
+    late = max(0.0, failed - 9)  # a slow machine: Kubernetes itself saw the end of the pod so much later
+    seen = [story.in_phase(0, 10 + late), story.in_phase(10 + late, 60 + late), story.in_phase(70 + late, LONGEST)]
     rows = [
         f"{begin:3.0f}-{end:.0f} s | {words:34} | {', then '.join(during)}"
         for (begin, end, words), during in zip(expected, seen, strict=True)

@@ -80,7 +80,7 @@ def test_a_renewed_certificate_is_sent_and_a_bad_one_reported(pair: WebTls, monk
         assert (await settings.setup()).tls == TlsPair(b"first", b"first")
         sent: asyncio.Queue[object] = asyncio.Queue()
         following = asyncio.create_task(settings.follow(sent.put))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not settings.warnings:
                 write(0o644)
                 await asyncio.sleep(0.01)
@@ -104,7 +104,7 @@ def test_changed_settings_end_the_web_process(monkeypatch: pytest.MonkeyPatch) -
     async def story() -> None:
         await settings.setup()
         current[0] = Web(url="https://gpu.example")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await settings.serve(_forever(), _ignore)
 
     asyncio.run(story())

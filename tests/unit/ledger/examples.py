@@ -22,6 +22,7 @@ from gpukeeper.model.event import (
     GpuChecked,
     Held,
     Intended,
+    NodeMarked,
     Noticed,
     Notified,
     Passed,
@@ -47,6 +48,7 @@ NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 EVAL = Ref("docker", "node-3", "container", "eval", "c0ffee")
 TRAIN = Ref("kubernetes", "prod/a", "trainjob", "run-7", "uid-7", "research")
 GPU = Ref("host", "node-3", "gpu", "GPU-1", "GPU-1")
+NODE = Ref("kubernetes", "prod/a", "node", "n3", "uid-n3")
 # A key does not say where place ends and uid begins; the stores must not mix these two up.
 SPLIT = Ref("kubernetes", "prod", "pod", "x", "a/uid-7")
 
@@ -118,6 +120,7 @@ EVERY_TYPE: tuple[Event, ...] = (
     gpu_checked(),
     ResetTried(at=NOW, ref=GPU, reason="900 MiB are in use by nobody"),
     Quarantined(at=NOW, ref=GPU, reason="900 MiB are in use by nobody"),
+    NodeMarked(at=NOW, ref=NODE, by="ann", step="s1", action="quarantine", result="begun", reason="fans are loud"),
     Returned(at=NOW, ref=GPU, by="root"),
     PolicyChanged(at=NOW, digest="b", before="a", source="/p", changes=(PolicyChange("mode", "plan", "enforce"),)),
     Checkpoint(at=NOW, memories={EVAL.key: Memory(incarnation="9")}, present=(EVAL,), passes=4),

@@ -83,7 +83,7 @@ class ApiDiscovery:
             versions = await self._versions(kind.group)
             if versions is None:
                 return self._absent(kind)
-            found = [one for one in versions if await self._lists(kind, one)]
+            found = [one for one in versions if await self._lists(kind.group, one, kind.plural, kind.kind)]
         except PlatformError as error:
             self._known.clear()  # a contradiction: read everything again
             return Unknown(f"whether the cluster has {kind.plural} is unknown: {error}")
@@ -95,6 +95,11 @@ class ApiDiscovery:
             known = ", ".join(kind.versions)
             return Unknown(f"the cluster serves {kind.plural} in {', '.join(found)}; gpukeeper supports {known}")
         return self._absent(kind)
+
+    async def serves(self, group: str, version: str, plural: str, kind: str) -> bool:
+        """Whether a kind, of ours or not, is installed in this version. PlatformError: it could not be read."""
+        versions = await self._versions(group)
+        return versions is not None and version in versions and await self._lists(group, version, plural, kind)
 
     async def resource(self, api_version: str, kind: str) -> Resource | Unknown:
         """Of any kind, as an object names it. A version that is not served proves nothing about the object."""
@@ -159,13 +164,13 @@ class ApiDiscovery:
             raise PlatformError(f"the cluster's response to /apis/{group} does not describe that group")
         return tuple(one.version for one in page.versions)
 
-    async def _lists(self, kind: Kind, version: str) -> bool:
-        place = f"{kind.group}/{version}" if kind.group else version
-        path = f"/apis/{place}" if kind.group else f"/api/{version}"
+    async def _lists(self, group: str, version: str, plural: str, kind: str) -> bool:
+        place = f"{group}/{version}" if group else version
+        path = f"/apis/{place}" if group else f"/api/{version}"
         page = await self._read(path, _Resources)
         if page.kind != "APIResourceList" or page.group_version != place:
             raise PlatformError(f"the cluster's response to {path} does not list what is served there")
-        return any(one.name == kind.plural and one.kind == kind.kind for one in page.resources or ())
+        return any(one.name == plural and one.kind == kind for one in page.resources or ())
 
     async def _read(self, path: str, type_: type[T]) -> T:
         known = self._known.get(path)

@@ -66,6 +66,7 @@ class Leadership:
         self._renewed = 0.0  # steady time just before we requested that
         self._version, self._changed = "", 0.0  # of another's lease: as last seen, and since when it is so
         self._holder, self._problem = "", ""
+        self.denied = False  # the last attempt was: without other rights, no further one succeeds
         self.won, self.lost = asyncio.Event(), asyncio.Event()
         self.lost.set()
 
@@ -98,11 +99,12 @@ class Leadership:
         try:
             async with asyncio.timeout((self._renew_deadline / 2).total_seconds()):
                 await self._take_or_renew()
-            self._problem = ""
+            self._problem, self.denied = "", False
         except TimeoutError:
             self._problem = "timeout: the cluster did not answer"
         except PlatformError as problem:
             self._problem = _advised(problem)
+            self.denied = isinstance(problem, ApiError) and problem.is_denied
         self._log_change()
 
     async def _take_or_renew(self) -> None:

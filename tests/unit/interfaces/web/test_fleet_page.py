@@ -93,6 +93,7 @@ def test_filters(site: Dashboard, query: str, count: int) -> None:
     shows(site, many(view_of(site), 6))
     page = site.get(f"/?{query}", "root").text
     assert len(names(page)) == count
+    assert len(names(site.get(f"/fleet?{query}", "root").text)) == count, "what an open page reloads"
     assert ("No GPU matches these filters" in page) == (count == 0)
     for name, value in (pair.split("=") for pair in query.split("&") if not pair.startswith("q=")):
         if count:

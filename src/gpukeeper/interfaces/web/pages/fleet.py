@@ -61,7 +61,7 @@ async def rows(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         body = summary_html(site, views, wanted)
     else:
         found = groups(choose(views, wanted), wanted)
-        body = site.templates.get_template("tiles.html").render(groups=found, visitor=visitor)
+        body = site.templates.get_template("tiles.html").render(groups=found, visitor=visitor, tile=site.readers.html)
     return HTMLResponse(body, headers={"cache-control": "no-store"})
 
 

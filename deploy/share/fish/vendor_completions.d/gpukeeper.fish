@@ -1,0 +1,1 @@
+complete --command gpukeeper --no-files --arguments "(env _GPUKEEPER_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) gpukeeper)" --condition "env _GPUKEEPER_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) gpukeeper"

@@ -1,0 +1,1 @@
+"""Sent to servers; they import nothing of gpukeeper."""

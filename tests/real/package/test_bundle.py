@@ -1,0 +1,106 @@
+"""The offline bundle: one file, installed where there is no network, upgraded and rolled back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+
+def install(bundle: Path, target: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """In a network namespace with no interface but an idle loopback; pip's caches and settings are not there either."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(target.parent), "PIP_NO_CACHE_DIR": "1"}
+    environment["PIP_NO_COMPILE"] = "1"  # what is never imported here need not be compiled
+    offline = ["unshare", "--net", "--map-root-user"]
+    command = [*offline, sys.executable, bundle, target, *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def renamed(bundle: Path, made: Path, **about: object) -> Path:
+    """The same bundle, which says something else about itself."""
+    with zipfile.ZipFile(bundle) as source, zipfile.ZipFile(made, "w") as copy:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == "about.json":
+                content = json.dumps(json.loads(content) | about).encode()
+            copy.writestr(name, content)
+    return made
+
+
+def test_it_installs_without_a_network_upgrades_and_rolls_back(bundle: Path, tmp_path: Path) -> None:
+    target = tmp_path / "gpukeeper"
+    first = install(bundle, target)
+    assert first.returncode == 0, first.stderr
+    program = target / "bin" / "gpukeeper"
+    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() in first.stdout
+    assert (target / "share/man/man1/gpukeeper.1").is_file()
+    assert "installed already" in install(bundle, target).stdout
+
+    old = target.resolve()
+    newer = renamed(bundle, tmp_path / "newer.pyz", version="99.0")
+    shutil.copytree(old, tmp_path / "gpukeeper-99.0", symlinks=True)  # as an install that was not switched to yet
+    assert install(newer, target).returncode == 0
+    assert target.resolve().name == "gpukeeper-99.0"
+    assert subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout == shown
+    # A daemon of the version before still has all of its files.
+    assert (tmp_path / "gpukeeper.previous").resolve() == old
+    assert f"{old}/bin/python" in (old / "bin" / "gpukeeper").read_text()
+
+    assert install(newer, target, "--rollback").returncode == 0
+    assert target.resolve() == old
+    assert install(newer, target, "--rollback").returncode == 0
+    assert target.resolve().name == "gpukeeper-99.0"
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"sha256": "0" * 64}, "is damaged. Nothing was installed"),
+        ({"pythons": ["3.2"]}, "has wheels for Python 3.2"),
+        ({"machine": "s390x"}, "is for s390x"),
+    ],
+)
+def test_what_does_not_fit_is_refused(bundle: Path, tmp_path: Path, about: dict[str, object], words: str) -> None:
+    refused = install(renamed(bundle, tmp_path / "odd.pyz", **about), tmp_path / "target")
+    assert refused.returncode == 1
+    assert words in refused.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd.pyz"]
+
+
+def test_a_directory_that_is_not_its_own_is_never_replaced(bundle: Path, tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    target.mkdir()
+    (target / "precious").write_text("kept")
+    refused = install(bundle, target)
+    assert "is not a virtual environment. Nothing was changed" in refused.stderr
+    assert refused.returncode == 1
+    (target / "precious").unlink()
+    target.rmdir()
+    with zipfile.ZipFile(bundle) as archive:
+        version = json.loads(archive.read("about.json"))["version"]
+    other = tmp_path / f"data-{version}"
+    other.mkdir()
+    (other / "pyvenv.cfg").touch()  # an environment that a person made
+    (other / "precious").write_text("kept")
+    assert "Move it away" in install(bundle, target).stderr
+    assert (other / "precious").read_text() == "kept"
+
+
+def test_nothing_to_roll_back_to_is_an_error(bundle: Path, tmp_path: Path) -> None:
+    refused = install(bundle, tmp_path / "target", "--rollback")
+    assert refused.returncode == 1
+    assert "There is no version to go back to" in refused.stderr
+
+
+def test_nothing_in_it_depends_on_when_or_where_it_was_built(bundle: Path) -> None:
+    with zipfile.ZipFile(bundle) as archive:
+        entries = archive.infolist()
+    assert [one.filename for one in entries] == sorted(one.filename for one in entries)
+    assert {(one.date_time, one.external_attr) for one in entries} == {((1980, 1, 1, 0, 0, 0), 0o644 << 16)}

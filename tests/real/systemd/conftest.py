@@ -1,0 +1,38 @@
+"""The offline bundle for the Debian machine, and one such machine for all tests here."""
+
+from __future__ import annotations
+
+import ensurepip
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines import require
+from tests.package.test_build import ROOT, build
+from tests.real.ansible import installation as ansible
+from tests.real.systemd.machine import PYTHON, Machine, is_bootable, machine
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require("systemd-nspawn", is_bootable())
+    dist = tmp_path_factory.mktemp("dist")
+    build(ROOT, dist)
+    command = [sys.executable, ROOT / "deploy/bundle/build.py", dist, PYTHON]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    require("pypi", made.returncode == 0)
+    return Path(made.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def booted(bundle: Path) -> Iterator[Machine]:
+    files = {bundle: "/bundle.pyz", ROOT / "deploy/ansible": "/playbook", ROOT / "examples/policies": "/policies"}
+    if ansible.is_installed():
+        files[ansible.core()] = "/ansible"
+        # For `python3 -m venv`: Debian has it in a package of its own, python3-venv.
+        files[Path(ensurepip.__file__).parent] = f"/usr/lib/python{PYTHON}/ensurepip"
+    with machine(files) as made:
+        yield made

@@ -1,0 +1,219 @@
+"""Setting up one server: what was written is recorded, and only that is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpukeeper.config.host_files import (
+    CRON,
+    PASS,
+    POLICY,
+    SERVICE,
+    TIMER,
+    TMPFILES,
+    HostAnswers,
+    host_files,
+    unit_to_enable,
+)
+from gpukeeper.config.load import load_text
+from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.model.policy import Mode, Schedule
+from gpukeeper.wiring.host_setup import RECORD, Change, HostSetup, need_systemd
+
+UNIT = "gpukeeper.service"
+ANSWERS = HostAnswers(program="/opt/gpukeeper/bin/gpukeeper", admins=("root", "eve"), platforms=("host", "docker"))
+FILES = host_files(ANSWERS)
+
+
+class Systemd:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.fails = ""
+
+    def __call__(self, arguments: Sequence[str]) -> str:
+        self.calls.append(" ".join(arguments))
+        if self.fails and arguments[0] == self.fails:
+            raise KeeperError("systemctl failed")
+        return "active\n" if arguments[0] == "is-active" else ""
+
+
+class Machine:
+    def __init__(self, root: Path) -> None:
+        self.root, self.systemd = root, Systemd()
+        self.setup = HostSetup(root / "state", root=root, run=self.systemd)
+
+    def at(self, path: Path) -> Path:
+        return self.root / path.relative_to("/")
+
+    def files(self) -> set[str]:
+        return {f"/{path.relative_to(self.root)}" for path in self.root.rglob("*") if path.is_file()}
+
+    def state(self, path: Path) -> Change:
+        return {one.path: one.change for one in self.setup.changes(FILES)}[str(path)]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    tmp_path.chmod(0o755)
+    return Machine(tmp_path)
+
+
+def test_it_writes_starts_and_records(machine: Machine) -> None:
+    done = machine.setup.write(FILES, UNIT)
+    assert {one.change for one in done} == {Change.CREATE}
+    assert machine.files() == {*map(str, FILES), f"/state/{RECORD}"}
+    assert machine.systemd.calls == ["daemon-reload", f"enable {UNIT}", f"restart {UNIT}"]
+    assert machine.setup.is_active(UNIT)
+
+
+def test_again_changes_nothing(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    assert {one.change for one in machine.setup.write(FILES, UNIT)} == {Change.SAME}
+
+
+def test_remove_leaves_nothing_but_the_state_directory(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    assert {one.change for one in machine.setup.remove()} == {Change.REMOVE}
+    assert machine.files() == set()
+    assert not machine.at(POLICY.parent).exists()
+    assert machine.systemd.calls[-2:] == [f"disable --now {UNIT}", "daemon-reload"]
+    assert machine.setup.removals() == ()
+
+
+def test_a_file_of_a_person_is_neither_overwritten_nor_removed(machine: Machine) -> None:
+    policy = machine.at(POLICY)
+    policy.parent.mkdir(parents=True)
+    policy.write_text("preset: ci\n")
+    assert machine.state(POLICY) is Change.KEEP
+    machine.setup.write(FILES, UNIT)
+    assert policy.read_text() == "preset: ci\n"
+    machine.setup.remove()
+    assert machine.files() == {str(POLICY)}
+
+
+def test_a_file_that_was_changed_since_is_kept_on_removal_and_named(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    machine.at(POLICY).write_text("mode: enforce\n")
+    kept = [one for one in machine.setup.remove() if one.change is Change.KEEP]
+    assert [one.path for one in kept] == [str(POLICY)]
+    assert machine.at(POLICY).read_text() == "mode: enforce\n"
+    assert not machine.at(SERVICE).exists()
+
+
+def test_a_new_version_updates_what_it_wrote_itself(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    newer = {**FILES, SERVICE: FILES[SERVICE] + "# newer\n"}
+    changes = {one.path: one.change for one in machine.setup.write(newer, UNIT)}
+    assert changes[str(SERVICE)] is Change.UPDATE
+    assert machine.at(SERVICE).read_text().endswith("# newer\n")
+
+
+def test_from_daemon_to_timer_the_daemon_is_disabled_and_its_unit_removed(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    timer = host_files(HostAnswers(program=ANSWERS.program, every=Schedule(every=timedelta(hours=1))))
+    machine.setup.write(timer, TIMER.name)
+    assert f"disable --now {UNIT}" in machine.systemd.calls
+    assert not machine.at(SERVICE).exists()
+    assert machine.at(PASS).exists()
+    assert machine.at(TIMER).exists()
+
+
+def test_killed_in_the_middle_everything_written_is_still_removed(machine: Machine) -> None:
+    machine.systemd.fails = "daemon-reload"
+    with pytest.raises(KeeperError):
+        machine.setup.write(FILES, UNIT)
+    machine.systemd.fails = ""
+    machine.setup.remove()
+    assert machine.files() == set()
+
+
+def test_an_update_killed_before_its_first_file_still_knows_the_old_files(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    newer = {path: f"{text}# newer\n" for path, text in FILES.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine.setup, "_put", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            machine.setup.write(newer, UNIT)
+    assert {one.change for one in machine.setup.changes(newer)} == {Change.UPDATE}
+    machine.setup.remove()
+    assert machine.files() == set()
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_without_its_record_nothing_is_guessed(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    (machine.root / "state" / RECORD).write_bytes(b"{broken")
+    with pytest.raises(KeeperError, match="Nothing was changed"):
+        machine.setup.remove()
+    (machine.root / "state" / RECORD).unlink()
+    assert machine.setup.removals() == ()
+    assert machine.state(SERVICE) is Change.SAME
+
+
+def test_a_directory_that_others_write_to_gets_no_unit_of_root(machine: Machine) -> None:
+    machine.at(SERVICE.parent).mkdir(parents=True)
+    machine.at(SERVICE.parent).chmod(0o777)
+    with pytest.raises(KeeperError, match="was not written"):
+        machine.setup.write(FILES, UNIT)
+    assert not machine.at(SERVICE).exists()
+
+
+def test_the_first_policy_is_valid_and_dry() -> None:
+    policy = load_text(FILES[POLICY]).policy
+    assert policy.mode is Mode.PLAN
+    assert set(policy.admins) == {"root", "eve"}
+    assert set(policy.scope) == {"host", "docker"}
+
+
+def test_a_program_that_a_unit_file_cannot_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="Install gpukeeper in /opt/gpukeeper"):
+        host_files(HostAnswers(program="/opt/my tools/gpukeeper"))
+
+
+def test_the_units_in_the_repository_are_those_that_setup_writes() -> None:
+    directory = Path(__file__).resolve().parents[3] / "deploy" / "systemd"
+    timer = host_files(HostAnswers(program=ANSWERS.program, every=Schedule(every=timedelta(hours=1))))
+    wanted = {path.name: text for path, text in {**FILES, **timer}.items() if path not in (POLICY, TMPFILES)}
+    assert {path.name: path.read_text() for path in directory.iterdir()} == wanted
+
+
+def test_cron_needs_no_systemd_and_is_taken_back(machine: Machine) -> None:
+    by_cron = msgspec.structs.replace(ANSWERS, every=Schedule(every=timedelta(hours=1)), cron=True)
+    files = host_files(by_cron)
+    assert unit_to_enable(by_cron) == ""
+    machine.setup.write(files, "")
+    assert machine.at(CRON).read_text().splitlines()[-1] == (
+        f"0 * * * * root {ANSWERS.program} apply --yes --policy {POLICY}"
+    )
+    assert machine.setup.is_active("")
+    assert {one.change for one in machine.setup.changes(files)} == {Change.SAME}
+    machine.setup.remove()
+    assert machine.systemd.calls == []
+    assert not machine.at(CRON).exists()
+
+
+def test_from_systemd_to_cron_the_unit_ends(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    machine.systemd.calls.clear()
+    machine.setup.write(host_files(msgspec.structs.replace(ANSWERS, every=Schedule(), cron=True)), "")
+    assert machine.systemd.calls == [f"disable --now {UNIT}", "daemon-reload"]
+    assert not machine.at(SERVICE).exists()
+
+
+def test_a_given_policy_is_installed_as_it_is() -> None:
+    assert host_files(msgspec.structs.replace(ANSWERS, policy="mode: plan\n"))[POLICY] == "mode: plan\n"
+
+
+def test_a_machine_without_systemd_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"Nothing was written.*--every 1h --cron"):
+        need_systemd(tmp_path)
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    need_systemd(tmp_path)
