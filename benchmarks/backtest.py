@@ -1,0 +1,137 @@
+"""Workload-minutes a second on two cores in a backtest: a month of 1,000 containers under the rules that run.
+
+The peer is only the window of the idle rule (no use for 30 minutes), as a rolling maximum in polars, on a part of the
+same trace, on one thread like the replay beside it. Polars is installed into an environment of its own. Then memory
+with the length of the trace, and what the rules that people copy win of what one who knows the future would win.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from datetime import timedelta
+from math import isnan
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.report import Figure, met, print_figure, print_table
+from gpukeeper.config.load import load_policy
+from gpukeeper.lifecycle.backtest.outcome import Judging
+from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.model.policy import Policy
+from gpukeeper.model.series import Signal
+from gpukeeper.traces.synthetic import SyntheticTrace
+from gpukeeper.views.backtest import tally
+from gpukeeper.wiring.backtests import compare
+
+SECONDS_MAX = 60.0
+MONTH, CONTAINERS, PART = 30, 1000, 100
+RULES = {"30m": 30, "2h": 120, "5h": 300}
+PEER = """
+import json, sys, time
+import polars as pl
+frame = pl.read_csv(sys.argv[1], schema_overrides={"gpu": pl.Float32})
+begin = time.perf_counter()
+busy = (pl.col("gpu") >= 5.0) | pl.col("gpu").is_null()
+quiet = ~busy.cast(pl.Int8).rolling_max(30, min_samples=30).over("run").cast(pl.Boolean)
+found = frame.with_columns(quiet.alias("quiet")).filter("quiet").group_by("run").agg(pl.col("minute").min())
+print(json.dumps([time.perf_counter() - begin, frame.height, found.height]))
+"""
+
+
+def run() -> None:
+    policy = _without_runtime(load_policy(None).policy)
+    month = SyntheticTrace(1, CONTAINERS, MONTH)
+    begin = time.perf_counter()
+    compare(month, policy, (GIVEN,), Judging(), workers=2)
+    two = time.perf_counter() - begin
+    minutes = sum(max(len(one.minutes) for one in run.series) for run in month.runs())
+    part = SyntheticTrace(1, PART, MONTH)
+    runs = list(part.runs())
+    part_minutes = sum(max(len(one.minutes) for one in run.series) for run in runs)
+    one_core = _timed(part, policy, 1)
+    peer = _peer(part)
+    rows = [
+        ("1,000 containers in a month, two cores", f"{two:.1f} s", f"{minutes / two:,.0f}"),
+        ("a part of it, one core", f"{one_core:.1f} s", f"{part_minutes / one_core:,.0f}"),
+    ]
+    if isinstance(peer, str):
+        rows.append(("polars, only the window, one thread", peer, "not measured"))
+    else:
+        rows.append(("polars, only the window, one thread", f"{peer[0]:.2f} s", f"{peer[1] / peer[0]:,.0f}"))
+    print_table(("what", "time", "workload-minutes/s"), rows)
+    whole = CONTAINERS * MONTH * 24 * 60
+    full = two * whole / minutes
+    print(f"They ran for {minutes / whole:.0%} of the month. If each ran all the time, at this pace: {full:.0f} s.")
+    print(f"target at most {SECONDS_MAX:g} s, {met(full, SECONDS_MAX, least=False)}")
+    print_table(("days", "peak memory, MB"), [(str(days), f"{_memory(days):.0f}") for days in (3, 30, 300)])
+    _quality(policy)
+    ratio = 0.0 if isinstance(peer, str) else round(minutes / two / (peer[1] / peer[0]), 4)
+    print_figure(Figure("backtest", round(minutes / two), "workload-minutes/s", ratio, "polars, only the window"))
+
+
+def _without_runtime(policy: Policy) -> Policy:
+    """Only the idle rule stops: the same work as the peer's."""
+    idle = timedelta(minutes=30)
+    classes = {name: msgspec.structs.replace(one, idle=idle, max_runtime=None) for name, one in policy.classes.items()}
+    return msgspec.structs.replace(policy, classes=classes)
+
+
+def _timed(trace: SyntheticTrace, policy: Policy, workers: int) -> float:
+    begin = time.perf_counter()
+    compare(trace, policy, (GIVEN,), Judging(), workers=workers)
+    return time.perf_counter() - begin
+
+
+def _peer(trace: SyntheticTrace) -> tuple[float, int] | str:
+    with tempfile.TemporaryDirectory() as folder:
+        place, table, program = Path(folder, "venv"), Path(folder, "minutes.csv"), Path(folder, "peer.py")
+        venv.create(place, with_pip=True)
+        python = place / "bin" / "python"
+        made = subprocess.run([python, "-m", "pip", "install", "-q", "polars"], capture_output=True, check=False)
+        if made.returncode:
+            return "polars could not be installed"
+        with table.open("w") as file:
+            file.write("run,minute,gpu\n")
+            for number, run in enumerate(trace.runs()):
+                gpu = next(one for one in run.series if one.signal is Signal.GPU)
+                lines = (f"{number},{n},{'' if isnan(v) else round(v, 1)}\n" for n, v in enumerate(gpu.minutes))
+                file.writelines(lines)
+        program.write_text(PEER)
+        done = subprocess.run(
+            [python, program, table], capture_output=True, text=True, check=True, env={"POLARS_MAX_THREADS": "1"}
+        )
+        seconds, rows, _ = json.loads(done.stdout)
+        return seconds, rows
+
+
+def _memory(days: int) -> float:
+    """Of a process of its own that replays sixteen workloads of so many days."""
+    program = (
+        "import resource\n"
+        "from benchmarks.backtest import _timed, _without_runtime\n"
+        "from gpukeeper.config.load import load_policy\n"
+        "from gpukeeper.traces.synthetic import SyntheticTrace\n"
+        f"_timed(SyntheticTrace(1, 16, {days}), _without_runtime(load_policy(None).policy), 1)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def _quality(policy: Policy) -> None:
+    """Held after the last use is what one who knows the future would win."""
+    trace = SyntheticTrace(2, 300, MONTH)
+    variants = {name: Variant(timedelta(minutes=minutes)) for name, minutes in RULES.items()}
+    judged = compare(trace, policy, tuple(variants.values()), Judging(), workers=2)
+    rows = []
+    for name, variant in variants.items():
+        total = tally(judged[variant], "idle")
+        known = "not known" if total.regret is None else f"{total.regret:.1%}"
+        rows.append((name, str(total.stops), known, f"{total.won / total.unused_tail:.0%}"))
+    print_table(("idle time", "stops", "regretted", "of the most that can be won"), rows)

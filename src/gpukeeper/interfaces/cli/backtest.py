@@ -1,0 +1,302 @@
+"""`gpukeeper backtest`: what a policy would have done to recorded work. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from gpukeeper.config.digest import deciding_digest
+from gpukeeper.config.load import Loaded, load_policy
+from gpukeeper.config.units import read_percent, read_span
+from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.backtest_page import page
+from gpukeeper.interfaces.terminal.backtest_tables import SHOWN, Table, facts, stamp, stops, tables, worst_first
+from gpukeeper.interfaces.terminal.backtest_timeline import timeline_page
+from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import span
+from gpukeeper.ledger.backtest_record import BacktestRecord, record_backtest
+from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.paths import ledger_path
+from gpukeeper.lifecycle.backtest.outcome import Judging
+from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant, grid
+from gpukeeper.model import reading
+from gpukeeper.model.decision import Verdict
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.trace import Trace, TraceTime
+from gpukeeper.traces.open import SYNTHETIC, open_trace
+from gpukeeper.views.backtest import BacktestReport, TraceFacts, report
+from gpukeeper.wiring.backtests import Evaluation, compare, cores, course_of
+
+WINDOWS = tuple(
+    timedelta(minutes=one)
+    for one in (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 360, 480, 720, 1080, 1440, 2880, 4320)
+)
+THRESHOLDS = (0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0)
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="TRACE",
+        help="Recorded work: ledger, prometheus:URL, a table with --mapping (.csv, .csv.gz, .txt), or synthetic:SEED.",
+        show_default=False,
+    ),
+]
+Mapping = Annotated[
+    Path | None, typer.Option("--mapping", metavar="FILE", help="What the columns of a table mean, as YAML.")
+]
+Horizon = Annotated[
+    str, typer.Option("--horizon", metavar="DURATION", help="Use within this time after a stop counts as regret.")
+]
+Restart = Annotated[
+    str, typer.Option("--restart", metavar="DURATION", help="What a restart costs: this time of all its GPUs.")
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", metavar="N", min=1, max=256, help="Processes. Default: one for each core.")
+]
+
+
+def backtest(
+    source: Source,
+    mapping: Mapping = None,
+    policy: o.PolicyFile = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            "--sweep",
+            metavar="RANGES",
+            help="Also other idle times and GPU thresholds: window=15m..6h,threshold=1%..10%, or window=30m/2h/5h.",
+        ),
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option("--workload", metavar="NAME", help="Only this run: each decision about it, and why.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="With --workload: the answer of every rule at this time.")
+    ] = None,
+    horizon: Horizon = "3d",
+    restart: Restart = "30m",
+    workers: Workers = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one HTML file.")
+    ] = None,
+    record: Annotated[
+        bool,
+        typer.Option("--record", help="Record the result in this machine's ledger, for `policy check` and `doctor`."),
+    ] = False,
+    json: o.Json = False,
+) -> None:
+    """Show what a policy would have done to recorded work.
+
+    What would have been stopped, when, and at which cost, by the rules that plan and apply use. Nothing is changed.
+    """
+    if at is not None and workload is None:
+        raise UsageError("--at needs --workload: the run that is explained.")
+    if record and source.startswith(SYNTHETIC):
+        raise UsageError("--record needs recorded work: a synthetic trace says nothing about the work on this machine.")
+    variants = (GIVEN, *swept(sweep))
+    loaded, trace = load_policy(policy), open_trace(source, mapping)
+    if workload is not None:
+        _explain(trace, loaded, workload, at, html, json=json)
+        return
+    found = _answer(trace, loaded, variants, judging_of(loaded, horizon, restart), workers)
+    if record:
+        asyncio.run(_record(loaded, found))
+    if html is not None:
+        write(html, page(found))
+    if json:
+        show.as_json("backtest", found)
+    elif html is None:
+        _print(found)
+
+
+async def _record(loaded: Loaded, found: BacktestReport) -> None:
+    trace, total = found.trace, found.total
+    line = BacktestRecord(
+        at=datetime.now(UTC),
+        source=trace.source,
+        begin=trace.begin,
+        end=trace.end,
+        runs=total.runs,
+        stops=total.stops,
+        known=total.known,
+        regrets=total.regrets,
+        won=total.won,
+    )
+    ledger = open_ledger(ledger_path(), write=True)
+    try:
+        await record_backtest(ledger, deciding_digest(loaded.policy), line)
+    finally:
+        ledger.close()
+    print_message("Recorded for `gpukeeper policy check` and `gpukeeper doctor`.")
+
+
+def judging_of(loaded: Loaded, horizon: str, restart: str) -> Judging:
+    activity = loaded.policy.activity
+    return Judging(
+        threshold=activity.gpu,
+        slice_threshold=activity.gpu_slice,
+        horizon=_span(horizon, "--horizon"),
+        restart=_span(restart, "--restart"),
+    )
+
+
+def _span(words: str, flag: str) -> timedelta:
+    found = span(words, flag)
+    assert found is not None, "it was given"
+    return found
+
+
+def trace_facts(trace: Trace, loaded: Loaded, runs: int) -> TraceFacts:
+    missing = [name for name in loaded.policy.activity.signals if name not in trace.signals]
+    return TraceFacts(
+        source=trace.source,
+        begin=trace.begin,
+        end=trace.end,
+        runs=runs,
+        rows=trace.rows,
+        bad_rows=trace.bad_count,
+        bad=tuple(f"line {one.line}: {one.why}" for one in trace.bad),
+        not_recorded=tuple(missing),
+    )
+
+
+def progress(done: int) -> None:
+    if done % 50 == 0:
+        show.progress_line(f"{done} runs replayed")
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}. Nothing else was changed.") from error
+    print_message(f"Written: {path}")
+
+
+def swept(words: str | None) -> tuple[Variant, ...]:
+    """Raises UsageError."""
+    windows: tuple[timedelta, ...] = ()
+    thresholds: tuple[float, ...] = ()
+    for part in words.split(",") if words else ():
+        key, _, values = part.strip().partition("=")
+        try:
+            if key == "window":
+                windows = _between(values, WINDOWS, read_span)
+            elif key == "threshold":
+                thresholds = _between(values, THRESHOLDS, read_percent)
+            else:
+                raise UsageError(f'--sweep "{part}": write window=15m..6h or threshold=1%..10%, separated by commas.')
+        except ValueError as problem:
+            raise UsageError(f"--sweep {key}: {problem}") from problem
+    return tuple(grid(windows, thresholds)) if windows or thresholds else ()
+
+
+V = TypeVar("V", timedelta, float)
+
+
+def _between(words: str, known: tuple[V, ...], read: Callable[[object], V]) -> tuple[V, ...]:
+    """15m..6h: the ends and the usual values between them. 30m/2h: these."""
+    first, dots, last = words.partition("..")
+    if not dots:
+        return tuple(read(one.strip()) for one in words.split("/"))
+    low, high = read(first.strip()), read(last.strip())
+    if low > high:
+        raise ValueError(f"{first} is more than {last}. Write the smaller one first.")
+    usual: list[V] = [one for one in known if low < one < high]
+    return tuple(sorted({low, high}.union(usual)))
+
+
+def _answer(
+    trace: Trace, loaded: Loaded, variants: tuple[Variant, ...], judging: Judging, workers: int | None
+) -> BacktestReport:
+    judged = compare(trace, loaded.policy, variants, judging, workers=workers or cores(), progress=progress)
+    found = trace_facts(trace, loaded, len(judged[GIVEN]))
+    return report(loaded.source, loaded.policy.digest, found, judging, judged)
+
+
+def _print(found: BacktestReport) -> None:
+    show.table([(f"{name}:", words) for name, words in facts(found).items()])
+    for one in tables(found):
+        _print_table(one)
+    if found.stops:
+        _print_table(stops(worst_first(found.stops)[:SHOWN]))
+        if len(found.stops) > SHOWN:
+            show.text(f"… and {len(found.stops) - SHOWN} more: --html FILE or --json has all.")
+    show.text("\n" + "\n".join(found.notes))
+    for words in found.trace.bad[:5]:
+        print_message(f"not used: {words}")
+
+
+def _print_table(one: Table) -> None:
+    if one.rows:
+        show.text(f"\n{one.title}")
+        show.table(one.rows, one.head)
+
+
+def _explain(trace: Trace, loaded: Loaded, name: str, at: str | None, html: Path | None, *, json: bool) -> None:
+    run = next((one for one in trace.runs() if one.name == name), None)
+    if run is None:
+        raise UsageError(f'the trace has no run "{name}". The names: gpukeeper backtest … --json, under stops.')
+    course = course_of(run, loaded.policy, trace)
+    if not course:
+        raise UsageError(f'"{name}" ran between two passes only; no decision was made about it.')
+    moment = None if at is None else _moment(at)
+    if html is not None:
+        time = TraceTime(trace.begin, trace.end)
+        write(html, timeline_page(run, time, _changes(course), loaded.policy.activity.gpu))
+    if moment is None:
+        if json or html is None:
+            _show_course(name, course, json=json)
+        return
+    before = [one for one in course if one.at <= moment]
+    if not before:
+        raise UsageError(f'"{name}" was first seen at {stamp(course[0].at)}, after {at}.')
+    _show_evaluation(name, before[-1], json=json)
+
+
+def _moment(words: str) -> datetime:
+    try:
+        return reading.moment(words, naive_is_utc=True)
+    except ValueError as problem:
+        raise UsageError(f'--at "{words}" is not a time. Write it like 2026-03-02T14:05, in UTC.') from problem
+
+
+def _show_course(name: str, course: list[Evaluation], *, json: bool) -> None:
+    changes = _changes(course)
+    rows = [(one.decision.action.value, stamp(one.at), one.decision.rule, one.decision.reason) for one in changes]
+    if json:
+        show.as_json("backtest-course", {"workload": name, "decisions": [_plain(one) for one in changes]})
+        return
+    show.table(rows, ("decision", "at", "rule", "why"))
+    show.text(f"{len(course)} evaluations; those that decided the same for the same rule are left out.")
+
+
+def _show_evaluation(name: str, one: Evaluation, *, json: bool) -> None:
+    given = [answer for answer in one.answers if answer.verdict is not Verdict.SILENT]
+    if json:
+        answers = [{"rule": a.rule, "verdict": a.verdict, "reason": a.reason, "due": a.due} for a in given]
+        show.as_json("backtest-decision", {"workload": name, **_plain(one), "answers": answers})
+        return
+    show.text(f"{name} at {stamp(one.at)}: {one.decision.action}, by {one.decision.rule}: {one.decision.reason}")
+    show.table([(a.verdict.value, a.rule, a.reason) for a in given], ("answer", "rule", "why"))
+
+
+def _changes(course: list[Evaluation]) -> list[Evaluation]:
+    """Where the decision changed."""
+    return [one for number, one in enumerate(course) if number == 0 or _differs(course[number - 1], one)]
+
+
+def _differs(before: Evaluation, one: Evaluation) -> bool:
+    a, b = before.decision, one.decision
+    return (a.action, a.rule, a.verdict, a.stage) != (b.action, b.rule, b.verdict, b.stage)
+
+
+def _plain(one: Evaluation) -> dict[str, object]:
+    d = one.decision
+    return {"at": one.at, "action": d.action, "rule": d.rule, "verdict": d.verdict, "reason": d.reason, "due": d.due}

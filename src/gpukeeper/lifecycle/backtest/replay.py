@@ -1,0 +1,247 @@
+"""One recorded run under a policy: which warnings it would have got, and when it would have been stopped.
+
+The rules decide, as in a pass; this file only moves the time. Passes in which nothing can be due are left out: rules
+say when they are due, and the idle rule does nothing as long as there was use within the time that it waits. What is
+not known (a gap, a hold) is evaluated again in every pass.
+
+A run is replayed until it would have been stopped. What it did after that belongs to another course of events.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from gpukeeper.lifecycle.activity import PAIR, secondary_threshold
+from gpukeeper.lifecycle.decide import answers, decide
+from gpukeeper.lifecycle.forecast import MINUTE, Opens, after, with_lease
+from gpukeeper.lifecycle.rules import idle
+from gpukeeper.lifecycle.rules.idle import HORIZON_SLACK, horizon
+from gpukeeper.lifecycle.settings import Rulebook, idle_times
+from gpukeeper.model.decision import ACTING, Action, Decision, Verdict, View
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.memory import Memory
+from gpukeeper.model.policy import Activity
+from gpukeeper.model.series import Series, Signal
+from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.trace import RecordedRun, RecordedSeries, TraceTime
+from gpukeeper.model.unknown import Unknown
+
+HOUR = timedelta(hours=1)
+NOTHING = timedelta()
+INCARNATION = "recorded"
+NOT_RECORDED = Unknown("not in the trace", by_design=True)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+NEVER = datetime.max.replace(tzinfo=UTC)
+MOMENT = timedelta(microseconds=1)
+_SAYS_WHEN = (Verdict.WAIT, Verdict.REPORT, Verdict.SILENT)
+COUNTS_ALONE = (Signal.GPU, Signal.TERMINAL)
+
+
+class ReplayedStep(msgspec.Struct, frozen=True):
+    """`since`: beginning of the condition; of idle work, its quiet time."""
+
+    at: datetime
+    action: Action
+    rule: str
+    reason: str
+    stage: int = 0
+    since: datetime | None = None
+
+
+class ReplayedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """`steps` are warnings, then at most one stop or removal. `kept`: the last decision, if it was not stopped."""
+
+    class_: str
+    steps: tuple[ReplayedStep, ...]
+    kept: str
+    evaluated: int
+
+    @property
+    def stop(self) -> ReplayedStep | None:
+        last = self.steps[-1] if self.steps else None
+        return last if last is not None and last.action is not Action.WARN else None
+
+
+class Passes(msgspec.Struct, frozen=True):
+    """When a daemon would have made its passes: every `every`, counted from midnight of the first day of 1970; or when
+    it made them, if `made` has the times, in order. `opens`: the first time from then on at which the policy lets a
+    pass act."""
+
+    every: timedelta
+    opens: Opens
+    made: Sequence[datetime] | None = None
+
+    def first(self, at: datetime) -> datetime:
+        if self.made is None:
+            return at + (EPOCH - at) % self.every
+        position = bisect_left(self.made, at)
+        return self.made[position] if position < len(self.made) else NEVER
+
+    def after(self, at: datetime) -> datetime:
+        return at + self.every if self.made is None else self.first(at + MOMENT)
+
+
+Watch = Callable[[datetime, View, Decision], None]
+
+
+def replay(
+    run: RecordedRun,
+    book: Rulebook,
+    passes: Passes,
+    time: TraceTime,
+    recorded: Collection[str],
+    watch: Watch | None = None,
+) -> ReplayedRun:
+    """`time`: of the trace; no decision before it begins. `recorded`: signals that the trace has; a signal that it does
+    not have vetoes nothing.
+    `watch` gets every evaluation."""
+    course = _Course(run, book, passes, time, recorded, watch)
+    steps = tuple(course.steps())
+    return ReplayedRun(class_=course.class_, steps=steps, kept=course.kept, evaluated=course.evaluated)
+
+
+class _Course:
+    def __init__(
+        self,
+        run: RecordedRun,
+        book: Rulebook,
+        passes: Passes,
+        time: TraceTime,
+        recorded: Collection[str],
+        watch: Watch | None,
+    ) -> None:
+        self.run, self.book, self.passes = run, book, passes
+        self.begin, self.end = max(run.started, time.begin), run.ended or time.end
+        self.watch = watch
+        self.class_ = self.kept = ""
+        self.evaluated = 0
+        policy = book.policy
+        self._reach = horizon(policy, max(idle_times(policy), default=HOUR)) + HORIZON_SLACK
+        self._absent = tuple(
+            Series(Signal(name), "", run.started, (), missing=NOT_RECORDED)
+            for name in policy.activity.signals
+            if name not in recorded or name in run.absent
+        )
+
+    def steps(self) -> Iterator[ReplayedStep]:
+        view = _beginning(self.run)
+        at, acted = self.passes.first(self.begin), None
+        while at < self.end:
+            view = self._seen(view, at)
+            decision = decide(view, self.book, at)
+            self.evaluated += 1
+            if self.watch is not None:
+                self.watch(at, view, decision)
+            self.class_, self.kept = decision.class_, decision.reason
+            if decision.action is Action.KEEP:
+                view = with_lease(view, decision)
+                at = self._next(view, decision, at)
+                continue
+            opened = self.passes.opens(at, acted)
+            if opened > at:
+                at = self.passes.first(opened)
+                continue
+            acted = at
+            yield ReplayedStep(at, decision.action, decision.rule, decision.reason, decision.stage, decision.since)
+            changed = after(view, decision, at, State.ENDED, delivered=self.run.reachable)
+            if decision.action in ACTING or changed is None:
+                self.kept = ""
+                return
+            view = changed
+            at = self.passes.after(at)
+
+    def _next(self, view: View, decision: Decision, at: datetime) -> datetime:
+        """The first pass in which anything may be done. What is unknown or protected may change in every pass."""
+        later, settings = self.passes.after(at), self.book.settings(view.subject)
+        if decision.verdict not in _SAYS_WHEN:
+            return later
+        due = self._others_due(view, at)
+        limits = idle.first_action_after(view.subject, settings)
+        if limits is not None:
+            due = self._not_in_use(later, *limits, due)
+        return max(later, self.passes.first(due))
+
+    def _others_due(self, view: View, at: datetime) -> datetime:
+        """When a rule other than idle may have something to do."""
+        given = answers(view, self.book, at)
+        return min((one.due for one in given if one.due is not None and one.rule != idle.NAME), default=self.end)
+
+    def _not_in_use(self, at: datetime, needed: timedelta, window: timedelta, until: datetime) -> datetime:
+        """The first time from then on before which it ran and was not in use for so long, or `until`. Before it the
+        idle rule has nothing to do, whatever else it finds."""
+        at = max(at, self.run.started + needed)
+        activity = self.book.policy.activity
+        watched = [
+            (one, threshold_of(one, activity, window))
+            for one in self.run.series
+            if one.signal in activity.signals or (one.signal is Signal.GPU and one.device in self.run.devices)
+        ]
+        while at < until:
+            used = max((_last_use(one, threshold, at - needed, at) for one, threshold in watched), default=at - needed)
+            if used + needed <= at:
+                return at
+            at = used + needed
+        return until
+
+    def _seen(self, view: View, at: datetime) -> View:
+        """With what a daemon would have measured until then."""
+        subject = msgspec.structs.replace(view.subject, seen=msgspec.structs.replace(view.subject.seen, at=at))
+        known = {one.signal for one in self.run.series}
+        series = [_window(one, at - self._reach, at) for one in self.run.series]
+        series += [one for one in self._absent if one.signal not in known]
+        held = tuple(hold for hold in self.run.holds if hold.at <= at)
+        if held:
+            view = msgspec.structs.replace(view, memory=msgspec.structs.replace(view.memory, holds=held))
+        return msgspec.structs.replace(view, subject=subject, series=tuple(series))
+
+
+def _beginning(run: RecordedRun) -> View:
+    ref = Ref(run.platform, run.place, run.kind, run.name, run.name, run.namespace)
+    subject = Subject(
+        seen=Seen(ref, INCARNATION, "", run.started),
+        state=State.RUNNING,
+        owner=run.owner,
+        class_=run.class_,
+        created=run.first_start or run.started,
+        started=run.started,
+        devices=run.devices,
+        slices=tuple({one.device for one in run.series if one.slice}),
+        labels=run.labels,
+    )
+    first = run.first_start or run.started
+    return View(
+        subject,
+        (),
+        Memory(first_start=first, started=run.started, state=State.RUNNING, incarnation=INCARNATION),
+    )
+
+
+def _window(one: RecordedSeries, since: datetime, at: datetime) -> Series:
+    """The minutes that were over at `at`."""
+    first = max(0, (since - one.start) // MINUTE)
+    last = max(first, (at - one.start) // MINUTE)
+    return Series(one.signal, one.device, one.start + first * MINUTE, tuple(one.minutes[first:last]), one.slice)
+
+
+def threshold_of(one: RecordedSeries, activity: Activity, window: timedelta) -> float:
+    if one.signal is Signal.GPU:
+        return activity.gpu_slice if one.slice else activity.gpu
+    return secondary_threshold(one.signal, activity, window)
+
+
+def _last_use(one: RecordedSeries, threshold: float, since: datetime, at: datetime) -> datetime:
+    """The end of the last minute of that time that counts as use, as assess_use counts; `since`: it has none."""
+    first, last = max(0, (since - one.start) // MINUTE), (at - one.start) // MINUTE
+    values, alone, earlier = one.minutes, one.signal in COUNTS_ALONE, -PAIR
+    for position in range(min(last, len(values)) - 1, first - 1, -1):
+        if values[position] >= threshold:
+            if alone:
+                return one.start + (position + 1) * MINUTE
+            if 0 < earlier - position < PAIR:
+                return one.start + (earlier + 1) * MINUTE
+            earlier = position
+    return since

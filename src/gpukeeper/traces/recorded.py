@@ -1,0 +1,259 @@
+"""Our own ledger as a trace: what passes measured (`series`, `buckets`), and starts, ends and holds from the journal.
+
+Only reads. A workload whose lines were archived begins with what the checkpoint remembers of it, or with its first
+measured minute. Lines and minutes that are written after it was opened are left out.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.ledger.database import open_for_reading, translated
+from gpukeeper.ledger.lines import decode
+from gpukeeper.model import reading
+from gpukeeper.model.errors import LedgerError, UsageError
+from gpukeeper.model.event import Checkpoint, Event, Held, Noticed, Released, Vanished, WarningSent
+from gpukeeper.model.fold import remember
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import EMPTY, Hold, Memory
+from gpukeeper.model.series import MINUTE, NOT_MEASURED, Signal
+from gpukeeper.model.subject import State
+from gpukeeper.model.trace import BadRow, RecordedRun, RecordedSeries
+from gpukeeper.traces.spool import EPOCH, BadRows, unique
+
+_LINES = (
+    "SELECT seq, line FROM journal WHERE key = ? AND seq <= ? "
+    "AND type IN ('noticed', 'vanished', 'hold', 'release', 'warning') ORDER BY seq"
+)
+_LIVE = (State.RUNNING, State.PAUSED)
+_OVER = (State.ENDED, State.SUSPENDED)
+
+
+class _Life(msgspec.Struct):
+    """One incarnation, while its lines are read."""
+
+    incarnation: str
+    started: datetime
+    ended: datetime | None = None
+    owner: str | None = None
+    class_: str = ""
+
+
+class _Edges(msgspec.Struct, frozen=True):
+    first: int
+    last: int
+    seq: int
+    signals: frozenset[Signal]
+
+
+class RecordedTrace:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bad, self._rows = BadRows(), 0
+        with translated(path), closing(open_for_reading(path)) as c:
+            found = _edges(c)
+        if found is None:
+            raise UsageError(
+                f"The ledger {path} has no measurements of GPUs. Nothing was replayed. They are recorded by "
+                "`gpukeeper serve`; another ledger is named with GPUKEEPER_STATE."
+            )
+        self._edges = found
+
+    @property
+    def source(self) -> str:
+        return f"ledger {self._path}"
+
+    @property
+    def begin(self) -> datetime:
+        return _at(self._edges.first)
+
+    @property
+    def end(self) -> datetime:
+        return _at(self._edges.last + 1)
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return self._edges.signals
+
+    @property
+    def rows(self) -> int:
+        """Measured minutes that the last call of `runs` read."""
+        return self._rows
+
+    @property
+    def bad_count(self) -> int:
+        return self._bad.count
+
+    @property
+    def bad(self) -> tuple[BadRow, ...]:
+        """`line` is the number of the line in the journal."""
+        return tuple(self._bad.kept)
+
+    def runs(self) -> Iterator[RecordedRun]:
+        self._bad, self._rows = BadRows(), 0
+        taken: set[str] = set()
+        with translated(self._path), closing(open_for_reading(self._path)) as c:
+            remembered = self._remembered(c)
+            keys = c.execute(
+                "SELECT key, min(id) FROM series WHERE signal = ? GROUP BY key ORDER BY 2", (Signal.GPU.value,)
+            )
+            for key, _first in keys.fetchall():
+                yield from self._runs_of(c, str(key), remembered.get(str(key), EMPTY), taken)
+
+    def _runs_of(self, c: sqlite3.Connection, key: str, memory: Memory, taken: set[str]) -> Iterator[RecordedRun]:
+        columns = c.execute("SELECT id, signal, device, slice FROM series WHERE key = ? ORDER BY id", (key,)).fetchall()
+        lines = list(self._lines(c, key))
+        lives = _lives(lines, memory) or self._measured_only(c, [row[0] for row in columns])
+        holds = _holds(lines, memory)
+        absent = tuple(Signal(name) for (name,) in c.execute("SELECT signal FROM absent WHERE key = ?", (key,)))
+        ref = next((line.ref for line in lines if line.ref is not None), None) or _ref_of(c, key)
+        first_start = memory.first_start or (lives[0].started if lives else None)
+        for life in lives:
+            if life.started >= self.end or (life.ended is not None and life.ended <= self.begin):
+                continue
+            series = tuple(self._series(c, columns, life))
+            if not any(one.signal is Signal.GPU for one in series):
+                continue
+            yield RecordedRun(
+                name=unique(ref.name, taken),
+                started=life.started,
+                ended=None if life.ended is None or life.ended > self.end else life.ended,
+                devices=tuple(dict.fromkeys(one.device for one in series if one.signal is Signal.GPU)),
+                series=series,
+                owner=life.owner,
+                class_=life.class_ or "unknown",
+                platform=ref.platform,
+                place=ref.place,
+                namespace=ref.namespace,
+                kind=ref.kind,
+                holds=tuple(one for one in holds if one.until > life.started and one.at < (life.ended or self.end)),
+                first_start=first_start if first_start is not None and first_start < life.started else None,
+                absent=absent,
+                reachable=not any(isinstance(line, WarningSent) and not line.delivered for line in lines),
+            )
+
+    def _lines(self, c: sqlite3.Connection, key: str) -> Iterator[Event]:
+        for seq, stored in c.execute(_LINES, (key, self._edges.seq)).fetchall():
+            try:
+                yield decode(stored, f"line {seq}")
+            except LedgerError as error:
+                self._bad.add(seq, str(error))
+
+    def _remembered(self, c: sqlite3.Connection) -> Mapping[str, Memory]:
+        """As of the checkpoint before the first line, if older lines were archived."""
+        row = c.execute("SELECT seq, line FROM journal WHERE type = 'checkpoint' ORDER BY seq LIMIT 1").fetchone()
+        if row is None:
+            return {}
+        try:
+            found = decode(row[1], f"line {row[0]}")
+        except LedgerError as error:
+            self._bad.add(row[0], str(error))
+            return {}
+        return found.memories if isinstance(found, Checkpoint) else {}
+
+    def _measured_only(self, c: sqlite3.Connection, series: Sequence[int]) -> list[_Life]:
+        firsts = [c.execute("SELECT min(minute) FROM buckets WHERE series = ?", (one,)).fetchone()[0] for one in series]
+        known = [first for first in firsts if first is not None]
+        return [_Life("", _at(min(known)))] if known else []
+
+    def _series(
+        self, c: sqlite3.Connection, columns: Sequence[tuple[int, str, str, int]], life: _Life
+    ) -> Iterator[RecordedSeries]:
+        begin, end = max(life.started, self.begin), min(life.ended or self.end, self.end)
+        first, last = (begin - EPOCH) // MINUTE, (end - timedelta(microseconds=1) - EPOCH) // MINUTE
+        for number, signal, device, part in columns:
+            rows = c.execute(
+                "SELECT minute - ?, sum / count FROM buckets WHERE series = ? AND minute BETWEEN ? AND ?",
+                (first, number, first, last),
+            ).fetchall()
+            if not rows:
+                continue
+            minutes = array("f", (NOT_MEASURED,)) * (last - first + 1)
+            for position, mean in rows:
+                if mean is not None:
+                    minutes[position] = mean
+            self._rows += len(rows)
+            yield RecordedSeries(Signal(signal), device, _at(first), minutes, bool(part))
+
+
+def _edges(c: sqlite3.Connection) -> _Edges | None:
+    """By series: a minute has no index of its own."""
+    rows = c.execute("SELECT id FROM series WHERE signal = ?", (Signal.GPU.value,)).fetchall()
+    edges = [c.execute("SELECT min(minute), max(minute) FROM buckets WHERE series = ?", row).fetchone() for row in rows]
+    known = [(first, last) for first, last in edges if first is not None]
+    if not known:
+        return None
+    seq = c.execute("SELECT max(seq) FROM journal").fetchone()[0]
+    signals = frozenset(Signal(name) for (name,) in c.execute("SELECT DISTINCT signal FROM series"))
+    return _Edges(min(first for first, _last in known), max(last for _first, last in known), seq or 0, signals)
+
+
+def _lives(lines: Sequence[Event], memory: Memory) -> list[_Life]:
+    found: list[_Life] = []
+    if memory.started is not None and memory.state in {str(state) for state in _LIVE}:
+        found.append(_Life(memory.incarnation, memory.started, class_=memory.class_))
+    for line in lines:
+        match line:
+            case Noticed():
+                _notice(found, line)
+            case Vanished():
+                if found and found[-1].ended is None:
+                    found[-1].ended = line.at
+            case _:
+                pass
+    return found
+
+
+def _notice(found: list[_Life], line: Noticed) -> None:
+    same = bool(found) and found[-1].incarnation == line.incarnation
+    if line.state in _OVER:
+        if same and (found[-1].ended is None or line.ended is not None):
+            found[-1].ended = line.ended or line.at
+        elif not same and line.started is not None and line.ended is not None:
+            _end_before(found, line)  # it started and ended between two passes
+            found.append(_Life(line.incarnation, line.started, line.ended, line.owner, line.class_ or ""))
+    elif line.state in _LIVE:
+        if not same:
+            _end_before(found, line)
+            found.append(_Life(line.incarnation, line.started or line.at))
+        found[-1].ended = None
+        found[-1].owner = line.owner or found[-1].owner
+        found[-1].class_ = line.class_ or found[-1].class_
+
+
+def _end_before(found: list[_Life], line: Noticed) -> None:
+    if found and found[-1].ended is None:
+        found[-1].ended = line.previous_end or line.started or line.at
+
+
+def _holds(lines: Sequence[Event], memory: Memory) -> tuple[Hold, ...]:
+    kept = memory
+    for line in lines:
+        if isinstance(line, Held | Released):
+            kept = remember(kept, line) or EMPTY
+    return kept.holds
+
+
+def _ref_of(c: sqlite3.Connection, key: str) -> Ref:
+    """Of one whose lines were archived: as it was last present. Its key does not tell where a uid begins."""
+    row = c.execute("SELECT ref FROM present WHERE key = ?", (key,)).fetchone()
+    known = None if row is None else _decoded_ref(row[0])
+    return known or Ref(key.partition("/")[0], "", "", key, key)
+
+
+def _decoded_ref(stored: str) -> Ref | None:
+    try:
+        return reading.decode(stored, Ref)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _at(minute: int) -> datetime:
+    return EPOCH + minute * MINUTE

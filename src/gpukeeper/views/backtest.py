@@ -1,0 +1,281 @@
+"""What policies would have done to recorded work, as totals, rows and a curve. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from math import sqrt
+from random import Random
+
+import msgspec
+
+from gpukeeper.lifecycle.backtest.outcome import Afterwards, JudgedRun, Judging
+from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.lifecycle.rules import idle
+
+RESAMPLES = 500
+SEED = 1  # the same trace gives the same intervals
+Z = 1.96
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over runs; hours are hours times GPUs. `won` is what stops gave back; `cost` what restarts took."""
+
+    runs: int = 0
+    held: float = 0.0
+    measured: float = 0.0
+    unused_tail: float = 0.0
+    warned: int = 0
+    came_back: int = 0
+    stops: int = 0
+    unused: int = 0
+    regrets: int = 0
+    censored: int = 0
+    unknowable: int = 0
+    won: float = 0.0
+    cost: float = 0.0
+
+    @property
+    def known(self) -> int:
+        """Stops of which it is known whether they would have been regretted."""
+        return self.unused + self.regrets
+
+    @property
+    def regret(self) -> float | None:
+        return self.regrets / self.known if self.known else None
+
+    @property
+    def net(self) -> float:
+        return self.won - self.cost
+
+    @property
+    def coverage(self) -> float | None:
+        return self.measured / self.held if self.held else None
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """95 %: between these."""
+
+    low: float
+    high: float
+
+
+class GroupRow(msgspec.Struct, frozen=True):
+    name: str
+    tally: Tally
+
+
+class VariantRow(msgspec.Struct, frozen=True):
+    """Only stops of idle work: nothing else depends on these settings. `regret_high`: what its regret is at most, with
+    95 % confidence; None without a stop whose end is known."""
+
+    variant: Variant
+    words: str
+    tally: Tally
+    regret: float | None
+    regret_high: float | None
+
+
+class StopRow(msgspec.Struct, frozen=True, kw_only=True):
+    workload: str
+    owner: str
+    class_: str = msgspec.field(name="class")
+    gpus: int
+    at: datetime
+    rule: str
+    reason: str
+    afterwards: Afterwards
+    used_again: datetime | None
+    won: float
+
+
+class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    source: str
+    begin: datetime
+    end: datetime
+    runs: int
+    rows: int
+    bad_rows: int
+    bad: tuple[str, ...]  # the first, with their lines
+    not_recorded: tuple[str, ...]  # signals that the policy uses and the trace does not have
+
+
+class BacktestReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`stops`: by the given policy. `curve`: one row for each policy of the comparison."""
+
+    policy: str
+    digest: str
+    trace: TraceFacts
+    judging: Judging
+    total: Tally
+    regret: float | None
+    regret_between: Interval | None
+    won_between: Interval | None
+    owners: tuple[GroupRow, ...]
+    classes: tuple[GroupRow, ...]
+    rules: tuple[GroupRow, ...]
+    stops: tuple[StopRow, ...]
+    curve: tuple[VariantRow, ...]
+    notes: tuple[str, ...]
+
+
+def tally(runs: Iterable[JudgedRun], rule: str | None = None) -> Tally:
+    """With `rule`: only its stops."""
+    found = list(runs)
+    stops = [one.stop for one in found if one.stop is not None and rule in (None, one.stop.rule)]
+    count = {kind: sum(one.afterwards is kind for one in stops) for kind in Afterwards}
+    return Tally(
+        runs=len(found),
+        held=sum(one.held for one in found),
+        measured=sum(one.measured for one in found),
+        unused_tail=sum(one.unused_tail for one in found),
+        warned=sum(one.warned for one in found),
+        came_back=sum(one.came_back for one in found),
+        stops=len(stops),
+        unused=count[Afterwards.UNUSED],
+        regrets=count[Afterwards.REGRET],
+        censored=count[Afterwards.CENSORED],
+        unknowable=count[Afterwards.UNKNOWABLE],
+        won=sum(one.won for one in stops),
+        cost=sum(one.cost for one in stops),
+    )
+
+
+def report(
+    policy: str,
+    digest: str,
+    trace: TraceFacts,
+    judging: Judging,
+    judged: Mapping[Variant, Sequence[JudgedRun]],
+) -> BacktestReport:
+    """`judged` has the runs of the given policy under GIVEN."""
+    mine = judged[GIVEN]
+    total = tally(mine)
+    return BacktestReport(
+        policy=policy,
+        digest=digest,
+        trace=trace,
+        judging=judging,
+        total=total,
+        regret=total.regret,
+        regret_between=regret_between(mine),
+        won_between=won_between(mine),
+        owners=_groups(mine, lambda one: one.owner or "nobody"),
+        classes=_groups(mine, lambda one: one.class_ or "unknown"),
+        rules=_groups([one for one in mine if one.stop is not None], lambda one: one.stop.rule if one.stop else ""),
+        stops=tuple(sorted(map(_stop_row, (one for one in mine if one.stop is not None)), key=lambda row: row.at)),
+        curve=tuple(_variant_row(variant, runs) for variant, runs in judged.items()),
+        notes=tuple(_notes(trace, total, judging)),
+    )
+
+
+def regret_between(runs: Sequence[JudgedRun]) -> Interval | None:
+    """Of the share of stops that would have been regretted. The wider of two on each side: owners drawn with
+    replacement, because the work of one owner is alike; and Wilson's, because no regret in few stops proves little."""
+    total = tally(runs)
+    if not total.known:
+        return None
+    drawn = _drawn(_owners(runs), _share)
+    wilson = _wilson(total.regrets, total.known)
+    return Interval(min(drawn.low, wilson.low), max(drawn.high, wilson.high))
+
+
+def won_between(runs: Sequence[JudgedRun]) -> Interval | None:
+    """Of the hours won, net of restarts. The wider of two: owners drawn with replacement, and runs."""
+    if not any(one.stop for one in runs):
+        return None
+    owners = _drawn(_owners(runs), _net)
+    single = _drawn([*_by(runs, lambda one: one.name).values()], _net)
+    return Interval(min(owners.low, single.low), max(owners.high, single.high))
+
+
+def _owners(runs: Sequence[JudgedRun]) -> list[Tally]:
+    """What nobody owns stands for itself."""
+    return list(_by(runs, lambda one: one.owner or one.name).values())
+
+
+def _share(parts: Sequence[Tally]) -> float | None:
+    known = sum(one.known for one in parts)
+    return sum(one.regrets for one in parts) / known if known else None
+
+
+def _net(parts: Sequence[Tally]) -> float | None:
+    return sum(one.net for one in parts)
+
+
+def _drawn(parts: Sequence[Tally], measure: Callable[[Sequence[Tally]], float | None]) -> Interval:
+    """The middle 95 % of what it is when the parts are drawn again, with replacement."""
+    random = Random(SEED)  # noqa: S311
+    values = [measure(random.choices(parts, k=len(parts))) for _ in range(RESAMPLES)]
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return Interval(0.0, 1.0)
+    return Interval(known[int(0.025 * len(known))], known[min(int(0.975 * len(known)), len(known) - 1)])
+
+
+def _wilson(hits: int, count: int) -> Interval:
+    share, square = hits / count, Z * Z
+    middle = (share + square / (2 * count)) / (1 + square / count)
+    half = Z * sqrt(share * (1 - share) / count + square / (4 * count * count)) / (1 + square / count)
+    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+
+
+def _by(runs: Sequence[JudgedRun], key: Callable[[JudgedRun], str]) -> dict[str, Tally]:
+    grouped: dict[str, list[JudgedRun]] = {}
+    for one in runs:
+        grouped.setdefault(key(one), []).append(one)
+    return {name: tally(mine) for name, mine in grouped.items()}
+
+
+def _groups(runs: Sequence[JudgedRun], key: Callable[[JudgedRun], str]) -> tuple[GroupRow, ...]:
+    rows = [GroupRow(name, total) for name, total in _by(runs, key).items()]
+    return tuple(sorted(rows, key=lambda row: (-row.tally.won, row.name)))
+
+
+def _variant_row(variant: Variant, runs: Sequence[JudgedRun]) -> VariantRow:
+    total = tally(runs, idle.NAME)
+    high = _wilson(total.regrets, total.known).high if total.known else None
+    return VariantRow(variant, variant.words, total, total.regret, high)
+
+
+def _stop_row(one: JudgedRun) -> StopRow:
+    stop = one.stop
+    assert stop is not None, "only runs that would have been stopped"
+    return StopRow(
+        workload=one.name,
+        owner=one.owner or "nobody",
+        class_=one.class_,
+        gpus=one.gpus,
+        at=stop.at,
+        rule=stop.rule,
+        reason=stop.reason,
+        afterwards=stop.afterwards,
+        used_again=stop.used_again,
+        won=stop.won,
+    )
+
+
+def _notes(trace: TraceFacts, total: Tally, judging: Judging) -> Iterable[str]:
+    if trace.not_recorded:
+        yield (
+            f"Not every run of the trace has these signals, which can prevent a stop: {', '.join(trace.not_recorded)}. "
+            "With them fewer workloads are stopped."
+        )
+    if trace.bad_rows:
+        yield f"{trace.bad_rows} rows of the trace could not be used; their minutes count as not measured."
+    if total.coverage is not None and total.coverage < ENOUGH_MEASURED:
+        yield f"Only {total.coverage:.0%} of the GPU time was measured. What is not measured is never stopped as idle."
+    if trace.end - trace.begin < 2 * judging.horizon:
+        yield (
+            f"The trace is short: {_days(trace.end - trace.begin)}, and a return within {_days(judging.horizon)} "
+            "counts as regret. Read the shares with care; no policy is recommended from it."
+        )
+    yield "No owner in the trace was warned. Some would have used or held their work after a warning."
+    yield "The limits on how much is stopped at once (budget, breaker) and high demand are not replayed."
+
+
+ENOUGH_MEASURED = 0.9
+
+
+def _days(span: timedelta) -> str:
+    return f"{span / timedelta(days=1):.1f} days"

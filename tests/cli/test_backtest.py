@@ -1,0 +1,130 @@
+"""`gpukeeper backtest` and `gpukeeper advise` on a synthetic trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gpukeeper.__main__ import app
+from gpukeeper.config.load import load_policy
+from gpukeeper.lifecycle.backtest.outcome import Judging
+from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.traces.synthetic import SyntheticTrace
+from gpukeeper.wiring.backtests import compare
+from tests.docs.markdown import ROOT
+from tests.unit.lifecycle.backtest.traces import HOUR
+
+TRACE = "synthetic:1/24/9"
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("GPUKEEPER_STATE", str(tmp_path / "state"))
+
+
+def test_the_answer_as_tables_and_as_a_document_and_as_a_page(tmp_path: Path) -> None:
+    shown = run("backtest", TRACE, "--workers", 1, "--sweep", "window=30m/5h")
+    assert shown.exit_code == 0, shown.output
+    for words in ("24 runs", "regretted:", "By class", "By owner", "What would have been stopped", "idle 5h"):
+        assert words in shown.stdout
+    page = tmp_path / "b.html"
+    made = run("backtest", TRACE, "--workers", 1, "--sweep", "window=30m/5h", "--html", page, "--json")
+    found = json.loads(made.stdout)
+    assert found["schema"] == "gpukeeper/backtest/v1"
+    assert found["total"]["runs"] == 24
+    assert found["total"]["stops"] == len(found["stops"]) > 0
+    assert [row["words"] for row in found["curve"]] == ["this policy", "idle 30m", "idle 5h"]
+    text = page.read_text()
+    assert "GPU-hours won against regret" in text
+    assert "<script" not in text
+    assert all(one["workload"] in text for one in found["stops"])
+
+
+def test_two_processes_give_the_very_same_as_one() -> None:
+    trace, policy = SyntheticTrace(7, 20, 5), load_policy(None).policy
+    variants = (GIVEN, Variant(5 * HOUR, 2.0))
+    one = compare(trace, policy, variants, Judging(), workers=1)
+    assert compare(trace, policy, variants, Judging(), workers=2) == one
+    assert [run.name for run in one[GIVEN]] == [run.name for run in trace.runs()]
+
+
+def test_one_run_is_explained(tmp_path: Path) -> None:
+    stopped = json.loads(run("backtest", TRACE, "--workers", 1, "--json").stdout)["stops"][0]
+    shown = run("backtest", TRACE, "--workload", stopped["workload"])
+    assert shown.exit_code == 0, shown.output
+    assert "warn" in shown.stdout
+    assert stopped["at"][:10] in shown.stdout
+    course = json.loads(run("backtest", TRACE, "--workload", stopped["workload"], "--json").stdout)
+    last = course["decisions"][-1]
+    assert (last["at"], last["rule"], last["reason"]) == (stopped["at"], stopped["rule"], stopped["reason"])
+    then = run("backtest", TRACE, "--workload", stopped["workload"], "--at", stopped["at"], "--json")
+    assert json.loads(then.stdout)["answers"]
+    page = tmp_path / "run.html"
+    assert run("backtest", TRACE, "--workload", stopped["workload"], "--html", page).exit_code == 0
+    text = page.read_text()
+    assert 'class="stop"' in text
+    assert 'class="use"' in text
+    assert stopped["reason"] in text
+    before = run("backtest", TRACE, "--workload", stopped["workload"], "--at", "2020-01-01")
+    assert before.exit_code != 0
+
+
+def test_a_short_trace_gives_no_advice_and_a_longer_one_a_policy(tmp_path: Path) -> None:
+    short = run("advise", TRACE, "--workers", 1)
+    assert short.exit_code == 3
+    assert "too short" in short.output
+    file = tmp_path / "advice.yaml"
+    words = ("--workers", 1, "--sweep", "window=30m", "--horizon", "6h", "--regret", "90%", "--out", file)
+    made = run("advise", "synthetic:3/150/3", *words, "--json")
+    assert made.exit_code == 0, made.output
+    found = json.loads(made.stdout)
+    advised = {one["class"]: one["window"] for one in found["classes"] if one["window"] is not None}
+    assert advised
+    loaded = load_policy(file).policy
+    assert loaded.mode == "plan"
+    assert all(loaded.classes[name].idle == HOUR / 2 for name in advised)
+    assert all(f'  "{name}": ' in file.read_text() for name in advised)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("backtest", "nonsense"), "not a trace"),
+        (("backtest", "synthetic:x"), "needs a seed"),
+        (("backtest", TRACE, "--sweep", "speed=3"), "write window=15m..6h"),
+        (("backtest", TRACE, "--sweep", "window=6h..15m"), "Write the smaller one first"),
+        (("backtest", TRACE, "--sweep", "window=5"), "is not a duration"),
+        (("backtest", TRACE, "--at", "2026-01-01"), "--at needs --workload"),
+        (("backtest", TRACE, "--workload", "nobody"), "has no run"),
+        (("backtest", TRACE, "--horizon", "soon"), "--horizon"),
+        (("advise", TRACE, "--regret", "2"), "--regret"),
+        (("backtest", TRACE, "--record"), "--record needs recorded work"),
+    ],
+)
+def test_mistakes_are_named(words: tuple[str, ...], said: str) -> None:
+    found = run(*words)
+    assert found.exit_code != 0
+    assert said in f"{found.output} {found.exception}"
+
+
+def test_a_policy_that_acts_is_warned_about_until_its_backtest_is_on_record(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("mode: enforce\nscope: {docker: {}}\nbacktest: {regret_max: 100%}\n")
+    assert "is not on record here" in run("policy", "check", policy).stderr
+    dry = tmp_path / "dry.yaml"
+    dry.write_text("mode: plan\nscope: {docker: {}}\n")
+    assert run("policy", "check", dry).stderr == ""
+    table = ROOT / "examples/traces/duty-cycle.csv"
+    done = run("backtest", table, "--mapping", table.with_suffix(".yaml"), "--policy", dry, "--workers", 1, "--record")
+    assert done.exit_code == 0, done.output
+    assert run("policy", "check", policy).stderr == "", "the same policy in another mode was backtested"
+    policy.write_text("mode: enforce\nscope: {docker: {}}\nactivity: {gpu: 3%}\n")
+    assert "is not on record here" in run("policy", "check", policy).stderr, "another policy"
