@@ -13,7 +13,7 @@ IMAGE ?= gpukeeper-accept:latest
 ALONE := tests/real/disk tests/real/launch/test_group_torch.py
 # Two at a time, beside nothing else: they inspect all processes, too, but may share the machine with each other.
 HOST := tests/real/host
-# Up to so many failed tests on engines are run again at the end, alone (CI: 3). Both results are in the output.
+# Up to so many failed tests on engines are run again at the end, alone (CI: 5). Both results are in the output.
 AGAIN ?= 0
 FAILED := .pytest_cache/engines
 # Tests start hundreds of Python processes; without cached bytecode each would compile what it imports.

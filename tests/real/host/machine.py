@@ -20,6 +20,7 @@ from tests.halt import PYTHONPATH
 
 NOBODY = 65534
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+NEVER_TOO_FULL = "high: 100%, low: 99%"  # however full the disk of this machine is
 A_WHILE = 120.0
 # Told by its input: what a process names in its command line would stay for that alone.
 HOLDS = "import sys; file = open(sys.stdin.readline()[:-1]); print(flush=True); sys.stdin.read()"
@@ -49,7 +50,8 @@ class Host:
         self.write_policy(policy)
 
     def write_policy(self, policy: str) -> None:
-        head = "mode: enforce\nscope: {host: {}}\n" + ("" if "disk:" in policy else "disk: {UNREADABLE}\n")
+        disk = "" if "disk:" in policy else f"disk: {{{NEVER_TOO_FULL}, UNREADABLE}}\n"
+        head = f"mode: enforce\nscope: {{host: {{}}}}\n{disk}"
         text = (head + policy).replace("ROOT", str(self.root))
         self.policy.write_text(text.replace("UNREADABLE", f"unreadable: [{first_program()}]"))
 

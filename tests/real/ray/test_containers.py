@@ -45,6 +45,7 @@ CALLED = "import os, sys; os.environ['PYTHONHOME'] = sys.prefix; os.execv(sys.ex
 POLICY: dict[str, object] = {
     "mode": "enforce",
     "scope": {"ray": {}},
+    "disk": {"high": "100%", "low": "99%"},  # however full the disk of this machine is
     "ray": {
         "roots": [ROOT],
         "above": "50MB",
