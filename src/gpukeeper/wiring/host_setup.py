@@ -23,6 +23,7 @@ from gpukeeper.model.direct import direct
 from gpukeeper.model.errors import KeeperError, UsageError
 
 RECORD = "setup.json"
+UNITS = Path("/etc/systemd/system")
 SYSTEMCTL_S = 120.0
 
 
@@ -80,9 +81,14 @@ def systemctl(arguments: Sequence[str]) -> str:
     return done.stdout
 
 
+def runs_systemd(root: Path = Path("/")) -> bool:
+    """Without it every call of systemctl fails, even where the program is installed."""
+    return (root / "run/systemd/system").is_dir()  # as sd_booted(3) does
+
+
 def need_systemd(root: Path = Path("/")) -> None:
     """Before the first file: systemctl would fail after they are written."""
-    if not (root / "run/systemd/system").is_dir():  # as sd_booted(3) does
+    if not runs_systemd(root):
         raise UsageError(
             "This machine was not started by systemd, which has to start the service. Nothing was written. For single "
             "passes by cron: --every 1h --cron, with a policy in mode enforce. Or let your own init start: gpukeeper "
@@ -113,7 +119,7 @@ class HostSetup:
         kept = {path: digest for path, digest in old.files.items() if Path(path) in files}
         stale = [Path(one.path) for one in done if one.change is Change.REMOVE]
         if old.unit and old.unit != unit:
-            self._run(["disable", "--now", old.unit])
+            self._disable(old.unit)
         # Before the first file: an interrupted call must not leave files that nobody remembers.
         self._remember(Record(files={**old.files, **written}, before=there, unit=unit))
         for path, text in due.items():
@@ -122,7 +128,7 @@ class HostSetup:
             self._at(path).unlink(missing_ok=True)
         self._remember(Record(files={**kept, **written}, unit=unit))
         if unit or old.unit:
-            self._run(["daemon-reload"])
+            self._reload()
         if unit:
             self._run(["enable", unit])
             self._run(["restart", unit])
@@ -143,10 +149,12 @@ class HostSetup:
         return tuple(self._removal(path, record) for path in record.files)
 
     def remove(self) -> tuple[FileChange, ...]:
-        """Stop and disable the unit, remove the files that are still as they were written, and read again."""
+        """Stop and disable the unit, remove the files that are still as they were written, and read again.
+
+        Where systemd does not run there is nothing to stop: then only files and links are removed."""
         record, done = self.record(), self.removals()
         if record.unit and any(one.change is not Change.GONE and _is_unit(one.path) for one in done):
-            self._run(["disable", "--now", record.unit])
+            self._disable(record.unit)
         for one in done:
             if one.change is Change.REMOVE:
                 self._at(Path(one.path)).unlink(missing_ok=True)
@@ -154,7 +162,7 @@ class HostSetup:
         left = {one.path: record.files[one.path] for one in done if one.change is Change.KEEP}
         self._remember(Record(files=left)) if left else (self._state / RECORD).unlink(missing_ok=True)
         if any(map(_is_unit, record.files)):
-            self._run(["daemon-reload"])
+            self._reload()
         return done
 
     def record(self) -> Record:
@@ -187,6 +195,19 @@ class HostSetup:
         if not record.wrote(path, there):
             return FileChange(path=path, change=Change.KEEP, why="it was changed since it was written")
         return FileChange(path=path, change=Change.REMOVE)
+
+    def _disable(self, unit: str) -> None:
+        if runs_systemd(self._root):
+            self._run(["disable", "--now", unit])
+            return
+        for target in self._at(UNITS).glob("*.wants"):
+            link = target / unit  # what `systemctl enable` made; glob would leave out one whose file is gone
+            if link.is_symlink() and link.readlink() == UNITS / unit:
+                link.unlink(missing_ok=True)
+
+    def _reload(self) -> None:
+        if runs_systemd(self._root):
+            self._run(["daemon-reload"])
 
     def _at(self, path: Path) -> Path:
         return self._root / path.relative_to("/")
@@ -233,7 +254,7 @@ class HostSetup:
 
 
 def _is_unit(path: str) -> bool:
-    return path.startswith("/etc/systemd/system/")
+    return path.startswith(f"{UNITS}/")
 
 
 def _digest(text: str) -> str:

@@ -45,6 +45,8 @@ class Systemd:
 class Machine:
     def __init__(self, root: Path) -> None:
         self.root, self.systemd = root, Systemd()
+        self.booted = root / "run/systemd/system"
+        self.booted.mkdir(parents=True)
         self.setup = HostSetup(root / "state", root=root, run=self.systemd)
 
     def at(self, path: Path) -> Path:
@@ -206,6 +208,49 @@ def test_from_systemd_to_cron_the_unit_ends(machine: Machine) -> None:
     machine.setup.write(host_files(msgspec.structs.replace(ANSWERS, every=Schedule(), cron=True)), "")
     assert machine.systemd.calls == [f"disable --now {UNIT}", "daemon-reload"]
     assert not machine.at(SERVICE).exists()
+
+
+def test_units_of_an_older_setup_are_taken_back_where_systemd_does_not_run(machine: Machine) -> None:
+    """As when an image of a server starts as a container: `systemctl disable` would fail there."""
+    machine.setup.write(FILES, UNIT)
+    link, foreign = enabled(machine, SERVICE), enabled(machine, SERVICE.with_name("other.service"))
+    machine.booted.rmdir()
+    machine.systemd.calls.clear()
+    assert {one.change for one in machine.setup.remove()} == {Change.REMOVE}
+    assert machine.systemd.calls == []
+    assert machine.files() == set()
+    assert not link.is_symlink()
+    assert foreign.is_symlink()
+
+
+def test_a_link_that_a_person_made_to_another_unit_stays(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    link = enabled(machine, SERVICE)
+    link.unlink()
+    link.symlink_to("/opt/own/gpukeeper.service")
+    machine.booted.rmdir()
+    machine.setup.remove()
+    assert link.is_symlink()
+
+
+def test_from_systemd_to_cron_where_systemd_does_not_run(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    link = enabled(machine, SERVICE)
+    machine.booted.rmdir()
+    machine.systemd.calls.clear()
+    machine.setup.write(host_files(msgspec.structs.replace(ANSWERS, every=Schedule(), cron=True)), "")
+    assert machine.systemd.calls == []
+    assert machine.at(CRON).exists()
+    assert not machine.at(SERVICE).exists()
+    assert not link.is_symlink()
+
+
+def enabled(machine: Machine, unit: Path) -> Path:
+    """As `systemctl enable` does it."""
+    link = machine.at(unit.parent / "multi-user.target.wants" / unit.name)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(unit)
+    return link
 
 
 def test_a_given_policy_is_installed_as_it_is() -> None:

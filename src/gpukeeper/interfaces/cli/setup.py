@@ -22,7 +22,7 @@ from gpukeeper.ledger.paths import state_folder
 from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Mode, Schedule
-from gpukeeper.wiring.host_setup import Change, FileChange, HostSetup, need_systemd
+from gpukeeper.wiring.host_setup import Change, FileChange, HostSetup, need_systemd, runs_systemd
 from gpukeeper.wiring.places import discover
 
 app = typer.Typer(no_args_is_help=True, help="Put gpukeeper into service on this machine, and take it out again.")
@@ -91,13 +91,19 @@ def remove(yes: Yes = False, json: o.Json = False) -> None:
 
     Files that were changed since are kept, and so are the ledger and saved evidence."""
     setup = HostSetup(_as_root())
-    planned = setup.removals()
+    planned, unit = setup.removals(), setup.record().unit
     if not planned:
         raise UsageError("gpukeeper setup has written nothing on this machine, so there is nothing to take back.")
     if not json:
         _print_changes(planned)
     if _may_go_on("Stop gpukeeper and remove these files?", yes=yes, json=json):
         done = setup.remove()
+        if unit and not runs_systemd():
+            typer.echo(
+                f"systemd does not run on this machine, so there was no {unit} to stop and systemctl was not called. "
+                "If you started gpukeeper yourself, stop it.",
+                err=True,
+            )
         if json:
             show.as_json("setup", {"files": done, "unit": "", "active": False})
         else:
