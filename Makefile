@@ -108,7 +108,7 @@ bundle: package ## one file to install from without a network, for this Python; 
 
 pins: ## resolve the requirements files again (needs uv); existing pins stay where they still fit
 	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra all -o requirements.txt
-	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra all --group dev -c requirements.txt \
+	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra all --extra parquet --group dev -c requirements.txt \
 		-o requirements-dev.txt
 	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 --group docs -o requirements-docs.txt
 

@@ -73,6 +73,7 @@ from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
 from gpukeeper.platforms.ray import busy
 from gpukeeper.platforms.ray import state as ray_api
 from gpukeeper.traces.mapping import parse_mapping, read_mapping
+from gpukeeper.traces.parquet import open_parquet
 from gpukeeper.traces.sacct import read_sacct
 from gpukeeper.traces.spool import Spool
 from gpukeeper.traces.table import open_table
@@ -82,6 +83,7 @@ from tests.unit.acceptance.reports import examples as report_examples
 from tests.unit.ledger import examples as ledger_examples
 from tests.unit.platforms.docker import examples as docker_examples
 from tests.unit.platforms.kubernetes import examples as kube_examples
+from tests.unit.traces.parquet_examples import PARQUET_MAPPING, parquet_files
 
 NOW = docker_examples.NOW
 
@@ -578,6 +580,22 @@ def _trace(name: str) -> Parser:
     return Parser(f"trace {name}", read, ((_TRACES / name).read_bytes(),), (UsageError,), SLOW)
 
 
+def _parquet() -> Parser:
+    mapping = parse_mapping(PARQUET_MAPPING, "mapping.yaml")
+
+    def read(data: bytes) -> object:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            spool = Spool()
+            try:
+                return [run.name for run in open_parquet(Path(file.name), mapping, spool).runs()]
+            finally:
+                spool.close()
+
+    return Parser("trace in Parquet", read, tuple(parquet_files()), (UsageError,), SLOW)
+
+
 def _sacct(text: str) -> object:
     spool = Spool()
     try:
@@ -883,6 +901,7 @@ PARSERS: tuple[Parser, ...] = (
     Parser("mapping of a trace", _text(_mapping), ((_TRACES / "duty-cycle.yaml").read_bytes(),), (UsageError,), SLOW),
     _trace("job-minutes.csv"),
     _trace("dcgmi-dmon.txt"),
+    _parquet(),
     Parser("jobs of sacct", _text(_sacct), ((_TRACES / "slurm-sacct.txt").read_bytes(),), (UsageError,), SLOW),
     *_KERNEL,
 )

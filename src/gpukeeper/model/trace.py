@@ -55,10 +55,15 @@ class TraceTime(msgspec.Struct, frozen=True):
 
 
 class BadRow(msgspec.Struct, frozen=True):
-    """A row that was not used. `line` counts from 1, with the header."""
+    """A row that was not used. `line` counts from 1, with the header; a file without lines counts rows (`unit`)."""
 
     line: int
     why: str
+    unit: str = "line"
+
+    @property
+    def words(self) -> str:
+        return f"{self.unit} {self.line}: {self.why}"
 
 
 class Trace(Protocol):

@@ -13,6 +13,7 @@ from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.trace import Trace
 from gpukeeper.traces.mapping import read_mapping
+from gpukeeper.traces.parquet import SUFFIXES, open_parquet
 from gpukeeper.traces.prometheus import read_prometheus
 from gpukeeper.traces.recorded import RecordedTrace
 from gpukeeper.traces.sacct import add_jobs
@@ -24,8 +25,8 @@ SYNTHETIC, LEDGER, PROMETHEUS = "synthetic", "ledger", "prometheus"
 DAYS = 14  # of a Prometheus
 SLOW = timedelta(minutes=1)  # for one slice of its history
 KNOWN = (
-    "Known are tables with a mapping file, such as minutes.csv --mapping minutes.yaml; ledger, or ledger:DIRECTORY; "
-    "prometheus:URL, or prometheus/DAYS:URL; and synthetic:SEED."
+    "Known are tables (CSV, Parquet) with a mapping file, such as minutes.csv --mapping minutes.yaml; ledger, or "
+    "ledger:DIRECTORY; prometheus:URL, or prometheus/DAYS:URL; and synthetic:SEED."
 )
 
 
@@ -42,11 +43,6 @@ def open_trace(spec: str, mapping: Path | None = None) -> Trace:
     if kind == PROMETHEUS and rest:
         return _prometheus(more, rest)
     path = Path(spec)
-    if path.suffix == ".parquet":
-        raise UsageError(
-            f"{path} is a Parquet file, which cannot be read. Nothing was read. Write it as CSV first, such as with "
-            f"DuckDB: COPY (FROM '{path}') TO '{path.with_suffix('.csv')}'"
-        )
     if path.exists():
         return _table(path, mapping)
     raise UsageError(f'"{spec}" is not a trace: there is no such file. {KNOWN}')
@@ -61,7 +57,7 @@ def _table(path: Path, mapping: Path | None) -> Trace:
     read, spool = read_mapping(mapping), Spool()
     if read.sacct is not None:
         add_jobs(spool, mapping, read.sacct)
-    return open_table(path, read, spool)
+    return (open_parquet if path.suffix in SUFFIXES else open_table)(path, read, spool)
 
 
 def _prometheus(days: str, url: str) -> Trace:

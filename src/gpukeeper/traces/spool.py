@@ -36,16 +36,17 @@ Points: TypeAlias = "tuple[array[int], array[float]]"  # minutes since the epoch
 
 
 class BadRows:
-    """Counts all, keeps the first."""
+    """Counts all, keeps the first. `unit`: what the numbers count."""
 
     def __init__(self) -> None:
+        self.unit = "line"
         self.count = 0
         self.kept: list[BadRow] = []
 
     def add(self, line: int, why: str) -> None:
         self.count += 1
         if len(self.kept) < BAD_KEPT:
-            self.kept.append(BadRow(line, why[:300]))
+            self.kept.append(BadRow(line, why[:300], self.unit))
 
 
 class Workload(msgspec.Struct, kw_only=True):

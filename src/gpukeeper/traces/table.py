@@ -1,4 +1,5 @@
 """Tables of measurements (CSV and what is like it), by a mapping file. A row that cannot be used is counted and named.
+What is not text becomes rows of text elsewhere (parquet.py).
 
 A minute without a row is not measured. A row whose value says so ("N/A", empty) is not measured either, and not bad.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from io import TextIOWrapper
@@ -35,8 +36,12 @@ NumberedRow: TypeAlias = tuple[int, Row]  # the line, counted from 1
 
 
 class Table(NamedTuple):
+    """`times`: columns that have ISO 8601 whatever `time.format` says. `unit`: what the number of a row counts."""
+
     columns: tuple[str, ...]
     rows: Iterable[NumberedRow]
+    times: frozenset[str] = frozenset()
+    unit: str = "line"
 
 
 def open_table(path: Path, mapping: TableMapping, spool: Spool | None = None) -> SpooledTrace:
@@ -60,7 +65,8 @@ def stamp(mapping: TableMapping, source: str) -> Stamp:
 def fill(spool: Spool, mapping: TableMapping, table: Table, what: str) -> None:
     """UsageError if there is no usable row at all."""
     check_columns(mapping, table.columns, what)
-    reader = RowReader(mapping, table.columns)
+    reader = RowReader(mapping, table.columns, table.times)
+    spool.bad.unit = table.unit
     for line, row in table.rows:
         spool.rows += 1
         try:
@@ -68,7 +74,7 @@ def fill(spool: Spool, mapping: TableMapping, table: Table, what: str) -> None:
         except ValueError as problem:
             spool.bad.add(line, str(problem))
     if spool.last is None or spool.first is None:
-        first = f" The first bad one: line {spool.bad.kept[0].line}: {spool.bad.kept[0].why}." if spool.bad.kept else ""
+        first = f" The first bad one: {spool.bad.kept[0].words}." if spool.bad.kept else ""
         raise UsageError(f"{what} has no row that can be used ({spool.rows} rows).{first} Nothing was replayed. {PAGE}")
     if (spool.last - spool.first) * MINUTE > LONGEST:
         begin, end = (EPOCH + minute * MINUTE for minute in (spool.first, spool.last))
@@ -81,7 +87,7 @@ def fill(spool: Spool, mapping: TableMapping, table: Table, what: str) -> None:
 class RowReader:
     """ValueError, a sentence about one column, for a row that cannot be used. Then nothing of it was added."""
 
-    def __init__(self, mapping: TableMapping, columns: Sequence[str]) -> None:
+    def __init__(self, mapping: TableMapping, columns: Sequence[str], times: Collection[str] = ()) -> None:
         at = {name: position for position, name in enumerate(columns)}
         self._mapping, self._width = mapping, len(columns)
         self._at = {key: at[name] for key, name in mapping.columns().items()}
@@ -93,7 +99,11 @@ class RowReader:
         ]
         self._blank = frozenset(mapping.not_measured)
         self._minutes = mapping.minutes
-        self._when = _when(mapping)
+        self._when = {
+            key: _when(mapping, "iso" if name in times else mapping.time.format)
+            for key, name in mapping.columns().items()
+            if key in {"time.column", "start", "end"}
+        }
         self._last: tuple[str, int] = ("", 0)
         of_time_or_value = {"time.column", "signal", *(f"values.{signal}.column" for signal in mapping.values)}
         self._naming = sorted({position for key, position in self._at.items() if key not in of_time_or_value})
@@ -136,7 +146,7 @@ class RowReader:
         text = row[self._at["time.column"]]
         if text == self._last[0]:  # rows of many workloads have the same time
             return self._last[1]
-        at = _moment(self._when, text, self._mapping.time.column)
+        at = _moment(self._when["time.column"], text, self._mapping.time.column)
         if (self._since and at < self._since) or (self._until and at >= self._until):
             raise ValueError(f"{text[:40]!r} is outside of `since` and `until` of the mapping")
         minute = (at - EPOCH) // MINUTE - (self._minutes if self._mapping.time.stamp == "end" else 0)
@@ -199,7 +209,7 @@ class RowReader:
     def _edge(self, row: Row, key: str) -> datetime | None:
         if key not in self._at or row[self._at[key]] in self._blank:
             return None
-        return _moment(self._when, row[self._at[key]], getattr(self._mapping, key))
+        return _moment(self._when[key], row[self._at[key]], getattr(self._mapping, key))
 
 
 def value_of(text: str, signal: Signal, column: ValueColumn, minutes: int) -> float:
@@ -224,8 +234,8 @@ def _small(number: float) -> float:
     return number
 
 
-def _when(mapping: TableMapping) -> Callable[[str], datetime]:
-    zone, form = mapping.zone, mapping.time.format
+def _when(mapping: TableMapping, form: str) -> Callable[[str], datetime]:
+    zone = mapping.zone
     if form == "epoch":
         return lambda text: reading.instant(reading.number(text))
     if form == "epoch-ms":

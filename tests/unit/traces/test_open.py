@@ -29,11 +29,7 @@ def test_each_known_word_opens_its_source() -> None:
         (str(EXAMPLES), EXAMPLES / "duty-cycle.yaml", "traces cannot be read: Is a directory"),
         ("prometheus/many:http://prometheus:9090", None, '"many" is no number of days'),
         ("prometheus:http://x", Path("x.yaml"), "A trace from prometheus needs no mapping"),
-        (
-            "a.parquet",
-            None,
-            "a.parquet is a Parquet file, which cannot be read. Nothing was read. Write it as CSV first",
-        ),
+        ("a.parquet", None, '"a.parquet" is not a trace: there is no such file'),
         ("carrier pigeon", None, '"carrier pigeon" is not a trace: there is no such file. Known are tables'),
     ],
 )

@@ -161,7 +161,7 @@ def trace_facts(trace: Trace, loaded: Loaded, runs: int) -> TraceFacts:
         runs=runs,
         rows=trace.rows,
         bad_rows=trace.bad_count,
-        bad=tuple(f"line {one.line}: {one.why}" for one in trace.bad),
+        bad=tuple(one.words for one in trace.bad),
         not_recorded=tuple(missing),
     )
 
