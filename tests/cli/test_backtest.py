@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from typer.testing import CliRunner, Result
 
 from gpukeeper.__main__ import app
 from gpukeeper.config.load import load_policy
+from gpukeeper.ledger.backtest_record import BacktestRecord, newest_backtest
+from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.paths import ledger_path
 from gpukeeper.lifecycle.backtest.outcome import Judging
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
 from gpukeeper.traces.synthetic import SyntheticTrace
@@ -18,6 +22,7 @@ from tests.docs.markdown import ROOT
 from tests.unit.lifecycle.backtest.traces import HOUR
 
 TRACE = "synthetic:1/24/9"
+MANY = "window=" + "/".join(f"{minutes}m" for minutes in range(1, 301))
 
 
 def run(*words: object) -> Result:
@@ -107,6 +112,7 @@ def test_a_short_trace_gives_no_advice_and_a_longer_one_a_policy(tmp_path: Path)
         (("backtest", TRACE, "--horizon", "soon"), "--horizon"),
         (("advise", TRACE, "--regret", "2"), "--regret"),
         (("backtest", TRACE, "--record"), "--record needs recorded work"),
+        (("backtest", "ledger", "--record", "--sweep", MANY), "keeps 256 combinations at most; --sweep has 300"),
     ],
 )
 def test_mistakes_are_named(words: tuple[str, ...], said: str) -> None:
@@ -128,3 +134,28 @@ def test_a_policy_that_acts_is_warned_about_until_its_backtest_is_on_record(tmp_
     assert run("policy", "check", policy).stderr == "", "the same policy in another mode was backtested"
     policy.write_text("mode: enforce\nscope: {docker: {}}\nactivity: {gpu: 3%}\n")
     assert "is not on record here" in run("policy", "check", policy).stderr, "another policy"
+
+
+def test_a_recorded_sweep_is_in_the_ledger_and_a_record_without_one_replaces_it() -> None:
+    table = ROOT / "examples/traces/duty-cycle.csv"
+    words = ("backtest", table, "--mapping", table.with_suffix(".yaml"), "--workers", 1)
+    swept = ("--sweep", "window=10m/2h,threshold=5%")
+    assert run(*words, *swept, "--record", "--json").exit_code == 0
+    found = json.loads(run(*words, *swept, "--json").stdout)
+    record = recorded()
+    assert record.horizon == 72 * HOUR
+    assert [(one.window, one.threshold) for one in record.points] == [(None, None), (HOUR / 6, 5.0), (2 * HOUR, 5.0)]
+    for point, row in zip(record.points, found["curve"], strict=True):
+        assert (point.stops, point.won) == (row["tally"]["stops"], row["tally"]["won"])
+    assert run(*words, "--record").exit_code == 0
+    assert recorded().points == ()
+
+
+def recorded() -> BacktestRecord:
+    ledger = open_ledger(ledger_path(), write=False)
+    try:
+        found = asyncio.run(newest_backtest(ledger))
+    finally:
+        ledger.close()
+    assert found is not None
+    return found

@@ -176,8 +176,8 @@ def regret_between(runs: Sequence[JudgedRun]) -> Interval | None:
     if not total.known:
         return None
     drawn = _drawn(_owners(runs), _share)
-    wilson = _wilson(total.regrets, total.known)
-    return Interval(min(drawn.low, wilson.low), max(drawn.high, wilson.high))
+    alone = wilson(total.regrets, total.known)
+    return Interval(min(drawn.low, alone.low), max(drawn.high, alone.high))
 
 
 def won_between(runs: Sequence[JudgedRun]) -> Interval | None:
@@ -213,7 +213,8 @@ def _drawn(parts: Sequence[Tally], measure: Callable[[Sequence[Tally]], float | 
     return Interval(known[int(0.025 * len(known))], known[min(int(0.975 * len(known)), len(known) - 1)])
 
 
-def _wilson(hits: int, count: int) -> Interval:
+def wilson(hits: int, count: int) -> Interval:
+    """Of a share: 95 %."""
     share, square = hits / count, Z * Z
     middle = (share + square / (2 * count)) / (1 + square / count)
     half = Z * sqrt(share * (1 - share) / count + square / (4 * count * count)) / (1 + square / count)
@@ -234,7 +235,7 @@ def _groups(runs: Sequence[JudgedRun], key: Callable[[JudgedRun], str]) -> tuple
 
 def _variant_row(variant: Variant, runs: Sequence[JudgedRun]) -> VariantRow:
     total = tally(runs, idle.NAME)
-    high = _wilson(total.regrets, total.known).high if total.known else None
+    high = wilson(total.regrets, total.known).high if total.known else None
     return VariantRow(variant, variant.words, total, total.regret, high)
 
 

@@ -20,7 +20,7 @@ from gpukeeper.interfaces.terminal.backtest_tables import SHOWN, Table, facts, s
 from gpukeeper.interfaces.terminal.backtest_timeline import timeline_page
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import span
-from gpukeeper.ledger.backtest_record import BacktestRecord, record_backtest
+from gpukeeper.ledger.backtest_record import MOST_POINTS, BacktestRecord, record_backtest
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.paths import ledger_path
 from gpukeeper.lifecycle.backtest.outcome import Judging
@@ -31,6 +31,7 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.model.trace import Trace, TraceTime
 from gpukeeper.traces.open import SYNTHETIC, open_trace
 from gpukeeper.views.backtest import BacktestReport, TraceFacts, report
+from gpukeeper.views.backtest_tradeoff import points_of
 from gpukeeper.wiring.backtests import Evaluation, compare, cores, course_of
 
 WINDOWS = tuple(
@@ -87,7 +88,10 @@ def backtest(
     ] = None,
     record: Annotated[
         bool,
-        typer.Option("--record", help="Record the result in this machine's ledger, for `policy check` and `doctor`."),
+        typer.Option(
+            "--record",
+            help="Record the result in this machine's ledger, for `policy check`, `doctor` and the dashboard.",
+        ),
     ] = False,
     json: o.Json = False,
 ) -> None:
@@ -100,6 +104,10 @@ def backtest(
     if record and source.startswith(SYNTHETIC):
         raise UsageError("--record needs recorded work: a synthetic trace says nothing about the work on this machine.")
     variants = (GIVEN, *swept(sweep))
+    if record and len(variants) > MOST_POINTS:
+        raise UsageError(
+            f"--record keeps {MOST_POINTS} combinations at most; --sweep has {len(variants) - 1}. Name fewer of them."
+        )
     loaded, trace = load_policy(policy), open_trace(source, mapping)
     if workload is not None:
         _explain(trace, loaded, workload, at, html, json=json)
@@ -127,13 +135,15 @@ async def _record(loaded: Loaded, found: BacktestReport) -> None:
         known=total.known,
         regrets=total.regrets,
         won=total.won,
+        horizon=found.judging.horizon,
+        points=points_of(found.curve) if len(found.curve) > 1 else (),
     )
     ledger = open_ledger(ledger_path(), write=True)
     try:
         await record_backtest(ledger, deciding_digest(loaded.policy), line)
     finally:
         ledger.close()
-    print_message("Recorded for `gpukeeper policy check` and `gpukeeper doctor`.")
+    print_message("Recorded for `gpukeeper policy check`, `gpukeeper doctor` and the dashboard.")
 
 
 def judging_of(loaded: Loaded, horizon: str, restart: str) -> Judging:

@@ -38,6 +38,7 @@ MISSING = {
     "explain": "each rule's verdict is not in the copy of the fleet. On {machine}: gpukeeper explain {workload}",
     "plan": "the plan with its reasons is not in the copy of the fleet. On {machine}: gpukeeper plan",
     "policy": "the policy is not in the copy of the fleet. On {machine}: gpukeeper policy show",
+    "backtest": "the backtest is not in the copy of the fleet. On {machine}: gpukeeper backtest ledger",
     "try": "the policy is not in the copy of the fleet. On {machine}: gpukeeper policy try",
     "preview": "a preview is not in the copy of the fleet. Use the buttons on each workload's own page",
 }

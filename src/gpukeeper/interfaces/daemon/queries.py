@@ -24,7 +24,7 @@ from gpukeeper.engine.removed import not_there
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.interfaces.daemon.own_state import health_view, policy_view
 from gpukeeper.interfaces.terminal.usage_report import read_report
-from gpukeeper.ledger.backtest_record import backtest_record
+from gpukeeper.ledger.backtest_record import backtest_record, newest_backtest
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.lines import TYPES, NumberedLine
 from gpukeeper.ledger.paths import usage_path
@@ -35,6 +35,7 @@ from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Event, NodeTested
 from gpukeeper.views.acceptance_history import RunLines, run_lines
 from gpukeeper.views.backtest_guard import backtest_warning
+from gpukeeper.views.backtest_tradeoff import BacktestOnRecord
 from gpukeeper.views.health import HealthView
 from gpukeeper.views.policy import PolicyView
 from gpukeeper.views.timeline import Timeline, timeline
@@ -43,7 +44,10 @@ from gpukeeper.views.usage_report import ReportQuery, UsageReport
 from gpukeeper.wiring.hypothetical import read_description, try_policy
 from gpukeeper.wiring.session import Session
 
-VERBS = ("plan", "explain", "ledger", "report", "standing", "signals", "runs", "policy", "health", "try", "preview")
+VERBS = (
+    *("plan", "explain", "ledger", "report", "standing", "signals", "runs", "policy", "health", "try", "preview"),
+    "backtest",
+)
 MOST_LINES = 1000
 NOT_NAMED = "\0"  # who asks without a login
 ACCEPTANCE = str(NodeTested.__struct_config__.tag)
@@ -97,6 +101,8 @@ class Queries:
                 return _reply(await preview(keeper, book, who, request))
             case "try":
                 return _reply(await self._try(who, request))
+            case "backtest":
+                return _reply(await self._backtest(who))
             case "policy" | "health":
                 return _reply(await self._own_state(who, request.verb))
             case _:
@@ -151,6 +157,16 @@ class Queries:
                 return msgspec.structs.replace(found, warnings=(*found.warnings, untested))
             health = await health_view(self._session, self._lines(), admin=admin, now=now)
         return msgspec.structs.replace(health, web_warnings=self._web_warnings())
+
+    async def _backtest(self, who: str) -> BacktestOnRecord:
+        """Of all work on this machine, and so for admins."""
+        if not is_admin(self._session.book, who):
+            raise UsageError("the recorded backtest is shown to admins only")
+        policy = self._session.loaded.policy
+        async with _reading():
+            mine = await backtest_record(self._lines(), deciding_digest(policy))
+            record = await newest_backtest(self._lines()) if mine is None else mine
+        return BacktestOnRecord(record=record, in_effect=mine is not None, regret_max=policy.backtest.regret_max)
 
     async def _try(self, who: str, request: Request) -> PolicyTrial:
         """In a thread and one at a time: many GPUs that are in use take seconds."""

@@ -7,6 +7,7 @@ from gpukeeper.interfaces.web.app import Page
 from gpukeeper.interfaces.web.pages import (
     acceptance,
     account,
+    backtest,
     bulk,
     fleet,
     health,
@@ -37,6 +38,7 @@ ROUTES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/acceptance/gpu/{serial}", acceptance.gpu),
     ("GET", "/policy", policy.show),
     ("GET", "/policy/try", policy.trial),
+    ("GET", "/backtest", backtest.show),
     ("GET", "/health", health.show),
     ("GET", "/healthz", health.alive),
     ("GET", "/readyz", health.ready),

@@ -1,0 +1,127 @@
+"""The trade-off curve of a backtest as inline SVG, for the report and the dashboard. Pure; the page's style has the
+colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+from gpukeeper.acceptance.reports.markup import Markup, element
+from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.model.durations import in_words
+from gpukeeper.views.backtest import VariantRow
+
+WIDTH, LEFT, TOP, HEIGHT, RIGHT = 1000.0, 80.0, 16.0, 340.0, 30.0
+LABEL = (44.0, 14.0)  # width and height
+TITLE = "GPU-hours won against regret"
+
+
+class Point(NamedTuple):
+    row: VariantRow
+    regret: float
+    x: float
+    y: float
+
+
+def tradeoff(rows: Sequence[VariantRow], *, best: Variant | None = None, allowed: float | None = None) -> Markup:
+    """Points without a stop whose end is known have no place on it. `best` is marked, and the regret that is allowed
+    is a line."""
+    placed = [(row, row.regret) for row in rows if row.regret is not None]
+    most = max((row.tally.won for row, _ in placed), default=0.0) or 1.0
+    worst = max((regret for _, regret in placed), default=0.0) or 0.01
+    parts = [*_axes(most, worst), *_allowed(allowed, worst)]
+    points = [Point(row, regret, _x(regret, worst), _y(row.tally.won, most)) for row, regret in placed]
+    lines: dict[float, list[Point]] = {}
+    for one in points:
+        if one.row.variant != GIVEN:
+            lines.setdefault(one.row.variant.threshold or 0.0, []).append(one)
+    for number, (_, line) in enumerate(sorted(lines.items())):
+        ordered = sorted(line, key=lambda one: one.row.variant.window or timedelta())
+        at = " ".join(f"{one.x:.1f},{one.y:.1f}" for one in ordered)
+        parts.append(element("polyline", points=at, class_=f"won line-{number % 4}"))
+        parts += map(_dot, ordered)
+        if number == 0:
+            parts += _windows(ordered, [one for one in points if one.row.variant == GIVEN])
+    for one in points:
+        parts += _marks(one, best)
+    words = "; ".join(f"{row.words}: {_point_words(row, regret)}" for row, regret in placed)
+    height = TOP + HEIGHT + 44
+    return element(
+        "svg",
+        element("title", TITLE),
+        element("desc", words or "no policy has a stop with a known end"),
+        *parts,
+        viewBox=f"0 0 {WIDTH:g} {height:g}",
+        role="img",
+        aria_label=TITLE,
+    )
+
+
+def point_key(variant: Variant) -> str:
+    """Names a point on the page: seconds and percent, as far as they are given."""
+    window = "" if variant.window is None else f"{variant.window.total_seconds():.0f}"
+    return f"{window}/{'' if variant.threshold is None else f'{variant.threshold:g}'}"
+
+
+def _dot(one: Point) -> Markup:
+    title = element("title", _point_words(one.row, one.regret))
+    return element("circle", title, cx=one.x, cy=one.y, r=4, class_="dot", data_point=point_key(one.row.variant))
+
+
+def _windows(line: Sequence[Point], others: Sequence[Point]) -> Iterable[Markup]:
+    """The idle times of some points; none so near to another label that neither could be read."""
+    near = [(one.x + 12, one.y + 4) for one in others]
+    for one in line[:: max(1, len(line) // 8)]:
+        x, y = one.x + 6, one.y - 6
+        is_free = not any(abs(x - left) < LABEL[0] and abs(y - top) < LABEL[1] for left, top in near)
+        if one.row.variant.window is not None and is_free:
+            near.append((x, y))
+            yield _text(in_words(one.row.variant.window), x, y, "start")
+
+
+def _marks(one: Point, best: Variant | None) -> Iterable[Markup]:
+    """The policy itself as a larger dot, the best as a ring; below each other where they are the same."""
+    words = _point_words(one.row, one.regret)
+    if one.row.variant == GIVEN:
+        title = element("title", f"this policy: {words}")
+        yield element("circle", title, cx=one.x, cy=one.y, r=8, class_="today")
+        yield _text("this policy", one.x + 12, one.y + 4, "start")
+    if one.row.variant == best:
+        title = element("title", f"best within the allowed regret: {words}")
+        yield element("circle", title, cx=one.x, cy=one.y, r=10, class_="best")
+        yield _text("best", one.x + 14, one.y + 20, "start")
+
+
+def _allowed(share: float | None, worst: float) -> Iterable[Markup]:
+    """Beyond the picture: all of it is allowed."""
+    if share is not None and share <= worst:
+        x, title = _x(share, worst), element("title", f"allowed regret: {share:.1%}")
+        yield element("line", title, x1=x, x2=x, y1=TOP, y2=TOP + HEIGHT, class_="allowed")
+        yield _text(f"allowed: {share:.0%}", x + 6, TOP + HEIGHT - 8, "start")
+
+
+def _axes(most: float, worst: float) -> Iterable[Markup]:
+    bottom = TOP + HEIGHT
+    for part in (0.0, 0.5, 1.0):
+        y, x = _y(most * part, most), _x(worst * part, worst)
+        yield element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="grid")
+        yield _text(f"{most * part:,.0f} h", LEFT - 8, y + 4, "end")
+        yield _text(f"{worst * part:.1%}", x, bottom + 18, "middle")
+    yield _text("stops that were used again", (LEFT + WIDTH) / 2, bottom + 38, "middle")
+
+
+def _x(regret: float, worst: float) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT - 60) * regret / worst
+
+
+def _y(won: float, most: float) -> float:
+    return TOP + HEIGHT - HEIGHT * won / most
+
+
+def _point_words(row: VariantRow, regret: float) -> str:
+    return f"{row.words}: {row.tally.won:,.0f} GPU-hours won, {row.tally.stops} stops, {regret:.1%} regretted"
+
+
+def _text(words: str, x: float, y: float, anchor: str) -> Markup:
+    return element("text", words, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor, class_="small ink")
