@@ -22,6 +22,7 @@ NAMES = (
     "web-cost",
     "nightly",
     "backtest",
+    "signals",
     "disk-size",
     "disk-delete",
     "disk-sweep",
