@@ -25,13 +25,13 @@ def on_terminal(words: list[str], env: Mapping[str, str], columns: int = 60) -> 
     process = forked.start("gpukeeper", words, env, (nothing, theirs, theirs))
     os.close(nothing)
     os.close(theirs)
-    shown = _read_all(ours)
+    shown = read_all(ours)
     code = process.wait(timeout=120)
     os.close(ours)
     return code, shown
 
 
-def _read_all(terminal: int) -> str:
+def read_all(terminal: int) -> str:
     """Until whoever writes there has gone; Linux reports that as an error."""
     found = b""
     while True:

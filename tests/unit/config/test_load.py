@@ -311,8 +311,9 @@ def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
 def test_the_policies_of_the_how_to_page_are_valid() -> None:
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "write-a-policy.md").read_text()
     blocks = [block.partition("```")[0] for block in page.split("```yaml\n")[1:]]
-    assert len(blocks) == 6
-    for block in blocks:
+    broken = [block for block in blocks if block.startswith("# broken.yaml")]
+    assert (len(blocks), len(broken)) == (7, 1)
+    for block in (one for one in blocks if one not in broken):
         text = block.replace("students", grp.getgrgid(0).gr_name)  # a group that every machine has
         load_text(text if "scope:" in text else f"scope: {{docker: {{}}}}\n{text}")
 
