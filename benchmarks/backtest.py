@@ -27,7 +27,7 @@ from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import Signal
 from gpukeeper.traces.synthetic import SyntheticTrace
 from gpukeeper.views.backtest import tally
-from gpukeeper.wiring.backtests import compare
+from gpukeeper.wiring.backtests import Where, compare
 
 SECONDS_MAX = 60.0
 MONTH, CONTAINERS, PART = 30, 1000, 100
@@ -48,7 +48,7 @@ def run() -> None:
     policy = _without_runtime(load_policy(None).policy)
     month = SyntheticTrace(1, CONTAINERS, MONTH)
     begin = time.perf_counter()
-    compare(month, policy, (GIVEN,), Judging(), workers=2)
+    compare(month, policy, (GIVEN,), Judging(), Where(2))
     two = time.perf_counter() - begin
     minutes = sum(max(len(one.minutes) for one in run.series) for run in month.runs())
     part = SyntheticTrace(1, PART, MONTH)
@@ -84,7 +84,7 @@ def _without_runtime(policy: Policy) -> Policy:
 
 def _timed(trace: SyntheticTrace, policy: Policy, workers: int) -> float:
     begin = time.perf_counter()
-    compare(trace, policy, (GIVEN,), Judging(), workers=workers)
+    compare(trace, policy, (GIVEN,), Judging(), Where(workers))
     return time.perf_counter() - begin
 
 
@@ -128,7 +128,7 @@ def _quality(policy: Policy) -> None:
     """Held after the last use is what one who knows the future would win."""
     trace = SyntheticTrace(2, 300, MONTH)
     variants = {name: Variant(timedelta(minutes=minutes)) for name, minutes in RULES.items()}
-    judged = compare(trace, policy, tuple(variants.values()), Judging(), workers=2)
+    judged = compare(trace, policy, tuple(variants.values()), Judging(), Where(2))
     rows = []
     for name, variant in variants.items():
         total = tally(judged[variant], "idle")

@@ -17,7 +17,7 @@ from gpukeeper.ledger.paths import ledger_path
 from gpukeeper.lifecycle.backtest.outcome import Judging
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
 from gpukeeper.traces.synthetic import SyntheticTrace
-from gpukeeper.wiring.backtests import compare
+from gpukeeper.wiring.backtests import Where, compare
 from tests.docs.markdown import ROOT
 from tests.unit.lifecycle.backtest.traces import HOUR
 
@@ -56,8 +56,8 @@ def test_the_answer_as_tables_and_as_a_document_and_as_a_page(tmp_path: Path) ->
 def test_two_processes_give_the_very_same_as_one() -> None:
     trace, policy = SyntheticTrace(7, 20, 5), load_policy(None).policy
     variants = (GIVEN, Variant(5 * HOUR, 2.0))
-    one = compare(trace, policy, variants, Judging(), workers=1)
-    assert compare(trace, policy, variants, Judging(), workers=2) == one
+    one = compare(trace, policy, variants, Judging())
+    assert compare(trace, policy, variants, Judging(), Where(2)) == one
     assert [run.name for run in one[GIVEN]] == [run.name for run in trace.runs()]
 
 

@@ -1,4 +1,4 @@
-"""Recorded work under several policies, on several processes. The result does not depend on how many.
+"""Recorded work under several policies, on several processes or on a Ray cluster. The result does not depend on where.
 
 Runs are read one after the other and judged in the order of the trace; a few are in memory at a time.
 """
@@ -8,14 +8,18 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
+from pathlib import Path
 
 import msgspec
 
+from gpukeeper import __version__
+from gpukeeper.config.digest import digest_of
 from gpukeeper.engine.schedule import opening
 from gpukeeper.lifecycle.backtest.outcome import JudgedRun, Judging, Usage, judge
 from gpukeeper.lifecycle.backtest.parts import earlier, later
@@ -27,12 +31,26 @@ from gpukeeper.model.decision import Answer, Decision, View
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import Signal
 from gpukeeper.model.trace import BadRow, RecordedRun, Trace, TraceTime
+from gpukeeper.wiring.backtest_results import KeptResults, Results, Wait
+from gpukeeper.wiring.ray_tasks import ray_tasks
 
 AT_ONCE = 8  # runs in one task
 
 
 def cores() -> int:
     return len(os.sched_getaffinity(0))
+
+
+class Where(msgspec.Struct, frozen=True):
+    """Where runs are replayed. `workers`: at most so many; None: one for each core. `on`: the address of a Ray cluster
+    whose cores are used instead of this machine's. `resume`: a file in which results are kept, and found again."""
+
+    workers: int | None = 1
+    on: str | None = None
+    resume: Path | None = None
+
+
+HERE = Where()
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,15 +105,15 @@ def course_of(run: RecordedRun, policy: Policy, trace: Trace) -> list[Evaluation
     return found
 
 
-_judge: list[Judge] = []  # of this worker process
+_judges: dict[str, Judge] = {}  # of this process; the last one only
 
 
-def _start(given: Comparison) -> None:
-    _judge[:] = [Judge(given)]
-
-
-def _work(runs: Sequence[RecordedRun]) -> list[tuple[JudgedRun, ...]]:
-    return [_judge[0].judged(run) for run in runs]
+def judged(name: str, given: Comparison, runs: Sequence[RecordedRun]) -> Results:
+    """In a worker. `name`: of the comparison, so that its policies are read once in each process."""
+    if name not in _judges:
+        _judges.clear()
+        _judges[name] = Judge(given)
+    return [_judges[name].judged(run) for run in runs]
 
 
 def compare(
@@ -103,8 +121,7 @@ def compare(
     policy: Policy,
     variants: Sequence[Variant],
     judging: Judging,
-    *,
-    workers: int = 1,
+    where: Where = HERE,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Mapping[Variant, list[JudgedRun]]:
     """The runs of the trace, in its order, judged under each variant of the policy."""
@@ -116,30 +133,44 @@ def compare(
         signals=frozenset(trace.signals),
     )
     found: dict[Variant, list[JudgedRun]] = {variant: [] for variant in variants}
-    for number, results in enumerate(_results(trace.runs(), given, workers), 1):
+    for number, results in enumerate(_results(trace.runs(), given, where), 1):
         for variant, one in zip(variants, results, strict=True):
             found[variant].append(one)
         progress(number)
     return found
 
 
-def _results(runs: Iterator[RecordedRun], given: Comparison, workers: int) -> Iterator[tuple[JudgedRun, ...]]:
-    if workers == 1:
-        one = Judge(given)
-        yield from map(one.judged, runs)
-        return
+def _results(runs: Iterator[RecordedRun], given: Comparison, where: Where) -> Iterator[tuple[JudgedRun, ...]]:
     with ExitStack() as stack:
-        pool = stack.enter_context(
-            ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start, initargs=(given,))
-        )
-        stack.callback(pool.shutdown, cancel_futures=True)
-        waiting: deque[Future[list[tuple[JudgedRun, ...]]]] = deque()
+        kept = None if where.resume is None else stack.enter_context(KeptResults(where.resume, _identity(given)))
+        start, at_once = _started(stack, given, where)
+        waiting: deque[Wait] = deque()
         for some in _chunks(runs):
-            waiting.append(pool.submit(_work, some))
-            if len(waiting) > 2 * workers:
-                yield from waiting.popleft().result()
+            waiting.append(start(some) if kept is None else kept.or_else(some, start))
+            if len(waiting) > at_once:
+                yield from waiting.popleft()()
         while waiting:
-            yield from waiting.popleft().result()
+            yield from waiting.popleft()()
+
+
+def _started(stack: ExitStack, given: Comparison, where: Where) -> tuple[Callable[[Sequence[RecordedRun]], Wait], int]:
+    """What begins the work on some runs, and how many parts of it may wait at a time."""
+    if where.on is not None:
+        tasks = stack.enter_context(ray_tasks(where.on, judged, given, where.workers))
+        return tasks.start, 2 * tasks.size
+    size = where.workers or cores()
+    if size == 1:
+        one = Judge(given)
+        return lambda runs: partial(list, [one.judged(run) for run in runs]), 0
+    pool = stack.enter_context(ProcessPoolExecutor(size, mp_context=get_context("spawn")))
+    stack.callback(pool.shutdown, cancel_futures=True)
+    return lambda runs: pool.submit(judged, "", given, runs).result, 2 * size
+
+
+def _identity(given: Comparison) -> str:
+    """All that decides a result, but the runs themselves."""
+    rest = (given.variants, given.judging, given.time, sorted(given.signals))
+    return f"{__version__} {digest_of(given.policy)} {msgspec.json.encode(rest).decode()}"
 
 
 def _chunks(runs: Iterable[RecordedRun]) -> Iterator[list[RecordedRun]]:

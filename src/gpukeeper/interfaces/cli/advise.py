@@ -15,7 +15,9 @@ from gpukeeper.config.units import read_percent
 from gpukeeper.interfaces.cli.backtest import (
     Horizon,
     Mapping,
+    On,
     Restart,
+    Resume,
     Source,
     Workers,
     judging_of,
@@ -37,7 +39,7 @@ from gpukeeper.model.printable import plain
 from gpukeeper.traces.open import open_trace
 from gpukeeper.views.advice import Advice, ClassAdvice, Request
 from gpukeeper.views.advice import advise as advice_from
-from gpukeeper.wiring.backtests import PartOfTrace, compare, cores
+from gpukeeper.wiring.backtests import PartOfTrace, Where, compare
 
 SPLIT = 2 / 3
 Scope = PerPlatform[str, PlaceScope]
@@ -56,6 +58,8 @@ def advise(
     horizon: Horizon = "3d",
     restart: Restart = "30m",
     workers: Workers = None,
+    on: On = None,
+    resume: Resume = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the advice as a policy, with its figures.")
     ] = None,
@@ -67,7 +71,7 @@ def advise(
     to find them. Nothing is switched on.
     """
     loaded = load_policy(policy)
-    found = _advice(source, mapping, loaded, _allowed(regret), sweep, (horizon, restart), workers)
+    found = _advice(source, mapping, loaded, _allowed(regret), sweep, (horizon, restart), Where(workers, on, resume))
     if out is not None and not found.refused:
         write(out, as_policy(found, loaded.policy.scope))
     if json:
@@ -92,7 +96,7 @@ def _advice(
     allowed: float,
     sweep: str,
     judged_by: tuple[str, str],
-    workers: int | None,
+    where: Where,
 ) -> Advice:
     variants = (GIVEN, *swept(sweep))
     if len(variants) == 1:
@@ -101,9 +105,7 @@ def _advice(
     trace = open_trace(source, mapping)
     split = middle(trace.begin, trace.end, SPLIT)
     parts = [PartOfTrace(trace, split, is_later=is_later) for is_later in (False, True)]
-    found, later = (
-        compare(part, loaded.policy, variants, judging, workers=workers or cores(), progress=progress) for part in parts
-    )
+    found, later = (compare(part, loaded.policy, variants, judging, where, progress) for part in parts)
     return advice_from(
         Request(
             policy=loaded.source,

@@ -32,7 +32,7 @@ from gpukeeper.model.trace import Trace, TraceTime
 from gpukeeper.traces.open import SYNTHETIC, open_trace
 from gpukeeper.views.backtest import BacktestReport, TraceFacts, report
 from gpukeeper.views.backtest_tradeoff import points_of
-from gpukeeper.wiring.backtests import Evaluation, compare, cores, course_of
+from gpukeeper.wiring.backtests import Evaluation, Where, compare, course_of
 
 WINDOWS = tuple(
     timedelta(minutes=one)
@@ -60,6 +60,22 @@ Restart = Annotated[
 Workers = Annotated[
     int | None, typer.Option("--workers", metavar="N", min=1, max=256, help="Processes. Default: one for each core.")
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="ADDRESS",
+        help="Replay on the cores of this Ray cluster: auto, HOST:PORT or ray://HOST:PORT. The result is the same.",
+    ),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="FILE",
+        help="Keep partial results in this file, and continue from it after an interruption.",
+    ),
+]
 
 
 def backtest(
@@ -83,6 +99,8 @@ def backtest(
     horizon: Horizon = "3d",
     restart: Restart = "30m",
     workers: Workers = None,
+    on: On = None,
+    resume: Resume = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one HTML file.")
     ] = None,
@@ -112,7 +130,8 @@ def backtest(
     if workload is not None:
         _explain(trace, loaded, workload, at, html, json=json)
         return
-    found = _answer(trace, loaded, variants, judging_of(loaded, horizon, restart), workers)
+    where = Where(workers, on, resume)
+    found = _answer(trace, loaded, variants, judging_of(loaded, horizon, restart), where)
     if record:
         asyncio.run(_record(loaded, found))
     if html is not None:
@@ -223,9 +242,9 @@ def _between(words: str, known: tuple[V, ...], read: Callable[[object], V]) -> t
 
 
 def _answer(
-    trace: Trace, loaded: Loaded, variants: tuple[Variant, ...], judging: Judging, workers: int | None
+    trace: Trace, loaded: Loaded, variants: tuple[Variant, ...], judging: Judging, where: Where
 ) -> BacktestReport:
-    judged = compare(trace, loaded.policy, variants, judging, workers=workers or cores(), progress=progress)
+    judged = compare(trace, loaded.policy, variants, judging, where, progress)
     found = trace_facts(trace, loaded, len(judged[GIVEN]))
     return report(loaded.source, loaded.policy.digest, found, judging, judged)
 

@@ -1,0 +1,109 @@
+"""Work on the cores of an existing Ray cluster, as tasks. Ray is the one of this Python environment.
+
+A task and not an actor: if its node dies, Ray runs it again on another one.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+from gpukeeper import __version__
+from gpukeeper.model.errors import PlatformError, UsageError
+
+ANSWERS_WITHIN = 10.0  # seconds
+G = TypeVar("G")
+T = TypeVar("T")
+R = TypeVar("R")
+Work = Callable[[str, G, Sequence[T]], R]
+
+
+class RayTasks(Generic[G, T, R]):
+    """`work` is called on the cluster with a name for `given`, with `given` itself and with some of the input."""
+
+    def __init__(self, ray: Any, address: str, work: Work[G, T, R], given: G, size: int) -> None:
+        self._ray, self._address, self._work, self.size = ray, address, work, size
+        self._shared = ray.put(given)
+        self._name = self._shared.hex()
+        self._task = ray.remote(num_cpus=1)(_run)
+
+    def start(self, some: Sequence[T]) -> Callable[[], R]:
+        """Begins the work on some of the input. The function that it returns waits for the result."""
+        return partial(self._wait, self._task.remote(self._work, self._name, self._shared, some))
+
+    def _wait(self, task: object) -> R:
+        try:
+            version, result = self._ray.get(task)
+        except self._ray.exceptions.RayError as error:
+            raise PlatformError(
+                f"the Ray cluster at {self._address} could not run a task: {_last_line(error)} Its nodes need "
+                f"gpukeeper {__version__} in Ray's Python; the task's log is in Ray's dashboard."
+            ) from error
+        if version != __version__:
+            raise PlatformError(
+                f"a node of the Ray cluster at {self._address} has gpukeeper {version}, and this is {__version__}: "
+                "results could differ. Install the same version on all nodes."
+            )
+        found: R = result
+        return found
+
+
+@contextmanager
+def ray_tasks(address: str, work: Work[G, T, R], given: G, most: int | None = None) -> Iterator[RayTasks[G, T, R]]:
+    """At most `most` at a time; None: as many as the cluster has cores.
+
+    Raises UsageError if there is no Ray here, PlatformError if the cluster does not answer or cannot run it.
+    """
+    try:
+        ray: Any = import_module("ray")
+    except ImportError as error:
+        raise UsageError(
+            f"--on {address} needs Ray in the Python that runs gpukeeper ({sys.executable}), in the version of the "
+            'cluster: pip install "ray==VERSION". Nothing was computed.'
+        ) from error
+    _reach(address)
+    with redirect_stdout(sys.stderr):  # Ray prints there when a node dies, and standard output has our answer
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except Exception as error:  # each version of Ray has errors of its own for an address, a version and a timeout
+            raise PlatformError(
+                f"the Ray cluster at {address} cannot be used: {_last_line(error)} Check the address (auto, HOST:PORT "
+                "or ray://HOST:PORT) and that Ray and Python have the versions of the cluster. Nothing was computed."
+            ) from error
+        try:
+            cores = int(ray.cluster_resources().get("CPU", 0))
+            yield RayTasks(ray, address, work, given, max(1, min(cores, most or cores)))
+        finally:
+            ray.shutdown()  # also ends the tasks that still run
+
+
+def _reach(address: str) -> None:
+    """Ray itself tries to connect for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address == "auto":
+        return
+    if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise UsageError(f'--on "{address}": write auto, HOST:PORT or ray://HOST:PORT.')
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS_WITHIN).close()
+    except OSError as error:
+        raise PlatformError(
+            f"nothing answers at {host}:{port}: {error}. The port of a Ray cluster is 6379, that of Ray Client 10001. "
+            "Nothing was computed."
+        ) from error
+
+
+def _run(work: Work[G, T, R], name: str, given: G, some: Sequence[T]) -> tuple[str, R]:
+    return __version__, work(name, given, some)
+
+
+def _last_line(error: BaseException) -> str:
+    """The last line of a task's error names what was raised there."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = (lines or [type(error).__name__])[-1]
+    return words if words.endswith(".") else f"{words}."
