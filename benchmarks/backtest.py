@@ -2,7 +2,7 @@
 
 The peer is only the window of the idle rule (no use for 30 minutes), as a rolling maximum in polars, on a part of the
 same trace, on one thread like the replay beside it. Polars is installed into an environment of its own. Then memory
-with the length of the trace, and what the rules that people copy win of what one who knows the future would win.
+with the length of the trace, and what advice and the rules that people copy win of what an oracle would win.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import venv
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from math import isnan
 from pathlib import Path
@@ -21,17 +22,23 @@ import msgspec
 
 from benchmarks.report import Figure, met, print_figure, print_table
 from gpukeeper.config.load import load_policy
-from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.lifecycle.backtest.outcome import JudgedRun, JudgedStop, Judging
+from gpukeeper.lifecycle.backtest.parts import middle
+from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant, grid
+from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import Signal
-from gpukeeper.traces.synthetic import SyntheticTrace
-from gpukeeper.views.backtest import tally
-from gpukeeper.wiring.backtests import Where, compare
+from gpukeeper.model.trace import RecordedRun
+from gpukeeper.traces.synthetic import SyntheticTrace, Truth
+from gpukeeper.views.advice import Request, advise
+from gpukeeper.views.backtest import TraceFacts, tally
+from gpukeeper.wiring.backtests import PartOfTrace, Where, compare
 
 SECONDS_MAX = 60.0
 MONTH, CONTAINERS, PART = 30, 1000, 100
 RULES = {"30m": 30, "2h": 120, "5h": 300}
+WINDOWS = (15, 30, 60, 120, 300, 720, 1440)  # minutes
+WORK, ALLOWED = 300, 0.02
 PEER = """
 import json, sys, time
 import polars as pl
@@ -125,13 +132,66 @@ def _memory(days: int) -> float:
 
 
 def _quality(policy: Policy) -> None:
-    """Held after the last use is what one who knows the future would win."""
-    trace = SyntheticTrace(2, 300, MONTH)
-    variants = {name: Variant(timedelta(minutes=minutes)) for name, minutes in RULES.items()}
-    judged = compare(trace, policy, tuple(variants.values()), Judging(), Where(2))
+    """On the last third of the recorded time; the first two thirds are for `advise`. The oracle knows the truth, and
+    stops each run at its last use. Of a stop after which a run was used again, nothing counts as won."""
+    trace = SyntheticTrace(11, WORK, MONTH)
+    variants = (GIVEN, *grid([timedelta(minutes=minutes) for minutes in WINDOWS], ()))
+    split = middle(trace.begin, trace.end, 2 / 3)
+    parts = [PartOfTrace(trace, split, is_later=later) for later in (False, True)]
+    found, later = (compare(part, policy, variants, Judging(), Where(2)) for part in parts)
+    advice = advise(
+        Request(
+            policy="30m for all classes",
+            trace=TraceFacts(
+                source=trace.source,
+                begin=trace.begin,
+                end=trace.end,
+                runs=WORK,
+                rows=0,
+                bad_rows=0,
+                bad=(),
+                not_recorded=(),
+            ),
+            judging=Judging(),
+            allowed=ALLOWED,
+            split=split,
+            idle={name: one.idle for name, one in policy.classes.items()},
+            threshold=policy.activity.gpu,
+        ),
+        found,
+        later,
+    )
+    windows: Mapping[str, timedelta | None] = {one.class_: one.window for one in advice.classes}
+    chosen: dict[str, Mapping[str, timedelta | None]] = {
+        f"every class {name}": dict.fromkeys(windows, timedelta(minutes=RULES[name])) for name in RULES
+    }
+    truths = trace.truths()
+    oracle = sum(_tail(run, truths[run.name], trace) for run in parts[1].runs())
     rows = []
-    for name, variant in variants.items():
-        total = tally(judged[variant], "idle")
-        known = "not known" if total.regret is None else f"{total.regret:.1%}"
-        rows.append((name, str(total.stops), known, f"{total.won / total.unused_tail:.0%}"))
-    print_table(("idle time", "stops", "regretted", "of the most that can be won"), rows)
+    for name, by_class in (chosen | {f"advise, regret at most {ALLOWED:.0%}": windows}).items():
+        runs = [_under(n, later, by_class) for n in range(len(later[GIVEN]))]
+        total = tally(runs, "idle")
+        final = [run.stop for run in runs if run.stop is not None and _is_final(run.stop, truths[run.name])]
+        known = "not known" if total.regret is None else f"{total.regret:.1%} of {total.known}"
+        rows.append((name, str(total.stops), known, f"{sum(one.won for one in final) / oracle:.0%}"))
+    print_table(("idle time", "stops", "regretted", "of the oracle's GPU-hours"), rows)
+    print("advised: " + ", ".join(f"{name} {in_words(w) if w else 'none'}" for name, w in sorted(windows.items())))
+
+
+def _under(
+    number: int, later: Mapping[Variant, Sequence[JudgedRun]], windows: Mapping[str, timedelta | None]
+) -> JudgedRun:
+    """The run under the idle time of its class; without one it is not stopped."""
+    window = windows.get(later[GIVEN][number].class_)
+    if window is None:
+        return msgspec.structs.replace(later[GIVEN][number], stop=None)
+    return later[Variant(window)][number]
+
+
+def _is_final(stop: JudgedStop, truth: Truth) -> bool:
+    return truth.last_use is None or truth.last_use <= stop.at
+
+
+def _tail(run: RecordedRun, truth: Truth, trace: SyntheticTrace) -> float:
+    begin = max(run.started, run.series[0].start, truth.last_use or trace.begin)
+    return max(timedelta(), (run.ended or trace.end) - begin) / timedelta(hours=1) * len(run.devices)

@@ -32,12 +32,15 @@ POOL = 509  # values per signal and phase; a prime, so that repetitions do not f
 MEASURED = ((Signal.CPU, 0.7), (Signal.NETWORK, 0.5), (Signal.DISK, 0.5), (Signal.TERMINAL, 0.4))
 CLASSES = {
     "training": ("managed", "docker", "compose", "managed"),
-    "notebook": ("devcontainer", "managed", "docker", "devcontainer"),
+    "session": ("devcontainer", "managed", "docker", "unknown"),
+    "notebook": ("devcontainer", "devcontainer", "devcontainer", "compose"),
     "forgotten": ("devcontainer", "managed", "docker", "unknown"),
     "hung": ("managed", "docker", "compose", "unknown"),
-    "inference": ("serving", "compose", "docker", "serving"),
+    "inference": ("serving", "serving", "compose", "serving"),
     "batch": ("managed", "docker", "docker", "unknown"),
 }
+
+PEOPLE = frozenset({"training", "session", "notebook", "forgotten"})  # at a terminal
 
 
 class Truth(msgspec.Struct, frozen=True):
@@ -129,11 +132,11 @@ class SyntheticTrace:
         class_ = CLASSES[kind][int(random.random() * 4)]
         devices = tuple(f"{self._name(index)}/{number}" for number in range(_gpus(random, kind)))
         started = self._begin + first * MINUTE
-        used = 1 if kind == "notebook" else len(devices)
+        used = 1 if kind in {"session", "notebook"} else len(devices)
         series = [self._series(random, first, phases, Signal.GPU, one, n < used) for n, one in enumerate(devices)]
         for signal, share in MEASURED:
             chosen = random.random() < share
-            if chosen and (signal is not Signal.TERMINAL or kind in {"notebook", "forgotten", "training"}):
+            if chosen and (signal is not Signal.TERMINAL or kind in PEOPLE):
                 series.append(self._series(random, first, phases, signal, "", True))
         _forget(random, [one.minutes for one in series])
         return RecordedRun(
@@ -155,6 +158,7 @@ class SyntheticTrace:
         random = Random(f"gpukeeper/{self.seed}/{index}")  # noqa: S311
         kind = lives.kind(random)
         first = int(-BEFORE_MAX + random.random() * (self.days * DAY * 0.95 + BEFORE_MAX))
+        first = lives.begin(random, kind, first)
         phases, ends = lives.live(random, kind, first)
         if first + sum(phase.minutes for phase in phases) <= 0:  # over before the trace: it begins with the trace
             first = 0
@@ -221,7 +225,7 @@ def _gpus(random: Random, kind: str) -> int:
 
 
 def _holds(random: Random, kind: str, owner: str | None, started: datetime) -> tuple[Hold, ...]:
-    asks = random.random() < 0.1 and kind in {"notebook", "training", "forgotten"}
+    asks = random.random() < 0.1 and kind in PEOPLE
     if owner is None or not asks:
         return ()
     at = started + int(random.random() * DAY) * MINUTE

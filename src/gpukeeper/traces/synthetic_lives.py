@@ -1,4 +1,7 @@
-"""How the kinds of work in a synthetic trace use a GPU: phases, and what is measured in them. Drawn from a `Random`."""
+"""How the kinds of work in a synthetic trace use a GPU: phases, and what is measured in them. Drawn from a `Random`.
+
+Assumptions about shared GPU servers, not measured data; docs/reference/traces.md lists them.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +39,15 @@ def _levels(gpu: Level, cpu: Level, network: Level, disk: Level, terminal: Level
 
 
 NOTHING: Level = (0.0, 0.0, 0.0)
-_QUIET: Level = (0.0, 2e3, 0.3)
+_QUIET: Level = (0.0, 20.0, 0.3)  # below what counts as use, also in a day
 LEVELS: Mapping[str, Mapping[Signal, Level]] = {
     "train": _levels((70, 100, 1), (90, 800, 1), (1e3, 5e5, 1), (1e5, 2e8, 0.9), (1, 1, 0.005)),
     "evaluate": _levels((0, 3, 0.3), (100, 400, 1), (0, 1e5, 0.5), (1e5, 5e7, 0.8), NOTHING),
     "load": _levels((0, 1, 0.05), (150, 1600, 1), (1e5, 1e8, 0.9), (1e7, 8e8, 1), (1, 1, 0.02)),
     "try": _levels((5, 95, 1), (50, 300, 1), (0, 1e6, 0.5), (0, 1e7, 0.5), (1, 1, 0.5)),
     "think": _levels((0, 1, 0.02), (0, 30, 0.6), (0, 2e5, 0.4), (0, 1e6, 0.2), (1, 1, 0.25)),
-    "away": _levels((0, 1, 0.01), (0, 3, 0.5), _QUIET, _QUIET, NOTHING),
-    "left": _levels((0, 1, 0.01), (0, 3, 0.5), _QUIET, _QUIET, NOTHING),
+    "away": _levels((0, 1, 0.01), (0, 1.5, 0.5), _QUIET, _QUIET, NOTHING),
+    "left": _levels((0, 1, 0.01), (0, 1.5, 0.5), _QUIET, _QUIET, NOTHING),
     "spin": _levels(NOTHING, (99, 101, 1), (0, 500, 0.2), NOTHING, NOTHING),
     "crashed": _levels(NOTHING, (0, 0.5, 0.2), NOTHING, NOTHING, NOTHING),
     "serve": _levels((8, 90, 1), (30, 200, 1), (1e4, 5e6, 1), (0, 1e6, 0.3), NOTHING),
@@ -54,12 +57,13 @@ LEVELS: Mapping[str, Mapping[Signal, Level]] = {
 USING = frozenset({"train", "try", "serve"})
 
 _KINDS = (
-    ("training", 0.28),
-    ("notebook", 0.26),
+    ("training", 0.26),
+    ("session", 0.20),
+    ("notebook", 0.08),
     ("forgotten", 0.12),
-    ("hung", 0.08),
-    ("inference", 0.1),
-    ("batch", 0.16),
+    ("hung", 0.10),
+    ("inference", 0.06),
+    ("batch", 0.18),
 )
 
 
@@ -70,6 +74,17 @@ def kind(random: Random) -> str:
             return name
         drawn -= share
     return _KINDS[-1][0]
+
+
+def begin(random: Random, of: str, first: int) -> int:
+    """People begin in the daytime, most of them not at weekends: then on the Friday before. Minute 0 is a Monday."""
+    if of not in {"session", "notebook"}:
+        return first
+    day = first // DAY
+    weekday = day % 7
+    if weekday >= 5 and random.random() < 0.85:
+        day -= weekday - 4
+    return day * DAY + int((8 + 10 * random.random()) * 60)
 
 
 def pool(random: Random, low: float, high: float, share: float, size: int) -> array[float]:
@@ -125,10 +140,10 @@ def _epochs(random: Random, minutes: int) -> Iterator[Phase]:
 def _training(random: Random, first: int) -> Iterator[Phase]:
     del first
     yield from _epochs(random, _between(random, 4 * 60, 6 * DAY))
-    if random.random() < 0.2:  # a second training after the owner has seen the result of the first
+    if random.random() < 0.1:  # a second training after the owner has seen the result of the first
         yield Phase("away", _between(random, 60, 16 * 60))
         yield from _epochs(random, _between(random, 4 * 60, 2 * DAY))
-    if random.random() < 0.45:  # finished, and nobody ends it
+    if random.random() < 0.55:  # finished, and nobody ends it
         yield Phase("left", LIFE_MAX)
 
 
@@ -145,6 +160,18 @@ def _hung(random: Random, first: int) -> Iterator[Phase]:
     yield from _epochs(random, _between(random, 20, 1 * DAY))
     yield Phase("spin" if random.random() < 0.5 else "crashed", _between(random, 30, 4 * DAY))
     yield Phase("left", LIFE_MAX)
+
+
+def _session(random: Random, first: int) -> Iterator[Phase]:
+    """A day of work at most, with lunch or a meeting in between. Most are left open in the evening and never used
+    again: the next day begins with another one."""
+    del first
+    yield from _sitting(random, _between(random, 30, 300), 45)
+    if random.random() < 0.7:
+        yield Phase("away", _between(random, 30, 180))
+        yield from _sitting(random, _between(random, 30, 240), 45)
+    if random.random() < 0.75:
+        yield Phase("left", LIFE_MAX)
 
 
 def _notebook(random: Random, first: int) -> Iterator[Phase]:
@@ -180,9 +207,9 @@ def _days(random: Random, first: int, days: int) -> Iterator[Phase]:
         at += max(1, night + weekend + off)
 
 
-def _sitting(random: Random, minutes: int) -> Iterator[Phase]:
+def _sitting(random: Random, minutes: int, longest: int = 100) -> Iterator[Phase]:
     while minutes > 0:
-        trying, thinking = _between(random, 1, 40), _between(random, 3, 100)
+        trying, thinking = _between(random, 1, 40), _between(random, 3, longest)
         yield Phase("try", trying)
         yield Phase("think", thinking)
         minutes -= trying + thinking
@@ -203,6 +230,7 @@ def _inference(random: Random, first: int) -> Iterator[Phase]:
 
 _LIVES = {
     "training": _training,
+    "session": _session,
     "notebook": _notebook,
     "forgotten": _forgotten,
     "hung": _hung,
