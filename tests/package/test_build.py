@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = {"docker", "kubernetes", "ray", "accept", "metrics", "operator", "postgres", "web", "notify", "all"}
+EXTRAS = {"docker", "kubernetes", "ray", "accept", "metrics", "operator", "parquet", "postgres", "web", "notify", "all"}
 
 
 def build(source: Path, out: Path, *, umask: int = 0o022, epoch: str = "1700000000") -> dict[str, Path]:

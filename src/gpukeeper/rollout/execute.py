@@ -91,7 +91,9 @@ class Servers:
     async def look(self, wanted: Wanted) -> Seen:
         """As root, where that is possible."""
         found = await self._request(wanted, Seen, "look", sudo=False)
-        return found if found.root or found.sudo else await self._request(wanted, Seen, "look", sudo=True)
+        if found.root or found.sudo:
+            return found
+        return msgspec.structs.replace(await self._request(wanted, Seen, "look", sudo=True), by_sudo=True)
 
     async def plan(self, wanted: Wanted) -> ServerResult:
         seen = await self.look(wanted)
@@ -173,9 +175,9 @@ class Servers:
 
     async def _change(self, wanted: Wanted, before: Seen, found: ServerPlan) -> Done:
         if not found.installs:
-            return await self._request(wanted, Done, "deploy", sudo=not before.root, size=0)
+            return await self._request(wanted, Done, "deploy", sudo=before.by_sudo, size=0)
         assert wanted.bundle is not None, "only a bundle is installed"
-        client, about = self._client(wanted, sudo=not before.root), _request(wanted)
+        client, about = self._client(wanted, sudo=before.by_sudo), _request(wanted)
         about |= {"size": wanted.bundle.size, "sha256": wanted.bundle.sha256}
         return await client.send(wanted.host, Done, "deploy", Path(wanted.bundle.path), **about)
 
@@ -186,7 +188,7 @@ class Servers:
         assert wanted.bundle is not None, "it was installed from a bundle"
         given = {"installer": installer(wanted.bundle), "policy": before.policy}
         try:
-            done = await self._request(wanted, Done, "roll_back", sudo=not before.root, **given)
+            done = await self._request(wanted, Done, "roll_back", sudo=before.by_sudo, **given)
             after = await self.look(wanted)
         except HostError as error:
             words = (*problems, f"it could not be rolled back: {error}")
@@ -206,7 +208,7 @@ class Servers:
         if not before.can_become_root:
             why = f"this needs root: {before.sudo}"
             return ServerResult(host=wanted.name, outcome=Outcome.BLOCKED, words=(why,), seen=before)
-        done = await self._request(wanted, Done, "remove", sudo=not before.root)
+        done = await self._request(wanted, Done, "remove", sudo=before.by_sudo)
         words = tuple(word for word in (done.problem, *(f"{one} is kept" for one in done.left)) if word)
         after = await self.look(wanted)
         gone = not done.problem and not done.left and after.directory == "absent" and not after.active

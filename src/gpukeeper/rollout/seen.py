@@ -33,11 +33,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """`root`: the reply was made as root. `sudo`: why a user who is not root cannot become root. `directory`: absent,
-    link, environment or foreign. `version`: of the installation; empty where it is unknown. `program`: why it does not
-    run. `units`: None where systemd does not run. `setup` None: it could not be asked; `setup_problem` says why."""
+    """`root`: the reply was made as root; `by_sudo`: by a user who needs sudo for that, as for all further requests.
+    `sudo`: why a user who is not root cannot become root. `directory`: absent, link, environment or foreign. `version`:
+    of the installation; empty where it is unknown. `program`: why it does not run. `units`: None where systemd does not
+    run. `setup` None: it could not be asked; `setup_problem` says why."""
 
     root: bool
+    by_sudo: bool = False
     sudo: str = ""
     python: str
     machine: str

@@ -1,6 +1,6 @@
 """`gpukeeper fleet` over real ssh servers, each with its own /opt and /etc: two that work, one unreachable, one with a
 full disk, one without sudo, one whose Python says 3.10 (a stand-in), one that dies in the middle. By cron: no systemd
-runs here; tests/real/systemd has `setup host` with a real one."""
+runs here; tests/real/systemd has `fleet` and `setup host` with a real one, and a real sudo."""
 
 from __future__ import annotations
 

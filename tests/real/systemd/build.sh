@@ -4,7 +4,7 @@
 set -euo pipefail
 cache=${GPUKEEPER_SYSTEMD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpukeeper/systemd}
 release=bookworm
-folder=$cache/$release
+folder=$cache/$release-ssh # another name for other packages: a root filesystem of an older checkout stays as it is
 
 mkdir -p "$cache"
 exec 9>"$cache/lock"
@@ -23,7 +23,7 @@ fail() {
 if [[ ! -e $folder/.made ]]; then
     rm -rf "$folder" # of a run that was killed
     mkdir -p "$folder"
-    mmdebstrap --quiet --variant=minbase --include=systemd,systemd-sysv,dbus,python3 "$release" "$folder/root" \
+    mmdebstrap --quiet --variant=minbase --include=systemd,systemd-sysv,dbus,python3,openssh-server,sudo "$release" "$folder/root" \
         >"$cache/log" 2>&1 || fail "mmdebstrap"
     touch "$folder/.made"
 fi

@@ -19,7 +19,7 @@ PYTHON = "3.11"  # of that release
 def _folder() -> Path:
     """As build.sh has it."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("GPUKEEPER_SYSTEMD_CACHE") or caches / "gpukeeper/systemd") / RELEASE
+    return Path(os.environ.get("GPUKEEPER_SYSTEMD_CACHE") or caches / "gpukeeper/systemd") / f"{RELEASE}-ssh"
 
 
 def is_bootable() -> bool:
@@ -28,6 +28,7 @@ def is_bootable() -> bool:
 
 class Machine:
     def __init__(self, leader: int) -> None:
+        self.leader = leader  # its first process, by its number here
         self._enter = ["nsenter", f"--target={leader}", "--all", "--", "/usr/bin/env", "-i"]
         self._enter += ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "HOME=/root", "LANG=C.UTF-8"]
 
