@@ -61,6 +61,13 @@ def test_two_processes_give_the_very_same_as_one() -> None:
     assert [run.name for run in one[GIVEN]] == [run.name for run in trace.runs()]
 
 
+def test_an_interrupted_backtest_is_continued_from_its_file(tmp_path: Path) -> None:
+    first = run("backtest", TRACE, "--workers", 1, "--json", "--resume", tmp_path / "kept")
+    assert first.exit_code == 0, first.output
+    again = run("backtest", TRACE, "--workers", 1, "--json", "--resume", tmp_path / "kept")
+    assert (again.exit_code, again.stdout) == (0, first.stdout)
+
+
 def test_one_run_is_explained(tmp_path: Path) -> None:
     stopped = json.loads(run("backtest", TRACE, "--workers", 1, "--json").stdout)["stops"][0]
     shown = run("backtest", TRACE, "--workload", stopped["workload"])
@@ -111,6 +118,9 @@ def test_a_short_trace_gives_no_advice_and_a_longer_one_a_policy(tmp_path: Path)
         (("backtest", TRACE, "--workload", "nobody"), "has no run"),
         (("backtest", TRACE, "--horizon", "soon"), "--horizon"),
         (("advise", TRACE, "--regret", "2"), "--regret"),
+        (("backtest", TRACE, "--on", "auto"), "needs Ray in the Python"),
+        (("backtest", TRACE, "--on", "somewhere"), "write auto, HOST:PORT"),
+        (("advise", TRACE, "--on", "ray://:99999"), "write auto, HOST:PORT"),
         (("backtest", TRACE, "--record"), "--record needs recorded work"),
         (("backtest", "ledger", "--record", "--sweep", MANY), "keeps 256 combinations at most; --sweep has 300"),
     ],

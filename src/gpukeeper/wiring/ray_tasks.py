@@ -59,6 +59,7 @@ def ray_tasks(address: str, work: Work[G, T, R], given: G, most: int | None = No
 
     Raises UsageError if there is no Ray here, PlatformError if the cluster does not answer or cannot run it.
     """
+    endpoint = _endpoint(address)
     try:
         ray: Any = import_module("ray")
     except ImportError as error:
@@ -66,7 +67,8 @@ def ray_tasks(address: str, work: Work[G, T, R], given: G, most: int | None = No
             f"--on {address} needs Ray in the Python that runs gpukeeper ({sys.executable}), in the version of the "
             'cluster: pip install "ray==VERSION". Nothing was computed.'
         ) from error
-    _reach(address)
+    if endpoint is not None:
+        _reach(endpoint)
     with redirect_stdout(sys.stderr):  # Ray prints there when a node dies, and standard output has our answer
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -82,19 +84,24 @@ def ray_tasks(address: str, work: Work[G, T, R], given: G, most: int | None = No
             ray.shutdown()  # also ends the tasks that still run
 
 
-def _reach(address: str) -> None:
-    """Ray itself tries to connect for many minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+def _endpoint(address: str) -> tuple[str, int] | None:
+    """None: this machine is a node of the cluster. Raises UsageError."""
     if address == "auto":
-        return
+        return None
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise UsageError(f'--on "{address}": write auto, HOST:PORT or ray://HOST:PORT.')
+    return host.strip("[]"), int(port)
+
+
+def _reach(endpoint: tuple[str, int]) -> None:
+    """Ray itself tries to connect for many minutes."""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS_WITHIN).close()
+        socket.create_connection(endpoint, timeout=ANSWERS_WITHIN).close()
     except OSError as error:
         raise PlatformError(
-            f"nothing answers at {host}:{port}: {error}. The port of a Ray cluster is 6379, that of Ray Client 10001. "
-            "Nothing was computed."
+            f"nothing answers at {endpoint[0]}:{endpoint[1]}: {error}. The port of a Ray cluster is 6379, that of Ray "
+            "Client 10001. Nothing was computed."
         ) from error
 
 
