@@ -104,7 +104,10 @@ def test_killed_at_a_point_of_a_step_nothing_wrong_goes_and_nothing_twice(
     if action == "stop":
         assert shell.apply() == 0  # warns, and stops in the next pass
         assert [one["ref"]["name"] for one in shell.lines("warning")] == [DUE]
-    assert shell.apply(point, DUE) == -signal.SIGKILL
+    codes = [shell.apply(point, DUE)]
+    while codes[-1] == 0 and len(codes) < 4:  # a pass in which it was not due yet, or the cluster was just changing
+        codes.append(shell.apply(point, DUE))
+    assert codes[-1] == -signal.SIGKILL, codes
     acted = point in (*BEFORE_THE_OUTCOME, CLOSED)
     assert shell.is_done(action) is acted
     written = [one["type"] for one in shell.lines("intent", "outcome")]
