@@ -6,7 +6,9 @@ other recorded values or of another version of gpukeeper; it is just not used th
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -42,6 +44,7 @@ class KeptResults:
         self.taken = 0  # parts that were not computed again
 
     def __enter__(self) -> KeptResults:
+        self._must_be_own()
         try:
             self._file = sqlite3.connect(self._path, timeout=10)
             (kind,) = self._file.execute("PRAGMA application_id").fetchone()
@@ -61,6 +64,18 @@ class KeptResults:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+    def _must_be_own(self) -> None:
+        """Another user who can write it could put results there that were never computed."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return  # it is not there yet, or cannot be opened either
+        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise UsageError(
+                f"{self._path} can be changed by other users, so its results are not used. Name another file, in a "
+                "directory that only you can write. Nothing was changed."
+            )
 
     def or_else(self, runs: Sequence[RecordedRun], start: Callable[[Sequence[RecordedRun]], Wait]) -> Wait:
         """The kept results of these runs. Without any, begins the work on them; its results are kept."""

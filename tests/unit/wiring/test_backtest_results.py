@@ -108,3 +108,13 @@ def test_a_file_of_something_else_is_refused_and_not_changed(tmp_path: Path) -> 
         assert path.read_bytes() == before
     with pytest.raises(UsageError, match="cannot be used"):
         compare(trace(), POLICY, VARIANTS, Judging(), Where(resume=tmp_path / "none" / "results"))
+
+
+def test_a_file_that_others_can_change_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results"
+    compare(trace(), POLICY, VARIANTS, Judging(), Where(resume=path))
+    path.chmod(0o666)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="can be changed by other users"):
+        compare(trace(), POLICY, VARIANTS, Judging(), Where(resume=path))
+    assert path.read_bytes() == before

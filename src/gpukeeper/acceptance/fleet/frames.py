@@ -1,6 +1,6 @@
 """A report as lines of a log, and back. Pure.
 
-The log is the only thing that every engine brings out of a node, and logs are rotated, cut, prefixed and mixed with
+Only the log can be read from a node on every engine, and logs are rotated, cut, prefixed and mixed with
 other output. So a report is compressed and cut into numbered lines, each with the digest of the whole and its own
 checksum, and the lines are printed twice: a log that lost its beginning or a few lines still has each part once. What
 does not fit is refused and never guessed. A checksum proves that a line is complete, not which program wrote it.

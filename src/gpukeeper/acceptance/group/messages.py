@@ -1,7 +1,7 @@
 """What the nodes of one run send each other: length-framed JSON over TCP, every field checked.
 
 The coordinator opens with a challenge; a member proves that it knows the run's key, and so does the coordinator. This
-keeps strangers and other runs out. It encrypts nothing: whoever can change packets on the way is not kept out.
+keeps strangers and other runs out. It encrypts nothing, and does not stop an attacker who can change packets.
 """
 
 from __future__ import annotations
