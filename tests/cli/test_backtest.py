@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,20 @@ from typer.testing import CliRunner, Result
 
 from gpukeeper.__main__ import app
 from gpukeeper.config.load import load_policy
+from gpukeeper.interfaces.cli.backtest import where_of
 from gpukeeper.ledger.backtest_record import BacktestRecord, newest_backtest
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.paths import ledger_path
 from gpukeeper.lifecycle.backtest.outcome import Judging
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.model.errors import UsageError
 from gpukeeper.traces.synthetic import SyntheticTrace
 from gpukeeper.wiring.backtests import Where, compare
 from tests.docs.markdown import ROOT
 from tests.unit.lifecycle.backtest.traces import HOUR
 
 TRACE = "synthetic:1/24/9"
+TRUSTED = ("--trust-cluster",)  # root is asked for it
 MANY = "window=" + "/".join(f"{minutes}m" for minutes in range(1, 301))
 
 
@@ -118,9 +122,10 @@ def test_a_short_trace_gives_no_advice_and_a_longer_one_a_policy(tmp_path: Path)
         (("backtest", TRACE, "--workload", "nobody"), "has no run"),
         (("backtest", TRACE, "--horizon", "soon"), "--horizon"),
         (("advise", TRACE, "--regret", "2"), "--regret"),
-        (("backtest", TRACE, "--on", "auto"), "needs Ray in the Python"),
-        (("backtest", TRACE, "--on", "somewhere"), "write auto, HOST:PORT"),
-        (("advise", TRACE, "--on", "ray://:99999"), "write auto, HOST:PORT"),
+        (("backtest", TRACE, "--on", "auto", *TRUSTED), "needs Ray in the Python"),
+        (("backtest", TRACE, "--on", "somewhere", *TRUSTED), "write auto, HOST:PORT"),
+        (("advise", TRACE, "--on", "ray://:99999", *TRUSTED), "write auto, HOST:PORT"),
+        (("backtest", TRACE, "--trust-cluster"), "--trust-cluster needs --on"),
         (("backtest", TRACE, "--record"), "--record needs recorded work"),
         (("backtest", "ledger", "--record", "--sweep", MANY), "keeps 256 combinations at most; --sweep has 300"),
     ],
@@ -129,6 +134,19 @@ def test_mistakes_are_named(words: tuple[str, ...], said: str) -> None:
     found = run(*words)
     assert found.exit_code != 0
     assert said in f"{found.output} {found.exception}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="about what root is asked for")
+@pytest.mark.parametrize("verb", ["backtest", "advise"])
+def test_root_says_that_it_trusts_the_cluster(verb: str) -> None:
+    found = run(verb, TRACE, "--on", "127.0.0.1:6379")
+    assert isinstance(found.exception, UsageError), found.output
+    assert "could run code as root here" in str(found.exception)
+
+
+def test_an_ordinary_user_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert where_of(None, "auto", None, trust_cluster=False).on == "auto"
 
 
 def test_a_policy_that_acts_is_warned_about_until_its_backtest_is_on_record(tmp_path: Path) -> None:

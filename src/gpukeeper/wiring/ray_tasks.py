@@ -5,10 +5,12 @@ A task and not an actor: if its node dies, Ray runs it again on another one.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from importlib import import_module
 from typing import Any, Generic, TypeVar
@@ -16,7 +18,13 @@ from typing import Any, Generic, TypeVar
 from gpukeeper import __version__
 from gpukeeper.model.errors import PlatformError, UsageError
 
-ANSWERS_WITHIN = 10.0  # seconds
+ANSWERS_WITHIN = 8.0  # seconds
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # how every client of HTTP/2 begins
+_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # a frame: no bytes follow, kind 4, no flags, stream 0
+_PORTS = (
+    "Write --on HOST:6379 with the port of the cluster, or --on ray://HOST:10001 with that of Ray Client; its "
+    "dashboard (8265) is neither."
+)
 G = TypeVar("G")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -95,14 +103,31 @@ def _endpoint(address: str) -> tuple[str, int] | None:
 
 
 def _reach(endpoint: tuple[str, int]) -> None:
-    """Ray itself tries to connect for many minutes."""
+    """Ray itself tries for many minutes, also where another service answers. All of Ray's ports speak gRPC, which is
+    HTTP/2: the server's first frame has its settings."""
+    where = f"{endpoint[0]}:{endpoint[1]}"
     try:
-        socket.create_connection(endpoint, timeout=ANSWERS_WITHIN).close()
+        with socket.create_connection(endpoint, timeout=ANSWERS_WITHIN) as connection:
+            first = None if os.environ.get("RAY_USE_TLS", "0") not in ("", "0") else _first_frame(connection)
     except OSError as error:
-        raise PlatformError(
-            f"nothing answers at {endpoint[0]}:{endpoint[1]}: {error}. The port of a Ray cluster is 6379, that of Ray "
-            "Client 10001. Nothing was computed."
-        ) from error
+        raise PlatformError(f"nothing answers at {where}: {error}. {_PORTS} Nothing was computed.") from error
+    if first is not None and not (len(first) == len(_SETTINGS) and first[3] == _SETTINGS[3]):
+        said = "it said nothing" if not first else "it does not speak gRPC"
+        raise PlatformError(f"the service at {where} is not Ray: {said}. {_PORTS} Nothing was computed.")
+
+
+def _first_frame(connection: socket.socket) -> bytes:
+    """The head of it. Less: the other side ended, or said nothing in time."""
+    late, found = time.monotonic() + ANSWERS_WITHIN, b""
+    with suppress(OSError):
+        connection.sendall(_HELLO + _SETTINGS)
+        while len(found) < len(_SETTINGS) and (left := late - time.monotonic()) > 0:
+            connection.settimeout(left)
+            more = connection.recv(len(_SETTINGS) - len(found))
+            if not more:
+                break
+            found += more
+    return found
 
 
 def _run(work: Work[G, T, R], name: str, given: G, some: Sequence[T]) -> tuple[str, R]:

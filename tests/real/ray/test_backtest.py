@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from importlib.metadata import distribution
-from pathlib import Path
-from types import ModuleType
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-import cronsim
-import msgspec
 import pytest
 
 import gpukeeper
 from tests.engines import has_ray, require
-from tests.real.ray.clusters import NEWEST, Cluster, ray_cluster, until
+from tests.real.ray.clusters import NEWEST, Cluster, until
+from tests.real.ray.with_gpukeeper import cluster_with, environment
 
-PROJECT = Path(__file__).parents[3]
-# Read by every Python of the cluster. The command of a test has all packages of the tests, behind those of Ray's own
-# environment; a node has gpukeeper and the two that a replay needs: Ray's agent would use others that it finds.
-SITE = """
-import os, sys
-if "FOR_THE_COMMAND" in os.environ:
-    sys.path += os.environ["FOR_THE_COMMAND"].split(":")
-"""
-ON_NODES = "else:\n    sys.path += [{!r}]\n"
+TRUSTED = ("--trust-cluster",)  # root is asked for it
 OPTIONS = ("backtest", "synthetic:7", "--sweep", "window=30m/5h", "--json")
-
-
-def environment(cluster: Cluster) -> dict[str, str]:
-    paths = [str(PROJECT / "src"), *(path for path in sys.path if "site-packages" in path)]
-    return cluster.env | {"GPUKEEPER_STATE": str(cluster.root / "state"), "FOR_THE_COMMAND": ":".join(paths)}
 
 
 def backtest(cluster: Cluster, *options: str) -> subprocess.CompletedProcess[str]:
@@ -41,34 +26,24 @@ def backtest(cluster: Cluster, *options: str) -> subprocess.CompletedProcess[str
     )
 
 
-def cluster_with(folder: Path, packages: Sequence[ModuleType]) -> Iterator[Cluster]:
-    """`packages`: what its nodes have."""
-    require("ray", has_ray(NEWEST))
-    (folder / "sitecustomize.py").write_text(SITE + ON_NODES.format(str(folder / "packages")))
-    (folder / "packages").mkdir()
-    for package in packages:
-        (folder / "packages" / package.__name__).symlink_to(Path(str(package.__file__)).parent)
-    if gpukeeper in packages:
-        (metadata,) = Path(str(distribution("gpukeeper").locate_file(""))).glob("gpukeeper-*.dist-info")  # its version
-        (folder / "packages" / metadata.name).symlink_to(metadata)
-    with ray_cluster(NEWEST, nodes=2, env={"PYTHONPATH": str(folder)}) as cluster:
-        yield cluster
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    yield from cluster_with(tmp_path_factory.mktemp("site"), [gpukeeper, msgspec, cronsim])
+    require("ray", has_ray(NEWEST))
+    with cluster_with(tmp_path_factory.mktemp("site")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    yield from cluster_with(tmp_path_factory.mktemp("site"), [])
+    require("ray", has_ray(NEWEST))
+    with cluster_with(tmp_path_factory.mktemp("site"), ()) as found:
+        yield found
 
 
 def test_a_cluster_gives_the_very_same_as_one_process(cluster: Cluster) -> None:
     here = backtest(cluster, "--workers", "1")
     assert here.returncode == 0, here.stderr
-    there = backtest(cluster, "--on", cluster.address)
+    there = backtest(cluster, "--on", cluster.address, *TRUSTED)
     assert there.returncode == 0, there.stderr
     assert there.stdout == here.stdout
 
@@ -76,7 +51,7 @@ def test_a_cluster_gives_the_very_same_as_one_process(cluster: Cluster) -> None:
 def test_a_node_that_dies_in_the_middle_changes_nothing(cluster: Cluster) -> None:
     here = backtest(cluster, "--workers", "1")
     lost = cluster.add_node()
-    command = [str(cluster.python), "-m", "gpukeeper", *OPTIONS, "--on", cluster.address]
+    command = [str(cluster.python), "-m", "gpukeeper", *OPTIONS, "--on", cluster.address, *TRUSTED]
     child = subprocess.Popen(
         command, env=environment(cluster), cwd=cluster.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -93,12 +68,56 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(cluster: Cluster) -> Non
 
 
 def test_nodes_without_gpukeeper_are_named_as_the_reason(bare_cluster: Cluster) -> None:
-    ran = backtest(bare_cluster, "--on", bare_cluster.address)
+    ran = backtest(bare_cluster, "--on", bare_cluster.address, *TRUSTED)
     assert (ran.returncode, ran.stdout) == (1, ""), ran
     assert f"Its nodes need gpukeeper {gpukeeper.__version__} in Ray's Python" in " ".join(ran.stderr.split())
 
 
 def test_no_cluster_at_the_address_is_an_error_with_the_next_step(cluster: Cluster) -> None:
-    ran = backtest(cluster, "--on", "127.0.0.1:1")
+    ran = backtest(cluster, "--on", "127.0.0.1:1", *TRUSTED)
     assert (ran.returncode, ran.stdout) == (1, ""), ran
     assert "nothing answers at 127.0.0.1:1" in " ".join(ran.stderr.split())
+
+
+@contextmanager
+def listener(reply: bytes) -> Iterator[int]:
+    """A service that is not Ray: it accepts, says this to what it reads, and keeps the connection open."""
+    open_: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    open_.append(connection)
+                    connection.recv(100)
+                    connection.sendall(reply)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+    for one in open_:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [(b"", "it said nothing"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it does not speak gRPC")],
+    ids=["silent", "http"],
+)
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_another_service_at_the_address_is_named_before_ray_tries(
+    cluster: Cluster, reply: bytes, said: str, scheme: str
+) -> None:
+    with listener(reply) as port:
+        ran = backtest(cluster, "--on", f"{scheme}127.0.0.1:{port}", *TRUSTED)
+    assert (ran.returncode, ran.stdout) == (1, ""), ran
+    words = " ".join(ran.stderr.split())
+    assert f"the service at 127.0.0.1:{port} is not Ray: {said}" in words
+    assert "--on HOST:6379" in words
+
+
+def test_the_dashboard_of_a_cluster_is_not_its_address(cluster: Cluster) -> None:
+    ran = backtest(cluster, "--on", cluster.dashboard.removeprefix("http://"), *TRUSTED)
+    assert (ran.returncode, ran.stdout) == (1, ""), ran
+    assert "its dashboard (8265) is neither" in " ".join(ran.stderr.split())

@@ -19,11 +19,13 @@ from gpukeeper.interfaces.cli.backtest import (
     Restart,
     Resume,
     Source,
+    TrustCluster,
     Workers,
     judging_of,
     progress,
     swept,
     trace_facts,
+    where_of,
     write,
 )
 from gpukeeper.interfaces.terminal import options as o
@@ -59,6 +61,7 @@ def advise(
     restart: Restart = "30m",
     workers: Workers = None,
     on: On = None,
+    trust_cluster: TrustCluster = False,
     resume: Resume = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the advice as a policy, with its figures.")
@@ -70,8 +73,9 @@ def advise(
     They are found on the first two thirds of the recorded time. The figures are from the last third, which was not used
     to find them. Nothing is switched on.
     """
+    where = where_of(workers, on, resume, trust_cluster=trust_cluster)
     loaded = load_policy(policy)
-    found = _advice(source, mapping, loaded, _allowed(regret), sweep, (horizon, restart), Where(workers, on, resume))
+    found = _advice(source, mapping, loaded, _allowed(regret), sweep, (horizon, restart), where)
     if out is not None and not found.refused:
         write(out, as_policy(found, loaded.policy.scope))
     if json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -68,6 +69,13 @@ On = Annotated[
         help="Replay on the cores of this Ray cluster: auto, HOST:PORT or ray://HOST:PORT. The result is the same.",
     ),
 ]
+TrustCluster = Annotated[
+    bool,
+    typer.Option(
+        "--trust-cluster",
+        help="With --on as root: everyone who can run code on that cluster can run code as root here.",
+    ),
+]
 Resume = Annotated[
     Path | None,
     typer.Option(
@@ -100,6 +108,7 @@ def backtest(
     restart: Restart = "30m",
     workers: Workers = None,
     on: On = None,
+    trust_cluster: TrustCluster = False,
     resume: Resume = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one HTML file.")
@@ -121,6 +130,7 @@ def backtest(
         raise UsageError("--at needs --workload: the run that is explained.")
     if record and source.startswith(SYNTHETIC):
         raise UsageError("--record needs recorded work: a synthetic trace says nothing about the work on this machine.")
+    where = where_of(workers, on, resume, trust_cluster=trust_cluster)
     variants = (GIVEN, *swept(sweep))
     if record and len(variants) > MOST_POINTS:
         raise UsageError(
@@ -130,7 +140,6 @@ def backtest(
     if workload is not None:
         _explain(trace, loaded, workload, at, html, json=json)
         return
-    where = Where(workers, on, resume)
     found = _answer(trace, loaded, variants, judging_of(loaded, horizon, restart), where)
     if record:
         asyncio.run(_record(loaded, found))
@@ -140,6 +149,20 @@ def backtest(
         show.as_json("backtest", found)
     elif html is None:
         _print(found)
+
+
+def where_of(workers: int | None, on: str | None, resume: Path | None, *, trust_cluster: bool) -> Where:
+    """Raises UsageError. Ray makes objects of what a worker sends before we see it, and the worker chooses how: code of
+    the cluster can run here, whatever we ask for."""
+    if trust_cluster and on is None:
+        raise UsageError("--trust-cluster needs --on: the cluster that is trusted.")
+    if on is not None and os.geteuid() == 0 and not trust_cluster:
+        raise UsageError(
+            f"--on {on} as root: Ray returns Python objects, so everyone who can run code on that cluster could run "
+            "code as root here. Run it as an ordinary user. If only root can use the cluster, add --trust-cluster. "
+            "Nothing was computed."
+        )
+    return Where(workers, on, resume)
 
 
 async def _record(loaded: Loaded, found: BacktestReport) -> None:
