@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
+from itertools import chain
 from math import isnan
 from pathlib import Path
 
@@ -24,23 +25,24 @@ import msgspec
 from benchmarks.backtest_parallel import parallel
 from benchmarks.report import Figure, met, print_figure, print_table
 from gpukeeper.config.load import load_policy
-from gpukeeper.lifecycle.backtest.outcome import JudgedRun, JudgedStop, Judging
-from gpukeeper.lifecycle.backtest.parts import middle
+from gpukeeper.lifecycle.backtest.outcome import JudgedStop, Judging
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant, grid
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import Signal
 from gpukeeper.model.trace import RecordedRun
 from gpukeeper.traces.synthetic import SyntheticTrace, Truth
-from gpukeeper.views.advice import Request, advise
+from gpukeeper.views.advice import Advice
+from gpukeeper.views.advice_rules import Rule, under
 from gpukeeper.views.backtest import TraceFacts, tally
-from gpukeeper.wiring.backtests import PartOfTrace, Where, compare
+from gpukeeper.wiring.advice import Asked, Replays, advice_on
+from gpukeeper.wiring.backtests import Where, compare
 
 SECONDS_MAX = 60.0
 MONTH, CONTAINERS, PART = 30, 1000, 100
 RULES = {"30m": 30, "2h": 120, "5h": 300}
 WINDOWS = (15, 30, 60, 120, 300, 720, 1440)  # minutes
-WORK, ALLOWED = 300, 0.02
+SEED, WORK, ALLOWED = 11, 300, 0.02
 PEER = """
 import json, sys, time
 import polars as pl
@@ -137,58 +139,67 @@ def _memory(days: int) -> float:
 def _quality(policy: Policy) -> None:
     """On the last third of the recorded time; the first two thirds are for `advise`. The oracle knows the truth, and
     stops each run at its last use. Of a stop after which a run was used again, nothing counts as won."""
-    trace = SyntheticTrace(11, WORK, MONTH)
-    variants = (GIVEN, *grid([timedelta(minutes=minutes) for minutes in WINDOWS], ()))
-    split = middle(trace.begin, trace.end, 2 / 3)
-    parts = [PartOfTrace(trace, split, is_later=later) for later in (False, True)]
-    found, later = (compare(part, policy, variants, Judging(), Where(2)) for part in parts)
-    advice = advise(
-        Request(
-            policy="30m for all classes",
-            trace=TraceFacts(
-                source=trace.source,
-                begin=trace.begin,
-                end=trace.end,
-                runs=WORK,
-                rows=0,
-                bad_rows=0,
-                bad=(),
-                not_recorded=(),
-            ),
-            judging=Judging(),
-            allowed=ALLOWED,
-            split=split,
-            idle={name: one.idle for name, one in policy.classes.items()},
-            threshold=policy.activity.gpu,
-        ),
-        found,
-        later,
+    trace = SyntheticTrace(SEED, WORK, MONTH)
+    windows = [timedelta(minutes=minutes) for minutes in WINDOWS]
+    facts = TraceFacts(
+        source=trace.source,
+        begin=trace.begin,
+        end=trace.end,
+        runs=WORK,
+        rows=0,
+        bad_rows=0,
+        bad=(),
+        not_recorded=(),
     )
-    windows: Mapping[str, timedelta | None] = {one.class_: one.window for one in advice.classes}
-    chosen: dict[str, Mapping[str, timedelta | None]] = {
-        f"every class {name}": dict.fromkeys(windows, timedelta(minutes=RULES[name])) for name in RULES
-    }
+    asked = Asked(
+        policy=policy, source="30m for all classes", grid=tuple(grid(windows, ())), judging=Judging(), allowed=ALLOWED
+    )
+    replays = Replays(trace, asked, Where(2), lambda done: None)
+    advice = advice_on(trace, asked, lambda runs: facts, Where(2))
+    plain = replays.plain(replays.of(replays.first, (GIVEN, *replays.grid)))
+    rules = {f"every class {name}": _every_class(timedelta(minutes=RULES[name]), replays.classes) for name in RULES}
+    rules[f"idle times alone, regret at most {ALLOWED:.0%}"] = plain
+    rules[f"advise, regret at most {ALLOWED:.0%}: {advice.kind}"] = _advised(advice)
+    later = replays.of(replays.last, frozenset(chain.from_iterable(one.variants for one in rules.values())))
     truths = trace.truths()
-    oracle = sum(_tail(run, truths[run.name], trace) for run in parts[1].runs())
+    oracle = sum(_tail(run, truths[run.name], trace) for run in replays.last.runs())
     rows = []
-    for name, by_class in (chosen | {f"advise, regret at most {ALLOWED:.0%}": windows}).items():
-        runs = [_under(n, later, by_class) for n in range(len(later[GIVEN]))]
+    for name, rule in rules.items():
+        # A class without advice is not stopped: its idle time would have more regret than allowed.
+        runs = [
+            one if one.class_ in rule.choices else msgspec.structs.replace(one, stop=None) for one in under(rule, later)
+        ]
         total = tally(runs, "idle")
         final = [run.stop for run in runs if run.stop is not None and _is_final(run.stop, truths[run.name])]
         known = "not known" if total.regret is None else f"{total.regret:.1%} of {total.known}"
         rows.append((name, str(total.stops), known, f"{sum(one.won for one in final) / oracle:.0%}"))
     print_table(("idle time", "stops", "regretted", "of the oracle's GPU-hours"), rows)
-    print("advised: " + ", ".join(f"{name} {in_words(w) if w else 'none'}" for name, w in sorted(windows.items())))
+    tried = [
+        (one.kind.value, one.words, str(one.unseen.stops), _share(one.unseen.regret), f"{one.unseen.won:,.0f}", one.why)
+        for one in advice.choice.tried
+    ]
+    print_table(("tried", "", "stops", "regretted", "GPU-hours won", "not chosen because"), tried)
+    advised = {one.class_: one.window for one in advice.classes}
+    print("advised: " + ", ".join(f"{name} {in_words(w) if w else 'none'}" for name, w in sorted(advised.items())))
 
 
-def _under(
-    number: int, later: Mapping[Variant, Sequence[JudgedRun]], windows: Mapping[str, timedelta | None]
-) -> JudgedRun:
-    """The run under the idle time of its class; without one it is not stopped."""
-    window = windows.get(later[GIVEN][number].class_)
-    if window is None:
-        return msgspec.structs.replace(later[GIVEN][number], stop=None)
-    return later[Variant(window)][number]
+def _share(regret: float | None) -> str:
+    return "not known" if regret is None else f"{regret:.1%}"
+
+
+def _every_class(window: timedelta, classes: Sequence[str]) -> Rule:
+    return Rule(choices=dict.fromkeys(classes, Variant(window)))
+
+
+def _advised(advice: Advice) -> Rule:
+    rest = Variant(None, None, advice.signals, advice.at)
+    choices = {
+        one.class_: msgspec.structs.replace(rest, window=one.window) for one in advice.classes if one.window is not None
+    }
+    if advice.owners is None:
+        return Rule(kind=advice.kind, choices=choices, rest=rest)
+    own = Variant(advice.owners.idle)
+    return Rule(kind=advice.kind, choices=choices, rest=rest, for_members=own, returns=advice.owners.returns)
 
 
 def _is_final(stop: JudgedStop, truth: Truth) -> bool:

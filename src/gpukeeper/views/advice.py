@@ -1,20 +1,29 @@
-"""Which idle time wins most at the regret that is allowed: found on one part of the recorded time, reported on a later
-part. Values only; nothing is switched on."""
+"""Which rule wins most at the regret that is allowed: fitted on one part of the recorded time, chosen on the next, and
+reported on the last. Values only; nothing is switched on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 import msgspec
 
-from gpukeeper.lifecycle.backtest.outcome import JudgedRun, Judging
+from gpukeeper.lifecycle.backtest.outcome import Judging
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
-from gpukeeper.lifecycle.rules import idle
 from gpukeeper.model.durations import in_words
-from gpukeeper.views.backtest import Tally, TraceFacts, tally
-
-STOPS_MIN = 10  # with a known end, of one class: with fewer a share of regrets says nothing
+from gpukeeper.views.advice_rules import (
+    STOPS_MIN,
+    Judged,
+    Kind,
+    Rule,
+    advised,
+    fit_plain,
+    of_class,
+    under,
+    why_not,
+)
+from gpukeeper.views.backtest import Tally, TraceFacts
 
 
 class ClassAdvice(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +40,40 @@ class ClassAdvice(msgspec.Struct, frozen=True, kw_only=True):
     held_up: bool | None
 
 
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule that was compared: fitted on the first part (`found`), compared on the next (`unseen`), both of the
+    classes for which it has an idle time. `why`: why it was not taken; empty: it was."""
+
+    kind: Kind
+    words: str
+    found: Tally
+    unseen: Tally
+    why: str
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Rules were fitted before `begin` and compared from then to the split. None: only the plain rule was tried, and
+    `why` says why. `tried`: the plain rule first."""
+
+    begin: datetime | None = None
+    tried: tuple[Tried, ...] = ()
+    why: str = ""
+
+
+PLAIN_ALONE = Choice()
+
+
+class Returners(msgspec.Struct, frozen=True, kw_only=True):
+    """Owners with an idle time of their own. `returns`: how many stops of each would have been regretted."""
+
+    idle: timedelta
+    returns: Mapping[str, int]
+
+
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """`threshold`: of GPU use, in percent. `refused`: why there is no advice at all."""
+    """`threshold`: of GPU use, in percent. `kind`: of the rule that was chosen; `signals`, `at` and `owners` are what
+    it has beside idle times. `total` and `plain_total`: what it and the plain rule do in the time after `split`, in
+    classes for which each has an idle time. `refused`: why there is no advice at all."""
 
     policy: str
     trace: TraceFacts
@@ -40,11 +81,15 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     allowed: float
     split: datetime
     threshold: float
+    kind: Kind
+    signals: tuple[str, ...] | None
+    at: str | None
+    owners: Returners | None
+    choice: Choice
+    total: Tally
+    plain_total: Tally
     classes: tuple[ClassAdvice, ...]
     refused: str = ""
-
-
-Judged = Mapping[Variant, Sequence[JudgedRun]]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,99 +104,115 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float
 
 
-def advise(asked: Request, found: Judged, later: Judged) -> Advice:
-    """`found` and `later` have the given policy under GIVEN and the same grid of windows and thresholds."""
-    refused = _too_short(asked, found)
-    grid = [variant for variant in found if variant != GIVEN]
-    thresholds = sorted({asked.threshold if one.threshold is None else one.threshold for one in grid})
-    # A plain rule wins ties: the threshold of the given policy first, then the lowest, which stops least.
-    thresholds.sort(key=lambda one: (one != asked.threshold, one))
-    choices = {}
-    for threshold in thresholds:
-        mine = [one for one in grid if (asked.threshold if one.threshold is None else one.threshold) == threshold]
-        choices[threshold] = {name: _best(name, mine, found, asked.allowed) for name in asked.idle}
-    best = max(thresholds, key=lambda one: _net(choices[one], found), default=asked.threshold)
-    rows = [] if refused else [_row(name, choice, asked, found, later) for name, choice in choices[best].items()]
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule, and the judged runs of the first part that it was fitted to."""
+
+    rule: Rule
+    fitted: Judged
+
+
+def advise(
+    asked: Request, found: Judged, later: Judged, chosen: Chosen | None = None, choice: Choice = PLAIN_ALONE
+) -> Advice:
+    """`found` has the given policy under GIVEN and a grid of windows and thresholds, `later` the given policy and all
+    variants of the chosen rule and of the plain one. Nothing chosen: the plain one."""
+    refused = too_short((asked.trace.begin, asked.split, asked.trace.end), found, asked.judging)
+    plain = fit_plain(asked.idle, asked.threshold, found, asked.allowed)
+    chosen = chosen or Chosen(rule=plain, fitted=found)
+    rule = chosen.rule
+    rows = [] if refused else [_row(name, chosen, asked, found, later) for name in asked.idle]
+    own = rule.for_members.window if rule.for_members is not None else None
     return Advice(
         policy=asked.policy,
         trace=asked.trace,
         judging=asked.judging,
         allowed=asked.allowed,
         split=asked.split,
-        threshold=best,
+        threshold=asked.threshold if rule.rest.threshold is None else rule.rest.threshold,
+        kind=rule.kind,
+        signals=rule.rest.signals,
+        at=rule.rest.at,
+        owners=None if own is None else Returners(idle=own, returns=rule.returns),
+        choice=choice,
+        total=Tally() if refused else advised(rule, later),
+        plain_total=Tally() if refused else advised(plain, later),
         classes=tuple(row for row in rows if row is not None),
         refused=refused,
     )
 
 
-def _best(name: str, grid: Sequence[Variant], found: Judged, allowed: float) -> Variant | None:
-    """The longer window wins ties."""
-    fit = [(one, _of(name, found[one])) for one in grid]
-    good = [
-        (one, mine)
-        for one, mine in fit
-        if mine.known >= STOPS_MIN and mine.regret is not None and mine.regret <= allowed
-    ]
-    if not good:
-        return None
-    return max(good, key=lambda pair: (round(pair[1].net, 6), pair[0].window or timedelta()))[0]
-
-
-def _net(choice: Mapping[str, Variant | None], found: Judged) -> float:
-    return sum(_of(name, found[one]).net for name, one in choice.items() if one is not None)
-
-
-def _of(name: str, runs: Sequence[JudgedRun]) -> Tally:
-    return tally((one for one in runs if one.class_ == name), idle.NAME)
-
-
-def _row(name: str, choice: Variant | None, asked: Request, found: Judged, later: Judged) -> ClassAdvice | None:
-    today, present = asked.idle[name], _of(name, found[GIVEN])
-    if choice is None:
-        if not present.runs:
-            return None
-        why = _why_not(name, asked, found)
-        return ClassAdvice(
-            class_=name,
-            today=today,
-            window=None,
-            why=why,
-            found=present,
-            later=_of(name, later[GIVEN]),
-            today_later=_of(name, later[GIVEN]),
-            held_up=None,
+def choose(
+    rules: Sequence[Rule], found: Judged, unseen: Judged, allowed: float, begin: datetime
+) -> tuple[Rule, Choice]:
+    """The plain rule first; it is kept unless another one wins clearly in the time that none was fitted to."""
+    plain, *others = rules
+    before = {one.kind: advised(one, found) if one.choices else Tally() for one in rules}
+    after = {one.kind: advised(one, unseen) if one.choices else Tally() for one in rules}
+    reasons = {one.kind: _not_taken(one, after[one.kind], after[plain.kind], allowed) for one in others}
+    better = [one for one in others if not reasons[one.kind]]
+    best = max(better, key=lambda one: after[one.kind].net, default=plain)
+    for one in better:
+        if one is not best:
+            reasons[one.kind] = "another candidate wins more"
+    if best is not plain:
+        reasons[plain.kind] = "a candidate wins more"
+    tried = (
+        Tried(
+            kind=one.kind,
+            words=one.words,
+            found=before[one.kind],
+            unseen=after[one.kind],
+            why=reasons.get(one.kind, ""),
         )
-    then = _of(name, later[choice])
+        for one in rules
+    )
+    return best, Choice(begin=begin, tried=tuple(tried))
+
+
+def _not_taken(one: Rule, mine: Tally, plain: Tally, allowed: float) -> str:
+    if not one.choices:
+        return "no class with an allowed regret in the time that it was fitted to"
+    return why_not(mine, plain, allowed)
+
+
+def _row(name: str, chosen: Chosen, asked: Request, found: Judged, later: Judged) -> ClassAdvice | None:
+    today, present = asked.idle[name], of_class(name, found[GIVEN])
+    rule, choice = chosen.rule, chosen.rule.choices.get(name)
+    if choice is None and not present.runs:
+        return None
+    then = of_class(name, under(rule, later))
+    held_up = None if choice is None or then.regret is None else then.regret <= asked.allowed
     return ClassAdvice(
         class_=name,
         today=today,
-        window=choice.window or today,
-        why="",
-        found=_of(name, found[choice]),
+        window=None if choice is None else choice.window or today,
+        why=_why_not(name, asked, found) if choice is None else "",
+        found=present if choice is None else advised(rule, chosen.fitted, (name,)),
         later=then,
-        today_later=_of(name, later[GIVEN]),
-        held_up=None if then.regret is None else then.regret <= asked.allowed,
+        today_later=of_class(name, later[GIVEN]),
+        held_up=held_up,
     )
 
 
 def _why_not(name: str, asked: Request, found: Judged) -> str:
     if asked.idle[name] is None:
         return "it has no idle time in the policy"
-    tallies = [_of(name, runs) for variant, runs in found.items() if variant != GIVEN]
+    tallies = [of_class(name, runs) for variant, runs in found.items() if variant != GIVEN]
     if max((one.known for one in tallies), default=0) < STOPS_MIN:
         return f"fewer than {STOPS_MIN} stops with a known end"
     least = min(one.regret for one in tallies if one.known >= STOPS_MIN and one.regret is not None)
     return f"every idle time that was tried has more regret; the least is {least:.0%}"
 
 
-def _too_short(asked: Request, found: Judged) -> str:
-    windows = [one.window for one in found if one.window is not None]
-    needed = asked.judging.horizon + max(windows, default=timedelta())
-    parts = (asked.split - asked.trace.begin, asked.trace.end - asked.split)
-    if min(parts) < needed:
-        return (
-            f"The trace is too short: its parts are {in_words(parts[0])} and {in_words(parts[1])} long, and each must "
-            f"be at least {in_words(needed)}: the longest idle time that is tried, and the time within which a return "
-            "counts as regret. Record longer, or try shorter ones with --sweep and --horizon."
-        )
-    return ""
+def too_short(times: Sequence[datetime], variants: Collection[Variant], judging: Judging) -> str:
+    """`times`: begin and end of the trace, and where it is split between them."""
+    needed = judging.horizon + max((one.window for one in variants if one.window is not None), default=timedelta())
+    parts = [after - before for before, after in pairwise(times)]
+    if min(parts) >= needed:
+        return ""
+    *some, last = map(in_words, parts)
+    return (
+        f"The trace is too short: its parts are {', '.join(some)} and {last} long, and each must "
+        f"be at least {in_words(needed)}: the longest idle time that is tried, and the time within which a return "
+        "counts as regret. Record longer, or try shorter ones with --sweep and --horizon."
+    )

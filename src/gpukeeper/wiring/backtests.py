@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime
@@ -23,8 +23,8 @@ from gpukeeper.config.digest import digest_of
 from gpukeeper.engine.schedule import opening
 from gpukeeper.lifecycle.backtest.outcome import JudgedRun, Judging, Usage, judge
 from gpukeeper.lifecycle.backtest.parts import earlier, later
-from gpukeeper.lifecycle.backtest.replay import Passes, replay
-from gpukeeper.lifecycle.backtest.variants import Variant, applied, covering
+from gpukeeper.lifecycle.backtest.replay import Passes, beginning, replay
+from gpukeeper.lifecycle.backtest.variants import Variant, applied, covering, deciding
 from gpukeeper.lifecycle.decide import answers
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Answer, Decision, View
@@ -73,10 +73,14 @@ class Judge:
         self._covering: dict[str, list[tuple[Rulebook, Passes]]] = {}
 
     def judged(self, run: RecordedRun) -> tuple[JudgedRun, ...]:
-        usage = Usage(run, self.given.judging, self.given.time)
-        found = []
+        usage, subject = Usage(run, self.given.judging, self.given.time), beginning(run).subject
+        found: list[JudgedRun] = []
+        same: dict[Hashable, JudgedRun] = {}  # policies that differ in nothing that concerns this run
         for book, passes in self._for(run.platform):
-            found.append(judge(usage, replay(run, book, passes, self.given.time, self.given.signals)))
+            key = deciding(book, subject)
+            if key not in same:
+                same[key] = judge(usage, replay(run, book, passes, self.given.time, self.given.signals))
+            found.append(same[key])
         return tuple(found)
 
     def _for(self, platform: str) -> list[tuple[Rulebook, Passes]]:

@@ -51,8 +51,8 @@ def judged(
     )
 
 
-def some(unused: int, regrets: int, *, class_: str = "batch", won: float = 5.0) -> list[JudgedRun]:
-    kinds = [Afterwards.UNUSED] * unused + [Afterwards.REGRET] * regrets
+def some(unused: int, regrets: int, *, class_: str = "batch", won: float = 5.0, kept: int = 0) -> list[JudgedRun]:
+    kinds = [*[Afterwards.UNUSED] * unused, *[Afterwards.REGRET] * regrets, *[None] * kept]
     return [judged(number, kind, won, class_=class_) for number, kind in enumerate(kinds)]
 
 
@@ -117,8 +117,8 @@ def asked(allowed: float, **more: object) -> Request:
 
 def advice(allowed: float, **more: object) -> Advice:
     short, long = Variant(HOUR), Variant(5 * HOUR)
-    found = {GIVEN: some(20, 20), short: some(30, 10, won=9.0), long: some(20, 0, won=5.0)}
-    later = {GIVEN: some(20, 20), short: some(10, 10), long: some(15, 1)}
+    found = {GIVEN: some(20, 20), short: some(30, 10, won=9.0), long: some(20, 0, kept=20)}
+    later = {GIVEN: some(20, 20), short: some(10, 10, kept=20), long: some(15, 1, kept=24)}
     return advise(asked(allowed, **more), found, later)
 
 

@@ -128,7 +128,7 @@ class _Course:
         )
 
     def steps(self) -> Iterator[ReplayedStep]:
-        view = _beginning(self.run)
+        view = beginning(self.run)
         at, acted = self.passes.first(self.begin), None
         while at < self.end:
             view = self._seen(view, at)
@@ -199,7 +199,8 @@ class _Course:
         return msgspec.structs.replace(view, subject=subject, series=tuple(series))
 
 
-def _beginning(run: RecordedRun) -> View:
+def beginning(run: RecordedRun) -> View:
+    """As a daemon saw it first."""
     ref = Ref(run.platform, run.place, run.kind, run.name, run.name, run.namespace)
     subject = Subject(
         seen=Seen(ref, INCARNATION, "", run.started),
