@@ -104,6 +104,13 @@ def test_a_short_trace_gives_no_advice_and_a_longer_one_a_policy(tmp_path: Path)
     found = json.loads(made.stdout)
     advised = {one["class"]: one["window"] for one in found["classes"] if one["window"] is not None}
     assert advised
+    kinds = [one["kind"] for one in found["choice"]["tried"]]
+    assert kinds == ["plain", "signals", "owners", "hours"]
+    assert [one["kind"] for one in found["choice"]["tried"] if not one["why"]] == [found["kind"]]
+    assert all(f"# - {kind} (" in file.read_text() for kind in kinds)
+    shown = run("advise", "synthetic:3/150/3", *words)
+    assert shown.exit_code == 0, shown.output
+    assert all(one["words"] in shown.stdout for one in found["choice"]["tried"])
     loaded = load_policy(file).policy
     assert loaded.mode == "plan"
     assert all(loaded.classes[name].idle == HOUR / 2 for name in advised)

@@ -139,7 +139,7 @@ def typing(number: int, start: datetime) -> Life:
 
 def test_a_signal_that_tells_pauses_from_left_work_wins(given: Callable[[str], Policy], tmp_path: Path) -> None:
     policy = given("activity: {signals: []}")
-    made = trace(typing, frozenset({Signal.TERMINAL}))
+    made = trace(typing, frozenset({Signal.TERMINAL}), hour=9, each_day=8)
     found = advice(made, policy, (HOUR, 3 * HOUR))
     assert (found.kind, found.signals, why(found, Kind.SIGNALS)) == (Kind.SIGNALS, ("terminal",), "")
     (one,) = found.classes
