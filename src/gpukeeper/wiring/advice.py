@@ -76,11 +76,14 @@ class Replays:
         self.split = middle(trace.begin, trace.end, SPLIT)
         self.first = PartOfTrace(trace, self.split, is_later=False)
         self.last = PartOfTrace(trace, self.split, is_later=True)
-        given = asked.policy.activity.gpu
-        same = [one if one.threshold != given else msgspec.structs.replace(one, threshold=None) for one in asked.grid]
-        self.grid = tuple(dict.fromkeys(one for one in same if one != GIVEN))
+        self.grid = tuple(dict.fromkeys(self._same(one) for one in asked.grid))
         self.windows = tuple({one.window for one in self.grid if one.window is not None})
         self.classes = tuple(asked.policy.classes)
+
+    def _same(self, one: Variant) -> Variant:
+        """Written without the threshold, if it is the policy's."""
+        is_given = one.window is not None and one.threshold == self.asked.policy.activity.gpu
+        return msgspec.structs.replace(one, threshold=None) if is_given else one
 
     def of(self, part: Trace, variants: Collection[Variant]) -> Judged:
         order = tuple(dict.fromkeys(variants)) if isinstance(variants, tuple) else tuple(sorted(variants, key=repr))
@@ -97,6 +100,8 @@ class Replays:
 
     def settings(self, plain: Rule, settings: Sequence[Variant], part: Trace) -> tuple[list[Rule], Judged]:
         """Each setting with the idle times around those of the plain rule."""
+        if not settings:
+            return [], {}
         windows = around(plain, self.windows)
         judged = self.of(part, tuple(msgspec.structs.replace(one, window=w) for one in settings for w in windows))
         return [fit_setting(one, self.classes, judged, self.asked.allowed) for one in settings], judged

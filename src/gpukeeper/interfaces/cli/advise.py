@@ -120,8 +120,10 @@ def _print(found: Advice) -> None:
     show.table(rows, head)
     for words in more_than_idle_times(found):
         show.text(words)
-    show.text(f"\n{found.choice.why or compared(found)}")
+    if found.choice.why:
+        show.text(f"\n{found.choice.why}")
     if found.choice.tried:
+        show.text(f"\n{compared(found)}")
         show.table([_tried(one) for one in found.choice.tried], ("rule", "stops", "regretted", "GPU-hours won", "", ""))
     show.text(
         f"A GPU below {found.threshold:g}% counts as not in use. Nothing was changed; --out FILE writes a policy."
