@@ -1,4 +1,5 @@
-"""Rotation: old journal lines move into compressed files, and a checkpoint takes their place.
+"""Rotation: old journal lines move into compressed files, and a checkpoint takes their place. Old days of measurements
+are packed (`pack_signals`).
 
 A line is deleted only after a verified file holds it, in the transaction that writes the checkpoint. A crash in
 between leaves lines in both; the next run finds the file, compares it with the rows and finishes what was begun.
@@ -18,9 +19,10 @@ import msgspec
 from gpukeeper.ledger import state
 from gpukeeper.ledger.archive_file import Header, digest_rows, headers, read_header, verify, write_archive
 from gpukeeper.ledger.copy.identity import shipped
-from gpukeeper.ledger.database import open_for_reading, translated
+from gpukeeper.ledger.database import open_for_reading, shrink_file, translated
 from gpukeeper.ledger.journal import SqliteLedger, append
 from gpukeeper.ledger.lines import micros, moment
+from gpukeeper.ledger.minutes import pack_days
 from gpukeeper.ledger.paths import archive_folder
 from gpukeeper.ledger.reserve import Reserve
 from gpukeeper.ledger.signals import prune
@@ -31,6 +33,9 @@ from gpukeeper.model.policy import LedgerKeep
 LEAST = timedelta(days=1)
 # A line from further in the future was written under a wrong clock and must not hold up rotation until then.
 WRONG_CLOCK = timedelta(days=1)
+
+# Between two transactions that pack measurements. SQLite does not queue writers: one that waits tries every 0.1 s.
+PAUSE = timedelta(milliseconds=150)
 
 
 class Rotation(msgspec.Struct, frozen=True):
@@ -93,6 +98,16 @@ async def rotate(
         signals = await ledger.change(lambda c: prune(c, now - keep.signals))
     lines, name = (written[1].lines, written[0].name) if written else (0, None)
     return Rotation(lines, name, finished, gone, signals, believed)
+
+
+async def pack_signals(ledger: SqliteLedger, now: datetime, stop: asyncio.Event) -> None:
+    """Days of measurements that ended two days ago, one row for each. In short transactions: the first time it may take
+    an hour, and passes write meanwhile. What is left when it stops, the next run packs."""
+    start: int | None = 0
+    while start is not None and not stop.is_set():
+        start = await ledger.change(lambda c, at=start: pack_days(c, now, at), acts=True)  # type: ignore[misc]
+        if start is not None:
+            await asyncio.sleep(PAUSE.total_seconds())
 
 
 async def status(ledger: SqliteLedger, *, check: bool = False) -> LedgerStatus:
@@ -178,7 +193,7 @@ def _retire(c: sqlite3.Connection, header: Header, now: datetime, where: str) ->
     c.execute("DELETE FROM journal WHERE seq BETWEEN ? AND ?", (header.first, header.last))
     c.execute("DELETE FROM journal WHERE type = 'checkpoint' AND seq < ?", (number,))
     state.set_meta(c, "archived_until", max(micros(header.until), int(state.meta(c, "archived_until") or 0)))
-    c.execute("PRAGMA incremental_vacuum").fetchall()
+    shrink_file(c)
 
 
 def _forget(c: sqlite3.Connection, header: Header, now: datetime) -> None:

@@ -110,6 +110,15 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
+def shrink_file(connection: sqlite3.Connection, pages: int = 2_000) -> None:
+    """Within a transaction: free pages to the filesystem, at most so many, about 20 µs each. The file becomes shorter
+    with the next checkpoint."""
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    for _ in range(min(free, pages)):
+        # One each: Python takes only the first step of this statement, whatever number it has.
+        connection.execute("PRAGMA incremental_vacuum(1)")
+
+
 def damage(connection: sqlite3.Connection) -> list[str]:
     """What SQLite finds wrong with the file; empty when it is whole. Reads all of it."""
     try:

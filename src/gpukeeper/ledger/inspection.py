@@ -1,4 +1,5 @@
-"""Is the ledger whole? Reads everything and changes nothing: SQLite's own check, every line, every archive."""
+"""Is the ledger whole? Reads everything and changes nothing: SQLite's own check, every line, every packed day of
+measurements, every archive."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import msgspec
 from gpukeeper.ledger.archive import ArchiveInfo, LedgerStatus, status
 from gpukeeper.ledger.journal import SqliteLedger
 from gpukeeper.ledger.lines import decode
+from gpukeeper.ledger.minutes import unreadable_days
 from gpukeeper.model.errors import LedgerError
 
 MOST = 20  # problems of one kind that are listed; the rest is counted
@@ -34,7 +36,8 @@ async def inspect(ledger: SqliteLedger) -> InspectionResult:
     lines, unreadable = await ledger.read(lambda c: _read_all(c, str(ledger.path)))
     archives = (await status(ledger, check=True)).archives
     damaged = [one.damage for one in archives if one.damage is not None]
-    return InspectionResult(lines, archives, (*_few(unreadable), *_few(damaged)))
+    packed = await ledger.read(unreadable_days)
+    return InspectionResult(lines, archives, (*_few(unreadable), *_few(packed), *_few(damaged)))
 
 
 async def schema_of(ledger: SqliteLedger) -> int:

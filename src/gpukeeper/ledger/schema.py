@@ -57,6 +57,18 @@ CREATE TABLE buckets (
     PRIMARY KEY (series, minute)
 ) WITHOUT ROWID
 """
+# With rowid: a table without one keeps a row of this size in pages of its own, mostly empty.
+_DAYS = """
+CREATE TABLE days (
+    series INTEGER NOT NULL, day INTEGER NOT NULL, minutes BLOB NOT NULL,
+    PRIMARY KEY (series, day)
+)
+"""
+# Numbers of series are given again.
+_NO_DAYS_WITHOUT_SERIES = """
+CREATE TRIGGER days_of_series AFTER DELETE ON series
+BEGIN DELETE FROM days WHERE series = OLD.id; END
+"""
 _ABSENT = """
 CREATE TABLE absent (
     id INTEGER PRIMARY KEY,
@@ -88,6 +100,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE series ADD COLUMN since INTEGER",
         "ALTER TABLE series ADD COLUMN until INTEGER",
     ),
+    (_DAYS, _NO_DAYS_WITHOUT_SERIES),
 )
 
 

@@ -1,4 +1,5 @@
 """What was measured, in SQLite: one-minute buckets with sum and count. Prunable; losing the last minute is harmless.
+How older days are stored: `minutes.py`.
 
 Own connection and thread with synchronous=NORMAL, so that samples cost no fsync and journal lines do not wait for them.
 """
@@ -16,6 +17,7 @@ from typing import TypeVar
 
 from gpukeeper.ledger.database import is_full, open_for_reading, open_for_writing, transaction, translated
 from gpukeeper.ledger.lines import text
+from gpukeeper.ledger.minutes import DAY, delete_minutes, read_means, unpack_day
 from gpukeeper.model.series import NOT_MEASURED, Sample, Series, Signal, unbroken
 from gpukeeper.model.unknown import Unknown
 
@@ -79,7 +81,7 @@ class SqliteSignals:
 def prune(c: sqlite3.Connection, before: datetime) -> int:
     """Within a transaction. How many buckets went. A workload that was not measured since then is forgotten."""
     minute = _minute(before)
-    gone = c.execute("DELETE FROM buckets WHERE minute < ?", (minute,)).rowcount
+    gone = delete_minutes(c, minute)
     c.execute("DELETE FROM series WHERE newest < ?", (minute,))
     c.execute("DELETE FROM absent WHERE newest < ?", (minute,))
     return gone
@@ -107,13 +109,17 @@ def _add(c: sqlite3.Connection, sample: Sample) -> None:
 
 def _series_id(c: sqlite3.Connection, names: tuple[str, str, str, int], minute: int) -> int:
     found = c.execute(
-        "SELECT id, newest FROM series WHERE key = ? AND signal = ? AND device = ? AND slice = ?", names
+        "SELECT id, newest, EXISTS (SELECT 1 FROM days WHERE series = id AND day = ?) FROM series "
+        "WHERE key = ? AND signal = ? AND device = ? AND slice = ?",
+        (minute // DAY, *names),
     ).fetchone()
     if found is None:
         made = c.execute(
             "INSERT INTO series (key, signal, device, slice, newest) VALUES (?, ?, ?, ?, ?)", (*names, minute)
         )
         return int(made.lastrowid or 0)
+    if found[2]:
+        unpack_day(c, found[0], minute // DAY)
     if found[1] < minute:
         c.execute("UPDATE series SET newest = ? WHERE id = ?", (minute, found[0]))
     return int(found[0])
@@ -149,13 +155,10 @@ def _read(c: sqlite3.Connection, key: str, start: datetime, window: tuple[int, i
 
 
 def _minutes(c: sqlite3.Connection, series: int, first: int, last: int) -> tuple[float, ...]:
-    rows = c.execute(
-        "SELECT minute - ?, sum / count FROM buckets WHERE series = ? AND minute BETWEEN ? AND ? AND sum NOT NULL",
-        (first, series, first, last),
-    )
     means = [NOT_MEASURED] * (last - first + 1)
-    for position, mean in rows.fetchall():
-        means[position] = mean
+    for minute, mean in read_means(c, series, first, last):
+        if mean is not None:
+            means[minute - first] = mean
     return tuple(means)
 
 

@@ -17,7 +17,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpukeeper.ledger.database import open_for_reading, open_for_writing, open_in_memory, transaction, translated
+from gpukeeper.ledger.database import (
+    open_for_reading,
+    open_for_writing,
+    open_in_memory,
+    shrink_file,
+    transaction,
+    translated,
+)
 from gpukeeper.ledger.lines import text
 from gpukeeper.ledger.schema import USAGE
 from gpukeeper.model.usage import DevicePresence, Holder, HourUse, RecordedHour, UsageFold, merged, minute_of
@@ -168,7 +175,7 @@ def prune(c: sqlite3.Connection, before: datetime) -> int:
         c.execute("DELETE FROM devices WHERE until < ? AND id NOT IN (SELECT device FROM hours)", (hour * 60,))
         c.execute("UPDATE devices SET since = ? WHERE since < ?", (hour * 60, hour * 60))
         c.execute("DELETE FROM holders WHERE id NOT IN (SELECT holder FROM hours)")
-        c.execute("PRAGMA incremental_vacuum").fetchall()
+        shrink_file(c)
     return gone
 
 

@@ -1,4 +1,4 @@
-"""Our own ledger as a trace: what passes measured (`series`, `buckets`), and starts, ends and holds from the journal.
+"""Our own ledger as a trace: what passes measured (`ledger/minutes.py`), and starts, ends and holds from the journal.
 
 Only reads. A workload whose lines were archived begins with what the checkpoint remembers of it, or with its first
 measured minute. Lines and minutes that are written after it was opened are left out.
@@ -17,6 +17,7 @@ import msgspec
 
 from gpukeeper.ledger.database import open_for_reading, translated
 from gpukeeper.ledger.lines import decode
+from gpukeeper.ledger.minutes import first_minute, read_means
 from gpukeeper.model import reading
 from gpukeeper.model.errors import LedgerError, UsageError
 from gpukeeper.model.event import Checkpoint, Event, Held, Noticed, Released, Vanished, WarningSent
@@ -159,8 +160,7 @@ class RecordedTrace:
         return found.memories if isinstance(found, Checkpoint) else {}
 
     def _measured_only(self, c: sqlite3.Connection, series: Sequence[int]) -> list[_Life]:
-        firsts = [c.execute("SELECT min(minute) FROM buckets WHERE series = ?", (one,)).fetchone()[0] for one in series]
-        known = [first for first in firsts if first is not None]
+        known = [first for one in series if (first := first_minute(c, one)) is not None]
         return [_Life("", _at(min(known)))] if known else []
 
     def _series(
@@ -169,25 +169,21 @@ class RecordedTrace:
         begin, end = max(life.started, self.begin), min(life.ended or self.end, self.end)
         first, last = (begin - EPOCH) // MINUTE, (end - timedelta(microseconds=1) - EPOCH) // MINUTE
         for number, signal, device, part in columns:
-            rows = c.execute(
-                "SELECT minute - ?, sum / count FROM buckets WHERE series = ? AND minute BETWEEN ? AND ?",
-                (first, number, first, last),
-            ).fetchall()
+            rows = read_means(c, number, first, last)
             if not rows:
                 continue
             minutes = array("f", (NOT_MEASURED,)) * (last - first + 1)
-            for position, mean in rows:
+            for minute, mean in rows:
                 if mean is not None:
-                    minutes[position] = mean
+                    minutes[minute - first] = mean
             self._rows += len(rows)
             yield RecordedSeries(Signal(signal), device, _at(first), minutes, bool(part))
 
 
 def _edges(c: sqlite3.Connection) -> _Edges | None:
     """By series: a minute has no index of its own."""
-    rows = c.execute("SELECT id FROM series WHERE signal = ?", (Signal.GPU.value,)).fetchall()
-    edges = [c.execute("SELECT min(minute), max(minute) FROM buckets WHERE series = ?", row).fetchone() for row in rows]
-    known = [(first, last) for first, last in edges if first is not None]
+    rows = c.execute("SELECT id, newest FROM series WHERE signal = ?", (Signal.GPU.value,)).fetchall()
+    known = [(first, newest) for series, newest in rows if (first := first_minute(c, series)) is not None]
     if not known:
         return None
     seq = c.execute("SELECT max(seq) FROM journal").fetchone()[0]

@@ -19,7 +19,7 @@ from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.log import stamped
 from gpukeeper.interfaces.terminal.unreported import UnreportedLines
-from gpukeeper.ledger.archive import rotate
+from gpukeeper.ledger.archive import pack_signals, rotate
 from gpukeeper.ledger.usage import KEPT
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
@@ -123,6 +123,7 @@ async def rotate_daily(session: Session, stop: asyncio.Event, log: Callable[[str
                 await session.evidence.prune(policy.capture.keep, done.believed)
                 if session.hours is not None:
                     await session.hours.prune(done.believed - KEPT)
+            await pack_signals(session.ledger, now, stop)  # last: a full disk forbids it, and the others make room
         except (OSError, KeeperError) as problem:
             log(f"the ledger could not be rotated: {problem}")
         except Exception as bug:  # nothing that is watched depends on it

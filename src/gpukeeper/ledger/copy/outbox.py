@@ -19,7 +19,9 @@ from gpukeeper.ledger.archive_file import headers, read_archive
 from gpukeeper.ledger.copy.copy_text import SQLITE_ROW, copy_row, is_plain, without_nul
 from gpukeeper.ledger.copy.identity import Identity, read_identity, shipped
 from gpukeeper.ledger.database import open_for_reading, translated
+from gpukeeper.ledger.days import Minute
 from gpukeeper.ledger.lines import COLUMNS, decode, fit, micros, moment, row
+from gpukeeper.ledger.minutes import first_minute, read_minutes
 from gpukeeper.ledger.paths import archive_folder
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import NodeTested
@@ -27,10 +29,7 @@ from gpukeeper.model.event import NodeTested
 LINES, BYTES = 5_000, 4 * 2**20  # the largest batch
 _BATCH = f"SELECT seq, {SQLITE_ROW} FROM journal WHERE seq > ? AND type <> 'checkpoint' ORDER BY seq LIMIT ?"  # noqa: S608
 _ONE = f"SELECT seq, {', '.join(COLUMNS)} FROM journal WHERE seq = ?"  # noqa: S608
-_SIGNALS = """
-SELECT s.key, s.signal, s.device, s.slice, b.minute, b.sum, b.count FROM series s JOIN buckets b ON b.series = s.id
-WHERE s.newest >= ? AND b.minute >= ? AND b.minute < ?
-"""
+_SERIES = "SELECT id, key, signal, device, slice FROM series WHERE newest >= ?"
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -136,18 +135,20 @@ class Outbox:
 
     def first_minute(self, since: int) -> int | None:
         """The first minute not before `since` in which something was measured, in minutes since 1970."""
-        question = (
-            "SELECT min(b.minute) FROM series s JOIN buckets b ON b.series = s.id WHERE s.newest >= ? AND b.minute >= ?"
-        )
+        c = self._connection
         with translated(self.path):
-            found = self._connection.execute(question, (since, since)).fetchone()
-        return None if found[0] is None else int(found[0])
+            firsts = [first_minute(c, one[0], since) for one in c.execute(_SERIES, (since,)).fetchall()]
+        return min((first for first in firsts if first is not None), default=None)
 
     def signals(self, since: int, until: int) -> list[SignalRow]:
         """What was measured in [since, until), in minutes since 1970."""
+        c = self._connection
         with translated(self.path):
-            found = self._connection.execute(_SIGNALS, (since, since, until)).fetchall()
-        return [_signal_row(*one) for one in found]
+            return [
+                _signal_row(row[1:], measured)
+                for row in c.execute(_SERIES, (since,)).fetchall()
+                for measured in read_minutes(c, row[0], since, until - 1)
+            ]
 
     def _from_journal(self, after: int, lines: int) -> Iterator[tuple[int, str]]:
         for seq, text in self._connection.execute(_BATCH, (after, lines)):
@@ -197,10 +198,9 @@ def _taken(found: Iterator[tuple[int, str]], lines: int) -> Batch:
     return Batch(tuple(rows), last)
 
 
-def _signal_row(
-    key: str, signal: str, device: str, part: int, minute: int, total: float | None, count: int
-) -> SignalRow:
-    names = "\0".join((key, signal, device, str(part)))
-    series = uuid.UUID(bytes=hashlib.sha256(names.encode("utf-8", "backslashreplace")).digest()[:16])
+def _signal_row(names: tuple[str, str, str, int], measured: Minute) -> SignalRow:
+    (key, signal, device, part), (minute, total, count) = names, measured
+    words = "\0".join((key, signal, device, str(part)))
+    series = uuid.UUID(bytes=hashlib.sha256(words.encode("utf-8", "backslashreplace")).digest()[:16])
     at = moment(minute * 60_000_000)
     return SignalRow(series, key, signal, device, bool(part), at, None if total is None else total / count, count)
