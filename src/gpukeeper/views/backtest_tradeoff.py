@@ -3,7 +3,7 @@ regretted. Values and sentences only; nothing is replayed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -23,12 +23,15 @@ class BacktestOnRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit, as people read it. `between`: where the share of regretted stops lies with 95 % confidence."""
+    """One limit, as people read it. `between`: where the share of regretted stops lies with 95 % confidence. `best`:
+    it wins most of those whose regret is within what is allowed with that confidence. `likely`: there is none, and
+    this one wins most of those whose share is allowed as far as it was seen."""
 
     row: VariantRow
     between: Interval | None
     sentence: str
     best: bool
+    likely: bool
 
 
 def points_of(curve: Iterable[VariantRow]) -> tuple[BacktestPoint, ...]:
@@ -49,21 +52,26 @@ def points_of(curve: Iterable[VariantRow]) -> tuple[BacktestPoint, ...]:
 
 def limit_rows(record: BacktestRecord, regret_max: float) -> tuple[LimitRow, ...]:
     rows = [_variant_row(point, record.runs) for point in record.points]
-    best = best_within(rows, regret_max)
+    best = best_within(rows, regret_max, lambda row: row.regret_high)
+    likely = None if best is not None else best_within(rows, regret_max, lambda row: row.regret)
     return tuple(
         LimitRow(
             row=row,
             between=wilson(row.tally.regrets, row.tally.known) if row.tally.known else None,
             sentence=limit_sentence(row, record.horizon),
             best=row.variant == best,
+            likely=row.variant == likely,
         )
         for row in rows
     )
 
 
-def best_within(rows: Sequence[VariantRow], regret_max: float) -> Variant | None:
-    """Which wins most with at most this share of regretted stops; of equal ones the first. None: none does."""
-    allowed = [row for row in rows if row.regret is not None and row.regret <= regret_max]
+def best_within(
+    rows: Sequence[VariantRow], regret_max: float, regret: Callable[[VariantRow], float | None]
+) -> Variant | None:
+    """Which wins most with at most this regret; of equal ones the first. None: none does."""
+    known = [(row, regret(row)) for row in rows]
+    allowed = [row for row, share in known if share is not None and share <= regret_max]
     return max(allowed, key=lambda row: row.tally.won).variant if allowed else None
 
 

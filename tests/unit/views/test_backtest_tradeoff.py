@@ -93,22 +93,30 @@ def test_a_horizon_that_was_not_recorded_is_not_named() -> None:
     assert rows(point(HOUR, unused=3, regrets=1), horizon=None)[0].sentence.endswith("their GPUs again.")
 
 
-def test_the_best_wins_most_within_the_allowed_regret() -> None:
-    given = point(None, unused=20, regrets=0, won=50.0)
-    short = point(HOUR, unused=10, regrets=10, won=900.0)
-    middle = point(2 * HOUR, unused=19, regrets=1, won=300.0)
-    long = point(6 * HOUR, unused=9, regrets=0, won=200.0)
+def test_the_best_wins_most_of_those_whose_regret_is_surely_allowed() -> None:
+    given = point(None, unused=500, regrets=0, won=50.0)
+    short = point(HOUR, unused=250, regrets=250, won=900.0)
+    middle = point(2 * HOUR, unused=485, regrets=15, won=300.0)  # 3.0 %, at most 4.9 %
+    long = point(6 * HOUR, unused=480, regrets=0, won=200.0)  # at most 0.8 %
+    few = point(8 * HOUR, unused=12, regrets=0, won=4000.0)  # at most 24 %
     unknown = point(9 * HOUR, unused=0, regrets=0, open_=4, won=5000.0)
-    every = (given, short, middle, long, unknown)
+    every = (given, short, middle, long, few, unknown)
 
     def best(regret_max: float) -> list[timedelta | None]:
-        return [one.row.variant.window for one in rows(*every, regret_max=regret_max) if one.best]
+        found = rows(*every, regret_max=regret_max)
+        assert not any(one.likely for one in found)
+        return [one.row.variant.window for one in found if one.best]
 
     assert best(0.05) == [2 * HOUR]
     assert best(0.01) == [6 * HOUR]
-    assert best(1.0) == [HOUR], "what is not known is never the best"
-    assert [one.best for one in rows(short, regret_max=0.05)] == [False]
+    assert best(1.0) == [8 * HOUR], "what is not known is never the best"
+    assert [(one.best, one.likely) for one in rows(short, regret_max=0.05)] == [(False, False)]
     assert [one.best for one in rows(given, unknown)] == [True, False], "the policy itself may be"
+
+
+def test_few_stops_prove_nothing_and_are_called_likely() -> None:
+    few, fewer = point(HOUR, unused=12, regrets=0, won=300.0), point(2 * HOUR, unused=3, regrets=0, won=100.0)
+    assert [(one.best, one.likely) for one in rows(few, fewer)] == [(False, True), (False, False)]
 
 
 def test_the_interval_contains_the_share_and_is_missing_where_nothing_is_known() -> None:

@@ -93,13 +93,25 @@ def test_every_limit_is_a_row_and_a_point(site: Dashboard) -> None:
     assert '<option value="2" selected>below 2%</option>' in page
     assert 'max="1"' in page
     assert 'class="today"' in page
-    best = page.partition('<span class="chip">best</span>')[0].rpartition("<tr")[2]
-    assert 'data-point="7200/2"' in best
-    assert "Best within <code>backtest.regret_max</code> (5%): <b>idle 2h, GPU below 2%</b>" in page
-    assert page.count('class="best"') == 1
+    likely = page.partition('<span class="chip">best seen, not proven</span>')[0].rpartition("<tr")[2]
+    assert 'data-point="7200/2"' in likely
+    assert "1 of 20 known stops were used again, which can mean a regret of up to 24%" in page
+    assert 'class="best"' not in page
     assert "of another policy" not in page
     assert "style=" not in page
     assert re.findall(r"<script(?![^>]*src=)", page) == []
+
+
+def test_the_best_is_proven_by_enough_stops(site: Dashboard) -> None:
+    many = [structs.replace(one, stops=500, unused=500 - one.regrets) for one in SWEEP]
+    record(site, (many[0], structs.replace(many[1], regrets=250, unused=250), *many[2:]))
+    page = site.get("/backtest", "root").text
+    best = page.partition('<span class="chip">best</span>')[0].rpartition("<tr")[2]
+    assert 'data-point="3600/5"' in best
+    assert "Best within <code>backtest.regret_max</code> (5%): <b>idle 1h, GPU below 5%</b>" in page
+    assert "with 95 % confidence (at most 2.3% here)" in page
+    assert "not proven" not in page
+    assert page.count('class="best"') == 1
 
 
 def test_the_record_of_another_policy_is_shown_as_such(site: Dashboard) -> None:

@@ -36,8 +36,9 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         record=found.record,
         rows=rows,
         best=next((one for one in rows if one.best), None),
+        likely=next((one for one in rows if one.likely), None),
         given=GIVEN,
-        start=_start(rows, best),
+        start=_start(rows),
         windows=_windows(rows),
         thresholds=sorted({one.row.variant.threshold for one in rows if one.row.variant.threshold is not None}),
         key=point_key,
@@ -52,10 +53,10 @@ def _picture(rows: Sequence[LimitRow], best: Variant | None, allowed: float) -> 
     return Markup(tradeoff([one.row for one in rows], best=best, allowed=allowed))  # noqa: S704 - of escaped elements
 
 
-def _start(rows: Sequence[LimitRow], best: Variant | None) -> LimitRow | None:
+def _start(rows: Sequence[LimitRow]) -> LimitRow | None:
     """Where the slider begins: at the best of the compared limits, otherwise in the middle of them."""
     compared = [one for one in rows if one.row.variant != GIVEN]
-    chosen = [one for one in compared if one.row.variant == best] or compared[len(compared) // 2 :]
+    chosen = [one for one in compared if one.best or one.likely] or compared[len(compared) // 2 :]
     return chosen[0] if chosen else None
 
 
