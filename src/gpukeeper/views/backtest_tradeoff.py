@@ -4,14 +4,14 @@ regretted. Values and sentences only; nothing is replayed."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 
 from gpukeeper.ledger.backtest_record import BacktestPoint, BacktestRecord
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
 from gpukeeper.model.durations import in_words
-from gpukeeper.views.backtest import Interval, Tally, VariantRow, wilson
+from gpukeeper.views.backtest import BacktestReport, Interval, Tally, VariantRow, wilson
 
 
 class BacktestOnRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +47,23 @@ def points_of(curve: Iterable[VariantRow]) -> tuple[BacktestPoint, ...]:
             won=row.tally.won,
         )
         for row in curve
+    )
+
+
+def record_of(found: BacktestReport, at: datetime) -> BacktestRecord:
+    total = found.total
+    return BacktestRecord(
+        at=at,
+        source=found.trace.source,
+        begin=found.trace.begin,
+        end=found.trace.end,
+        runs=total.runs,
+        stops=total.stops,
+        known=total.known,
+        regrets=total.regrets,
+        won=total.won,
+        horizon=found.judging.horizon,
+        points=points_of(found.curve) if len(found.curve) > 1 else (),
     )
 
 

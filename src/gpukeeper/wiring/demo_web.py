@@ -39,6 +39,7 @@ from gpukeeper.platforms.simulated.shown import ShownMeter, ShownPlatform, shown
 from gpukeeper.platforms.simulated.week import owners_hold
 from gpukeeper.platforms.simulated.world import World
 from gpukeeper.wiring.demo import DEMO_POLICY
+from gpukeeper.wiring.demo_backtest import record_in_background
 from gpukeeper.wiring.session import Session
 
 PACE = 60.0
@@ -96,8 +97,11 @@ class FleetDemo:
         async with asyncio.TaskGroup() as group:
             group.create_task(watch(Watch(session.keeper, lambda: session.book, stop)))
             holding = group.create_task(owners_hold(session.keeper, session.book, self._world, stop, HOLDING))
+            clock = session.keeper.clock
+            backtest = group.create_task(record_in_background(session.ledger, clock, session.loaded, POLICY))
             await stop.wait()
             holding.cancel()
+            backtest.cancel()
 
     async def _play(self, keeper: Keeper, book: Rulebook, length: timedelta) -> None:
         stop = asyncio.Event()

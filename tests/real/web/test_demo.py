@@ -12,8 +12,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect
 
 from gpukeeper.interfaces.web.routes import ROUTES
+from gpukeeper.wiring.demo_backtest import HOURS
 from tests.cli.fleet import Fleet
-from tests.real.web.serving import SOON, Serving, log_in, until
+from tests.real.web.serving import SOON, Serving, log_in, reload_until, until
 
 DESK, PHONE = ViewportSize(width=1280, height=900), ViewportSize(width=390, height=844)
 LOOKS: dict[str, dict[str, Any]] = {
@@ -109,6 +110,15 @@ def test_time_passes_as_fast_as_the_page_says(demo: ShownDemo, context: BrowserC
     shown = page.locator(".banner.demo time")
     before = shown.inner_text()
     until(lambda: shown.inner_text() != before, "the clock of the demo goes on")
+
+
+def test_a_comparison_of_idle_limits_is_on_record(demo: ShownDemo, context: BrowserContext) -> None:
+    page = context.new_page()
+    log_in(page, demo.links()["eve"])
+    page.goto(f"{demo.url}/backtest", wait_until="domcontentloaded")
+    reload_until(page, "What would this limit have done here?")
+    assert "of another policy" not in page.content()
+    assert page.locator("circle.dot").count() == len(HOURS)
 
 
 def test_the_owner_holds_and_releases_in_the_simulation(demo: ShownDemo, context: BrowserContext) -> None:

@@ -21,7 +21,7 @@ from gpukeeper.interfaces.terminal.backtest_tables import SHOWN, Table, facts, s
 from gpukeeper.interfaces.terminal.backtest_timeline import timeline_page
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import span
-from gpukeeper.ledger.backtest_record import MOST_POINTS, BacktestRecord, record_backtest
+from gpukeeper.ledger.backtest_record import MOST_POINTS, record_backtest
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.paths import ledger_path
 from gpukeeper.lifecycle.backtest.outcome import Judging
@@ -32,7 +32,7 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.model.trace import Trace, TraceTime
 from gpukeeper.traces.open import SYNTHETIC, open_trace
 from gpukeeper.views.backtest import BacktestReport, TraceFacts, report
-from gpukeeper.views.backtest_tradeoff import points_of
+from gpukeeper.views.backtest_tradeoff import record_of
 from gpukeeper.wiring.backtests import Evaluation, Where, compare, course_of
 
 WINDOWS = tuple(
@@ -166,20 +166,7 @@ def where_of(workers: int | None, on: str | None, resume: Path | None, *, trust_
 
 
 async def _record(loaded: Loaded, found: BacktestReport) -> None:
-    trace, total = found.trace, found.total
-    line = BacktestRecord(
-        at=datetime.now(UTC),
-        source=trace.source,
-        begin=trace.begin,
-        end=trace.end,
-        runs=total.runs,
-        stops=total.stops,
-        known=total.known,
-        regrets=total.regrets,
-        won=total.won,
-        horizon=found.judging.horizon,
-        points=points_of(found.curve) if len(found.curve) > 1 else (),
-    )
+    line = record_of(found, datetime.now(UTC))
     ledger = open_ledger(ledger_path(), write=True)
     try:
         await record_backtest(ledger, deciding_digest(loaded.policy), line)
@@ -219,7 +206,7 @@ def trace_facts(trace: Trace, loaded: Loaded, runs: int) -> TraceFacts:
 
 
 def progress(done: int) -> None:
-    if done % 50 == 0:
+    if done % 8 == 1:  # they come in parts of eight
         show.progress_line(f"{done} runs replayed")
 
 
