@@ -127,6 +127,7 @@ def test_a_short_trace_gives_no_advice_and_a_longer_one_a_policy(tmp_path: Path)
         (("backtest", TRACE, "--sweep", "window=5"), "is not a duration"),
         (("backtest", TRACE, "--at", "2026-01-01"), "--at needs --workload"),
         (("backtest", TRACE, "--workload", "nobody"), "has no run"),
+        (("backtest", "synthetic:1", "--workload", "work-0003", "--at", "2030-01-01T00:00"), "Name a time before that"),
         (("backtest", TRACE, "--horizon", "soon"), "--horizon"),
         (("advise", TRACE, "--regret", "2"), "--regret"),
         (("backtest", TRACE, "--on", "auto", *TRUSTED), "needs Ray in the Python"),

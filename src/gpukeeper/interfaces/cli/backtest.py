@@ -286,6 +286,10 @@ def _explain(trace: Trace, loaded: Loaded, name: str, at: str | None, html: Path
     if not course:
         raise UsageError(f'"{name}" ran between two passes only; no decision was made about it.')
     moment = None if at is None else _moment(at)
+    end = run.ended or trace.end
+    if moment is not None and moment > end:
+        what = "the trace ends" if run.ended is None else f'"{name}" ended'
+        raise UsageError(f"{what} at {stamp(end)}, before {at}. Name a time before that.")
     if html is not None:
         time = TraceTime(trace.begin, trace.end)
         write(html, timeline_page(run, time, _changes(course), loaded.policy.activity.gpu))
