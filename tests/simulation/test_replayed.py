@@ -1,73 +1,86 @@
-"""What the engine did on a simulated fleet, replayed from what it recorded: the same stops, at the same passes.
+"""What the engine did on a simulated fleet, replayed from its ledger: the same stops, at the same passes.
 
-The proof that a backtest decides as the daemon does, from its records alone. High demand is switched off: the journal
-does not have when GPUs were scarce.
+The proof that `backtest ledger` decides as the daemon does, from its records alone: with GPUs that become scarce, a
+budget that defers, and a breaker that opens.
 """
 
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from gpukeeper.config.load import load_text
 from gpukeeper.engine.loop import Watch, watch
-from gpukeeper.engine.schedule import opening
-from gpukeeper.ledger.in_memory import InMemoryLedger
-from gpukeeper.lifecycle.backtest.replay import Passes, replay
+from gpukeeper.ledger.in_memory import InMemoryLedger, InMemorySignals
+from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.signals import open_signals
+from gpukeeper.lifecycle.backtest.outcome import Afterwards, Judging
+from gpukeeper.lifecycle.backtest.variants import GIVEN
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Result
-from gpukeeper.model.event import Closed, Decided, Event, Held, Intended, Noticed, Passed, Vanished, WarningSent
-from gpukeeper.model.policy import Demand, Policy
-from gpukeeper.model.series import Series, Signal
-from gpukeeper.model.subject import State
-from gpukeeper.model.trace import RecordedRun, RecordedSeries, TraceTime
+from gpukeeper.model.event import Closed, Event, Passed
+from gpukeeper.model.policy import Policy
+from gpukeeper.model.series import Sample
 from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.fleet import demo_world
 from gpukeeper.platforms.simulated.week import owners_hold, simulated_keeper
+from gpukeeper.traces.recorded import RecordedTrace
+from gpukeeper.wiring.backtest_limits import Compared, compare_together
 from gpukeeper.wiring.demo import DEMO_POLICY
 
-NEVER_SCARCE = Demand(above=2.0, below=1.9)
-POLICY = msgspec.structs.replace(
-    load_text(DEMO_POLICY + "budget: {per_pass: 1000, per_hour: 1000}\n", "policy").policy, demand=NEVER_SCARCE
-)
-SIGNALS = frozenset(map(str, Signal))
 STOPPING = ("idle", "max_runtime")
 Stops = dict[str, tuple[datetime, str]]
+WIDE = "budget: {per_pass: 1000, per_hour: 1000}\n"
+TIGHT = "budget: {per_pass: 1, per_hour: 3}\n"
+BREAKS = "budget: {per_pass: 1, per_hour: 2}\nbreaker: {running: 1%, floor: 1}\n"
 
 
-class Recorded(msgspec.Struct):
-    """What is left when the daemon has run: its journal and its signals."""
+class _Copied(InMemorySignals):
+    """Also keeps every sample."""
 
-    begin: datetime
-    end: datetime
-    lines: list[Event]
-    series: dict[str, tuple[Series, ...]]
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: list[Sample] = []
+
+    async def add(self, samples: Sequence[Sample]) -> None:
+        self.samples += samples
+        await super().add(samples)
 
 
-def lived(seed: int, length: timedelta) -> Recorded:
+def lived(seed: int, length: timedelta, policy: Policy, path: Path) -> list[Event]:
+    """The journal of a daemon. Its ledger is at `path`."""
     loop = VirtualLoop()
     world = demo_world(seed, loop)
-    keeper, book = simulated_keeper(world), Rulebook(POLICY)
-    begin = world.clock.now()
+    signals = _Copied()
+    keeper, book = replace(simulated_keeper(world), signals=signals), Rulebook(policy)
 
-    async def live() -> dict[str, tuple[Series, ...]]:
+    async def live() -> None:
         stop = asyncio.Event()
         loop.call_later(length.total_seconds(), stop.set)
         async with asyncio.TaskGroup() as group:
             group.create_task(watch(Watch(keeper, lambda: book, stop, lambda report: None)))
             group.create_task(owners_hold(keeper, book, world, stop))
-        keys = sorted({line.ref.key for line in ledger.lines if isinstance(line, Noticed) and line.ref is not None})
-        return dict(await keeper.signals.series(keys, begin, world.clock.now()))
 
-    ledger = keeper.ledger
-    assert isinstance(ledger, InMemoryLedger)
-    series = run_virtually(live(), loop)
-    return Recorded(begin, world.clock.now(), list(ledger.lines), series)
+    run_virtually(live(), loop)
+    assert isinstance(keeper.ledger, InMemoryLedger)
+    lines = list(keeper.ledger.lines)
+    asyncio.run(_store(path, lines, signals.samples))
+    return lines
+
+
+async def _store(path: Path, lines: Sequence[Event], samples: Sequence[Sample]) -> None:
+    ledger = open_ledger(path, write=True)
+    await ledger.append(lines)
+    ledger.close()
+    signals = open_signals(path, write=True)
+    await signals.add(samples)
+    signals.close()
 
 
 def stopped(lines: Sequence[Event]) -> Stops:
@@ -76,74 +89,57 @@ def stopped(lines: Sequence[Event]) -> Stops:
         if not isinstance(line, Closed) or line.ref is None or line.rule not in STOPPING:
             continue
         if line.action is Action.STOP and line.result is Result.RECLAIMED:
-            found.setdefault(line.ref.key, (line.at, line.rule))
+            found.setdefault(line.ref.name, (line.at, line.rule))
     return found
 
 
-def replayed(recorded: Recorded, policy: Policy) -> Stops:
-    found: Stops = {}
-    for key, series in recorded.series.items():
-        lines = [line for line in recorded.lines if line.ref is not None and line.ref.key == key]
-        first = next((line for line in lines if isinstance(line, Noticed) and line.state is State.RUNNING), None)
-        devices = tuple(sorted({one.device for one in series if one.signal is Signal.GPU}))
-        if first is None or first.ref is None or not devices:
-            continue
-        run = RecordedRun(
-            name=first.ref.name,
-            started=first.started or first.at,
-            ended=None,
-            devices=devices,
-            series=tuple(_recorded(one) for one in series if one.missing is None),
-            owner=first.owner,
-            class_=first.class_ or "unknown",
-            platform=first.ref.platform,
-            place=first.ref.place,
-            namespace=first.ref.namespace,
-            kind=first.ref.kind,
-            holds=tuple(line.hold for line in lines if isinstance(line, Held)),
-            absent=tuple(one.signal for one in series if one.missing is not None),
-            reachable=not any(isinstance(line, WarningSent) and not line.delivered for line in lines),
-        )
-        passes = [line.at for line in recorded.lines if _is_pass(line, run)]
-        own = [line.at for line in lines if isinstance(line, Decided | WarningSent | Intended)]
-        times = Passes(policy.schedule.every, opening(policy.schedule), sorted({*passes, *own}))
-        time = TraceTime(first.at, _end(first, lines, recorded.end))
-        stop = replay(run, Rulebook(policy), times, time, SIGNALS).stop
-        if stop is not None:
-            found[key] = (stop.at, stop.rule)
-    return found
+def replayed(path: Path, policy: Policy) -> tuple[Compared, Stops]:
+    found = compare_together(RecordedTrace(path), policy, (GIVEN,), Judging())
+    return found, {one.name: (one.stop.at, one.stop.rule) for one in found.runs[GIVEN] if one.stop is not None}
 
 
-def _recorded(one: Series) -> RecordedSeries:
-    return RecordedSeries(one.signal, one.device, one.start, array("f", one.minutes), one.slice)
+def _policy(limits: str) -> Policy:
+    return load_text(DEMO_POLICY + limits, "policy").policy
 
 
-def _is_pass(line: Event, run: RecordedRun) -> bool:
-    return isinstance(line, Passed) and (line.platform, line.place) == (run.platform, run.place)
+@pytest.mark.parametrize(("seed", "limits"), [(7, WIDE), (9, TIGHT), (3, TIGHT), (7, BREAKS)])
+def test_a_replay_of_the_records_stops_the_same_work_at_the_same_pass_by_the_same_rule(
+    seed: int, limits: str, private: Path
+) -> None:
+    policy = _policy(limits)
+    lines = lived(seed, timedelta(days=2), policy, private / "ledger.db")
+    passes, stops = [line for line in lines if isinstance(line, Passed)], stopped(lines)
+    assert len(stops) > 5
+    assert {line.scarce for line in passes} == {False, True}
+    found, again = replayed(private / "ledger.db", policy)
+    assert again == stops
+    assert bool(found.limits) == any(line.deferred for line in passes) == (limits != WIDE)
+    opened = any(one.opened for one in found.limits.values())
+    assert opened == any(line.breaker is not None for line in passes) == (limits == BREAKS)
+    assert not found.unsettled
 
 
-def _end(first: Noticed, lines: Sequence[Event], end: datetime) -> datetime:
-    """Just after it was stopped or removed, or when it was seen to have ended."""
-    for line in lines:
-        if isinstance(line, Closed) and line.action in (Action.STOP, Action.REMOVE):
-            return line.at + timedelta(microseconds=1)
-        if isinstance(line, Vanished) or (isinstance(line, Noticed) and line is not first):
-            return line.at
-    return end
+def test_what_gpukeeper_did_stop_is_censored_because_nobody_knows_what_it_would_have_done(private: Path) -> None:
+    policy = _policy(WIDE)
+    lived(9, timedelta(days=1), policy, private / "ledger.db")
+    found, _stops = replayed(private / "ledger.db", policy)
+    judged = [one.stop.afterwards for one in found.runs[GIVEN] if one.stop is not None]
+    assert judged
+    assert set(judged) == {Afterwards.CENSORED}
 
 
-@pytest.mark.parametrize("seed", [7, 9])
-def test_a_replay_of_the_records_stops_the_same_work_at_the_same_pass_by_the_same_rule(seed: int) -> None:
-    recorded = lived(seed, timedelta(days=2))
-    stops = stopped(recorded.lines)
-    assert len(stops) > 10
-    assert replayed(recorded, POLICY) == stops
-
-
-def test_a_replay_under_another_policy_differs() -> None:
-    """So that the test above could fail."""
-    recorded = lived(9, timedelta(days=1))
-    longer = {name: msgspec.structs.replace(one, idle=None) for name, one in POLICY.classes.items()}
-    stops = stopped(recorded.lines)
+def test_a_replay_under_another_policy_differs(private: Path) -> None:
+    """So that the tests above could fail."""
+    policy = _policy(WIDE)
+    stops = stopped(lived(9, timedelta(days=1), policy, private / "ledger.db"))
+    longer = {name: msgspec.structs.replace(one, idle=None) for name, one in policy.classes.items()}
     assert stops
-    assert replayed(recorded, msgspec.structs.replace(POLICY, classes=longer)) != stops
+    assert replayed(private / "ledger.db", msgspec.structs.replace(policy, classes=longer))[1] != stops
+    never = msgspec.structs.replace(policy.demand, idle_factor=1.0)
+    assert replayed(private / "ledger.db", msgspec.structs.replace(policy, demand=never))[1] != stops
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path

@@ -8,9 +8,9 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass, field
 
-from gpukeeper.engine.ports import PlaceKey
 from gpukeeper.lifecycle.rules import temporary_tree
 from gpukeeper.model.decision import Step
+from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.subject import Subject
 
 

@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpukeeper.engine.ports import PlaceKey
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.identity import PlaceKey, Ref
 from gpukeeper.model.unknown import Unknown
 
 

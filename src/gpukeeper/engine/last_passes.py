@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpukeeper.engine.ports import PlaceKey
+from gpukeeper.model.identity import PlaceKey
 
 
 @dataclass

@@ -15,14 +15,14 @@ from math import isnan
 
 import msgspec
 
-from gpukeeper.engine.ports import PlaceKey, Platform, key_of
+from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.schedule import opening
 from gpukeeper.lifecycle.claims import runs_on_gpus
 from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.lifecycle.waste import Waste, wasted
 from gpukeeper.model.decision import Action, Decision, Unseen, View
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.identity import PlaceKey, Ref
 from gpukeeper.model.series import Sample, Series, Signal
 from gpukeeper.model.subject import Shape
 

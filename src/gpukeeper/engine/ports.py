@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from gpukeeper.model.condition import Condition
 from gpukeeper.model.decision import (
@@ -27,7 +27,7 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.event import Event, Intended
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.identity import PlaceKey, Ref
 from gpukeeper.model.memory import Hold, Memory, Warned
 from gpukeeper.model.message import Delivery, Message
 from gpukeeper.model.policy import PlaceScope, Policy
@@ -35,8 +35,6 @@ from gpukeeper.model.ports import Clock, Meter, Signals
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.usage import UsageFold
-
-PlaceKey: TypeAlias = tuple[str, str]  # platform and place
 
 
 class Platform(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpukeeper.engine.ports import PlaceKey
+from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.policy import Demand, DiskMarks
 from gpukeeper.model.subject import Subject
 

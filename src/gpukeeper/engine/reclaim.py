@@ -156,6 +156,7 @@ async def _pass(
         await keeper.ledger.append([*lines, *await changed_decisions(keeper, found.to_write, made, found.at, trees)])
         report.given_back.extend(await newly_ended(keeper, platform, lines))
 
+    scarce = keeper.pressure.gpus_are_scarce(key_of(platform))
     found = report.survey = await survey(keeper, platform, book, narrow, only, record)
     doubt = doubt or keeper.clock_watch.doubt(keeper.clock.now())
     plan = await _plan(keeper, found, book, report.pass_id, allow, doubt)
@@ -170,7 +171,7 @@ async def _pass(
     if report.acted and plan.steps and (confirm is None or await confirm(plan)):
         await _take_steps(keeper, platform, book, report, progress, allowed=allow is not None)
         outlook.forget(pending, report.outcomes)
-    await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
+    await keeper.ledger.append([_passed(report, began, keeper.clock.now(), scarce=scarce)])
 
 
 async def _record_absences(keeper: Keeper, platform: Platform, found: Survey, *, believe: bool) -> None:
@@ -330,7 +331,7 @@ async def _why_not_now(keeper: Keeper) -> str | None:
     return why_not or keeper.clock_watch.doubt(keeper.clock.now())
 
 
-def _passed(report: PassReport, began: datetime, now: datetime) -> Passed:
+def _passed(report: PassReport, began: datetime, now: datetime, *, scarce: bool) -> Passed:
     found = report.survey
     return Passed(
         at=now,
@@ -346,6 +347,8 @@ def _passed(report: PassReport, began: datetime, now: datetime) -> Passed:
         breaker=report.plan.breaker,
         seconds=max((now - began).total_seconds(), 0.0),
         unwritten=found.to_write.left_out,
+        running=found.counts.running,
+        scarce=scarce,
     )
 
 

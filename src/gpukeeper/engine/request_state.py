@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpukeeper.engine.confirm import Confirmations
-from gpukeeper.engine.ports import PlaceKey
 from gpukeeper.model.decision import Decision, Unseen
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.identity import PlaceKey, Ref
 
 
 @dataclass(frozen=True)

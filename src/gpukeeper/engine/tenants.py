@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
-from gpukeeper.engine.ports import PlaceKey, Platform, key_of
+from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Tenant
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.identity import PlaceKey, Ref
 from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 

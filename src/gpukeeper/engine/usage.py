@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from gpukeeper.engine.ports import PlaceKey, Ports
+from gpukeeper.engine.ports import Ports
 from gpukeeper.lifecycle.claims import claim_state, why_unsure
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.lifecycle.usage import (
@@ -30,6 +30,7 @@ from gpukeeper.lifecycle.usage import (
 )
 from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.decision import View
+from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.memory import EMPTY
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown

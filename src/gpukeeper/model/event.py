@@ -138,6 +138,8 @@ class Passed(Line, frozen=True, tag="pass"):
     breaker: str | None = None
     seconds: float = 0.0
     unwritten: int = 0  # decisions about trees that changed, beyond what one pass writes
+    running: int = 0  # workloads
+    scarce: bool = False  # GPUs were scarce there, so idle times were shorter
 
 
 class Paused(Line, frozen=True, tag="pause"):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TypeAlias
 
 import msgspec
+
+PlaceKey: TypeAlias = tuple[str, str]  # platform and place
 
 
 class Ref(msgspec.Struct, frozen=True, gc=False):

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.series import Signal
 
@@ -44,7 +45,20 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     holds: tuple[Hold, ...] = ()
     first_start: datetime | None = None  # of its workload, if this run is a later one
     absent: tuple[Signal, ...] = ()  # signals that it cannot have, such as a terminal
+    stopped: bool = False  # gpukeeper stopped it at `ended`: what it would have done afterwards is not known
     reachable: bool = True  # False: warnings did not reach its owner
+
+
+class MadePasses(msgspec.Struct, frozen=True):
+    """The passes that a daemon made at one place, in order, with how much it saw there, how much of that ran (0: not
+    recorded), and how many steps it took on what is no run of the trace. `scarce`: when GPUs there became scarce, and
+    when they were not any more, in turn."""
+
+    at: tuple[datetime, ...] = ()
+    seen: tuple[int, ...] = ()
+    running: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
+    scarce: tuple[datetime, ...] = ()
 
 
 class TraceTime(msgspec.Struct, frozen=True):
@@ -84,4 +98,6 @@ class Trace(Protocol):
     def bad_count(self) -> int: ...
     @property
     def bad(self) -> tuple[BadRow, ...]: ...  # the first hundred
+    @property
+    def made(self) -> Mapping[PlaceKey, MadePasses]: ...  # empty unless a daemon recorded it
     def runs(self) -> Iterator[RecordedRun]: ...

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -18,21 +19,38 @@ import msgspec
 from gpukeeper.ledger.database import open_for_reading, translated
 from gpukeeper.ledger.lines import decode
 from gpukeeper.ledger.minutes import first_minute, read_means
+from gpukeeper.lifecycle.budget import TREES
+from gpukeeper.lifecycle.decide import REQUEST
+from gpukeeper.lifecycle.rules import idle, max_runtime
 from gpukeeper.model import reading
+from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.errors import LedgerError, UsageError
-from gpukeeper.model.event import Checkpoint, Event, Held, Noticed, Released, Vanished, WarningSent
+from gpukeeper.model.event import (
+    Checkpoint,
+    Closed,
+    Event,
+    Held,
+    Intended,
+    Noticed,
+    Passed,
+    Released,
+    Vanished,
+    WarningSent,
+)
 from gpukeeper.model.fold import remember
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.identity import PlaceKey, Ref
 from gpukeeper.model.memory import EMPTY, Hold, Memory
 from gpukeeper.model.series import MINUTE, NOT_MEASURED, Signal
 from gpukeeper.model.subject import State
-from gpukeeper.model.trace import BadRow, RecordedRun, RecordedSeries
+from gpukeeper.model.trace import BadRow, MadePasses, RecordedRun, RecordedSeries
 from gpukeeper.traces.spool import EPOCH, BadRows, unique
 
 _LINES = (
     "SELECT seq, line FROM journal WHERE key = ? AND seq <= ? "
-    "AND type IN ('noticed', 'vanished', 'hold', 'release', 'warning') ORDER BY seq"
+    "AND type IN ('noticed', 'vanished', 'hold', 'release', 'warning', 'outcome') ORDER BY seq"
 )
+_PASSES = "SELECT seq, line FROM journal WHERE type IN ('pass', 'intent') AND seq <= ?"
+_REPLAYED = (idle.NAME, max_runtime.NAME)
 _LIVE = (State.RUNNING, State.PAUSED)
 _OVER = (State.ENDED, State.SUSPENDED)
 
@@ -45,6 +63,7 @@ class _Life(msgspec.Struct):
     ended: datetime | None = None
     owner: str | None = None
     class_: str = ""
+    stopped: bool = False
 
 
 class _Edges(msgspec.Struct, frozen=True):
@@ -97,13 +116,35 @@ class RecordedTrace:
         """`line` is the number of the line in the journal."""
         return tuple(self._bad.kept)
 
+    @property
+    def made(self) -> Mapping[PlaceKey, MadePasses]:
+        with translated(self._path), closing(open_for_reading(self._path)) as c:
+            rows = c.execute(_PASSES, (self._edges.seq,))
+            measured = c.execute("SELECT DISTINCT key FROM series WHERE signal = ?", (Signal.GPU.value,))
+            runs = {str(key) for (key,) in measured}
+            found: dict[PlaceKey, list[Passed]] = {}
+            others: Counter[int] = Counter()
+            for seq, stored in rows:
+                with suppress(LedgerError):  # without the line of a pass no run is lost
+                    match decode(stored, f"line {seq}"):
+                        case Passed() as line:
+                            found.setdefault((line.platform, line.place), []).append(line)
+                        case Intended() as line if line.rule not in TREES and not _is_replayed(line, runs):
+                            others[line.pass_id] += 1
+                        case _:
+                            pass
+        return {place: _made(lines, others) for place, lines in found.items()}
+
     def runs(self) -> Iterator[RecordedRun]:
         self._bad, self._rows = BadRows(), 0
         taken: set[str] = set()
         with translated(self._path), closing(open_for_reading(self._path)) as c:
             remembered = self._remembered(c)
             keys = c.execute(
-                "SELECT key, min(id) FROM series WHERE signal = ? GROUP BY key ORDER BY 2", (Signal.GPU.value,)
+                # What is measured of a GPU itself is no run of anything: its key ends with its own name.
+                "SELECT key, min(id) FROM series "
+                "WHERE signal = ? AND substr(key, -length(device) - 1) <> '/' || device GROUP BY key ORDER BY 2",
+                (Signal.GPU.value,),
             )
             for key, _first in keys.fetchall():
                 yield from self._runs_of(c, str(key), remembered.get(str(key), EMPTY), taken)
@@ -111,7 +152,7 @@ class RecordedTrace:
     def _runs_of(self, c: sqlite3.Connection, key: str, memory: Memory, taken: set[str]) -> Iterator[RecordedRun]:
         columns = c.execute("SELECT id, signal, device, slice FROM series WHERE key = ? ORDER BY id", (key,)).fetchall()
         lines = list(self._lines(c, key))
-        lives = _lives(lines, memory) or self._measured_only(c, [row[0] for row in columns])
+        lives = _lives(lines, memory) or self._measured_only(c, key, [row[0] for row in columns])
         holds = _holds(lines, memory)
         absent = tuple(Signal(name) for (name,) in c.execute("SELECT signal FROM absent WHERE key = ?", (key,)))
         ref = next((line.ref for line in lines if line.ref is not None), None) or _ref_of(c, key)
@@ -134,6 +175,7 @@ class RecordedTrace:
                 place=ref.place,
                 namespace=ref.namespace,
                 kind=ref.kind,
+                stopped=life.stopped,
                 holds=tuple(one for one in holds if one.until > life.started and one.at < (life.ended or self.end)),
                 first_start=first_start if first_start is not None and first_start < life.started else None,
                 absent=absent,
@@ -159,7 +201,11 @@ class RecordedTrace:
             return {}
         return found.memories if isinstance(found, Checkpoint) else {}
 
-    def _measured_only(self, c: sqlite3.Connection, series: Sequence[int]) -> list[_Life]:
+    def _measured_only(self, c: sqlite3.Connection, key: str, series: Sequence[int]) -> list[_Life]:
+        """Of one whose lines were archived. What has decisions, and was never noticed as a workload, is none: a process
+        that nobody owns, for instance."""
+        if c.execute("SELECT 1 FROM journal WHERE key = ? AND type = 'decision'", (key,)).fetchone() is not None:
+            return []
         known = [first for one in series if (first := first_minute(c, one)) is not None]
         return [_Life("", _at(min(known)))] if known else []
 
@@ -191,6 +237,26 @@ def _edges(c: sqlite3.Connection) -> _Edges | None:
     return _Edges(min(first for first, _last in known), max(last for _first, last in known), seq or 0, signals)
 
 
+def _is_replayed(line: Intended, runs: Collection[str]) -> bool:
+    return line.running and line.rule in _REPLAYED and line.ref is not None and line.ref.key in runs
+
+
+def _made(lines: list[Passed], others: Mapping[int, int]) -> MadePasses:
+    began = sorted((line.at - timedelta(seconds=line.seconds), line.pass_id, line) for line in lines)
+    changes, scarce = [], False
+    for at, _number, line in began:
+        if line.scarce != scarce:
+            changes.append(at)
+            scarce = line.scarce
+    return MadePasses(
+        at=tuple(at for at, _number, _line in began),
+        seen=tuple(line.seen for _at, _number, line in began),
+        running=tuple(line.running for _at, _number, line in began),
+        others=tuple(others.get(number, 0) for _at, number, _line in began),
+        scarce=tuple(changes),
+    )
+
+
 def _lives(lines: Sequence[Event], memory: Memory) -> list[_Life]:
     found: list[_Life] = []
     if memory.started is not None and memory.state in {str(state) for state in _LIVE}:
@@ -202,6 +268,9 @@ def _lives(lines: Sequence[Event], memory: Memory) -> list[_Life]:
             case Vanished():
                 if found and found[-1].ended is None:
                     found[-1].ended = line.at
+            case Closed(action=Action.STOP | Action.REMOVE, result=Result.RECLAIMED) if line.rule != REQUEST:
+                if found and found[-1].incarnation == line.incarnation and found[-1].ended is None:
+                    found[-1].ended, found[-1].stopped = line.at, True
             case _:
                 pass
     return found

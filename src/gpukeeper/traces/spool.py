@@ -22,8 +22,9 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from gpukeeper.model.errors import KeeperError
+from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.series import MINUTE, NOT_MEASURED, Signal
-from gpukeeper.model.trace import BadRow, RecordedRun, RecordedSeries
+from gpukeeper.model.trace import BadRow, MadePasses, RecordedRun, RecordedSeries
 
 CHUNK = 500_000  # points in memory before they are written
 BAD_KEPT = 100
@@ -210,6 +211,10 @@ class SpooledTrace:
     @property
     def bad(self) -> tuple[BadRow, ...]:
         return tuple(self._spool.bad.kept)
+
+    @property
+    def made(self) -> Mapping[PlaceKey, MadePasses]:
+        return {}
 
     def close(self) -> None:
         self._spool.close()

@@ -8,7 +8,7 @@ or that come after the end of the trace.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import NamedTuple
@@ -16,9 +16,10 @@ from typing import NamedTuple
 import msgspec
 
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.series import MINUTE, NOT_MEASURED, Signal
-from gpukeeper.model.trace import BadRow, RecordedRun, RecordedSeries
+from gpukeeper.model.trace import BadRow, MadePasses, RecordedRun, RecordedSeries
 from gpukeeper.traces import synthetic_lives as lives
 from gpukeeper.traces.synthetic_lives import Phase
 
@@ -104,6 +105,10 @@ class SyntheticTrace:
     @property
     def bad(self) -> tuple[BadRow, ...]:
         return ()
+
+    @property
+    def made(self) -> Mapping[PlaceKey, MadePasses]:
+        return {}
 
     def runs(self) -> Iterator[RecordedRun]:
         self._rows = 0

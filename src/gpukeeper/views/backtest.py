@@ -98,6 +98,27 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
     bad_rows: int
     bad: tuple[str, ...]  # the first, with their lines
     not_recorded: tuple[str, ...]  # signals that the policy uses and the trace does not have
+    demand_known: bool = True  # whether GPUs were scarce, or the policy does not ask
+
+
+class BreakerRow(msgspec.Struct, frozen=True):
+    """The breaker would have been open at `place` in this many passes."""
+
+    place: str
+    first: datetime
+    last: datetime
+    passes: int
+    words: str
+
+
+class LimitFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What budget and breaker refused. `later`: runs that were stopped in a later pass; `not_stopped`: in none.
+    `approximate`: breaker and warnings depend on each other in a way that was not resolved."""
+
+    later: int = 0
+    not_stopped: int = 0
+    breaker: tuple[BreakerRow, ...] = ()
+    approximate: bool = False
 
 
 class BacktestReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +128,7 @@ class BacktestReport(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     trace: TraceFacts
     judging: Judging
+    limits: LimitFacts
     total: Tally
     regret: float | None
     regret_between: Interval | None
@@ -117,6 +139,9 @@ class BacktestReport(msgspec.Struct, frozen=True, kw_only=True):
     stops: tuple[StopRow, ...]
     curve: tuple[VariantRow, ...]
     notes: tuple[str, ...]
+
+
+NO_LIMITS = LimitFacts()
 
 
 def tally(runs: Iterable[JudgedRun], rule: str | None = None) -> Tally:
@@ -147,6 +172,7 @@ def report(
     trace: TraceFacts,
     judging: Judging,
     judged: Mapping[Variant, Sequence[JudgedRun]],
+    limits: LimitFacts = NO_LIMITS,
 ) -> BacktestReport:
     """`judged` has the runs of the given policy under GIVEN."""
     mine = judged[GIVEN]
@@ -156,6 +182,7 @@ def report(
         digest=digest,
         trace=trace,
         judging=judging,
+        limits=limits,
         total=total,
         regret=total.regret,
         regret_between=regret_between(mine),
@@ -165,7 +192,7 @@ def report(
         rules=_groups([one for one in mine if one.stop is not None], lambda one: one.stop.rule if one.stop else ""),
         stops=tuple(sorted(map(_stop_row, (one for one in mine if one.stop is not None)), key=lambda row: row.at)),
         curve=tuple(_variant_row(variant, runs) for variant, runs in judged.items()),
-        notes=tuple(_notes(trace, total, judging)),
+        notes=tuple(_notes(trace, total, judging, limits)),
     )
 
 
@@ -256,7 +283,7 @@ def _stop_row(one: JudgedRun) -> StopRow:
     )
 
 
-def _notes(trace: TraceFacts, total: Tally, judging: Judging) -> Iterable[str]:
+def _notes(trace: TraceFacts, total: Tally, judging: Judging, limits: LimitFacts) -> Iterable[str]:
     if trace.not_recorded:
         yield (
             f"Not every run of the trace has these signals, which can prevent a stop: {', '.join(trace.not_recorded)}. "
@@ -272,7 +299,12 @@ def _notes(trace: TraceFacts, total: Tally, judging: Judging) -> Iterable[str]:
             "counts as regret. Read the shares with care; no policy is recommended from it."
         )
     yield "No owner in the trace was warned. Some would have used or held their work after a warning."
-    yield "The limits on how much is stopped at once (budget, breaker) and high demand are not replayed."
+    if not trace.demand_known:
+        yield "Whether GPUs were scarce is not in the trace, so high demand shortens no idle time. See --gpus."
+    if limits.breaker:
+        yield "The breaker stays open until less is due, or until a person allows it: gpukeeper apply --budget N."
+    if limits.approximate:
+        yield "Some stops after the breaker first opened are approximate: warnings and breaker were not reconciled."
 
 
 ENOUGH_MEASURED = 0.9

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from math import ceil
 
 from gpukeeper.engine.live import STEP, STEPS, LiveFact, LivePlace, UseHistory, step_of, step_start
-from gpukeeper.engine.ports import PlaceKey
 from gpukeeper.lifecycle.claims import ClaimState, GpuClaim, runs_on_gpus
 from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Verdict
+from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.memory import Memory
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown

@@ -10,31 +10,39 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from gpukeeper import __version__
 from gpukeeper.config.digest import digest_of
 from gpukeeper.engine.schedule import opening
+from gpukeeper.lifecycle.backtest.limits import NOTHING_LIMITED, Limited
 from gpukeeper.lifecycle.backtest.outcome import JudgedRun, Judging, Usage, judge
 from gpukeeper.lifecycle.backtest.parts import earlier, later
-from gpukeeper.lifecycle.backtest.replay import Passes, beginning, replay
+from gpukeeper.lifecycle.backtest.replay import Passes, ReplayedStep, beginning, proposals, replay
 from gpukeeper.lifecycle.backtest.variants import Variant, applied, covering, deciding
 from gpukeeper.lifecycle.decide import answers
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Answer, Decision, View
+from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import Signal
-from gpukeeper.model.trace import BadRow, RecordedRun, Trace, TraceTime
-from gpukeeper.wiring.backtest_results import KeptResults, Results, Wait
+from gpukeeper.model.trace import BadRow, MadePasses, RecordedRun, Trace, TraceTime
+from gpukeeper.wiring.backtest_results import KeptResults, Results
 from gpukeeper.wiring.ray_tasks import ray_tasks
 
 AT_ONCE = 8  # runs in one task
+R = TypeVar("R")
+Work = Callable[[str, "Comparison", Sequence[RecordedRun]], list[R]]
+Wait = Callable[[], list[R]]
+Start = Callable[[Sequence[RecordedRun]], Wait[R]]
+Progress = Callable[[int], None]
 
 
 def cores() -> int:
@@ -54,13 +62,18 @@ HERE = Where()
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What every process needs. `time` and `signals` are those of the trace."""
+    """What every process needs. `time`, `signals` and `made` are those of the trace. `scarce`: when GPUs were, in place
+    of what `made` has. `limits`: of each variant, what budget and breaker refuse."""
 
     policy: Policy
     variants: tuple[Variant, ...]
     judging: Judging
     time: TraceTime
     signals: frozenset[str]
+    made: Mapping[PlaceKey, MadePasses] = {}
+    scarce: tuple[datetime, ...] | None = None
+    limits: tuple[Limited, ...] = ()
+    within: timedelta | None = None  # how long passes are listed in which a run would be stopped
 
 
 class Judge:
@@ -68,26 +81,43 @@ class Judge:
 
     def __init__(self, given: Comparison) -> None:
         self.given = given
-        policies = [applied(given.policy, variant) for variant in given.variants]
-        self._books = [(policy, Passes(policy.schedule.every, opening(policy.schedule))) for policy in policies]
-        self._covering: dict[str, list[tuple[Rulebook, Passes]]] = {}
+        self._policies = [applied(given.policy, variant) for variant in given.variants]
+        self._limits = given.limits or (NOTHING_LIMITED,) * len(given.variants)
+        self._books: dict[PlaceKey, list[tuple[Rulebook, Passes]]] = {}
 
     def judged(self, run: RecordedRun) -> tuple[JudgedRun, ...]:
-        usage, subject = Usage(run, self.given.judging, self.given.time), beginning(run).subject
+        given, place = self.given, (run.platform, run.place)
+        usage, subject = Usage(run, given.judging, given.time), beginning(run).subject
         found: list[JudgedRun] = []
         same: dict[Hashable, JudgedRun] = {}  # policies that differ in nothing that concerns this run
-        for book, passes in self._for(run.platform):
-            key = deciding(book, subject)
+        for (book, passes), limits in zip(self._for(place), self._limits, strict=True):
+            refused = limits.of(run.name, place)
+            key = (deciding(book, subject), refused)
             if key not in same:
-                same[key] = judge(usage, replay(run, book, passes, self.given.time, self.given.signals))
+                same[key] = judge(usage, replay(run, book, passes, given.time, given.signals, refused=refused))
             found.append(same[key])
         return tuple(found)
 
-    def _for(self, platform: str) -> list[tuple[Rulebook, Passes]]:
-        if platform not in self._covering:
-            books = [(Rulebook(covering(policy, (platform,))), passes) for policy, passes in self._books]
-            self._covering[platform] = books
-        return self._covering[platform]
+    def proposed(self, run: RecordedRun, within: timedelta) -> tuple[tuple[ReplayedStep, ...], ...]:
+        given, place = self.given, (run.platform, run.place)
+        return tuple(
+            proposals(run, book, passes, given.time, given.signals, limits.of(run.name, place).closed, within)
+            for (book, passes), limits in zip(self._for(place), self._limits, strict=True)
+        )
+
+    def _for(self, place: PlaceKey) -> list[tuple[Rulebook, Passes]]:
+        if place not in self._books:
+            self._books[place] = [
+                (Rulebook(covering(policy, (place[0],))), passes_at(place, policy, self.given))
+                for policy in self._policies
+            ]
+        return self._books[place]
+
+
+def passes_at(place: PlaceKey, policy: Policy, given: Comparison) -> Passes:
+    made = given.made.get(place, MadePasses())
+    scarce = made.scarce if given.scarce is None else given.scarce
+    return Passes(policy.schedule.every, opening(policy.schedule), made.at, scarce)
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -96,7 +126,12 @@ class Evaluation(msgspec.Struct, frozen=True):
     answers: tuple[Answer, ...]  # of all rules, also those that another one suspends
 
 
-def course_of(run: RecordedRun, policy: Policy, trace: Trace) -> list[Evaluation]:
+def course_of(
+    run: RecordedRun,
+    policy: Policy,
+    trace: Trace,
+    scarce: tuple[datetime, ...] | None = None,
+) -> list[Evaluation]:
     """Every evaluation of one run: why it was not stopped sooner, and not later."""
     found: list[Evaluation] = []
     book = Rulebook(covering(policy, (run.platform,)))
@@ -104,20 +139,33 @@ def course_of(run: RecordedRun, policy: Policy, trace: Trace) -> list[Evaluation
     def watch(at: datetime, view: View, decision: Decision) -> None:
         found.append(Evaluation(at, decision, answers(view, book, at)))
 
-    passes = Passes(policy.schedule.every, opening(policy.schedule))
-    replay(run, book, passes, TraceTime(trace.begin, trace.end), frozenset(trace.signals), watch)
+    given = comparison(trace, policy, (), Judging(), scarce)
+    passes = passes_at((run.platform, run.place), policy, given)
+    replay(run, book, passes, given.time, given.signals, watch)
     return found
 
 
 _judges: dict[str, Judge] = {}  # of this process; the last one only
+_numbers = count()
 
 
 def judged(name: str, given: Comparison, runs: Sequence[RecordedRun]) -> Results:
     """In a worker. `name`: of the comparison, so that its policies are read once in each process."""
+    judge = _judge(name, given)
+    return [judge.judged(run) for run in runs]
+
+
+def proposed(name: str, given: Comparison, runs: Sequence[RecordedRun]) -> list[tuple[tuple[ReplayedStep, ...], ...]]:
+    judge, within = _judge(name, given), given.within
+    assert within is not None, "only asked with a time"
+    return [judge.proposed(run, within) for run in runs]
+
+
+def _judge(name: str, given: Comparison) -> Judge:
     if name not in _judges:
         _judges.clear()
         _judges[name] = Judge(given)
-    return [_judges[name].judged(run) for run in runs]
+    return _judges[name]
 
 
 def compare(
@@ -126,54 +174,81 @@ def compare(
     variants: Sequence[Variant],
     judging: Judging,
     where: Where = HERE,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Progress = lambda done: None,
+    scarce: tuple[datetime, ...] | None = None,
 ) -> Mapping[Variant, list[JudgedRun]]:
-    """The runs of the trace, in its order, judged under each variant of the policy."""
-    given = Comparison(
+    """The runs of the trace, in its order, judged under each variant of the policy, each run for itself."""
+    return judged_runs(trace, comparison(trace, policy, variants, judging, scarce), where, progress)
+
+
+def comparison(
+    trace: Trace,
+    policy: Policy,
+    variants: Sequence[Variant],
+    judging: Judging,
+    scarce: tuple[datetime, ...] | None = None,
+) -> Comparison:
+    return Comparison(
         policy=policy,
         variants=tuple(variants),
         judging=judging,
         time=TraceTime(trace.begin, trace.end),
         signals=frozenset(trace.signals),
+        made=trace.made,
+        scarce=scarce,
     )
-    found: dict[Variant, list[JudgedRun]] = {variant: [] for variant in variants}
-    for number, results in enumerate(_results(trace.runs(), given, where), 1):
-        for variant, one in zip(variants, results, strict=True):
-            found[variant].append(one)
-        progress(number)
+
+
+def judged_runs(
+    trace: Trace, given: Comparison, where: Where, progress: Progress = lambda done: None
+) -> Mapping[Variant, list[JudgedRun]]:
+    found: dict[Variant, list[JudgedRun]] = {variant: [] for variant in given.variants}
+    with ExitStack() as stack:
+        kept = None if where.resume is None else stack.enter_context(KeptResults(where.resume, _identity(given)))
+        keep = None if kept is None else kept.or_else
+        for number, results in enumerate(results_of(judged, trace.runs(), given, where, keep), 1):
+            for variant, one in zip(given.variants, results, strict=True):
+                found[variant].append(one)
+            progress(number)
     return found
 
 
-def _results(runs: Iterator[RecordedRun], given: Comparison, where: Where) -> Iterator[tuple[JudgedRun, ...]]:
+def results_of(
+    work: Work[R],
+    runs: Iterator[RecordedRun],
+    given: Comparison,
+    where: Where,
+    keep: Callable[[Sequence[RecordedRun], Start[R]], Wait[R]] | None = None,
+) -> Iterator[R]:
+    """In the order of the runs. `keep`: has the results of some of them, or starts the work."""
     with ExitStack() as stack:
-        kept = None if where.resume is None else stack.enter_context(KeptResults(where.resume, _identity(given)))
-        start, at_once = _started(stack, given, where)
-        waiting: deque[Wait] = deque()
+        start, at_once = _started(stack, work, given, where)
+        waiting: deque[Wait[R]] = deque()
         for some in _chunks(runs):
-            waiting.append(start(some) if kept is None else kept.or_else(some, start))
+            waiting.append(start(some) if keep is None else keep(some, start))
             if len(waiting) > at_once:
                 yield from waiting.popleft()()
         while waiting:
             yield from waiting.popleft()()
 
 
-def _started(stack: ExitStack, given: Comparison, where: Where) -> tuple[Callable[[Sequence[RecordedRun]], Wait], int]:
+def _started(stack: ExitStack, work: Work[R], given: Comparison, where: Where) -> tuple[Start[R], int]:
     """What begins the work on some runs, and how many parts of it may wait at a time."""
     if where.on is not None:
-        tasks = stack.enter_context(ray_tasks(where.on, judged, given, where.workers))
+        tasks = stack.enter_context(ray_tasks(where.on, work, given, where.workers))
         return tasks.start, 2 * tasks.size
-    size = where.workers or cores()
+    size, name = where.workers or cores(), str(next(_numbers))
     if size == 1:
-        one = Judge(given)
-        return lambda runs: partial(list, [one.judged(run) for run in runs]), 0
+        return lambda runs: partial(list, work(name, given, runs)), 0
     pool = stack.enter_context(ProcessPoolExecutor(size, mp_context=get_context("spawn")))
     stack.callback(pool.shutdown, cancel_futures=True)
-    return lambda runs: pool.submit(judged, "", given, runs).result, 2 * size
+    return lambda runs: pool.submit(work, name, given, runs).result, 2 * size
 
 
 def _identity(given: Comparison) -> str:
     """All that decides a result, but the runs themselves."""
-    rest = (given.variants, given.judging, given.time, sorted(given.signals))
+    passes = (sorted(given.made.items()), given.scarce)
+    rest = (given.variants, given.judging, given.time, sorted(given.signals), *passes)
     return f"{__version__} {digest_of(given.policy)} {msgspec.json.encode(rest).decode()}"
 
 
@@ -216,6 +291,10 @@ class PartOfTrace:
     @property
     def bad(self) -> tuple[BadRow, ...]:
         return self._whole.bad
+
+    @property
+    def made(self) -> Mapping[PlaceKey, MadePasses]:
+        return self._whole.made
 
     def runs(self) -> Iterator[RecordedRun]:
         cut = later if self._is_later else earlier

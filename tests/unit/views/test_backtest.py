@@ -9,6 +9,7 @@ import pytest
 from gpukeeper.ledger.backtest_record import BacktestRecord
 from gpukeeper.lifecycle.backtest.outcome import Afterwards, JudgedRun, JudgedStop, Judging
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.model.decision import Action
 from gpukeeper.model.policy import ClassSettings, Mode, Policy
 from gpukeeper.views.advice import Advice, Request, advise
 from gpukeeper.views.backtest import TraceFacts, regret_between, report, tally, won_between
@@ -28,6 +29,9 @@ def judged(
     stop = None
     if afterwards is not None:
         stop = JudgedStop(
+            action=Action.STOP,
+            since=None,
+            due=None,
             at=T0 + HOUR,
             rule=rule,
             reason="idle for 1h",
@@ -37,6 +41,9 @@ def judged(
             cost=1.0 if regretted else 0.0,
         )
     return JudgedRun(
+        place=("trace", "trace"),
+        started=T0,
+        ended=None,
         name=f"run-{number}",
         owner=f"owner-{number % 4}",
         class_=class_,

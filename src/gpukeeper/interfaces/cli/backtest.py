@@ -24,16 +24,19 @@ from gpukeeper.interfaces.terminal.session import span
 from gpukeeper.ledger.backtest_record import MOST_POINTS, record_backtest
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.paths import ledger_path
+from gpukeeper.lifecycle.backtest.limits import NOTHING_LIMITED
 from gpukeeper.lifecycle.backtest.outcome import Judging
+from gpukeeper.lifecycle.backtest.replay import NEVER
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant, grid
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Verdict
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.trace import Trace, TraceTime
 from gpukeeper.traces.open import SYNTHETIC, open_trace
-from gpukeeper.views.backtest import BacktestReport, TraceFacts, report
+from gpukeeper.views.backtest import BacktestReport, BreakerRow, LimitFacts, TraceFacts, report
 from gpukeeper.views.backtest_tradeoff import record_of
-from gpukeeper.wiring.backtests import Evaluation, Where, compare, course_of
+from gpukeeper.wiring.backtest_limits import Compared, compare_together, scarce_times
+from gpukeeper.wiring.backtests import Evaluation, Where, course_of
 
 WINDOWS = tuple(
     timedelta(minutes=one)
@@ -104,6 +107,15 @@ def backtest(
     at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="With --workload: the answer of every rule at this time.")
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus",
+            metavar="N",
+            min=1,
+            help="How many GPUs there were, to replay high demand from how many were held.",
+        ),
+    ] = None,
     horizon: Horizon = "3d",
     restart: Restart = "30m",
     workers: Workers = None,
@@ -138,9 +150,9 @@ def backtest(
         )
     loaded, trace = load_policy(policy), open_trace(source, mapping)
     if workload is not None:
-        _explain(trace, loaded, workload, at, html, json=json)
+        _explain(trace, loaded, workload, at, html, gpus, json=json)
         return
-    found = _answer(trace, loaded, variants, judging_of(loaded, horizon, restart), where)
+    found = _answer(trace, loaded, variants, judging_of(loaded, horizon, restart), where, gpus)
     if record:
         asyncio.run(_record(loaded, found))
     if html is not None:
@@ -191,7 +203,7 @@ def _span(words: str, flag: str) -> timedelta:
     return found
 
 
-def trace_facts(trace: Trace, loaded: Loaded, runs: int) -> TraceFacts:
+def trace_facts(trace: Trace, loaded: Loaded, runs: int, gpus: int | None = None) -> TraceFacts:
     missing = [name for name in loaded.policy.activity.signals if name not in trace.signals]
     return TraceFacts(
         source=trace.source,
@@ -202,6 +214,7 @@ def trace_facts(trace: Trace, loaded: Loaded, runs: int) -> TraceFacts:
         bad_rows=trace.bad_count,
         bad=tuple(one.words for one in trace.bad),
         not_recorded=tuple(missing),
+        demand_known=bool(gpus or trace.made) or loaded.policy.demand.idle_factor == 1,
     )
 
 
@@ -252,11 +265,32 @@ def _between(words: str, known: tuple[V, ...], read: Callable[[object], V]) -> t
 
 
 def _answer(
-    trace: Trace, loaded: Loaded, variants: tuple[Variant, ...], judging: Judging, where: Where
+    trace: Trace,
+    loaded: Loaded,
+    variants: tuple[Variant, ...],
+    judging: Judging,
+    where: Where,
+    gpus: int | None,
 ) -> BacktestReport:
-    judged = compare(trace, loaded.policy, variants, judging, where, progress)
-    found = trace_facts(trace, loaded, len(judged[GIVEN]))
-    return report(loaded.source, loaded.policy.digest, found, judging, judged)
+    compared = compare_together(trace, loaded.policy, variants, judging, where, progress, _scarce(trace, loaded, gpus))
+    found = trace_facts(trace, loaded, len(compared.runs[GIVEN]), gpus)
+    return report(loaded.source, loaded.policy.digest, found, judging, compared.runs, _limit_facts(compared))
+
+
+def _scarce(trace: Trace, loaded: Loaded, gpus: int | None) -> tuple[datetime, ...] | None:
+    return None if gpus is None else scarce_times(trace, gpus, loaded.policy)
+
+
+def _limit_facts(compared: Compared) -> LimitFacts:
+    given = compared.limits.get(GIVEN, NOTHING_LIMITED)
+    never = sum(at == NEVER for at in given.stop_from.values())
+    rows = [BreakerRow("/".join(one.place), one.first, one.last, one.passes, one.words) for one in given.opened]
+    return LimitFacts(
+        later=len(given.stop_from) - never,
+        not_stopped=never,
+        breaker=tuple(rows),
+        approximate=GIVEN in compared.unsettled,
+    )
 
 
 def _print(found: BacktestReport) -> None:
@@ -278,11 +312,13 @@ def _print_table(one: Table) -> None:
         show.table(one.rows, one.head)
 
 
-def _explain(trace: Trace, loaded: Loaded, name: str, at: str | None, html: Path | None, *, json: bool) -> None:
+def _explain(
+    trace: Trace, loaded: Loaded, name: str, at: str | None, html: Path | None, gpus: int | None, *, json: bool
+) -> None:
     run = next((one for one in trace.runs() if one.name == name), None)
     if run is None:
         raise UsageError(f'the trace has no run "{name}". The names: gpukeeper backtest … --json, under stops.')
-    course = course_of(run, loaded.policy, trace)
+    course = course_of(run, loaded.policy, trace, _scarce(trace, loaded, gpus))
     if not course:
         raise UsageError(f'"{name}" ran between two passes only; no decision was made about it.')
     moment = None if at is None else _moment(at)

@@ -9,14 +9,14 @@ from typing import NamedTuple
 from gpukeeper.lifecycle.backtest.outcome import Afterwards
 from gpukeeper.lifecycle.backtest.variants import GIVEN
 from gpukeeper.model.durations import in_words
-from gpukeeper.views.backtest import BacktestReport, GroupRow, Interval, StopRow, Tally
+from gpukeeper.views.backtest import BacktestReport, GroupRow, Interval, LimitFacts, StopRow, Tally
 
 SHOWN = 20  # stops in the terminal; the page and --json have all
 _HEAD = ("stops", "regretted", "unused", "open", "GPU-hours won", "of", "restarts cost")
 _AFTERWARDS = {
     Afterwards.UNUSED: "not used again",
     Afterwards.REGRET: "used again",
-    Afterwards.CENSORED: "trace ends first",
+    Afterwards.CENSORED: "its record ends first",
     Afterwards.UNKNOWABLE: "not measured afterwards",
 }
 
@@ -32,7 +32,7 @@ def facts(report: BacktestReport) -> dict[str, str]:
     """What the answer rests on, and the answer in four lines."""
     trace, total = report.trace, report.total
     coverage = "nothing was held" if total.coverage is None else f"{total.coverage:.1%} measured"
-    return {
+    found = {
         "trace": f"{trace.source}: {stamp(trace.begin)} to {stamp(trace.end)}, {trace.runs} runs, "
         f"{total.held:,.0f} GPU-hours held, {coverage}",
         "policy": report.policy,
@@ -45,6 +45,20 @@ def facts(report: BacktestReport) -> dict[str, str]:
         f"{total.cost:,.0f}{_between(report.won_between, percent=False)}",
         "not known": f"{total.censored} stops: the trace ends first; {total.unknowable}: not measured afterwards",
     }
+    return found | _limits(report.limits)
+
+
+def _limits(given: LimitFacts) -> dict[str, str]:
+    found = {}
+    if given.later or given.not_stopped:
+        found["deferred"] = (
+            f"{given.later} stops came later and {given.not_stopped} did not come at all, because the policy limits "
+            "how much is stopped at once (budget, breaker)"
+        )
+    if given.breaker:
+        first, passes = given.breaker[0], sum(one.passes for one in given.breaker)
+        found["breaker"] = f"open in {passes} passes; first at {first.place}, {stamp(first.first)}: {first.words}"
+    return found
 
 
 def tables(report: BacktestReport) -> Iterator[Table]:

@@ -19,6 +19,7 @@ import msgspec
 from gpukeeper.lifecycle.backtest.replay import ReplayedRun
 from gpukeeper.lifecycle.forecast import MINUTE
 from gpukeeper.model.decision import Action
+from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.series import Signal
 from gpukeeper.model.trace import RecordedRun, TraceTime
 
@@ -31,7 +32,7 @@ class Afterwards(StrEnum):
 
     UNUSED = "unused"  # it did not use its GPUs again, within the horizon or until it ended
     REGRET = "regret"  # it used them again within the horizon
-    CENSORED = "censored"  # the trace ends before the horizon and before the run
+    CENSORED = "censored"  # the trace ends before the horizon and before the run, or gpukeeper did stop the run
     UNKNOWABLE = "unknowable"  # no use was measured, but there is a gap in which it may have been used
 
 
@@ -52,8 +53,11 @@ class JudgedStop(msgspec.Struct, frozen=True, kw_only=True):
     the trace ended; of what was measured only. `cost`: hours times GPUs of a restart."""
 
     at: datetime
+    action: Action
     rule: str
     reason: str
+    since: datetime | None
+    due: datetime | None
     afterwards: Afterwards
     used_again: datetime | None
     won: float
@@ -66,6 +70,9 @@ class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
     it was used, and no stop came."""
 
     name: str
+    place: PlaceKey
+    started: datetime
+    ended: datetime | None
     owner: str | None
     class_: str
     gpus: int
@@ -122,6 +129,9 @@ def judge(usage: Usage, replayed: ReplayedRun) -> JudgedRun:
     unknown_tail = usage.unmeasured_minutes(usage.last_use, usage.end)
     return JudgedRun(
         name=run.name,
+        place=(run.platform, run.place),
+        started=run.started,
+        ended=run.ended,
         owner=run.owner,
         class_=replayed.class_,
         gpus=gpus,
@@ -146,7 +156,7 @@ def _judged_stop(usage: Usage, replayed: ReplayedRun) -> JudgedStop | None:
         afterwards = Afterwards.REGRET
     elif usage.may_hide_use(stop.at, min(limit, usage.end)):
         afterwards = Afterwards.UNKNOWABLE
-    elif usage.run.ended is None and usage.end < limit:
+    elif (usage.run.ended is None or usage.run.stopped) and usage.end < limit:
         afterwards = Afterwards.CENSORED
     else:
         afterwards = Afterwards.UNUSED
@@ -154,8 +164,11 @@ def _judged_stop(usage: Usage, replayed: ReplayedRun) -> JudgedStop | None:
     won = until - stop.at - usage.unmeasured_minutes(stop.at, until) * MINUTE
     return JudgedStop(
         at=stop.at,
+        action=stop.action,
         rule=stop.rule,
         reason=stop.reason,
+        since=stop.since,
+        due=stop.due,
         afterwards=afterwards,
         used_again=again,
         won=_hours(max(NOTHING, won)) * gpus,

@@ -9,7 +9,7 @@ A run is replayed until it would have been stopped. What it did after that belon
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -50,6 +50,7 @@ class ReplayedStep(msgspec.Struct, frozen=True):
     reason: str
     stage: int = 0
     since: datetime | None = None
+    due: datetime | None = None
 
 
 class ReplayedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,24 +69,41 @@ class ReplayedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 class Passes(msgspec.Struct, frozen=True):
     """When a daemon would have made its passes: every `every`, counted from midnight of the first day of 1970; or when
-    it made them, if `made` has the times, in order. `opens`: the first time from then on at which the policy lets a
-    pass act."""
+    it made them, if `made` has the times, in order; before the first of these, as without. `opens`: the first time
+    from then on at which the policy lets a pass act. `scarce`: when GPUs became scarce, and were not any more, in
+    turn."""
 
     every: timedelta
     opens: Opens
-    made: Sequence[datetime] | None = None
+    made: Sequence[datetime] = ()
+    scarce: Sequence[datetime] = ()
 
     def first(self, at: datetime) -> datetime:
-        if self.made is None:
-            return at + (EPOCH - at) % self.every
+        regular = at + (EPOCH - at) % self.every
+        if not self.made or regular < self.made[0]:
+            return regular
         position = bisect_left(self.made, at)
         return self.made[position] if position < len(self.made) else NEVER
 
     def after(self, at: datetime) -> datetime:
-        return at + self.every if self.made is None else self.first(at + MOMENT)
+        return self.first(at + MOMENT) if self.made else at + self.every
+
+    def is_scarce(self, at: datetime) -> bool:
+        return bisect_right(self.scarce, at) % 2 == 1
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """What budget and breaker refuse one run: every step in the passes of `closed`, and a stop before `stop_from`."""
+
+    closed: frozenset[datetime] = frozenset()
+    stop_from: datetime | None = None
+
+    def refuses(self, action: Action, at: datetime) -> bool:
+        return at in self.closed or (action in ACTING and self.stop_from is not None and at < self.stop_from)
 
 
 Watch = Callable[[datetime, View, Decision], None]
+NOTHING_REFUSED = Refused()
 
 
 def replay(
@@ -95,13 +113,33 @@ def replay(
     time: TraceTime,
     recorded: Collection[str],
     watch: Watch | None = None,
+    refused: Refused = NOTHING_REFUSED,
 ) -> ReplayedRun:
     """`time`: of the trace; no decision before it begins. `recorded`: signals that the trace has; a signal that it does
     not have vetoes nothing.
     `watch` gets every evaluation."""
-    course = _Course(run, book, passes, time, recorded, watch)
+    course = _Course(run, book, passes, time, recorded, watch, refused)
     steps = tuple(course.steps())
     return ReplayedRun(class_=course.class_, steps=steps, kept=course.kept, evaluated=course.evaluated)
+
+
+def proposals(
+    run: RecordedRun,
+    book: Rulebook,
+    passes: Passes,
+    time: TraceTime,
+    recorded: Collection[str],
+    closed: frozenset[datetime],
+    within: timedelta,
+) -> tuple[ReplayedStep, ...]:
+    """Each pass in which it would be stopped if all earlier ones of them had not been allowed to, until `within` after
+    the first."""
+    found: list[ReplayedStep] = []
+    course = _Course(run, book, passes, time, recorded, None, Refused(closed, NEVER))
+    course.proposed = found.append
+    for _warning in course.steps(within):
+        pass
+    return tuple(found)
 
 
 class _Course:
@@ -113,10 +151,14 @@ class _Course:
         time: TraceTime,
         recorded: Collection[str],
         watch: Watch | None,
+        refused: Refused,
     ) -> None:
-        self.run, self.book, self.passes = run, book, passes
+        self.run, self.book, self.passes, self.refused = run, book, passes, refused
         self.begin, self.end = max(run.started, time.begin), run.ended or time.end
+        if run.stopped:
+            self.end += MOMENT  # in the very pass that stopped it
         self.watch = watch
+        self.proposed: Callable[[ReplayedStep], None] | None = None  # gets stops that are refused
         self.class_ = self.kept = ""
         self.evaluated = 0
         policy = book.policy
@@ -127,10 +169,11 @@ class _Course:
             if name not in recorded or name in run.absent
         )
 
-    def steps(self) -> Iterator[ReplayedStep]:
+    def steps(self, within: timedelta | None = None) -> Iterator[ReplayedStep]:
+        """`within`: not longer than this after the first stop that is refused."""
         view = beginning(self.run)
-        at, acted = self.passes.first(self.begin), None
-        while at < self.end:
+        at, acted, end = self.passes.first(self.begin), None, self.end
+        while at < end:
             view = self._seen(view, at)
             decision = decide(view, self.book, at)
             self.evaluated += 1
@@ -145,8 +188,18 @@ class _Course:
             if opened > at:
                 at = self.passes.first(opened)
                 continue
+            step = ReplayedStep(
+                at, decision.action, decision.rule, decision.reason, decision.stage, decision.since, decision.due
+            )
+            if self.refused.refuses(decision.action, at):
+                if decision.action in ACTING and self.proposed is not None:
+                    self.proposed(step)
+                    end = end if within is None else min(end, at + within)
+                    within = None
+                at = self.passes.after(at)
+                continue
             acted = at
-            yield ReplayedStep(at, decision.action, decision.rule, decision.reason, decision.stage, decision.since)
+            yield step
             changed = after(view, decision, at, State.ENDED, delivered=self.run.reachable)
             if decision.action in ACTING or changed is None:
                 self.kept = ""
@@ -160,7 +213,7 @@ class _Course:
         if decision.verdict not in _SAYS_WHEN:
             return later
         due = self._others_due(view, at)
-        limits = idle.first_action_after(view.subject, settings)
+        limits = idle.first_action_after(view.subject, settings, scarce=bool(self.passes.scarce))
         if limits is not None:
             due = self._not_in_use(later, *limits, due)
         return max(later, self.passes.first(due))
@@ -196,7 +249,8 @@ class _Course:
         held = tuple(hold for hold in self.run.holds if hold.at <= at)
         if held:
             view = msgspec.structs.replace(view, memory=msgspec.structs.replace(view.memory, holds=held))
-        return msgspec.structs.replace(view, subject=subject, series=tuple(series))
+        scarce = self.passes.is_scarce(at)
+        return msgspec.structs.replace(view, subject=subject, series=tuple(series), pressure=scarce)
 
 
 def beginning(run: RecordedRun) -> View:

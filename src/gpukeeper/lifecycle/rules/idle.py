@@ -81,14 +81,15 @@ def horizon(policy: Policy, window: timedelta) -> timedelta:
     return min(window + policy.warnings.lead + policy.warnings.undelivered + apart, valid_for(policy.warnings, window))
 
 
-def first_action_after(subject: Subject, settings: Settings) -> tuple[timedelta, timedelta] | None:
-    """How long it must be idle before this rule warns or notifies, and the time for which its use is judged, without
-    high demand. None: the rule does nothing, or its limits are unknown."""
+def first_action_after(subject: Subject, settings: Settings, *, scarce: bool) -> tuple[timedelta, timedelta] | None:
+    """How long it must be idle before this rule warns or notifies, and the time for which its use is judged; if GPUs
+    may become scarce, the least of both. None: the rule does nothing, or its limits are unknown."""
     limits = settings.limits
     if isinstance(limits, Unknown):
         return None
     window = limits.idle if limits.idle is not None else limits.idle_when_large if is_large(subject) else None
     if window is not None:
+        window *= min(settings.policy.demand.idle_factor, 1.0) if scarce else 1.0
         return _next(settings, limits, window), window
     return (REPORTED_AFTER, REPORTED_AFTER + MINUTE) if limits.tell_when_large and is_large(subject) else None
 
