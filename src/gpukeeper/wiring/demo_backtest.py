@@ -17,6 +17,7 @@ from gpukeeper.ledger.backtest_record import BacktestRecord, record_backtest
 from gpukeeper.ledger.journal import SqliteLedger
 from gpukeeper.lifecycle.backtest.outcome import Judging
 from gpukeeper.lifecycle.backtest.variants import GIVEN, grid
+from gpukeeper.model import reading
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.ports import Clock
 from gpukeeper.traces.synthetic import SyntheticTrace
@@ -37,7 +38,7 @@ async def record_in_background(ledger: SqliteLedger, clock: Clock, loaded: Loade
     finally:
         child.kill()
     if child.returncode == 0:
-        record = msgspec.json.decode(found, type=BacktestRecord)
+        record = reading.decode(found, BacktestRecord)
         record = msgspec.structs.replace(record, at=clock.now())  # the demo has a time of its own
         await record_backtest(ledger, deciding_digest(loaded.policy), record)
 

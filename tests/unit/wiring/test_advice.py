@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,13 +20,14 @@ from gpukeeper.lifecycle.backtest.outcome import JudgedRun, Judging
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
 from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.series import Signal
-from gpukeeper.model.trace import BadRow, RecordedRun, RecordedSeries
+from gpukeeper.model.trace import RecordedRun, RecordedSeries
 from gpukeeper.traces.synthetic import SyntheticTrace
 from gpukeeper.views.advice import Advice
 from gpukeeper.views.advice_rules import Kind, of_class
 from gpukeeper.views.backtest import TraceFacts
 from gpukeeper.wiring.advice import Asked, advice_on
 from gpukeeper.wiring.backtests import PartOfTrace, compare
+from tests.unit.lifecycle.backtest.traces import Listed
 
 T0 = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -39,20 +40,6 @@ Parts = tuple[tuple[int, float], ...]  # minutes, and the level in them
 BUSY, QUIET = 90.0, 0.0
 PAUSED: Parts = ((120, BUSY), (300, QUIET), (60, BUSY))  # comes back after five hours
 LEFT: Parts = ((120, BUSY), (900, QUIET))
-
-
-class Listed:
-    """A trace of the given runs."""
-
-    source, rows, bad_count = "hand-made", 0, 0
-    bad: tuple[BadRow, ...] = ()
-
-    def __init__(self, runs: list[RecordedRun], signals: frozenset[Signal]) -> None:
-        self._runs, self.signals = runs, signals
-        self.begin, self.end = T0, T0 + DAYS * DAY
-
-    def runs(self) -> Iterator[RecordedRun]:
-        return iter(self._runs)
 
 
 def series(signal: Signal, device: str, start: datetime, parts: Parts) -> RecordedSeries:
@@ -85,7 +72,7 @@ def trace(
     for number in range((DAYS - 1) * each_day):
         start = T0 + number // each_day * DAY + hour * HOUR + number % each_day * 5 * MINUTE
         runs.append(run(number, start, *life(number, start)))
-    return Listed(runs, signals | {Signal.GPU})
+    return Listed(runs, signals | {Signal.GPU}, T0 + DAYS * DAY)
 
 
 @pytest.fixture

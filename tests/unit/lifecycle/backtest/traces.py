@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from gpukeeper.engine.schedule import opening
@@ -11,9 +11,10 @@ from gpukeeper.lifecycle.backtest.outcome import JudgedRun, Judging, Usage, judg
 from gpukeeper.lifecycle.backtest.replay import Passes, ReplayedRun, replay
 from gpukeeper.lifecycle.backtest.variants import covering
 from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.policy import ClassSettings, Policy
 from gpukeeper.model.series import Signal
-from gpukeeper.model.trace import RecordedRun, RecordedSeries, TraceTime
+from gpukeeper.model.trace import BadRow, MadePasses, RecordedRun, RecordedSeries, TraceTime
 
 T0 = datetime(2026, 3, 2, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -40,6 +41,25 @@ def run(*parts: tuple[timedelta, float], gpus: int = 1, ended: bool = True, **mo
         series=tuple(RecordedSeries(Signal.GPU, device, T0, values) for device in devices),
         **given,  # type: ignore[arg-type]
     )
+
+
+class Listed:
+    """A trace of these runs."""
+
+    source, rows, bad_count = "hand-made", 0, 0
+    bad: tuple[BadRow, ...] = ()
+
+    def __init__(
+        self,
+        runs: Sequence[RecordedRun],
+        signals: frozenset[Signal] = frozenset({Signal.GPU}),
+        end: datetime = END,
+        made: Mapping[PlaceKey, MadePasses] | None = None,
+    ) -> None:
+        self._runs, self.signals, self.begin, self.end, self.made = runs, signals, T0, end, made or {}
+
+    def runs(self) -> Iterator[RecordedRun]:
+        return iter(self._runs)
 
 
 def replayed(
