@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "notify-test": ("notify", "test", "--admins"),
     "backtest": ("backtest", "synthetic:1/8/2", "--workers", "1"),
     "backtest-course": ("backtest", "synthetic:1/8/2", "--workload", "work-0001"),
-    "backtest-decision": ("backtest", "synthetic:1/8/2", "--workload", "work-0001", "--at", "2026-01-06"),
+    "backtest-decision": ("backtest", "synthetic:1/8/2", "--workload", "work-0001", "--at", "2026-01-05T11:00"),
     "advice": ("advise", "synthetic:1/8/2", "--workers", "1", "--horizon", "1h", "--sweep", "window=30m"),
     "demo": ("demo", "--days", "1", "--once"),
     "acceptance": ("accept", "--device", "simulated", "--check", "gemm"),
