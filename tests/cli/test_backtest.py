@@ -57,6 +57,28 @@ def test_the_answer_as_tables_and_as_a_document_and_as_a_page(tmp_path: Path) ->
     assert all(one["workload"] in text for one in found["stops"])
 
 
+def test_what_the_budget_defers_is_reported(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("budget: {per_pass: 1, per_hour: 1}\nscope: {docker: {}}\nmode: plan\n")
+    shown = run("backtest", "synthetic:1/48/9", "--workers", 1, "--policy", policy)
+    assert "deferred:" in shown.stdout, shown.output
+    assert "budget, breaker" in shown.stdout
+    found = json.loads(run("backtest", "synthetic:1/48/9", "--workers", 1, "--policy", policy, "--json").stdout)
+    assert found["limits"]["later"] > 0
+    assert len({one["at"] for one in found["stops"]}) == len(found["stops"]), "one in a pass"
+
+
+def test_high_demand_is_replayed_if_the_number_of_gpus_is_known() -> None:
+    without, scarce = (
+        json.loads(run("backtest", TRACE, "--workers", 1, *more, "--json").stdout) for more in ((), ("--gpus", 1))
+    )
+    assert not without["trace"]["demand_known"]
+    assert any("scarce" in words for words in without["notes"])
+    assert scarce["trace"]["demand_known"]
+    assert any("while GPUs are scarce" in one["reason"] for one in scarce["stops"])
+    assert not any("while GPUs are scarce" in one["reason"] for one in without["stops"])
+
+
 def test_two_processes_give_the_very_same_as_one() -> None:
     trace, policy = SyntheticTrace(7, 20, 5), load_policy(None).policy
     variants = (GIVEN, Variant(5 * HOUR, 2.0))
@@ -129,7 +151,10 @@ def test_a_short_trace_gives_no_advice_and_a_longer_one_a_policy(tmp_path: Path)
         (("backtest", TRACE, "--workload", "nobody"), "has no run"),
         (("backtest", "synthetic:1", "--workload", "work-0003", "--at", "2030-01-01T00:00"), "Name a time before that"),
         (("backtest", TRACE, "--horizon", "soon"), "--horizon"),
+        (("backtest", TRACE, "--gpus", "0"), "--gpus"),
+        (("backtest", TRACE, "--html", "no/where/b.html"), "there is no directory no/where. Nothing was replayed"),
         (("advise", TRACE, "--regret", "2"), "--regret"),
+        (("advise", TRACE, "--regret", "200%"), "more than all stops"),
         (("backtest", TRACE, "--on", "auto", *TRUSTED), "needs Ray in the Python"),
         (("backtest", TRACE, "--on", "somewhere", *TRUSTED), "write auto, HOST:PORT"),
         (("advise", TRACE, "--on", "ray://:99999", *TRUSTED), "write auto, HOST:PORT"),

@@ -64,6 +64,8 @@ def stamp(mapping: TableMapping, source: str) -> Stamp:
 
 def fill(spool: Spool, mapping: TableMapping, table: Table, what: str) -> None:
     """UsageError if there is no usable row at all."""
+    if not table.columns:
+        raise UsageError(f"{what} is empty. Nothing was replayed. Check the file.")
     check_columns(mapping, table.columns, what)
     reader = RowReader(mapping, table.columns, table.times)
     spool.bad.unit = table.unit

@@ -79,9 +79,12 @@ def advise(
 
 def _allowed(words: str) -> float:
     try:
-        return read_percent(words) / 100
+        allowed = read_percent(words) / 100
     except ValueError as problem:
         raise UsageError(f"--regret: {problem}") from problem
+    if allowed > 1:
+        raise UsageError(f"--regret: {words} is more than all stops. Write a share of them, such as 2%.")
+    return allowed
 
 
 def _advice(

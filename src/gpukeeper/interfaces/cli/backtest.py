@@ -142,6 +142,8 @@ def backtest(
         raise UsageError("--at needs --workload: the run that is explained.")
     if record and source.startswith(SYNTHETIC):
         raise UsageError("--record needs recorded work: a synthetic trace says nothing about the work on this machine.")
+    if html is not None and not html.parent.is_dir():
+        raise UsageError(f"--html {html}: there is no directory {html.parent}. Nothing was replayed.")
     where = where_of(workers, on, resume, trust_cluster=trust_cluster)
     variants = (GIVEN, *swept(sweep))
     if record and len(variants) > MOST_POINTS:
