@@ -79,6 +79,11 @@ def test_high_demand_is_replayed_if_the_number_of_gpus_is_known() -> None:
     assert not any("while GPUs are scarce" in one["reason"] for one in without["stops"])
 
 
+def test_a_run_is_explained_by_the_pass_of_that_time_also_if_nothing_could_be_due_in_it() -> None:
+    shown = run("backtest", "synthetic:1", "--workload", "work-0002", "--at", "2026-01-13T07:02")
+    assert shown.stdout.startswith("work-0002 at 2026-01-13 07:00: keep"), shown.output
+
+
 def test_two_processes_give_the_very_same_as_one() -> None:
     trace, policy = SyntheticTrace(7, 20, 5), load_policy(None).policy
     variants = (GIVEN, Variant(5 * HOUR, 2.0))

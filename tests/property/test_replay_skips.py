@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 import msgspec
 import pytest
@@ -29,27 +30,36 @@ POLICIES = {
     "only cpu": msgspec.structs.replace(
         UNLIMITED, activity=msgspec.structs.replace(BUILT_IN.activity, signals=("cpu",))
     ),
+    "only told": msgspec.structs.replace(
+        UNLIMITED,
+        classes={
+            name: msgspec.structs.replace(one, idle=None, tell_when_large=True)
+            for name, one in UNLIMITED.classes.items()
+        },
+    ),
 }
+HOURS = [SyntheticTrace(5, 20, 3).begin + timedelta(hours=hour) for hour in (5, 7, 20, 31, 32, 60)]
 
 
-def replays(policy: Policy, trace: SyntheticTrace) -> list[ReplayedRun]:
-    passes = Passes(policy.schedule.every, opening(policy.schedule))
+def replays(policy: Policy, trace: SyntheticTrace, scarce: Sequence[datetime]) -> list[ReplayedRun]:
+    passes = Passes(policy.schedule.every, opening(policy.schedule), scarce=scarce)
     time = TraceTime(trace.begin, trace.end)
     return [
         replay(run, Rulebook(covering(policy, (run.platform,))), passes, time, trace.signals) for run in trace.runs()
     ]
 
 
+@pytest.mark.parametrize("scarce", [(), HOURS], ids=["never scarce", "sometimes scarce"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_no_step_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_is_missed(name: str, scarce: Sequence[datetime], monkeypatch: pytest.MonkeyPatch) -> None:
     policy, trace = POLICIES[name], SyntheticTrace(5, 20, 3)
-    skipping = replays(policy, trace)
+    skipping = replays(policy, trace, scarce)
 
     def every_pass(self: _Course, view: View, decision: Decision, at: object) -> object:
         return self.passes.after(at)  # type: ignore[arg-type]
 
     monkeypatch.setattr(_Course, "_next", every_pass)
-    complete = replays(policy, trace)
+    complete = replays(policy, trace, scarce)
     assert [one.steps for one in skipping] == [one.steps for one in complete]
     assert any(one.steps for one in complete)
     assert sum(one.evaluated for one in skipping) < sum(one.evaluated for one in complete) / 2

@@ -163,7 +163,9 @@ def measured_span(one: Series, now: datetime) -> tuple[datetime, datetime] | Non
     newest = next((back for back, value in enumerate(values) if not isnan(value)), None)
     if newest is None:
         return None
-    oldest = next((back for back in range(newest, len(values)) if isnan(values[back])), len(values))
+    oldest = len(values)
+    if isnan(sum(values[newest:])):  # by far the fastest question; almost always there is no gap
+        oldest = next((back for back in range(newest, oldest) if isnan(values[back])), oldest)
     end = _minute(now) + MINUTE
     return end - oldest * MINUTE, min(end - newest * MINUTE, now)
 

@@ -120,12 +120,13 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
     return _decision(subject, best, complaints, settings, begins)
 
 
-def answers(view: View, book: Rulebook, now: datetime) -> tuple[Answer, ...]:
-    """The answers of all rules, suspended or not; `explain` shows them."""
+def answers(view: View, book: Rulebook, now: datetime, but: str = "") -> tuple[Answer, ...]:
+    """The answers of all rules, suspended or not; `explain` shows them. `but`: this rule is not asked."""
     settings, shape = book.settings(view.subject), view.subject.shape
     given = {
         name: not_before_announced(view, evaluate(view, settings, now), now)
         for name, evaluate in _APPLICABLE[shape, None]
+        if name != but
     }
     return tuple([given.get(name, silent) for name, silent in _NOT_FOR[shape]])
 

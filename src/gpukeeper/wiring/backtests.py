@@ -131,8 +131,9 @@ def course_of(
     policy: Policy,
     trace: Trace,
     scarce: tuple[datetime, ...] | None = None,
+    also: datetime | None = None,
 ) -> list[Evaluation]:
-    """Every evaluation of one run: why it was not stopped sooner, and not later."""
+    """Every evaluation of one run: why it was not stopped sooner, and not later. `also`: in the last pass before it."""
     found: list[Evaluation] = []
     book = Rulebook(covering(policy, (run.platform,)))
 
@@ -141,7 +142,7 @@ def course_of(
 
     given = comparison(trace, policy, (), Judging(), scarce)
     passes = passes_at((run.platform, run.place), policy, given)
-    replay(run, book, passes, given.time, given.signals, watch)
+    replay(run, book, passes, given.time, given.signals, watch, also=also)
     return found
 
 

@@ -320,10 +320,10 @@ def _explain(
     run = next((one for one in trace.runs() if one.name == name), None)
     if run is None:
         raise UsageError(f'the trace has no run "{name}". The names: gpukeeper backtest … --json, under stops.')
-    course = course_of(run, loaded.policy, trace, _scarce(trace, loaded, gpus))
+    moment = None if at is None else _moment(at)
+    course = course_of(run, loaded.policy, trace, _scarce(trace, loaded, gpus), moment)
     if not course:
         raise UsageError(f'"{name}" ran between two passes only; no decision was made about it.')
-    moment = None if at is None else _moment(at)
     end = run.ended or trace.end
     if moment is not None and moment > end:
         what = "the trace ends" if run.ended is None else f'"{name}" ended'

@@ -88,6 +88,12 @@ class Passes(msgspec.Struct, frozen=True):
     def after(self, at: datetime) -> datetime:
         return self.first(at + MOMENT) if self.made else at + self.every
 
+    def last(self, since: datetime, until: datetime) -> datetime:
+        """The last one until then, or `since`, which is one itself."""
+        if self.made and until >= self.made[0]:
+            return self.made[bisect_right(self.made, until) - 1]
+        return max(since, until - (until - EPOCH) % self.every)
+
     def is_scarce(self, at: datetime) -> bool:
         return bisect_right(self.scarce, at) % 2 == 1
 
@@ -114,11 +120,13 @@ def replay(
     recorded: Collection[str],
     watch: Watch | None = None,
     refused: Refused = NOTHING_REFUSED,
+    also: datetime | None = None,
 ) -> ReplayedRun:
     """`time`: of the trace; no decision before it begins. `recorded`: signals that the trace has; a signal that it does
     not have vetoes nothing.
-    `watch` gets every evaluation."""
+    `watch` gets every evaluation. `also`: the last pass until then is evaluated, even if nothing can be due in it."""
     course = _Course(run, book, passes, time, recorded, watch, refused)
+    course.also = also
     steps = tuple(course.steps())
     return ReplayedRun(class_=course.class_, steps=steps, kept=course.kept, evaluated=course.evaluated)
 
@@ -159,6 +167,7 @@ class _Course:
             self.end += MOMENT  # in the very pass that stopped it
         self.watch = watch
         self.proposed: Callable[[ReplayedStep], None] | None = None  # gets stops that are refused
+        self.also: datetime | None = None
         self.class_ = self.kept = ""
         self.evaluated = 0
         policy = book.policy
@@ -182,7 +191,7 @@ class _Course:
             self.class_, self.kept = decision.class_, decision.reason
             if decision.action is Action.KEEP:
                 view = with_lease(view, decision)
-                at = self._next(view, decision, at)
+                at = self._with_also(at, self._next(view, decision, at))
                 continue
             opened = self.passes.opens(at, acted)
             if opened > at:
@@ -213,15 +222,22 @@ class _Course:
         if decision.verdict not in _SAYS_WHEN:
             return later
         due = self._others_due(view, at)
-        limits = idle.first_action_after(view.subject, settings, scarce=bool(self.passes.scarce))
-        if limits is not None:
-            due = self._not_in_use(later, *limits, due)
+        first = idle.first_action(view, settings, scarce=bool(self.passes.scarce))
+        if first is not None:
+            earliest = later if first.not_before is None else max(later, first.not_before)
+            due = self._not_in_use(earliest, first.after, first.window, due)
         return max(later, self.passes.first(due))
+
+    def _with_also(self, at: datetime, following: datetime) -> datetime:
+        if self.also is None or not at < self.also < following:
+            return following
+        last = self.passes.last(at, self.also)
+        return last if last > at else following
 
     def _others_due(self, view: View, at: datetime) -> datetime:
         """When a rule other than idle may have something to do."""
-        given = answers(view, self.book, at)
-        return min((one.due for one in given if one.due is not None and one.rule != idle.NAME), default=self.end)
+        given = answers(view, self.book, at, but=idle.NAME)
+        return min((one.due for one in given if one.due is not None), default=self.end)
 
     def _not_in_use(self, at: datetime, needed: timedelta, window: timedelta, until: datetime) -> datetime:
         """The first time from then on before which it ran and was not in use for so long, or `until`. Before it the

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+import msgspec
+
 from gpukeeper.lifecycle.activity import MINUTE, Use, UseAssessment, assess_use
 from gpukeeper.lifecycle.settings import Rulebook, Settings
 from gpukeeper.lifecycle.warnings import Countdown, keep_it, staged, valid_for
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, ClassSettings, OnIdle, Policy
 from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -81,17 +84,33 @@ def horizon(policy: Policy, window: timedelta) -> timedelta:
     return min(window + policy.warnings.lead + policy.warnings.undelivered + apart, valid_for(policy.warnings, window))
 
 
-def first_action_after(subject: Subject, settings: Settings, *, scarce: bool) -> tuple[timedelta, timedelta] | None:
-    """How long it must be idle before this rule warns or notifies, and the time for which its use is judged; if GPUs
-    may become scarce, the least of both. None: the rule does nothing, or its limits are unknown."""
-    limits = settings.limits
+class FirstAction(msgspec.Struct, frozen=True):
+    """`after`: how long it must be idle before this rule warns or notifies. `window`: the time for which its use is
+    judged. `not_before`: its owner was told before, and is not told again until then."""
+
+    after: timedelta
+    window: timedelta
+    not_before: datetime | None = None
+
+
+def first_action(view: View, settings: Settings, *, scarce: bool) -> FirstAction | None:
+    """If GPUs may become scarce, the least of both times. None: the rule does nothing, or its limits are unknown."""
+    limits, subject = settings.limits, view.subject
     if isinstance(limits, Unknown):
         return None
     window = limits.idle if limits.idle is not None else limits.idle_when_large if is_large(subject) else None
     if window is not None:
         window *= min(settings.policy.demand.idle_factor, 1.0) if scarce else 1.0
-        return _next(settings, limits, window), window
-    return (REPORTED_AFTER, REPORTED_AFTER + MINUTE) if limits.tell_when_large and is_large(subject) else None
+        return FirstAction(_next(settings, limits, window), window)
+    if not (limits.tell_when_large and is_large(subject)):
+        return None
+    told = max((w.at for w in view.memory.warnings if _told(w)), default=None)
+    return FirstAction(REPORTED_AFTER, REPORTED_AFTER + MINUTE, None if told is None else told + DAY)
+
+
+def _told(warned: Warned) -> bool:
+    """That it holds much, although its class has no idle time."""
+    return warned.rule == NAME and not warned.limit
 
 
 def is_large(subject: Subject) -> bool:
@@ -119,7 +138,7 @@ def _report_large(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.SILENT, f"its class has no idle time; {judged.reason}")
     idle_for = ("at least " if judged.used is None else "") + in_words(now - judged.since)
     words = f"holds {_in_words(view.subject, devices)}, idle for {idle_for}; its class has no idle time"
-    told = any(w.rule == NAME and not w.limit and timedelta() <= now - w.at < DAY for w in view.memory.warnings)
+    told = any(_told(w) and timedelta() <= now - w.at < DAY for w in view.memory.warnings)
     if told or isinstance(settings.limits, Unknown) or not settings.limits.tell_when_large:
         return Answer(NAME, Verdict.REPORT, words, since=judged.since)
     # Once a day, and nothing follows from it: others wait for a GPU, and only its owner knows.
