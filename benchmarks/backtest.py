@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.backtest_parallel import parallel
+from benchmarks.backtest_parallel import HeldTrace, parallel
 from benchmarks.report import Figure, met, print_figure, print_table
 from gpukeeper.config.load import load_policy
 from gpukeeper.lifecycle.backtest.outcome import JudgedStop, Judging
@@ -57,14 +57,11 @@ print(json.dumps([time.perf_counter() - begin, frame.height, found.height]))
 
 def run() -> None:
     policy = _without_runtime(load_policy(None).policy)
-    month = SyntheticTrace(1, CONTAINERS, MONTH)
-    begin = time.perf_counter()
-    compare(month, policy, (GIVEN,), Judging(), Where(2))
-    two = time.perf_counter() - begin
+    month = HeldTrace(1, CONTAINERS, MONTH)
+    two = _timed(month, policy, 2)
     minutes = sum(max(len(one.minutes) for one in run.series) for run in month.runs())
-    part = SyntheticTrace(1, PART, MONTH)
-    runs = list(part.runs())
-    part_minutes = sum(max(len(one.minutes) for one in run.series) for run in runs)
+    part = HeldTrace(1, PART, MONTH)
+    part_minutes = sum(max(len(one.minutes) for one in run.series) for run in part.runs())
     one_core = _timed(part, policy, 1)
     peer = _peer(part)
     rows = [

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from multiprocessing import get_context
@@ -21,7 +21,7 @@ from benchmarks.report import print_table
 from gpukeeper.config.load import load_policy
 from gpukeeper.lifecycle.backtest.outcome import Judging
 from gpukeeper.lifecycle.backtest.variants import GIVEN, grid
-from gpukeeper.model.trace import TraceTime
+from gpukeeper.model.trace import RecordedRun, TraceTime
 from gpukeeper.traces.synthetic import SyntheticTrace
 from gpukeeper.wiring.backtests import Comparison, Where, compare, judged
 from gpukeeper.wiring.ray_tasks import ray_tasks
@@ -29,9 +29,20 @@ from tests.engines import has_ray
 from tests.real.ray.clusters import NEWEST
 from tests.real.ray.with_gpukeeper import PROJECT, cluster_with, environment
 
-CONTAINERS, DAYS, WINDOWS, TIMES = 30, 30, (30, 120, 300), 2
+CONTAINERS, DAYS, WINDOWS, TIMES = 200, 30, (30, 120, 300), 2
 LOOP = 20_000_000
 VARIANTS = (GIVEN, *grid([timedelta(minutes=minutes) for minutes in WINDOWS], ()))
+
+
+class HeldTrace(SyntheticTrace):
+    """Its runs are computed before anything is timed."""
+
+    def __init__(self, seed: int, workloads: int, days: int) -> None:
+        super().__init__(seed, workloads, days)
+        self.held = list(super().runs())
+
+    def runs(self) -> Iterator[RecordedRun]:
+        return iter(self.held)
 
 
 def parallel() -> None:
@@ -74,7 +85,7 @@ def _loop(count: int) -> int:
 
 
 def _seconds(where: Where) -> float:
-    trace, policy = SyntheticTrace(1, CONTAINERS, DAYS), load_policy(None).policy
+    trace, policy = HeldTrace(1, CONTAINERS, DAYS), load_policy(None).policy
     return _timed(lambda: compare(trace, policy, VARIANTS, Judging(), where))
 
 

@@ -169,16 +169,19 @@ class Trash:
         kernel.rename_inside(self.parent, name, self.fd, name)
 
     def _make_place(self, name: str) -> bool:
+        """First under a name of ours: after a crash a file without the link is recognized by it."""
         if not self.holds_place:
             return False
         try:
-            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0, dir_fd=self.fd)
+            fd = os.open(FREED, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0, dir_fd=self.fd)
         except OSError:
             return False
         try:
             os.symlink(f"1 {os.fstat(fd).st_ino} {name}", PLACE, dir_fd=self.fd)
+            kernel.rename_inside(self.fd, FREED, self.fd, name)
         except OSError:
-            os.unlink(name, dir_fd=self.fd)
+            self._forget_place()
+            self._forget_freed()
             return False
         finally:
             os.close(fd)
@@ -229,6 +232,12 @@ class Trash:
         with suppress(FileNotFoundError):
             os.unlink(PLACE, dir_fd=self.fd)
 
+    def _forget_freed(self) -> None:
+        """Our file, if no link about it was made yet."""
+        with suppress(FileNotFoundError):
+            if self._place() is None and holds_a_name(os.stat(FREED, dir_fd=self.fd, follow_symlinks=False)):
+                os.unlink(FREED, dir_fd=self.fd)
+
     def close(self) -> None:
         """Removes it if only the link is left in it."""
         with suppress(OSError):  # then an empty directory stays, for the next sweep
@@ -238,6 +247,7 @@ class Trash:
     def remove(self) -> bool:
         if not self._holds_tree():
             self.free_place()
+        self._forget_freed()
         names = set(_names(self.fd))
         if names - {TAKEN, DELETING}:
             return False

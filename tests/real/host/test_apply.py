@@ -106,9 +106,12 @@ def test_killed_in_the_middle_the_next_apply_finishes_it(host: Host, moment: str
         child.send_signal(signal.SIGKILL)
     assert child.returncode == -signal.SIGKILL, "it was done before it could be killed: make the tree larger"
     assert host.names() != ["tmp-old"]
-    while host.names():
+    for _ in range(20):
         ran = host.apply()
         assert ran.code in (0, 3), ran.err
+        if not host.names():
+            break
+    assert host.names() == []
     (intent, *_), outcomes = host.lines("intent"), host.lines("outcome")
     first = next(line for line in outcomes if line["step"] == intent["step"])
     assert (first["result"], "in a later pass" in first["reason"]) in {("still there", True), ("reclaimed", True)}

@@ -156,6 +156,41 @@ def test_a_crash_at_any_moment_leaves_no_file_of_ours_at_the_name(tmp_path: Path
     assert not left or (path / "d0/f0").exists()
 
 
+KILLED_AFTER = """
+import os, sys
+from gpukeeper.disk import kernel
+from gpukeeper.disk.trash import take
+left = int(sys.argv[1]) + 1  # the directory itself is opened first
+def counted(call):
+    def counting(*given, **named):
+        global left
+        answer = call(*given, **named)
+        left -= 1
+        if not left:
+            os._exit(9)
+        return answer
+    return counting
+for name in ("mkdir", "open", "symlink"):
+    setattr(os, name, counted(getattr(os, name)))
+for name in ("rename_inside", "exchange_inside"):
+    setattr(kernel, name, counted(getattr(kernel, name)))
+parent = os.open(sys.argv[2], os.O_RDONLY)
+about = os.stat("tree", dir_fd=parent)
+take(parent, "tree", (about.st_dev, about.st_ino))
+"""
+
+
+@pytest.mark.parametrize("call", range(1, 8))
+def test_a_kill_after_any_change_leaves_the_tree_and_nothing_of_ours(tmp_path: Path, parent: int, call: int) -> None:
+    path = tree(tmp_path)
+    killed = subprocess.run([sys.executable, "-c", KILLED_AFTER, str(call), tmp_path], check=False)
+    assert killed.returncode == 9, "it was done before"
+    finished(tmp_path, scan=lambda: OpenFiles({}, {}, (), frozenset(), None))
+    sweep(parent)
+    assert [one.name for one in tmp_path.iterdir()] == ["tree"]
+    assert (path / "d0/f0").exists()
+
+
 def test_an_empty_trash_directory_is_swept_and_a_full_one_is_not(tmp_path: Path, parent: int) -> None:
     taken_from(parent, tree(tmp_path))
     (tmp_path / f"{TRASH}{'0' * 16}").mkdir(mode=0o700)
