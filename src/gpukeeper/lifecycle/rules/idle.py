@@ -100,6 +100,8 @@ def first_action(view: View, settings: Settings, *, scarce: bool) -> FirstAction
         return None
     window = limits.idle if limits.idle is not None else limits.idle_when_large if is_large(subject) else None
     if window is not None:
+        if limits.on_idle is OnIdle.REPORT:
+            return None  # shown, and no one is told
         window *= min(settings.policy.demand.idle_factor, 1.0) if scarce else 1.0
         return FirstAction(_next(settings, limits, window), window)
     if not (limits.tell_when_large and is_large(subject)):
