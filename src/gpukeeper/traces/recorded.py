@@ -77,6 +77,7 @@ class RecordedTrace:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._bad, self._rows = BadRows(), 0
+        self._made: Mapping[PlaceKey, MadePasses] | None = None
         with translated(path), closing(open_for_reading(path)) as c:
             found = _edges(c)
         if found is None:
@@ -118,6 +119,11 @@ class RecordedTrace:
 
     @property
     def made(self) -> Mapping[PlaceKey, MadePasses]:
+        if self._made is None:
+            self._made = self._read_passes()
+        return self._made
+
+    def _read_passes(self) -> Mapping[PlaceKey, MadePasses]:
         with translated(self._path), closing(open_for_reading(self._path)) as c:
             rows = c.execute(_PASSES, (self._edges.seq,))
             measured = c.execute("SELECT DISTINCT key FROM series WHERE signal = ?", (Signal.GPU.value,))

@@ -176,10 +176,9 @@ def compare(
     judging: Judging,
     where: Where = HERE,
     progress: Progress = lambda done: None,
-    scarce: tuple[datetime, ...] | None = None,
 ) -> Mapping[Variant, list[JudgedRun]]:
     """The runs of the trace, in its order, judged under each variant of the policy, each run for itself."""
-    return judged_runs(trace, comparison(trace, policy, variants, judging, scarce), where, progress)
+    return judged_runs(trace, comparison(trace, policy, variants, judging), where, progress)
 
 
 def comparison(
@@ -241,9 +240,22 @@ def _started(stack: ExitStack, work: Work[R], given: Comparison, where: Where) -
     size, name = where.workers or cores(), str(next(_numbers))
     if size == 1:
         return lambda runs: partial(list, work(name, given, runs)), 0
-    pool = stack.enter_context(ProcessPoolExecutor(size, mp_context=get_context("spawn")))
+    spawned = ProcessPoolExecutor(size, get_context("spawn"), initializer=_take_given, initargs=(name, given))
+    pool = stack.enter_context(spawned)
     stack.callback(pool.shutdown, cancel_futures=True)
-    return lambda runs: pool.submit(work, name, given, runs).result, 2 * size
+    return lambda runs: pool.submit(_worked, work, runs).result, 2 * size
+
+
+_given: list[tuple[str, Comparison]] = []  # in a process of the pool
+
+
+def _take_given(name: str, given: Comparison) -> None:
+    """Once in each process: the passes of a month are many."""
+    _given[:] = [(name, given)]
+
+
+def _worked(work: Work[R], runs: Sequence[RecordedRun]) -> list[R]:
+    return work(*_given[0], runs)
 
 
 def _identity(given: Comparison) -> str:
