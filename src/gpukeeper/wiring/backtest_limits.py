@@ -32,7 +32,7 @@ from gpukeeper.wiring.backtests import (
 )
 
 DAY = timedelta(days=1)
-ROUNDS = 10
+ROUNDS = 5  # each costs as much as the replay itself, or more while a breaker is open for days
 LONGER = 8  # times as long, if a turn did not come
 
 
@@ -63,7 +63,7 @@ def compare_together(
     found = dict.fromkeys(at_once, NOTHING_LIMITED)
     left, within = list(at_once), DAY
     for _ in range(ROUNDS):
-        new = _turns(trace, _for(given, left, found, within), here, alone[left[0]])
+        new = _turns(trace, _for(given, left, found, within), here, alone[left[0]], progress)
         within = within if all(one.whole for one in new.values()) else within * LONGER
         settled = [variant for variant in left if new[variant].whole and new[variant].closed == found[variant].closed]
         found.update({variant: one for variant, one in new.items() if one.whole})
@@ -110,11 +110,15 @@ def _first(runs: Sequence[JudgedRun], policy: Policy, given: Comparison) -> Limi
     return limited(map(_life, runs), some, policy, given.made)
 
 
-def _turns(trace: Trace, given: Comparison, where: Where, runs: Sequence[JudgedRun]) -> dict[Variant, Limited]:
+def _turns(
+    trace: Trace, given: Comparison, where: Where, runs: Sequence[JudgedRun], progress: Progress
+) -> dict[Variant, Limited]:
     """`runs`: of any variant; only when each began and ended is taken from them."""
     some: dict[Variant, list[Proposed]] = {variant: [] for variant in given.variants}
     within, lives = given.within or DAY, [_life(one) for one in runs]
-    for life, each in zip(lives, results_of(proposed, trace.runs(), given, where), strict=True):
+    for number, each in enumerate(results_of(proposed, trace.runs(), given, where)):
+        life = lives[number]
+        progress(number + 1)
         for variant, steps in zip(given.variants, each, strict=True):
             if steps:
                 whole = (life.ended or trace.end) <= steps[0].at + within
