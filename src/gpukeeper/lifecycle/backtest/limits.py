@@ -1,8 +1,8 @@
 """Budget and breaker over recorded runs: which stops they would have deferred, and until when.
 
-Each run is replayed alone; how much is stopped at once is the only thing that concerns all of them. So this takes the
-passes in which each run would be stopped, and asks `make_plan` in one pass after the other, as the engine does. What is
-refused is proposed again in the next pass in which the rules still say so.
+Each run is replayed alone. Budget and breaker limit how many are stopped at once, so they need all runs: this module
+takes the passes in which each run would be stopped and calls `make_plan` for one pass after the other, as the engine
+does. A stop that is refused is proposed again in the next pass in which the rules still require it.
 
 What a daemon did to other things (removals of finished work, for instance) counts in the same hour, as it was recorded.
 """

@@ -86,7 +86,7 @@ def horizon(policy: Policy, window: timedelta) -> timedelta:
 
 class FirstAction(msgspec.Struct, frozen=True):
     """`after`: how long it must be idle before this rule warns or notifies. `window`: the time for which its use is
-    judged. `not_before`: its owner was told before, and is not told again until then."""
+    judged. `not_before`: its owner was notified, and is not notified again until then."""
 
     after: timedelta
     window: timedelta
@@ -101,16 +101,16 @@ def first_action(view: View, settings: Settings, *, scarce: bool) -> FirstAction
     window = limits.idle if limits.idle is not None else limits.idle_when_large if is_large(subject) else None
     if window is not None:
         if limits.on_idle is OnIdle.REPORT:
-            return None  # shown, and no one is told
+            return None  # only reported: nobody is notified
         window *= min(settings.policy.demand.idle_factor, 1.0) if scarce else 1.0
         return FirstAction(_next(settings, limits, window), window)
     if not (limits.tell_when_large and is_large(subject)):
         return None
-    told = max((w.at for w in view.memory.warnings if _told(w)), default=None)
-    return FirstAction(REPORTED_AFTER, REPORTED_AFTER + MINUTE, None if told is None else told + DAY)
+    last = max((w.at for w in view.memory.warnings if _notified(w)), default=None)
+    return FirstAction(REPORTED_AFTER, REPORTED_AFTER + MINUTE, None if last is None else last + DAY)
 
 
-def _told(warned: Warned) -> bool:
+def _notified(warned: Warned) -> bool:
     """That it holds much, although its class has no idle time."""
     return warned.rule == NAME and not warned.limit
 
@@ -140,7 +140,7 @@ def _report_large(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.SILENT, f"its class has no idle time; {judged.reason}")
     idle_for = ("at least " if judged.used is None else "") + in_words(now - judged.since)
     words = f"holds {_in_words(view.subject, devices)}, idle for {idle_for}; its class has no idle time"
-    told = any(_told(w) and timedelta() <= now - w.at < DAY for w in view.memory.warnings)
+    told = any(_notified(w) and timedelta() <= now - w.at < DAY for w in view.memory.warnings)
     if told or isinstance(settings.limits, Unknown) or not settings.limits.tell_when_large:
         return Answer(NAME, Verdict.REPORT, words, since=judged.since)
     # Once a day, and nothing follows from it: others wait for a GPU, and only its owner knows.
