@@ -2,24 +2,20 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
 NAME ?=
 HOURS ?= 1
-# More than there are cores: these tests mostly wait for engines. Each worker starts engines of its own (2 to 3 GB).
-ENGINE_WORKERS ?= 3
+# Of the tests on engines: more than there are cores, because they mostly wait. Each starts its own engines (2 to 3 GB).
+WORKERS ?= 3
+# Of `make test-engines`: folders of tests/real, files, or single tests.
+ENGINES ?= $(wildcard tests/real/*/)
 # Of `make image`.
 ENGINE ?= $(if $(shell command -v docker),docker,podman)
 IMAGE ?= gpukeeper-accept:latest
-# One after another, and beside nothing else: they inspect all processes and mounts of the machine, or compare times.
-ALONE := tests/real/disk tests/real/launch/test_group_torch.py
-# Two at a time, beside nothing else: they inspect all processes, too, but may share the machine with each other.
-HOST := tests/real/host
-# Up to so many failed tests on engines are run again at the end, alone (CI: 5). Both results are in the output.
-AGAIN ?= 0
-FAILED := .pytest_cache/engines
 # Tests start hundreds of Python processes; without cached bytecode each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run install demo demo-web test check format bench simulate kube ray torch image operator-image rootfs helm ansible systemd docs package sbom bundle pins clean help
+.PHONY: run install demo demo-web test test-slow test-smoke test-engines test-all base check format bench bench-compare simulate kube ray torch image operator-image rootfs helm ansible systemd docs package sbom bundle pins clean help
 
 help:            ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -36,18 +32,32 @@ demo-web: $(VENV)/.installed ## the dashboard of a simulated fleet, in a browser
 
 install: $(VENV)/.installed ## install gpukeeper and its pinned dependencies in .venv
 
-test: $(VENV)/.installed-dev ## all tests; those whose engine is missing are skipped and report how to install it
-	@rm -rf $(FAILED); failed=; engines=; \
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/real || failed=yes; \
-	export PYTEST_ADDOPTS="$$PYTEST_ADDOPTS -o cache_dir=$(FAILED)"; \
-	$(BIN)/python -m pytest $(ALONE) || engines=failed; \
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(HOST) || engines=failed; \
-	$(BIN)/python -m pytest -n $(ENGINE_WORKERS) --dist worksteal tests/real $(foreach one,$(ALONE) $(HOST),--ignore=$(one)) || engines=failed; \
-	if [ "$$engines" ] && [ "$$(grep -c :: $(FAILED)/v/cache/lastfailed)" -le $(AGAIN) ]; then \
-		echo "Run again, alone. What passes now is a defect, too: find out why it failed above."; \
-		$(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none tests/real && engines=; \
-	fi; \
-	$(BIN)/python -m tests.docs.checklist && [ -z "$$failed$$engines" ]
+test: $(VENV)/.installed-dev ## the tests of every day: no engine, no root, no GPU; four minutes on two cores
+	@HYPOTHESIS_PROFILE=quick $(PYTEST) -n 2 --dist worksteal --ignore=tests/real -m "not slow"
+	@echo "Not run: make test-slow (the rest without engines, 8 minutes), make test-engines (Docker, Kubernetes, Ray, …: skipped where" \
+		"an engine is missing), make test-all (everything). See docs/how-to/test-on-a-real-engine.md."
+
+test-slow: $(VENV)/.installed-dev ## the other tests without engines: whole command line, documentation, more seeds and examples
+	@$(PYTEST) -n 2 --dist worksteal --ignore=tests/real -m slow
+	@$(BIN)/python -m tests.docs.checklist
+
+# pytest exits with 5 if none of the tests is wanted.
+define on-engines
+	@$(PYTEST) -n 2 --dist loadgroup -m "alone$(1)" $(2) || [ $$? -eq 5 ]
+	@$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not alone$(1)" $(2) || [ $$? -eq 5 ]
+endef
+
+test-smoke: $(VENV)/.installed-dev ## about a hundred tests on all engines
+	$(call on-engines, and smoke,tests/real)
+
+test-engines: $(VENV)/.installed-dev ## the tests on real engines; make test-engines ENGINES="docker kube" runs these folders of tests/real
+	$(call on-engines,,$(foreach one,$(ENGINES),$(if $(findstring /,$(one)),$(one),tests/real/$(one))))
+
+test-all: $(VENV)/.installed-dev ## everything, whatever changed; at the beginning of a piece of work, in the background
+	@$(BIN)/python -m tests.stages --all
+
+base: ## before a change: record the commit of main on which it begins; CI runs the engine tests of what changed since
+	@git rev-parse HEAD > .ci/base
 
 check: $(VENV)/.installed-dev ## format, lint, types, imports, spelling
 	$(BIN)/ruff format --check .
@@ -62,6 +72,9 @@ format: $(VENV)/.installed-dev ## format and fix what can be fixed
 
 bench: $(VENV)/.installed-dev ## make bench NAME=decisions; without NAME: the list
 	@$(BIN)/python -m benchmarks $(NAME)
+
+bench-compare: $(VENV)/.installed-dev ## make bench-compare BASE=commit: the important benchmarks on two trees in turns
+	@$(BIN)/python -m benchmarks.compare $(BASE) $(NAME)
 
 simulate: $(VENV)/.installed-dev ## make simulate HOURS=8: new seeds for 8 hours; SEEDS=2000: the first 2000 seeds; SEED=n repeats one
 	@$(BIN)/python -m tests.simulation.long --hours $(HOURS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SEED),--seed $(SEED))
