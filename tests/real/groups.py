@@ -1,7 +1,7 @@
 """Which tests on engines run on the same worker, so that a run starts each engine once (`pytest --dist loadgroup`).
 
-The control plane runs twice, because its tests take longer than all others together. Where the files of a folder share no
-engine, each file is a group.
+The control plane runs twice, because its tests take longer than all others together. Where the files of a folder share
+no engine, each file is a group.
 """
 
 from __future__ import annotations
