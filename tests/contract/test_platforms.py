@@ -18,8 +18,6 @@ import msgspec
 import pytest
 
 from gpukeeper.devices.driver.facts import GpuFacts
-from gpukeeper.disk import open_files
-from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.engine.keeper import IRREVERSIBLE, check_guards
 from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
@@ -51,6 +49,7 @@ from gpukeeper.platforms.simulated.folder import FolderPlatform, Workload
 from gpukeeper.platforms.simulated.thing import Thing
 from gpukeeper.platforms.simulated.world import SimulatedPlace, World
 from tests.engines import has_docker, has_kube, has_podman, require
+from tests.own_processes import everything_seen
 from tests.real.docker.private_engine import PrivateEngine, docker_engine, podman_engine
 from tests.real.kube import objects
 from tests.real.kube.control_plane import ControlPlane, control_plane
@@ -141,11 +140,6 @@ def ray_trees(tmp_path: Path) -> Made:
     policy = Policy(scope={"ray": PlaceScope()}, platforms={"ray": settings}, temporary=temporary)
     platform = RayPlatform("here", policy, Now(), scan=everything_seen, everyone=lambda: (), environ={})
     return _on_host(platform, root, ("tmp-one", "tmp-two"))
-
-
-def everything_seen() -> OpenFiles:
-    """As root on a whole machine sees it: a test machine may hide its first process even from root."""
-    return msgspec.structs.replace(open_files.scan(), hidden=None)
 
 
 def no_driver(deadline: timedelta) -> tuple[GpuFacts, ...]:

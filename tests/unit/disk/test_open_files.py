@@ -26,6 +26,7 @@ from gpukeeper.disk.open_files import (
 )
 from gpukeeper.disk.process_files import FIRST_PID_NAMESPACE, parse_maps
 from gpukeeper.model.unknown import Unknown
+from tests.own_processes import everything_seen, scan_own
 
 HOLD_OPEN = "import sys; f = open(sys.argv[1] + '/tree/file'); print(flush=True); sys.stdin.read()"
 HOLD_MAPPED = """
@@ -60,13 +61,8 @@ def child(program: str, root: Path, *before: str) -> Iterator[int]:
         running.stdin.close()
 
 
-def everything_seen(open_files: OpenFiles) -> OpenFiles:
-    """As root on the bare machine would see it, so that these tests say the same everywhere."""
-    return msgspec.structs.replace(open_files, hidden=None)
-
-
-def look(root: Path, name: str, proc: str = "/proc") -> tuple[TreeMeasurement, DirectoryUse]:
-    used = below(str(root), everything_seen(scan(proc)))
+def look(root: Path, name: str) -> tuple[TreeMeasurement, DirectoryUse]:
+    used = below(str(root), everything_seen())
     with open_directory(str(root)) as parent:
         found = measure(name, parent, used.open_files.files)
     assert found is not None
@@ -129,7 +125,7 @@ print(flush=True); sys.stdin.read()
 def test_who_sits_too_deep_for_a_path_is_found_by_identity_and_hides_nothing(root: Path) -> None:
     """Otherwise anybody could keep every tree of the machine for ever."""
     with child(DEEP, root) as pid:
-        assert f"of pid {pid} " not in str(scan().hidden)
+        assert f"of pid {pid} " not in str(scan_own().hidden)
         found, used = look(root, "tree")
         assert found.held_by == pid
         assert is_in_use("tree", found, used) is True

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from gpukeeper.disk.measure import estimate
-from gpukeeper.disk.open_files import held_open, scan
+from gpukeeper.disk.open_files import held_open
 from gpukeeper.disk.usage import usage
 from gpukeeper.model.unknown import Unknown
+from tests.own_processes import scan_own
 from tests.unit.disk.trees import child, tree
 
 MIB = 1024 * 1024
@@ -47,10 +48,10 @@ def test_a_filesystem_that_makes_inodes_as_it_needs_them_has_no_share_of_them() 
 
 def test_deleted_files_that_are_open_are_told_with_their_holder_each_once(tmp_path: Path) -> None:
     with child(HOLD_DELETED, tmp_path / "file") as pid:
-        held = held_open(scan())
+        held = held_open(scan_own())
         assert not isinstance(held, Unknown)
         assert 3 * MIB <= held[pid] < 4 * MIB
-    after = held_open(scan())
+    after = held_open(scan_own())
     assert isinstance(after, Unknown) or pid not in after
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -9,15 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
-from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import TreeMeasurement, measure, open_directory
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import ExpectedTree, RemovalResult, finish, remove
 from gpukeeper.disk.trash import TRASH, leftovers
+from tests.own_processes import everything_seen
 
-A_WHILE = 120.0
 COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, with which files are stamped
 
 
@@ -27,11 +25,6 @@ def tree(root: Path, name: str = "tree", folders: int = 3, files: int = 4) -> Pa
         for file in range(files):
             (root / name / f"d{folder}" / f"f{file}").write_bytes(b"x" * 5000)
     return root / name
-
-
-def everything_seen() -> OpenFiles:
-    """As root on a whole machine sees it: a test machine may hide its first process even from root."""
-    return msgspec.structs.replace(open_files.scan(), hidden=None)
 
 
 def read(path: Path) -> TreeMeasurement:
@@ -52,13 +45,13 @@ def expected(path: Path) -> ExpectedTree:
 
 def removed(path: Path, wanted: ExpectedTree | None = None, **given: object) -> RemovalResult:
     wanted = expected(path) if wanted is None else wanted
-    settings = {"scan": everything_seen, "until": time.monotonic() + A_WHILE} | given
+    settings = {"scan": everything_seen, "until": math.inf} | given
     with open_directory(str(path.parent)) as parent:
         return remove(parent, path.name, wanted, **settings)  # type: ignore[arg-type]
 
 
 def finished(root: Path, **given: object) -> list[RemovalResult]:
-    settings = {"scan": everything_seen, "until": time.monotonic() + A_WHILE} | given
+    settings = {"scan": everything_seen, "until": math.inf} | given
     with open_directory(str(root)) as parent:
         return [finish(parent, taken, **settings) for taken in leftovers(parent)]  # type: ignore[arg-type]
 

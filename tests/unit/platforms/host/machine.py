@@ -13,15 +13,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from gpukeeper.devices.driver.facts import GpuFacts
-from gpukeeper.disk import open_files
-from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Action, Decision, Step
 from gpukeeper.model.policy import PlaceScope, Reports, Temporary
 from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.platforms.host.adapter import HostPlatform
+from tests.own_processes import everything_seen
 
 T = TypeVar("T")
 COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, with which files are stamped
@@ -41,11 +38,6 @@ class Ahead:
 
 def no_gpus(deadline: timedelta) -> tuple[GpuFacts, ...]:
     return ()
-
-
-def everything_seen() -> OpenFiles:
-    """As root on a whole machine sees it: a test machine may hide its first process even from root."""
-    return msgspec.structs.replace(open_files.scan(), hidden=None)
 
 
 class Machine:

@@ -37,6 +37,7 @@ from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.adapter import HostPlatform
 from gpukeeper.platforms.host.connect import Timeouts, hostname, user_name
+from tests.own_processes import scan_own
 from tests.unit.platforms.host.machine import Machine
 
 T = TypeVar("T")
@@ -87,7 +88,8 @@ def stuck_driver(deadline: timedelta) -> Unknown:
 
 def host(root: Path, *names: str, **given: object) -> HostPlatform:
     temporary = [Temporary(root=str(root), names=names or ("pip-*",))]
-    return HostPlatform("node-1", temporary, Noon(), **({"inventory": no_gpus} | given))  # type: ignore[arg-type]
+    given = {"inventory": no_gpus, "scan": scan_own} | given
+    return HostPlatform("node-1", temporary, Noon(), **given)  # type: ignore[arg-type]
 
 
 def tree(root: Path, name: str = "pip-a", content: str = "x") -> Path:
@@ -128,7 +130,7 @@ def test_an_entry_that_two_roots_name_is_listed_once(tmp_path: Path) -> None:
     tree(tmp_path / "real")
     (tmp_path / "short").symlink_to(tmp_path / "real")
     roots = [Temporary(root=str(tmp_path / name), names=("pip-*", "*")) for name in ("short", "real")]
-    platform = HostPlatform("node-1", roots, Noon(), inventory=no_gpus)
+    platform = HostPlatform("node-1", roots, Noon(), inventory=no_gpus, scan=scan_own)
     assert list(subjects(platform)) == [f"{tmp_path}/short/pip-a"]
 
 

@@ -12,16 +12,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from gpukeeper.disk import open_files
-from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Action, Decision, Step
 from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Subject
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.processes import Process, Raylet, raylet_of, read
 from gpukeeper.platforms.ray.settings import RaySettings
+from tests.own_processes import everything_seen
 
 SESSION = "session_2026-01-01_00-00-00_000000_7"
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
@@ -62,11 +59,6 @@ def as_raylet(one: Process) -> Raylet:
     found = raylet_of(one)
     assert found is not None
     return found
-
-
-def everything_seen() -> OpenFiles:
-    """As root on a whole machine sees it: a test machine may hide its first process even from root."""
-    return msgspec.structs.replace(open_files.scan(), hidden=None)
 
 
 def platform(

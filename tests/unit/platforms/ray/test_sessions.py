@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCapture, Refused
 from gpukeeper.model.policy import PlaceScope
@@ -257,7 +256,7 @@ def test_nobody_gets_others_sessions_removed_by_what_he_says_in_his_argv(tmp_pat
 def test_what_could_not_be_seen_keeps(tmp_path: Path) -> None:
     session(tmp_path)
     why = "the open files of 2 other processes could not be read"
-    ray = platform(tmp_path, scan=lambda: msgspec.structs.replace(open_files.scan(), hidden=why))
+    ray = platform(tmp_path, scan=lambda: msgspec.structs.replace(everything_seen(), hidden=why))
     found = one_of(ray, tmp_path, SESSION)
     assert found.in_use == Unknown(why)
     assert isinstance(run(ray.act(step(found), found)), Refused)
