@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import results
+from tests import results, small_reserve
 from tests.real.groups import ALONE, group_of
 
-# How long an example takes says nothing on a busy machine.
-settings.register_profile("tests", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")
+# HYPOTHESIS_PROFILE chooses one. How long an example takes says nothing on a busy machine.
+_all = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples in every run: a failure is a failure of the change, not of the dice.
+settings.register_profile("tests", _all, derandomize=True, database=None)
+# `make test`: fewer of them.
+settings.register_profile("quick", _all, derandomize=True, database=None, max_examples=25)
+# A search at night: new examples in every run, and more of them.
+settings.register_profile("search", _all, max_examples=1000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
 
 REAL = Path(__file__).parent / "real"
 # Short: engines make sockets below it, whose paths may have 107 characters.
@@ -57,3 +63,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(group_of(file)))
             if file.parts[0] in ALONE:
                 item.add_marker(pytest.mark.alone)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def small_reserves() -> None:
+    small_reserve.install()

@@ -29,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import gpukeeper
+from tests import small_reserve
 
 _ROOT = Path(__file__).parents[1]
 _STATUS = struct.Struct("i")
@@ -238,6 +239,7 @@ def _stream(fd: int, old: object) -> io.TextIOWrapper:
 def main(fd: int, executable: str) -> None:
     sys.executable = executable  # before anything of gpukeeper keeps it
     _preload()
+    small_reserve.install()
     with socket.socket(fileno=fd) as requests:
         wanted = _serve(requests)
     if wanted is not None:

@@ -40,8 +40,9 @@ def own_pids() -> list[int]:
 
 @contextmanager
 def own_proc() -> Iterator[str]:
-    """A /proc with these processes only."""
+    """A /proc with these processes only; all users may read it."""
     with tempfile.TemporaryDirectory(prefix="proc-") as proc:
+        Path(proc).chmod(0o755)
         for pid in own_pids():
             Path(proc, str(pid)).symlink_to(f"/proc/{pid}")
         if not Path(proc, "1").is_symlink():

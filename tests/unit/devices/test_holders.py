@@ -25,6 +25,7 @@ from gpukeeper.devices.holders import (
     shows_everyone,
     started,
 )
+from tests.own_processes import own_proc
 
 ID = "0123456789abcdef" * 4
 
@@ -83,13 +84,14 @@ def test_who_may_not_be_read_is_hidden_and_never_left_out(tmp_path: Path) -> Non
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody who may not read others")
     reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.setgid(65534)
-        os.setuid(65534)
-        os.write(writing, b"hidden" if os.getppid() in scan().hidden else b"seen")
-        os._exit(0)
-    os.waitpid(child, 0)
+    with own_proc() as proc:
+        child = os.fork()
+        if child == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+            os.write(writing, b"hidden" if os.getppid() in scan(proc).hidden else b"seen")
+            os._exit(0)
+        os.waitpid(child, 0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
         assert answer.read() == b"hidden"
@@ -182,7 +184,8 @@ def test_a_file_whose_path_is_too_long_to_be_told_hides_nobody(tmp_path: Path) -
     try:
         with pytest.raises(OSError, match="too long"):
             Path(f"/proc/self/fd/{here}").readlink()
-        assert os.getpid() not in scan().hidden
+        with own_proc() as proc:
+            assert os.getpid() not in scan(proc).hidden
         assert look_up(os.getpid()) is not None
     finally:
         os.close(here)

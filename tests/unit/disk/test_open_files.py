@@ -26,7 +26,7 @@ from gpukeeper.disk.open_files import (
 )
 from gpukeeper.disk.process_files import FIRST_PID_NAMESPACE, parse_maps
 from gpukeeper.model.unknown import Unknown
-from tests.own_processes import everything_seen, scan_own
+from tests.own_processes import everything_seen, own_proc, scan_own
 
 HOLD_OPEN = "import sys; f = open(sys.argv[1] + '/tree/file'); print(flush=True); sys.stdin.read()"
 HOLD_MAPPED = """
@@ -269,12 +269,13 @@ def test_files_that_the_kernel_itself_uses_are_in_use(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody who may not read others")
 def test_who_may_not_read_others_reports_it() -> None:
     program = """
-import os
+import os, sys
 from gpukeeper.disk.open_files import scan
 os.setgid(65534); os.setuid(65534)
-print(scan().hidden)
+print(scan(sys.argv[1]).hidden)
 """
-    printed = subprocess.check_output([sys.executable, "-c", program], text=True)
+    with own_proc() as proc:
+        printed = subprocess.check_output([sys.executable, "-c", program, proc], text=True)
     assert "could not be read" in printed or "container" in printed
 
 

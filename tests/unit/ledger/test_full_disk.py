@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from gpukeeper.ledger import reserve as reserves
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.reserve import RESERVE_BYTES, Reserve
+from gpukeeper.ledger.reserve import Reserve
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.series import Sample, Signal
+from tests.small_reserve import USUAL
 from tests.unit.ledger.examples import NOW, closed, intended, noticed, run
+
+
+@pytest.fixture(autouse=True)
+def usual_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user has it."""
+    monkeypatch.setattr(reserves, "RESERVE_BYTES", USUAL)
 
 
 @pytest.fixture
@@ -47,7 +55,7 @@ def _fill(folder: Path) -> Path:
 def test_the_reserve_is_really_allocated(tmp_path: Path) -> None:
     reserve = Reserve(tmp_path)
     assert reserve.ensure()
-    assert reserve.path.stat().st_blocks * 512 >= RESERVE_BYTES
+    assert reserve.path.stat().st_blocks * 512 >= USUAL == 8 * 2**20
     assert reserve.release()
     assert not reserve.is_there()
     assert not reserve.release()

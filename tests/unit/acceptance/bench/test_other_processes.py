@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from gpukeeper.devices import holders
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.unknown import Unknown
+from tests.own_processes import own_proc
 
 GPU = GpuFacts(index=0, uuid="GPU-0", minor=0)
 UVM = "/dev/nvidia-uvm"
@@ -106,7 +108,10 @@ def test_who_only_watches_does_not_count(tmp_path: Path) -> None:
 
 
 def test_this_process_and_its_children_are_ours() -> None:
-    assert os.getpid() in scan().ours
+    with own_proc() as proc, subprocess.Popen(["sleep", "600"]) as child:
+        ours = scan(proc).ours
+        child.kill()
+    assert {os.getpid(), child.pid} <= ours
 
 
 @pytest.mark.parametrize("there", [True, False])
