@@ -30,6 +30,7 @@ from pathlib import Path
 
 import gpukeeper
 from tests import small_reserve
+from tests.patience import PATIENCE
 
 _ROOT = Path(__file__).parents[1]
 _STATUS = struct.Struct("i")
@@ -91,7 +92,7 @@ def run(
     words: Sequence[str],
     env: Mapping[str, str],
     stdin: str | None = None,
-    timeout: float = 120,
+    timeout: float = PATIENCE,
     *,
     folder: Path | None = None,
     executable: str = sys.executable,

@@ -17,6 +17,7 @@ import msgspec
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.platforms.simulated.folder import Workload
 from tests import forked
+from tests.patience import PATIENCE
 
 POLICY = """\
 preset: development
@@ -86,7 +87,7 @@ class Fleet:
     def run_fresh(self, *words: str) -> Ran:
         """From a new interpreter, which imports only what the command imports."""
         command = [sys.executable, "-m", "gpukeeper", *words]
-        done = subprocess.run(command, env=self.env(), capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, env=self.env(), capture_output=True, text=True, timeout=PATIENCE, check=False)
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def run_halting(self, point: str, name: str, *words: str, **env: str) -> Ran:

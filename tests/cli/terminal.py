@@ -10,6 +10,7 @@ import termios
 from collections.abc import Mapping
 
 from tests import forked
+from tests.patience import PATIENCE
 
 SIZE = struct.Struct("HHHH")
 
@@ -26,7 +27,7 @@ def on_terminal(words: list[str], env: Mapping[str, str], columns: int = 60) -> 
     os.close(nothing)
     os.close(theirs)
     shown = read_all(ours)
-    code = process.wait(timeout=120)
+    code = process.wait(timeout=PATIENCE)
     os.close(ours)
     return code, shown
 

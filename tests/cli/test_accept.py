@@ -18,6 +18,7 @@ import pytest
 from gpukeeper.ledger.lease import lease_name
 from tests.cli.fleet import Fleet
 from tests.engines import has_gpu
+from tests.patience import PATIENCE
 from tests.unit.acceptance.reports import altered
 
 SIMULATED = ("accept", "--device", "simulated")
@@ -252,7 +253,9 @@ def _unread(fleet: Fleet, *words: str) -> int:
     os.close(reading)
     try:
         command = [sys.executable, "-m", "gpukeeper", *words]
-        run = subprocess.run(command, env=fleet.env(), stdout=writing, stderr=subprocess.PIPE, timeout=120, check=False)
+        run = subprocess.run(
+            command, env=fleet.env(), stdout=writing, stderr=subprocess.PIPE, timeout=PATIENCE, check=False
+        )
     finally:
         os.close(writing)
     assert b"Traceback" not in run.stderr

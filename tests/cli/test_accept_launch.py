@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.fleet import Fleet
+from tests.patience import PATIENCE
 
 ON = ("--on", "simulated")
 FAST = ("--option", "seconds=0")
@@ -51,7 +52,7 @@ def test_an_interruption_collects_and_removes_and_each_node_has_its_reason(fleet
         if "sim-03: INCONCLUSIVE" in line:
             break
     program.send_signal(signal.SIGINT)
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=PATIENCE)
     assert program.returncode == 130, err
     told = json.loads(out)
     assert [one["code"] for one in told["missing"]] == ["interrupted", "interrupted"]

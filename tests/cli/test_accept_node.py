@@ -19,6 +19,7 @@ from gpukeeper.acceptance.reports.document import read_report
 from gpukeeper.model.grade import Grade
 from tests.cli.fleet import Fleet
 from tests.engines import has_gpu
+from tests.patience import PATIENCE
 
 RUN = "r-20261117"
 SMALL = ("accept", "--report-to-log", RUN, "--device", "simulated", "--ranks", "2", "--check", "gemm,exact")
@@ -102,7 +103,7 @@ def test_it_stays_until_it_is_ended(fleet: Fleet, tmp_path: Path) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             program.wait(0.3)
         program.send_signal(signal.SIGTERM)
-        out, _ = program.communicate(timeout=30)
+        out, _ = program.communicate(timeout=PATIENCE)
     finally:
         program.kill()
     assert program.returncode == 5
@@ -116,7 +117,7 @@ def test_ended_in_the_middle_it_still_reports(fleet: Fleet) -> None:
     try:
         _wait(lambda: _handles_sigterm(program.pid), program)
         program.send_signal(signal.SIGTERM)
-        out, err = program.communicate(timeout=60)
+        out, err = program.communicate(timeout=PATIENCE)
     finally:
         program.kill()
     assert program.returncode in (2, 5, 130), err
@@ -125,7 +126,7 @@ def test_ended_in_the_middle_it_still_reports(fleet: Fleet) -> None:
 
 def _wait(ready: object, program: subprocess.Popen[str]) -> None:
     assert callable(ready)
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE
     while not ready():
         assert program.poll() is None, "it ended"
         assert time.monotonic() < end, "it takes too long"

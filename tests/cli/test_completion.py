@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.cli.fleet import Fleet
+from tests.patience import PATIENCE
 
 PROGRAM = (sys.executable, "-c", "from gpukeeper.__main__ import run; import sys; sys.argv[0] = 'gpukeeper'; run()")
 HEAVY = ("rich", "pydantic", "ruamel.yaml", "gpukeeper.wiring", "gpukeeper.engine", "gpukeeper.platforms", "torch")
@@ -18,7 +19,7 @@ def asked(fleet: Fleet, line: str, shell: str = "bash", **env: str) -> tuple[lis
     told = {"_GPUKEEPER_COMPLETE": f"complete_{shell}", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     told |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     done = subprocess.run(
-        PROGRAM, env=fleet.env(**told, **env), capture_output=True, text=True, timeout=60, check=False
+        PROGRAM, env=fleet.env(**told, **env), capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     return done.stdout.split(), done.stderr
 

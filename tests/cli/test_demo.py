@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.fleet import Fleet, hear_ctrl_c
-
-SECONDS = 120  # on a crowded machine
+from tests.patience import PATIENCE
 
 
 def test_the_same_seed_gives_the_same_week(fleet: Fleet) -> None:
@@ -50,7 +49,7 @@ def test_ctrl_c_is_a_sentence_and_130_without_a_traceback(fleet: Fleet) -> None:
         env=fleet.env(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
         preexec_fn=hear_ctrl_c,
     )
@@ -95,7 +94,7 @@ run()
 
 def test_a_missing_extra_is_a_sentence_with_what_to_do(fleet: Fleet) -> None:
     command = [sys.executable, "-c", MISSING, "demo", "--web", "0"]
-    ran = subprocess.run(command, env=fleet.env(), capture_output=True, text=True, timeout=SECONDS, check=False)
+    ran = subprocess.run(command, env=fleet.env(), capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "The dashboard needs an extra. In a clone of gpukeeper: pip install '.[web]'" in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -113,12 +112,12 @@ def test_the_dashboard_of_the_demo_is_served_and_ends_without_a_trace(fleet: Fle
             if "Press Ctrl-C" in line:
                 break
         url = next(word for word in printed.split() if word.startswith("http://"))
-        with urllib.request.urlopen(url, timeout=SECONDS) as reply:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as reply:
             page = reply.read().decode()
         assert "of a simulated fleet" in page
         assert list(temporary.iterdir()) != []
         demo.send_signal(signal.SIGINT)
-        assert demo.wait(SECONDS) == 0
+        assert demo.wait(PATIENCE) == 0
     finally:
         demo.kill()
         _, err = demo.communicate()

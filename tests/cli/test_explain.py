@@ -14,6 +14,7 @@ from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
 from tests.cli.fleet import Fleet, ago
 from tests.docs.markdown import ROOT
+from tests.patience import PATIENCE
 
 MANIFEST = ROOT / "tests" / "unit" / "platforms" / "kubernetes" / "trainjob.yaml"
 PATIENT = """\
@@ -107,7 +108,7 @@ def test_explain_goes_on_until_ctrl_c(fleet: Fleet) -> None:
         if line == first:
             break
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=30)
+    rest, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "\x1b" not in first + rest  # no screen to clear
 

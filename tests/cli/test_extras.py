@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.fleet import Fleet
+from tests.patience import PATIENCE
 
 EXTRAS = ("prometheus_client", "starlette", "uvicorn", "jinja2", "psycopg", "apprise", "httpx2", "lightkube", "pynvml")
 HIDDEN = f"""
@@ -40,7 +41,7 @@ def test_the_daemon_needs_no_extra(fleet: Fleet, environ: dict[str, str]) -> Non
     assert daemon.stdout is not None
     reclaimed = daemon.stdout.readline()
     daemon.send_signal(signal.SIGTERM)
-    _, error = daemon.communicate(timeout=60)
+    _, error = daemon.communicate(timeout=PATIENCE)
     assert "reclaimed  docker/node-1/old" in reclaimed, error
     assert (daemon.returncode, "Traceback" in error) == (0, False)
 
@@ -59,7 +60,7 @@ def test_what_needs_an_extra_names_it(
     fleet: Fleet, environ: dict[str, str], words: tuple[str, ...], extra: str
 ) -> None:
     ran = fleet.start(*words, **environ)
-    out, error = ran.communicate(timeout=60)
+    out, error = ran.communicate(timeout=PATIENCE)
     assert (ran.returncode, out) == (2, ""), error
     assert "Traceback" not in error
     assert f"[{extra}" in error

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.fleet import Fleet
+from tests.patience import PATIENCE
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield made
     finally:
         daemon.terminate()
-        daemon.communicate(timeout=60)
+        daemon.communicate(timeout=PATIENCE)
 
 
 def _wait(daemon: subprocess.Popen[str]) -> None:

@@ -26,6 +26,7 @@ from gpukeeper.model.subject import State
 from tests import engines
 from tests.cli.fleet import Fleet, ago
 from tests.docs.markdown import ROOT
+from tests.patience import PATIENCE
 
 ALERTS = ROOT / "examples" / "prometheus" / "ray-alerts.yaml"
 KNOWN = 'gpukeeper_gpu_hours_returned_total use base unit "seconds"'  # GPU-hours are what people count in
@@ -44,7 +45,7 @@ def serving(fleet: Fleet, *flags: str, **env: str) -> Iterator[subprocess.Popen[
         yield daemon
     finally:
         daemon.send_signal(signal.SIGTERM)
-        daemon.communicate(timeout=60)
+        daemon.communicate(timeout=PATIENCE)
 
 
 def page_of(daemon: subprocess.Popen[str]) -> str:
@@ -59,7 +60,7 @@ def page_of(daemon: subprocess.Popen[str]) -> str:
 
 
 def got(page: str) -> str:
-    with urllib.request.urlopen(page, timeout=20) as answer:
+    with urllib.request.urlopen(page, timeout=PATIENCE) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=")
         text: str = answer.read().decode()
     return text
@@ -141,7 +142,7 @@ def test_without_the_extra_it_shows_what_to_install(fleet: Fleet, words: tuple[s
         env=fleet.env(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
         cwd=fleet.folder,
     )
@@ -196,7 +197,7 @@ def test_promtool_finds_nothing_to_mend_in_the_file(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert [line for line in (done.stdout + done.stderr).splitlines() if KNOWN not in line] == []
 

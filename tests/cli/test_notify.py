@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.fleet import Fleet
+from tests.patience import PATIENCE
 
 POLICY = """\
 preset: development
@@ -41,7 +42,7 @@ def serving(fleet: Fleet) -> Iterator[subprocess.Popen[str]]:
         yield daemon
     finally:
         daemon.send_signal(signal.SIGTERM)
-        daemon.communicate(timeout=60)
+        daemon.communicate(timeout=PATIENCE)
 
 
 def test_overdue_work_in_mode_plan_reaches_the_admins(fleet: Fleet, pager: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from gpukeeper.model.subject import State
 from tests.cli.fleet import POLICY, Fleet, ago
+from tests.patience import PATIENCE
 
 NOBODY = 65534
 
@@ -86,7 +87,7 @@ def _answered(fleet: Fleet, answer: str) -> tuple[int, str]:
         os.write(screen, f"{answer}\n".encode())
         command = [sys.executable, "-m", "gpukeeper", "workload", "remove", "old"]
         done = subprocess.run(
-            command, env=fleet.env(), stdin=device, capture_output=True, text=True, timeout=120, check=False
+            command, env=fleet.env(), stdin=device, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         return done.returncode, done.stdout + done.stderr
     finally:
@@ -183,10 +184,10 @@ def daemon(fleet: Fleet, **env: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
 
 
-def wait_for(condition: object, seconds: float = 30.0) -> None:
+def wait_for(condition: object, seconds: float = PATIENCE) -> None:
     """Of a real daemon's next pass; there is no virtual time across processes."""
     end = time.monotonic() + seconds
     assert callable(condition)
@@ -204,7 +205,7 @@ def test_the_daemon_reclaims_answers_and_ends_on_sigterm(fleet: Fleet) -> None:
         held = fleet.run("workload", "hold", "young", "--for", "1h")
         assert held.code == 0, held.err
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
         assert "reclaimed  docker/node-1/old" in out
     (hold,) = fleet.lines("hold")
@@ -217,7 +218,7 @@ def test_every_line_of_the_daemon_carries_its_time(fleet: Fleet) -> None:
     assert process.stdout is not None
     reclaimed = process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert "reclaimed  docker/node-1/old" in reclaimed
     for line in [reclaimed, *out.splitlines(), *err.splitlines()]:
         assert re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ \S", line), line
@@ -235,7 +236,7 @@ def test_two_daemons_at_once_are_refused(fleet: Fleet) -> None:
 def test_ctrl_c_ends_the_daemon_cleanly(fleet: Fleet) -> None:
     with daemon(fleet) as process:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
 
 
@@ -245,7 +246,7 @@ def test_ctrl_c_while_watching_exits_with_130(fleet: Fleet) -> None:
     assert process.stdout is not None
     assert "STATE" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "Interrupted." in err
     assert "Traceback" not in err
@@ -281,4 +282,4 @@ def _ask_as_nobody(path: Path, request: bytes) -> bytes:
         "print(s.makefile().read())\n"
     )
     command = [sys.executable, "-c", program, str(path), request.decode()]
-    return subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE).stdout

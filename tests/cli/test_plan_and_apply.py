@@ -23,6 +23,7 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Outcome, State
 from tests.cli.fleet import POLICY, Fleet, ago
+from tests.patience import PATIENCE
 
 
 def test_plan_shows_what_is_due_and_why_and_changes_nothing(fleet: Fleet) -> None:
@@ -234,7 +235,7 @@ def test_apply_asks_on_a_terminal_in_either_mode(fleet: Fleet, answer: str, left
         text=True,
     )
     os.write(ours, answer.encode())
-    out, err = asked.communicate(timeout=60)
+    out, err = asked.communicate(timeout=PATIENCE)
     os.close(ours)
     os.close(theirs)
     assert asked.returncode == 0, err
@@ -314,7 +315,7 @@ def test_apply_on_a_terminal_refuses_in_a_pause_before_it_asks(fleet: Fleet) -> 
         stderr=subprocess.PIPE,
         text=True,
     )
-    out, err = asked.communicate(timeout=60)
+    out, err = asked.communicate(timeout=PATIENCE)
     os.close(ours)
     os.close(theirs)
     assert (asked.returncode, out) == (2, "")
@@ -423,7 +424,7 @@ def test_output_that_cannot_be_written_is_a_sentence_and_1(fleet: Fleet, words: 
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
         )
     assert ran.returncode == 1

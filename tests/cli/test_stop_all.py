@@ -14,6 +14,7 @@ from gpukeeper.model.subject import State
 from gpukeeper.platforms.simulated.folder import Workload
 from tests.cli.fleet import POLICY, Fleet, ago
 from tests.cli.test_people import daemon, wait_for
+from tests.patience import PATIENCE
 
 
 def running(fleet: Fleet, name: str, **facts: object) -> None:
@@ -149,7 +150,7 @@ def _answered(fleet: Fleet, answer: str) -> str:
             stdin=device,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             check=False,
         )
         return done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -78,10 +79,11 @@ def test_ordinary_words_stay(text: str) -> None:
     assert without_secrets(text) == text
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("word", ["token", "a", "://", "eyJ", "Bearer ", "-----BEGIN PRIVATE KEY-----"])
 def test_hostile_text_does_not_take_long(word: str) -> None:
+    began = time.thread_time()
     assert without_secrets(word * 20_000 + " train").endswith(("train", GONE))
+    assert time.thread_time() - began < 20, "seconds of this thread alone, whatever else the machine does"
 
 
 def test_the_last_pass_is_shown_with_its_age() -> None:

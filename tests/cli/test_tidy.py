@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 NOBODY = 65534
 WAITS = "import sys, signal; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5)); print('up', flush=True); "
 
@@ -24,7 +26,7 @@ def start(root: Path, *command: str, options: tuple[str, ...] = (), **given: obj
 
 def tidied(root: Path, *command: str, options: tuple[str, ...] = (), **given: object) -> tuple[int, str, str]:
     with start(root, *command, options=options, **given) as child:
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=PATIENCE)
     return child.returncode, out, err
 
 
@@ -95,7 +97,7 @@ def test_signals_reach_the_command(tmp_path: Path) -> None:
         assert child.stdout is not None
         child.stdout.readline()
         child.send_signal(signal.SIGUSR1)
-        assert child.wait(timeout=60) == 5
+        assert child.wait(timeout=PATIENCE) == 5
     assert list(tmp_path.iterdir()) == []
 
 
@@ -132,7 +134,7 @@ BECOME_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-g
 
 def as_nobody(root: Path, *command: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     words = [*before, *BECOME_NOBODY, sys.executable, "-m", "gpukeeper", "tidy", "--root", str(root), "--", *command]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ import pytest
 
 from gpukeeper.model.subject import State
 from tests.cli.fleet import Fleet, ago, hear_ctrl_c
+from tests.patience import PATIENCE
 
-SECONDS = 120.0
 SHOW_CURSOR, LEAVE_SCREEN = b"\x1b[?25h", b"\x1b[?1049l"
 
 
@@ -55,7 +55,7 @@ class Terminal:
 
     def read_until(self, words: bytes) -> bytes:
         """Everything written since the last call, up to these words."""
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE
         while words not in self.written:
             assert time.monotonic() < deadline, self.written[-2000:]
             assert self.program.poll() is None or self._is_ready(), self.written[-2000:]
@@ -193,7 +193,7 @@ def hanging(fleet: Fleet) -> Iterator[None]:
     """From when something reads from it."""
     pipe = fleet.folder / "stuck.json"
     os.mkfifo(pipe)
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while (end := _opened(pipe)) is None:
         assert time.monotonic() < deadline, "nothing reads the workloads"
     try:

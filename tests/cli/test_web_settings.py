@@ -21,6 +21,7 @@ import pytest
 
 from gpukeeper.model.subject import State
 from tests.cli.fleet import POLICY, Fleet, ago
+from tests.patience import PATIENCE
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 OTHER = "nobody" if ME != "nobody" else "root"
@@ -38,9 +39,9 @@ class Served:
         assert parts.hostname is not None
         connection: http.client.HTTPConnection
         if parts.scheme == "https":
-            connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=20, context=self.context)
+            connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=PATIENCE, context=self.context)
         else:
-            connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=20)
+            connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE)
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if body is not None:
             sent["content-type"] = "application/json"
@@ -61,7 +62,7 @@ def serving(folder: Path, web: str, *words: str) -> Iterator[Served]:
         yield _served(fleet, daemon)
     finally:
         daemon.terminate()
-        daemon.communicate(timeout=60)
+        daemon.communicate(timeout=PATIENCE)
 
 
 def _served(fleet: Fleet, daemon: subprocess.Popen[str]) -> Served:
@@ -81,7 +82,7 @@ def _ready(served: Served) -> Served:
     served.context = ssl.create_default_context()
     served.context.check_hostname, served.context.verify_mode = False, ssl.CERT_NONE
     token = served.fleet.run("login", "--token", "wait", "--json").json()["secret"]
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         status, text, _ = served.ask("GET", "/api/v1/workloads", Authorization=f"Bearer {token}")
         if status == 200 and json.loads(text)["workloads"]:
@@ -170,7 +171,7 @@ def test_without_encryption_on_request_there_is_a_warning(tmp_path: Path) -> Non
         assert "without TLS" in health["web_warnings"][0]
     finally:
         daemon.terminate()
-        daemon.communicate(timeout=60)
+        daemon.communicate(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from gpukeeper.interfaces.telemetry.series import COUNTERS, GAUGES
 from tests import engines
 from tests.docs.markdown import ROOT
+from tests.patience import PATIENCE
 
 DEPLOY = ROOT / "deploy" / "prometheus"
 RUNBOOKS = ROOT / "docs" / "runbooks"
@@ -148,7 +149,7 @@ MORE: dict[str, list[tuple[dict[str, str], int, int, int]]] = {
 
 def promtool(*arguments: str | Path) -> None:
     engines.require("promtool", engines.has_promtool())
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -29,6 +29,7 @@ from tests.cli.terminal import read_all
 from tests.docs import shell
 from tests.docs.markdown import ROOT
 from tests.docs.shell import Command
+from tests.patience import PATIENCE
 
 REASONS = Path(__file__).with_name("commands_not_run.txt")
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -202,7 +203,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             check=False,
         )
         return done.returncode, done.stdout + done.stderr
@@ -214,7 +215,7 @@ class Server:
         child = forked.start("gpukeeper", words, env, (theirs, theirs, theirs), folder=self.folder)
         os.close(theirs)
         printed = read_all(ours)
-        code = child.wait(timeout=120)
+        code = child.wait(timeout=PATIENCE)
         os.close(ours)
         return code, printed
 

@@ -18,6 +18,7 @@ from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever
 from gpukeeper.wiring import node_marks
 from tests import engines
+from tests.patience import PATIENCE
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
 FILES = sorted(EXAMPLES.glob("*.yaml"))
@@ -180,7 +181,7 @@ def test_both_forms_of_the_alerts_are_the_same() -> None:
 
 def promtool(*arguments: str | Path) -> None:
     engines.require("promtool", engines.has_promtool())
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

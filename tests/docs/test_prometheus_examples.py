@@ -14,6 +14,7 @@ from gpukeeper.config.load import load_text
 from tests import engines
 from tests.docs import generate, markdown
 from tests.docs.markdown import ROOT
+from tests.patience import PATIENCE
 
 EXAMPLES = ROOT / "examples" / "prometheus"
 ALERTS = EXAMPLES / "ray-alerts.yaml"
@@ -28,7 +29,7 @@ GIB = 2**30
 
 def promtool(*arguments: str | Path) -> None:
     engines.require("promtool", engines.has_promtool())
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

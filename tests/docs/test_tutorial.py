@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.docs import generate
+from tests.patience import PATIENCE
 
 _BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Nobody is at the terminal here, so the answer to "apply?" is given in the policy.
@@ -44,7 +45,7 @@ def _run(script: str, folder: Path) -> str:
         env={**kept, "PATH": path, "HOME": str(folder)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

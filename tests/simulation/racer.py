@@ -22,6 +22,7 @@ from gpukeeper.disk.measure import measure, open_directory
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove
 from gpukeeper.disk.trash import leftovers
+from tests.patience import PATIENCE
 from tests.real.disk.filesystems import REPOSITORY, picture
 from tests.real.disk.test_hostile import Ground
 
@@ -93,7 +94,7 @@ def _attempt(root: Path, used: OpenFiles | None) -> str:
             return "not measured"
         wanted = ExpectedTree((found.device, found.inode), found.ctime_ns)
         scan = open_files.scan if used is None else lambda: used
-        return type(remove(parent, "tree", wanted, scan=scan, until=time.monotonic() + 60)).__name__
+        return type(remove(parent, "tree", wanted, scan=scan, until=time.monotonic() + PATIENCE)).__name__
 
 
 def _made(folder: Path) -> Path:

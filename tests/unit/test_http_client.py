@@ -29,6 +29,7 @@ from gpukeeper.http_client import (
     read_chunk_size,
     read_head,
 )
+from tests.patience import PATIENCE
 
 T = TypeVar("T")
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -74,7 +75,7 @@ async def served(server: Server, folder: Path) -> AsyncIterator[Client]:
     server.path = str(folder / "socket")
     listener = await asyncio.start_unix_server(server.serve, server.path)
     try:
-        async with asyncio.timeout(20), Client("http://engine/prefix", unix_socket=server.path) as client:
+        async with asyncio.timeout(PATIENCE), Client("http://engine/prefix", unix_socket=server.path) as client:
             yield client
     finally:
         server.hang_up()
@@ -282,9 +283,12 @@ def test_a_deadline_is_the_callers_and_costs_the_connection(tmp_path: Path) -> N
     server = Server(OK + b"Content-Length: 9\r\n\r\nhel", HELLO)
 
     async def late(client: Client) -> bytes:
+        reading = asyncio.create_task(read(client))
+        while not server.asked:  # noqa: ASYNC110 - it is at the next turns of the loop
+            await asyncio.sleep(0)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await read(client)
+                await reading
         return (await read(client)).body
 
     assert ask(server, tmp_path, late) == b"hello"

@@ -17,6 +17,7 @@ from gpukeeper.config import timers
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Schedule
 from tests import engines
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 BERLIN = "Europe/Berlin"
@@ -47,7 +48,12 @@ def elapses(expression: str, begin: datetime, count: int) -> list[datetime]:
     engines.require("systemd", engines.has_systemd_analyze())
     words = ["systemd-analyze", "calendar", f"--base-time={begin:%Y-%m-%d %H:%M:%S} UTC", f"--iterations={count}"]
     done = subprocess.run(
-        [*words, expression], capture_output=True, text=True, check=True, timeout=20, env={"TZ": "UTC", "LC_ALL": "C"}
+        [*words, expression],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE,
+        env={"TZ": "UTC", "LC_ALL": "C"},
     )
     found = re.findall(r"(?:Next elapse|Iter. #\d+): \w+ (\S+ \S+) UTC", done.stdout)
     return [datetime.fromisoformat(one).replace(tzinfo=UTC) for one in found]

@@ -15,8 +15,8 @@ import pytest
 
 from gpukeeper.devices import child_process
 from gpukeeper.devices.child_process import ChildProcess, ProcessEnded
+from tests.patience import PATIENCE
 
-PATIENCE_S = 30.0
 # Starts a child in a session of its own, as torchrun does with ranks, says both pids, and waits for its input to end.
 FAMILY = """
 import os, subprocess, sys
@@ -64,7 +64,7 @@ def watched(*pids: int) -> Iterator[Callable[[], bool]]:
         with suppress(ProcessLookupError):
             fds.append(os.pidfd_open(pid))
     try:
-        yield lambda: all(select.select([fd], [], [], PATIENCE_S)[0] for fd in fds)
+        yield lambda: all(select.select([fd], [], [], PATIENCE)[0] for fd in fds)
     finally:
         for fd in fds:
             if not select.select([fd], [], [], 0)[0]:
@@ -77,7 +77,7 @@ def test_it_answers_line_by_line() -> None:
         answers = []
         for word in (b"one", b"two"):
             await process.send(word)
-            answers.append(await process.line(PATIENCE_S))
+            answers.append(await process.line(PATIENCE))
         return answers
 
     echo = "import sys\nfor line in sys.stdin: print(line.strip()[::-1], flush=True)"
@@ -86,21 +86,21 @@ def test_it_answers_line_by_line() -> None:
 
 def test_it_ends_with_its_own_exit_code_and_last_words() -> None:
     async def wait(process: ChildProcess) -> tuple[int, str]:
-        return await process.wait(PATIENCE_S), await process.last_words()
+        return await process.wait(PATIENCE), await process.last_words()
 
     code, words = held("import sys; sys.stderr.write('no such thing'); sys.exit(5)", wait)  # type: ignore[misc]
     assert (code, words) == (5, "no such thing")
 
 
 def test_a_signal_shows_in_the_exit_code() -> None:
-    assert held("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", lambda one: one.wait(PATIENCE_S)) == 128 + 11
+    assert held("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", lambda one: one.wait(PATIENCE)) == 128 + 11
 
 
 def test_a_program_that_is_not_there_is_one_that_ended() -> None:
     async def run() -> tuple[int, str]:
         process = await ChildProcess.start(["/nowhere/python"])
         try:
-            return await process.wait(PATIENCE_S), await process.last_words()
+            return await process.wait(PATIENCE), await process.last_words()
         finally:
             await process.end()
 
@@ -111,7 +111,7 @@ def test_a_program_that_is_not_there_is_one_that_ended() -> None:
 
 def test_only_the_end_of_what_it_says_is_kept() -> None:
     async def wait(process: ChildProcess) -> str:
-        await process.wait(PATIENCE_S)
+        await process.wait(PATIENCE)
         return await process.last_words()
 
     words = held("import sys; sys.stderr.write('x' * 1_000_000 + 'the end')", wait)
@@ -127,7 +127,7 @@ def test_no_answer_in_time_and_no_answer_at_all_are_distinguished() -> None:
 
     async def gone(process: ChildProcess) -> None:
         with pytest.raises(ProcessEnded):
-            await process.line(PATIENCE_S)
+            await process.line(PATIENCE)
 
     held("import time; time.sleep(600)", late)
     held("print('half a line', end='')", gone)
@@ -135,7 +135,7 @@ def test_no_answer_in_time_and_no_answer_at_all_are_distinguished() -> None:
 
 def test_who_lets_go_ends_everything_even_in_sessions_of_their_own() -> None:
     async def family(process: ChildProcess) -> list[int]:
-        return [*map(int, (await process.line(PATIENCE_S)).split())]
+        return [*map(int, (await process.line(PATIENCE)).split())]
 
     async def run() -> None:
         process = await ChildProcess.start(python(WAITS))
@@ -151,7 +151,7 @@ def test_who_does_not_hear_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         process = await ChildProcess.start(python(DEAF))
-        with watched(*map(int, (await process.line(PATIENCE_S)).split())) as all_ended:
+        with watched(*map(int, (await process.line(PATIENCE)).split())) as all_ended:
             await process.end()
             assert all_ended()
 
@@ -163,7 +163,7 @@ def test_an_interruption_does_not_let_anybody_get_away() -> None:
 
     async def run() -> None:
         process = await ChildProcess.start(python(DEAF))
-        with watched(*map(int, (await process.line(PATIENCE_S)).split())) as all_ended:
+        with watched(*map(int, (await process.line(PATIENCE)).split())) as all_ended:
             ending = asyncio.ensure_future(process.end())
             for _ in range(3):
                 await asyncio.sleep(0)
@@ -180,10 +180,10 @@ def test_a_program_that_leaves_its_children_behind_takes_them_with_it() -> None:
 
     async def run() -> int:
         process = await ChildProcess.start(python(LEAVES))
-        _, child = map(int, (await process.line(PATIENCE_S)).split())
+        _, child = map(int, (await process.line(PATIENCE)).split())
         try:
             with watched(child) as all_ended:
-                code = await process.wait(PATIENCE_S)
+                code = await process.wait(PATIENCE)
                 assert all_ended()
                 return code
         finally:
@@ -199,6 +199,6 @@ def test_nothing_outlives_whoever_started_it(how: signal.Signals) -> None:
     assert owner.stdout is not None
     with watched(*map(int, owner.stdout.readline().split())) as all_ended:
         owner.send_signal(how)
-        owner.wait(PATIENCE_S)
+        owner.wait(PATIENCE)
         owner.stdout.close()
         assert all_ended()

@@ -18,6 +18,7 @@ from gpukeeper.devices.reset import reset, reset_unheld
 from gpukeeper.model.condition import Advice, Condition, GpuHolder, Xid
 from gpukeeper.model.decision import Accepted, Refused
 from gpukeeper.model.unknown import Unknown
+from tests.patience import PATIENT
 from tests.unit.devices.driver.programs import answering
 from tests.unit.devices.test_holders import add
 
@@ -67,7 +68,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 def read(proc: Path, uuid: str = UUID, gpus: tuple[dict[str, Any], ...] = (H200, SLICED)) -> Condition:
-    found = examine(uuid, SINCE, MINUTE, child=child(*gpus), proc=str(proc), log=str(proc.parent / "kmsg"))
+    found = examine(uuid, SINCE, PATIENT, child=child(*gpus), proc=str(proc), log=str(proc.parent / "kmsg"))
     assert isinstance(found, Condition), found
     return found
 
@@ -131,7 +132,7 @@ def test_the_name_of_a_process_cannot_fake_its_parent() -> None:
     ],
 )
 def test_what_the_driver_does_not_tell_is_unknown(proc: Path, command: list[str], why: str) -> None:
-    deadline = timedelta(seconds=1) if "sleep" in command[-1] else MINUTE
+    deadline = timedelta(seconds=1) if "sleep" in command[-1] else PATIENT
     found = examine(UUID, SINCE, deadline, child=command, proc=str(proc), log="/nowhere")
     assert isinstance(found, Unknown)
     assert why in found.why

@@ -11,9 +11,9 @@ from gpukeeper.devices.driver.facts import NO_SLICE_UTILISATION, GpuFacts, Slice
 from gpukeeper.devices.health import HealthMonitor, gpus_of, health_of
 from gpukeeper.model.condition import Advice, Xid
 from gpukeeper.model.unknown import Unknown
+from tests.patience import PATIENT
 from tests.unit.devices.driver.programs import program
 
-MINUTE = timedelta(minutes=1)
 NOW = datetime(2026, 3, 2, tzinfo=UTC)
 GPU = {
     "index": 0,
@@ -40,7 +40,7 @@ for question in asked():
 """
 
 
-def driven(text: str, use: Callable[[HealthMonitor], Awaitable[Any]], deadline: timedelta = MINUTE) -> Any:
+def driven(text: str, use: Callable[[HealthMonitor], Awaitable[Any]], deadline: timedelta = PATIENT) -> Any:
     async def run() -> Any:
         driver = HealthMonitor(program(text), deadline)
         try:

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 
 from gpukeeper.engine.sharing import Shared, SharedQuestion
-
-LONG = 60.0  # seconds; no test takes them
+from tests.patience import PATIENCE
 
 
 class Gate:
@@ -25,7 +24,7 @@ class Gate:
         self.begun += 1
         number = self.begun
         self.running.release()
-        assert self.let_go.acquire(timeout=LONG)
+        assert self.let_go.acquire(timeout=PATIENCE)
         return number
 
 
@@ -34,14 +33,14 @@ def test_who_asks_while_a_read_runs_gets_the_next_one_and_shares_it() -> None:
     shared = Shared(gate.read)
     with ThreadPoolExecutor(20) as threads:
         first = threads.submit(shared)
-        assert gate.running.acquire(timeout=LONG)  # it has begun: what is asked from now on may have changed since
+        assert gate.running.acquire(timeout=PATIENCE)  # it has begun: what is asked from now on may have changed since
         leader = threads.submit(shared)
         others = [threads.submit(shared) for _ in range(10)]
         gate.let_go.release()
-        assert first.result(LONG) == 1
-        assert gate.running.acquire(timeout=LONG)
+        assert first.result(PATIENCE) == 1
+        assert gate.running.acquire(timeout=PATIENCE)
         gate.let_go.release(12)  # more than enough, should a late one need a look of its own
-        wait([leader, *others], LONG)
+        wait([leader, *others], PATIENCE)
     assert min(one.result() for one in (leader, *others)) == 2
     assert gate.begun < 12, "nobody shared"
 

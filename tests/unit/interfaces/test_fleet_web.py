@@ -27,6 +27,7 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Fleet, Mode, Policy, Web
 from gpukeeper.views.live import MachineView
 from tests.cli.fleet import Fleet as CommandFleet
+from tests.patience import PATIENCE
 from tests.unit.views.test_live import AT
 
 VIEW = MachineView(
@@ -159,13 +160,13 @@ def test_a_new_web_process_gets_everything_and_then_what_changed(tmp_path: Path)
         welcome = await served.web.welcome()
         assert (welcome.fleet, welcome.anonymous, welcome.machine) == (True, True, "web-1")
         publishing = asyncio.create_task(served.web.publish(send))
-        await asyncio.wait_for(arrived.wait(), 60)
+        await asyncio.wait_for(arrived.wait(), PATIENCE)
         assert sent == [Condition(problem="it was not read yet")]
         arrived.clear()
         await served.see()
         while len(sent) < 3:
             arrived.clear()
-            await asyncio.wait_for(arrived.wait(), 60)
+            await asyncio.wait_for(arrived.wait(), PATIENCE)
         assert sent[1] == Condition()
         assert isinstance(sent[2], Change)
         assert (sent[2].whole, sent[2].delta.head.machine) == (True, "node-1")
@@ -268,7 +269,7 @@ def test_one_person_cannot_keep_all_requests_waiting(tmp_path: Path) -> None:
         await served.see()
         waiting = [asyncio.create_task(served.ask("ann", "hold")) for _ in range(4)]
         for _ in waiting:
-            await asyncio.wait_for(entered.acquire(), 60)
+            await asyncio.wait_for(entered.acquire(), PATIENCE)
         assert "too many requests" in (await served.ask("ann", "hold")).words
         release.set()
         for one in await asyncio.gather(*waiting):

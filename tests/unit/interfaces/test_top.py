@@ -12,10 +12,10 @@ from gpukeeper.interfaces.cli.top import Gather, Gathering
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.policy import Mode
 from gpukeeper.views.top import TopView
+from tests.patience import PATIENCE
 from tests.unit.lifecycle.examples import NOW
 
 VIEW = TopView(at=NOW, mode=Mode.ENFORCE, gpus=())
-SECONDS = 30.0
 
 
 class Woken:
@@ -28,7 +28,7 @@ class Woken:
         self._calls.release()
 
     def wait(self) -> None:
-        assert self._calls.acquire(timeout=SECONDS), "nothing was gathered"
+        assert self._calls.acquire(timeout=PATIENCE), "nothing was gathered"
 
 
 def gathering(gather: Callable[[], TopView], woken: Woken) -> Gathering:
@@ -47,14 +47,14 @@ def test_a_source_that_hangs_leaves_the_last_data_with_its_age() -> None:
     def gather() -> TopView:
         if answered.is_set():
             hangs.set()
-            goes_on.wait(SECONDS)
+            goes_on.wait(PATIENCE)
         answered.set()
         return VIEW
 
     woken = Woken()
     one = gathering(gather, woken)
     woken.wait()
-    assert hangs.wait(SECONDS)
+    assert hangs.wait(PATIENCE)
     assert one.view() is VIEW
     assert one.age().data is not None
     assert one.age().gathering is not None
@@ -80,8 +80,8 @@ def test_a_later_failure_is_a_note_until_it_is_over() -> None:
 
     def gather() -> TopView:
         if not answers:
-            threading.Event().wait(SECONDS)
-        steps[len(steps) - len(answers)].wait(SECONDS)
+            threading.Event().wait(PATIENCE)
+        steps[len(steps) - len(answers)].wait(PATIENCE)
         answer = answers.pop(0)
         if isinstance(answer, KeeperError):
             raise answer

@@ -18,6 +18,7 @@ from gpukeeper.ledger.logins import open_logins
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Web, WebProxy, WebTls
 from tests.cli.fleet import ago
+from tests.patience import PATIENCE
 
 PROXY = WebProxy(header="X-Forwarded-User", from_=("10.0.0.2",))
 PAIR = TlsPair(b"certificate", b"key")
@@ -80,7 +81,7 @@ def test_a_renewed_certificate_is_sent_and_a_bad_one_reported(pair: WebTls, monk
         assert (await settings.setup()).tls == TlsPair(b"first", b"first")
         sent: asyncio.Queue[object] = asyncio.Queue()
         following = asyncio.create_task(settings.follow(sent.put))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while not settings.warnings:
                 write(0o644)
                 await asyncio.sleep(0.01)
@@ -104,7 +105,7 @@ def test_changed_settings_end_the_web_process(monkeypatch: pytest.MonkeyPatch) -
     async def story() -> None:
         await settings.setup()
         current[0] = Web(url="https://gpu.example")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             await settings.serve(_forever(), _ignore)
 
     asyncio.run(story())

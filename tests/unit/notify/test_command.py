@@ -15,6 +15,7 @@ import pytest
 
 from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.notify.command import STDERR_KEPT, STDERR_MAX, Command, CommandKind, StderrTail
+from tests.patience import PATIENCE
 
 MESSAGE = Message(
     kind=MessageKind.BREAKER,
@@ -99,7 +100,7 @@ def test_a_program_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     ended = asyncio.run(late())
     assert len(ended) == 2
     for fd in ended:
-        assert select.select([fd], [], [], 20)[0], "it still runs"
+        assert select.select([fd], [], [], PATIENCE)[0], "it still runs"
         os.close(fd)
 
 
@@ -111,7 +112,7 @@ def test_a_program_that_writes_to_stderr_without_end_is_ended_at_once(tmp_path: 
     kept = 0
 
     async def send() -> Delivered | NotDelivered:
-        return await asyncio.wait_for(command.send(MESSAGE), 60)
+        return await asyncio.wait_for(command.send(MESSAGE), PATIENCE)
 
     tail = StderrTail._take
 
@@ -141,7 +142,7 @@ def test_a_program_that_writes_much_and_delivers_has_delivered(tmp_path: Path, s
 def test_a_child_that_keeps_stderr_open_is_not_waited_for(tmp_path: Path) -> None:
     pids = tmp_path / "pid"
     text = f"child = os.fork()\nif child: open({str(pids)!r}, 'w').write(str(child)); sys.exit('gone')\ntime.sleep(600)"
-    answer = asyncio.run(asyncio.wait_for(Command([program(tmp_path, text)]).send(MESSAGE), 60))
+    answer = asyncio.run(asyncio.wait_for(Command([program(tmp_path, text)]).send(MESSAGE), PATIENCE))
     os.kill(int(pids.read_text()), signal.SIGKILL)
     assert why(answer) == "it ended with 1: gone"
 

@@ -20,6 +20,7 @@ from typing import IO, Any
 from gpukeeper.model.message import Delivered, Message, MessageKind
 from gpukeeper.notify.inside import notify_inside
 from gpukeeper.notify.terminals import Terminals
+from tests.patience import PATIENCE
 
 WARNING = "docker/node-3/eval: idle for 24m, allowed 30m"
 
@@ -55,7 +56,7 @@ def sitting_at(device: int | IO[Any], errors: int | IO[Any] | None = None) -> It
         yield child.pid
     finally:
         os.write(theirs, b".")
-        child.wait(timeout=30)
+        child.wait(timeout=PATIENCE)
         for end in (ours, theirs, ready, begun):
             os.close(end)
 

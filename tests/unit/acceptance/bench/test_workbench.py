@@ -21,6 +21,7 @@ from gpukeeper.acceptance.record import ProbeFailure, ProbeRequest, ProbeResult
 from gpukeeper.devices.health import HealthMonitor
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.unknown import Unknown
+from tests.patience import PATIENCE
 from tests.unit.devices.driver.programs import answering, program
 
 PROGRAM = str(Path(__file__).with_name("probe_program.py"))
@@ -189,7 +190,7 @@ def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_read
             return somebody if len(scans) == 1 else nobody
 
         monkeypatch.setattr(other_processes, "scan", scan)
-        await bench._watched(asyncio.wait_for(gone.wait(), 60))
+        await bench._watched(asyncio.wait_for(gone.wait(), PATIENCE))
         return await bench.health(), await bench.health()
 
     first, second = on_bench(run)

@@ -21,6 +21,7 @@ from gpukeeper.acceptance.group.local_ranks import read_progress
 from gpukeeper.acceptance.group.membership import Membership
 from gpukeeper.acceptance.group.messages import Alive, Challenge, Done, Order, Present, Proof, Refused, Stop, Welcome
 from gpukeeper.acceptance.record import ProbeResult
+from tests.patience import PATIENCE
 
 
 def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -107,7 +108,7 @@ async def test_a_member_that_dies_ends_the_job_on_the_others_and_is_named() -> N
         reply = ProbeResult(result={})
         done = Done(job=1, ranks=(RankResult(rank=0, member=0, device="cpu-0", reply=reply),), ended="stopped", port=2)
         await messages.send(writer, done)
-        result = await asyncio.wait_for(running, 60)
+        result = await asyncio.wait_for(running, PATIENCE)
         assert (result.ended, result.lost) == ("lost", {"1": "its connection was closed"})
         assert [one.rank for one in result.ranks] == [0, 1]
         writer.close()
@@ -118,7 +119,9 @@ async def test_a_silent_member_is_lost() -> None:
     place = who(0)
     async with Coordinator("r1", place, silent_s=0.3, heartbeat_s=0.1) as coordinator:
         _, writer, _ = await joined(place.port, 1)
-        await asyncio.sleep(0.8)
+        async with asyncio.timeout(PATIENCE):
+            while not coordinator.lost:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
         assert coordinator.lost == {1: "no message for 0.3 s"}
         writer.close()
 
@@ -126,13 +129,13 @@ async def test_a_silent_member_is_lost() -> None:
 @in_loop
 async def test_a_first_node_that_never_answers_is_a_rendezvous_failure_in_bounded_time() -> None:
     agent = Agent("r1", who(1), member(1), ProbeLauncher("python", "cpu"), rendezvous_s=0.6)
-    found = await asyncio.wait_for(agent.run(), 60)
+    found = await asyncio.wait_for(agent.run(), PATIENCE)
     assert found.report is None
     assert found.failure is not None
     assert found.failure.kind == "rendezvous"
     nowhere = Membership(index=1, size=2, address="no-such-host.invalid", port=29500)
     agent = Agent("r1", nowhere, member(1), ProbeLauncher("python", "cpu"), rendezvous_s=0.6)
-    failure = (await asyncio.wait_for(agent.run(), 60)).failure
+    failure = (await asyncio.wait_for(agent.run(), PATIENCE)).failure
     assert failure is not None
     assert failure.kind == "dns"
 

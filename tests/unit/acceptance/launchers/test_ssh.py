@@ -30,6 +30,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.ssh.client import HostError, Settings
 from gpukeeper.ssh.hosts import Host, read_hosts
 from gpukeeper.wiring import launch_hosts
+from tests.patience import PATIENCE
 
 T = TypeVar("T")
 PYTHON = os.path.realpath(sys.executable)  # without the packages of a virtual environment, as on a host
@@ -105,7 +106,7 @@ def started(launcher: SshLauncher, run: RunSpec) -> tuple[Target, ...]:
 
 
 def until(launcher: SshLauncher, run: str, holds: Callable[[dict[str, NodeStatus]], bool]) -> dict[str, NodeStatus]:
-    late = time.monotonic() + 90
+    late = time.monotonic() + PATIENCE
     while not holds(found := nodes(do(launcher.run(run)))):
         assert time.monotonic() < late, found
     return found
@@ -212,7 +213,7 @@ def test_a_host_that_cannot_be_tested_is_excluded_with_the_reason(fleet: Fleet) 
 def test_output_is_read_on_from_where_it_was_and_a_broken_connection_loses_nothing(fleet: Fleet) -> None:
     launcher, run = fleet.launcher("#!/bin/sh\necho one; sleep 600\n", ("gpu1",)), spec()
     started(launcher, run)
-    late = time.monotonic() + 90
+    late = time.monotonic() + PATIENCE
     while do(launcher.output(run, "gpu1")) != b"one\n":
         assert time.monotonic() < late
     (log,) = fleet.folder.glob("state/gpu1/*/r1/gpu1/log")

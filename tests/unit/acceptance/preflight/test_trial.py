@@ -14,6 +14,7 @@ from gpukeeper.acceptance.launchers.kubernetes.api import PODS, Refused
 from gpukeeper.acceptance.launchers.preflight.trial import SCRIPT, TrialRequest, leftovers, manifest, removed, tried
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
+from tests.patience import PATIENCE
 from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
 from tests.unit.acceptance.preflight.clusters import REQUEST, the
 
@@ -126,7 +127,7 @@ def test_the_pod_has_the_least_privilege() -> None:
 
 
 def test_the_script_runs_in_a_plain_shell_and_prints_facts() -> None:
-    ran = subprocess.run(["/bin/sh", "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run(["/bin/sh", "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=PATIENCE)
     found = printed(ran.stdout)
     assert int(found["cpus"][0]) > 0
     assert found["memory"][0].endswith("kB")

@@ -17,6 +17,7 @@ from gpukeeper.devices.driver import child
 from gpukeeper.devices.driver.child import DriverSession, serve
 from gpukeeper.devices.driver.client import CHILD
 from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, DriverReply, DriverRequest
+from tests.patience import PATIENCE
 from tests.unit.devices.driver.fake_nvml import Nvml, Refuses
 
 STATES = {"answered", "no driver", "failed"}
@@ -152,5 +153,5 @@ child.serve(0, lambda line: print(line.decode(), flush=True) or time.sleep(600),
     hanging.stdin.flush()
     assert hanging.stdout.readline() == b"question\n"
     hanging.stdin.close()
-    assert hanging.wait(timeout=60) == 1
+    assert hanging.wait(timeout=PATIENCE) == 1
     hanging.stdout.close()

@@ -19,6 +19,7 @@ from gpukeeper.devices.driver.sampler import Sampler
 from gpukeeper.devices.health import health_of
 from gpukeeper.model.gpu import Health
 from gpukeeper.model.unknown import Unknown
+from tests.patience import PATIENCE
 from tests.unit.devices.driver.fake_nvml import (
     LOST,
     MISMATCH,
@@ -288,8 +289,8 @@ def test_the_sampler_goes_on_by_itself() -> None:
 
     watch = DriverSession(Nvml(says={"PowerUsage": power}))
     watch.answer(msgspec.json.encode(DriverRequest(1, "readings")))  # begins it
-    assert seen.acquire(timeout=30)
-    assert seen.acquire(timeout=30)
+    assert seen.acquire(timeout=PATIENCE)
+    assert seen.acquire(timeout=PATIENCE)
     sampler = watch._sampler
     assert sampler is not None
     watch.close()

@@ -20,6 +20,7 @@ from gpukeeper.ledger.logins import LoginKind
 from gpukeeper.model.event import NodeTested
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.identity import Ref
+from tests.patience import PATIENCE
 from tests.unit.interfaces.web.sites import Dashboard, dashboard
 
 EXPLAIN = AskedRequest(verb="explain", workload="train")
@@ -165,7 +166,7 @@ def test_a_person_reads_while_a_request_of_theirs_is_in_progress(site: Dashboard
 
     async def read() -> list[bool]:
         web = site.app.state.site.source.web
-        async with web._limiter.turn(1000), asyncio.timeout(60):
+        async with web._limiter.turn(1000), asyncio.timeout(PATIENCE):
             return [(await web.answer(asked)).done for _ in range(40)]  # more than changes are allowed at once
 
     assert site.call(read) == [True] * 40

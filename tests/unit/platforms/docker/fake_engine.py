@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from gpukeeper.platforms.docker.connect import Engine
+from tests.patience import PATIENT
 
 T = TypeVar("T")
 SHORT = timedelta(milliseconds=200)
@@ -126,10 +127,13 @@ class FakeEngine:
 
 
 class Hasty(Engine):
-    """Who waits for an answer only a moment, so that tests do not."""
+    """Who waits only a moment for an answer that does not come, so that tests do not."""
 
-    async def get(self, path: str, type_: type[T], *, deadline: timedelta = SHORT, **query: object) -> T:
-        return await super().get(path, type_, deadline=min(deadline, SHORT), **query)
+    stuck: set[str]
+
+    async def get(self, path: str, type_: type[T], *, deadline: timedelta = PATIENT, **query: object) -> T:
+        limit = SHORT if f"GET {path}" in self.stuck else PATIENT
+        return await super().get(path, type_, deadline=limit, **query)
 
 
 @asynccontextmanager
@@ -143,6 +147,8 @@ async def served(fake: FakeEngine, *, hasty: bool = False) -> AsyncIterator[Engi
         socket = Path(folder, "s")
         await web.UnixSite(runner, socket).start()
         engine = (Hasty if hasty else Engine)(f"unix://{socket}")
+        if isinstance(engine, Hasty):
+            engine.stuck = fake.stuck
         try:
             async with engine.opened():
                 yield engine

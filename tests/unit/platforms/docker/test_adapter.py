@@ -14,6 +14,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import adapter
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
+from tests.patience import PATIENCE
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, WHOLE, StillClock, ended, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, served
 
@@ -109,7 +110,7 @@ def test_the_engine_is_read_every_minute_though_it_says_nothing(
     async def run() -> None:
         async with served(FakeEngine()) as engine:
             wake = platform(engine, tmp_path).wake()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE):
                 async for hint in wake:
                     hints.append(hint)
                     if len(hints) == 4:

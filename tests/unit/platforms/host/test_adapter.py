@@ -38,6 +38,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.adapter import HostPlatform
 from gpukeeper.platforms.host.connect import Timeouts, hostname, user_name
 from tests.own_processes import scan_own
+from tests.patience import PATIENT
 from tests.unit.platforms.host.machine import Machine
 
 T = TypeVar("T")
@@ -392,8 +393,8 @@ def test_work_that_hangs_is_left_behind_at_its_deadline() -> None:
 
 def test_what_the_work_raises_reaches_who_waits() -> None:
     with pytest.raises(ZeroDivisionError):
-        wait(in_thread(lambda: 1 // 0, timedelta(seconds=10)))
-    assert wait(in_thread(lambda: 7, timedelta(seconds=10))) == 7
+        wait(in_thread(lambda: 1 // 0, PATIENT))
+    assert wait(in_thread(lambda: 7, PATIENT)) == 7
 
 
 def test_a_hanging_inventory_is_unseen(proc: Path) -> None:

@@ -17,6 +17,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import node_use
 from gpukeeper.platforms.kubernetes.node_pods import PodGpu, PodName
 from gpukeeper.platforms.kubernetes.node_use import KubeletFiles, PodUse, PodUseReader
+from tests.patience import PATIENCE
 
 UID = "1ee48fe1-0c6b-4b52-9a57-3a0d8d1f2c11"
 POD = PodName("lab", "train-0", UID)
@@ -137,5 +138,5 @@ def test_a_silent_driver_is_a_problem_that_is_logged_once(files: KubeletFiles, m
         await both.wait()
         task.cancel()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE))
     assert lines == [f"GPU use of pods: {silent.why}", "GPU use of pods: everything is read again"]

@@ -16,6 +16,7 @@ from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.translate import TranslationSettings
 from gpukeeper.platforms.kubernetes.walk import WalkSettings
 from gpukeeper.platforms.kubernetes.watch import Watches
+from tests.patience import PATIENCE
 from tests.unit.platforms.kubernetes.scripted_api import PODS, Reply, ScriptedApi, ask, pods, refused, stream
 
 EVERYTHING = WalkSettings(("*",), {}, TranslationSettings())
@@ -64,7 +65,7 @@ def test_what_was_deleted_in_a_gap_is_forgotten(again: list[Reply], left: set[st
         watches = Watches(cluster, cast(ApiDiscovery, Served()), "lab", lambda uid: None, pauses=(0.0,))
         following = asyncio.create_task(watches._follow(POD, None, EVERYTHING, queue))
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE):
                 while await queue.get() is not None:  # None: there was a gap, and the list after it is over
                     pass
         finally:

@@ -19,6 +19,7 @@ from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.processes import Process, Raylet, raylet_of, read
 from gpukeeper.platforms.ray.settings import RaySettings
 from tests.own_processes import everything_seen
+from tests.patience import PATIENCE
 
 SESSION = "session_2026-01-01_00-00-00_000000_7"
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
@@ -129,7 +130,7 @@ def child(program: str, *arguments: object, before: tuple[str, ...] = ()) -> Ite
             made.kill()
 
 
-def until(read: Callable[[], Any], deadline: float = 90) -> Any:
+def until(read: Callable[[], Any], deadline: float = PATIENCE) -> Any:
     late = time.monotonic() + deadline
     while not (found := read()):
         assert time.monotonic() < late

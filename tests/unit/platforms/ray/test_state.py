@@ -19,10 +19,10 @@ import pytest
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import ClusterState, busy
 from gpukeeper.platforms.ray.state import StateApi, addresses, find_api, read_token, why_out_of_reach
+from tests.patience import PATIENT
 
 SESSION, NODE = "session_2026-11-15_13-26-05_963367_26613", "a" * 56
 RECORDED = sorted(Path(__file__).with_name("recorded").glob("ray-*.json"))
-SOON = timedelta(seconds=5)
 
 
 class Dashboard:
@@ -113,7 +113,7 @@ def dashboard() -> Iterator[Dashboard]:
 
 
 def answers(dashboard: Dashboard) -> ClusterState:
-    return asyncio.run(StateApi(dashboard.url, dashboard.token, deadline=SOON).answers(SESSION))
+    return asyncio.run(StateApi(dashboard.url, dashboard.token, deadline=PATIENT).answers(SESSION))
 
 
 def found(dashboard: Dashboard) -> str | Unknown | None:
@@ -229,7 +229,7 @@ def test_what_is_no_answer_is_unknown_and_gives_the_reason(status: int, body: by
         return (200, version) if path == "/api/version" else (status, body)
 
     with served(answer) as url:
-        said = asyncio.run(StateApi(url, deadline=SOON).answers(SESSION))
+        said = asyncio.run(StateApi(url, deadline=PATIENT).answers(SESSION))
     for part in (said.nodes, said.workers, said.actors, said.tasks, said.groups, said.jobs):
         assert isinstance(part, Unknown)
         assert words in part.why
@@ -253,10 +253,10 @@ def test_no_address_of_another_kind_is_opened(tmp_path: Path) -> None:
 def test_the_first_address_that_names_the_session_is_taken(dashboard: Dashboard) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = f"http://127.0.0.1:{server.getsockname()[1]}"
-    api = asyncio.run(find_api(SESSION, None, [nobody, dashboard.url], deadline=SOON))
+    api = asyncio.run(find_api(SESSION, None, [nobody, dashboard.url], deadline=PATIENT))
     assert isinstance(api, StateApi)
     assert api.address == dashboard.url
-    lost = asyncio.run(find_api("session_x", None, [nobody, dashboard.url], deadline=SOON))
+    lost = asyncio.run(find_api("session_x", None, [nobody, dashboard.url], deadline=PATIENT))
     assert isinstance(lost, Unknown)
     assert nobody in lost.why
     assert f"{dashboard.url} is {SESSION}" in lost.why
@@ -265,13 +265,13 @@ def test_the_first_address_that_names_the_session_is_taken(dashboard: Dashboard)
 
 def test_only_the_address_of_the_policy_gets_the_token(dashboard: Dashboard) -> None:
     dashboard.token = "secret"
-    said = asyncio.run(find_api(SESSION, None, [dashboard.url], "secret", deadline=SOON))
+    said = asyncio.run(find_api(SESSION, None, [dashboard.url], "secret", deadline=PATIENT))
     assert "requires a token" in str(said)
     assert dashboard.logins == [None]
-    api = asyncio.run(find_api(SESSION, dashboard.url, [], "secret", deadline=SOON))
+    api = asyncio.run(find_api(SESSION, dashboard.url, [], "secret", deadline=PATIENT))
     assert isinstance(api, StateApi)
     assert busy(NODE, asyncio.run(api.answers(SESSION))) is None
-    assert "refused" in str(asyncio.run(find_api(SESSION, dashboard.url, [], "wrong", deadline=SOON)))
+    assert "refused" in str(asyncio.run(find_api(SESSION, dashboard.url, [], "wrong", deadline=PATIENT)))
 
 
 def test_the_token_is_found_as_ray_finds_it(tmp_path: Path) -> None:
