@@ -9,19 +9,26 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests import results, small_reserve
 from tests.real.groups import ALONE, group_of
 
 # HYPOTHESIS_PROFILE chooses one. How long an example takes says nothing on a busy machine.
 _all = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# The same examples in every run: a failure is a failure of the change, not of the dice.
+# The same examples in every run: what fails was broken by the change, and fails again.
 settings.register_profile("tests", _all, derandomize=True, database=None)
-# `make test`: fewer of them.
+# The same, fewer of them.
 settings.register_profile("quick", _all, derandomize=True, database=None, max_examples=25)
-# A search at night: new examples in every run, and more of them.
+# A search for new ones, at night.
 settings.register_profile("search", _all, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
+
+if settings().derandomize:
+    # Hypothesis also tries constants that it reads from the source of all modules imported so far, so that examples
+    # would depend on which tests run in this process, and in which order. It takes seconds, too.
+    assert callable(providers._get_local_constants), "Hypothesis does this in another way now"
+    providers._get_local_constants = lambda: providers._local_constants
 
 REAL = Path(__file__).parent / "real"
 # Short: engines make sockets below it, whose paths may have 107 characters.

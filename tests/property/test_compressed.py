@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.lifecycle.compressed import KEPT, CompressedBook
@@ -16,6 +16,7 @@ from gpukeeper.model.identity import Seen
 from gpukeeper.model.memory import Memory
 from gpukeeper.model.policy import ClassSettings, PlaceScope, Policy, Retention
 from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
+from tests.effort import examples
 from tests.property.strategies import DAY, HOUR, MINUTE, NOW, REFS, Dozens, dozens, pair
 
 replace = msgspec.structs.replace
@@ -24,7 +25,7 @@ SPANS = st.one_of(st.none(), st.sampled_from([timedelta(), MINUTE, HOUR, DAY, 7 
 AGES = st.sampled_from([timedelta(), MINUTE, 59 * MINUTE, HOUR, 25 * HOUR, DAY - MINUTE, 8 * DAY])
 
 
-@settings(max_examples=40)
+@examples(0.4)
 @given(pairs=dozens(pair), names=NAMES, divisor=st.sampled_from([2, 60, 3600]))
 def test_what_is_not_named_is_kept(pairs: Dozens[tuple[View, Policy]], names: set[str], divisor: int) -> None:
     for view, rules in pairs:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.lifecycle.budget import TREES, BudgetFacts, make_plan
@@ -18,11 +18,12 @@ from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import Amount, Budget, ClassSettings, Policy, Retention
 from gpukeeper.model.subject import Category, Shape, State
+from tests.effort import examples
 from tests.property.strategies import DAY, HOUR, MINUTE, NOW, Dozens, dozens, hold, pair, policy, view
 
 replace = msgspec.structs.replace
 Pairs = Dozens[tuple[View, Policy]]
-OFTEN = settings(max_examples=60)
+OFTEN = examples(0.5)
 
 
 @OFTEN
@@ -120,7 +121,6 @@ def test_a_keep_alive_lease_begins_only_when_it_keeps_and_never_beyond_the_total
         assert at_end.begins is None, "a file alone renews nothing"
 
 
-@settings(max_examples=150)
 @given(pairs=dozens(pair))
 def test_no_stop_without_two_warnings_and_their_lead(pairs: Pairs) -> None:
     for one, rules in pairs:
@@ -199,7 +199,6 @@ AMOUNTS = st.builds(
 )
 
 
-@settings(max_examples=100)
 @given(due=DUE, per_pass=AMOUNTS, per_hour=AMOUNTS, acts=st.integers(0, 12), running=st.integers(0, 40))
 def test_the_budget_is_never_exceeded(
     due: list[Decision], per_pass: Amount, per_hour: Amount, acts: int, running: int
@@ -220,7 +219,7 @@ def _due(decision: Decision) -> float:
     return decision.due.timestamp() if decision.due else 0.0
 
 
-@settings(max_examples=60)
+@examples(0.5)
 @given(due=DUE, seed=st.randoms(use_true_random=False))
 def test_a_plan_does_not_depend_on_the_order_of_decisions(due: list[Decision], seed: random.Random) -> None:
     rules, fleet = Policy(budget=Budget(per_pass=Amount(count=3))), BudgetFacts(40, 40, 40, 0, 0)
@@ -236,7 +235,6 @@ def _is_tree(decision: Decision) -> bool:
     return decision.rule in TREES
 
 
-@settings(max_examples=100)
 @given(due=DUE, trees=DUE_TREES, most=st.integers(0, 9), before=st.integers(0, 12), acts=st.integers(0, 12))
 def test_trees_and_work_never_use_up_each_others_budget(
     due: list[Decision], trees: list[Decision], most: int, before: int, acts: int
@@ -254,7 +252,6 @@ def test_trees_and_work_never_use_up_each_others_budget(
         assert [one for one in both.deferred if _is_tree(one) is kind] == list(single.deferred)
 
 
-@settings(max_examples=100)
 @given(trees=DUE_TREES, most=st.integers(0, 9), before=st.integers(0, 12))
 def test_the_hour_of_trees_is_never_exceeded_and_the_cheapest_go_first(
     trees: list[Decision], most: int, before: int
@@ -267,7 +264,7 @@ def test_the_hour_of_trees_is_never_exceeded_and_the_cheapest_go_first(
     assert order == sorted(order)
 
 
-@settings(max_examples=60)
+@examples(0.5)
 @given(trees=DUE_TREES, most=st.integers(1, 9))
 def test_over_many_passes_every_tree_goes_and_no_hour_has_too_many(trees: list[Decision], most: int) -> None:
     """Ten minutes between passes: what is deferred waits its turn, and none waits for ever."""

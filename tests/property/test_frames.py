@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.acceptance.fleet import frames
+from tests.effort import examples
 
 RUN, NODE = "20261117-010203-ab12", "gpu-7"
 reports = st.binary(max_size=60_000)
@@ -29,7 +30,7 @@ def noisy(lines: list[bytes], rng: random.Random) -> bytes:
 
 
 @given(reports, names, st.integers(0, 9))
-@settings(max_examples=60)
+@examples(0.5)
 def test_what_was_sent_is_read(report: bytes, node: str, seed: int) -> None:
     lines = frames.encode(report, RUN, node)
     assert all(len(line) <= frames.LINE_MAX and line.isascii() for line in lines)
@@ -38,7 +39,7 @@ def test_what_was_sent_is_read(report: bytes, node: str, seed: int) -> None:
 
 
 @given(st.binary(min_size=9000, max_size=60_000), st.data())
-@settings(max_examples=60)
+@examples(0.5)
 def test_a_cut_log_has_each_part_once_while_half_of_it_is_there(report: bytes, data: st.DataObject) -> None:
     """Cut at any byte, at both ends, as long as what is left is as long as one of the two sets and a line."""
     log = printed(random.Random(report).randbytes(40_000))
@@ -50,7 +51,6 @@ def test_a_cut_log_has_each_part_once_while_half_of_it_is_there(report: bytes, d
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=80)
 def test_missing_parts_are_named_and_asked_for_again(seed: int) -> None:
     rng = random.Random(seed)
     report = rng.randbytes(rng.randrange(5_000, 60_000))
@@ -68,7 +68,6 @@ def test_missing_parts_are_named_and_asked_for_again(seed: int) -> None:
 
 
 @given(reports, st.integers(0, 10**6))
-@settings(max_examples=150)
 def test_a_damaged_log_gives_the_report_or_nothing(report: bytes, seed: int) -> None:
     rng = random.Random(seed)
     log = bytearray(printed(report))
@@ -81,7 +80,7 @@ def test_a_damaged_log_gives_the_report_or_nothing(report: bytes, seed: int) -> 
 
 
 @given(reports, reports)
-@settings(max_examples=40)
+@examples(0.4)
 def test_another_run_and_another_node_never_count(report: bytes, other: bytes) -> None:
     strange = printed(other, run="another") + printed(other, node="gpu-8")
     found = frames.decode(strange + printed(report), RUN, NODE)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.acceptance.judging import judge
 from gpukeeper.acceptance.record import Finding, Measurement, Thresholds
 from gpukeeper.model.grade import Grade, rank
+from tests.effort import examples
 from tests.unit.acceptance.machines import METHOD, context, gpus, past
 
-OFTEN = settings(max_examples=150)
+OFTEN = examples(1)
 SAMPLES = st.lists(st.floats(300, 1000), min_size=1, max_size=5)
 FLEETS = st.lists(SAMPLES, min_size=1, max_size=20)
 LIMITS = st.sampled_from(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.engine.live import LiveFact, LivePass, LiveState
@@ -179,7 +179,6 @@ class Machine:
         return tuple(sorted(found, key=gpu_order))
 
 
-@settings(max_examples=300)
 @given(gpus, places, st.lists(st.tuples(operations, spans), min_size=1, max_size=6))
 def test_rows_kept_up_to_date_are_those_that_are_built_anew(
     inventory: tuple[View, ...], first: list[View], steps: list[tuple[Any, timedelta]]

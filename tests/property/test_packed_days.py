@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.ledger.database import open_in_memory, transaction
@@ -111,7 +111,6 @@ async def tell(story: list[list[Sample] | Packed | Pruned], windows: list[tuple[
     return int(days)
 
 
-@settings(max_examples=120)
 @given(_story, st.lists(st.tuples(_times, _times), min_size=1, max_size=2))
 def test_packing_never_changes_what_is_read(
     story: list[list[Sample] | Packed | Pruned], windows: list[tuple[datetime, datetime]]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.model.errors import UsageError
@@ -17,6 +17,7 @@ from gpukeeper.traces.mapping import TableMapping, parse_mapping
 from gpukeeper.traces.parquet import open_parquet
 from gpukeeper.traces.spool import Spool
 from gpukeeper.traces.table import open_table
+from tests.effort import examples
 from tests.unit.traces.parquet_examples import as_parquet
 
 MAPPING = """\
@@ -70,7 +71,7 @@ def result(opener: Any, path: Path, mapping: TableMapping, shift: int) -> object
         spool.close()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(0.5)
 @given(ROWS, st.booleans(), st.booleans(), st.sampled_from(["1m", "5m"]), st.integers(1, 40))
 def test_csv_and_parquet_are_the_same_trace(rows: Any, aware: bool, texts: bool, every: str, group: int) -> None:
     """With zone or without, times as timestamps or as text, in row groups of any size."""

@@ -6,10 +6,9 @@ import random
 
 import pytest
 
+from tests.effort import how_many
 from tests.property.mutate import mutated
 from tests.property.parsers import PARSERS, Parser
-
-INPUTS = 300
 
 
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
@@ -24,7 +23,7 @@ def test_a_sample_is_read(parser: Parser) -> None:
 
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_damaged_input_gives_a_value_or_a_declared_exception(parser: Parser) -> None:
-    for seed in range(INPUTS):
+    for seed in range(how_many(3)):
         problem = fails(parser, seed)
         assert problem is None, problem
 

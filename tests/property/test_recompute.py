@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.acceptance.recompute import recomputed
@@ -42,14 +42,12 @@ def cut(draw: st.DrawFn) -> tuple[Report, Report]:
 
 
 @given(cut())
-@settings(max_examples=400)
 def test_removed_evidence_never_improves_a_verdict(pair: tuple[Report, Report]) -> None:
     whole, report = pair
     assert rank(recomputed(report).verdict) >= rank(recomputed(whole).verdict)
 
 
 @given(cut(), st.sampled_from([Grade.PASS, Grade.WARN, Grade.SKIPPED]))
-@settings(max_examples=400)
 def test_a_better_verdict_field_changes_nothing(pair: tuple[Report, Report], claimed: Grade) -> None:
     """What is left of the evidence decides; a better claim than that is noticed."""
     _, report = pair

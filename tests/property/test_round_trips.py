@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.model.decision import Decision, Plan, Snapshot
@@ -17,13 +17,14 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Memory
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.subject import Subject
+from tests.effort import examples
 from tests.property.strategies import any_of
 
 LINES = get_args(Event)
 
 
 @pytest.mark.parametrize("kind", [Subject, Decision, Memory, Plan, Snapshot, Policy], ids=lambda kind: kind.__name__)
-@settings(max_examples=25)
+@examples(0.25)
 @given(data=st.data())
 def test_a_value_survives_json(kind: Any, data: st.DataObject) -> None:
     value = data.draw(any_of(kind))
@@ -31,7 +32,7 @@ def test_a_value_survives_json(kind: Any, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", LINES, ids=lambda kind: kind.__name__)
-@settings(max_examples=25)
+@examples(0.25)
 @given(data=st.data())
 def test_a_line_of_the_journal_survives_json_and_keeps_its_type(kind: Any, data: st.DataObject) -> None:
     line = data.draw(any_of(kind))
@@ -40,7 +41,6 @@ def test_a_line_of_the_journal_survives_json_and_keeps_its_type(kind: Any, data:
     assert again == line
 
 
-@settings(max_examples=100)
 @given(span=st.timedeltas(timedelta(days=-9999), timedelta(days=9999)))
 def test_a_span_in_words_is_short_and_close(span: timedelta) -> None:
     words = in_words(span)
@@ -51,7 +51,6 @@ def test_a_span_in_words_is_short_and_close(span: timedelta) -> None:
 WORD = st.from_regex(r"[a-z][a-z0-9-]{0,5}", fullmatch=True)
 
 
-@settings(max_examples=100)
 @given(parts=st.lists(WORD, min_size=5, max_size=5), namespace=st.one_of(st.just(""), WORD), cut=st.integers(0, 4))
 def test_every_ending_of_a_path_on_a_word_boundary_names_its_thing(parts: list[str], namespace: str, cut: int) -> None:
     ref = Ref(*parts, namespace=namespace)

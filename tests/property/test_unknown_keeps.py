@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.lifecycle.activity import MINUTE, TAIL_MAX, Use, assess_use, measured_span
@@ -17,6 +17,7 @@ from gpukeeper.model.policy import Activity, Policy
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
 from gpukeeper.model.subject import Category, Marks, Shape, Subject
 from gpukeeper.model.unknown import Unknown
+from tests.effort import examples
 from tests.property.strategies import LOST, NOW, SHORT, START, Dozens, dozens, pair, series
 
 replace = msgspec.structs.replace
@@ -57,7 +58,6 @@ def test_every_fact_that_may_be_unknown_is_tried() -> None:
     assert MARKS == ["ttl", "hold_until", "keep_alive"]
 
 
-@settings(max_examples=100)
 @given(pairs=dozens(pair))
 def test_replacing_a_known_fact_by_unknown_never_makes_anything_act(pairs: Dozens[tuple[View, Policy]]) -> None:
     acted: dict[str, str] = {}
@@ -73,7 +73,7 @@ def test_replacing_a_known_fact_by_unknown_never_makes_anything_act(pairs: Dozen
     assert not acted, "\n\n".join(f"{fact} not known: {words}" for fact, words in acted.items())
 
 
-@settings(max_examples=60)
+@examples(0.5)
 @given(pairs=dozens(pair))
 def test_a_tree_of_which_a_condition_is_unknown_is_never_removed(pairs: Dozens[tuple[View, Policy]]) -> None:
     """C10.2, C10.3: in use or not, what runs beside it, when it was used; of temporary ones how large it is."""
@@ -87,14 +87,14 @@ def test_a_tree_of_which_a_condition_is_unknown_is_never_removed(pairs: Dozens[t
                 assert made.action is Action.KEEP, f"{fact} is not known: {made}"
 
 
-@settings(max_examples=30)
+@examples(0.3)
 @given(pairs=dozens(pair))
 def test_unreadable_exemptions_keep_everything(pairs: Dozens[tuple[View, Policy]]) -> None:
     for view, policy in pairs:
         assert decide(view, Rulebook(replace(policy, exemptions=LOST)), NOW).action is Action.KEEP
 
 
-@settings(max_examples=60)
+@examples(0.5)
 @given(pairs=dozens(pair), measured=st.sampled_from(NOT_GPU))
 def test_nothing_unmeasured_makes_anything_due_by_idle(
     pairs: Dozens[tuple[View, Policy]], measured: tuple[Series, ...]
@@ -105,7 +105,7 @@ def test_nothing_unmeasured_makes_anything_due_by_idle(
         assert idle.verdict is not Verdict.DUE or "stopped because it was idle" in idle.reason
 
 
-@settings(max_examples=60)
+@examples(0.5)
 @given(many=dozens(lambda rng: (series(rng, DEVICES), rng.randrange(4), rng)))
 def test_a_worse_coverage_never_makes_idle(many: Dozens[tuple[tuple[Series, ...], int, random.Random]]) -> None:
     """Quiet minutes that were not measured after all: what was not quiet for long enough does not become so."""
@@ -126,7 +126,7 @@ def test_a_worse_coverage_never_makes_idle(many: Dozens[tuple[tuple[Series, ...]
             assert (before.use, after.since >= before.since) == (Use.QUIET, True)
 
 
-@settings(max_examples=60)
+@examples(0.5)
 @given(pairs=dozens(pair), seed=st.integers(0, 2**32 - 1))
 def test_a_gap_never_makes_anything_due_earlier(pairs: Dozens[tuple[View, Policy]], seed: int) -> None:
     """Nobody measured for a while, for as short as it may be, and in any of its signals."""
@@ -154,7 +154,7 @@ def test_a_gap_never_makes_anything_due_earlier(pairs: Dozens[tuple[View, Policy
         assert decide(gap, book, NOW).action not in ACTING or decide(whole, book, NOW).action in ACTING
 
 
-@settings(max_examples=60)
+@examples(0.5)
 @given(pairs=dozens(pair), seed=st.integers(0, 2**32 - 1))
 def test_a_restart_never_makes_anything_due_earlier(pairs: Dozens[tuple[View, Policy]], seed: int) -> None:
     """The daemon has watched since a moment ago, or for longer than anything takes."""
@@ -172,7 +172,6 @@ def _idle(view: View, book: Rulebook) -> Answer:
     return next(one for one in answers(view, book, NOW) if one.rule == "idle")
 
 
-@settings(max_examples=100)
 @given(value=st.floats(min_value=5, allow_infinity=True), minute=st.integers(0, 29), device=st.sampled_from(DEVICES))
 def test_any_busy_gpu_minute_within_the_window_is_use(value: float, minute: int, device: str) -> None:
     busy = (0.0,) * (89 - minute) + (value,) + (0.0,) * minute

@@ -7,7 +7,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.engine.usage import UsageTracker
@@ -17,6 +17,7 @@ from gpukeeper.model.policy import Activity
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
 from gpukeeper.model.usage import WHOLE_HOUR, Holder, RecordedHour, UsageFold, minute_of
 from gpukeeper.views.usage import UsageSums, portions, total
+from tests.effort import examples
 
 NINE = datetime(2026, 11, 16, 9, 30, tzinfo=UTC)
 WINDOW = (minute_of(NINE), minute_of(NINE) + 120)
@@ -86,7 +87,7 @@ def recorded(*folds: UsageFold) -> list[RecordedHour]:
     return list(store.reader().hours(NINE - EVERY, NINE + timedelta(hours=3), NINE))
 
 
-@settings(max_examples=60)
+@examples(0.5)
 @given(looks, values, shares)
 def test_the_minutes_of_an_hour_of_a_gpu_are_sixty_by_its_share(
     found: list[tuple[float, list[Holding], list[Vacancy], bool, bool]], use: list[float], share: float
@@ -107,7 +108,7 @@ def test_the_minutes_of_an_hour_of_a_gpu_are_sixty_by_its_share(
     )
 
 
-@settings(max_examples=60)
+@examples(0.5)
 @given(looks, looks, values)
 def test_recording_twice_is_recording_once(
     first: list[tuple[float, list[Holding], list[Vacancy], bool, bool]],

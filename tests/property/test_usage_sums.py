@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.ledger.usage import InMemoryUsage
@@ -160,7 +160,6 @@ def _nonzero(found: Mapping[Any, float]) -> Found:
     return {key: value for key, value in found.items() if value}
 
 
-@settings(max_examples=150)
 @given(st.lists(uses(), max_size=14), presences, spans, st.sampled_from(ZONES))
 def test_sums_are_those_of_a_count_minute_by_minute(
     hours: list[HourUse], found: list[tuple[str, tuple[int, int], bool]], span: tuple[int, int], zone: tzinfo
@@ -175,7 +174,6 @@ def facts(one: RecordedHour) -> tuple[object, ...]:
     return one.hour, one.device.device, one.device.in_hour(one.hour), one.uses
 
 
-@settings(max_examples=150)
 @given(st.lists(uses(), max_size=14), presences, spans, st.integers(0, 500))
 def test_every_device_is_read_once_in_every_hour_in_which_it_was_there_or_was_counted(
     hours: list[HourUse], found: list[tuple[str, tuple[int, int], bool]], span: tuple[int, int], later: int

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.engine.schedule import LOCAL, may_act_now, next_moment
 from gpukeeper.model.policy import Schedule
+from tests.effort import examples
 
 # As POSIX writes them, so that no database of zones is needed: where, and when their clocks change in 2026.
 BERLIN = "CET-1CEST,M3.5.0,M10.5.0/3"
@@ -91,7 +92,7 @@ def test_words_with_a_star_go_on_in_the_hour_that_comes_twice() -> None:
 
 
 @given(st.sampled_from(sorted(ZONES)), st.integers(0, 1), st.integers(0, 23), st.integers(0, 52), st.integers(3, 7))
-@settings(max_examples=60)
+@examples(0.3)
 def test_every_nominal_day_has_one_window(words: str, which: int, hour: int, minute: int, step: int) -> None:
     with zone(words):
         day = ZONES[words][which]
@@ -102,7 +103,6 @@ def test_every_nominal_day_has_one_window(words: str, which: int, hour: int, min
 
 
 @given(st.sampled_from(sorted(ZONES)), st.integers(0, 366 * 24 * 60))
-@settings(max_examples=300)
 def test_local_times_and_instants_are_each_others_inverse(words: str, minutes: int) -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes)
     with zone(words):

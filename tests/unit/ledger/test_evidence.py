@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.ledger import evidence as module
@@ -19,6 +19,7 @@ from gpukeeper.ledger.evidence import DirectoryEvidence, safe_name
 from gpukeeper.model.decision import Evidence
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
+from tests.effort import examples
 from tests.unit.ledger.examples import EVAL, NOW, TRAIN, run
 
 MIB = 2**20
@@ -51,7 +52,7 @@ def test_a_step_that_is_captured_again_does_not_overwrite(tmp_path: Path) -> Non
 _names = st.text(st.characters(codec="utf-8"), max_size=120)
 
 
-@settings(max_examples=60)
+@examples(0.5)
 @given(st.dictionaries(_names, st.binary(max_size=50), max_size=6), _names, _names)
 def test_any_names_are_saved_inside_the_directory_and_loaded_unchanged(
     files: dict[str, bytes], name: str, step: str

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.ledger.in_memory import InMemorySignals
@@ -75,14 +75,12 @@ async def compare(folder: str, samples: list[Sample]) -> None:
     disk.close()
 
 
-@settings(max_examples=80)
 @given(_samples)
 def test_sqlite_and_memory_give_the_same_series(samples: list[Sample]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run(compare(folder, sorted(samples, key=lambda sample: sample.at)))
 
 
-@settings(max_examples=80)
 @given(_samples)
 def test_they_do_when_the_clock_goes_back(samples: list[Sample]) -> None:
     """A reading that is dropped, yet counted as measured, would look like quiet."""

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpukeeper.ledger.in_memory import InMemoryLedger
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
@@ -53,7 +53,6 @@ async def compare(folder: Path, batches: Sequence[Sequence[Event]]) -> None:
     again.close()
 
 
-@settings(max_examples=150)
 @given(any_lines)
 def test_sqlite_the_rebuilt_state_and_memory_agree_for_any_lines(lines: list[Event]) -> None:
     with tempfile.TemporaryDirectory() as folder:

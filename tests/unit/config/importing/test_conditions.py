@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.config.importing.conditions import ALWAYS, DEEPEST, LONGEST, UNCLEAR, Term, terms_of
@@ -140,7 +140,6 @@ THINGS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
 @given(tree=TREES, thing=THINGS)
 def test_terms_cover_at_least_the_condition_and_exactly_it_when_they_say_so(
     tree: object, thing: dict[str, str]

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.config.checks import RULE_NAMES
@@ -34,6 +34,7 @@ from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE
 from gpukeeper.platforms.kubernetes.namespaces import facts_of
 from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.platforms.kubernetes.wire import Meta
+from tests.effort import examples
 from tests.unit.lifecycle.examples import DAY, HOUR, NOW, ended, subject
 
 RULES = """\
@@ -318,7 +319,7 @@ def janitor_deletes(one: Finished, rules: list[Rule], flags: dict[str, Any]) -> 
     return False
 
 
-@settings(max_examples=60)
+@examples(0.5)
 @given(rules=FILES, flags=FLAGS, things=st.lists(OBJECTS, min_size=1, max_size=12))
 def test_an_import_is_valid_and_never_removes_what_kube_janitor_keeps(
     rules: list[Rule], flags: dict[str, Any], things: list[Finished]
@@ -329,7 +330,7 @@ def test_an_import_is_valid_and_never_removes_what_kube_janitor_keeps(
             assert janitor_deletes(one, rules, flags), one
 
 
-@settings(max_examples=30)
+@examples(0.3)
 @given(rules=FILES, flags=FLAGS, thing=OBJECTS)
 def test_running_work_is_never_stopped_before_kube_janitor_would_delete_it(
     rules: list[Rule], flags: dict[str, Any], thing: Finished

@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import (
 from gpukeeper.interfaces.web.api.routes import API
 from gpukeeper.interfaces.web.api.table import ApiRoute
 from gpukeeper.interfaces.web.security import Bucket
+from tests.effort import how_many
 from tests.unit.interfaces.web.sites import Dashboard, dashboard
 
 CHECKS = [
@@ -30,7 +31,7 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-EXAMPLES = 12  # of valid and of invalid requests to each route
+EXAMPLES = how_many(0.12)  # of valid and of invalid requests to each route
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +56,7 @@ def test_every_reply_is_as_described(site: Dashboard, route: ApiRoute, mode: Gen
     if known is not None:
         cases |= operation.as_strategy(mode, path_parameters=known)
 
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
     @given(cases)
     def check(case: Any) -> None:
         sent = case.as_transport_kwargs(base_url="http://testserver")
