@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from gpukeeper.model.policy import Amount, Breaker, Budget
 from gpukeeper.model.subject import Gone, State
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import Faults
+from gpukeeper.platforms.simulated.world import SimulatedPlace
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 
@@ -156,6 +158,24 @@ async def test_a_person_may_allow_it_once(b: Harness) -> None:
 
 
 @virtual
+async def test_neither_a_narrow_pass_nor_an_allowed_one_closes_the_breaker_of_a_place(b: Harness) -> None:
+    """They say nothing about the place: what a full pass found applies to hints until the next full one."""
+    things = [await b.overdue(f"job-{n}") for n in range(4)]
+    b.set_policy(breaker=Breaker(running=0.2))
+    opened = (await reclaim(b.keeper, b.platform, b.book)).plan.breaker
+    assert opened is not None
+    for how in ({"narrow": Narrow(name="none")}, {"allow": 1}, {"allow": 0, "narrow": Narrow(owner="ann")}):
+        assert (await reclaim(b.keeper, b.platform, b.book, **how)).plan.breaker is None
+        left = [thing for thing in things if thing.state is State.RUNNING]
+        report = await reclaim(b.keeper, b.platform, b.book, only=[left[0].ref])
+        assert report.plan.breaker == opened
+        assert [thing for thing in things if thing.state is State.RUNNING] == left
+    b.set_policy(breaker=Breaker(running=1.0))
+    assert (await reclaim(b.keeper, b.platform, b.book, act=False)).plan.breaker is None
+    assert (await reclaim(b.keeper, b.platform, b.book, only=[left[0].ref])).plan.breaker is None
+
+
+@virtual
 async def test_a_clock_behind_the_ledger_touches_nothing(b: Harness) -> None:
     due = b.ended("old")
     await b.ledger.append([Passed(at=b.now() + HOUR, pass_id=1, **_place_counts())])
@@ -235,6 +255,30 @@ async def test_removals_that_the_platform_announced_open_no_breaker_and_are_acce
     report = await reclaim(b.keeper, platform, b.book)
     assert (report.plan.breaker, report.survey.counts.vanished) == (None, 0)
     assert len(b.lines(Vanished)) == 40
+
+
+@pytest.mark.parametrize("other", ["node-30", "node-3/rack", "node", "elsewhere"])
+def test_a_pass_at_one_place_leaves_the_absences_of_others_as_they_are(other: str) -> None:
+    """While the breaker is open, absence counts from when it was first noticed, whatever happens elsewhere."""
+
+    async def story(b: Harness) -> None:
+        absences = b.keeper.absences
+        absences.patience = HOUR
+        lost = Ref("docker", "node-3", "container", "eval", "1")
+        there = SimulatedPlace("docker", other, ("GPU-0",), ("ann",))
+        far = SimulatedPlatform(b.world, there)
+        away = Ref("docker", other, "container", "train", "2")
+        for platform, ref in ((b.platform, lost), (far, away)):
+            await absences.record(b.keeper, platform, [ref], [Gone(ref, b.now())], believe=False)
+        for minutes in (20, 40):
+            await asyncio.sleep(minutes * 60)
+            for platform, ref in ((b.platform, lost), (far, away)):
+                assert b.lines(Vanished) == [] or minutes == 40
+                await absences.record(b.keeper, platform, [ref], [Gone(ref, b.now())], believe=False)
+        assert [line.ref for line in b.lines(Vanished)] == [lost, away]
+        assert list(absences.keys()) == []
+
+    virtual(story)()
 
 
 @virtual
