@@ -201,8 +201,9 @@ def read_policy(policy: Path | None, last: PolicyRead | None = None) -> PolicyRe
 
 def follow_policy(session: Session, loaded: Loaded) -> None:
     """A changed policy file counts from the next pass on."""
+    session.loaded = loaded  # also if no value changed: a value may be in another line, and warnings name it
     if loaded.policy.digest != session.book.policy.digest:
-        session.loaded, session.book = loaded, Rulebook(loaded.policy)
+        session.book = Rulebook(loaded.policy)
         configure(session.messages, loaded.policy, session.keeper.host)
         if session.messages.admins:
             session.messages.admins = admin_channels(loaded.policy.notify, session.messages.log)

@@ -77,6 +77,14 @@ def test_what_is_understood_of_a_broken_entry_is_used(tmp_path: Path) -> None:
     assert (one.workload, one.rules, one.reason) == ("eval-*", ("idle",), "paper")
 
 
+@pytest.mark.parametrize("rules", ["[idle, idl]", "[idle, 5]", "[idle, {max_runtime: true}]", "idle", "{idle: yes}"])
+def test_if_one_of_its_rules_is_invalid_all_are_suspended(tmp_path: Path, rules: str) -> None:
+    """The invalid one may be a misspelt one that its owner relies on."""
+    one = only(load(tmp_path, f"- {{owner: ann, rules: {rules}, reason: x}}\n"))
+    assert (one.owner, one.rules) == ("ann", ())
+    assert isinstance(one.until, Unknown)
+
+
 def test_an_owner_that_looks_like_a_number_is_still_an_owner(tmp_path: Path) -> None:
     assert only(load(tmp_path, "- {owner: 1000, reason: x}\n")).owner == "1000"
 

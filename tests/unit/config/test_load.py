@@ -11,6 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from gpukeeper.config import build
+from gpukeeper.config.layers import Layered
 from gpukeeper.config.load import Loaded, builtin_policy, load_file, load_policy, load_text
 from gpukeeper.config.presets import PRESETS
 from gpukeeper.config.sections import PLATFORMS, PolicyFile
@@ -163,6 +164,14 @@ def test_every_value_knows_where_it_came_from() -> None:
     assert loaded.origin(("classes", "mine", "grace")) == "built-in"
     assert loaded.origin(("groups", "student", "idle")) == "preset shared-host"
     assert loaded.origin(("scope", "docker")) == "policy.yaml:1"
+
+
+def test_a_list_or_value_that_is_replaced_leaves_no_origin_of_its_parts() -> None:
+    layers = Layered()
+    layers.put({"a": [1, 2], "b": {"c": 3}}, {("a",): "one", ("a", 0): "one", ("a", 1): "one", ("b", "c"): "one"})
+    layers.put({"a": [4], "b": 5}, {("a",): "two", ("a", 0): "two", ("b",): "two"})
+    assert layers.tree == {"a": [4], "b": 5}
+    assert layers.origins == {("a",): "two", ("a", 0): "two", ("b",): "two"}
 
 
 def test_the_digest_depends_on_values_only() -> None:

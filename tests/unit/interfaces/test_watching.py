@@ -57,6 +57,18 @@ def test_a_changed_policy_counts_from_the_next_reading_on(session: Session, file
     assert (said, book.problem) == ([], None)
 
 
+def test_after_a_remark_was_added_values_are_shown_with_their_new_lines(session: Session, file: Path) -> None:
+    text = "scope: {docker: {}}\nmode: enforce\nexemptions: [{owner: ann, until: 2020-01-01, reason: x}]\n"
+    book = PolicyReloader(session, file, [].append)
+    file.write_text(text)
+    now(book)
+    before = book.last
+    file.write_text(f"# a remark\n{text}")
+    assert now(book) is Mode.ENFORCE
+    assert (session.loaded.origin(("mode",)), session.loaded.exemption_origins) == (f"{file}:3", (f"{file}:4",))
+    assert book.last is before, "its values are the same"
+
+
 def test_a_broken_policy_looks_only_and_is_reported_once(session: Session, file: Path) -> None:
     said: list[str] = []
     book = PolicyReloader(session, file, said.append)
