@@ -68,6 +68,10 @@ PATCHES = {
 }
 
 
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
 class _Release(msgspec.Struct, rename="camel"):
     git_version: str
 
@@ -102,12 +106,13 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
+        utc: Callable[[], datetime] = utc_now,
     ) -> None:
         self.place, self.namespace, self.address = login.place, login.namespace, login.address
         self.asked: Counter[str] = Counter()  # by method, every try
         self.skew: timedelta | None = None  # the server's clock minus ours, at the last response
         self._limiter = RateLimiter(requests, burst, clock, sleep)
-        self._clock, self._sleep, self._chance = clock, sleep, chance
+        self._clock, self._sleep, self._chance, self._utc = clock, sleep, chance, utc
         self._connections = Connections(login)
         self._limit = asyncio.Semaphore(AT_ONCE)
         self._decoders = Decoders()
@@ -366,12 +371,12 @@ class Cluster:
                 self._update_skew(answer)
                 if answer.status_code >= 300:
                     taken = await read(answer, LONGEST_REFUSAL, True, request.path)
-                    raise refusal(answer.status_code, bytes(taken), retry_after(answer, self.skew))
+                    raise refusal(answer.status_code, bytes(taken), retry_after(answer, self.skew, self._utc()))
                 yield answer
 
     def _update_skew(self, answer: httpx2.Response) -> None:
         try:
-            self.skew = parsedate_to_datetime(answer.headers["Date"]) - datetime.now(UTC)
+            self.skew = parsedate_to_datetime(answer.headers["Date"]) - self._utc()
         except (KeyError, ValueError, TypeError):
             self.skew = None
 

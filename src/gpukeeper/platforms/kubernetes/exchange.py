@@ -7,7 +7,7 @@ import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
@@ -93,14 +93,14 @@ async def read(answer: httpx2.Response, most: int, cut: bool, what: str) -> byte
     return taken
 
 
-def retry_after(answer: httpx2.Response, skew: timedelta | None) -> float | None:
+def retry_after(answer: httpx2.Response, skew: timedelta | None, now: datetime) -> float | None:
     """Seconds, or a time by the server's clock."""
     value = answer.headers.get("Retry-After", "").strip()
     if value.isdecimal():
         return float(value)
     try:
         at = parsedate_to_datetime(value)
-        return max(0.0, (at - datetime.now(UTC) - (skew or timedelta())).total_seconds())
+        return max(0.0, (at - now - (skew or timedelta())).total_seconds())
     except (ValueError, TypeError):
         return None
 

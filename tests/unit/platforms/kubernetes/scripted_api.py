@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -122,6 +123,9 @@ class Time:
     def clock(self) -> float:
         return self.now
 
+    def utc(self) -> datetime:
+        return datetime(2026, 9, 1, 12, tzinfo=UTC) + timedelta(seconds=self.now)
+
     async def sleep(self, seconds: float) -> None:
         until = self.now + seconds
         self.slept.append(seconds)
@@ -177,7 +181,9 @@ def ask(
         async with listening(api):
             file = kubeconfig(folder / "config", api.address, user)
             login = auth.from_files([file], None, {}, auth.utc_now)
-            cluster = Cluster(login, requests, burst, clock=time.clock, sleep=time.sleep, chance=lambda: 0.5)
+            cluster = Cluster(
+                login, requests, burst, clock=time.clock, sleep=time.sleep, chance=lambda: 0.5, utc=time.utc
+            )
             async with cluster.opened():
                 return await what(cluster)
 

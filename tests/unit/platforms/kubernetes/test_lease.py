@@ -310,6 +310,18 @@ async def test_a_holder_who_requested_longer_gets_it(s: Scene) -> None:
 
 
 @scene
+async def test_a_holder_who_requested_less_is_given_our_own_duration(s: Scene) -> None:
+    """As one whose lease was edited, or that shuts down and wrote a second: it may still be acting."""
+    s.enter("one")
+    await asyncio.sleep(1)
+    s.crash("one")
+    s.server.write({**(s.server.stored or {}), "spec": {**s.server.spec, "leaseDurationSeconds": 1}})
+    two, came = s.enter("two"), s.loop.time()
+    await two.won.wait()
+    assert 15 <= s.loop.time() - came <= 15 + 2.4
+
+
+@scene
 async def test_a_machine_that_slept_does_not_believe_that_it_leads(s: Scene) -> None:
     slept = 0.0
     one = s.enter("one", steady=lambda: s.loop.time() + slept)
