@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from gpukeeper.disk.kernel import KERNEL
 from gpukeeper.disk.measure import TreeMeasurement, measure, open_directory
 from gpukeeper.disk.mounts import MountEntry
 from gpukeeper.disk.open_files import (
@@ -23,6 +25,7 @@ from gpukeeper.disk.open_files import (
     parse_backing_files,
     scan,
     user_of,
+    users_of_trash,
 )
 from gpukeeper.disk.process_files import FIRST_PID_NAMESPACE, parse_maps
 from gpukeeper.model.unknown import Unknown
@@ -176,6 +179,30 @@ def test_a_mount_of_the_directory_above_says_nothing_about_the_tree() -> None:
     seen = OpenFiles({}, {}, mounts, frozenset({("8:1", "/tmp"), ("8:1", "/tmp/tree-2"), ("8:2", "/tmp/tree")}), None)
     assert is_in_use("tree", PLAIN, below("/tmp", seen)) is False
     assert is_in_use("tree-2", PLAIN, below("/tmp", seen)) is True
+
+
+@pytest.mark.parametrize(
+    ("used", "user"),
+    [
+        ({}, None),
+        ({"points": frozenset({"/run/c/rootfs/tmp/.trash-1/tree/inside"})}, KERNEL),  # only that namespace has it
+        ({"points": frozenset({"/tmp/.trash-1"})}, KERNEL),
+        ({"mounted": frozenset({("8:1", "/scratch/.trash-1/tree")})}, KERNEL),
+        ({"own_mounts": (MountEntry("8:1", "/", "/tmp/.trash-1/tree"),)}, KERNEL),
+        ({"paths": {"/elsewhere/.trash-1/tree/file": 7}}, 7),
+        ({"points": frozenset({"/tmp/.trash-12/x"}), "paths": {"/tmp/.trash-12/x": 7, "/tmp/.trash-1": 8}}, None),
+    ],
+    ids=["nothing", "other namespace", "the trash itself", "source", "own mount", "open", "another trash"],
+)
+def test_what_uses_a_tree_in_the_trash_is_found_by_the_name_of_the_trash(
+    used: dict[str, Any], user: int | None
+) -> None:
+    assert users_of_trash(".trash-1", msgspec.structs.replace(NOBODY, **used)) == user
+
+
+def test_a_trash_without_users_is_unknown_while_a_process_could_not_be_read() -> None:
+    hidden = msgspec.structs.replace(NOBODY, hidden="one process could not be read")
+    assert users_of_trash(".trash-1", hidden) == Unknown("one process could not be read")
 
 
 PLAIN = TreeMeasurement(device=1, inode=2, uid=0, size=0, entries=1, newest=Unknown(""), ctime_ns=0, problems=())

@@ -16,7 +16,8 @@ from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.errors import LeaseHeld, LedgerError
-from gpukeeper.model.event import BaselineSeen, Complaint, Decided, Event, Paused, Quarantined, Vanished
+from gpukeeper.model.event import BaselineSeen, Complaint, Decided, Event, NodeTested, Paused, Quarantined, Vanished
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import LedgerKeep
 from gpukeeper.model.series import Sample, Signal
@@ -290,6 +291,34 @@ def test_what_is_remembered_of_a_gpu_outlives_its_lines(tmp_path: Path) -> None:
         assert await ledger.gpus("node") == {}
         await ledger.rebuild()
         assert (await ledger.gpus("node-3"))["GPU-1"] == known
+        ledger.close()
+
+    run(story())
+
+
+def test_what_acceptance_runs_showed_outlives_its_lines(tmp_path: Path) -> None:
+    """A GPU is compared with its own history, however old that is."""
+
+    async def story() -> None:
+        ledger = open_ledger(tmp_path / "ledger.db", write=True)
+        node = Ref("host", "lab-1", "node", "lab-1", "lab-1")
+        line = NodeTested(
+            at=OLD,
+            ref=node,
+            run="run-1",
+            verdict=Grade.PASS,
+            reason="all good",
+            device="cuda",
+            gpus={"serial-1": Grade.PASS},
+            values={"serial-1": {"gemm.bf16 mm": 700.0}},
+        )
+        await ledger.append([line, intended("newest", at=NOW)])
+        known = (await ledger.memories([node.key]))[node.key]
+        assert known.tested
+        assert (await rotate(ledger, KEEP, NOW)).lines == 1
+        assert (await ledger.memories([node.key]))[node.key] == known
+        await ledger.rebuild()
+        assert (await ledger.memories([node.key]))[node.key] == known
         ledger.close()
 
     run(story())

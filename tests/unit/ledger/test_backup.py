@@ -97,6 +97,19 @@ def test_a_backup_while_another_process_writes_is_of_one_moment(state: Path, tmp
     assert lines_of(other)[:-1] == lines_of(state)
 
 
+def test_nothing_of_the_old_databases_stays_beside_the_restored_ones(state: Path, tmp_path: Path) -> None:
+    """SQLite would apply an old WAL to the restored database."""
+    save(state, tmp_path / "b.tar")
+    old = [f"{name}{end}" for name in ("ledger.db", "usage.db") for end in ("-wal", "-shm")]
+    for name in old:
+        (state / name).write_bytes(b"of the old database")
+    _, aside = restore(tmp_path / "b.tar", state, now=NOW, who="eve")
+    assert aside is not None
+    assert [(aside / name).read_bytes() for name in old] == [b"of the old database"] * 4
+    assert [name for name in old if (state / name).exists()] == []
+    assert is_paused(state)
+
+
 def _killed_at(operation: int, backup: Path, state: Path) -> bool:
     """Restore in a process that ends without any cleanup before this file operation; False: it had fewer."""
     child = os.fork()

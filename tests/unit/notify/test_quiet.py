@@ -36,6 +36,21 @@ def test_the_end_is_the_next_morning_also_when_clocks_change() -> None:
     assert NIGHT.end_after(utc(24, 21)) == utc(25, 6)  # clocks go back in that night
 
 
+@pytest.mark.parametrize(
+    ("zone", "at", "end"),
+    [
+        ("America/Los_Angeles", utc(11, 5), utc(11, 14)),  # 22:00 of the day before
+        ("America/Los_Angeles", utc(11, 8), utc(11, 14)),  # 01:00
+        ("Asia/Tokyo", utc(10, 13), utc(10, 22)),  # 22:00
+        ("Asia/Tokyo", utc(10, 21, 59), utc(10, 22)),  # 06:59 of the next day
+    ],
+)
+def test_the_day_on_which_they_end_is_that_of_the_zone(zone: str, at: datetime, end: datetime) -> None:
+    hours = read_quiet_hours(f"22:00-07:00 {zone}")
+    assert hours.contain(at)
+    assert hours.end_after(at) == end
+
+
 def test_hours_of_one_day() -> None:
     noon = read_quiet_hours("12:00-13:30 UTC")
     assert noon.contain(utc(10, 13, 29))

@@ -112,6 +112,17 @@ def test_rows_in_any_order_and_more_than_one_chunk(tmp_path: Path, monkeypatch: 
     assert runs == {f"w{w}": {f"w{w}/0": [float(w + m) for m in range(40)]} for w in range(3)}
 
 
+@pytest.mark.parametrize("ends", [("", "120"), ("120", ""), ("120", "", ""), ("240", "", "120")])
+def test_a_row_without_an_end_does_not_hide_an_end_that_another_row_has(tmp_path: Path, ends: tuple[str, ...]) -> None:
+    """As where a job was exported while it ran and again when it was over. Of two ends the later counts."""
+    mapping = MAPPING + "start: begin\nend: end\n"
+    rows = [f"{60 * number},a,ann,50,0,{end}" for number, end in enumerate(ends)]
+    trace = table(tmp_path, "at,name,user,use,begin,end", *rows, "300,b,ann,1,0,", mapping=mapping)
+    first, other = trace.runs()
+    assert (first.name, first.ended) == ("a", datetime.fromtimestamp(max(int(end) for end in ends if end), UTC))
+    assert (other.name, other.ended) == ("b", None)
+
+
 def test_one_row_for_each_signal(tmp_path: Path) -> None:
     mapping = """\
 time: {column: at, format: epoch}

@@ -52,6 +52,13 @@ def test_many_are_held_against_their_own_spread() -> None:
         assert found.grade == verdict, value
 
 
+@pytest.mark.parametrize(("n", "few"), [(8, True), (15, True), (16, False), (17, False)])
+def test_sixteen_are_many(n: int, few: bool) -> None:
+    handful = (peers.WARN_DROP, peers.FAIL_DROP)
+    assert (peers.drops(n, 0.02) == handful) is few
+    assert few or peers.drops(n, 0.02) == (pytest.approx(0.06), peers.FAIL_DROP_WIDE)
+
+
 def test_where_the_spread_is_high_it_takes_more_to_fail() -> None:
     among = wide(64, 0.02)
     for value, verdict in ((95.7, "PASS"), (95.3, "WARN"), (92.1, "WARN"), (91.9, "FAIL")):

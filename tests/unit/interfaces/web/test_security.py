@@ -185,6 +185,12 @@ def test_a_bucket_allows_its_burst_and_then_its_rate() -> None:
     assert [bucket.take("ann", 2.0), bucket.take("ann", 2.0)] == [True, False]
 
 
+def test_who_was_away_for_long_has_one_burst_and_no_more() -> None:
+    bucket = Bucket(rate=1, burst=3)
+    assert bucket.take("ann", 0.0)
+    assert [bucket.take("ann", 86_400.0) for _ in range(5)] == [True, True, True, False, False]
+
+
 def test_a_bucket_is_bounded() -> None:
     bucket = Bucket(rate=1, burst=1, most=10)
     for number in range(100):

@@ -57,6 +57,11 @@ def test_a_process_that_began_after_the_end_is_of_another_run() -> None:
     assert proof(container(state=ended()), END + timedelta(seconds=3)) is None
 
 
+@pytest.mark.parametrize(("seconds", "proven"), [(1.9, True), (2.0, True), (2.1, False)])
+def test_start_and_end_are_by_two_clocks_that_differ_by_up_to_two_seconds(seconds: float, proven: bool) -> None:
+    assert isinstance(proof(container(state=ended()), END + timedelta(seconds=seconds)), str) is proven
+
+
 def test_a_container_that_could_not_be_checked_leaves_it_unknown() -> None:
     assert isinstance(proof(Unknown("no answer"), once_had={ID: container()}), Unknown)
 

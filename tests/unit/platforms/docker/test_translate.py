@@ -155,6 +155,15 @@ def test_only_a_stop_close_to_the_end_ended_it(stopped_at: timedelta, outcome: O
     assert outcome_of(one, end + stopped_at) is outcome
 
 
+@pytest.mark.parametrize(("before", "outcome"), [(1, Outcome.FAILED), (0, Outcome.STOPPED), (-1, Outcome.STOPPED)])
+def test_a_stop_of_an_earlier_run_did_not_stop_this_one(before: int, outcome: Outcome) -> None:
+    """It was stopped, started again, and failed within seconds."""
+    one = container(state=ended(ExitCode=1, StartedAt="2026-11-15T09:59:50Z"))
+    began = when(one.state.started_at)
+    assert isinstance(began, datetime)
+    assert outcome_of(one, began - timedelta(seconds=before)) is outcome
+
+
 def test_out_of_memory_is_a_failure_whatever_else_was_heard() -> None:
     one = container(state=ended(ExitCode=137, OOMKilled=True))
     end = when(one.state.finished_at)
