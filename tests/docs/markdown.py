@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 from tests.docs.commands import in_shell
@@ -16,19 +17,25 @@ _HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*$", re.MULTILINE)
 _NOT_OURS = {".venv", ".git", "node_modules", ".pytest_cache", ".hypothesis", "build", "dist"}
 
 
+@cache
 def files() -> list[Path]:
     found = (path for path in ROOT.rglob("*.md") if not _NOT_OURS.intersection(path.relative_to(ROOT).parts))
     return sorted(found)
 
 
-def links(path: Path) -> list[str]:
-    text = _CODE.sub("", _FENCE.sub("", path.read_text()))
-    return [inline or reference for inline, reference in _LINK.findall(text)]
+def links(path: Path) -> list[tuple[int, str]]:
+    """Each with the number of its line."""
+    return [(line_of(prose(path), one), one[1] or one[2]) for one in _LINK.finditer(prose(path))]
 
 
+@cache
 def prose(path: Path) -> str:
-    """Without code blocks and without `code`."""
-    return _CODE.sub("", _FENCE.sub("", path.read_text()))
+    """Without code blocks, whose lines are empty, and without `code`."""
+    return _CODE.sub("", _FENCE.sub(lambda block: "\n" * block[0].count("\n"), path.read_text()))
+
+
+def line_of(text: str, found: re.Match[str]) -> int:
+    return text.count("\n", 0, found.start()) + 1
 
 
 def commands(path: Path) -> list[list[str]]:
@@ -54,6 +61,7 @@ def named_commands(path: Path) -> list[list[str]]:
     return [words for one in said for words in in_shell(one)]
 
 
+@cache
 def anchors(path: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = _HEADING.findall(_FENCE.sub("", path.read_text()))

@@ -5,47 +5,46 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
-
+from tests.architecture.tree import refuse
 from tests.docs import markdown
 from tests.docs.markdown import ROOT
 
-INDEX = ROOT / "docs" / "index.md"
-_PAGES = markdown.files()
+DOCS = ROOT / "docs"
+INDEX = DOCS / "index.md"
+DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_relative_links_resolve(page: Path) -> None:
-    broken = [link for link in markdown.links(page) if not _resolves(page, link)]
-    assert not broken, f"{page.relative_to(ROOT)}: {broken}"
+def test_relative_links_resolve() -> None:
+    links = ((page, line, link) for page in markdown.files() for line, link in markdown.links(page))
+    broken = ((page, line, link) for page, line, link in links if not _resolves(page, link))
+    refuse(broken, "no such file or heading: correct the link")
 
 
-@pytest.mark.parametrize("folder", ["how-to", "tutorial", "reference", "explanation", "decisions"])
-def test_every_page_is_linked_from_the_index(folder: str) -> None:
-    linked = {(INDEX.parent / link.partition("#")[0]).resolve() for link in markdown.links(INDEX)}
-    pages = sorted((ROOT / "docs" / folder).glob("*.md"))
-    missing = [page.name for page in pages if page.resolve() not in linked]
-    assert pages
-    assert not missing, f"docs/index.md does not link {missing}"
+def test_every_page_is_linked_from_the_index() -> None:
+    linked = {(DOCS / link.partition("#")[0]).resolve() for _, link in markdown.links(INDEX)}
+    pages = [
+        sorted((DOCS / name).glob("*.md")) for name in ("how-to", "tutorial", "reference", "explanation", "decisions")
+    ]
+    assert all(pages)
+    missing = ((page, 1, "not in docs/index.md") for folder in pages for page in folder if page.resolve() not in linked)
+    refuse(missing, "link it there")
 
 
 def test_decisions_are_numbered_without_gap_or_double() -> None:
-    numbers = sorted(int(page.name[:4]) for page in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-    assert numbers == list(range(1, len(numbers) + 1))
+    assert [int(page.name[:4]) for page in DECISIONS] == list(range(1, len(DECISIONS) + 1))
 
 
 def test_the_index_lists_each_decision_once_with_its_title() -> None:
-    decisions = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-    titles = [page.read_text().splitlines()[0].removeprefix("# ") for page in decisions]
+    titles = [page.read_text().splitlines()[0].removeprefix("# ") for page in DECISIONS]
     listed = INDEX.read_text().partition("## Decisions\n\n")[2].partition("\n\n")[2].splitlines()  # after a paragraph
-    entries = zip(titles, decisions, strict=True)
+    entries = zip(titles, DECISIONS, strict=True)
     assert listed == [f"{title.replace('. ', '. [', 1)}](decisions/{page.name})" for title, page in entries]
 
 
-@pytest.mark.parametrize("part", ["## Options", "## Choice", "## Consequences"])
-def test_every_decision_has_its_parts(part: str) -> None:
-    without = [page.name for page in (ROOT / "docs" / "decisions").glob("[0-9]*.md") if part not in page.read_text()]
-    assert not without
+def test_every_decision_has_its_parts() -> None:
+    parts = [(page, part) for page in DECISIONS for part in ("## Options", "## Choice", "## Consequences")]
+    without = ((page, 1, part) for page, part in parts if part not in page.read_text())
+    refuse(without, "the section is missing: write it")
 
 
 def _resolves(page: Path, link: str) -> bool:

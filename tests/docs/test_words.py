@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
+from tests.architecture.tree import modules, nodes, refuse
 from tests.docs import markdown
 from tests.docs.markdown import ROOT
 
@@ -24,51 +24,45 @@ UNCONVENTIONAL = re.compile(
     re.IGNORECASE,
 )
 FROM_CODE = {
-    "cli.md",
-    "policy.md",
-    "rules.md",
-    "checks.md",
-    "gpu-models.md",
-    "metrics.md",
-    "checklist.md",
+    *("cli.md", "policy.md", "rules.md", "checks.md", "gpu-models.md", "metrics.md", "checklist.md"),
     "checklist-open.md",
 }
-COMMAND_LINE = ROOT / "src" / "gpukeeper" / "interfaces"
+RECLAIM = "say reclaim, remove or delete"
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_the_glossary_has_one_line_for(word: str) -> None:
-    rows = re.findall(rf"^\| \*\*{word}\*\* \| .+ \|$", GLOSSARY.read_text(), re.MULTILINE)
-    assert len(rows) == 1, f"{word}: {len(rows)} lines in the glossary"
+def test_the_glossary_has_one_line_for_each_word() -> None:
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \| .+ \|$", GLOSSARY.read_text(), re.MULTILINE)
+    wrong = ((GLOSSARY, 1, f"{word} has {count} lines") for word in WORDS if (count := rows.count(word)) != 1)
+    refuse(wrong, "keep one")
 
 
-@pytest.mark.parametrize("path", markdown.files(), ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_no_page_uses_another_word_for_reclaim(path: Path) -> None:
-    text = markdown.prose(path)
-    if path == GLOSSARY:
-        text = text.partition("## Words we avoid")[0]
-    assert not (found := AVOIDED.findall(text)), f"say reclaim, remove or delete instead of {sorted(set(found))}"
+def test_no_page_uses_another_word_for_reclaim() -> None:
+    texts = {path: markdown.prose(path) for path in markdown.files()}
+    texts[GLOSSARY] = texts[GLOSSARY].partition("## Words we avoid")[0]
+    refuse(_said(AVOIDED, texts), RECLAIM)
 
 
-def _written_by_hand() -> list[Path]:
+def test_pages_written_by_hand_use_conventional_phrases() -> None:
     pages = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/index.md")]
     folders = ("tutorial", "how-to", "explanation", "reference")
     pages += [page for folder in folders for page in sorted((ROOT / "docs" / folder).glob("*.md"))]
-    return [page for page in pages if page.name not in FROM_CODE]
-
-
-@pytest.mark.parametrize("path", _written_by_hand(), ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_pages_written_by_hand_use_conventional_phrases(path: Path) -> None:
-    assert not (found := UNCONVENTIONAL.findall(markdown.prose(path))), sorted(set(found))
+    written = {page: markdown.prose(page) for page in pages if page.name not in FROM_CODE}
+    refuse(_said(UNCONVENTIONAL, written), "use a conventional phrase: CONTRIBUTING.md, Language")
 
 
 def test_no_sentence_of_the_command_line_uses_another_word_for_reclaim() -> None:
-    strangers = {
-        f"{path.name}:{node.lineno}": node.value
-        for path in sorted(COMMAND_LINE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+    found = (
+        (path, node.lineno, word[0])
+        for path in modules("interfaces")
+        for node in nodes(path)
         # A sentence has a space; a key or an option of another program (`prune`) is not one.
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
-        if AVOIDED.search(node.value)
-    }
-    assert not strangers, f"say reclaim, remove or delete: {strangers}"
+        for word in AVOIDED.finditer(node.value)
+    )
+    refuse(found, RECLAIM)
+
+
+def _said(pattern: re.Pattern[str], texts: dict[Path, str]) -> Iterator[tuple[Path, int, str]]:
+    for path, text in texts.items():
+        for found in pattern.finditer(text):
+            yield path, markdown.line_of(text, found), found[0]
