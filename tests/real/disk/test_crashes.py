@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from gpukeeper.disk import erase
 from gpukeeper.disk.measure import open_directory
 from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.disk.trash import sweep
 from gpukeeper.model.decision import Changed
+from tests import forked
 from tests.kills import KILLS
 from tests.real.disk.filesystems import REPOSITORY
+from tests.real.disk.halting import SHARE
 from tests.unit.disk.trees import finished, removed, trash_in, tree
 
+SEED = 11
 FOLDERS, FILES = 60, 40  # more than are deleted in one program
+SMALL = {"folders": 2, "files": 2}
+MOST = 100  # changes of the filesystem in the removal of a small tree, at most
+ORDER = ("not begun", "undone", "finished", "done")
 REMOVE = """
 import sys
 from pathlib import Path
@@ -31,8 +42,35 @@ removed(path, wanted)
 """
 
 
-def killed_after(seconds: float, path: Path, *, taken: bool) -> None:
-    """With everything it started. `taken`: counted from when the tree is in the trash."""
+def halted(point: int | str, path: Path) -> bool:
+    """Whether it got as far as that point, and was killed there."""
+    code, out, err = forked.run("tests.real.disk.halting", [str(point), str(path)], forked.environment())
+    assert code in (0, -signal.SIGKILL), (code, out, err)
+    return code != 0
+
+
+def test_a_deletion_that_is_killed_before_any_of_its_changes_is_finished_or_undone(tmp_path: Path) -> None:
+    """Every change of the filesystem, one after the other: until the tree is marked for deletion it is put back, from
+    then on the rest is deleted."""
+    endings: list[str] = []
+    for number in range(1, MOST):
+        path = tree(tmp_path, f"tree{number}", **SMALL)
+        if not halted(number, path):
+            break
+        endings.append(settled(tmp_path, path, f"killed before change {number}", **SMALL))
+    assert not path.exists(), "the last one was not killed"
+    assert endings == sorted(endings, key=ORDER.index)
+    assert set(endings) == set(ORDER)
+
+
+def test_a_deletion_that_is_killed_while_worker_processes_delete_is_finished(tmp_path: Path) -> None:
+    path = tree(tmp_path, folders=FOLDERS, files=FILES)
+    assert halted(SHARE, path)
+    assert settled(tmp_path, path, "killed after the first share") == "finished"
+
+
+def killed_after(seconds: float, path: Path) -> None:
+    """With everything it started."""
     command = [sys.executable, "-c", REMOVE, path]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     pipe = subprocess.PIPE
@@ -40,8 +78,6 @@ def killed_after(seconds: float, path: Path, *, taken: bool) -> None:
         assert running.stdout is not None
         assert running.stderr is not None
         running.stdout.readline()
-        while taken and path.is_dir() and running.poll() is None:
-            pass
         time.sleep(seconds)  # the moment is the point: no condition says when
         os.killpg(running.pid, 9)
         running.stderr.read()  # ends with the last who has it: what it started is still dying, with the tree open
@@ -49,19 +85,18 @@ def killed_after(seconds: float, path: Path, *, taken: bool) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_deletion_that_is_killed_at_any_moment_is_finished_or_undone(tmp_path: Path) -> None:
-    seed = int(time.time())
-    rng, endings = random.Random(seed), list[str]()
+    """The moments between the points above. Which of them a delay hits depends on the machine."""
+    rng, endings = random.Random(SEED), list[str]()
     for number in range(KILLS):
         path = tree(tmp_path, f"tree{number}", folders=FOLDERS, files=FILES)
-        killed_after(rng.uniform(0, 0.5 if number % 2 else 0.2), path, taken=number % 4 == 0)
-        endings.append(settled(tmp_path, path, f"seed {seed}, kill {number}"))
-    assert "finished" in endings, endings
+        killed_after(rng.uniform(0, 0.5 if number % 2 else 0.2), path)
+        endings.append(settled(tmp_path, path, f"kill {number}"))
     print(endings)
 
 
-def settled(root: Path, path: Path, which: str) -> str:
+def settled(root: Path, path: Path, which: str, folders: int = FOLDERS, files: int = FILES) -> str:
     """Before and after the next run, the name says the truth."""
-    whole = FOLDERS * (FILES + 1)
+    whole = folders * (files + 1)
     if path.is_dir():  # a file of ours may have its name
         assert len(list(path.rglob("*"))) == whole, which
     waiting = finished(root)
@@ -76,18 +111,21 @@ def settled(root: Path, path: Path, which: str) -> str:
     return "undone" if waiting else "not begun"
 
 
-def test_when_the_time_is_up_the_rest_waits_and_the_next_run_goes_on(tmp_path: Path) -> None:
-    path = tree(tmp_path, folders=200, files=200)
-    answer = None
-    for budget in (0.1 * step for step in range(1, 1000)):
-        answer = removed(path, until=time.monotonic() + budget)
-        if isinstance(answer, TreeRemoval):
-            break
+def test_when_the_time_is_up_the_rest_waits_and_the_next_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is up after some directories of a tree for which worker processes were started."""
+    path = tree(tmp_path, folders=FOLDERS, files=FILES)
+    looks = count()
+    with monkeypatch.context() as patched:
+        ends = lambda: time.monotonic() if next(looks) < FOLDERS // 4 else math.inf  # noqa: E731
+        patched.setattr(erase, "time", SimpleNamespace(monotonic=ends))
+        answer = removed(path)
     assert isinstance(answer, TreeRemoval)
     assert not path.exists()
-    if answer.left:
-        assert "the next pass continues" in answer.left[-1]
-        (rest,) = finished(tmp_path)
-        assert isinstance(rest, TreeRemoval)
-        assert answer.entries + rest.entries == 200 * 201 + 1
+    assert "the next pass continues" in answer.left[-1]
+    (rest,) = finished(tmp_path)
+    assert isinstance(rest, TreeRemoval)
+    assert min(answer.entries, rest.entries) > FILES
+    assert answer.entries + rest.entries == FOLDERS * (FILES + 1) + 1
     assert list(tmp_path.iterdir()) == []
