@@ -1,9 +1,11 @@
-"""Which tests on real engines may be run again when they fail.
+"""Which tests on real engines may be run again when they fail, and the engines they share.
 
 Those below, by name: they look at an engine or measure it, and what can go wrong in them is that it starts or answers
 too late on a crowded machine. Every other test, a new file included, stops, removes, races or crashes something, and
 there a failure that comes once in a hundred runs is the finding: it is run again only where Kubernetes itself was late
 (EngineLate: what gpukeeper was to be tried on never came about). The summary names a test that was run again (RERUN).
+
+Engines that several folders use are fixtures of this file, so that a worker starts each of them once.
 """
 
 from __future__ import annotations
@@ -12,7 +14,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.docker.fixtures import docker, engine, podman, the_docker, the_podman  # noqa: F401
 from tests.real.kube.api import EngineLate
+from tests.real.kube.fixtures import (  # noqa: F401
+    api,
+    cluster,
+    jobset,
+    kuberay,
+    kwok_node,
+    namespace,
+    new_namespace,
+    plane,
+    pytest_runtest_makereport,
+    real_node,
+    the_plane,
+    trainer_v21,
+    trainer_v23,
+    training_operator,
+)
+from tests.real.package.fixtures import bundle_for  # noqa: F401
 
 _HERE = Path(__file__).parent
 RERUN = frozenset(

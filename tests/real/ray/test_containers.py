@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.connect import NodeContainer
 from gpukeeper.platforms.ray.settings import RaySettings
 from gpukeeper.wiring.clock import SystemClock
-from tests.engines import has_docker, has_ray, require
+from tests.engines import has_ray, require
 from tests.real.docker import kernel
-from tests.real.docker.private_engine import DockerEngine, docker_engine
+from tests.real.docker.private_engine import DockerEngine
 from tests.real.ray import sandbox
 from tests.real.ray.clusters import NEWEST, folder_of
 
@@ -59,17 +59,10 @@ POLICY: dict[str, object] = {
 }
 
 
-@pytest.fixture(scope="module")
-def the_engine() -> Iterator[DockerEngine]:
-    require("docker", has_docker())
-    with docker_engine() as engine:
-        yield engine
-
-
 @pytest.fixture
-def engine(the_engine: DockerEngine) -> Iterator[DockerEngine]:
-    yield the_engine
-    the_engine.clear()
+def engine(docker: DockerEngine) -> DockerEngine:
+    """Docker alone, not Podman too."""
+    return docker
 
 
 def scratch(engine: DockerEngine, name: str) -> Path:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import ensurepip
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engines import require
-from tests.package.test_build import ROOT, build
+from tests.package.test_build import ROOT
 from tests.real.ansible import installation as ansible
 from tests.real.systemd.machine import PYTHON, Machine, is_bootable, machine
 
 
 @pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(bundle_for: Callable[[str], Path]) -> Path:
     require("systemd-nspawn", is_bootable())
-    dist = tmp_path_factory.mktemp("dist")
-    build(ROOT, dist)
-    command = [sys.executable, ROOT / "deploy/bundle/build.py", dist, PYTHON]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    require("pypi", made.returncode == 0)
-    return Path(made.stdout.strip())
+    return bundle_for(PYTHON)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A browser, and a private Docker engine: one of each for a file, on each worker."""
+"""A browser for each file: its driver keeps an event loop in the main thread, so it must end with the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from tests import engines
-from tests.real.docker.private_engine import DockerEngine, docker_engine
 from tests.real.web.serving import SOON
 
 
@@ -27,16 +26,3 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     made.set_default_timeout(SOON)
     yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def the_docker() -> Iterator[DockerEngine]:
-    engines.require("docker", engines.has_docker())
-    with docker_engine() as engine:
-        yield engine
-
-
-@pytest.fixture
-def docker(the_docker: DockerEngine) -> Iterator[DockerEngine]:
-    yield the_docker
-    the_docker.clear()

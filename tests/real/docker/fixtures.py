@@ -1,4 +1,5 @@
-"""The beds as fixtures: one engine for each worker, emptied after every test."""
+"""The beds as fixtures: one engine for each worker, emptied after every test. `tests/real/conftest.py` alone imports
+them: see `tests/real/kube/fixtures.py`."""
 
 from __future__ import annotations
 

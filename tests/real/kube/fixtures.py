@@ -1,4 +1,8 @@
-"""The control plane as fixtures: one for each worker, controllers when first needed, a new namespace for each test."""
+"""The control plane as fixtures: one for each worker, controllers when first needed, a new namespace for each test.
+
+`tests/real/conftest.py` alone imports them. Imported by a second conftest, a session fixture is registered once more,
+and a worker would start a second control plane.
+"""
 
 from __future__ import annotations
 
