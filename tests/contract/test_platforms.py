@@ -1,4 +1,5 @@
 """What every platform adapter must keep, run against each one. A new platform adds itself to ADAPTERS and is done.
+One that needs an engine adds itself in `tests/real/contract`, which runs the same tests.
 
 An adapter is built with a few things in it; `Made` says how to change one behind the adapter's back.
 """
@@ -8,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -36,11 +36,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.subject import Gone, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.adapter import DockerPlatform
-from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.host.adapter import HostPlatform
-from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.settings import RaySettings
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
@@ -48,11 +44,7 @@ from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop
 from gpukeeper.platforms.simulated.folder import FolderPlatform, Workload
 from gpukeeper.platforms.simulated.thing import Thing
 from gpukeeper.platforms.simulated.world import SimulatedPlace, World
-from tests.engines import has_docker, has_kube, has_podman, require
 from tests.own_processes import everything_seen
-from tests.real.docker.private_engine import PrivateEngine, docker_engine, podman_engine
-from tests.real.kube import objects
-from tests.real.kube.control_plane import ControlPlane, control_plane
 
 
 @dataclass
@@ -164,68 +156,6 @@ def _on_host(platform: HostPlatform | RayPlatform, root: Path, names: tuple[str,
     return Made(platform, asyncio.run, replace, change, tuple(str(root / name) for name in names))
 
 
-def containers(engine: PrivateEngine) -> Made:
-    """Containers that ended, owned by somebody whom every machine knows. No GPUs."""
-
-    async def no_gpus() -> tuple[GpuFacts, ...]:
-        return ()
-
-    def over(name: str) -> None:
-        engine.until(lambda: engine.state(name) == "exited", f"{name} ended")
-
-    def add(name: str) -> None:
-        engine.run(name, cmd=["sh", "-c", "echo here; exit 0"], labels={"owner": "nobody"})
-        over(name)
-
-    def replace(name: str) -> None:
-        engine.remove_container(name)
-        add(name)
-
-    def change(name: str) -> None:
-        before = engine.inspect(name)
-        engine.start_container(name)
-        engine.until(lambda: engine.inspect(name) != before, f"{name} ran again")
-        over(name)
-
-    add("one"), add("two")
-    platform = DockerPlatform(Engine(engine.host, {}), "here", Now(), no_gpus, Policy(owner_labels=("owner",)))
-    return Made(platform, asyncio.run, replace, change, ("one", "two"), engine.clear)
-
-
-def cluster(plane: ControlPlane) -> Made:
-    """Jobs that ended, in a namespace of their own."""
-    namespace = plane.new_namespace("c")
-    node = f"node-{namespace}"
-    plane.gpu_node(node)
-
-    def add(name: str) -> None:
-        job = objects.job(name)
-        job["metadata"]["labels"] = {"owner": "nobody"}
-        plane.api.create(job, namespace)
-        (pod,) = plane.api.wait_pods(namespace, 1, timeout=40)
-        plane.finish_pod(namespace, pod["metadata"]["name"])
-        plane.api.wait_condition("jobs", namespace, name, "Complete")
-
-    def replace(name: str) -> None:
-        plane.api.delete("jobs", namespace, name, propagation="Background")
-        plane.api.wait_gone("jobs", namespace, name)
-        add(name)
-
-    def change(name: str) -> None:
-        plane.api.patch("jobs", namespace, name, {"metadata": {"annotations": {"gpukeeper.io/ttl": "30d"}}})
-
-    def close() -> None:
-        plane.drop_namespace(namespace)
-        plane.remove_node(node)
-
-    names = (f"one-{namespace}", f"two-{namespace}")  # other namespaces may still be on their way out
-    add(names[0]), add(names[1])
-    scope = {"kubernetes": PlaceScope(namespaces=(namespace,))}
-    client = Cluster.from_environment({"KUBECONFIG": str(plane.kubeconfig())}, None, 1000, 1000)
-    platform = KubernetesPlatform(client, Now(), Policy(scope=scope, owner_labels=("owner",)))
-    return Made(platform, asyncio.run, replace, change, names, close)
-
-
 ADAPTERS = {
     "simulated": simulated,
     "folder": folder,
@@ -233,50 +163,11 @@ ADAPTERS = {
     "host-reports": host_reports,
     "ray": ray_trees,
 }
-ENGINES = {"docker": (has_docker, docker_engine), "podman": (has_podman, podman_engine)}
 
 
-@pytest.fixture(scope="module")
-def engines() -> Iterator[Callable[[str], PrivateEngine]]:
-    """Started when the first test needs it, one of each kind."""
-    with ExitStack() as open_:
-        started: dict[str, PrivateEngine] = {}
-
-        def engine(kind: str) -> PrivateEngine:
-            if kind not in started:
-                there, start = ENGINES[kind]
-                require(kind, there())
-                started[kind] = open_.enter_context(start())
-            return started[kind]
-
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def planes() -> Iterator[Callable[[], ControlPlane]]:
-    with ExitStack() as open_:
-        started: list[ControlPlane] = []
-
-        def plane() -> ControlPlane:
-            if not started:
-                require("kubernetes", has_kube())
-                started.append(open_.enter_context(control_plane()))
-            return started[0]
-
-        yield plane
-
-
-@pytest.fixture(params=sorted([*ADAPTERS, *ENGINES, "kubernetes"]))
-def made(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    engines: Callable[[str], PrivateEngine],
-    planes: Callable[[], ControlPlane],
-) -> Iterator[Made]:
-    if request.param == "kubernetes":
-        made = cluster(planes())
-    else:
-        made = containers(engines(request.param)) if request.param in ENGINES else ADAPTERS[request.param](tmp_path)
+@pytest.fixture(params=sorted(ADAPTERS))
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Made]:
+    made = ADAPTERS[request.param](tmp_path)
     yield made
     made.close()
 
