@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-ASKED = re.compile(rb"(?:GET|POST|DELETE|PUT|HEAD) (?:/v[\d.]+)?(/[^ ?]*)[^ ]* HTTP/1\.1\r\n")
+ASKED = re.compile(rb"(GET|POST|DELETE|PUT|HEAD) (?:/v[\d.]+)?(/[^ ?]*)[^ ]* HTTP/1\.1\r\n")
 
 
 class Proxy:
     """`asked`: paths in their order, without version and query. `stuck`: paths that are never answered. `meanwhile`:
-    done when the first removal was asked for, before the engine hears of it."""
+    done when the first removal was asked for, before the engine hears of it. `hold`: gets each method and path; the
+    first for which it is true waits in `held` until `go`."""
 
     def __init__(self, path: Path, engine: Path) -> None:
         self.path, self._engine = path, engine
         self.asked: list[str] = []
         self.stuck: set[str] = set()
         self.meanwhile: Callable[[], None] | None = None
+        self.hold: Callable[[str, str], object] | None = None
+        self.held, self._may_go = threading.Event(), threading.Event()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(str(path))
         self._socket.listen(64)
@@ -39,8 +42,13 @@ class Proxy:
                     engine.connect(str(self._engine))
                 except OSError:
                     guest.close()
+                    engine.close()
                     continue
                 _start(self._talk, guest, engine)
+
+    def go(self) -> None:
+        """What is held goes on."""
+        self._may_go.set()
 
     def close(self) -> None:
         with suppress(OSError):
@@ -58,8 +66,13 @@ class Proxy:
         """One at a time on each connection, each in one piece: that is how gpukeeper asks."""
         with suppress(OSError):
             while read := guest.recv(65536):
-                paths = [found.decode() for found in ASKED.findall(read)]
+                asked = [(method.decode(), path.decode()) for method, path in ASKED.findall(read)]
+                paths = [path for _, path in asked]
                 self.asked += paths
+                if self.hold is not None and any(self.hold(*one) for one in asked):
+                    self.hold = None
+                    self.held.set()
+                    self._may_go.wait(300)
                 if self.meanwhile is not None and read.startswith(b"DELETE "):
                     do, self.meanwhile = self.meanwhile, None
                     do()

@@ -13,6 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from tests.engines import has_docker, require
 from tests.kills import KILLS
 from tests.real.docker.private_engine import DockerEngine, docker_engine
+from tests.real.docker.proxy import proxy
 
 SEED = 4
 POLICY = """
@@ -188,17 +190,11 @@ def test_gpukeeper_killed_at_random_moments_removes_nothing_wrong_or_twice(
     # One moment in each equal part of a whole run, in any order.
     moments = [(part + rng.random()) / kills * length for part in range(kills)]
     rng.shuffle(moments)
-    killed = 0
-    while killed < kills:
-        assert moments, f"only {killed} of {kills} were killed before they were done: apply became faster ({SEED=})"
+    for moment in moments:
         running = docker.popen("apply", "--yes", policy=POLICY)
         refill = threading.Thread(target=fleet.refill)  # while it starts up
         refill.start()
-        _sleep_unless_done(running.poll, moments.pop())
-        if running.poll() is None:
-            killed += 1
-        else:
-            moments.append(rng.uniform(0, length * 0.8))
+        _sleep_unless_done(running.poll, moment)
         running.kill()
         running.communicate()
         refill.join()
@@ -238,24 +234,30 @@ def test_serve_hears_a_restarted_engine_again(docker: DockerEngine) -> None:
 def _go_down_in_the_middle(engine: DockerEngine, how: str) -> None:
     """Twice: while removals go on, and while one is being stopped."""
     fleet = Fleet(engine, {"ended": 3, "never": 3, "overdue": 1}, restarts=True)
+    removals = count()
+    _go_down_at(fleet, how, lambda method, path: method == "DELETE" and next(removals) == 2)
+    fleet.apply(codes=(0, 3))  # 3: the engine may still be removing one
+    fleet.refill()
+    assert engine.gpukeeper("apply", "--yes", policy=POLICY).code == 0  # warns, and stops in the next pass
+    (overdue,) = [engine.id(name) for name in engine.containers() if name.startswith("overdue-")]
+    _go_down_at(fleet, how, lambda method, path: method == "POST" and path.startswith(f"/containers/{overdue}/"))
+    fleet.apply(codes=(0, 3))
+    fleet.check(engine_lived=False)
 
-    def removals_go_on() -> bool:
-        return len(engine.containers()) <= len(KEPT) + 1 + 4  # the overdue one is warned; two of the six are gone
 
-    def one_is_being_stopped() -> bool:
-        return any(engine.folder.glob("state/evidence/*/overdue-*"))  # captured, so the stop comes next
-
-    for in_the_middle in (removals_go_on, one_is_being_stopped):
-        running = engine.popen("apply", "--yes", policy=POLICY)
-        engine.until(lambda: in_the_middle() or running.poll() is not None, "it acts", 60)  # noqa: B023
-        assert running.poll() is None, running.communicate()
+def _go_down_at(fleet: Fleet, how: str, question: Callable[[str, str], object]) -> None:
+    """The engine is gone before it hears this question of `apply`."""
+    engine = fleet.engine
+    with proxy(engine.folder / "p", engine.socket) as between:
+        between.hold = question
+        running = engine.popen("apply", "--yes", policy=POLICY, env={"DOCKER_HOST": between.host})
+        assert between.held.wait(60), "it was not asked"
         fleet.listen()
         _take_down(engine, how)
         engine.start()
+        between.go()
         out, err = running.communicate(timeout=200)
         assert running.returncode in (0, 1, 3), (running.returncode, out, err)
-    fleet.apply(codes=(0, 3))  # 3: the engine may still be removing one
-    fleet.check(engine_lived=False)
 
 
 def _take_down(engine: DockerEngine, how: str) -> None:

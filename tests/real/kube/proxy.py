@@ -108,6 +108,34 @@ class First:
     happens: Callable[[], object]
 
 
+class Held:
+    """A question that waits in the proxy until `go`: what happens meanwhile is in the middle of it, not by luck. As a
+    rule, `Held(which)` holds the first question for which `which` is true, once.
+    """
+
+    def __init__(self, which: Callable[[Asked], object]) -> None:
+        self._which, self._came, self._may_go = which, threading.Event(), threading.Event()
+        self._lock, self._taken = threading.Lock(), False
+
+    def __call__(self, asked: Asked) -> Fault | None:
+        with self._lock:
+            if self._taken or not self._which(asked):
+                return None
+            self._taken = True
+        return First(self._wait)
+
+    def wait(self, deadline: float = 120) -> None:
+        """Until it is held."""
+        assert self._came.wait(deadline), f"not asked within {deadline:.0f} s"
+
+    def go(self) -> None:
+        self._may_go.set()
+
+    def _wait(self) -> None:
+        self._came.set()
+        self._may_go.wait(300)
+
+
 Fault: TypeAlias = Say | Swallow | Lose | Cut | Late | Jumble | First
 Rule: TypeAlias = Callable[[Asked], Fault | None]
 
