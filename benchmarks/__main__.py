@@ -1,4 +1,7 @@
-"""`python -m benchmarks NAME`: one claim measured. Without a name: what there is."""
+"""`python -m benchmarks NAME`: one claim measured. Without a name: what there is. `--tiny`: only to see that it runs.
+
+Exit codes: 0 measured, 2 no such name, 3 something that the benchmark needs is missing here.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import importlib
 import inspect
 import sys
 from types import ModuleType
+
+from benchmarks.needs import EXIT_CODE, CannotMeasure
+from benchmarks.size import make_tiny
 
 NAMES = (
     "decisions",
@@ -48,10 +54,18 @@ def main(arguments: list[str]) -> int:
         for name in NAMES:
             print(f"{name:20}{_first_line(name)}")
         return 0
-    if len(arguments) > 1 or arguments[0] not in NAMES:
-        print(f'"{" ".join(arguments)}" is not one of: {", ".join(NAMES)}', file=sys.stderr)
+    names = [one for one in arguments if one != "--tiny"]
+    if len(names) != 1 or names[0] not in NAMES:
+        print(f'"{" ".join(names)}" is not one of: {", ".join(NAMES)}', file=sys.stderr)
         return 2
-    _module(arguments[0]).run()
+    if names != arguments:
+        make_tiny()
+        print("Tiny: these figures say nothing about speed.\n")
+    try:
+        _module(names[0]).run()
+    except CannotMeasure as missing:
+        print(f"{names[0]}: nothing was measured. {missing}", file=sys.stderr)
+        return EXIT_CODE
     return 0
 
 

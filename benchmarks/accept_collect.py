@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.report import Figure, print_figure, print_table, timed
+from benchmarks.size import sized
 from gpukeeper.acceptance.fleet import frames
 from gpukeeper.acceptance.fleet.spec import RunSpec, Target
 from gpukeeper.acceptance.fleet.status import NodeStatus, Phase, Removal, RunSummary
@@ -31,7 +32,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.wiring.clock import SystemClock
 from gpukeeper.wiring.launch_simulated import SimulatedNodes
 
-NODES, RUN = 512, "bench-collect"
+NODES, RUN = sized(512, tiny=4), "bench-collect"
 PART = 4  # word of a line: its number and how many there are
 
 

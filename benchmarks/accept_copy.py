@@ -6,16 +6,20 @@ from statistics import median
 
 from benchmarks.accept_bed import ask
 from benchmarks.report import Figure, met, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.acceptance.record import ProbeRequest
 
 GIB = 1 << 30
-JUDGED, SIZES = 8 * GIB, (GIB, 2 * GIB, 4 * GIB, 8 * GIB, 16 * GIB, 32 * GIB)
+_ALL = (GIB, 2 * GIB, 4 * GIB, 8 * GIB, 16 * GIB, 32 * GIB)
+JUDGED, SIZES = sized((8 * GIB, _ALL), tiny=(GIB, _ALL[:1]))
+SECONDS, REPEATS = sized((1.0, 5), tiny=(0.1, 1))
 TARGET = 0.98
 
 
 def run() -> None:
     jobs = [
-        ProbeRequest(probe="memory_bandwidth", params={"bytes": size, "seconds": 1.0, "repeats": 5}) for size in SIZES
+        ProbeRequest(probe="memory_bandwidth", params={"bytes": size, "seconds": SECONDS, "repeats": REPEATS})
+        for size in SIZES
     ]
     found = {size: median(answer["gbps"]) for size, answer in zip(SIZES, ask(jobs), strict=True)}
     best = max(found.values())

@@ -7,10 +7,11 @@ from typing import Any
 
 from benchmarks.accept_bed import ask
 from benchmarks.report import Figure, met, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.acceptance.record import ProbeRequest
 
-DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8")
-N, EACH, SEED = 4096, 32, 11
+DTYPES = sized(("fp32", "tf32", "bf16", "fp16", "fp8", "int8"), tiny=("fp32", "bf16"))
+N, EACH, SEED = sized(4096, tiny=1024), sized(32, tiny=2), 11
 
 
 def run() -> None:

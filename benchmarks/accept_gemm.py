@@ -6,15 +6,23 @@ from statistics import median
 
 from benchmarks.accept_bed import ask
 from benchmarks.report import Figure, met, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.acceptance.record import ProbeRequest
 
-SIZES = (4096, 5120, 6144, 7168, 8192, 10240, 12288, 16384)
+_ALL = (4096, 5120, 6144, 7168, 8192, 10240, 12288, 16384)
+SIZES = sized(_ALL, tiny=_ALL[:2])
 TARGET = 0.98
-TURNS = 3  # the sweep and the figure take turns: a GPU that warms up must not favour either
+TURNS = sized(3, tiny=1)  # the sweep and the figure take turns: a GPU that warms up must not favour either
 
 
 def run() -> None:
-    params = {"dtypes": ["bf16"], "n": 8192, "rounds": 10, "repeats": 5, "sweep": list(SIZES)}
+    params = {
+        "dtypes": ["bf16"],
+        "n": sized(8192, tiny=4096),
+        "rounds": sized(10, tiny=1),
+        "repeats": sized(5, tiny=1),
+        "sweep": list(SIZES),
+    }
     answers = ask([ProbeRequest(probe="gemm", params=params)] * TURNS)
     judged = max(median(one["dtypes"]["bf16"]["tflops"]) for one in answers)
     best = {size: max(one["sweep"]["bf16"][str(size)] for one in answers) for size in SIZES}

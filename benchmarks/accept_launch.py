@@ -19,13 +19,15 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.needs import need
 from benchmarks.report import Figure, print_figure, print_table
+from benchmarks.size import sized
 from tests.engines import has_kube
 from tests.real.kube.binaries import program
 from tests.real.kube.control_plane import ControlPlane, control_plane
 from tests.real.launch.beds import make_nodes
 
-NODES = int(os.environ.get("NODES", "512"))
+NODES = int(os.environ.get("NODES", sized("512", tiny="4")))
 PAUSE_S, PATIENCE_S = 0.1, 900.0
 IMAGE, BED = "local/accept:1", "bench"
 
@@ -38,9 +40,7 @@ class Times(msgspec.Struct, frozen=True):
 
 
 def run() -> None:
-    if not has_kube():
-        print("The programs of a control plane are not built: make kube")
-        return
+    need("kubernetes", has_kube())
     with control_plane() as plane, tempfile.TemporaryDirectory() as folder:
         make_nodes(plane, BED, NODES)
         ours = _measured(plane, _accept(plane, plane.new_namespace("ours"), Path(folder)))

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from random import Random
 
 from benchmarks.report import Figure, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.acceptance.fleet.search import Search, Trial
 from tests.simulation.fabric import Fabric, Fault, certain, fabric, node
 
-SIZES = ((16, 4, 1), (64, 8, 1), (64, 8, 4), (128, 16, 3), (256, 32, 4), (512, 32, 1), (512, 32, 4), (512, 32, 8))
-SEEDS = 10
+_ALL = ((16, 4, 1), (64, 8, 1), (64, 8, 4), (128, 16, 3), (256, 32, 4), (512, 32, 1), (512, 32, 4), (512, 32, 8))
+SIZES = sized(_ALL, tiny=((16, 4, 1), (512, 32, 4)))
+SEEDS = sized(10, tiny=1)
 AGREEING = 3
 Cost = tuple[int, int]  # rounds, jobs
 

@@ -24,6 +24,7 @@ import msgspec
 
 from benchmarks.backtest_parallel import HeldTrace, parallel
 from benchmarks.report import Figure, met, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.config.load import load_policy
 from gpukeeper.lifecycle.backtest.outcome import JudgedStop, Judging
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant, grid
@@ -39,10 +40,11 @@ from gpukeeper.wiring.advice import Asked, Replays, advice_on
 from gpukeeper.wiring.backtests import Where, compare
 
 SECONDS_MAX = 60.0
-MONTH, CONTAINERS, PART = 30, 1000, 100
+TINY = sized(False, tiny=True)  # without what is installed or started for it: polars and Ray
+MONTH, CONTAINERS, PART = sized((30, 1000, 100), tiny=(3, 10, 2))
 RULES = {"30m": 30, "2h": 120, "5h": 300}
 WINDOWS = (15, 30, 60, 120, 300, 720, 1440)  # minutes
-SEED, WORK, ALLOWED = 11, 300, 0.02
+SEED, WORK, ALLOWED = 11, sized(300, tiny=20), 0.02
 PEER = """
 import json, sys, time
 import polars as pl
@@ -63,7 +65,7 @@ def run() -> None:
     part = HeldTrace(1, PART, MONTH)
     part_minutes = sum(max(len(one.minutes) for one in run.series) for run in part.runs())
     one_core = _timed(part, policy, 1)
-    peer = _peer(part)
+    peer = "not at tiny size" if TINY else _peer(part)
     rows = [
         ("1,000 containers in a month, two cores", f"{two:.1f} s", f"{minutes / two:,.0f}"),
         ("a part of it, one core", f"{one_core:.1f} s", f"{part_minutes / one_core:,.0f}"),
@@ -77,8 +79,10 @@ def run() -> None:
     full = two * whole / minutes
     print(f"They ran for {minutes / whole:.0%} of the month. If each ran all the time, at this pace: {full:.0f} s.")
     print(f"target at most {SECONDS_MAX:g} s, {met(full, SECONDS_MAX, least=False)}")
-    parallel()
-    print_table(("days", "peak memory, MB"), [(str(days), f"{_memory(days):.0f}") for days in (3, 30, 300)])
+    parallel(ray=not TINY)
+    print_table(
+        ("days", "peak memory, MB"), [(str(days), f"{_memory(days):.0f}") for days in sized((3, 30, 300), tiny=(1,))]
+    )
     _quality(policy)
     ratio = 0.0 if isinstance(peer, str) else round(minutes / two / (peer[1] / peer[0]), 4)
     print_figure(Figure("backtest", round(minutes / two), "workload-minutes/s", ratio, "polars, only the window"))

@@ -18,6 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.report import print_table
+from benchmarks.size import sized
 from gpukeeper.config.load import load_policy
 from gpukeeper.lifecycle.backtest.outcome import Judging
 from gpukeeper.lifecycle.backtest.variants import GIVEN, grid
@@ -29,8 +30,8 @@ from tests.engines import has_ray
 from tests.real.ray.clusters import NEWEST
 from tests.real.ray.with_gpukeeper import PROJECT, cluster_with, environment
 
-CONTAINERS, DAYS, WINDOWS, TIMES = 200, 30, (30, 120, 300), 2
-LOOP = 20_000_000
+CONTAINERS, DAYS, WINDOWS, TIMES = sized((200, 30, (30, 120, 300), 2), tiny=(4, 3, (30,), 1))
+LOOP = sized(20_000_000, tiny=100_000)
 VARIANTS = (GIVEN, *grid([timedelta(minutes=minutes) for minutes in WINDOWS], ()))
 
 
@@ -45,7 +46,8 @@ class HeldTrace(SyntheticTrace):
         return iter(self.held)
 
 
-def parallel() -> None:
+def parallel(*, ray: bool) -> None:
+    """`ray`: on a Ray cluster as well, where Ray is installed."""
     alone, both = (min(loops(processes) for _ in range(TIMES)) for processes in (1, 2))
     here = _least({"one": Where(1), "two": Where(2)})
     rows = [
@@ -53,7 +55,7 @@ def parallel() -> None:
         ("one process", f"{here['one']:.1f} s", "1"),
         ("two processes", f"{here['two']:.1f} s", f"{here['one'] / here['two']:.2f}"),
     ]
-    if has_ray(NEWEST):
+    if ray and has_ray(NEWEST):
         there = _with_ray()
         rows += [
             ("one process, in Ray's Python", f"{there['one']:.1f} s", "1"),
@@ -64,7 +66,7 @@ def parallel() -> None:
             ("  of it: to leave the cluster", f"{there['leave']:.1f} s", ""),
         ]
     else:
-        rows.append(("Ray", "not installed: make ray", "not measured"))
+        rows.append(("Ray", "not installed: make ray" if ray else "not at tiny size", "not measured"))
     print_table((f"{CONTAINERS} containers, {len(VARIANTS)} policies", "time", "speed-up"), rows)
 
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.population import NOW, policy, population
 from benchmarks.report import Figure, fastest, met, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Verdict, View
 
-VIEWS = 5000
-RUNS = 15
+VIEWS = sized(5000, tiny=200)
+RUNS = sized(15, tiny=1)
 EVERY_RULE, DECISIVE = 50_000, 200_000  # targets, a second
 
 

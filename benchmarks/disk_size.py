@@ -12,10 +12,11 @@ from pathlib import Path
 
 from benchmarks.disk_trees import disk_trees
 from benchmarks.report import Figure, met, print_figure, print_table, timed
+from benchmarks.size import sized
 from gpukeeper.disk.measure import measure, open_directory
 from gpukeeper.disk.open_files import scan
 
-FILES, RUNS_WARM, RUNS_COLD = 500_000, 5, 3
+FILES, RUNS_WARM, RUNS_COLD = sized((500_000, 5, 3), tiny=(5_000, 1, 1))
 WARM, COLD = 0.8, 1.0  # targets, times as fast as du
 ONE_PROGRAM = 10**9
 
@@ -32,7 +33,7 @@ def run() -> None:
         cold = _seconds(ways, RUNS_COLD, disk.cool) if disk.cool is not None else None
     _table("warm", warm, WARM)
     if cold is None:
-        print("cold: not measured, since no filesystem can be mounted here (it needs root)\n")
+        print("cold: not measured, since no filesystem can be mounted here (it needs root and loop devices)\n")
     else:
         _table("cold", cold, COLD)
     du, ours, _ = warm.values()

@@ -15,15 +15,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.needs import need
 from benchmarks.report import Figure, met, print_figure, print_table, timed
+from benchmarks.size import sized
 
-GIGABYTE = 1_000_000_000
-LARGE, SMALL = 35, 20_000  # files of a gigabyte, and empty ones beside them
+SIZE, ABOVE = sized((1_000_000_000, "5GB"), tiny=(1_000_000, "5MB"))  # of a large file; of a tree that is removed
+LARGE, SMALL = sized((35, 20_000), tiny=(6, 20))  # large files, and empty ones beside them
 SECONDS, SHARE = 30.0, 1.0  # of a sweep; percent of one core, when nothing is due
 EVERY = 15 * 60  # seconds between two passes
 
 
 def run() -> None:
+    need("root", os.geteuid() == 0)
     with tempfile.TemporaryDirectory(prefix="gpukeeper-benchmark-") as made:
         home = Path(made)
         root = home / "root"
@@ -50,7 +53,7 @@ def _fill(root: Path) -> Path:
     tree.mkdir()
     for number in range(LARGE):
         with (tree / f"large-{number}").open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, GIGABYTE)
+            os.posix_fallocate(file.fileno(), 0, SIZE)
     (tree / "small").mkdir()
     for number in range(SMALL):
         (tree / "small" / str(number)).touch()
@@ -62,7 +65,7 @@ def _gpukeeper(home: Path, *words: str, older_than: str, tree: Path, goes: bool 
     policy = {
         "mode": "enforce",
         "scope": {"host": {}},
-        "temporary": [{"root": str(tree.parent), "names": ["tmp*"], "above": "5GB", "older_than": older_than}],
+        "temporary": [{"root": str(tree.parent), "names": ["tmp*"], "above": ABOVE, "older_than": older_than}],
         # The first program of a rented machine may be hidden even from root, and has nothing in our folder.
         "disk": {"unreadable": [Path("/proc/1/comm").read_text().strip()], "high": "99%", "low": "98%"},
     }

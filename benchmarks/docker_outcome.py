@@ -16,19 +16,19 @@ import time
 from datetime import datetime
 from urllib.parse import quote
 
+from benchmarks.needs import need
 from benchmarks.report import Figure, print_figure, print_table
+from benchmarks.size import sized
 from tests.engines import has_docker
 from tests.real.docker.private_engine import DockerEngine, docker_engine
 
-ENDS = 12
+ENDS = sized(12, tiny=1)
 POLICY = "mode: plan\nscope: {docker: {}}\n"
 LEAVES = 'trap "exit 3" 15; while sleep 0.1; do :; done'
 
 
 def run() -> None:
-    if not has_docker():
-        print("dockerd cannot be started here (it needs root, dockerd and busybox): nothing was measured.")
-        return
+    need("docker", has_docker())
     rng = random.Random(7)
     with docker_engine() as engine:
         serving = engine.popen("serve", policy=POLICY)

@@ -19,7 +19,9 @@ import time
 import venv
 from pathlib import Path
 
+from benchmarks.needs import CannotMeasure, need
 from benchmarks.report import Figure, met, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.reclaim import look_and_plan
@@ -34,7 +36,7 @@ from gpukeeper.wiring.clock import SystemClock
 from tests.engines import has_docker
 from tests.real.docker.private_engine import DockerEngine, docker_engine
 
-CONTAINERS, RUNNING, RUNS = 500, 10, 5
+CONTAINERS, RUNNING, RUNS = sized((500, 10, 5), tiny=(6, 2, 1))
 KNOWING, COLD = 5.0, 3.0  # targets, times faster than the peer
 SDK = "docker==7.2.0"
 POLICY = Policy(scope={"docker": PlaceScope()}, classes={"unknown": ClassSettings(), "docker": ClassSettings()})
@@ -49,13 +51,10 @@ print(time.perf_counter() - begun, len(found))
 
 
 def run() -> None:
-    if not has_docker():
-        print("dockerd cannot be started here (it needs root, dockerd and busybox): nothing was measured.")
-        return
+    need("docker", has_docker())
     sdk = sdk_interpreter()
     if isinstance(sdk, Unknown):
-        print(f"The peer cannot be had: {sdk.why}. Nothing was measured.")
-        return
+        raise CannotMeasure(f"The peer: {sdk.why}")
     with docker_engine() as engine:
         fill(engine)
         rounds = [(_sdk_lists(sdk, engine), *asyncio.run(_plans(engine))) for _ in range(RUNS)]

@@ -19,13 +19,15 @@ import time
 import zipfile
 from pathlib import Path
 
+from benchmarks.needs import CannotMeasure, need
 from benchmarks.report import Figure, print_figure, print_table
+from benchmarks.size import sized
 from tests.engines import has_sshd
 from tests.real.launch.ssh_hosts import SshHosts, ssh_hosts
 from tests.real.ssh.test_fleet import GOOD, POLICY, PYTHON, own_files
 from tests.real.ssh.tiny_bundle import tiny_bundle
 
-HOSTS = int(os.environ.get("HOSTS", "40"))
+HOSTS = int(os.environ.get("HOSTS", sized("40", tiny="2")))
 AT_ONCE = 10
 SIZE = 20_000_000  # bytes, as the bundle of one Python version
 _PLAYBOOK = """
@@ -40,12 +42,10 @@ _PLAYBOOK = """
 
 
 def run() -> None:
+    need("ssh", has_sshd())
     playbook = shutil.which("ansible-playbook")
-    if playbook is None or not has_sshd():
-        print(
-            "This needs root, sshd, ip and ansible-playbook on PATH: apt install openssh-server iproute2 ansible-core"
-        )
-        return
+    if playbook is None:
+        raise CannotMeasure("ansible-playbook is not on PATH: apt install ansible-core")
     with tempfile.TemporaryDirectory() as folder:
         ours = _measured(Path(folder, "ours"), _fleet)
         theirs = _measured(Path(folder, "theirs"), lambda *given: _ansible(playbook, *given))

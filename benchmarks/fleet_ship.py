@@ -14,7 +14,9 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from benchmarks.needs import need
 from benchmarks.report import Figure, fastest, met, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.ledger.copy.admin import add_machine, initialize
 from gpukeeper.ledger.copy.connect import connect
 from gpukeeper.ledger.copy.identity import ensure_identity
@@ -24,9 +26,10 @@ from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Event, Intended
 from gpukeeper.model.identity import Ref
+from tests.engines import has_postgres
 from tests.real.postgres.server import Server, a_server
 
-LINES, RUNS, GOAL = 100_000, 3, 20_000
+LINES, RUNS, GOAL = sized(100_000, tiny=2_000), sized(3, tiny=1), 20_000
 SECOND = timedelta(seconds=1)
 _PLAIN = """
 CREATE TABLE plain (
@@ -37,6 +40,7 @@ CREATE TABLE plain (
 
 
 def run() -> None:
+    need("postgres", has_postgres())
     with tempfile.TemporaryDirectory(prefix="gpukeeper-bench-") as name, a_server() as server:
         folder = Path(name)
         path = folder / "state" / "ledger.db"

@@ -19,8 +19,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from benchmarks.report import Figure, print_figure, print_table
+from benchmarks.size import sized
 
-CONTAINERS, AT_ONCE, ROUNDS, RUNS = 300, 16, 5, 3
+CONTAINERS, AT_ONCE, ROUNDS, RUNS = sized((300, 16, 5, 3), tiny=(10, 4, 1, 1))
 DEADLINE, MOST = 10.0, 64 * 1024 * 1024
 LIST = "/v1.48/containers/json?all=true"
 PATHS = [LIST, *(f"/v1.48/containers/{number:064x}/json" for number in range(CONTAINERS))]

@@ -27,7 +27,9 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.needs import need
 from benchmarks.report import Figure, met, print_figure, print_table
+from benchmarks.size import sized
 from tests.engines import has_kube
 from tests.real.kube import objects
 from tests.real.kube.api import condition
@@ -35,9 +37,9 @@ from tests.real.kube.control_plane import ControlPlane, control_plane
 from tests.real.kube.removals import Removals
 from tests.real.kube.runs import SUCCEEDS
 
-JOBS, ONES = 200, 40
+JOBS, ONES = sized((200, 40), tiny=(4, 2))
 LAG, CALLS = 1.0, 3.0  # targets: seconds at the 99th of a hundred, questions to the API server for each reclaim
-LEAD = 15.0  # seconds between the last lifetime that is set and the moment that it ends
+LEAD = sized(15.0, tiny=6.0)  # seconds between the last lifetime that is set and the moment that it ends
 LONGEST = 240.0  # seconds to wait for the last one
 EVERYTHING, MANIFEST = ("manifest", "logs", "events"), ("manifest",)
 
@@ -75,9 +77,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def run() -> None:
-    if not has_kube():
-        print("There is no control plane to start (`make kube` builds it): nothing was measured.")
-        return
+    need("kubernetes", has_kube())
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     with control_plane() as plane:
         plane.gpu_node("node", gpus=2 * JOBS)

@@ -28,14 +28,16 @@ from typing import Any
 import msgspec
 
 from benchmarks.kubernetes_scan import peer_interpreter, write_to_etcd
+from benchmarks.needs import CannotMeasure, need
 from benchmarks.report import Figure, met, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.model.unknown import Unknown
 from tests.engines import has_kube
 from tests.real.kube import objects
 from tests.real.kube.control_plane import ControlPlane, control_plane
 from tests.real.kube.endings import text
 
-JOBS, RATE = int(os.environ.get("JOBS", "300")), int(os.environ.get("RATE", "200"))
+JOBS, RATE = int(os.environ.get("JOBS", sized("300", tiny="6"))), int(os.environ.get("RATE", "200"))
 CALLS, CPU = 3.0, 2.0  # targets: calls for each Job, times the peer's CPU
 PEER = "pykube-ng==23.6.0"
 IN_ONE_WRITE = 50
@@ -103,13 +105,10 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def run() -> None:
-    if not has_kube():
-        print("There is no control plane to start (`make kube` builds it): nothing was measured.")
-        return
+    need("kubernetes", has_kube())
     peer = peer_interpreter(PEER, "pykube")
     if isinstance(peer, Unknown):
-        print(f"The peer cannot be had: {peer.why}. Nothing was measured.")
-        return
+        raise CannotMeasure(f"The peer: {peer.why}")
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     with control_plane() as plane, tempfile.TemporaryDirectory(prefix="reclaim-") as name:
         plane.gpu_node("node")

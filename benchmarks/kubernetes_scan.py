@@ -24,13 +24,15 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.needs import CannotMeasure, need
 from benchmarks.report import Figure, met, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.model.unknown import Unknown
 from tests.engines import has_kube
 from tests.real.kube.control_plane import ControlPlane, control_plane
 from tests.real.kube.objects import pod
 
-PODS, MANY, RUNS = 20_000, 100_000, 3
+PODS, MANY, RUNS = sized((20_000, 100_000, 3), tiny=(600, 1_200, 1))
 CPU, WALL, MEMORY = 10.0, 6.0, 100.0  # targets: times less, times faster, MiB
 PEER = "kubernetes==37.0.2"
 AT_ONCE = 100  # objects in one write
@@ -77,7 +79,7 @@ async def scan(tallies):
             found += len(page.items)
             if tallies is not None:
                 for pod in page.items:
-                    tallies.setdefault(pod.metadata.owner.uid, Tally()).add_pod(pod, requested(pod.spec))
+                    tallies.setdefault(pod.metadata.owner.uid, PodTotals()).add_pod(pod, requested(pod.spec))
         return cpu() - spent, time.perf_counter() - begun, found
 spent, wall, found = asyncio.run(scan({} if sys.argv[2] == "tally" else None))
 print(spent, wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, found)
@@ -92,13 +94,10 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def run() -> None:
-    if not has_kube():
-        print("There is no control plane to start (`make kube` builds it): nothing was measured.")
-        return
+    need("kubernetes", has_kube())
     peer = peer_interpreter(PEER, "kubernetes.client")
     if isinstance(peer, Unknown):
-        print(f"The peer cannot be had: {peer.why}. Nothing was measured.")
-        return
+        raise CannotMeasure(f"The peer: {peer.why}")
     with control_plane() as plane:
         for name in ("kube-scheduler", "kube-controller-manager"):  # they would work on the pods
             plane.programs[name].kill()

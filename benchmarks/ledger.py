@@ -14,14 +14,15 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.report import Figure, fastest, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Event, Intended, Noticed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import State
 
-STEPS, RUNS = 500, 3
-KNOWN, PAGE = 10_000, 500
+STEPS, RUNS = sized(500, tiny=10), sized(3, tiny=1)
+KNOWN, PAGE = sized(10_000, tiny=500), 500
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 TIME = timedelta(seconds=1)
 

@@ -18,6 +18,7 @@ import msgspec
 
 from benchmarks.plan import HOUR, POLICY, FixedClock, PagedPlatform
 from benchmarks.report import Figure, fastest, met, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.reclaim import look_and_plan
 from gpukeeper.ledger.database import open_for_writing, transaction
@@ -28,7 +29,7 @@ from gpukeeper.model.policy import PlaceScope, Policy, Schedule
 from gpukeeper.model.series import Signal
 from gpukeeper.notify.messages import Messages
 
-RUNNING, IDLE_EACH, RUNS = 300, 10, 3
+RUNNING, IDLE_EACH, RUNS = sized(300, tiny=10), 10, sized(3, tiny=1)
 TARGET = 2.0  # times a pass without schedule.at
 MEASURED = 27 * HOUR
 MINUTE = timedelta(minutes=1)

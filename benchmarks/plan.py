@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from benchmarks.report import Figure, met, print_figure, print_table, timed
+from benchmarks.size import sized
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.reclaim import PassReport, look_and_plan
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
@@ -31,7 +32,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.simulated.clock import BEGIN
 
-WORKLOADS, PAGE, RUNS = 100_000, 500, 3
+WORKLOADS, PAGE, RUNS = sized(100_000, tiny=1_000), 500, sized(3, tiny=1)
 SECONDS, MEMORY = 5.0, 300.0  # targets; MiB
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 POLICY = Policy(

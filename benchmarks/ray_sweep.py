@@ -17,16 +17,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.needs import need
 from benchmarks.report import Figure, met, print_figure, print_table, timed
+from benchmarks.size import sized
 from gpukeeper.disk import open_files
 from tests.engines import has_ray
 from tests.real.ray.clusters import NEWEST, ray_cluster
 
-TREES, BYTES = 500, 8 * 1024
+TREES, BYTES = sized(500, tiny=5), 8 * 1024
 GOAL = 20.0  # trees a second
 
 
 def run() -> None:
+    need("root", os.geteuid() == 0)
     with tempfile.TemporaryDirectory(prefix="gpukeeper-benchmark-") as made, _ray() as beside:
         home = Path(made)
         root = home / "root"

@@ -24,6 +24,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.report import Figure, fastest, print_figure, print_table
+from benchmarks.size import sized
 from gpukeeper.ledger.database import open_for_writing, transaction
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.minutes import pack_days
@@ -32,8 +33,8 @@ from gpukeeper.model.series import Sample, Signal
 from gpukeeper.traces.recorded import RecordedTrace
 from gpukeeper.traces.synthetic_lives import LEVELS, pool
 
-WORKLOADS, DAY = 10, 24 * 60
-GPUS, YEAR, DAYS = 100, 365, 5
+WORKLOADS, DAY = sized(10, tiny=1), 24 * 60
+GPUS, YEAR, DAYS = sized(100, tiny=10), 365, 5
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 TICK = timedelta(seconds=30)
 HOURS = ("train", "evaluate", "left")  # one after the other, an hour each

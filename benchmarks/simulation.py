@@ -10,13 +10,14 @@ import multiprocessing
 import os
 
 from benchmarks.report import Figure, print_figure, print_table, timed
+from benchmarks.size import sized
 from gpukeeper.platforms.simulated.faults import CALM
 
 # By name: the tests are not checked as strictly as what is here, and mypy would follow an import.
 HARNESS = importlib.import_module("tests.simulation.harness")
 PROMISES = importlib.import_module("tests.simulation.promises")
-SEEDS = range(24)
-MANY = range(1000, 1096)
+SEEDS = range(sized(24, tiny=1))
+MANY = range(1000, sized(1096, tiny=1002))
 HOURS: int = HARNESS.ROUGH_HOURS + HARNESS.CALM_HOURS
 
 

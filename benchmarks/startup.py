@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from benchmarks.report import Figure, fastest, met, print_figure, print_table
+from benchmarks.size import sized
 
-RUNS = 10
+RUNS = sized(10, tiny=1)
 SECONDS = 0.25  # target
 
 

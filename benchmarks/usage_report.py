@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from benchmarks.report import Figure, met, print_figure, print_table, timed
+from benchmarks.size import sized
 from gpukeeper.interfaces.terminal.usage_report import read_report
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.usage import SqliteUsage, open_usage
@@ -25,7 +26,7 @@ from gpukeeper.model.policy import Prices
 from gpukeeper.model.usage import WHOLE_HOUR, minute_of
 from gpukeeper.views.usage_report import ReportQuery, UsageReport
 
-GPUS, DAYS, RUNS = 1_000, 30, 2
+GPUS, DAYS, RUNS = sized((1_000, 30, 2), tiny=(20, 2, 1))
 GOAL = 4.0  # seconds: a fifth of the time that the daemon gives a report
 BEGIN = datetime(2026, 9, 1, tzinfo=UTC)
 FIRST = minute_of(BEGIN) // 60

@@ -20,10 +20,11 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.report import Figure, met, print_figure, print_table
+from benchmarks.size import sized
 from benchmarks.web_fleet import LARGE, POLICY, LargeFleet, make_keeper, measure_before, policy, whole_pass
 from gpukeeper.lifecycle.settings import Rulebook
 
-RUNS, PASSES, SETTLE = 2, 5, 6.0
+RUNS, PASSES, SETTLE = sized((2, 5, 6.0), tiny=(1, 1, 1.0))
 MEMORY, PASS = 60.0, 1.1  # limits: MiB more with the dashboard; CPU of a pass that notes facts, of one that does not
 FOREIGN = ("starlette", "uvicorn", "jinja2", "psycopg", "apprise", "anyio", "h11")
 MODES = ("off", "metrics", "dashboard")

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from benchmarks.plan import PAGE, PagedPlatform
+from benchmarks.size import sized
 from gpukeeper.config.load import load_text
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.outlook import PolicyHead
@@ -37,7 +38,7 @@ from gpukeeper.views.live_facts import place_state
 from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.wiring.clock import SystemClock
 
-LARGE, SMALL = (10_000, 2_000), (300, 64)  # workloads, GPUs
+LARGE, SMALL = sized(((10_000, 2_000), (300, 64)), tiny=((200, 40), (60, 16)))  # workloads, GPUs
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 MEASURED = 40  # minutes of use before the first pass
 POLICY = "preset: shared-host\nmode: plan\nscope: {docker: {}}\nschedule: {every: 1m}\n"

@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.report import Figure, met, print_figure, print_table
+from benchmarks.size import sized
 from benchmarks.web_fleet import LARGE, POLICY, SMALL, LargeFleet, cpu_of, measure_before, percentile, whole_pass
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.interfaces.daemon.requests import WebLogins
@@ -35,8 +36,8 @@ from gpukeeper.ledger.logins import open_logins
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.wiring.session import open_session
 
-BROWSERS, SECONDS, SETTLE = 200, 40, 10
-EVERY = 10  # seconds between two passes over everything; a daemon makes one a minute
+BROWSERS, SECONDS, SETTLE = sized((200, 40, 10), tiny=(3, 2, 1))
+EVERY = sized(10, tiny=1)  # seconds between two passes over everything; a daemon makes one a minute
 GOAL, BLOCKED = 2.0, 0.05  # seconds: p99 of the delay; the longest that the daemon's loop stands still for it
 MARK = re.compile(rb"at (\d+\.\d+)")
 
@@ -128,7 +129,7 @@ async def _watch(daemon: subprocess.Popen[bytes], socket: str) -> Seen:
     daemon.stdin.write(b"begin\n")
     daemon.stdin.flush()
     marks, blocked = (await loop.run_in_executor(None, daemon.stdout.readline)).split()
-    await asyncio.sleep(3)  # for the last of them to arrive
+    await asyncio.sleep(sized(3, tiny=1))  # for the last of them to arrive
     spent = time.monotonic() - begun
     after = cpu_of(web), cpu_of(daemon.pid)
     for one in browsers:

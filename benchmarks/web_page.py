@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from benchmarks.report import Figure, met, print_figure, print_table
+from benchmarks.size import sized
 from benchmarks.web_fleet import LARGE, FixedSource, LargeFleet, cpu_of, percentile, view_of
 from gpukeeper.interfaces.web.application import make_app
 
@@ -30,7 +31,7 @@ PAGES = {
     "workloads: 500 rows": "/workloads",
     "workloads: a search": "/workloads?q=train-99",
 }
-TURNS = 20
+TURNS = sized(20, tiny=2)
 GOAL = 0.2  # seconds to the first byte
 
 
