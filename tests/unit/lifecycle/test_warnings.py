@@ -58,6 +58,13 @@ def test_nothing_is_removed_earlier_because_its_children_ended_meanwhile() -> No
     assert decided(view, after=15 * MINUTE).action is Action.REMOVE
 
 
+def test_a_warning_from_the_future_announces_nothing() -> None:
+    """It was written under a clock that was ahead, and what it says about a time means nothing."""
+    view = with_children(removal(15 * MINUTE, ago=-5 * MINUTE), children=0)
+    assert decided(view).action is Action.REMOVE
+    assert decided(view, after=5 * MINUTE).due == NOW + 15 * MINUTE
+
+
 def test_children_are_not_ended_before_the_time_announced_for_them() -> None:
     book = Rulebook(msgspec.structs.replace(BEHIND.policy, at_finish=AtFinish.RUNNING))
     assert decided(with_children(removal(15 * MINUTE)), book).verdict is Verdict.WAIT

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpukeeper.devices.driver.facts import GpuFacts
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import adapter
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
 from tests.patience import PATIENCE
-from tests.unit.platforms.docker.examples import ID, OTHER_ID, WHOLE, StillClock, ended, told
+from tests.unit.platforms.docker.examples import ID, NOW, OTHER_ID, WHOLE, StillClock, container, ended, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, served
+
+
+class MovingClock:
+    at = NOW
+
+    def now(self) -> datetime:
+        return self.at
 
 
 async def gpus() -> tuple[GpuFacts, ...]:
@@ -54,6 +63,55 @@ def left_behind(fake: FakeEngine, proc: Path) -> Subject:
 def test_a_process_of_an_ended_container_is_proven_to_be_left_behind(tmp_path: Path) -> None:
     add(tmp_path, 20, f"0::/docker/{ID}\n")
     assert isinstance(left_behind(FakeEngine(told(state=ended())), tmp_path).proof, str)
+
+
+def test_the_machine_is_read_before_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a process of a container that starts in between would look orphaned."""
+    order: list[str] = []
+
+    async def run() -> None:
+        async with served(FakeEngine(told(state=ended()))) as engine:
+            docker = platform(engine, tmp_path)
+            machine, containers = docker._around.snapshot, docker.records.refresh
+
+            async def snapshot() -> Any:
+                order.append("machine")
+                return await machine()
+
+            async def refresh() -> Any:
+                order.append("containers")
+                return await containers()
+
+            monkeypatch.setattr(docker._around, "snapshot", snapshot)
+            monkeypatch.setattr(docker.records, "refresh", refresh)
+            assert [page async for page in docker.observe(PlaceScope())]
+
+    (tmp_path / "stat").write_text("btime 1577836800\n")
+    asyncio.run(run())
+    assert order == ["machine", "containers"]
+
+
+def test_what_a_removed_container_left_is_counted_from_when_it_was_first_seen(tmp_path: Path) -> None:
+    """Its end is not known any more. What lets its GPU go and takes it again begins anew."""
+    add(tmp_path, 20, f"0::/docker/{ID}\n")
+    clock = MovingClock()
+
+    async def run() -> list[list[datetime]]:
+        found = []
+        async with served(FakeEngine()) as engine:
+            docker = DockerPlatform(engine, "node-3", clock, gpus, proc=str(tmp_path))
+            docker.records.once_had[ID] = container(state=ended())
+            for held in (True, True, False, True):
+                (tmp_path / "20/fd/3").unlink(missing_ok=True)
+                (tmp_path / "20/fd/3").symlink_to("/dev/nvidia0" if held else "/dev/null")
+                pages = [page async for page in docker.observe(PlaceScope())]
+                left = [one for page in pages for one in page.subjects if one.shape is Shape.ORPHAN]
+                found.append([one.created for one in left if isinstance(one.created, datetime)])
+                clock.at += timedelta(minutes=5)
+        return found
+
+    began = clock.at
+    assert asyncio.run(run()) == [[began], [began], [], [began + timedelta(minutes=15)]]
 
 
 def test_a_container_that_runs_in_the_group_of_an_ended_one_is_never_left_behind(tmp_path: Path) -> None:
