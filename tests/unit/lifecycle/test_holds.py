@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from gpukeeper.lifecycle.caps import held_within
-from gpukeeper.lifecycle.holds import NotAllowed, may_hold, may_touch
+from gpukeeper.lifecycle.holds import NotAllowed, may_hold, may_touch, release_of
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
 from gpukeeper.model.event import Held
@@ -168,3 +168,16 @@ def test_unknown_devices_share_no_count() -> None:
     """Which GPUs it has is not known: only its own holds are surely of it, and a hold keeps."""
     view = View(subject(devices=Unknown("inspect timed out")), elsewhere=(on("GPU-0", 30 * HOUR, HOUR),))
     assert isinstance(may_hold(view, BOOK, "ann", HOUR, NOW), Hold)
+
+
+def test_a_release_by_a_user_ends_the_holds_of_users_and_not_that_of_an_admin() -> None:
+    users, admins = Hold("ann", NOW - HOUR, NOW + HOUR), Hold("root", NOW - HOUR, NOW + DAY, admin=True)
+    over = Hold("eve", NOW - DAY, NOW - HOUR)
+    found = view(users, Hold("bob", NOW - HOUR, NOW + HOUR), admins, over)
+    ended, left = release_of(found, BOOK, "ann", NOW)
+    assert ended.words == ("the hold of ann", "the hold of bob")
+    assert [words.partition(" until")[0] for words in left] == ["by root"]
+    ended, left = release_of(found, BOOK, "ann", NOW, own=True)
+    assert ended.words == ("the hold of ann",)
+    assert [words.partition(" until")[0] for words in left] == ["by bob", "by root"]
+    assert release_of(found, BOOK, "root", NOW)[0].words == ("the hold of ann", "the hold of bob", "the hold of root")

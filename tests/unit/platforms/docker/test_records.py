@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
@@ -125,6 +127,25 @@ def test_a_failed_query_is_repeated() -> None:
     assert inspected(fake) == 3
 
 
+def test_a_query_without_an_answer_is_repeated() -> None:
+    """What an event reported is not forgotten because the engine was silent when it was queried."""
+    fake = FakeEngine(told())
+
+    async def looks(records: Records) -> None:
+        records.hearing = True
+        await records.refresh()
+        record_event(records, ID, "die")
+        fake.stuck.add(INSPECT)
+        assert isinstance(await records.inspect(ID), Unknown)
+        fake.stuck.clear()
+        fake.end(ID)
+        (found,), _ = await records.refresh()
+        assert not found.state.running
+
+    play(fake, looks, hasty=True)
+    assert inspected(fake) == 3
+
+
 def test_a_stuck_container_stalls_nothing_else() -> None:
     fake = FakeEngine(told(), told(id=OTHER_ID, name="/other"))
     fake.stuck.add(INSPECT)
@@ -220,6 +241,20 @@ def test_stops_of_the_past_are_learned_once_and_a_start_ends_them() -> None:
     assert play(fake, looks)
 
 
+def test_a_stop_counts_from_its_signal_not_from_when_it_was_reported() -> None:
+    """The engine reports a stop after the end: by that time, every end would look like one on request."""
+
+    async def looks(records: Records) -> datetime | None:
+        for second, (action, attributes) in enumerate((("kill", {"signal": "15"}), ("die", {}), ("stop", {}))):
+            one = event(ID, action, **attributes)
+            one["timeNano"] += second * 10**9
+            records.record_event(msgspec.convert(one, EngineEvent))
+        return records.stopped_at(ID)
+
+    signal = event(ID, "kill")["timeNano"] / 1e9
+    assert play(FakeEngine(), looks) == datetime.fromtimestamp(signal, UTC)
+
+
 def test_a_signal_that_ends_nothing_is_no_stop() -> None:
     async def looks(records: Records) -> bool:
         record_event(records, ID, "kill", signal="1")
@@ -234,6 +269,20 @@ def test_broken_events_of_the_past_only_cost_knowledge() -> None:
     found, unseen = play(fake, lambda records: records.refresh())
     assert len(found) == 1
     assert unseen == []
+
+
+def test_while_a_line_of_the_list_cannot_be_read_no_image_is_known_to_be_unused() -> None:
+    fake = FakeEngine(told())
+
+    async def looks(records: Records) -> None:
+        await records.refresh()
+        assert not isinstance(records.images_in_use(), Unknown)
+        fake.answers["GET /containers/json"] = (200, json.dumps([fake._line(told()), {"Id": 7, "ImageID": IMAGE}]))
+        _, unseen = await records.refresh()
+        assert len(unseen) == 1
+        assert isinstance(records.images_in_use(), Unknown)
+
+    play(fake, looks)
 
 
 def test_an_image_is_in_use_though_its_container_is_stuck() -> None:
