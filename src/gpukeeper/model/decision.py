@@ -60,7 +60,7 @@ class Announcement(msgspec.Struct, frozen=True, gc=False):
     words: str
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """What one rule returns for one subject. `suspends` names the rules that must not act because of it, "*" all."""
 
     rule: str
@@ -90,7 +90,7 @@ class Tenant(msgspec.Struct, frozen=True):
     since: datetime
 
 
-class View(msgspec.Struct, frozen=True):
+class View(msgspec.Struct, frozen=True, gc=False):
     """All a rule gets. `pressure`: GPUs (or disk) are scarce at this place. `elsewhere`: its owner's holds on other
     workloads that have some of its GPUs. `watched_since`: a daemon has watched without interruption since then; None
     where none runs."""
@@ -121,7 +121,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     unseen: tuple[Unseen, ...] = ()
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """`verdict` explains why nothing happens if the action is keep: waiting, protected, unknown, report."""
 
     seen: Seen
@@ -149,7 +149,7 @@ class Decision(msgspec.Struct, frozen=True):
     unheard: Announcement | None = None  # of a warning: what it announces instead if it is not delivered
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """`uid`: it was requested by this user, for whom at most is done what they could do themselves. None: a rule
     or an admin decided it. `requested_by`: empty when a rule decided it."""
 

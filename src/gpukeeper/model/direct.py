@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from operator import attrgetter
 from typing import TypeVar
 
 E = TypeVar("E", bound=StrEnum)
@@ -14,4 +15,5 @@ def direct(members: type[E]) -> type[E]:
         type.__setattr__(members, name, member)
     # Equal to its word, so of the same hash; Enum's own hash is that of the name, and a call in Python.
     type.__setattr__(members, "__hash__", str.__hash__)
+    type.__setattr__(members, "value", property(attrgetter("_value_")))  # Enum's own is a call in Python, too
     return members

@@ -20,7 +20,7 @@ from gpukeeper.model.unknown import Unknown
 SCHEMA_VERSION = 1
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", gc=False):
     at: Moment
     ref: Ref | None = None
     owner: str | None = None

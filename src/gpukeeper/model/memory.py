@@ -46,7 +46,7 @@ class Stopped(msgspec.Struct, frozen=True, gc=False):
     incarnation: str
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class Memory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     first_start: Moment | None = None
     state: str = ""  # as last noticed
     incarnation: str = ""

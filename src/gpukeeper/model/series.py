@@ -30,7 +30,7 @@ class Signal(StrEnum):
     TERMINAL = "terminal"  # 1 in a minute with keyboard input
 
 
-class Series(msgspec.Struct, frozen=True):
+class Series(msgspec.Struct, frozen=True, gc=False):
     """One signal of one workload. `minutes[0]` is the minute beginning at `start`; the last is the newest.
 
     Measured without a gap from `since` to `until`. Without them every bucket that has a value was measured in full.

@@ -91,7 +91,7 @@ class Disk(msgspec.Struct, frozen=True, gc=False):
         return self.used if self.inodes is None else max(self.used, self.inodes)
 
 
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
+class Subject(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything the rules may know of one object, as of `seen.at`."""
 
     seen: Seen

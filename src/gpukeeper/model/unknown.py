@@ -13,7 +13,7 @@ from typing_extensions import TypeIs
 T = TypeVar("T")
 
 
-class Unknown(msgspec.Struct, frozen=True):
+class Unknown(msgspec.Struct, frozen=True, gc=False):
     """A fact that could not be learned. `by_design`: it never exists here (a slice has no utilisation)."""
 
     why: str
