@@ -34,7 +34,7 @@ class Use(StrEnum):
     UNKNOWN = "unknown"
 
 
-class UseAssessment(msgspec.Struct, frozen=True):
+class UseAssessment(msgspec.Struct, frozen=True, gc=False):
     """`since`: beginning of the quiet time: the newest use or the end of the newest gap. `used`: newest activity; None
     when there was none within the horizon. `skipped`: signals absent by design."""
 
@@ -65,6 +65,8 @@ def assess_use(
     quiet = reach  # buckets since the newest activity
     newest = ""
     for one in gpus:
+        if not quiet:
+            break  # nothing is newer than now
         back = _last_busy(one, thresholds.gpu_slice if one.slice else thresholds.gpu, quiet, newest_bucket)
         if back < quiet:
             quiet, newest = back, f"GPU {one.device}"
@@ -72,10 +74,10 @@ def assess_use(
     if isinstance(secondary, str):
         return UseAssessment(Use.UNKNOWN, secondary)
     vetoes = [one for one in secondary if one.missing is None]
-    skipped = tuple(f"{one.signal} ({one.missing.why})" for one in secondary if one.missing is not None)
+    skipped = tuple([f"{one.signal} ({one.missing.why})" for one in secondary if one.missing is not None])
     for one in vetoes:
         if not quiet:
-            break  # nothing is newer than now
+            break
         back = _last_pair(one, secondary_threshold(one.signal, thresholds, window), quiet, reach, newest_bucket)
         if back < quiet:
             quiet, newest = back, one.signal
@@ -91,8 +93,10 @@ def _unmeasured(gpus: Sequence[Series], devices: Sequence[str], window: timedelt
     measured = {one.device for one in gpus}
     if not measured.issuperset(devices):
         return f"use of GPU {min(set(devices) - measured)} was not measured; every GPU must be"
-    failed = next((one.missing for one in gpus if one.missing is not None), None)
-    return None if failed is None else f"GPU use could not be measured ({failed.why}); not measured is not idle"
+    for one in gpus:
+        if one.missing is not None:
+            return f"GPU use could not be measured ({one.missing.why}); not measured is not idle"
+    return None
 
 
 def active_minutes(
@@ -160,10 +164,11 @@ def measured_span(one: Series, now: datetime) -> tuple[datetime, datetime] | Non
     if one.since is not None and one.until is not None:
         return _borne_out(one, one.since, min(one.until, now))
     values = _newest_first(one, ALL, _minute(now))
-    newest = next((back for back, value in enumerate(values) if not isnan(value)), None)
-    if newest is None:
+    newest, oldest = 0, len(values)
+    while newest < oldest and isnan(values[newest]):
+        newest += 1
+    if newest == oldest:
         return None
-    oldest = len(values)
     if isnan(sum(values[newest:])):  # by far the fastest question; almost always there is no gap
         oldest = next((back for back in range(newest, oldest) if isnan(values[back])), oldest)
     end = _minute(now) + MINUTE
@@ -207,6 +212,8 @@ def _newest_first(one: Series, minutes: int, newest_bucket: datetime) -> Sequenc
 def _last_busy(one: Series, threshold: float, minutes: int, newest_bucket: datetime) -> int:
     """How many buckets ago it was last at or over the threshold; `minutes` when it was not."""
     values = _newest_first(one, minutes, newest_bucket)
+    if values and values[0] >= threshold:
+        return 0  # most of what is busy
     if _all_below(values, threshold):
         return minutes
     for back, value in enumerate(values):

@@ -103,7 +103,8 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
         answer = evaluate(view, settings, now)
         if answer.verdict is Verdict.SILENT:
             continue
-        answer = not_before_announced(view, answer, now)
+        if answer.verdict is Verdict.DUE:
+            answer = not_before_announced(view, answer, now)
         if answer.complaint is not None:
             complaints += (answer.complaint,)
         if answer.verdict is Verdict.DUE:

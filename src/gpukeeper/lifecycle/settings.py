@@ -36,6 +36,7 @@ class Rulebook:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.gpu_alone = msgspec.structs.replace(policy.activity, signals=())  # activity without other signals
         self._known: dict[object, Settings] = {}
         self._parts, self._labels = _matched_on(policy.match)
 

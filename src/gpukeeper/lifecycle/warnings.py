@@ -28,7 +28,7 @@ def valid_for(settings: Warnings, limit: timedelta) -> timedelta:
     return limit + settings.lead + settings.undelivered + ONE_NIGHT
 
 
-class Countdown(msgspec.Struct, frozen=True, kw_only=True):
+class Countdown(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An action at the end of a limit, with warnings at `stages` (shares of the limit) on the way.
 
     `remedy`: what the owner can do about it. `only_after`: older warnings belong to an earlier episode. `holdable`: a
@@ -50,20 +50,28 @@ class Countdown(msgspec.Struct, frozen=True, kw_only=True):
 def staged(view: View, settings: Settings, now: datetime, to: Countdown) -> Answer:
     """What is due of warnings and action. A warning from the future (the clock was wrong then) does not count."""
     warnings = settings.policy.warnings
-    oldest = now - valid_for(warnings, to.limit)
-    if to.only_after is not None:
-        oldest = max(oldest, to.only_after)
-    held = last_end(to.rule, view, settings, now, holdable=to.holdable) if _may_have_been_held(view) else None
-    sent, lapsed = _sent(view, to, oldest, held, now)
-    done = max((w.stage for w in sent), default=0)
+    sent, lapsed, oldest, done = list[Warned](), "", now, 0
+    if view.memory.warnings or view.subject.marks.warned:  # of nearly nothing
+        sent, lapsed, oldest = _counting(view, settings, now, to)
+        done = max((w.stage for w in sent), default=0)
     if done >= len(to.stages):
-        return _end(view, warnings, now, to, sent, oldest if held is None else max(oldest, held))
-    after = _share(to.limit, to.stages[done])
+        return _end(view, warnings, now, to, sent, oldest)
+    after = share_of(to.limit, to.stages[done])
     if now < to.begin + after:
         first = "first warned" if done == 0 else "warned again"
         words = f"{to.condition}; {first} at {in_words(after)}"
         return Answer(to.rule, Verdict.WAIT, words, due=to.begin + after)
     return _warn(view, warnings, now, to, sent, lapsed)
+
+
+def _counting(view: View, settings: Settings, now: datetime, to: Countdown) -> tuple[list[Warned], str, datetime]:
+    """The warnings that count, a clause about those that do not any more, and since when warnings count."""
+    oldest = now - valid_for(settings.policy.warnings, to.limit)
+    if to.only_after is not None:
+        oldest = max(oldest, to.only_after)
+    held = last_end(to.rule, view, settings, now, holdable=to.holdable) if _may_have_been_held(view) else None
+    sent, lapsed = _sent(view, to, oldest, held, now)
+    return sent, lapsed, oldest if held is None else max(oldest, held)
 
 
 def _may_have_been_held(view: View) -> bool:
@@ -80,7 +88,7 @@ def _warn(view: View, settings: Warnings, now: datetime, to: Countdown, sent: li
         return Announcement(stop, f"{to.condition}{lapsed}; {_ENDS[to.action]} {when}. {to.remedy}")
 
     usual, undelivered = announcement(delivered=True), announcement(delivered=False)
-    at = to.begin + _share(to.limit, to.stages[done])
+    at = to.begin + share_of(to.limit, to.stages[done])
     answer = Answer(to.rule, Verdict.DUE, usual.words, Action.WARN, at, to.since, stage=done + 1, limit=to.limit)
     return msgspec.structs.replace(answer, then=to.action, announced=usual.at, unheard=undelivered)
 
@@ -163,7 +171,7 @@ def _time(at: datetime) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _share(limit: timedelta, share: float) -> timedelta:
+def share_of(limit: timedelta, share: float) -> timedelta:
     return share * limit
 
 

@@ -43,9 +43,8 @@ def wasted(view: View, book: Rulebook, now: datetime) -> Waste | None:
     untouchable = book.settings(subject).untouchable
     if not isinstance(untouchable, Unknown) and untouchable:
         return None
-    gpu_alone = msgspec.structs.replace(book.policy.activity, signals=())
     # The present minute is not over, so that it takes one more.
-    judged = assess_use(view.series, subject.devices, gpu_alone, AFTER + MINUTE, now, FAR)
+    judged = assess_use(view.series, subject.devices, book.gpu_alone, AFTER + MINUTE, now, FAR)
     if judged.use is not Use.QUIET or judged.since is None or now - judged.since < AFTER:
         return None
     return Waste(

@@ -8,7 +8,7 @@ import msgspec
 
 from gpukeeper.lifecycle.activity import MINUTE, Use, UseAssessment, assess_use
 from gpukeeper.lifecycle.settings import Rulebook, Settings
-from gpukeeper.lifecycle.warnings import Countdown, keep_it, staged, valid_for
+from gpukeeper.lifecycle.warnings import Countdown, keep_it, share_of, staged, valid_for
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.memory import Warned
@@ -205,7 +205,8 @@ def _condition(view: View, judged: UseAssessment, window: timedelta, idle_for: t
 
 def _next(settings: Settings, limits: ClassSettings, window: timedelta) -> timedelta:
     """How much idle time passes until the next action: the first warning, or the report."""
-    return window if limits.on_idle is OnIdle.REPORT else window * next(iter(settings.policy.warnings.idle), 1.0)
+    stages = settings.policy.warnings.idle
+    return window if limits.on_idle is OnIdle.REPORT or not stages else share_of(window, stages[0])
 
 
 def _after_stop(view: View, settings: Settings, now: datetime) -> Answer:

@@ -21,6 +21,7 @@ SUMMARY = "Only roots inside the policy's scope are acted on; what another tool 
 FOR = tuple(Shape)
 ACTS = False
 
+_ONLY_SHOWN = (Shape.DEVICE, Shape.NODE, Shape.REMNANT)
 _FINE = Answer(NAME, Verdict.SILENT, "in scope, a root, and not managed by another tool")
 
 
@@ -32,7 +33,7 @@ def evaluate(view: View, settings: Settings, now: datetime, while_removed: froze
     subject = view.subject
     if settings.kept or not in_scope(settings.policy, subject.ref):
         return _leave(settings.kept or "outside the policy's scope")
-    if subject.shape in (Shape.DEVICE, Shape.NODE, Shape.REMNANT):
+    if subject.shape in _ONLY_SHOWN:
         return _leave(f"a {subject.shape} is shown, never acted on")
     if subject.root is not None:
         if isinstance(subject.root, Unknown):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from gpukeeper.lifecycle.declared import Turn
 from gpukeeper.lifecycle.settings import Settings
@@ -52,10 +53,16 @@ def on_request(view: View, settings: Settings, now: datetime) -> Answer:
 def named_by(policy: Policy, subject: Subject) -> Temporary | None:
     """The entry that names it: a direct child of the root, by pattern. Anything else is never deleted."""
     root, name = posixpath.split(subject.ref.name)
-    here = [e for e in policy.temporary if e.platform == subject.ref.platform and posixpath.normpath(e.root) == root]
+    here = [e for e in policy.temporary if e.platform == subject.ref.platform and _normal(e.root) == root]
     if any(fnmatchcase(name, pattern) for entry in here for pattern in entry.keep):
         return None  # whichever entry names it: what is to be kept is kept
     return next((entry for entry in here if any(fnmatchcase(name, pattern) for pattern in entry.names)), None)
+
+
+@lru_cache(maxsize=256)
+def _normal(root: str) -> str:
+    """Of the policy: the same few for every tree."""
+    return posixpath.normpath(root)
 
 
 def not_free(rule: str, subject: Subject) -> Answer | None:
