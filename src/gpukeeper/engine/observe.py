@@ -279,9 +279,9 @@ def _offered(decision: Decision, platform: Platform) -> Decision:
 
 def _not_yet(keeper: Keeper, decision: Decision, unsettled: set[str], now: datetime) -> Decision:
     """An earlier step on it is open, or came to nothing a moment ago: it waits, and what is behind it does not."""
-    key = decision.seen.ref.key
     if decision.action is Action.KEEP:
         return decision
+    key = decision.seen.ref.key
     if key in unsettled:
         return _kept(decision, "an earlier step on it is still open, because it could not be read")
     tried = keeper.back_off.failed_at(key, now)

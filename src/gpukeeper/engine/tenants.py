@@ -47,9 +47,10 @@ def note_tenants(subjects: Iterable[Subject], book: Rulebook, *into: Tenancies) 
     """Work that runs, has GPUs and may block others; not monitors, which have all of them."""
     for one in subjects:
         if _has_gpus(one) and isinstance(one.started, datetime) and book.settings(one).untouchable is False:
+            key, tenancy = one.ref.key, Tenancy(one.ref, one.started)
             for device in _devices(one):
                 for known in into:
-                    known.setdefault(device, {})[one.ref.key] = Tenancy(one.ref, one.started)
+                    known.setdefault(device, {})[key] = tenancy
 
 
 async def new_tenants(
@@ -69,10 +70,10 @@ async def new_tenants(
 
 def _hints(one: Subject, known: Tenancies, book: Rulebook) -> Iterator[tuple[str, Tenancy]]:
     """Those that began after its stop-hold was over, and before it was started again."""
-    limits = book.settings(one).limits
-    if not _has_gpus(one) or isinstance(limits, Unknown):
+    if not isinstance(one.previous_end, datetime) or not isinstance(one.started, datetime) or not _has_gpus(one):
         return
-    if not isinstance(one.started, datetime) or not isinstance(one.previous_end, datetime):
+    limits = book.settings(one).limits
+    if isinstance(limits, Unknown):
         return
     free = one.previous_end + limits.hold_after_stop
     for device in _devices(one):

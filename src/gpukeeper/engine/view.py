@@ -29,13 +29,14 @@ from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR = timedelta(hours=1)
+_NOT_REMEMBERED = (Shape.DEVICE, Shape.NODE)
 
 
 async def build_views(
     keeper: Keeper, platform: Platform, subjects: Sequence[Subject], book: Rulebook, lines: list[Event], now: datetime
 ) -> list[View]:
     """Subjects joined with memory and signals. Newly noticed facts are folded in at once and added to `lines`."""
-    keys = [s.ref.key for s in subjects if s.shape not in (Shape.DEVICE, Shape.NODE)]
+    keys = [s.ref.key for s in subjects if s.shape not in _NOT_REMEMBERED]
     keys += [key for s in subjects if (key := lasting_key(s)) is not None]
     live = [s for s in subjects if may_be_idle(s, book)]
     series = await _minutes_of_use(keeper, live, book.policy, now)
@@ -46,6 +47,7 @@ async def build_views(
         series |= await keeper.signals.series(leased, now - max(book.policy.hold_within, _horizon(book.policy)), now)
     memories = await keeper.ledger.memories(keys)  # last: a hold that was granted while we waited counts
     tenants = await new_tenants(keeper.tenants, platform, subjects, book)
+    watched, scarce_gpus = keeper.uptime.watched_since(now), keeper.pressure.gpus_are_scarce(key_of(platform))
     joined = []
     for subject in subjects:
         key = subject.ref.key
@@ -54,12 +56,14 @@ async def build_views(
         if line is not None:
             lines.append(line)
             memory = remember(memory, line) or EMPTY
-        memory = with_lasting_holds(subject, memory, memories.get(lasting_key(subject) or "", EMPTY))
+        if subject.lasting is not None:
+            memory = with_lasting_holds(subject, memory, memories.get(lasting_key(subject) or "", EMPTY))
         subject = recalled(subject, memory)  # noqa: PLW2901
-        scarce = _is_scarce(keeper, platform, subject, book)
+        # Scarce GPUs shorten idle times, a full disk the ages of trees.
+        is_work = subject.shape is Shape.WORKLOAD
+        scarce = scarce_gpus if is_work else keeper.pressure.is_too_full(subject, book.policy.disk)
         held = elsewhere.get(key, ())
-        watched, tenant = keeper.uptime.watched_since(now), tenants.get(key)
-        joined.append(View(subject, series.get(key, ()), memory, scarce, held, watched, tenant))
+        joined.append(View(subject, series.get(key, ()), memory, scarce, held, watched, tenants.get(key)))
     return joined
 
 
@@ -84,17 +88,12 @@ async def _minutes_of_use(
     return {**found, **(await keeper.signals.series(unused, now - far, now))} if unused else found
 
 
-def _is_scarce(keeper: Keeper, platform: Platform, subject: Subject, book: Rulebook) -> bool:
-    """Scarce GPUs shorten idle times, a full disk the ages of trees."""
-    if subject.shape is Shape.WORKLOAD:
-        return keeper.pressure.gpus_are_scarce(key_of(platform))
-    return keeper.pressure.is_too_full(subject, book.policy.disk)
-
-
 async def recall(keeper: Keeper, subjects: Sequence[Subject], book: Rulebook) -> None:
     """A single `plan` or `apply` has no minutes of its own to judge by; what others measured has."""
+    if keeper.recall is None or keeper.uptime.serving:
+        return
     live = [one for one in subjects if may_be_idle(one, book)]
-    if keeper.recall is None or keeper.uptime.serving or not live:
+    if not live:
         return
     with suppress(PlatformError):  # not measured is not idle
         await keeper.signals.add(await keeper.recall.read(live))

@@ -161,17 +161,18 @@ def decision_words(line: Decided) -> str:
 
 def _notice(memory: Memory, line: Noticed) -> Memory:
     new = line.incarnation != memory.incarnation
-    memory = msgspec.structs.replace(memory, class_=line.class_ or ("" if new else memory.class_))
+    class_ = line.class_ or ("" if new else memory.class_)
     if new and memory.started is not None:
         memory = _add_run(memory, line.previous_end)
     if line.state is State.ENDED:
-        return _notice_end(memory, line)
+        return _notice_end(memory, line, class_)
     if line.state not in _STARTED:
-        return msgspec.structs.replace(memory, state=str(line.state), incarnation=line.incarnation)
+        return msgspec.structs.replace(memory, state=str(line.state), incarnation=line.incarnation, class_=class_)
     return msgspec.structs.replace(
         memory,
         state=str(line.state),
         incarnation=line.incarnation,
+        class_=class_,
         started=line.started,
         first_start=memory.first_start or line.started or line.at,
         # What runs again after a stop was resumed by a user, even if that is no new incarnation.
@@ -180,10 +181,10 @@ def _notice(memory: Memory, line: Noticed) -> Memory:
     )
 
 
-def _notice_end(memory: Memory, line: Noticed) -> Memory:
-    if memory.started is None and line.started is not None and memory.incarnation != line.incarnation:
-        memory = msgspec.structs.replace(memory, started=line.started, first_start=memory.first_start or line.started)
-    memory = _add_run(memory, line.ended)
+def _notice_end(memory: Memory, line: Noticed, class_: str) -> Memory:
+    started, first_start = memory.started, memory.first_start
+    if started is None and line.started is not None and memory.incarnation != line.incarnation:
+        started, first_start = line.started, first_start or line.started
     # What is suspended does not end by itself: a user resumed it, and that run is not the one that we stopped.
     ours = (
         memory.stopped is not None
@@ -198,6 +199,10 @@ def _notice_end(memory: Memory, line: Noticed) -> Memory:
         memory,
         state=str(line.state),
         incarnation=line.incarnation,
+        class_=class_,
+        started=None,
+        first_start=first_start,
+        ran=memory.ran + _length(started, line.ended),
         stopped=stopped,
         first_seen_ended=(memory.first_seen_ended or line.at) if memory.incarnation == line.incarnation else line.at,
         ended=line.ended,
@@ -206,11 +211,13 @@ def _notice_end(memory: Memory, line: Noticed) -> Memory:
 
 
 def _add_run(memory: Memory, end: datetime | None) -> Memory:
-    """Close the run that was in progress. An end that was not observed adds nothing: less runtime keeps longer."""
-    ran = timedelta()
-    if memory.started is not None and end is not None and end > memory.started:
-        ran = end - memory.started
-    return msgspec.structs.replace(memory, ran=memory.ran + ran, started=None)
+    """Close the run that was in progress."""
+    return msgspec.structs.replace(memory, ran=memory.ran + _length(memory.started, end), started=None)
+
+
+def _length(start: datetime | None, end: datetime | None) -> timedelta:
+    """Of a run. An end that was not observed adds nothing: less runtime keeps longer."""
+    return end - start if start is not None and end is not None and end > start else timedelta()
 
 
 def _add_hold(holds: tuple[Hold, ...], new: Hold) -> tuple[Hold, ...]:
