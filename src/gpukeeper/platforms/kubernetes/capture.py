@@ -44,7 +44,7 @@ class _Full(Exception):
 class _Files:
     """Collected up to the limit."""
 
-    def __init__(self, most: int = ALL_BYTES) -> None:
+    def __init__(self, most: int) -> None:
         self.files: dict[str, bytes] = {}
         self.left = most - ROOM_FOR_NOTES
 
@@ -73,7 +73,7 @@ class EvidenceCapture:
             return Unknown(f"this cluster no longer serves {kind.plural}")
         if isinstance(version, Unknown):
             return version
-        files = _Files()
+        files = _Files(ALL_BYTES)
         try:
             body = _without_managers(read.description) if read is not None else None
             body = body or await self._described(kind.path(version, ref.namespace, ref.name))

@@ -109,6 +109,7 @@ def until(launcher: SshLauncher, run: str, holds: Callable[[dict[str, NodeStatus
     late = time.monotonic() + PATIENCE
     while not holds(found := nodes(do(launcher.run(run)))):
         assert time.monotonic() < late, found
+        time.sleep(0.1)  # each look starts programs
     return found
 
 
@@ -216,6 +217,7 @@ def test_output_is_read_on_from_where_it_was_and_a_broken_connection_loses_nothi
     late = time.monotonic() + PATIENCE
     while do(launcher.output(run, "gpu1")) != b"one\n":
         assert time.monotonic() < late
+        time.sleep(0.1)
     (log,) = fleet.folder.glob("state/gpu1/*/r1/gpu1/log")
     log.write_bytes(log.read_bytes() + b"two\n")
     (fleet.folder / "cut" / "gpu1").touch()

@@ -13,7 +13,7 @@ from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import capture as module
-from gpukeeper.platforms.kubernetes.capture import ALL_BYTES, CUT, CUT_BELOW, LOG_BYTES, PODS, EvidenceCapture
+from gpukeeper.platforms.kubernetes.capture import ALL_BYTES, CUT, CUT_BELOW, PODS, EvidenceCapture
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
@@ -253,49 +253,61 @@ def test_a_cluster_that_breaks_off_is_unknown() -> None:
     assert isinstance(take(api, path, [pod]), Unknown)
 
 
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundredth of each, so that logs beyond them are small, too."""
+    for name in ("LOG_BYTES", "ALL_BYTES", "ROOM_FOR_NOTES"):
+        monkeypatch.setattr(module, name, getattr(module, name) // 100)
+    monkeypatch.setattr(module, "LOG_LINES", tuple(lines // 100 for lines in module.LOG_LINES))
+
+
+@pytest.mark.usefixtures("small_limits")
 def test_of_a_long_log_the_end_is_kept_and_the_cut_is_marked() -> None:
     api = StoredApi()
     path, pod = api.put(JOB, {"metadata": {"name": "x"}}), a_pod(api, "x-1")
-    api.logs = {"x-1/main": "".join(f"{number} {'.' * 1500}\n" for number in range(12_000))}  # 18 MB
+    api.logs = {"x-1/main": "".join(f"{number} {'.' * 1500}\n" for number in range(120))}  # 180 kB
     log = files(take(api, path, [pod]))["logs/x-1/main.log"]
     assert log.startswith(CUT)
-    assert len(log) <= LOG_BYTES
-    assert log.splitlines()[-1].startswith(b"11999 ")
-    assert [query["tailLines"] for query in api.queries if "tailLines" in query] == ["100000", "10000", "1000"]
+    assert len(log) <= module.LOG_BYTES
+    assert log.splitlines()[-1].startswith(b"119 ")
+    assert [query["tailLines"] for query in api.queries if "tailLines" in query] == ["1000", "100", "10"]
 
 
+@pytest.mark.usefixtures("small_limits")
 def test_lines_of_any_length_stay_within_the_limit() -> None:
     api = StoredApi()
     path, pod = api.put(JOB, {"metadata": {"name": "x"}}), a_pod(api, "x-1")
-    api.logs = {"x-1/main": "=" * (LOG_BYTES + 5) + "\n"}
+    api.logs = {"x-1/main": "=" * (module.LOG_BYTES + 5) + "\n"}
     log = files(take(api, path, [pod]))["logs/x-1/main.log"]
-    assert len(log) <= LOG_BYTES
+    assert len(log) <= module.LOG_BYTES
     assert log.startswith(CUT)
     assert log.endswith(CUT_BELOW)
 
 
+@pytest.mark.usefixtures("small_limits")
 def test_all_together_stay_within_the_limit_and_the_last_get_fewer_lines() -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x"}})
     good = [a_pod(api, f"good-{number}", "Succeeded") for number in range(5)]
     bad = a_pod(api, "zz-bad", "Failed")
-    lines = "".join(f"{'.' * 999}\n" for _ in range(10_000))  # 10 MB
+    lines = "".join(f"{'.' * 999}\n" for _ in range(100))  # 100 kB
     api.logs = {f"{name}/main": lines for name in ("zz-bad", *(f"good-{number}" for number in range(5)))}
     saved = files(take(api, path, [*good, bad]))
-    assert sum(len(one) for one in saved.values()) <= ALL_BYTES
+    assert sum(len(one) for one in saved.values()) <= module.ALL_BYTES
     assert saved["logs/zz-bad/main.log"] == lines.encode()
-    assert saved["logs/good-4/main.log"] == CUT + lines.encode()[-1_000_000:]
+    assert saved["logs/good-4/main.log"] == CUT + lines.encode()[-10_000:]
 
 
+@pytest.mark.usefixtures("small_limits")
 def test_where_nothing_more_fits_it_reports_it_and_the_failed_came_first() -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x"}})
     good = [a_pod(api, f"good-{number}", "Succeeded") for number in range(5)]
     bad = a_pod(api, "zz-bad", "Failed")
-    line = "=" * (LOG_BYTES + 5) + "\n"
+    line = "=" * (module.LOG_BYTES + 5) + "\n"
     api.logs = {f"{name}/main": line for name in ("zz-bad", *(f"good-{number}" for number in range(5)))}
     saved = files(take(api, path, [*good, bad]))
-    assert sum(len(one) for one in saved.values()) <= ALL_BYTES
+    assert sum(len(one) for one in saved.values()) <= module.ALL_BYTES
     assert "logs/zz-bad/main.log" in saved
     assert "logs/good-4/main.log" not in saved
     assert "of 6 pods were not captured completely" in saved["left-out.txt"].decode()
