@@ -23,6 +23,7 @@ from gpukeeper.rollout.execute import Outcome
 from gpukeeper.rollout.programs import ray_pass
 from gpukeeper.rollout.programs.ray_pass import Driver, one_pass
 from gpukeeper.rollout.ray import RayPasses, RayPassSettings
+from tests.patience import PATIENCE
 
 DONE = {"code": 0, "mode": "enforce", "places": [], "said": ""}
 DAY = 86400.0
@@ -159,7 +160,7 @@ def test_what_a_task_replies(tmp_path: Path, script: str, reply: dict[str, Any])
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     request = {"program": [str(program)], "act": True, "policy": "mode: enforce\n", "job": "03000000,s"}
-    assert one_pass({**request, "deadline_s": 1.0 if "sleep" in script else 60.0}) == reply
+    assert one_pass({**request, "deadline_s": 1.0 if "sleep" in script else PATIENCE}) == reply
 
 
 def test_a_node_without_gpukeeper_says_what_to_do(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from gpukeeper.acceptance.bench import probing
 from gpukeeper.acceptance.bench.probing import ProbeLauncher, ProbeWorkers, RanksOutput, answer_of, run_ranks
 from gpukeeper.acceptance.record import ProbeFailure, ProbeReply, ProbeRequest, ProbeResult
-from tests.patience import growing
+from tests.patience import PATIENCE, growing
 
 PROGRAM = str(Path(__file__).with_name("probe_program.py"))
 BENCH = ProbeLauncher(sys.executable, "cuda", PROGRAM, to_start_s=60.0, ranks_to_start_s=60.0)
@@ -65,7 +65,7 @@ def with_workers(use: Callable[[ProbeWorkers], Awaitable[Any]], bench: ProbeLaun
     return asyncio.run(run())
 
 
-def one(probe: str, bench: ProbeLauncher = BENCH, deadline_s: float = 60.0, **params: Any) -> ProbeReply:
+def one(probe: str, bench: ProbeLauncher = BENCH, deadline_s: float = PATIENCE, **params: Any) -> ProbeReply:
     job = ProbeRequest(probe=probe, params=params, deadline_s=deadline_s)
     answer: ProbeReply = with_workers(lambda workers: workers.each({"GPU-a": job}), bench)["GPU-a"]
     return answer
@@ -111,19 +111,22 @@ def test_a_probe_that_hangs_is_ended_with_its_family_and_the_next_gets_a_new_pro
         hanging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await hanging
-        ended = [bool(select.select([fd], [], [], 10)[0]) for fd in fds]
+        ended = [bool(select.select([fd], [], [], PATIENCE)[0]) for fd in fds]
         for fd in fds:
             os.close(fd)
-        late = await workers.each({"GPU-a": ProbeRequest(probe="sleep", deadline_s=0.5)})
+        for seconds in growing(0.5):
+            late = (await workers.each({"GPU-a": ProbeRequest(probe="sleep", deadline_s=seconds)}))["GPU-a"]
+            if isinstance(late, ProbeFailure) and "about to sleep" in late.words:
+                break
         after = await workers.each({"GPU-a": ProbeRequest(probe="echo")})
-        return ended, late["GPU-a"], after["GPU-a"], workers.words
+        return ended, late, seconds, after["GPU-a"], workers.words
 
-    ended, late, after, words = with_workers(use)
+    ended, late, seconds, after, words = with_workers(use)
     assert ended == [True, True]
     assert isinstance(late, ProbeFailure)
     assert late.kind == "timeout"
     assert "about to sleep" in late.words
-    assert "no result within 0.5 s" in late.words
+    assert f"no result within {seconds:g} s" in late.words
     assert isinstance(after, ProbeResult)
     assert "about to sleep" in words["GPU-a"]
 
@@ -177,7 +180,7 @@ def test_a_worker_that_cannot_begin_gives_the_reason(
     hello: str, kind: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HELLO", hello)
-    answer = one("echo", replace(BENCH, to_start_s=0.5 if hello == "silent" else 60.0))
+    answer = one("echo", replace(BENCH, to_start_s=0.5 if hello == "silent" else PATIENCE))
     assert isinstance(answer, ProbeFailure)
     assert answer.kind == kind
     assert said in answer.words
@@ -207,7 +210,7 @@ def torchrun(tmp_path: Path) -> ProbeLauncher:
 
 
 def ranks(
-    bench: ProbeLauncher, count: int = 2, deadline_s: float = 60.0, **params: Any
+    bench: ProbeLauncher, count: int = 2, deadline_s: float = PATIENCE, **params: Any
 ) -> tuple[dict[str, ProbeReply], dict[str, str]]:
     uuids = [f"GPU-{number}" for number in range(count)]
     return asyncio.run(run_ranks(bench, uuids, ProbeRequest(probe="ddp", params=params, deadline_s=deadline_s)))
