@@ -29,7 +29,7 @@ def own_pids() -> list[int]:
     children: dict[int, list[int]] = defaultdict(list)
     for home in Path("/proc").iterdir():
         if home.name.isdecimal():
-            with suppress(FileNotFoundError, ProcessLookupError):  # it ended
+            with suppress(OSError):  # it ended, or may not be read: then it is none of ours
                 parent = int(procfs.stat_fields(procfs.read(f"{home}/stat", procfs.STATUS))[1])
                 children[parent].append(int(home.name))
     found = [os.getpid()]
