@@ -103,18 +103,19 @@ def _best(checks: Sequence[Check], taken: dict[str, CheckSize], left: float) -> 
 
 
 def _unserved(checks: Sequence[Check], taken: dict[str, CheckSize]) -> Iterable[NotTested]:
+    longer = [(words, _within(checks, seconds, everything=False)) for words, seconds in SPANS]
     for check in checks:
         now = taken.get(check.name)
         for serving in check.servings:
             if now is None or serving.depth > now.depth:
                 what = serving.what if now is not None else ""
-                why, within = _no_time(checks, check, serving)
+                why, within = _no_time(longer, check, serving)
                 yield NotTested(check=check.name, what=what, why=why, within=within)
 
 
-def _no_time(checks: Sequence[Check], check: Check, serving: CheckSize) -> tuple[str, str]:
-    for words, seconds in SPANS:
-        then = _within(checks, seconds, everything=False).get(check.name)
+def _no_time(longer: Sequence[tuple[str, dict[str, CheckSize]]], check: Check, serving: CheckSize) -> tuple[str, str]:
+    for words, taken in longer:
+        then = taken.get(check.name)
         if then is not None and then.depth >= serving.depth:
             return f"takes about {serving.seconds:.0f} s; --within {words} runs it", words
     return f"takes about {serving.seconds:.0f} s; to run it: --check {check.name}", ""

@@ -77,6 +77,7 @@ class SimulatedLauncher:
     ) -> None:
         self._scripts = {f"sim-{number:02}": script for number, script in enumerate(scripts, start=1)}
         self._objects, self._clock, self._tested, self._seconds = objects, clock, tested, seconds
+        self._sent: dict[tuple[object, ...], tuple[bytes, str]] = {}
 
     async def targets(self, spec: RunSpec) -> tuple[Target, ...]:
         unknown = [name for name in spec.nodes if name not in self._scripts]
@@ -136,7 +137,7 @@ class SimulatedLauncher:
         head = b"" if status.phase is Phase.WAITING else f"[ENV] {node}: {GPUS} simulated GPUs\n".encode()
         if status.phase is not Phase.ENDED or one.script in (Script.CRASH, Script.HANG):
             return head
-        lines = frames.encode(report_json(self._report(one)), spec.run, node)
+        lines = frames.encode(self._report(one)[0], spec.run, node)
         kept = {Script.LOST_LOG: 0, Script.CUT_LOG: len(lines) // 2 + 1}.get(one.script, len(lines))
         return head + "".join(f"{line}\n" for line in lines[len(lines) - kept :]).encode()
 
@@ -162,13 +163,20 @@ class SimulatedLauncher:
         names = tuple(f"node/{one.spec.run}/{one.node}" for one in objects)
         return RunSummary(spec=objects[0].spec, nodes=tuple(self._status(one) for one in objects), objects=names)
 
-    def _report(self, one: SimulatedObject) -> Report:
-        """A run over all nodes at once has one result on every node, so the scripts of the others count."""
+    def _report(self, one: SimulatedObject) -> tuple[bytes, str]:
+        """As the log and the message have it. A run over all nodes at once has one result on every node, so the scripts
+        of the others count."""
         keys = [f"{one.spec.run}/{one.node}"]
         if one.spec.together:
             keys = [key for key in self._objects if key.startswith(f"{one.spec.run}/")]
         found = [other for key in sorted(keys) if (other := self._object(key)) is not None]
-        return self._tested(one.spec, one.node, {other.node: other.script for other in found})
+        scripts = {other.node: other.script for other in found}
+        which = (one.spec.run, one.node, *scripts.items())
+        if which not in self._sent:
+            report = self._tested(one.spec, one.node, scripts)
+            text = report_json(report)
+            self._sent[which] = text, delivery.message(report, text).decode()
+        return self._sent[which]
 
     def _status(self, one: SimulatedObject) -> NodeStatus:
         passed = (self._clock.now() - one.created).total_seconds()
@@ -189,9 +197,7 @@ class SimulatedLauncher:
             return NodeStatus(node=one.node, phase=Phase.GONE, code=code, reason=reason, since=ended)
         if one.script is Script.CRASH:
             return NodeStatus(node=one.node, phase=Phase.ENDED, exit_code=139, since=ended)
-        report = self._report(one)
-        message = delivery.message(report, report_json(report)).decode()
-        return NodeStatus(node=one.node, phase=Phase.ENDED, exit_code=0, message=message, since=ended)
+        return NodeStatus(node=one.node, phase=Phase.ENDED, exit_code=0, message=self._report(one)[1], since=ended)
 
 
 _WAITING = {
