@@ -10,8 +10,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-import pytest
-
 from gpukeeper.acceptance.fleet.collect import RunReport
 from gpukeeper.acceptance.fleet.frames import decode
 from gpukeeper.acceptance.fleet.spec import RunSpec, Target
@@ -24,10 +22,10 @@ from gpukeeper.acceptance.reports.document import report_json
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
+from tests.simulation.seeds import failing_with
 from tests.unit.acceptance.reports import examples
 
 T = TypeVar("T")
-SEEDS = range(60)
 RUN = "r-1"
 GOOD, BAD = examples.one_good_gpu(), examples.eight_gpus()
 
@@ -151,9 +149,10 @@ def accepted(report: RunReport) -> set[str]:
     return {one.node for one in report.fleet.nodes if one.verdict in (Grade.PASS, Grade.WARN)}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_killed_at_any_moment_nothing_is_left_and_no_report_is_lost(seed: int, tmp_path: Path) -> None:
-    asyncio.run(_killed(seed, tmp_path))
+def test_killed_at_any_moment_nothing_is_left_and_no_report_is_lost(tmp_path: Path) -> None:
+    for seed in range(60):
+        with failing_with(seed):
+            asyncio.run(_killed(seed, tmp_path / str(seed)))
 
 
 async def _killed(seed: int, folder: Path) -> None:
@@ -178,9 +177,14 @@ async def _killed(seed: int, folder: Path) -> None:
     assert all(one.reason for one in after.report.missing)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_undisturbed_every_node_gets_what_its_script_says(seed: int, tmp_path: Path) -> None:
-    world = World(1000 + seed, tmp_path)
+def test_undisturbed_every_node_gets_what_its_script_says(tmp_path: Path) -> None:
+    for seed in range(1000, 1020):
+        with failing_with(seed):
+            _undisturbed(seed, tmp_path / str(seed))
+
+
+def _undisturbed(seed: int, folder: Path) -> None:
+    world = World(seed, folder)
     ended = asyncio.run(world.launch(faults=0, kill_at=-1))
     assert ended is not None
     assert ended.problems == ()

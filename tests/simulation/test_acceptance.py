@@ -8,19 +8,17 @@ from gpukeeper.model.grade import Grade
 from tests.simulation.acceptance import simulate_acceptance
 from tests.simulation.promises import broken_in_acceptance
 
-SEEDS, CHUNK = 200, 25
+SEEDS, CHUNK = 200, 50
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_what_could_not_be_tested_is_never_a_pass(first: int) -> None:
+    """And reports that nobody cut keep their verdict. Of 50 runs, some pass, some fail, some cannot tell."""
+    runs = []
     for seed in range(first, first + CHUNK):
-        broken = broken_in_acceptance(simulate_acceptance(seed))
+        runs.append(run := simulate_acceptance(seed))
+        broken = broken_in_acceptance(run)
         assert not broken, f"seed {seed}: " + "\n".join(broken) + f"\nRepeat it: make simulate SEED={seed}"
-
-
-def test_the_runs_are_of_every_kind() -> None:
-    """Some pass, some fail, some cannot tell; and reports that nobody cut keep their verdict."""
-    runs = [simulate_acceptance(seed) for seed in range(60)]
+        assert run.truth.cut or run.read.verdict is run.report.verdict, f"seed {seed}"
     assert {run.report.verdict for run in runs} >= {Grade.PASS, Grade.FAIL, Grade.INCONCLUSIVE}
     assert any(run.truth.cut and run.report.verdict is Grade.PASS for run in runs)
-    assert all(run.read.verdict is run.report.verdict for run in runs if not run.truth.cut)

@@ -1,7 +1,7 @@
 """The bad-node search in a simulated fabric: a certain name is never wrong, persistent faults are found, in few rounds.
 
 Faults are planted at random: nodes, links, switches, persistent and intermittent, also together; trials that cannot be
-run. To repeat a failure: the seed is in the name of the test.
+run. A failure names its seed; to repeat it, call `planted` with it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 
 from gpukeeper.acceptance.fleet.search import ROUNDS, Conclusion
 from tests.simulation.fabric import Fabric, Fault, certain, fabric, link, node, searched, suspected, switch
+from tests.simulation.seeds import failing_with
 
 Plant = Callable[[Random, int, int], tuple[Fault, ...]]
 SCOPES = ("uplink", "between", "inside", "all")
@@ -78,12 +79,13 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize(("plant", "nodes", "leaf"), MIXED)
-def test_a_certain_name_is_never_wrong(plant: Plant, nodes: int, leaf: int, seed: int) -> None:
-    world, found = planted(plant, nodes, leaf, seed, not_run=0.1 if seed % 3 == 0 else 0.0)
-    check_never_wrong(world, found)
-    check_nothing_is_lost(world, found)
+def test_a_certain_name_is_never_wrong(plant: Plant, nodes: int, leaf: int) -> None:
+    for seed in range(60):
+        with failing_with(seed):
+            world, found = planted(plant, nodes, leaf, seed, not_run=0.1 if seed % 3 == 0 else 0.0)
+            check_never_wrong(world, found)
+            check_nothing_is_lost(world, found)
 
 
 PERSISTENT = [
@@ -97,29 +99,31 @@ PERSISTENT = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(("plant", "nodes", "leaf", "rounds"), PERSISTENT)
-def test_persistent_faults_are_named(plant: Plant, nodes: int, leaf: int, rounds: int, seed: int) -> None:
-    world, found = planted(plant, nodes, leaf, seed)
-    assert certain(found) == {fault.suspect for fault in world.faults}
-    assert found.rounds <= rounds
-    assert found.finished
+def test_persistent_faults_are_named(plant: Plant, nodes: int, leaf: int, rounds: int) -> None:
+    for seed in range(12):
+        with failing_with(seed):
+            world, found = planted(plant, nodes, leaf, seed)
+            assert certain(found) == {fault.suspect for fault in world.faults}
+            assert found.rounds <= rounds
+            assert found.finished
 
 
-@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("bad", [1, 4, 8])
-def test_512_nodes_need_few_rounds(bad: int, seed: int) -> None:
-    world, found = planted(bad_nodes(bad), 512, 32, seed)
-    assert certain(found) == {fault.suspect for fault in world.faults}
-    assert not found.undecided
-    assert found.rounds <= 9
-    assert found.jobs < 700
+def test_512_nodes_need_few_rounds(bad: int) -> None:
+    for seed in range(6):
+        with failing_with(seed):
+            world, found = planted(bad_nodes(bad), 512, 32, seed)
+            assert certain(found) == {fault.suspect for fault in world.faults}
+            assert not found.undecided
+            assert found.rounds <= 9
+            assert found.jobs < 700
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_512_nodes_with_a_mixture(seed: int) -> None:
-    world, found = planted(a_mixture, 512, 32, seed)
-    check_never_wrong(world, found)
+def test_512_nodes_with_a_mixture() -> None:
+    for seed in range(3):
+        with failing_with(seed):
+            check_never_wrong(*planted(a_mixture, 512, 32, seed))
 
 
 def test_a_whole_switch_is_not_told_apart_from_all_its_nodes() -> None:
