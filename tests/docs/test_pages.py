@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from typing import Any
 
 import pytest
 
-from tests.docs import generate, markdown
+from tests.docs import generate, markdown, shell
 from tests.docs.commands import why_not_there, why_wrong
 from tests.docs.markdown import ROOT
+from tests.real.docker import conftest as docker_fixtures
+from tests.real.kube import conftest as kube_fixtures
 
 DOCS = ROOT / "docs"
 RAY = DOCS / "explanation" / "what-ray-tidies.md"
@@ -101,3 +105,14 @@ def test_the_guides_name_what_the_replaced_systems_have() -> None:
     variables = ("QUICK", "VERBOSE", "REPORT_DIR", "TRAIN_SMOKE", "EPOCHS", "STEPS", "GPUS_PER_NODE", "DRY_RUN")
     names = ("ray_tmp_*", "summary.json", "ddp_tests_result.json", "ttlSecondsAfterFinished", "--skip-multinode")
     assert [one for one in (*labels, *variables, *names) if one not in text] == []
+
+
+def test_the_examples_of_tests_on_engines_use_fixtures_and_helpers_that_exist() -> None:
+    """Their imports are executed; the tests are not."""
+    examples = shell.blocks(DOCS / "how-to" / "test-on-a-real-engine.md", "python")
+    for text, fixtures in zip(examples, (docker_fixtures, kube_fixtures), strict=True):
+        defined: dict[str, Any] = {}
+        exec(compile(text, "test-on-a-real-engine.md", "exec"), defined)
+        (test,) = [value for name, value in defined.items() if name.startswith("test_")]
+        marked = [name for mark in getattr(test, "pytestmark", ()) for name in mark.args]
+        assert [name for name in (*inspect.signature(test).parameters, *marked) if not hasattr(fixtures, name)] == []
