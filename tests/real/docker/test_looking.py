@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -60,6 +61,13 @@ def a_host_with_everything_due(engine: DockerEngine) -> str:
     )
 
 
+def runs_for(engine: DockerEngine, name: str) -> float:
+    """Seconds since its start, at least: a second is cut off."""
+    found = engine.inspect(name)
+    assert found is not None
+    return (datetime.now(UTC) - datetime.fromisoformat(found["State"]["StartedAt"][:19] + "+00:00")).total_seconds() - 1
+
+
 @pytest.mark.parametrize("command", LOOKS, ids=" ".join)
 def test_a_command_that_looks_changes_nothing(docker: DockerEngine, command: list[str]) -> None:
     text = a_host_with_everything_due(docker)
@@ -75,7 +83,8 @@ def test_a_command_that_looks_changes_nothing(docker: DockerEngine, command: lis
 def test_the_same_host_is_reclaimed_when_a_user_reports_it(docker: DockerEngine) -> None:
     """So that the tests above could fail."""
     text = a_host_with_everything_due(docker)
-    time.sleep(1)  # what was started last is over max_runtime, too: the first pass warns both, the second stops them
+    docker.until(lambda: runs_for(docker, "frozen") > 1, "what was started last is over max_runtime, too")
+    # The first pass warns both, the second stops them.
     passes = [docker.gpukeeper("apply", "--yes", policy=text) for _ in range(2)]
     assert docker.containers() == {"train": "exited", "frozen": "exited"}, passes
 

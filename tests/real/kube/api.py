@@ -152,7 +152,7 @@ class Api:
         answer = self.call(method, path, body, **more)
         ends = time.monotonic() + CATCH_UP_S
         while answer.status == 504 and b"Too large resource version" in answer.raw and time.monotonic() < ends:
-            time.sleep(1)  # its cache lags behind etcd
+            time.sleep(0.1)  # its cache lags behind etcd
             answer = self.call(method, path, body, **more)
         if not answer.ok:
             raise Refused(f"{method} {path}: {answer.status} {_message(answer)}", answer.status)

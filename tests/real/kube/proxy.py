@@ -14,6 +14,7 @@ import asyncio
 import json
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class Asked:
     query: Mapping[str, str]
     body: bytes = b""
     number: int = 0  # in the order of asking
+    at: float = field(default_factory=time.monotonic)
     status: int | None = None
 
     @property

@@ -96,7 +96,8 @@ def uid(api: Api, what: str, namespace: str, name: str) -> str | None:
 
 
 def stays_so(read: Callable[[], object], words: str, seconds: float = 3) -> None:
-    """It is true, and is so all the time."""
+    """It is true, and is so all the time. The time itself is the subject: where nothing happens there is no moment to
+    wait for."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         assert read(), words

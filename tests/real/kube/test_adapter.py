@@ -5,7 +5,6 @@ again after every gap, and what changed is looked at without everything else.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,8 @@ from gpukeeper.model.policy import AtFinish
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.finalizers import JOB_TRACKING
+from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS as KINDS_OF_GPUKEEPER
+from gpukeeper.platforms.kubernetes.watch import RECONNECT
 from tests.real.kube import objects
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import ended_pod, ending, unplaced
@@ -154,10 +155,11 @@ class Ears:
     async def watches(self, *kinds: str) -> None:
         """Until these kinds are watched: what happens from now on to their objects is reported."""
 
-        def begun() -> bool:
-            return all(any(path.endswith(f"/{kind}") for path in self.watched) for kind in kinds)
+        await come_true(lambda: all(map(self.count, kinds)), 60, f"watches of {', '.join(kinds)} begin")
 
-        await come_true(begun, 60, f"watches of {', '.join(kinds)} begin")
+    def count(self, kind: str) -> int:
+        """Watches of it that began."""
+        return sum(path.endswith(f"/{kind}") for path in list(self.watched))
 
     async def listen(self) -> None:
         async for hint in self._bench.platform.wake():
@@ -257,15 +259,15 @@ def test_hints_come_again_after_the_api_server_was_away(plane: ControlPlane, nam
 
     async def story(ears: Ears) -> None:
         plane.restart_apiserver()  # from this thread: it ends with the one that started it
-        ears.heard.clear()
-        # What ends before the watch begins again has no hint of its own, so one pod after another ends until one has.
-        names = (f"late-{number}" for number in itertools.count())
+        before = ears.count("pods")
         made: list[str] = []
 
         def hinted() -> bool:
-            made.append(next(names))
-            ended_pod(plane.api, namespace, made[-1])
-            time.sleep(1)
+            """A watch that begins hints at what ends from then on; one that fails at once does not, and another one
+            begins."""
+            if ears.count("pods") - before > len(made):
+                made.append(f"late-{len(made)}")
+                ended_pod(plane.api, namespace, made[-1])
             return any(ears.named(f"pod/{name}") for name in made)
 
         await come_true(hinted, 60, "hints come again")
@@ -296,7 +298,7 @@ def test_hints_come_through_watches_that_break(plane: ControlPlane, namespace: s
                 await ears.until("pod/one")
             else:
                 await come_true(lambda: None in ears.heard, 20, "a hint to look at everything")
-            await asyncio.sleep(1)
+                await come_true(lambda: ears.count("pods") > 1, 20, "the next watch begins")
             await asyncio.to_thread(ended_pod, plane.api, namespace, "three")
             await asyncio.to_thread(ended_pod, plane.api, namespace, "four")
             await ears.until("pod/three")
@@ -305,32 +307,21 @@ def test_hints_come_through_watches_that_break(plane: ControlPlane, namespace: s
         assert broken
 
 
-def test_a_server_that_always_says_410_is_not_asked_without_end(plane: ControlPlane, namespace: str) -> None:
-    """Spin on 410 (ttlc): a watch that expires as soon as it began is begun again after a pause."""
-    with proxy(plane, lambda asked: Say(410) if asked.is_watch else None) as one:
+@pytest.mark.parametrize("says", [410, 200], ids=["410", "closed properly"])
+def test_a_watch_that_ends_at_once_is_begun_again_after_a_pause(plane: ControlPlane, namespace: str, says: int) -> None:
+    """The next, longer pauses: tests/unit/platforms/kubernetes/test_watch.py."""
+    with proxy(plane, lambda asked: Say(says) if asked.is_watch else None) as one:
         harness = Harness(plane.kubeconfig(server=one.address), namespace)
 
-        async def story(ears: Ears) -> None:
-            await asyncio.sleep(6)
-            ears.heard.clear()
-
-        listening(harness, story)
-        watches = [asked for asked in one.asked if asked.is_watch and asked.path.endswith("/pods")]
-        assert 1 <= len(watches) <= 5, len(watches)
-
-
-def test_watches_that_end_at_once_are_not_begun_without_end(plane: ControlPlane, namespace: str) -> None:
-    """A balancer that closes what is idle, properly: no error, no event."""
-
-    with proxy(plane, lambda asked: Say(200) if asked.is_watch else None) as one:
-        harness = Harness(plane.kubeconfig(server=one.address), namespace)
+        def watches() -> list[Asked]:
+            return [asked for asked in list(one.asked) if asked.is_watch and asked.path.endswith("/pods")]
 
         async def story(ears: Ears) -> None:
-            await asyncio.sleep(6)
+            await come_true(lambda: len(watches()) > 1, 60, "it is begun again")
 
         listening(harness, story)
-        watches = [asked for asked in one.asked if asked.is_watch and asked.path.endswith("/pods")]
-        assert 1 <= len(watches) <= 12, len(watches)
+        first, second, *_ = watches()
+        assert second.at - first.at >= RECONNECT[0]
 
 
 # Only what changed
@@ -361,6 +352,17 @@ async def come_true(read: Callable[[], object], seconds: float, words: str) -> f
     return time.monotonic() - began
 
 
+async def watched_kinds(harness: Harness, namespace: str) -> set[str]:
+    """The paths of all that the API server serves and gpukeeper watches."""
+    discovery = harness.platform._discovery
+    served = [(kind, await discovery.served(kind)) for kind in KINDS_OF_GPUKEEPER if kind.watched]
+    return {kind.path(version, namespace) for kind, version in served if isinstance(version, str)}
+
+
+def watched(one: Proxy) -> set[str]:
+    return {asked.path for asked in list(one.asked) if asked.is_watch}
+
+
 def whole_looks(one: Proxy) -> int:
     """Only a look at everything lists Deployments."""
     return sum(asked.path.endswith("/deployments") for asked in one.lists())
@@ -378,8 +380,9 @@ def test_what_finishes_goes_after_its_ttl_without_a_read_of_everything(plane: Co
         harness = Harness(plane.kubeconfig(server=between.address), namespace, schedule={"every": "10m"})
 
         async def story(reports: list[PassReport]) -> None:
+            wanted = await watched_kinds(harness, namespace)
             await come_true(lambda: len(reports) > 0, 30, "a first pass")
-            await asyncio.sleep(6)  # hints of what was there at the beginning are over
+            await come_true(lambda: wanted <= watched(between), 60, "everything is watched")
             between.forget()
             reports.clear()
             for name in pods - {"bare"}:
@@ -401,12 +404,12 @@ def test_after_a_gap_everything_is_read_again(plane: ControlPlane, namespace: st
     ended_pod(plane.api, namespace, "stays")
     harness = Harness(plane.kubeconfig(), namespace, schedule={"every": "10m"})
 
+    ears = Ears(harness)
+
     async def story(reports: list[PassReport]) -> None:
         await come_true(lambda: len(reports) > 0, 30, "a first pass")
-        await asyncio.sleep(2)
-        plane.stop_apiserver()
-        await asyncio.sleep(1)
-        plane.start_apiserver()  # from this thread: it ends with the one that started it
+        await ears.watches("pods")
+        plane.restart_apiserver()  # from this thread: it ends with the one that started it
         await asyncio.to_thread(ended_pod, plane.api, namespace, "goes", annotations={"gpukeeper.io/ttl": "0s"})
         await come_true(lambda: plane.api.names("pods", namespace) == {"stays"}, 60, "what is due goes")
 
@@ -500,7 +503,7 @@ def test_a_list_and_a_read_say_the_same(trainer_v23: ControlPlane, namespace: st
             harness = Harness(plane.kubeconfig(), namespace, at_finish=at_finish)
             ends, found = time.monotonic() + 120, differences(harness)
             while any(found.values()) and time.monotonic() < ends:  # controllers write while we look
-                time.sleep(1)
+                time.sleep(0.2)
                 found = differences(harness)
             assert found.keys() >= KINDS, KINDS - found.keys()
             assert {name: fields for name, fields in found.items() if fields} == {}, at_finish

@@ -32,7 +32,7 @@ from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import ended_pod, ending, many_ended_pods, text, unplaced
 from tests.real.kube.harness import Harness, minute_of, policy
 from tests.real.kube.proxy import Asked, First, Late, Proxy, Say, proxy
-from tests.real.kube.runs import passes
+from tests.real.kube.runs import left, passes, stays_so
 
 AT_ONCE = {"cluster": {"grace": "0s"}}  # what was not seen to go is not waited for any longer than needed
 IDLE = {"cluster": {"grace": "0s", "start_grace": "0s", "idle": "10m", "on_idle": "stop"}}
@@ -71,11 +71,14 @@ def between(plane: ControlPlane, one: Proxy) -> Path:
     return plane.kubeconfig(server=one.address)
 
 
+HOOK, REFUSALS = "nobody.example.com", "apiserver_admission_webhook_rejection_count{"
+
+
 @contextmanager
 def unreachable_webhook(api: Api, namespace: str, group: str, plural: str) -> Iterator[None]:
     """Every DELETE of these in the namespace is answered with 500, by the API server itself."""
     hook = {
-        "name": "nobody.example.com",
+        "name": HOOK,
         "clientConfig": {"url": "https://127.0.0.1:1/"},
         "rules": [{"apiGroups": [group], "apiVersions": ["*"], "operations": ["DELETE"], "resources": [plural]}],
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
@@ -91,6 +94,13 @@ def unreachable_webhook(api: Api, namespace: str, group: str, plural: str) -> It
         yield
     finally:
         api.delete("validatingwebhookconfigurations", None, name)
+
+
+def _refusals(api: Api) -> float:
+    """How often the API server could not ask that webhook, by its own count."""
+    lines = api.call("GET", "/metrics").raw.decode().splitlines()
+    counts = [line for line in lines if line.startswith(REFUSALS) and HOOK in line]
+    return sum(float(line.rpartition(" ")[2]) for line in counts)
 
 
 def _until_500(api: Api, namespace: str, plural: str) -> None:
@@ -250,8 +260,8 @@ def test_the_jobset_of_a_trainjob(trainer_v23: ControlPlane, namespace: str) -> 
         assert final_results(harness) == [Result.RECLAIMED]
         assert [asked.path.split("/")[-2:] for asked in one.asked if asked.method == "DELETE"] == [["trainjobs", "run"]]
     plane.api.wait_gone("jobsets", namespace, "run")
-    time.sleep(3)  # its controller makes one anew within a second where it does
-    assert plane.api.list("trainjobs", namespace) == plane.api.list("jobsets", namespace) == []
+    # Where its controller makes one anew it does so within a second; that it does not has no moment to wait for.
+    stays_so(lambda: not left(plane.api, namespace, "trainjobs", "jobsets"), "it was made anew", 2)
 
 
 @pytest.mark.usefixtures("kwok_node")
@@ -262,8 +272,9 @@ def test_a_child_whose_removal_failed_and_was_forgotten(trainer_v23: ControlPlan
     plane.api.create(objects.train_job("run", "torch", activeDeadlineSeconds=15), namespace)
     plane.api.wait_pods(namespace, 1)
     with unreachable_webhook(plane.api, namespace, "jobset.x-k8s.io", "jobsets"):
+        before = _refusals(plane.api)
         plane.api.wait_condition("trainjobs", namespace, "run", "Failed")
-        time.sleep(2)
+        plane.until(lambda: _refusals(plane.api) > before, "the controller tried to delete its child")
     harness = Harness(plane.kubeconfig(), namespace, at_finish="Running", classes=AT_ONCE)
     if plane.api.list("jobsets", namespace) == []:
         pytest.fail("the controller tried again: the bug is mended, and this row needs another child")

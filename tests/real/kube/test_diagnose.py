@@ -8,10 +8,9 @@ image and its pods are KWOK's. Time that would have to pass is told to `diagnose
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -19,12 +18,13 @@ import pytest
 from gpukeeper.model.diagnosis import Cause, Diagnosis
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes import finalizers
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.controller_state import Alive, Down
 from gpukeeper.platforms.kubernetes.controllers import Controllers
 from gpukeeper.platforms.kubernetes.diagnose import diagnose
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
-from gpukeeper.platforms.kubernetes.finalizers import CIRCLE, FOREGROUND
+from gpukeeper.platforms.kubernetes.finalizers import FOREGROUND
 from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object, Refused
@@ -174,7 +174,7 @@ def failing(api: Api, namespace: str) -> Object:
 
 
 def caught_in_the_loop(plane: ControlPlane, namespace: str) -> Object | None:
-    """A TrainJob whose JobSet was made anew half a minute after its Foreground removal was asked for.
+    """A TrainJob whose JobSet was made anew after its Foreground removal was asked for.
 
     Each turn is a race that the collector may win. So it is stopped before the first turn and after it.
     """
@@ -185,7 +185,8 @@ def caught_in_the_loop(plane: ControlPlane, namespace: str) -> Object | None:
     api.delete("trainjobs", namespace, "run-7", propagation="Foreground")
     removed = api.get("trainjobs", namespace, "run-7")
     assert removed is not None
-    time.sleep(CIRCLE.total_seconds() + 2)
+    asked_for = time_of(removed["metadata"]["deletionTimestamp"])
+    plane.until(lambda: datetime.now(UTC) > asked_for + timedelta(seconds=1), "what is made now is made later")
     collector.resume()
     try:
         while (seen := api.get("trainjobs", namespace, "run-7")) is not None:
@@ -201,8 +202,16 @@ def caught_in_the_loop(plane: ControlPlane, namespace: str) -> Object | None:
 
 @pytest.mark.usefixtures("kwok_node", "trainer_v23")
 def test_the_foreground_loop_of_v23_is_proven_and_ends_without_its_finalizer(
-    plane: ControlPlane, api: Api, namespace: str, new_namespace: Any, stand_in: Any
+    plane: ControlPlane,
+    api: Api,
+    namespace: str,
+    new_namespace: Any,
+    stand_in: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """That half a minute has to lie between the two, by the server's clock, is tested in
+    tests/unit/platforms/kubernetes/test_finalizers.py."""
+    monkeypatch.setattr(finalizers, "CIRCLE", timedelta(0))
     stand_in(TRAINER, TRAINER_IMAGE.format("v2.3.0"))
     for place in (namespace, new_namespace(), new_namespace()):
         failing(api, place)

@@ -293,7 +293,8 @@ def test_a_user_who_resumes_and_suspends_is_not_fought(
 def test_what_its_user_resumed_may_be_idle_again(plane: ControlPlane, namespace: str) -> None:
     """With a new warning first; the old one belonged to another quiet time."""
     harness = idle_and_stopped(plane, namespace)
-    time.sleep(1.1)  # a Job's start is known to the second
+    second = int(time.time())
+    plane.until(lambda: int(time.time()) > second, "a Job's start is known to the second")
     suspend(plane, namespace, yes=False)
     assert passes(harness) == []
     harness.later(minutes=20)

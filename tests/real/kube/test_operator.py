@@ -18,6 +18,7 @@ from tests.real.kube.api import Api, condition
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.objects import job
 from tests.real.kube.processes import Program
+from tests.real.kube.proxy import proxy
 from tests.real.kube.test_examples import EXAMPLES, documents, placed
 
 PROGRAM = Path(sys.executable).with_name("gpukeeper")
@@ -242,12 +243,20 @@ def test_who_cannot_reach_the_lease_does_not_act(
 ) -> None:
     every = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch", "delete", "patch"]}
     user = plane.new_user([every])  # reads leases, and may not write one
-    one = make("one", plane.kubeconfig(user))
     finished(api, namespace, "first")
-    time.sleep(6)
-    assert not one.leads
-    assert api.get("jobs", namespace, "first") is not None
-    assert one.ask("/healthz")[0] == 200
+
+    def refused() -> int:
+        leases = [asked for asked in list(between.asked) if "/leases" in asked.path and asked.method != "GET"]
+        return sum(asked.status == 403 for asked in leases)
+
+    with proxy(plane) as between:
+        one = make("one", plane.kubeconfig(user, server=between.address))
+        until(lambda: refused() > 1, "it tried again", 120)
+        assert not one.leads
+        assert between.count("DELETE") == 0
+        assert api.get("jobs", namespace, "first") is not None
+        assert one.ask("/healthz")[0] == 200
+        one.program.kill()
 
 
 # The rights of the examples

@@ -136,7 +136,7 @@ def race(the_plane: ControlPlane) -> Race:
         while there and time.monotonic() - began < LONGEST:
             there = {name for name in there if stories[name].read(api, namespace)}
             time.sleep(0.1)
-        time.sleep(3)
+        time.sleep(3)  # that nothing is made anew has no moment to wait for; where it is, that takes a second
         for story in stories.values():
             story.read(api, namespace)
     found = {what: api.names(what, namespace) for what in CHAIN}

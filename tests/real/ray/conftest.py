@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from tests.engines import has_ray, require
+from tests.real.docker.private_engine import DockerEngine
 from tests.real.ray.clusters import NEWEST, VERSIONS, Cluster, ray_cluster
 
 _LINES, _WIDTH = 8, 240
@@ -51,6 +52,12 @@ def _drivers_end() -> Iterator[None]:
     yield
     for driver in (driver for cluster in _clusters for driver in cluster.drivers):
         driver.clear()
+
+
+@pytest.fixture
+def engine(docker: DockerEngine) -> DockerEngine:
+    """Docker alone: nodes in containers of Podman are not supported."""
+    return docker
 
 
 @contextmanager

@@ -59,12 +59,6 @@ POLICY: dict[str, object] = {
 }
 
 
-@pytest.fixture
-def engine(docker: DockerEngine) -> DockerEngine:
-    """Docker alone, not Podman too."""
-    return docker
-
-
 def scratch(engine: DockerEngine, name: str) -> Path:
     return Path(f"/proc/{engine.pid(name)}/root{ROOT}")
 

@@ -14,9 +14,8 @@ from ruamel.yaml import YAML
 from tests.engines import has_ray, require
 from tests.real.docker.private_engine import DockerEngine
 from tests.real.ray.clusters import NEWEST
-from tests.real.ray.test_containers import MB, POLICY, engine, entries, fill, real_ray, scratch, the_engine
+from tests.real.ray.test_containers import MB, POLICY, entries, fill, real_ray, scratch
 
-__all__ = ["engine", "the_engine"]
 PROJECT = Path(__file__).parents[3]
 EXAMPLE = PROJECT / "examples" / "ray" / "kuberay-sidecar.yaml"
 RAYS_USER = 1000

@@ -12,9 +12,8 @@ from tests.engines import has_ray, require
 from tests.real.docker.private_engine import DockerEngine
 from tests.real.ray.clusters import NEWEST, until
 from tests.real.ray.machines import HEAD, WORKER, Machines, network_of, two_machines
-from tests.real.ray.test_containers import ACTOR, MB, POLICY, ROOT, engine, entries, fill, real_ray, scratch, the_engine
+from tests.real.ray.test_containers import ACTOR, MB, POLICY, ROOT, entries, fill, real_ray, scratch
 
-__all__ = ["engine", "the_engine"]
 PROJECT = Path(__file__).parents[3]
 PROGRAM = f"#!/bin/sh\nPYTHONPATH={PROJECT / 'src'} exec {sys.executable} -m gpukeeper"
 
