@@ -1,4 +1,4 @@
-"""Which cases of a parametrized engine test are in the smoke set (`pytest -m smoke`): the few that every change runs."""
+"""Which cases of a parametrized engine test are in the smoke set (`pytest -m smoke`), which every change runs."""
 
 from __future__ import annotations
 

@@ -63,6 +63,7 @@ def test_a_deletion_that_is_killed_before_any_of_its_changes_is_finished_or_undo
     assert set(endings) == set(ORDER)
 
 
+@pytest.mark.smoke
 def test_a_deletion_that_is_killed_while_worker_processes_delete_is_finished(tmp_path: Path) -> None:
     path = tree(tmp_path, folders=FOLDERS, files=FILES)
     assert halted(SHARE, path)

@@ -23,6 +23,7 @@ def _root() -> None:
     need_root()
 
 
+@pytest.mark.smoke
 def test_on_a_full_tmpfs_a_tree_is_removed(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=1m", "tmpfs") as disk:
         path = tree(disk)

@@ -163,6 +163,7 @@ def test_the_deleter_alone_leaves_nothing_outside_touched(ground: Ground) -> Non
     assert picture(ground.canary) == ground.before
 
 
+@pytest.mark.smoke
 def test_after_the_neighbour_is_gone_the_tree_is_removed(ground: Ground) -> None:
     """So that the tests above cannot pass by never removing anything."""
     ground.refill()

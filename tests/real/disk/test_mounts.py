@@ -45,6 +45,7 @@ def test_a_bind_mount_of_the_same_filesystem_inside_is_untouched(
         assert trash_in(tmp_path) == []
 
 
+@pytest.mark.smoke
 def test_a_bind_mount_of_a_single_file_inside_is_untouched(tmp_path: Path) -> None:
     outside, path = tmp_path / "outside", tree(tmp_path)
     outside.write_text("precious")

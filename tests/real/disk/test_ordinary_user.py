@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.real.disk.filesystems import as_nobody, need_root
 from tests.unit.disk.trees import HOLD_OPEN, child, tree
 
@@ -14,6 +16,7 @@ print(type(answer).__name__, getattr(answer, "why", ""))
 """
 
 
+@pytest.mark.smoke
 def test_other_peoples_open_files_cannot_be_seen_so_the_tree_is_kept(tmp_path: Path) -> None:
     need_root()
     tmp_path.chmod(0o777)

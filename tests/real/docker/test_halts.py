@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.halt import BEFORE_THE_ACT, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS
+from tests.halt import ACTED, BEFORE_THE_ACT, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS
 from tests.real.docker.private_engine import DockerEngine
 from tests.real.docker.test_crashes import POLICY, Fleet
+from tests.smoke import smoke
 
 DUE = {"stop": "overdue", "remove": "ended"}
 BEFORE = {"stop": "running", "remove": "exited"}
@@ -17,7 +18,7 @@ AFTER = {"stop": "exited", "remove": None}
 
 
 @pytest.mark.parametrize("action", DUE)
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", smoke(POINTS, ACTED.__eq__))
 def test_killed_at_a_point_of_a_step_nothing_wrong_goes_and_nothing_twice(
     docker: DockerEngine, action: str, point: str
 ) -> None:

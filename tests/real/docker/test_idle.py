@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from gpukeeper.model.decision import Action
 from tests.real.docker import programs
 from tests.real.docker.harness import MINE, Harness, policy
@@ -25,6 +27,7 @@ def idle(engine: DockerEngine, name: str = "mine", **changes: object) -> Harness
     return harness
 
 
+@pytest.mark.smoke
 def test_what_is_idle_is_warned_then_stopped_then_removed(docker: DockerEngine) -> None:
     worker(docker)
     harness = idle(docker)

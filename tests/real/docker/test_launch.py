@@ -82,6 +82,7 @@ def passes_until_empty(engine: DockerEngine, into: Path) -> bool:
     return engine.containers() == {}
 
 
+@pytest.mark.smoke
 def test_a_run_is_started_collected_and_removed(engine: DockerEngine, tmp_path: Path) -> None:
     asyncio.run(launch(opened(engine), spec_of(engine, "whole"), tmp_path))
     assert reports(tmp_path, "whole", node_of(engine)) == {REPORT}

@@ -6,6 +6,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from gpukeeper.model.decision import Action
 from tests.real.docker import kernel, programs
 from tests.real.docker.harness import MINE, Harness, ended
@@ -41,6 +43,7 @@ def of_an_ended_container(engine: DockerEngine, program: str = HOLDS) -> int:
     return pid
 
 
+@pytest.mark.smoke
 def test_the_remainder_of_an_ended_container_is_ended(docker: DockerEngine) -> None:
     pid = of_an_ended_container(docker)
     harness = Harness(docker)

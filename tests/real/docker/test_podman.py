@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gpukeeper.model.decision import Accepted, Action
 from tests.real.docker import programs
 from tests.real.docker.harness import MINE, Harness, ended
 from tests.real.docker.private_engine import PodmanEngine
 
 
+@pytest.mark.smoke
 def test_podman_removes_what_is_over(podman: PodmanEngine) -> None:
     ended(podman, "old", gpus=[0], labels=MINE)
     podman.run("young", gpus=[1], labels=MINE)

@@ -17,6 +17,7 @@ from tests.real.docker.private_engine import DockerEngine
 from tests.real.docker.proxy import proxy
 
 
+@pytest.mark.smoke
 def test_the_command_removes_what_is_over_and_reports_it(docker: DockerEngine) -> None:
     ended(docker, "old", gpus=[0], labels=MINE)
     docker.run("young", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
@@ -90,6 +91,7 @@ def test_a_container_that_was_started_meanwhile_is_not_removed(docker: DockerEng
     assert docker.state("mine") == "running"
 
 
+@pytest.mark.smoke
 def test_the_engine_itself_refuses_what_was_started_at_the_last_moment(docker: DockerEngine) -> None:
     """Between our last look and our command: the removal is unforced, so that Docker says no."""
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
@@ -198,6 +200,7 @@ def test_log_description_and_installed_packages_are_captured_first(docker: Docke
     assert made.encode() in files["manifest.json"]
 
 
+@pytest.mark.smoke
 def test_evidence_on_disk_is_complete_before_the_command_removes(docker: DockerEngine) -> None:
     ended(docker, "old", gpus=[0], labels=MINE)
     text = policy(retention={"succeeded": "0s"}, capture={"what": ["manifest", "logs", "events", "reports"]})

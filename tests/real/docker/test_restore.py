@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.real.docker import programs
 from tests.real.docker.harness import MINE, SOMEBODY, Harness, ended, policy
 from tests.real.docker.private_engine import DockerEngine
@@ -26,6 +28,7 @@ def test_what_was_stopped_runs_again_with_its_restart_policy(docker: DockerEngin
     assert facts(docker, "mine")["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
 
 
+@pytest.mark.smoke
 def test_what_was_removed_is_made_again_as_it_was(docker: DockerEngine, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     docker.run(

@@ -28,6 +28,7 @@ def stopped_by_us(harness: Harness, name: str) -> Any:
     return harness.run(harness.platform.act(harness.asked(name, Action.STOP), harness.subject(name)))
 
 
+@pytest.mark.smoke
 def test_a_job_started_beside_the_first_process_saves_its_work_before_the_container_ends(
     docker: DockerEngine, tmp_path: Path
 ) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from gpukeeper.model.decision import Result
 from gpukeeper.model.unknown import Unknown
 from tests.real.docker import programs
@@ -47,6 +49,7 @@ def test_an_engine_that_hangs_ends_the_command_with_a_sentence(docker: DockerEng
     assert docker.state("mine") == "running"
 
 
+@pytest.mark.smoke
 def test_an_engine_that_is_not_there_is_reported_and_nothing_vanishes(docker: DockerEngine) -> None:
     """Not answering is not "gone": nothing is recorded as vanished."""
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from gpukeeper.devices.inventory import inventory
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Shape
@@ -20,6 +22,7 @@ class Now:
         return datetime.now(UTC)
 
 
+@pytest.mark.smoke
 def test_every_gpu_of_the_driver_is_in_the_inventory() -> None:
     require("gpu", has_gpu())
     found = inventory(timedelta(seconds=30))

@@ -33,6 +33,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path, TREES)
 
 
+@pytest.mark.smoke
 def test_what_is_due_goes_and_everything_else_stays(host: Host) -> None:
     for name in ("tmp-old", "pip-build", "data", "tmp-model"):
         host.tree(name)
@@ -138,6 +139,7 @@ def test_a_person_may_remove_a_tree_that_is_not_due(host: Host) -> None:
 # Reports
 
 
+@pytest.mark.smoke
 def test_an_old_report_is_saved_goes_and_comes_back(tmp_path: Path) -> None:
     host = Host(tmp_path, REPORTS)
     (host.tree("run-1") / "summary").write_text("it went well")

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.engines import require
-from tests.halt import BEFORE_THE_ACT, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS, SAVED
+from tests.halt import ACTED, BEFORE_THE_ACT, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS, SAVED
 from tests.real.host.machine import Host, sees_everybody
 from tests.real.host.test_apply import REPORTS, TREES
+from tests.smoke import smoke
 
 # Of a temporary tree there is nothing to save.
 STEPS = [("tree", point) for point in POINTS if point != SAVED] + [("report", point) for point in POINTS]
 
 
-@pytest.mark.parametrize(("kind", "point"), STEPS)
+@pytest.mark.parametrize(("kind", "point"), smoke(STEPS, ("tree", ACTED).__eq__))
 def test_killed_at_a_point_of_a_removal_nothing_wrong_goes_and_nothing_twice(
     tmp_path: Path, kind: str, point: str
 ) -> None:

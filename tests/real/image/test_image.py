@@ -85,6 +85,7 @@ def test_the_operator_runs_without_root_rights_and_without_writing_to_its_root(e
     assert "No such file" in said
 
 
+@pytest.mark.smoke
 def test_every_program_starts(engine: DockerEngine) -> None:
     """gpukeeper and the interpreter of the probes; the shell, timeout and test that launchers start."""
     wheel = next((image.folder() / "context").glob("gpukeeper-*.whl"))

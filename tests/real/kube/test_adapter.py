@@ -196,6 +196,7 @@ def listening(harness: Harness, story: Callable[[Ears], Awaitable[None]]) -> Non
 
 
 @pytest.mark.usefixtures("kwok_node")
+@pytest.mark.smoke
 def test_hints_of_ends_and_marks(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(objects.job("train"), namespace)
     (part,) = plane.api.wait_pods(namespace, 1)

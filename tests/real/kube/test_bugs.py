@@ -136,6 +136,7 @@ def test_the_same_name_recreated_between_plan_and_act(plane: ControlPlane, names
     assert there["metadata"]["uid"] == new["metadata"]["uid"]
 
 
+@pytest.mark.smoke
 def test_the_same_name_recreated_between_the_last_read_and_the_delete(plane: ControlPlane, namespace: str) -> None:
     """Same name re-created between plan and act (most): new uid → 409, kept."""
     ended_pod(plane.api, namespace, "run")
@@ -667,6 +668,7 @@ def test_a_failure_is_no_success(plane: ControlPlane, namespace: str) -> None:
         plane.api.patch("pods", namespace, "pinned", {"metadata": {"finalizers": None}})
 
 
+@pytest.mark.smoke
 def test_no_second_delete(plane: ControlPlane, namespace: str) -> None:
     """Second Foreground delete (k/k#77081): `deletionTimestamp` set → no DELETE."""
     made = objects.job("train", parallelism=0, gpus=0)

@@ -82,11 +82,13 @@ def of_kind(objects: list[dict[str, Any]], kind: str, hook: bool = False) -> dic
     return found
 
 
+@pytest.mark.smoke
 def test_lint_finds_nothing(helm: Helm) -> None:
     said = helm.must("lint", "--strict", str(CHART), values=IMAGE)
     assert "0 chart(s) failed" in said
 
 
+@pytest.mark.smoke
 def test_by_default_it_only_reads_and_runs_dry(helm: Helm) -> None:
     objects = helm.rendered(IMAGE)
     assert set(roles(objects, "ClusterRole")) == {"gpukeeper-observe"}

@@ -100,6 +100,7 @@ def trained(api: Api, namespace: str, name: str) -> None:
 
 
 @pytest.mark.usefixtures("jobset", "trainer_v23", "kwok_node")
+@pytest.mark.smoke
 def test_from_a_plan_to_what_is_gone_and_back_again(shell: Shell, api: Api, namespace: str) -> None:
     trained(api, namespace, "run-7")
     planned = shell.run("plan", "--exit-code")

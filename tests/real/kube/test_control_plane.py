@@ -236,6 +236,7 @@ def test_a_suspended_ray_cluster_gives_its_pods_back(kuberay: ControlPlane, name
 # A real node.
 
 
+@pytest.mark.smoke
 def test_a_pod_of_the_real_node_is_a_process(real_node: RealNode, api: Api, namespace: str) -> None:
     command = ["sh", "-c", "echo hi; trap 'echo bye; exit 0' TERM; while :; do sleep 0.1; done"]
     api.create(objects.pod("talks", command=command, **real_node.placement), namespace)

@@ -76,6 +76,7 @@ def goes_in_two_steps(plane: ControlPlane, namespace: str, kind: str, *holders: 
 # Each kind, both ends.
 
 
+@pytest.mark.smoke
 def test_finished_jobs_go_with_their_pods(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(objects.job(GOOD, annotations=SUCCEEDS, parallelism=2), namespace)
     plane.api.create(objects.job(BAD, annotations=FAILS), namespace)
@@ -83,6 +84,7 @@ def test_finished_jobs_go_with_their_pods(plane: ControlPlane, namespace: str) -
     goes_in_two_steps(plane, namespace, "job", *HOLDERS)
 
 
+@pytest.mark.smoke
 def test_finished_bare_pods_go(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(objects.pod(GOOD, annotations=SUCCEEDS), namespace)
     plane.api.create(objects.pod(BAD, annotations=FAILS), namespace)

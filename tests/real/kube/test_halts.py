@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from tests import forked
-from tests.halt import BEFORE_THE_ACT, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS
+from tests.halt import ACTED, BEFORE_THE_ACT, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS
 from tests.real.kube import objects
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.endings import text
 from tests.real.kube.runs import marked
+from tests.smoke import smoke
 
 DUE, HELD = "due", "keep-held"
 POLICY: dict[str, Any] = {
@@ -95,7 +96,7 @@ class Shell:
 
 
 @pytest.mark.parametrize("action", ["remove", "stop"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", smoke(POINTS, ACTED.__eq__))
 def test_killed_at_a_point_of_a_step_nothing_wrong_goes_and_nothing_twice(
     plane: ControlPlane, namespace: str, tmp_path: Path, action: str, point: str
 ) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
+import pytest
+
 from gpukeeper.platforms.kubernetes.connect import Cluster as Client
 from gpukeeper.platforms.kubernetes.lease import Leadership
 from gpukeeper.wiring.clock import SystemClock
@@ -43,6 +45,7 @@ def told(cluster: Cluster, namespace: str, story: Callable[[Callable[[str], Lead
     asyncio.run(tell())
 
 
+@pytest.mark.smoke
 def test_a_lease_is_made_renewed_handed_over_and_taken(cluster: Cluster, api: Api, namespace: str) -> None:
     def spec() -> dict[str, object]:
         found = api.get("leases", namespace, "leader")

@@ -18,6 +18,7 @@ from tests.real.kube.api import Object
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.harness import Harness, minute_of
 from tests.real.kube.runs import HOLDERS, labelled, left, passes, ray_job, reclaimed, stays_so, uid
+from tests.smoke import smoke
 
 pytestmark = pytest.mark.usefixtures("kwok_node")
 RUN = "run"
@@ -77,7 +78,7 @@ def wait_running(plane: ControlPlane, namespace: str, kind: str, pods: int) -> N
 # Stop and restore.
 
 
-@pytest.mark.parametrize("kind", LEVERS)
+@pytest.mark.parametrize("kind", smoke(LEVERS, "job".__eq__))
 def test_what_was_stopped_comes_back_as_it_was(plane: ControlPlane, namespace: str, kind: str) -> None:
     plural, api = running(plane, namespace, kind), plane.api
     before, itself = wish(api.get(plural, namespace, RUN)), uid(api, plural, namespace, RUN)

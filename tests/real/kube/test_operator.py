@@ -301,6 +301,7 @@ def account(plane: ControlPlane, api: Api, namespace: str) -> Iterator[Callable[
 
 
 @pytest.mark.usefixtures("kwok_node")
+@pytest.mark.smoke
 def test_the_rights_of_the_examples_are_enough_to_reclaim(
     make: Make, account: Callable[..., Path], api: Api, namespace: str
 ) -> None:

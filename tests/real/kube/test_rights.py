@@ -78,6 +78,7 @@ def unseen(harness: Harness) -> dict[str, str]:
     return dict(one.split(": ", 1) for one in last.unseen)
 
 
+@pytest.mark.smoke
 def test_in_its_namespace_it_works_and_sees_nothing_else(
     plane: ControlPlane, namespace: str, new_namespace: Callable[..., str]
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from gpukeeper.acceptance.fleet.status import Phase
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.launch.beds import Bed
+from tests.smoke import smoke
 
 CONTROLLERS = {
     "job": (),
@@ -21,7 +22,7 @@ CONTROLLERS = {
 }
 
 
-@pytest.mark.parametrize("form", CONTROLLERS)
+@pytest.mark.parametrize("form", smoke(CONTROLLERS, "indexed-job".__eq__))
 def test_a_run_over_two_nodes_from_start_to_nothing(plane: ControlPlane, bed: Callable[[int], Bed], form: str) -> None:
     for one in CONTROLLERS[form]:
         plane.need(one)

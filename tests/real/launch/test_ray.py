@@ -171,6 +171,7 @@ def statuses(launcher: Launcher, run: str) -> dict[str, NodeStatus]:
     return {node.node: node for node in found.nodes}
 
 
+@pytest.mark.smoke
 def test_one_command_accepts_two_machines_and_leaves_nothing(bed: Bed) -> None:
     """The real program on every node; its report comes back whole, from the log of the job."""
     spec = bed.spec("whole", arguments=SIMULATED)

@@ -127,6 +127,7 @@ def statuses(launcher: Launcher, run: str) -> dict[str, NodeStatus]:
     return {node.node: node for node in found.nodes}
 
 
+@pytest.mark.smoke
 def test_one_command_accepts_three_hosts_and_leaves_nothing(bed: Bed) -> None:
     """The real program on every host; its report comes back whole, from its log."""
     spec = bed.spec("whole", arguments=SIMULATED)

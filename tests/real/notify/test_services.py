@@ -68,6 +68,7 @@ def why(answer: Delivered | NotDelivered) -> str:
     return answer.why
 
 
+@pytest.mark.smoke
 def test_a_mail_arrives_with_what_when_why_how_to_hold_and_a_link(
     tmp_path: Path, start: Callable[[str], Receiver]
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_mail_arrives_with_what_when_why_how_to_hold_and_a_link(
         assert words in text
 
 
+@pytest.mark.smoke
 def test_a_webhook_gets_the_message_and_one_process_serves_several(
     tmp_path: Path, start: Callable[[str], Receiver]
 ) -> None:

@@ -33,6 +33,7 @@ def renamed(bundle: Path, made: Path, **about: object) -> Path:
     return made
 
 
+@pytest.mark.smoke
 def test_it_installs_without_a_network_upgrades_and_rolls_back(bundle: Path, tmp_path: Path) -> None:
     target = tmp_path / "gpukeeper"
     first = install(bundle, target)
@@ -99,6 +100,7 @@ def test_nothing_to_roll_back_to_is_an_error(bundle: Path, tmp_path: Path) -> No
     assert "There is no version to go back to" in refused.stderr
 
 
+@pytest.mark.smoke
 def test_nothing_in_it_depends_on_when_or_where_it_was_built(bundle: Path) -> None:
     with zipfile.ZipFile(bundle) as archive:
         entries = archive.infolist()

@@ -21,6 +21,7 @@ def daemon(database: FleetDatabase, tmp_path: Path) -> Iterator[Daemon]:
         yield made
 
 
+@pytest.mark.smoke
 def test_a_hold_through_the_fleet_counts_and_its_line_is_copied(daemon: Daemon) -> None:
     reply = daemon.ask(*daemon.signed())
     assert reply["state"] == "answered"

@@ -35,6 +35,7 @@ def two(database: FleetDatabase, tmp_path: Path) -> FleetDatabase:
     return database
 
 
+@pytest.mark.smoke
 def test_a_machine_reads_its_own_rows_only(two: FleetDatabase) -> None:
     with two.connect(NODE_1) as connection:
         for table in TABLES:

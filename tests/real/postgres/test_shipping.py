@@ -37,6 +37,7 @@ from tests.real.postgres.fleet import (
 )
 
 
+@pytest.mark.smoke
 def test_lines_arrive_once_with_their_columns(database: FleetDatabase, tmp_path: Path) -> None:
     machine = Machine.create(tmp_path, "node-1")
     machine.append(noticed("train"))
@@ -74,6 +75,7 @@ def test_any_text_arrives(database: FleetDatabase, tmp_path: Path) -> None:
     machine.close()
 
 
+@pytest.mark.smoke
 def test_a_shipper_continues_where_the_last_one_ended(database: FleetDatabase, tmp_path: Path) -> None:
     machine = Machine.create(tmp_path, "node-1")
     settings = database.add("node-1")

@@ -182,6 +182,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield url
 
 
+@pytest.mark.smoke
 def test_every_query_is_accepted_and_returns_what_is_exported(scraped: str) -> None:
     there = exported(scraped)
     refused, empty, answered = [], [], set()

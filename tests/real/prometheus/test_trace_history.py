@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from math import isnan
 from pathlib import Path
 
+import pytest
+
 from gpukeeper.traces.open import open_trace
 from tests.engines import has_prometheus, require
 from tests.real.prometheus.test_dashboards import prometheus
@@ -47,6 +49,7 @@ def wait_until_ready(url: str, log: Path) -> None:
     raise AssertionError(log.read_text())
 
 
+@pytest.mark.smoke
 def test_history_is_read_in_slices_as_runs(tmp_path: Path) -> None:
     require("prometheus", has_prometheus())
     begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=HOURS + 2)

@@ -130,6 +130,7 @@ def gpukeeper(engine: DockerEngine, *words: str, policy: dict[str, object] = POL
     return json.loads(done.stdout)
 
 
+@pytest.mark.smoke
 def test_four_workers_of_which_one_is_busy(engine: DockerEngine) -> None:
     """C10.6: each worker on its own, the active one untouched.
 
@@ -176,6 +177,7 @@ def test_nothing_goes_below_the_threshold_of_a_node(engine: DockerEngine) -> Non
     assert entries(engine, "ray-worker-1") == ["tmpone"]
 
 
+@pytest.mark.smoke
 def test_what_a_killed_run_left_is_finished_by_the_next(engine: DockerEngine) -> None:
     """Whenever it dies: the tree is whole under its name, or out of sight and finished later."""
     worker(engine, "ray-worker-1")

@@ -6,9 +6,12 @@ import json
 import urllib.request
 from typing import Any
 
+import pytest
+
 from gpukeeper.platforms.ray.busy import foreign, quiet
 from tests.real.ray.asking import api_of, is_idle, ray_says, until_idle
-from tests.real.ray.clusters import Cluster, until
+from tests.real.ray.clusters import NEWEST, VERSIONS, Cluster, until
+from tests.smoke import smoke
 
 SLEEPER = """
 @ray.remote(num_cpus=0)
@@ -24,6 +27,7 @@ def test_the_dashboard_is_found_by_any_raylet_and_names_their_session(any_cluste
     assert api_of(head).address == api_of(second).address == any_cluster.dashboard
 
 
+@pytest.mark.parametrize("any_cluster", smoke(VERSIONS, NEWEST.__eq__), indirect=True)
 def test_nodes_without_work_are_idle(any_cluster: Cluster) -> None:
     until_idle(*any_cluster.nodes)
 
@@ -72,6 +76,7 @@ wait_for_end()
     until_idle(second)
 
 
+@pytest.mark.parametrize("any_cluster", smoke(VERSIONS, NEWEST.__eq__), indirect=True)
 def test_a_running_task_keeps_only_its_node_busy_also_when_its_driver_is_killed(any_cluster: Cluster) -> None:
     head, second = any_cluster.nodes
     until_idle(head, second)

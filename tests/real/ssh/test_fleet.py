@@ -109,6 +109,7 @@ def _kill(fleet: Fleet) -> None:
     fleet.hosts.hosts[DIES].die()
 
 
+@pytest.mark.smoke
 def test_the_servers_that_can_get_it_have_it(deployed: dict[str, Any]) -> None:
     for name in (f"gpu{GOOD}", f"gpu{SECOND}"):
         assert (deployed[name]["outcome"], deployed[name]["words"]) == ("deployed", []), deployed[name]

@@ -54,6 +54,7 @@ def changed(host: Machine, values: Mapping[str, Any], *flags: str) -> int:
     return play(host, values, *flags)[0]["changed"]
 
 
+@pytest.mark.smoke
 def test_from_the_bundle_into_service_unchanged_by_the_second_run_and_gone(host: Machine) -> None:
     _, shown = play(host, BUNDLE, "--check", "--diff")
     assert "not installed on this host yet" in shown

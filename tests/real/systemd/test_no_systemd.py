@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.engines import require
 
 UNIT = "[Service]\nExecStart=/opt/gpukeeper/bin/gpukeeper serve\n"
@@ -25,6 +27,7 @@ find /etc/systemd ! -type d
 """
 
 
+@pytest.mark.smoke
 def test_files_and_links_are_removed_without_systemctl(tmp_path: Path) -> None:
     require("tmpfs", os.geteuid() == 0)
     path = "/etc/systemd/system/gpukeeper.service"

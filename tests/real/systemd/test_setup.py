@@ -40,6 +40,7 @@ def server(installed: Machine) -> Iterator[Machine]:
     installed.shell("rm -rf /etc/gpukeeper /var/lib/gpukeeper /srv/tmp; systemctl reset-failed")
 
 
+@pytest.mark.smoke
 def test_from_nothing_to_a_running_daemon_and_back(server: Machine) -> None:
     before = server.shell("find /etc /usr/local /var/lib/gpukeeper -newermt 2000-01-01 2>/dev/null | sort || true")
     shown = server.run(GPUKEEPER, "setup", "host", "--yes")

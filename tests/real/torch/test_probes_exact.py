@@ -12,6 +12,7 @@ BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 32, "int8": 32}  # of the res
 N = 96
 
 
+@pytest.mark.smoke
 def test_a_healthy_device_has_no_mismatch(worker: installation.Worker) -> None:
     result = worker.run("exact", n=N, rounds=4)
     for dtype in BITS:

@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 
+import pytest
+
 from tests.real.torch import installation
 
 
+@pytest.mark.smoke
 def test_it_greets_with_what_pytorch_says_of_itself(worker: installation.Worker) -> None:
     hello = worker.hello["hello"]
     assert hello["torch"].startswith(installation.VERSION)

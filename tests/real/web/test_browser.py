@@ -40,6 +40,7 @@ def served(tmp_path: Path, browser: Browser) -> Iterator[Served]:
     serving.end()
 
 
+@pytest.mark.smoke
 def test_an_owner_logs_in_by_link_holds_and_releases(served: Served, context: BrowserContext) -> None:
     page = context.new_page()
     problems: list[str] = []
