@@ -1,5 +1,5 @@
-"""How often a test kills gpukeeper at random moments. Few: the exact points of a step are covered by `tests/halt.py`, and
-seeds are fixed. GPUKEEPER_TEST_KILLS=100 takes some minutes on each engine."""
+"""How often a test kills gpukeeper at random moments. Few: `tests/halt.py` covers the exact points of a step, and seeds
+are fixed. GPUKEEPER_TEST_KILLS=100 takes some minutes on each engine."""
 
 from __future__ import annotations
 
