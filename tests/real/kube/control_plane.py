@@ -304,7 +304,7 @@ class ControlPlane(Cluster):
         ready: Callable[[], object],
         *,
         env: Mapping[str, str] | None = None,
-        deadline: float = 60,
+        deadline: float = 120,
     ) -> Program:
         """One more program of this plane, ended with it."""
         program = Program(self.folder, name, command, env=env)

@@ -155,7 +155,7 @@ class Ears:
     async def watches(self, *kinds: str) -> None:
         """Until these kinds are watched: what happens from now on to their objects is reported."""
 
-        await come_true(lambda: all(map(self.count, kinds)), 60, f"watches of {', '.join(kinds)} begin")
+        await come_true(lambda: all(map(self.count, kinds)), 120, f"watches of {', '.join(kinds)} begin")
 
     def count(self, kind: str) -> int:
         """Watches of it that began."""
@@ -169,7 +169,7 @@ class Ears:
         """A hint that names it."""
         return next((one for one in self.heard if one is not None and f"{one.kind}/{one.name}" == name), None)
 
-    async def until(self, name: str, seconds: float = 60) -> Ref:
+    async def until(self, name: str, seconds: float = 120) -> Ref:
         ends = time.monotonic() + seconds
         while True:
             if (found := self.named(name)) is not None:
@@ -242,10 +242,10 @@ def test_deletions_that_a_watch_reports_open_no_breaker(plane: ControlPlane, nam
 
     async def story(ears: Ears) -> None:
         reports.append(await reclaim(harness.keeper, harness.platform, harness.book))
-        await come_true(lambda: touched("run-0") in {one.name for one in ears.heard if one}, 60, "pods are watched")
+        await come_true(lambda: touched("run-0") in {one.name for one in ears.heard if one}, 120, "pods are watched")
         path, grace = f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}
         await asyncio.to_thread(plane.api.call, "DELETE", path, query=grace)
-        await come_true(lambda: len(harness.platform._removals._gone) == len(names), 60, "every deletion was reported")
+        await come_true(lambda: len(harness.platform._removals._gone) == len(names), 120, "every deletion was reported")
         reports.append(await reclaim(harness.keeper, harness.platform, harness.book))
 
     listening(harness, story)
@@ -271,7 +271,7 @@ def test_hints_come_again_after_the_api_server_was_away(plane: ControlPlane, nam
                 ended_pod(plane.api, namespace, made[-1])
             return any(ears.named(f"pod/{name}") for name in made)
 
-        await come_true(hinted, 60, "hints come again")
+        await come_true(hinted, 120, "hints come again")
 
     listening(harness, story)
 
@@ -298,8 +298,8 @@ def test_hints_come_through_watches_that_break(plane: ControlPlane, namespace: s
             if isinstance(fault, Jumble):
                 await ears.until("pod/one")
             else:
-                await come_true(lambda: None in ears.heard, 20, "a hint to look at everything")
-                await come_true(lambda: ears.count("pods") > 1, 20, "the next watch begins")
+                await come_true(lambda: None in ears.heard, 120, "a hint to look at everything")
+                await come_true(lambda: ears.count("pods") > 1, 120, "the next watch begins")
             await asyncio.to_thread(ended_pod, plane.api, namespace, "three")
             await asyncio.to_thread(ended_pod, plane.api, namespace, "four")
             await ears.until("pod/three")
@@ -318,7 +318,7 @@ def test_a_watch_that_ends_at_once_is_begun_again_after_a_pause(plane: ControlPl
             return [asked for asked in list(one.asked) if asked.is_watch and asked.path.endswith("/pods")]
 
         async def story(ears: Ears) -> None:
-            await come_true(lambda: len(watches()) > 1, 60, "it is begun again")
+            await come_true(lambda: len(watches()) > 1, 120, "it is begun again")
 
         listening(harness, story)
         first, second, *_ = watches()
@@ -382,17 +382,17 @@ def test_what_finishes_goes_after_its_ttl_without_a_read_of_everything(plane: Co
 
         async def story(reports: list[PassReport]) -> None:
             wanted = await watched_kinds(harness, namespace)
-            await come_true(lambda: len(reports) > 0, 30, "a first pass")
-            await come_true(lambda: wanted <= watched(between), 60, "everything is watched")
+            await come_true(lambda: len(reports) > 0, 120, "a first pass")
+            await come_true(lambda: wanted <= watched(between), 120, "everything is watched")
             between.forget()
             reports.clear()
             for name in pods - {"bare"}:
                 await asyncio.to_thread(plane.finish_pod, namespace, name)
             await asyncio.to_thread(plane.finish_pod, namespace, "bare")
             left = lambda: not plane.api.list("jobs", namespace) and not plane.api.list("pods", namespace)  # noqa: E731
-            seconds = await come_true(left, 30, "all of them are gone")
+            seconds = await come_true(left, 120, "all of them are gone")
             assert seconds + 1 >= 3, "not before its time"
-            await come_true(lambda: sum(len(one.reclaimed) for one in reports) == 3, 10, "all three are told of")
+            await come_true(lambda: sum(len(one.reclaimed) for one in reports) == 3, 120, "all three are told of")
             assert (whole_looks(between), all(not one.survey.whole for one in reports)) == (0, True)
 
         serve(harness, story)
@@ -408,11 +408,11 @@ def test_after_a_gap_everything_is_read_again(plane: ControlPlane, namespace: st
     ears = Ears(harness)
 
     async def story(reports: list[PassReport]) -> None:
-        await come_true(lambda: len(reports) > 0, 30, "a first pass")
+        await come_true(lambda: len(reports) > 0, 120, "a first pass")
         await ears.watches("pods")
         plane.restart_apiserver()  # from this thread: it ends with the one that started it
         await asyncio.to_thread(ended_pod, plane.api, namespace, "goes", annotations={"gpukeeper.io/ttl": "0s"})
-        await come_true(lambda: plane.api.names("pods", namespace) == {"stays"}, 60, "what is due goes")
+        await come_true(lambda: plane.api.names("pods", namespace) == {"stays"}, 120, "what is due goes")
 
     serve(harness, story)
     assert timedelta(minutes=10) == harness.book.policy.schedule.every
