@@ -76,6 +76,7 @@ def test_the_figure_is_the_last_line() -> None:
     assert result_of(0, f"workloads  seconds\n\n{line}\n", "") == Figure("plan", 2.5, "s", 8, "listing")
 
 
+@pytest.mark.slow
 def test_a_commit_is_compared_in_a_worktree_that_is_removed_afterwards() -> None:
     trees = ["git", "-C", str(ROOT), "worktree", "list"]
     before = subprocess.run(trees, capture_output=True, text=True, check=True).stdout

@@ -9,6 +9,8 @@ import pytest
 from benchmarks.__main__ import NAMES, main
 from tests.benchmarks.tiny import ENGINES, assert_reports, run_tiny
 
+pytestmark = pytest.mark.slow
+
 # What a benchmark asks for its engine: a module and a function in it.
 QUESTIONS = {
     "fleet-ship": ("fleet_ship", "has_postgres"),

@@ -21,6 +21,8 @@ from tests.engines import has_gpu
 from tests.patience import PATIENCE
 from tests.unit.acceptance.reports import altered
 
+pytestmark = pytest.mark.slow
+
 SIMULATED = ("accept", "--device", "simulated")
 SMALL = (*SIMULATED, "--ranks", "3", "--check", "gemm,exact")
 VIEWS = {

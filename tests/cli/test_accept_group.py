@@ -9,6 +9,8 @@ import pytest
 
 from tests.cli.fleet import Fleet
 
+pytestmark = pytest.mark.slow
+
 CPU = ("accept", "--together", "--device", "cpu", "--ranks", "1")
 SECOND_OF_TWO = {"GPUKEEPER_GROUP_SIZE": "2", "GPUKEEPER_GROUP_INDEX": "1", "MASTER_ADDR": "gpu-0"}
 

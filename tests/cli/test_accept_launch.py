@@ -15,6 +15,8 @@ import pytest
 from tests.cli.fleet import Fleet
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 ON = ("--on", "simulated")
 FAST = ("--option", "seconds=0")
 

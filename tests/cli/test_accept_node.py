@@ -21,6 +21,8 @@ from tests.cli.fleet import Fleet
 from tests.engines import has_gpu
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 RUN = "r-20261117"
 SMALL = ("accept", "--report-to-log", RUN, "--device", "simulated", "--ranks", "2", "--check", "gemm,exact")
 

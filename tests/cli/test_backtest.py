@@ -24,6 +24,8 @@ from gpukeeper.wiring.backtests import Where, compare
 from tests.docs.markdown import ROOT
 from tests.unit.lifecycle.backtest.traces import HOUR
 
+pytestmark = pytest.mark.slow
+
 TRACE = "synthetic:1/24/9"
 TRUSTED = ("--trust-cluster",)  # root is asked for it
 MANY = "window=" + "/".join(f"{minutes}m" for minutes in range(1, 301))

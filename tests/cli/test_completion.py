@@ -10,6 +10,8 @@ import pytest
 from tests.cli.fleet import Fleet
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = (sys.executable, "-c", "from gpukeeper.__main__ import run; import sys; sys.argv[0] = 'gpukeeper'; run()")
 HEAVY = ("rich", "pydantic", "ruamel.yaml", "gpukeeper.wiring", "gpukeeper.engine", "gpukeeper.platforms", "torch")
 

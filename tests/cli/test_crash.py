@@ -9,6 +9,8 @@ import pytest
 from tests.cli.fleet import Fleet
 from tests.halt import ACTED, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS, SIGNAL
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_in_the_middle_of_apply(fleet: Fleet, point: str) -> None:

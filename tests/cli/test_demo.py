@@ -14,6 +14,8 @@ import pytest
 from tests.cli.fleet import Fleet, hear_ctrl_c
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_same_seed_gives_the_same_week(fleet: Fleet) -> None:
     one = fleet.run("demo", "--seed", "7", "--days", "1", "--once", "--json")

@@ -10,6 +10,8 @@ import pytest
 from tests.cli.fleet import Fleet
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 EXTRAS = ("prometheus_client", "starlette", "uvicorn", "jinja2", "psycopg", "apprise", "httpx2", "lightkube", "pynvml")
 HIDDEN = f"""
 import sys

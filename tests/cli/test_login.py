@@ -11,6 +11,8 @@ import pytest
 from tests.cli.fleet import Fleet
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:

@@ -28,6 +28,8 @@ from tests.cli.fleet import Fleet, ago
 from tests.docs.markdown import ROOT
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 ALERTS = ROOT / "examples" / "prometheus" / "ray-alerts.yaml"
 KNOWN = 'gpukeeper_gpu_hours_returned_total use base unit "seconds"'  # GPU-hours are what people count in
 HOST = """\

@@ -20,6 +20,8 @@ from gpukeeper.model.subject import State
 from tests.cli.fleet import POLICY, Fleet, ago
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 NOBODY = 65534
 
 

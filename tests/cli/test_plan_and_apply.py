@@ -244,6 +244,7 @@ def test_apply_asks_on_a_terminal_in_either_mode(fleet: Fleet, answer: str, left
     assert fleet.names() == left
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_question_does_nothing_and_exits_with_130(fleet: Fleet) -> None:
     fleet.ended("old", days=2)
     pid, terminal = pty.fork()

@@ -64,6 +64,7 @@ VERBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", VERBS)
 def test_every_table_fits_and_every_name_can_be_copied(lived: Fleet, words: str) -> None:
     code, shown = on_terminal(words.split(), lived.env(TERM="xterm"), COLUMNS)

@@ -22,6 +22,8 @@ from gpukeeper.model.subject import State
 from tests.cli.fleet import Fleet, ago, hear_ctrl_c
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 SHOW_CURSOR, LEAVE_SCREEN = b"\x1b[?25h", b"\x1b[?1049l"
 
 

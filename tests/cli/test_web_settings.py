@@ -23,6 +23,8 @@ from gpukeeper.model.subject import State
 from tests.cli.fleet import POLICY, Fleet, ago
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 ME = pwd.getpwuid(os.getuid()).pw_name
 OTHER = "nobody" if ME != "nobody" else "root"
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

@@ -7,12 +7,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ruamel.yaml import YAML
 
 from gpukeeper.interfaces.telemetry.series import COUNTERS, GAUGES
 from tests import engines
 from tests.docs.markdown import ROOT
 from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.slow
 
 DEPLOY = ROOT / "deploy" / "prometheus"
 RUNBOOKS = ROOT / "docs" / "runbooks"

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ruamel.yaml import YAML
 
 from tests.docs import commands
@@ -45,6 +46,7 @@ def test_its_commands_exist_with_their_options() -> None:
         assert commands.why_wrong(words) == ""
 
 
+@pytest.mark.slow
 def test_ansible_lint_finds_nothing(tmp_path: Path) -> None:
     """In a copy: it writes a cache beside what it reads."""
     require("ansible", has_ansible())

@@ -70,6 +70,7 @@ def test_every_file_is_tested() -> None:
     assert {path.name for path in CI.glob("*.yml")} == set(FILES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", sorted(set(FILES.values())))
 def test_they_are_valid_by_the_schema_of_their_product(schema: str) -> None:
     files = [CI / name for name, of in FILES.items() if of == schema]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.docs import generate
 from tests.docs.markdown import ROOT
 
@@ -47,6 +49,7 @@ def test_the_page_of_the_command_line_matches_the_code() -> None:
     assert generate.CLI_PAGE.read_text() == generate.cli_page(), advice
 
 
+@pytest.mark.slow
 def test_every_verb_of_the_design_that_exists_has_a_section() -> None:
     headings = set(re.findall(r"^## gpukeeper (.+)$", generate.CLI_PAGE.read_text(), re.MULTILINE))
     existing = [name for name in DESIGNED if name in dict(generate.verbs())]

@@ -31,6 +31,8 @@ from tests.docs.markdown import ROOT
 from tests.docs.shell import Command
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 REASONS = Path(__file__).with_name("commands_not_run.txt")
 ME = pwd.getpwuid(os.getuid()).pw_name
 SEED = f"preset: shared-host\nmode: enforce\nscope: {{docker: {{}}}}\nadmins: [root, {ME}]\n"

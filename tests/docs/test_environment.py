@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.docs.markdown import ROOT
 from tests.docs.variables import read_in_source
+
+pytestmark = pytest.mark.slow
 
 PAGE = ROOT / "docs" / "reference" / "environment.md"
 LIBRARIES = "## Read by libraries and the shell"

@@ -12,6 +12,8 @@ import pytest
 from tests.cli.fleet import Fleet
 from tests.docs.markdown import ROOT
 
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs" / "reference" / "json.md"
 INTERFACES = ROOT / "src" / "gpukeeper" / "interfaces"
 PRINTERS = {"as_json", "_print_json"}

@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs import generate
 from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.slow
 
 _BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Nobody is at the terminal here, so the answer to "apply?" is given in the policy.

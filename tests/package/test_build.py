@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = {"docker", "kubernetes", "ray", "accept", "metrics", "operator", "parquet", "postgres", "web", "notify", "all"}
 

@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 from gpukeeper.acceptance.fleet.collect import RunReport
 from gpukeeper.acceptance.fleet.frames import decode
 from gpukeeper.acceptance.fleet.spec import RunSpec, Target
@@ -24,6 +26,8 @@ from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.simulation.seeds import failing_with
 from tests.unit.acceptance.reports import examples
+
+pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
 RUN = "r-1"

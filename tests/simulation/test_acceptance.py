@@ -8,6 +8,8 @@ from gpukeeper.model.grade import Grade
 from tests.simulation.acceptance import simulate_acceptance
 from tests.simulation.promises import broken_in_acceptance
 
+pytestmark = pytest.mark.slow
+
 SEEDS, CHUNK = 200, 50
 
 

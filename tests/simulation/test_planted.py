@@ -8,6 +8,8 @@ from tests.simulation import planted_acceptance  # noqa: F401 - registers its bu
 from tests.simulation.planted import PLANTED
 from tests.simulation.promises import broken_with
 
+pytestmark = pytest.mark.slow
+
 ENOUGH = 300  # seeds; most bugs show within the first ten
 # The first seed that shows a bug, if others come before it: tried first, to save time. If it no longer shows the bug
 # (a change of the engine or the world changes every story), the others are searched as before; then update it.

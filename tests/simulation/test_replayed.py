@@ -34,6 +34,8 @@ from gpukeeper.traces.recorded import RecordedTrace
 from gpukeeper.wiring.backtest_limits import Compared, compare_together
 from gpukeeper.wiring.demo import DEMO_POLICY
 
+pytestmark = pytest.mark.slow
+
 STOPPING = ("idle", "max_runtime")
 Stops = dict[str, tuple[datetime, str]]
 WIDE = "budget: {per_pass: 1000, per_hour: 1000}\n"

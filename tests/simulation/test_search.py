@@ -15,6 +15,8 @@ from gpukeeper.acceptance.fleet.search import ROUNDS, Conclusion
 from tests.simulation.fabric import Fabric, Fault, certain, fabric, link, node, searched, suspected, switch
 from tests.simulation.seeds import failing_with
 
+pytestmark = pytest.mark.slow
+
 Plant = Callable[[Random, int, int], tuple[Fault, ...]]
 SCOPES = ("uplink", "between", "inside", "all")
 

@@ -56,6 +56,7 @@ def test_the_simulation_is_not_a_calm_sea(runs: list[Run]) -> None:
         assert any(words in reason for reason in lines), f"nothing happened that says: {words}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(FIRST, SEEDS, CHUNK))
 def test_every_promise_holds_for_each_seed(first: int) -> None:
     for seed in range(first, first + CHUNK):

@@ -6,6 +6,8 @@ import pytest
 
 from tests.simulation.soak import Soak, grown, soak
 
+pytestmark = pytest.mark.slow
+
 DAYS = 30
 
 

@@ -23,6 +23,8 @@ from gpukeeper.platforms.simulated.world import World
 from gpukeeper.views.usage import UsageSums, portions, total
 from gpukeeper.wiring.demo import DEMO_POLICY
 
+pytestmark = pytest.mark.slow
+
 LENGTH = timedelta(days=2)
 KEPT = timedelta(minutes=15)  # a GPU stays its owner's after a stop by hand
 # By minute, place and device: which things have it, and which of them use it. None: it ended, and the device may be

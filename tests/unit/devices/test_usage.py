@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpukeeper.devices.busy import GpuUse
 from gpukeeper.devices.dcgm import ExportedGpu
 from gpukeeper.devices.usage import GpuUsage
@@ -112,6 +114,7 @@ def test_a_child_that_hangs_is_given_up_and_another_is_started_later() -> None:
         assert "retried in 10s" in read(usage).why
 
 
+@pytest.mark.slow
 def test_the_pause_grows_to_five_minutes_and_no_further() -> None:
     ticks = Ticks()
     with asking("raise SystemExit(1)", ticks) as usage:

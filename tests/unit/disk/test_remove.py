@@ -315,6 +315,7 @@ def test_the_figure_of_the_filesystem_is_told_beside_ours(tmp_path: Path) -> Non
 # Large, deep and odd trees
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_a_large_tree_is_shared_out_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remove, "SHARE", 100)
@@ -403,6 +404,7 @@ LEVELS = 1_200
 assert sys.getrecursionlimit() < LEVELS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [True, False])
 def test_more_levels_than_calls_or_paths_can_be_deep_are_measured_and_removed(
     own_folder: Path, alone: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

@@ -91,6 +91,7 @@ def test_words_with_a_star_go_on_in_the_hour_that_comes_twice() -> None:
     assert len(found) == 48, "every half hour of a day, twice from two to three"
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(ZONES)), st.integers(0, 1), st.integers(0, 23), st.integers(0, 52), st.integers(3, 7))
 @examples(0.3)
 def test_every_nominal_day_has_one_window(words: str, which: int, hour: int, minute: int, step: int) -> None:

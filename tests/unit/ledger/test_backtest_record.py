@@ -98,6 +98,7 @@ def test_only_the_newest_records_keep_their_points(ledger: SqliteLedger) -> None
     assert [bool(one.points) for one in kept] == [False] * (KEPT - 1 - KEPT_POINTS) + [True] * KEPT_POINTS
 
 
+@pytest.mark.slow
 def test_the_row_is_bounded(ledger: SqliteLedger) -> None:
     full = structs.replace(RECORD, points=(POINT,) * MOST_POINTS)
 

@@ -136,6 +136,7 @@ def _killed_at(operation: int, backup: Path, state: Path) -> bool:
         os._exit(1)
 
 
+@pytest.mark.slow
 def test_a_restore_killed_at_any_moment_leaves_no_ledger_that_would_act(state: Path, tmp_path: Path) -> None:
     """Either the old one is complete, or every command refuses until the restore is repeated."""
     save(state, tmp_path / "b.tar")

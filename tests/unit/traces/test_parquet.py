@@ -176,6 +176,7 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path, monkey
         open_parquet(tmp_path / "trace.parquet", parse_mapping(PARQUET_MAPPING, "m"))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """Even if all of it is one row group. What pyarrow allocates; the rows themselves are spooled."""
     peaks = []

@@ -29,6 +29,8 @@ from gpukeeper.wiring.advice import Asked, advice_on
 from gpukeeper.wiring.backtests import PartOfTrace, compare
 from tests.unit.lifecycle.backtest.traces import Listed
 
+pytestmark = pytest.mark.slow
+
 T0 = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 DAYS = 18

@@ -71,6 +71,7 @@ def one(probe: str, bench: ProbeLauncher = BENCH, deadline_s: float = PATIENCE, 
     return answer
 
 
+@pytest.mark.slow
 def test_every_gpu_has_a_worker_that_sees_only_it_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")  # of a job around us: none of its business
 

@@ -250,6 +250,7 @@ def test_together_a_group_that_is_never_ready_starts_nothing(
     assert (ray.asked, groups.removed) == ([], 1)
 
 
+@pytest.mark.slow
 def test_the_node_part_starts_reads_and_removes_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real host program; this process is its holder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

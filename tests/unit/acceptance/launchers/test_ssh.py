@@ -32,6 +32,8 @@ from gpukeeper.ssh.hosts import Host, read_hosts
 from gpukeeper.wiring import launch_hosts
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 PYTHON = os.path.realpath(sys.executable)  # without the packages of a virtual environment, as on a host
 HOSTS = ("gpu1", "gpu2", "gpu3")

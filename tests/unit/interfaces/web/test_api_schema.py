@@ -41,6 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda one: one.value)
 @pytest.mark.parametrize("route", API, ids=lambda one: one.name)
 def test_every_reply_is_as_described(site: Dashboard, route: ApiRoute, mode: GenerationMode) -> None:

@@ -298,6 +298,7 @@ def test_all_together_stay_within_the_limit_and_the_last_get_fewer_lines() -> No
     assert saved["logs/good-4/main.log"] == CUT + lines.encode()[-10_000:]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_limits")
 def test_where_nothing_more_fits_it_reports_it_and_the_failed_came_first() -> None:
     api = StoredApi()

@@ -691,6 +691,7 @@ def test_who_leaves_a_watch_leaves_nothing_behind(tmp_path: Path) -> None:
     assert ask(api, first, tmp_path) == "6"
 
 
+@pytest.mark.slow
 def test_connections_of_earlier_logins_are_closed_when_nothing_is_watched_over_them(tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says(LIST, stream(changed("ADDED", "6"), open_after=True))
