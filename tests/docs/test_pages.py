@@ -11,8 +11,8 @@ import pytest
 from tests.docs import generate, markdown, shell
 from tests.docs.commands import why_not_there, why_wrong
 from tests.docs.markdown import ROOT
-from tests.real.docker import conftest as docker_fixtures
-from tests.real.kube import conftest as kube_fixtures
+from tests.real.docker import fixtures as docker_fixtures
+from tests.real.kube import fixtures as kube_fixtures
 
 DOCS = ROOT / "docs"
 RAY = DOCS / "explanation" / "what-ray-tidies.md"
