@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from gpukeeper.lifecycle.caps import held_within
-from gpukeeper.lifecycle.holds import NotAllowed, may_hold, may_touch, release_of
+from gpukeeper.lifecycle.holds import NotAllowed, may_act, may_hold, may_touch, release_of
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
 from gpukeeper.model.event import Held
@@ -181,3 +181,13 @@ def test_a_release_by_a_user_ends_the_holds_of_users_and_not_that_of_an_admin() 
     assert ended.words == ("the hold of ann",)
     assert [words.partition(" until")[0] for words in left] == ["by bob", "by root"]
     assert release_of(found, BOOK, "root", NOW)[0].words == ("the hold of ann", "the hold of bob", "the hold of root")
+
+
+def test_to_stop_or_remove_it_an_owner_must_be_verified() -> None:
+    """A label that every user can write gives no power over the work of others."""
+    assert may_act(view(owner="ann", owner_verified=True), BOOK, "ann") is None
+    refused = may_act(view(owner="ann", owner_verified=False), BOOK, "ann")
+    assert isinstance(refused, NotAllowed)
+    assert "only claimed" in refused.why
+    assert may_act(view(owner="ann", owner_verified=False), BOOK, "root") is None
+    assert isinstance(may_act(view(owner="ann", owner_verified=True), BOOK, "bob"), NotAllowed)

@@ -10,7 +10,7 @@ import msgspec
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Verdict, View
-from gpukeeper.model.memory import Memory, Warned
+from gpukeeper.model.memory import Hold, Memory, Warned
 from gpukeeper.model.policy import AtFinish, Warnings
 from gpukeeper.model.subject import Marks
 from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, POLICY, ended, subject
@@ -83,6 +83,16 @@ def test_what_another_instance_left_on_the_object_counts_for_one_that_just_began
     view = with_children(marks=Marks(warned=(removal(15 * MINUTE),)), watched_since=NOW)
     assert (decided(view).action, decided(view).due) == (Action.KEEP, NOW + 15 * MINUTE)
     assert decided(view, after=15 * MINUTE).action is Action.REMOVE
+
+
+def test_what_was_left_on_the_object_before_a_hold_does_not_count_after_it() -> None:
+    """What it announced did not happen then, and its owner does not expect it now."""
+    held = Hold("ann", NOW - 2 * HOUR, NOW - 10 * MINUTE)
+    for ago, action in ((5 * MINUTE, Action.KEEP), (20 * MINUTE, Action.WARN)):
+        marks = Marks(warned=(removal(15 * MINUTE, ago=ago),))
+        thing = ended(2 * DAY, live_children=2, marks=marks)
+        assert decided(View(thing, (), Memory(holds=(held,)), watched_since=NOW)).action is action
+        assert decided(View(thing, (), Memory(), watched_since=NOW)).action is Action.KEEP
 
 
 def test_the_object_cannot_move_what_our_own_ledger_announced() -> None:

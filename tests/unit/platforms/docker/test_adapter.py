@@ -11,7 +11,7 @@ import pytest
 
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.model.policy import PlaceScope
-from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import adapter
 from gpukeeper.platforms.docker.adapter import DockerPlatform
@@ -63,6 +63,19 @@ def left_behind(fake: FakeEngine, proc: Path) -> Subject:
 def test_a_process_of_an_ended_container_is_proven_to_be_left_behind(tmp_path: Path) -> None:
     add(tmp_path, 20, f"0::/docker/{ID}\n")
     assert isinstance(left_behind(FakeEngine(told(state=ended())), tmp_path).proof, str)
+
+
+@pytest.mark.parametrize("uid", ["20@4199", "20@4201", "21@4200"])
+def test_a_process_that_got_the_number_of_another_is_not_that_one(tmp_path: Path, uid: str) -> None:
+    add(tmp_path, 20, f"0::/docker/{ID}\n")
+
+    async def run() -> object:
+        async with served(FakeEngine(told(state=ended()))) as engine:
+            docker = platform(engine, tmp_path)
+            await docker.records.refresh()
+            return await docker.read(adapter.translate.PlaceAndTime("node-3", NOW).ref("process", "python-20", uid))
+
+    assert isinstance(asyncio.run(run()), Gone)
 
 
 def test_the_machine_is_read_before_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import AT_ONCE
-from gpukeeper.platforms.docker.errors import EngineError
+from gpukeeper.platforms.docker.errors import EngineError, EngineSilent
 from gpukeeper.platforms.docker.records import REMEMBERED, Records
 from gpukeeper.platforms.docker.wire import EngineEvent
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, ended, told
@@ -127,23 +127,27 @@ def test_a_failed_query_is_repeated() -> None:
     assert inspected(fake) == 3
 
 
-def test_a_query_without_an_answer_is_repeated() -> None:
+def test_a_query_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an event reported is not forgotten because the engine was silent when it was queried."""
     fake = FakeEngine(told())
+
+    async def silent(*_: object, **__: object) -> None:
+        raise EngineSilent("the engine did not answer")
 
     async def looks(records: Records) -> None:
         records.hearing = True
         await records.refresh()
-        record_event(records, ID, "die")
-        fake.stuck.add(INSPECT)
-        assert isinstance(await records.inspect(ID), Unknown)
-        fake.stuck.clear()
-        fake.end(ID)
+        record_event(records, ID, "update")
+        with monkeypatch.context() as now:
+            now.setattr(records._engine, "get", silent)
+            assert isinstance(await records.inspect(ID), Unknown)
+        fake.containers[ID]["HostConfig"]["RestartPolicy"]["Name"] = "always"  # no list shows it
         (found,), _ = await records.refresh()
-        assert not found.state.running
+        assert found.host_config.restart_policy is not None
+        assert found.host_config.restart_policy.name == "always"
 
-    play(fake, looks, hasty=True)
-    assert inspected(fake) == 3
+    play(fake, looks)
+    assert inspected(fake) == 2
 
 
 def test_a_stuck_container_stalls_nothing_else() -> None:
