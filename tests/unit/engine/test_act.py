@@ -10,7 +10,7 @@ import msgspec
 
 from gpukeeper.engine.act import gpu_hours, take, warn
 from gpukeeper.model.decision import Action, Evidence, NothingToCapture, Result, Step
-from gpukeeper.model.event import Captured, Closed, Intended, WarningSent
+from gpukeeper.model.event import Captured, Closed, Intended, Paused, WarningSent
 from gpukeeper.model.memory import Stopped
 from gpukeeper.model.subject import Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -248,6 +248,25 @@ async def test_an_outcome_nobody_could_see_stays_open(b: Harness) -> None:
     assert line.result is Result.UNKNOWN
     assert [one.step for one in await b.ledger.open_intents("docker", "node-3")] == ["1.1"]
     assert (await b.ledger.memories([thing.ref.key])) == {}
+
+
+@virtual
+async def test_a_pause_while_evidence_is_taken_defers_the_step(b: Harness) -> None:
+    """It may take minutes, and an admin who paused everything meanwhile relies on it."""
+    thing = b.ended("eval")
+    step = await b.step(thing, Action.REMOVE)
+    save = b.evidence.save
+
+    async def paused_meanwhile(*given: Any) -> Any:
+        await b.ledger.append([Paused(at=b.now(), by="root", reason="maintenance")])
+        return await save(*given)
+
+    b.evidence.save = paused_meanwhile  # type: ignore[method-assign]
+    line = await taken(b, step)
+    assert line.result is Result.DEFERRED
+    assert "maintenance, by root" in line.reason
+    assert b.world.find(thing.ref) is thing
+    assert b.lines(Intended) == []
 
 
 @virtual

@@ -158,6 +158,17 @@ async def test_work_that_begins_ends_the_steps_on_trees_beside_it(b: Harness) ->
 
 
 @virtual
+async def test_when_the_work_is_over_the_next_pass_removes_the_trees_beside_it(b: Harness) -> None:
+    lab = Lab(b)
+    trees, free = [lab.tree(f"tmp{n}", unused=(20 - n) * HOUR) for n in range(3)], lab.first.busy
+    await lab.pass_(progress=lambda line: setattr(lab.first, "busy", "task train runs"))
+    assert lab.there(*trees) == [False, True, True]
+    lab.first.busy = free
+    await lab.pass_()
+    assert lab.there(*trees) == [False, False, False]
+
+
+@virtual
 async def test_a_node_that_cannot_be_queried_any_more_ends_them_too(b: Harness) -> None:
     why = "whether work runs beside it is unknown (Ray did not answer)"
     await work_begins(b, Unknown("Ray did not answer"), why)

@@ -619,6 +619,15 @@ def test_a_pod_that_changed_is_passed_over_and_a_missing_right_is_reported() -> 
     assert "may not delete pods in namespace team-a" in answer.why
 
 
+@pytest.mark.parametrize("phase", ["Running", "Failed"])
+def test_a_pod_that_is_going_already_is_left_alone(phase: str) -> None:
+    api = StoredApi()
+    path, going = api.put(JOB, {"metadata": {"name": "x"}}), a_pod("going", phase, owner=("Job", "x"))
+    going["metadata"]["deletionTimestamp"] = "2026-09-01T00:00:00Z"
+    assert trim(api, JOB, path, [api.put(POD, going)], everything=True) == Changed("no pods are left below it")
+    assert api.writes() == []
+
+
 def test_where_nothing_is_left_nothing_is_done() -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x"}})
