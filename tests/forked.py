@@ -2,8 +2,8 @@
 
 Every command still is a process of its own, with its own arguments, environment, directory, standard streams, signals
 and exit status. Only the imports are shared, which take five times as long as most commands; there is one such process
-per process of pytest. Commands that start from nothing are tested in tests/docs (every JSON document, the tutorial),
-and wherever a test starts sys.executable itself.
+per process of pytest. Every JSON document in tests/docs is made with the imports of its command alone (tests/cold.py);
+commands that start from nothing are those of the tutorial, and wherever a test starts sys.executable itself.
 """
 
 from __future__ import annotations

@@ -90,6 +90,10 @@ class Fleet:
         done = subprocess.run(command, env=self.env(), capture_output=True, text=True, timeout=PATIENCE, check=False)
         return Ran(done.returncode, done.stdout, done.stderr)
 
+    def run_cold(self, *words: str) -> Ran:
+        """With only those modules of gpukeeper that the command imports."""
+        return Ran(*forked.run("tests.cold", words, self.env()))
+
     def run_halting(self, point: str, name: str, *words: str, **env: str) -> Ran:
         """Killed at that point of the step on that workload."""
         return Ran(*forked.run("tests.halt", (point, name, *words), self.env(**env)))

@@ -116,7 +116,7 @@ def test_a_document_has_the_documented_fields(schema: str, tmp_path: Path) -> No
     fleet.ended("train", days=0.5)
     if schema in NEEDS_A_LEDGER:
         fleet.run("apply", "--yes")
-    ran = fleet.run_fresh(*_with_a_run(fleet, COMMANDS[schema]), "--json")  # each command once without shared imports
+    ran = fleet.run_cold(*_with_a_run(fleet, COMMANDS[schema]), "--json")  # each command once without shared imports
     assert ran.out, ran.err
     document = ran.json()
     assert document.pop("schema") == f"gpukeeper/{schema}/v1"

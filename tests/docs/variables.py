@@ -10,9 +10,10 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-from tests.architecture.tree import SOURCE, modules, parsed
+from tests.architecture.tree import SOURCE, modules, nodes
 
 MAPPINGS = ("environ", "_environ", "variables")
 PROBES = "acceptance/probes/"  # where the mapping is called `environment`, and a reader of it `read`
@@ -21,6 +22,7 @@ _IS_BEGINNING = re.compile(r"[A-Z]+_")
 NOT_OURS = ("platforms/host/mentions.py", "devices/counters.py")
 
 
+@cache
 def read_in_source() -> dict[str, set[str]]:
     """By name: the modules that read it. `PET_*`: all that begin so."""
     found: dict[str, set[str]] = {}
@@ -33,14 +35,13 @@ def read_in_source() -> dict[str, set[str]]:
 
 
 def _read_in(path: Path) -> Iterator[str]:
-    module, tree = _imported(path), parsed(path)
-    loops = _loops(tree)
+    loops = _loops(path)
     in_probe = str(path.relative_to(SOURCE)).startswith(PROBES)
-    for node in ast.walk(tree):
+    for node in nodes(path):
         for wanted in (*_wanted(node), *(_wanted_by_probe(node) if in_probe else ())):
-            yield from _values(wanted, module, loops)
+            yield from _values(wanted, path, loops)
         for beginning in _beginnings(node):
-            words = _values(beginning, module, loops)
+            words = _values(beginning, path, loops)
             yield from (f"{word}*" for word in words if _IS_BEGINNING.fullmatch(word))
 
 
@@ -88,10 +89,10 @@ def _is_word(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isupper()
 
 
-def _loops(tree: ast.AST) -> dict[str, list[ast.expr]]:
+def _loops(path: Path) -> dict[str, list[ast.expr]]:
     """What a name stands for in turn: `for name in VARIABLES`."""
     found: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.For | ast.comprehension):
             targets = node.target.elts[:1] if isinstance(node.target, ast.Tuple) else [node.target]
             for target in targets:
@@ -100,20 +101,20 @@ def _loops(tree: ast.AST) -> dict[str, list[ast.expr]]:
     return found
 
 
-def _values(node: ast.expr, module: object, loops: dict[str, list[ast.expr]]) -> Iterator[str]:
+def _values(node: ast.expr, path: Path, loops: dict[str, list[ast.expr]]) -> Iterator[str]:
     match node:
         case ast.Constant(value=str(word)):
             yield word
-        case ast.Name(id=name) if hasattr(module, name):
-            yield from _words(getattr(module, name))
+        case ast.Name(id=name) if hasattr(_imported(path), name):
+            yield from _words(getattr(_imported(path), name))
         case ast.Name(id=name):
             for one in loops.get(name, ()):
-                yield from _values(one, module, loops)
+                yield from _values(one, path, loops)
         case ast.Tuple(elts=inside) | ast.List(elts=inside):
             for one in inside:
-                yield from _values(one, module, loops)
+                yield from _values(one, path, loops)
         case ast.Starred(value=inside):
-            yield from _values(inside, module, loops)
+            yield from _values(inside, path, loops)
         case _:
             pass
 
@@ -127,7 +128,7 @@ def _words(value: object) -> Iterator[str]:
 
 
 def _imported(path: Path) -> object:
-    """Its constants. Probes import torch, so that of those only what stands in the text is seen."""
+    """For its constants. Probes import torch, so that of those only what stands in the text is seen."""
     parts = path.relative_to(SOURCE.parent).with_suffix("").parts
     try:
         return importlib.import_module(".".join(parts))

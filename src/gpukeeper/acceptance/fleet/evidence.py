@@ -29,7 +29,6 @@ class Evidence:
         self._fails: Counter[str] = Counter()
         self._passed: dict[str, set[str]] = defaultdict(set)
         self._failed: dict[str, set[str]] = defaultdict(set)
-        self._candidates: dict[tuple[str, ...], tuple[Suspect, ...]] = {}
         self._bit = {node: 1 << index for index, node in enumerate(self.nodes)}
         self._covered: dict[str, int] = dict(self._bit)
 
@@ -78,13 +77,10 @@ class Evidence:
             found += [Suspect("switch", pair, "between") for pair in combinations(named, 2)]
         return found
 
-    def candidates(self, trial: Trial) -> tuple[Suspect, ...]:
+    def candidates(self, trial: Trial) -> list[Suspect]:
         """Everything that can be at fault when this pair fails."""
-        if trial.nodes not in self._candidates:
-            nodes = [Suspect("node", (node,)) for node in trial.nodes]
-            link = Suspect("link", pair_of(*trial.nodes))
-            self._candidates[trial.nodes] = (*nodes, link, *self.switches(trial.nodes))
-        return self._candidates[trial.nodes]
+        nodes = [Suspect("node", (node,)) for node in trial.nodes]
+        return [*nodes, Suspect("link", pair_of(*trial.nodes)), *self.switches(trial.nodes)]
 
     def passes_of(self, suspect: Suspect) -> int:
         if suspect.kind != "link":
