@@ -356,7 +356,8 @@ async def come_true(read: Callable[[], object], seconds: float, words: str) -> f
 async def watched_kinds(harness: Harness, namespace: str) -> set[str]:
     """The paths of all that the API server serves and gpukeeper watches."""
     discovery = harness.platform._discovery
-    served = [(kind, await discovery.served(kind)) for kind in KINDS_OF_GPUKEEPER if kind.watched]
+    async with harness.cluster.opened():
+        served = [(kind, await discovery.served(kind)) for kind in KINDS_OF_GPUKEEPER if kind.watched]
     return {kind.path(version, namespace) for kind, version in served if isinstance(version, str)}
 
 

@@ -18,8 +18,13 @@ from tests.real.kube.control_plane import Cluster
 SECOND = timedelta(seconds=1)
 
 
-def told(cluster: Cluster, namespace: str, story: Callable[[Callable[[str], Leadership]], Awaitable[None]]) -> None:
-    """A story about candidates with short times, each with a connection of its own."""
+def told(
+    cluster: Cluster,
+    namespace: str,
+    story: Callable[[Callable[[str], Leadership]], Awaitable[None]],
+    second: timedelta = 10 * SECOND,
+) -> None:
+    """A story about candidates, each with a connection of its own. `second`: where their times have to pass, short."""
     environ = {"KUBECONFIG": str(cluster.kubeconfig())}
 
     async def tell() -> None:
@@ -35,9 +40,9 @@ def told(cluster: Cluster, namespace: str, story: Callable[[Callable[[str], Lead
                     "leader",
                     name,
                     SystemClock(),
-                    duration=3 * SECOND,
-                    renew_deadline=2 * SECOND,
-                    retry=SECOND / 4,
+                    duration=3 * second,
+                    renew_deadline=2 * second,
+                    retry=second / 4,
                 )
 
             await story(candidate)
@@ -73,7 +78,7 @@ def test_a_lease_is_made_renewed_handed_over_and_taken(cluster: Cluster, api: Ap
             assert (await asyncio.to_thread(spec))["leaseTransitions"] == 1
             end.set()
 
-    told(cluster, namespace, story)
+    told(cluster, namespace, story, SECOND)
     assert not spec()["holderIdentity"]
 
 
