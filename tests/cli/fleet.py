@@ -17,7 +17,6 @@ import msgspec
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.platforms.simulated.folder import Workload
 from tests import forked
-from tests.patience import PATIENCE
 
 POLICY = """\
 preset: development
@@ -83,12 +82,6 @@ class Fleet:
 
     def run(self, *words: str, stdin: str | None = None, **env: str) -> Ran:
         return Ran(*forked.run("gpukeeper", words, self.env(**env), stdin))
-
-    def run_fresh(self, *words: str) -> Ran:
-        """From a new interpreter, which imports only what the command imports."""
-        command = [sys.executable, "-m", "gpukeeper", *words]
-        done = subprocess.run(command, env=self.env(), capture_output=True, text=True, timeout=PATIENCE, check=False)
-        return Ran(done.returncode, done.stdout, done.stderr)
 
     def run_cold(self, *words: str) -> Ran:
         """With only those modules of gpukeeper that the command imports."""
