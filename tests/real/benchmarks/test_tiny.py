@@ -14,6 +14,7 @@ from tests.benchmarks.tiny import ENGINES, ROOT, assert_reports, run_tiny
 from tests.engines import has_ansible, has_ray, require
 from tests.real.ansible import installation
 
+pytestmark = pytest.mark.timeout(600)  # peers are installed first
 PACKAGES = {"install", "docker-plan", "kubernetes-scan", "kubernetes-reclaim"}  # peers that pip installs
 
 
