@@ -57,7 +57,8 @@ class Machine:
 def machine(files: Mapping[Path, str]) -> Iterator[Machine]:
     """`files`: of the host, read-only at these paths."""
     binds = [f"--bind-ro={path}:{inside}" for path, inside in files.items()]
-    command = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-network", "--volatile=overlay"]
+    command = ["setpriv", "--pdeathsig", "KILL"]  # it ends with us, also if we are killed
+    command += ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-network", "--volatile=overlay"]
     command += ["--kill-signal=SIGRTMIN+3", "--console=pipe", f"--directory={_folder() / 'root'}", *binds, "--boot"]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
