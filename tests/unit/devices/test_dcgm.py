@@ -246,6 +246,8 @@ def test_failures_are_unknown_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -
         assert "larger than" in fetched(url).why
 
 
+# A connection that is made in the moment in which asyncio gives it up is closed by the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_exporter_that_never_answers_is_given_up() -> None:
     server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)  # listens, and nobody accepts
     try:

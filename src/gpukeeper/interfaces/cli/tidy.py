@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import Annotated
 
@@ -39,8 +40,10 @@ def tidy(
     try:
         code = host.run(command, host.environment(folder, os.environ))
     except OSError as error:
-        code = 127 if isinstance(error, FileNotFoundError) else 126
-        failure = f"{command[0]} could not be started: {error.strerror}"
+        # As shells do: a directory of PATH that may not be read says nothing about the command.
+        absent = isinstance(error, FileNotFoundError) or shutil.which(command[0], mode=os.F_OK) is None
+        code, why = (127, "it was not found") if absent else (126, error.strerror)
+        failure = f"{command[0]} could not be started: {why}"
         print_message(failure)
     if code != 0 and failure is None and keep_on_failure:
         print_message(f"The command exited with {code}; its temporary files are in {folder / host.INSIDE}")

@@ -14,7 +14,9 @@ import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from copy import copy
+from itertools import starmap
+from pathlib import Path, PurePosixPath
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import kernel, measure, naming
@@ -60,7 +62,8 @@ def _restore(ref: Ref, saved: bytes, root: TreeRoot) -> Accepted | Refused:
             if why is not None:
                 return Refused(why)
             with opened(root.folder) as directory, private_folder(directory) as private:
-                tar.extractall(f"/proc/self/fd/{private}", filter=_with_owner_and_mode, numeric_owner=True)  # noqa: S202
+                tar.extraction_filter = _unchanged
+                tar.extractall(f"/proc/self/fd/{private}", list(map(_plain, members)), numeric_owner=True)  # noqa: S202
                 kernel.rename_inside(private, name, directory, name)
     except FileExistsError:
         return Refused(f"{ref.name} exists; move it away first")
@@ -76,13 +79,45 @@ def _why_not(ref: Ref, name: str, members: list[tarfile.TarInfo], root: TreeRoot
         return "its archive contains more than the report"
     if os.path.lexists(Path(root.folder, name)):
         return f"{ref.name} exists; move it away first"
+    if not _stays_inside(members):
+        return "its archive leads out of the report; it is kept as evidence, unpack it by hand"
     return None
 
 
-def _with_owner_and_mode(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-    """With the checks of tarfile's `data` filter, keeping owner and mode; no more permissions than files need."""
-    checked = tarfile.data_filter(member, path)
-    return checked.replace(uid=member.uid, gid=member.gid, mode=stat.S_IMODE(member.mode) & 0o1777, deep=False)
+def _stays_inside(members: list[tarfile.TarInfo]) -> bool:
+    """Checked here, because the filters of tarfile are missing in Python 3.11.2, the one of Debian 12.
+
+    Each name occurs once, nothing is below a link, and a link goes up first, then down: it leads where it seems to.
+    """
+    named = {PurePosixPath(member.name): member for member in members}
+    links = {path for path, member in named.items() if member.issym()}
+
+    def is_fine(path: PurePosixPath, member: tarfile.TarInfo) -> bool:
+        if member.islnk():
+            other = named.get(PurePosixPath(member.linkname))
+            return other is not None and other.isreg()
+        return member.isreg() or member.isdir() or (member.issym() and _leads_inside(path, member.linkname))
+
+    where_they_seem = all(".." not in path.parts and links.isdisjoint(path.parents) for path in named)
+    return len(named) == len(members) and where_they_seem and all(starmap(is_fine, named.items()))
+
+
+def _leads_inside(path: PurePosixPath, target: str) -> bool:
+    steps = PurePosixPath(target).parts
+    up = steps.count("..")
+    return ".." not in steps[up:] and not target.startswith("/") and up < len(path.parts) - 1
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """No more permissions than files need."""
+    plain = copy(member)
+    plain.mode = stat.S_IMODE(member.mode) & 0o1777
+    return plain
+
+
+def _unchanged(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+    """The filter of newer Pythons: every member was checked before."""
+    return member
 
 
 @contextmanager
