@@ -41,10 +41,12 @@ test-slow: $(VENV)/.installed-dev ## the other tests without engines: whole comm
 	@$(PYTEST) -n 2 --dist worksteal --ignore=tests/real -m slow
 	@$(BIN)/python -m tests.docs.checklist
 
+# First those that inspect all processes of the machine, one after the other or two at a time, and no engine beside them.
 # pytest exits with 5 if none of the tests is wanted.
 define on-engines
-	@$(PYTEST) -n 2 --dist loadgroup -m "alone$(1)" $(2) || [ $$? -eq 5 ]
-	@$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not alone$(1)" $(2) || [ $$? -eq 5 ]
+	@$(PYTEST) -m "alone$(1)" $(2) || [ $$? -eq 5 ]
+	@$(PYTEST) -n 2 --dist worksteal -m "paired$(1)" $(2) || [ $$? -eq 5 ]
+	@$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not alone and not paired$(1)" $(2) || [ $$? -eq 5 ]
 endef
 
 test-smoke: $(VENV)/.installed-dev ## about a hundred tests on all engines

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from tests import results, small_reserve
-from tests.real.groups import ALONE, group_of
+from tests.real.groups import MARKED, group_of
 
 # HYPOTHESIS_PROFILE chooses one. How long an example takes says nothing on a busy machine.
 _all = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -68,8 +68,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if REAL in item.path.parents:
             file = item.path.relative_to(REAL)
             item.add_marker(pytest.mark.xdist_group(group_of(file)))
-            if file.parts[0] in ALONE:
-                item.add_marker(pytest.mark.alone)
+            if marker := MARKED.get(file.parts[0]):
+                item.add_marker(marker)
 
 
 @pytest.fixture(autouse=True, scope="session")

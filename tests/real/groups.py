@@ -11,8 +11,8 @@ from zlib import crc32
 
 PLANES = 2
 SPLIT = frozenset({"notify", "package", "prometheus", "ssh"})
-# They inspect all processes and mounts of the machine, so no engine may run beside them.
-ALONE = frozenset({"disk", "host"})
+# They inspect all processes and mounts of the machine, so no engine may run beside them: see the markers in pyproject.
+MARKED = {"disk": "alone", "host": "paired"}
 
 
 def group_of(file: Path) -> str:

@@ -22,6 +22,8 @@ from gpukeeper.disk.walk import ANY_DEVICE, BLOCK, Identity
 
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's fixed number for the one of the machine itself
 ROUNDS = 50
+ENDED = b"ended"  # before its start was read
+QUIET = 2  # lists of processes without a new one
 SECONDS = 20.0  # for all of it
 AGREEING = 10  # reads of the descriptors of one process that show the same, if the kernel counts as many as were listed
 UNCOUNTED = 20  # the same, if it does not count (Linux before 6.2), or counts one that is not open yet (in accept)
@@ -63,18 +65,25 @@ class ProcessScan:
         self.restless = False
 
     def add_all(self) -> None:
-        """Until no new process is found: a process may end before it is read, and a child of it continue."""
-        seen: set[int] = set()
+        """Until no new process is found: a process may end before it is read, and a child of it continue.
+
+        Twice in a row: the kernel lists processes in the order of their numbers. When these begin anew after the
+        largest one, a child has a number that was passed already, while its parent ends before its own is reached. A
+        number that was read may belong to another process by then, so each is known by its start, too.
+        """
+        seen: set[tuple[int, bytes]] = set()
+        quiet = 0
         for _ in range(ROUNDS):
-            new = [pid for pid in _pids(self.proc) if pid not in seen]
-            if not new:
+            new = [one for one in _processes(self.proc) if one not in seen]
+            quiet = 0 if new else quiet + 1
+            if quiet == QUIET:
                 break
-            for pid in new:
+            for pid, _ in new:
                 if time.monotonic() > self.until:
                     self.restless = True
                     return
                 self.add(pid)
-            seen.update(new)
+            seen.update(one for one in new if one[1] != ENDED)
         else:
             self.restless = True
         self.mounts.add_kept()
@@ -300,8 +309,19 @@ def parse_maps(maps: bytes) -> Iterator[tuple[Identity, str]]:
         yield (os.makedev(int(major, 16), int(minor, 16)), int(inode)), name
 
 
-def _pids(proc: str) -> list[int]:
-    return sorted(int(home.name) for home in Path(proc).iterdir() if home.name.isdecimal())
+def _processes(proc: str) -> list[tuple[int, bytes]]:
+    """Their numbers, each with when it started: a number is used again."""
+    pids = sorted(int(home.name) for home in Path(proc).iterdir() if home.name.isdecimal())
+    return [(pid, _start(f"{proc}/{pid}/stat")) for pid in pids]
+
+
+def _start(stat: str) -> bytes:
+    try:
+        return procfs.stat_fields(procfs.read(stat, procfs.STATUS))[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return ENDED
+    except (OSError, ValueError, IndexError):
+        return b""  # what cannot be read at all is reported when it is added
 
 
 def _tids(home: Path, pid: int) -> list[int]:

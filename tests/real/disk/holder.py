@@ -13,6 +13,7 @@ import select
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 LOW, HIGH = 40, 700
 
@@ -52,8 +53,9 @@ def disguised(fd: int) -> None:
 def relayed(fd: int) -> None:
     """From parent to child, which outlives it. The input, too, so that somebody always hears of the end."""
     while not _asked_to_end():
-        if os.fork():
-            os._exit(0)
+        with suppress(BlockingIOError):  # nobody has reaped those before it yet
+            if os.fork():
+                os._exit(0)
 
 
 def passed(fd: int) -> None:

@@ -19,9 +19,11 @@ from gpukeeper.disk import erase
 from gpukeeper.disk.measure import open_directory
 from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.disk.trash import sweep
+from gpukeeper.disk.worker_pool import WorkerPool
 from gpukeeper.model.decision import Changed
 from tests import forked
 from tests.kills import KILLS
+from tests.patience import PATIENCE
 from tests.real.disk.filesystems import REPOSITORY
 from tests.real.disk.halting import SHARE
 from tests.unit.disk.trees import finished, removed, trash_in, tree
@@ -119,9 +121,10 @@ def test_when_the_time_is_up_the_rest_waits_and_the_next_run_goes_on(
     path = tree(tmp_path, folders=FOLDERS, files=FILES)
     looks = count()
     with monkeypatch.context() as patched:
+        patched.setattr(WorkerPool, "is_ready", lambda _: False)  # so that all of it is done here
         ends = lambda: time.monotonic() if next(looks) < FOLDERS // 4 else math.inf  # noqa: E731
         patched.setattr(erase, "time", SimpleNamespace(monotonic=ends))
-        answer = removed(path)
+        answer = removed(path, until=time.monotonic() + PATIENCE)
     assert isinstance(answer, TreeRemoval)
     assert not path.exists()
     assert "the next pass continues" in answer.left[-1]

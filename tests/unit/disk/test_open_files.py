@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.disk import process_files
 from gpukeeper.disk.kernel import KERNEL
 from gpukeeper.disk.measure import TreeMeasurement, measure, open_directory
 from gpukeeper.disk.mounts import MountEntry
@@ -320,3 +321,46 @@ def test_mapped_files_are_read_with_device_and_inode() -> None:
 
 def test_swap_partitions_are_devices_and_stay_what_they_are() -> None:
     assert list(parse_backing_files(b"Filename\n/dev/sda2 partition 1 0 -2\n")) == ["/dev/sda2"]
+
+
+def relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lists: list[tuple[int, bytes]]) -> str | None:
+    """Of a scan that is given these lists of processes, one after the other, then the last: who uses /tree."""
+    proc, given = tmp_path / "proc", list(lists)
+    (proc / "self").mkdir(parents=True)
+
+    def processes(_: str) -> list[tuple[int, bytes]]:
+        now = given.pop(0) if len(given) > 1 else given[0]
+        holders.append(now[-1])
+        return now
+
+    def add(scan: process_files.ProcessScan, pid: int) -> None:
+        if holders[-1] == (pid, b"holder"):
+            scan.paths["/tree"] = pid
+
+    holders: list[tuple[int, bytes]] = []
+    monkeypatch.setattr(process_files, "_processes", processes)
+    monkeypatch.setattr(process_files.ProcessScan, "add", add)
+    scan = process_files.ProcessScan(str(proc), frozenset())
+    scan.add_all()
+    return f"pid {scan.paths['/tree']}" if "/tree" in scan.paths else None
+
+
+def test_a_child_whose_number_was_passed_when_numbers_begin_anew_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent, 32767, ended before the list came to it."""
+    without = [(400, b"1")]
+    assert relay(tmp_path, monkeypatch, without, without, [(300, b"holder"), (400, b"1")][::-1]) == "pid 300"
+
+
+def test_a_process_with_the_number_of_one_that_was_read_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert relay(tmp_path, monkeypatch, [(400, b"1")], [(400, b"holder")]) == "pid 400"
+
+
+def test_a_process_that_ended_before_its_start_was_read_is_not_taken_for_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = [(400, process_files.ENDED)]
+    assert relay(tmp_path, monkeypatch, ended, ended, [(400, b"holder")]) == "pid 400"
