@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from xdist.remote import Producer
 
 from tests import results, small_reserve
-from tests.real.groups import MARKED, group_of
+from tests.real.groups import MARKED, ByEngine
 
 # HYPOTHESIS_PROFILE chooses one. How long an example takes says nothing on a busy machine.
 _all = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -62,14 +63,16 @@ def _remove(directory: Path) -> None:
     subprocess.run(["rm", "-rf", str(directory)], check=False)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if REAL in item.path.parents:
-            file = item.path.relative_to(REAL)
-            item.add_marker(pytest.mark.xdist_group(group_of(file)))
-            if marker := MARKED.get(file.parts[0]):
-                item.add_marker(marker)
+        if REAL in item.path.parents and (marker := MARKED.get(item.path.relative_to(REAL).parts[0])):
+            item.add_marker(marker)
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByEngine | None:
+    return ByEngine(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -40,7 +40,7 @@ class Results:
         self._outcome: dict[str, str] = {}
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        again = {item for item in items if _without_group(item.nodeid) in self._passed}
+        again = {item for item in items if item.nodeid in self._passed}
         config.hook.pytest_deselected(items=list(again))
         items[:] = [item for item in items if item not in again]
 
@@ -52,7 +52,7 @@ class Results:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not self._writes:
             return
-        test = _without_group(report.nodeid)
+        test = report.nodeid
         self._seconds[test] += report.duration
         if report.when == "setup" or not report.passed:
             self._outcome[test] = report.outcome
@@ -71,11 +71,6 @@ class Results:
 def _why(report: pytest.TestReport) -> str:
     lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
     return " ".join(line[1:].strip() for line in lines)[:ENOUGH]
-
-
-def _without_group(nodeid: str) -> str:
-    """xdist appends the group to the name of a test."""
-    return nodeid[: nodeid.rfind("@")] if nodeid.rfind("@") > nodeid.rfind("]") else nodeid
 
 
 def _append(file: Path, line: dict[str, Any]) -> None:

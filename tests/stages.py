@@ -34,7 +34,7 @@ NEVER_AGAIN = ("crash", "halt", "kill", "hostile", "attack", "race", "remove", "
 
 @dataclass(frozen=True)
 class Stage:
-    """`minutes`: how long it takes at most on two cores, other than the first time."""
+    """`minutes`: how long it takes on two cores, with engines that were built before."""
 
     name: str
     command: Sequence[str]
@@ -44,12 +44,12 @@ class Stage:
 
 
 def stages(selection: Selection) -> Iterator[Stage]:
-    yield Stage("check", ["make", "check"], 3)
-    yield Stage("test", ["make", "test"], 7)
-    yield Stage("slow", ["make", "test-slow"], 12)
-    yield Stage("smoke", ["make", "test-smoke"], 12, on_engines=True)
+    yield Stage("check", ["make", "check"], 2)
+    yield Stage("test", ["make", "test"], 6)
+    yield Stage("slow", ["make", "test-slow"], 10)
+    yield Stage("smoke", ["make", "test-smoke"], 7, on_engines=True)
     if files := selection.files():
-        minutes = 45 if selection.folders == engine_folders() else 10 + 2 * len(files)
+        minutes = 38 if selection.folders == engine_folders() else 8 + len(files)
         yield Stage("engines", ["make", "test-engines", f"ENGINES={' '.join(files)}"], minutes, on_engines=True)
     if selection.core:
         yield Stage("seeds", ["make", "simulate", "SEEDS=2000"], 10, required=False)
@@ -78,7 +78,7 @@ class Run:
         if left >= stage.minutes * 60:
             return True
         need = "required" if stage.required else "not required"
-        self._note(f"{stage.name}: NOT RUN ({need}): needs up to {stage.minutes:g} min, {left / 60:.0f} are left")
+        self._note(f"{stage.name}: NOT RUN ({need}): needs about {stage.minutes:g} min, {left / 60:.0f} are left")
         return False
 
     def _passes(self, stage: Stage) -> bool:
@@ -169,7 +169,7 @@ def main() -> int:
     print(f"{len(changed)} files changed since {base}" if base else "every engine test", flush=True)
     planned = list(stages(selection))
     for stage in planned:
-        print(f"  {stage.name:8} at most {stage.minutes:3g} min  {' '.join(stage.command)}")
+        print(f"  {stage.name:8} about {stage.minutes:3g} min  {' '.join(stage.command)}")
     if wanted.list:
         return 0
     if lacking := missing():
