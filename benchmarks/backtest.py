@@ -29,7 +29,7 @@ from gpukeeper.config.load import load_policy
 from gpukeeper.lifecycle.backtest.outcome import JudgedStop, Judging
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant, grid
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.policy import Policy
+from gpukeeper.model.policy import OnLimit, Policy
 from gpukeeper.model.series import Signal
 from gpukeeper.model.trace import RecordedRun
 from gpukeeper.traces.synthetic import SyntheticTrace, Truth
@@ -90,8 +90,12 @@ def run() -> None:
 
 def _without_runtime(policy: Policy) -> Policy:
     """Only the idle rule stops: the same work as the peer's."""
-    idle = timedelta(minutes=30)
-    classes = {name: msgspec.structs.replace(one, idle=idle, max_runtime=None) for name, one in policy.classes.items()}
+    limits = {"idle": timedelta(minutes=30), "max_runtime": None}
+    classes = {
+        # Unknown work, too, which the built-in policy only reports.
+        name: msgspec.structs.replace(one, **limits, on_idle=OnLimit.STOP if name == "unknown" else one.on_idle)
+        for name, one in policy.classes.items()
+    }
     return msgspec.structs.replace(policy, classes=classes)
 
 

@@ -28,7 +28,12 @@ preset: shared-host
 mode: enforce
 scope: {docker: {}, kubernetes: {namespaces: [research, "team-*"]}, host: {}}
 at_finish: Running
-groups: {researcher: {members: [bob, kim]}}
+classes:
+  managed: {idle: 30m, on_max_runtime: stop}
+  docker: {idle: 30m, on_max_runtime: stop}
+  compose: {idle: 30m, on_max_runtime: stop}
+  unknown: {idle: 15m, on_idle: stop}
+groups: {researcher: {members: [bob, kim], idle: 1h}}
 match:
   - {class: serving, label: app=triton}
   - {class: infrastructure, image: "registry.lab/dcgm-exporter*"}

@@ -39,10 +39,10 @@ def run() -> None:
         _fill(root)
         time.sleep(1.1)  # so that they are old enough
         before = _cpu()
-        whole, _ = timed(lambda: _apply(home))
+        whole, said = timed(lambda: _apply(home))
         cpu = _cpu() - before
         left = len(list(root.glob("tmp*")))
-        assert not left, f"{left} trees are left: run as root, on a machine whose processes may be read"
+        assert not left, f"{left} trees are left: run as root, on a machine without other work of Ray. {said}"
         _fill(root)
         rm, _ = timed(lambda: _checked_once(root))
     pace, other = TREES / (whole - idle), TREES / rm
@@ -85,7 +85,7 @@ def _checked_once(root: Path) -> None:
     subprocess.run(["rm", "-rf", *root.glob("tmp*")], check=True)
 
 
-def _apply(home: Path) -> None:
+def _apply(home: Path) -> str:
     policy = {
         "mode": "enforce",
         "scope": {"ray": {}},
@@ -99,3 +99,4 @@ def _apply(home: Path) -> None:
     environ = {**os.environ, "GPUKEEPER_STATE": str(home / "state")}
     done = subprocess.run(command, env=environ, check=False, capture_output=True, text=True)
     assert done.returncode in {0, 3}, done.stderr
+    return done.stdout + done.stderr

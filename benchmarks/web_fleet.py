@@ -41,7 +41,7 @@ from gpukeeper.wiring.clock import SystemClock
 LARGE, SMALL = sized(((10_000, 2_000), (300, 64)), tiny=((200, 40), (60, 16)))  # workloads, GPUs
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 MEASURED = 40  # minutes of use before the first pass
-POLICY = "preset: shared-host\nmode: plan\nscope: {docker: {}}\nschedule: {every: 1m}\n"
+POLICY = "preset: shared-host\nmode: plan\nscope: {docker: {}}\nschedule: {every: 1m}\nclasses: {docker: {idle: 30m}}\n"
 HARDWARE = Unknown("a GPU neither begins nor ends", by_design=True)
 T = TypeVar("T")
 

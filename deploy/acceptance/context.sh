@@ -6,7 +6,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 repository=$(cd "$here/../.." && pwd)
 context=$1
 python=${PYTHON:-python3}
-pip() { "$python" -m pip --disable-pip-version-check "$@"; }
+pip() { "$python" -I -m pip --disable-pip-version-check "$@"; }
 
 mkdir -p "$context/wheels"
 cp "$here/Containerfile" "$here/install.sh" "$here/.containerignore" "$repository/requirements.txt" "$context/"

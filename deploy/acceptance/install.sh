@@ -4,9 +4,9 @@
 set -eu
 
 packages() { # context: what gpukeeper needs, pinned, in an environment of its own; PyTorch's packages stay as they are
-    python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2])' ||
+    python3 -I -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2])' ||
         { echo "gpukeeper needs Python 3.11 or newer; this base has $(python3 --version)" >&2; exit 1; }
-    python3 -m venv /opt/gpukeeper
+    python3 -I -m venv /opt/gpukeeper
     pip install --no-index --find-links "$1/wheels" --require-hashes -r "$1/requirements.txt"
 }
 
@@ -16,7 +16,7 @@ gpukeeper() { # context: the wheel; afterwards nothing more can be installed
 }
 
 pip() {
-    /opt/gpukeeper/bin/python -m pip --quiet --disable-pip-version-check --no-cache-dir "$@"
+    /opt/gpukeeper/bin/python -I -m pip --quiet --disable-pip-version-check --no-cache-dir "$@"
 }
 
 nccl_tests() { # context: built where their source is in the context; else the check is reported as not run
@@ -37,7 +37,7 @@ finish() { # inside|mounted: the user, its directories, the command
     ln -sf /opt/gpukeeper/bin/gpukeeper /usr/local/bin/gpukeeper
     /usr/local/bin/gpukeeper --version
     # The interpreter that gpukeeper will find; PyTorch itself is not loaded: that takes gigabytes.
-    [ "$1" = mounted ] || python3 -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
+    [ "$1" = mounted ] || python3 -I -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
         { echo "the python3 of this base has no PyTorch: use another BASE" >&2; exit 1; }
 }
 

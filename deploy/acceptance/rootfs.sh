@@ -14,7 +14,7 @@ base() { # out
     local options=() one
     for one in doc man info locale; do options+=(--dpkgopt="path-exclude=/usr/share/$one/*"); done
     if [[ ${TORCH-} ]]; then
-        options+=(--customize-hook="${PYTHON:-python3} -m pip install --quiet --disable-pip-version-check \
+        options+=(--customize-hook="${PYTHON:-python3} -I -m pip install --quiet --disable-pip-version-check \
             --only-binary=:all: --python-version 3.11 --target \"\$1$site\" torch==$TORCH numpy")
     fi
     mmdebstrap --quiet --format=tar --variant=minbase --include=python3,python3-venv,ca-certificates "${options[@]}" $suite "$1"

@@ -50,7 +50,16 @@ def _download(wheels: Path, python: str) -> None:
     machine = platform.machine()
     tags = [f"--platform=manylinux{tag}_{machine}" for tag in ("2014", "_2_17", "_2_28")]
     what = [f"--requirement={REQUIREMENTS}", f"--requirement={PIP}", "--require-hashes"]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
+    command = [
+        sys.executable,
+        "-I",
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--only-binary=:all:",
+    ]
     subprocess.run([*command, "--no-deps", f"--python-version={python}", *tags, f"--dest={wheels}", *what], check=True)
 
 

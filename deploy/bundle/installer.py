@@ -1,13 +1,15 @@
 """Installs gpukeeper from this file, without a network: python3 gpukeeper-….pyz [DIRECTORY]
 
 The wheels in this file go into a virtual environment DIRECTORY-VERSION, verified by their hashes. When it works, the
-link DIRECTORY (default /opt/gpukeeper) is switched to it, and DIRECTORY.previous is the version before. A daemon that
-runs keeps the files of its version until it is restarted. Needs Python's venv module; ensurepip and pip are not needed.
+link DIRECTORY (default /opt/gpukeeper) is switched to it, and the link DIRECTORY.previous to the version before. An
+environment that was made at DIRECTORY itself, such as with pip, is moved to DIRECTORY.by-pip. A daemon that runs keeps
+the files of its version until it is restarted. Needs Python's venv module; ensurepip and pip are not needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +35,36 @@ def main() -> None:
     asked = parser.parse_args()
     target = Path(os.path.abspath(asked.directory))  # noqa: PTH100 - links are kept
     if asked.rollback:
-        _roll_back(target)
+        with _alone(target.parent):
+            _roll_back(target)
         return
     with zipfile.ZipFile(sys.argv[0]) as bundle:
         about = json.loads(bundle.read("about.json"))
         if asked.list:
             _say("\n".join(sorted(Path(name).name for name in bundle.namelist() if name.startswith("wheels/"))))
             return
-        _check(about, target)
-        with tempfile.TemporaryDirectory() as directory:
+        with tempfile.TemporaryDirectory() as directory, _alone(target.parent):
+            _check(about, target)
             bundle.extractall(directory)
             _install(Path(directory), target, about)
+
+
+@contextmanager
+def _alone(parent: Path) -> Iterator[None]:
+    """Two installers at once would delete what the other has made so far. The lock ends with this process."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        directory = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as problem:
+        sys.exit(f"{parent} cannot be used: {problem.strerror}. Nothing was changed.")
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"Another installation is in progress in {parent}. Nothing was changed. Try again when it has ended.")
+    try:
+        yield
+    finally:
+        os.close(directory)
 
 
 def _check(about: dict[str, Any], target: Path) -> None:
@@ -53,9 +76,13 @@ def _check(about: dict[str, Any], target: Path) -> None:
         sys.exit(f"This file is for {about['machine']}; this machine is {machine}. Build one there: make bundle")
     if target.exists() and not (target / "pyvenv.cfg").is_file():
         sys.exit(f"{target} exists and is not a virtual environment. Nothing was changed. Name another directory.")
-    previous = target.with_name(f"{target.name}.previous")
-    if previous.exists() and not previous.is_symlink():
-        sys.exit(f"{previous} exists and is not a link. Nothing was changed. Move it away.")
+    previous, by_pip = _beside(target, "previous"), _beside(target, "by-pip")
+    moves = [one for one in (target, previous) if one.is_dir() and not one.is_symlink()]
+    if previous in moves and not (previous / "pyvenv.cfg").is_file():
+        sys.exit(f"{previous} exists and is not a virtual environment. Nothing was changed. Move it away.")
+    if len(moves) + os.path.lexists(by_pip) > 1:
+        here = by_pip if os.path.lexists(by_pip) else previous
+        sys.exit(f"{here} exists: an environment that was made with pip. Nothing was changed. Move it away.")
 
 
 def _install(unpacked: Path, target: Path, about: dict[str, Any]) -> None:
@@ -90,10 +117,11 @@ def _make(place: Path, wheel: Path, requirements: Path) -> None:
 
 
 def _fill(place: Path, wheel: Path, requirements: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", place], check=True)
     pip = next(wheel.parent.glob("pip-*.whl")) / "pip"  # runs from its wheel
     install = [
         place / "bin/python",
+        "-I",
         pip,
         "--disable-pip-version-check",
         "install",
@@ -109,27 +137,43 @@ def _fill(place: Path, wheel: Path, requirements: Path) -> None:
 
 
 def _put_aside(target: Path) -> Path | None:
-    """DIRECTORY.previous is what DIRECTORY was. An environment that was made at DIRECTORY itself is moved there."""
-    previous = target.with_name(f"{target.name}.previous")
+    """DIRECTORY.previous links to what DIRECTORY was."""
+    previous = _beside(target, "previous")
+    _move_previous(target)
     if target.is_symlink():
         _link(previous, target.resolve())
     elif target.exists():
-        if previous.is_symlink():
-            previous.unlink()
-        target.rename(previous)
+        by_pip = _beside(target, "by-pip")
+        _link(previous, by_pip)  # first: killed between the two, it is still found
+        target.rename(by_pip)
     else:
         return None
     return previous
 
 
+def _move_previous(target: Path) -> None:
+    """Earlier versions of this program moved an environment that was made with pip to DIRECTORY.previous itself."""
+    previous = _beside(target, "previous")
+    if previous.is_dir() and not previous.is_symlink():
+        previous.rename(_beside(target, "by-pip"))
+        _link(previous, _beside(target, "by-pip"))
+
+
 def _roll_back(target: Path) -> None:
-    previous = target.with_name(f"{target.name}.previous")
-    if not (target.is_symlink() and previous.is_symlink() and (previous / "bin/gpukeeper").exists()):
-        sys.exit(f"There is no version to go back to: {previous} is not a link to one. Nothing was changed.")
+    previous = _beside(target, "previous")
+    if not (target.is_symlink() and (previous / "bin/gpukeeper").exists()):
+        sys.exit(f"There is no version to go back to: {previous} is not one. Nothing was changed.")
+    if not previous.is_symlink() and os.path.lexists(_beside(target, "by-pip")):
+        sys.exit(f"{_beside(target, 'by-pip')} exists. Nothing was changed. Move it away.")
+    _move_previous(target)
     now, before = target.resolve(), previous.resolve()
     _link(target, before)
     _link(previous, now)
     _say(f"{target} is {before.name} again. Restart the daemon, if one runs: systemctl restart gpukeeper")
+
+
+def _beside(target: Path, ending: str) -> Path:
+    return target.with_name(f"{target.name}.{ending}")
 
 
 def _link(link: Path, place: Path) -> None:

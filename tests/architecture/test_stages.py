@@ -48,6 +48,16 @@ def test_what_is_not_required_may_be_left_out(tmp_path: Path) -> None:
     assert run.all([Stage("short", YES, 1), Stage("long", NO, 6, required=False)]) == 0
 
 
+def test_what_is_not_required_may_run_out_of_time_but_not_fail(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sleeps = ["sleep", "600"]
+    assert Run(tmp_path, time.time() - LIMIT + 1).all([Stage("long", sleeps, 0, required=False)]) == 0
+    assert "long: NOT FINISHED (not required)" in capfd.readouterr().out
+    assert Run(tmp_path, time.time() - LIMIT + 1).all([Stage("long", sleeps, 0)]) == 1
+    assert Run(tmp_path, time.time()).all([Stage("long", NO, 0, required=False)]) == 1
+
+
 def test_the_names_of_failed_tests_come_last(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     line = json.dumps({"test": "tests/a.py::test_b", "outcome": "failed", "seconds": 1})
     write = ["sh", "-c", f"echo '{line}' >> {tmp_path}/one/outcomes.jsonl; exit 1"]

@@ -21,6 +21,7 @@ from tests import forked
 POLICY = """\
 preset: development
 mode: enforce
+warnings: {require_delivery: false}
 scope: {docker: {}}
 admins: [root, ADMIN]
 """

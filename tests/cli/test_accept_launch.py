@@ -100,6 +100,30 @@ def test_a_run_past_its_deadline_is_collected_and_removed_by_the_next_one(fleet:
     assert fleet.run("accept", "list", *ON, "--json").json()["runs"] == []
 
 
+def test_the_state_directory_is_private_whichever_command_creates_it(fleet: Fleet) -> None:
+    """Later commands refuse one that others can read."""
+    _, told = launched(fleet, "pass", "--keep-objects", "--report-dir", str(fleet.folder.parent / "elsewhere"))
+    assert oct(fleet.state.stat().st_mode & 0o7777) == "0o700"
+    engine = (fleet.state / "simulated-engine").rename(fleet.folder.parent / "engine")
+    fleet.state.rmdir()
+    launched(fleet, "pass")
+    assert oct(fleet.state.stat().st_mode & 0o7777) == "0o700"
+    shutil.rmtree(fleet.state)
+    fleet.state.mkdir(mode=0o755)
+    engine.rename(fleet.state / "simulated-engine")
+    refused = fleet.run("accept", *ON, *FAST, "--option", "scripts=pass")
+    assert (refused.code, "chmod 700" in refused.err) == (1, True), refused.err
+    assert not (fleet.state / "reports").exists()
+    fetched = fleet.run("accept", "fetch", str(told["run"]), *ON)
+    assert (fetched.code, "chmod 700" in fetched.err) == (1, True), fetched.err
+
+
+def test_a_report_directory_that_cannot_be_written_is_named(fleet: Fleet) -> None:
+    (fleet.folder.parent / "file").touch()
+    ran = fleet.run("accept", *ON, *FAST, "--option", "scripts=pass", "--report-dir", f"{fleet.folder.parent}/file/in")
+    assert (ran.code, "run.json could not be written" in ran.err) == (1, True), ran.err
+
+
 def test_render_starts_nothing(fleet: Fleet) -> None:
     ran = fleet.run("accept", *ON, "--nodes", "sim-01", "--render", "--check", "gemm", "--gpus-per-node", "4")
     assert ran.code == 0

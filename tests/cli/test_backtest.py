@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,8 @@ def test_the_answer_as_tables_and_as_a_document_and_as_a_page(tmp_path: Path) ->
     assert shown.exit_code == 0, shown.output
     for words in ("24 runs", "regretted:", "By class", "By owner", "What would have been stopped", "idle 5h"):
         assert words in shown.stdout
+    assert re.search(r"won: +[\d,]+ GPU-hours; [\d,]+ were held after the last use", shown.stdout), "no share of it"
+    assert "AFTER LAST USE" in shown.stdout
     page = tmp_path / "b.html"
     made = run("backtest", TRACE, "--workers", 1, "--sweep", "window=30m/5h", "--html", page, "--json")
     found = json.loads(made.stdout)
@@ -61,7 +64,7 @@ def test_the_answer_as_tables_and_as_a_document_and_as_a_page(tmp_path: Path) ->
 
 def test_what_the_budget_defers_is_reported(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
-    policy.write_text("budget: {per_pass: 1, per_hour: 1}\nscope: {docker: {}}\nmode: plan\n")
+    policy.write_text("preset: ds01\nbudget: {per_pass: 1, per_hour: 1}\nscope: {docker: {}}\nmode: plan\n")
     shown = run("backtest", "synthetic:1/48/9", "--workers", 1, "--policy", policy)
     assert "deferred:" in shown.stdout, shown.output
     assert "budget, breaker" in shown.stdout
@@ -70,10 +73,11 @@ def test_what_the_budget_defers_is_reported(tmp_path: Path) -> None:
     assert len({one["at"] for one in found["stops"]}) == len(found["stops"]), "one in a pass"
 
 
-def test_high_demand_is_replayed_if_the_number_of_gpus_is_known() -> None:
-    without, scarce = (
-        json.loads(run("backtest", TRACE, "--workers", 1, *more, "--json").stdout) for more in ((), ("--gpus", 1))
-    )
+def test_high_demand_is_replayed_if_the_number_of_gpus_is_known(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("preset: ds01\nscope: {docker: {}}\n")
+    asked = ("backtest", TRACE, "--workers", 1, "--policy", policy, "--json")
+    without, scarce = (json.loads(run(*asked, *more).stdout) for more in ((), ("--gpus", 1)))
     assert not without["trace"]["demand_known"]
     assert any("scarce" in words for words in without["notes"])
     assert scarce["trace"]["demand_known"]
@@ -189,12 +193,15 @@ def test_an_ordinary_user_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert where_of(None, "auto", None, trust_cluster=False).on == "auto"
 
 
+UNREACHED = "warnings: {require_delivery: false}\n"  # otherwise owners with only terminals are warned about, too
+
+
 def test_a_policy_that_acts_is_warned_about_until_its_backtest_is_on_record(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
-    policy.write_text("mode: enforce\nscope: {docker: {}}\nbacktest: {regret_max: 100%}\n")
+    policy.write_text("mode: enforce\nscope: {docker: {}}\nbacktest: {regret_max: 100%}\n" + UNREACHED)
     assert "is not on record here" in run("policy", "check", policy).stderr
     dry = tmp_path / "dry.yaml"
-    dry.write_text("mode: plan\nscope: {docker: {}}\n")
+    dry.write_text("mode: plan\nscope: {docker: {}}\n" + UNREACHED)
     assert run("policy", "check", dry).stderr == ""
     table = ROOT / "examples/traces/duty-cycle.csv"
     done = run("backtest", table, "--mapping", table.with_suffix(".yaml"), "--policy", dry, "--workers", 1, "--record")

@@ -38,6 +38,7 @@ def test_workloads_sections_and_checks(seen: Fleet) -> None:
     assert asked(seen, "gpukeeper explain tr") == (["train-1"], "")
     assert asked(seen, "gpukeeper workload hold ") == (["eval", "train-1"], "")
     assert asked(seen, "gpukeeper policy show rete") == (["retention"], "")
+    assert asked(seen, "gpukeeper setup host --preset d") == (["development", "ds01"], "")
     assert asked(seen, "gpukeeper check show mem") == (["memory_bandwidth", "memory_pattern"], "")
     assert asked(seen, "gpukeeper workload hold eval --suspends id") == (["idle"], "")
     assert asked(seen, "gpukeeper explain tr", shell="fish") == (["train-1"], "")

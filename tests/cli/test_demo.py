@@ -31,7 +31,17 @@ def test_it_ends_with_what_was_reclaimed_and_why(fleet: Fleet) -> None:
     ran = fleet.run("demo", "--days", "1", "--once")
     assert ran.code == 0
     assert "RULE" in ran.out
+    first = ran.out.splitlines()[:4]
+    assert "a simulated fleet of 52 GPUs" in first[0]
+    assert first[1].endswith("GPU-hours given back")
+    assert first[2].endswith("of disk freed")
+    assert first[3].startswith("  0 wrong removals")
     assert "Nothing was changed on this machine" in ran.out
+
+
+def test_its_progress_is_one_line_for_each_day_where_no_screen_is(fleet: Fleet) -> None:
+    assert fleet.run("demo", "--days", "2", "--once").err == "simulated: 1 of 2 days\n"
+    assert fleet.run("demo", "--days", "2", "--once", "--json").err == ""
 
 
 # Ctrl-C in the middle of the week, at a moment that is always the same: after its first pass.
@@ -40,7 +50,7 @@ import signal
 from gpukeeper.wiring import demo
 from gpukeeper.__main__ import run
 play = demo.play
-demo.play = lambda seed, length: play(seed, length, lambda report: signal.raise_signal(signal.SIGINT))
+demo.play = lambda seed, length, _: play(seed, length, lambda report: signal.raise_signal(signal.SIGINT))
 run()
 """
 

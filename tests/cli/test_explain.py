@@ -9,6 +9,9 @@ from pathlib import Path
 
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.signals import open_signals
+from gpukeeper.model.decision import Action, Result
+from gpukeeper.model.event import Closed
+from gpukeeper.model.identity import Ref
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
@@ -69,7 +72,7 @@ def test_every_signal_stage_and_remedy_is_reported(fleet: Fleet) -> None:
     assert "network absent by design: it has the network of its host" in said
     assert "terminal no input (just now)" in said
     _, _, after = ran.out.partition("If nothing changes:")
-    assert [line.split()[0] for line in after.splitlines()[1:4]] == ["warn", "warn", "stop"]
+    assert [line.split()[0] for line in after.splitlines()[1:5]] == ["warn", "warn", "stop", "remove"]
     assert "use the GPU above 5 %" in after
     assert "gpukeeper workload hold docker/node-1/eval" in after
 
@@ -83,7 +86,7 @@ def test_explain_for_programs(fleet: Fleet) -> None:
     by_signal = {one["signal"]: one for one in document["signals"]}
     assert by_signal["gpu"]["maximum"] == 83.0
     assert by_signal["network"]["missing"]["by_design"] is True
-    assert [one["action"] for one in document["ahead"]] == ["warn", "warn", "stop"]
+    assert [one["action"] for one in document["ahead"]] == ["warn", "warn", "stop", "remove"]
     assert "use the GPU above 5 %" in document["would_change_it"]
     assert [one["kind"] for one in document["findings"]] == ["duplicate"]
     assert fleet.run("workload", "show", "eval", "--json").json().keys() == document.keys()
@@ -96,6 +99,24 @@ def test_a_warning_that_was_not_delivered_is_reported(fleet: Fleet) -> None:
     measured(fleet, key_of(fleet, "eval"), minutes=100)
     assert fleet.run("apply", "--yes").code == 0
     assert "idle, stage 1, not delivered" in fleet.run("explain", "eval").out
+
+
+def test_a_removal_that_came_to_nothing_is_retried_not_due(fleet: Fleet) -> None:
+    """The reader of a ledger has no daemon that remembers it."""
+    fleet.ended("old", days=2)
+    key, at = key_of(fleet, "old"), datetime.now(UTC) - timedelta(minutes=9)
+    platform, place, uid = key.split("/")
+    ref = Ref(platform, place, "container", "old", uid)
+    line = Closed(
+        at=at, ref=ref, step="1.1", action=Action.REMOVE, rule="retention", result=Result.REFUSED, reason="it is busy"
+    )
+    ledger = open_ledger(fleet.state / "ledger.db", write=True)
+    asyncio.run(ledger.append([line]))
+    ledger.close()
+    said = " ".join(fleet.run("explain", "old").out.split())
+    assert "Decision: keep by retention, due in 1" in said
+    assert "a step on it was refused 9m" in said
+    assert "ago (it is busy), retried after 20m" in said
 
 
 def test_explain_goes_on_until_ctrl_c(fleet: Fleet) -> None:

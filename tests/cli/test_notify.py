@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpukeeper.interfaces.cli.notify import Row, not_delivered
 from tests.cli.fleet import Fleet
 from tests.patience import PATIENCE
 
@@ -114,6 +115,26 @@ def test_a_test_message_is_sent_over_each_channel(fleet: Fleet, tmp_path: Path) 
     assert ran.code == 0
     assert "delivered" in ran.out
     assert "This is a test message of gpukeeper" in out.read_text()
+
+
+def test_a_message_that_reached_nobody_exits_with_3(fleet: Fleet) -> None:
+    """The only channel of an owner is a terminal, and nobody of this name is logged in."""
+    ran = fleet.run("notify", "test", "--owner", "no-such-user")
+    assert (ran.code, "not delivered" in ran.out) == (3, True), ran.out + ran.err
+
+
+@pytest.mark.parametrize(
+    ("rows", "failed"),
+    [
+        ([("ann", "terminal", True, "")], False),
+        ([("ann", "terminal", False, "no terminal")], True),
+        ([("ann", "terminal", False, "no terminal"), ("ann", "mail", True, "")], False),
+        ([("ann", "terminal", True, ""), ("ann", "mail", False, "refused")], True),
+        ([("admins", "log", True, ""), ("ann", "terminal", False, "no terminal")], True),
+    ],
+)
+def test_who_is_not_logged_in_is_reached_by_another_channel(rows: list[Row], failed: bool) -> None:
+    assert not_delivered(rows) is failed
 
 
 def test_a_channel_that_fails_is_reported_without_its_secret(fleet: Fleet, url: Path) -> None:

@@ -48,6 +48,10 @@ def test_a_removal_on_request_is_recorded_and_can_be_restored(fleet: Fleet) -> N
     restored = fleet.run("restore", "mine")
     assert restored.code == 0, restored.err
     assert fleet.names() == {"mine"}
+    assert fleet.run("workload", "remove", "mine", "--yes").code == 0
+    restored = fleet.run("workload", "restore", "mine")
+    assert restored.code == 0, restored.err
+    assert fleet.names() == {"mine"}
 
 
 def test_a_stop_on_request_stops_running_work(fleet: Fleet) -> None:
@@ -225,6 +229,19 @@ def test_every_line_of_the_daemon_carries_its_time(fleet: Fleet) -> None:
     for line in [reclaimed, *out.splitlines(), *err.splitlines()]:
         assert re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ \S", line), line
     assert "listening on" in err
+
+
+@pytest.mark.parametrize(
+    ("places", "named"), [("node-1", "serves docker/node-1, mode"), ("elsewhere", "serves no place")]
+)
+def test_the_daemon_names_the_places_of_its_scope_only(fleet: Fleet, places: str, named: str) -> None:
+    fleet.write_policy(POLICY.replace("docker: {}", f"docker: {{places: [{places}]}}"))
+    process = fleet.start("serve")
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE)
+    assert named in first
 
 
 def test_two_daemons_at_once_are_refused(fleet: Fleet) -> None:

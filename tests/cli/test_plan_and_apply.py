@@ -40,6 +40,21 @@ def test_plan_shows_what_is_due_and_why_and_changes_nothing(fleet: Fleet) -> Non
     assert not fleet.state.exists(), "plan must not write a ledger"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("observe",), ("explain", "eval"), ("doctor",), ("workload", "list"), ("report",), ("policy", "show")),
+        *(("ledger", "list"), ("ledger", "totals"), ("ledger", "status"), ("ledger", "verify")),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_only_reads_creates_nothing(fleet: Fleet, words: tuple[str, ...]) -> None:
+    fleet.ended("eval", days=2)
+    ran = fleet.run(*words)
+    assert ran.out or ran.err == "No lines found.\n", ran.err
+    assert not fleet.state.exists()
+
+
 def test_a_failure_is_told_with_what_it_ended_with(fleet: Fleet) -> None:
     fleet.ended("failed", days=2, outcome=Outcome.FAILED, ended_with="exit code 137, out of memory")
     reason = "failed with exit code 137, out of memory, 2d ago, kept for 7d"
@@ -325,6 +340,27 @@ def test_apply_on_a_terminal_refuses_in_a_pause_before_it_asks(fleet: Fleet) -> 
     assert fleet.names() == {"old"}
 
 
+def test_a_plan_with_a_docker_engine_that_does_not_answer_exits_with_3(fleet: Fleet, tmp_path: Path) -> None:
+    """Beside a host that does: what Docker has is not known. Alone, nothing answered."""
+    engine = {"GPUKEEPER_FLEET": "", "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    fleet.write_policy("scope: {docker: {}, host: {}}\n")
+    ran = fleet.run("plan", **engine)
+    assert (ran.code, "could not be read (the engine at unix://" in ran.err) == (3, True), ran.err
+    assert fleet.run("plan", "--json", **engine).code == 3
+    assert fleet.run("plan", "--exit-code", **engine).code == 3
+    assert fleet.run("plan", "--platform", "host", **engine).code == 0, "it was not asked for"
+    fleet.write_policy("scope: {docker: {}}\n")
+    assert fleet.run("plan", **engine).code == 1
+
+
+def test_due_work_comes_before_what_could_not_be_read(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    broken = fleet.with_second_place()
+    (broken / "old.json").write_text("{")
+    assert fleet.run("plan", "--exit-code").code == 4
+    assert fleet.run("plan").code == 0, "a part of a place"
+
+
 def test_the_budget_defers_the_rest_oldest_first(fleet: Fleet) -> None:
     fleet.write_policy(POLICY + "budget: {per_pass: 2}\n")
     for days in (2, 3, 4, 5):
@@ -337,7 +373,7 @@ def test_the_budget_defers_the_rest_oldest_first(fleet: Fleet) -> None:
 
 def test_overdue_running_work_is_warned_twice_before_anything_is_stopped(fleet: Fleet) -> None:
     """C14.2"""
-    fleet.write_policy(POLICY + "classes: {docker: {max_runtime: 1h}}\n")
+    fleet.write_policy(POLICY + "classes: {docker: {max_runtime: 1h, on_max_runtime: stop}}\n")
     for n in range(4):
         fleet.add(f"run-{n}", state=State.RUNNING, started=ago(hours=9), devices=("GPU-0",))
     for _ in range(3):

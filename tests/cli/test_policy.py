@@ -13,7 +13,7 @@ from gpukeeper.model.errors import PolicyError
 from tests.cli.fleet import Fleet
 
 GOOD = """\
-preset: shared-host
+preset: ds01
 scope: {docker: {}}
 groups: {researcher: {members: [ann]}}
 """
@@ -93,8 +93,8 @@ def test_show_one_owner(policy: Path) -> None:
     out = run("show", "--policy", policy, "--owner", "ann").stdout
     lines = [line.split() for line in out.splitlines()]
     assert out.startswith("ann is in researcher. A group's value replaces the class's, shorter or longer; of several")
-    assert ["managed", "idle", "1h", "group", "researcher,", "preset", "shared-host"] in lines
-    assert ["managed", "idle_in_demand", "30m", "built-in"] in lines
+    assert ["managed", "idle", "1h", "group", "researcher,", "preset", "ds01"] in lines
+    assert ["managed", "idle_in_demand", "30m", "preset", "ds01"] in lines
     assert ["infrastructure", "untouchable", "true", "built-in"] in lines
     assert "No exemption applies to ann." in out
     assert ["demand.above", "80%", "built-in"] in lines
@@ -183,11 +183,12 @@ def test_try_prints_the_class_the_timeline_and_what_it_assumes(policy: Path) -> 
     assert "state     running for 6h, idle for 20m, 1 GPU" in ran.stdout
     (head,) = [n for n, row in enumerate(rows) if row[0].startswith("WHEN")]
     table = [" ".join(line.split()) for line in ran.stdout.splitlines()[head + 1 : head + 5]]
-    assert table[0].startswith("in 28m warn 1 idle idle for 48m, allowed 1h; will be stopped in 12m.")
+    assert table[0].startswith("in 28m warn 1 idle idle for 48m, allowed 1h; would be stopped at ")
+    assert " UTC (in 12m), then deleted." in table[0]
     assert table[2].startswith("in 40m stop idle idle for 1h, allowed 1h")
     assert "The workload is then removed." in ran.stdout
     assert "  The workload stays idle from now on, by every signal." in ran.stdout
-    assert ran.stderr == f"Policy: {policy} (shared-host, mode plan).\n"
+    assert ran.stderr == f"Policy: {policy} (ds01, mode plan).\n"
     answer = json.loads(run(*words, "--json").stdout)
     assert answer["schema"] == "gpukeeper/policy-try/v1"
     assert [one["action"] for one in answer["timeline"]] == ["warn", "warn", "stop", "remove"]

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.interfaces.cli.doctor_machine import last_pass, space
+from gpukeeper.engine.loop import TOO_SLOW
+from gpukeeper.interfaces.cli.doctor_machine import last_pass, measuring, space
 from gpukeeper.interfaces.cli.support import GONE, without_secrets
-from gpukeeper.model.event import Passed
+from gpukeeper.model.event import Complaint, Passed
 from tests.cli.fleet import Fleet
 
 NOW = datetime(2026, 11, 17, 5, tzinfo=UTC)
@@ -97,6 +98,12 @@ def test_the_last_pass_is_shown_with_its_age() -> None:
     assert "systemctl status gpukeeper" in row(timedelta(hours=3))[2]
     assert row(-timedelta(hours=2))[0] == "problem"
     assert last_pass([], NOW)[0] == "note"
+
+
+def test_that_measuring_was_too_slow_is_shown() -> None:
+    line = Complaint(at=NOW - timedelta(hours=3), what=f"{TOO_SLOW} (4 times in the last 1h)")
+    assert measuring([(7, line)], NOW) == [("note", "measuring", f"3h ago: {TOO_SLOW}")]
+    assert measuring([(7, Complaint(at=NOW, what="another problem"))], NOW) == []
 
 
 def test_the_space_of_a_directory_that_does_not_exist_yet_is_that_of_its_parent(tmp_path: Path) -> None:

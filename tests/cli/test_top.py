@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.model.subject import State
-from tests.cli.fleet import Fleet, ago, hear_ctrl_c
+from tests.cli.fleet import POLICY, Fleet, ago, hear_ctrl_c
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.slow
@@ -98,6 +98,7 @@ def terminal(fleet: Fleet, *words: str, columns: int = 80) -> Iterator[Terminal]
 
 @pytest.fixture
 def busy(fleet: Fleet) -> Fleet:
+    fleet.write_policy(POLICY + "classes: {docker: {on_max_runtime: stop}}\n")
     fleet.add("eval", state=State.RUNNING, started=ago(hours=3), devices=("GPU-0",))
     fleet.add("train", state=State.RUNNING, started=ago(hours=5), devices=("GPU-1",), owner="bob")
     return fleet

@@ -130,7 +130,7 @@ _EXIT_CODES = {
     "policy import": {3: "written or printed, but something could not be translated"},
     "plan": {
         1: "no place answered",
-        3: "nothing could be read, or, with `--exit-code`, not everything",
+        3: "a place of the scope could not be read, or, with `--exit-code`, not everything",
         4: "something is due, with `--exit-code`",
     },
     "setup host": {1: "the service does not run, or doctor found a problem"},

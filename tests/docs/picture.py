@@ -33,13 +33,13 @@ from tests.docs.markdown import ROOT
 PICTURE = ROOT / "docs" / "images" / "plan.svg"
 COLUMNS = 116
 COMMANDS = (("plan", "--verbose"), ("observe", "--gpus"))
-PLACE, IDLE_MINUTES = "node-1", 49
+PLACE, IDLE_MINUTES = "node-1", 109  # after the first warning, at one hour of five
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 # name: owner, GPUs, started, ended, outcome; ages from now
 FLEET: dict[str, tuple[str, int, timedelta, timedelta | None, str | None]] = {
     "eval-ann": ("ann", 1, 3 * DAY, 2 * DAY, "succeeded"),
     "train-ann": ("ann", 2, 3 * DAY, 2 * DAY, "failed"),
-    "sweep-bob": ("bob", 1, 3 * HOUR, None, None),
+    "sweep-bob": ("bob", 1, 5 * HOUR, None, None),
     "pretrain-eve": ("eve", 2, 20 * HOUR, None, None),
     "notebook-eve": ("eve", 1, 2 * HOUR, None, None),
 }
@@ -50,12 +50,17 @@ mode: plan
 scope: {docker: {}}
 """
 # What depends on the second at which it runs: the time of the snapshot, and ages counted in whole minutes.
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 _CLOCK = {
-    re.compile(r"(?<=idle for )\d+m(\d+s)?"): f"{IDLE_MINUTES}m",
-    re.compile(r"(?<=nothing for )\d+m(\d+s)?"): "24m",
+    re.compile(r"(?<=idle for )1h\d+m(\d+s)?"): "1h49m",
+    re.compile(r"\(in 3h1?\dm(\d+s)?\)"): "(in 3h11m)",
+    re.compile(r"\(in (1h\d?m?|59m(\d+s)?)\)"): "(in 1h)",
+    re.compile(r"\(in (5h\d?m?|4h59m)\)"): "(in 5h)",
+    re.compile(r"\(in 1d[45]h\)"): "(in 1d5h)",
     re.compile(r"(?<=was in use )(\d+m ago|just now)"): "just now",
     re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"): "2026-01-01 12:00:00 UTC",
 }
+_AT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC \(in ((?:\d+[dhm])+)\)")
 _FONT = re.compile(r"\s*@font-face \{.*?\}\n", re.DOTALL)
 _THEME = TerminalTheme(
     (24, 27, 33),
@@ -106,10 +111,10 @@ def _uid(file: Path) -> str:
 
 
 async def _measure(folder: Path, ref: Ref, devices: list[str], now: datetime, busy_until: int) -> None:
-    """What `gpukeeper serve` would have stored in the last hour."""
+    """What `gpukeeper serve` would have stored in the last hours."""
     (folder / "state").mkdir(mode=0o700, exist_ok=True)
     signals = open_signals(folder / "state" / LEDGER_FILE, write=True)
-    for age in range(60, -1, -1):
+    for age in range(IDLE_MINUTES + 60, -1, -1):
         at = now - age * MINUTE
         use = 97.0 if age > busy_until or not busy_until else 0.0
         readings = [(Signal.GPU, device, use) for device in devices]
@@ -139,7 +144,19 @@ def _output(folder: Path, command: tuple[str, ...]) -> str:
     printed = printed.replace("\r\n", "\n")
     for changing, fixed in _CLOCK.items():
         printed = changing.sub(fixed, printed)
-    return printed
+    return _AT.sub(_at_the_fixed_time, printed)
+
+
+def _at_the_fixed_time(found: re.Match[str]) -> str:
+    """A time and its distance, as seen at NOON."""
+    at = NOON + sum(
+        (
+            int(number) * {"d": DAY, "h": HOUR, "m": MINUTE}[unit]
+            for number, unit in re.findall(r"(\d+)([dhm])", found[1])
+        ),
+        timedelta(),
+    )
+    return f"{at:%Y-%m-%d %H:%M} UTC (in {found[1]})"
 
 
 def _wrapped(line: Text) -> Text:

@@ -32,6 +32,7 @@ ADDED = (
     "setup host",
     "setup remove",
     "notify test",
+    "workload restore",
     "node register",
     *(f"fleet {verb}" for verb in ("deploy", "status", "plan", "apply", "upgrade", "remove")),
     *(f"fleet-db {verb}" for verb in ("init", "migrate", "add-machine", "status")),

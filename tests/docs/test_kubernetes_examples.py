@@ -130,6 +130,20 @@ def test_restore_makes_what_reclaim_and_sets_remove_and_sets_it_going() -> None:
     assert of_tier("restore") == wanted | {(verb, *what) for what in scaled for verb in ("get", "patch")}
 
 
+def test_the_admission_policy_covers_everything_that_the_tiers_create_or_patch() -> None:
+    """Without a subresource: `scale` has one field, and nothing else is granted there."""
+    written = {
+        (group, plural)
+        for tier in TIERS
+        for verb, group, plural in of_tier(tier)
+        if verb in {"create", "patch", "update"} and "/" not in plural and plural != "events"
+    }
+    ((_, policy),) = objects("ValidatingAdmissionPolicy")
+    covered = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert {(group, plural) for one in covered for group in one["apiGroups"] for plural in one["resources"]} == written
+    assert all(set(one["operations"]) == {"CREATE", "UPDATE"} for one in covered)
+
+
 def test_the_namespaced_variant_has_no_rights_on_the_cluster() -> None:
     found = documents(EXAMPLES / "namespaced.yaml")
     assert {one["metadata"]["namespace"] for one in found} == {"team-a"}
@@ -215,6 +229,15 @@ def test_promtool_accepts_the_alerts() -> None:
                 'gpukeeper_leader{pod="b"}': "1x100",
             },
             {"GpukeeperTwoLeaders"},
+        ),
+        (
+            "an operator without rights on its lease",
+            {
+                "gpukeeper_last_pass_timestamp_seconds": "0+60x100",
+                'gpukeeper_leader{pod="a"}': "1x100",
+                'gpukeeper_lease_denied{pod="b"}': "1x100",
+            },
+            {"GpukeeperLeaseDenied"},
         ),
         (
             "overdue",

@@ -31,7 +31,7 @@ def rows(page: str) -> list[list[str]]:
         ("Kubernetes", "5–10 % over a window"),
         ("GitHub Codespaces", "30 min"),
         ("JupyterHub", "60–120 min"),
-        ("gpukeeper", "30 min below 5 %"),
+        ("gpukeeper", "5 h below 5 %"),
     ],
 )
 def test_idle_limits_of_others_are_given_for_comparison(where: str, limit: str) -> None:

@@ -89,6 +89,11 @@ VALUES: tuple[Any, ...] = (
 )
 
 
+def damaged(name: str, samples: Sequence[bytes], seed: int) -> bytes:
+    """`name`: of the parser, so that the same seed is another damage for each."""
+    return mutated(samples, random.Random(f"{name} {seed}"))
+
+
 def mutated(samples: Sequence[bytes], rng: random.Random) -> bytes:
     sample = rng.choice(samples)
     if sample[:1] in b"{[" and rng.random() < 0.7:

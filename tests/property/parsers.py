@@ -170,6 +170,16 @@ def _disk_usage(data: bytes) -> None:
         _told(docker.cache_subject(entry, docker_examples.AT))
 
 
+def _volumes(data: bytes) -> None:
+    for one in docker_api._decode(data, docker_wire.VolumeList, "/volumes").volumes or ():
+        _told(docker.volume_subject(one, False, None, docker_examples.AT))
+
+
+def _networks(data: bytes) -> None:
+    for one in docker_api._decode(data, list[docker_wire.Network], "/networks"):
+        _told(docker.network_subject(one, False, None, docker_examples.AT))
+
+
 def _image(data: bytes) -> None:
     found = docker_api._decode(data, docker_wire.ImageInspected, "/images/x/json")
     docker_wire.when(found.metadata.last_tag_time)
@@ -185,6 +195,19 @@ def _recipe(data: bytes) -> None:
     docker_archive.recipe(Evidence({docker_archive.MANIFEST: data, before: data}))
 
 
+_MADE = {"Labels": {"com.docker.compose.project": "lab"}, "Options": None, "Scope": "local"}
+_VOLUME = {**_MADE, "Name": "ab" * 32, "Driver": "local", "CreatedAt": "2026-11-15T10:00:00Z", "Mountpoint": "/data"}
+_NETWORK = {
+    **_MADE,
+    "Name": "lab_default",
+    "Id": "cd" * 32,
+    "Created": "2026-11-15T10:00:00.5Z",
+    "Driver": "bridge",
+    "Ingress": False,
+    "ConfigOnly": False,
+    "Containers": {},
+    "IPAM": {"Driver": "default", "Config": []},
+}
 _ANSWERS = [docker_examples.recorded(name) for name in ("docker_20_10_answers", "podman_4_3_answers")]
 _CONTAINERS = [
     *docker_examples.DOCKER.values(),
@@ -696,6 +719,8 @@ PARSERS: tuple[Parser, ...] = (
     Parser("image list", _images, _json(*(one["images"] for one in _ANSWERS)), (PlatformError,)),
     Parser("image", _image, _json(_ANSWERS[0]["image"]), (PlatformError,)),
     Parser("disk use of an engine", _disk_usage, _json(*(one["df"] for one in _ANSWERS)), (PlatformError,)),
+    Parser("volume list", _volumes, _json({"Volumes": [_VOLUME], "Warnings": None}), (PlatformError,)),
+    Parser("network list", _networks, _json([_NETWORK]), (PlatformError,)),
     Parser("engine event", _engine_event, _json(*(event for one in _ANSWERS for event in one["events"])), UNREADABLE),
     Parser("captured container", _recipe, _json(*_CONTAINERS)),
     Parser("container log", docker_archive.demultiplexed, (bytes.fromhex(_ANSWERS[0]["log_hex"]),)),

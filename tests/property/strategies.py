@@ -30,11 +30,13 @@ from gpukeeper.model.policy import (
     Images,
     Kept,
     Match,
-    OnIdle,
+    Networks,
+    OnLimit,
     PlaceScope,
     Policy,
     Retention,
     Temporary,
+    Volumes,
 )
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
 from gpukeeper.model.subject import Category, Disk, Marks, Outcome, Shape, State, Subject
@@ -53,6 +55,8 @@ REFS = (
 LEFTOVERS = {
     Shape.TREE: Ref("host", "node-3", "tree", "/tmp/tmp1", "8:77"),
     Shape.IMAGE: Ref("docker", "node-3", "image", "lab/train:7", "sha256:77"),
+    Shape.VOLUME: Ref("docker", "node-3", "volume", "volume-77", "volume 77"),
+    Shape.NETWORK: Ref("docker", "node-3", "network", "lab_default", "77"),
     Shape.CACHE: Ref("docker", "node-3", "cache", "k3s9", "k3s9"),
 }
 AGO = tuple(NOW - n * MINUTE for n in (0, 2, 8, 12, 25, 31, 45, 90, 130, 300, 3000, 50_000))
@@ -185,7 +189,7 @@ def policy(rng: random.Random) -> Policy:
     limit, keep = [None, SHORT, LONG], [None, timedelta(), SHORT, DAY]
     managed = ClassSettings(
         idle=rng.choice([SHORT, SHORT, LONG, None]),
-        on_idle=rng.choice([OnIdle.STOP, OnIdle.STOP, OnIdle.REPORT]),
+        on_idle=rng.choice([OnLimit.STOP, OnLimit.STOP, OnLimit.REPORT]),
         after_idle=rng.choice([*AfterIdle]),
         idle_when_large=rng.choice(limit),
         max_runtime=rng.choice(limit),
@@ -216,8 +220,15 @@ def policy(rng: random.Random) -> Policy:
             if one not in (Category.TEMPORARY, Category.REPORT)
         }
         | {"report": Kept(older_than=rng.choice(keep))},
-        images=Images(unused=rng.choice(limit), keep=rng.choice([(), ("base/*",), ("lab/*",)])),
+        images=Images(
+            unused=rng.choice(limit),
+            under_pressure=rng.choice([None, SHORT / 2]),
+            above=rng.choice([None, 10**9]),
+            keep=rng.choice([(), ("base/*",), ("lab/*",)]),
+        ),
         build_cache=BuildCache(unused=rng.choice(limit)),
+        volumes=Volumes(anonymous_unused=rng.choice(limit)),
+        networks=Networks(unused=rng.choice(limit)),
     )
 
 

@@ -7,16 +7,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from zlib import crc32
 
 import msgspec
 
 from gpukeeper.engine import requests
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.live import LiveState, coming_of
 from gpukeeper.engine.loop import Watch, watch
+from gpukeeper.engine.ports import Platform
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
+from gpukeeper.lifecycle.claims import runs_on_gpus
+from gpukeeper.lifecycle.forecast import UpcomingAction
 from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.lifecycle.waste import Waste
+from gpukeeper.model.decision import Decision, View
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Event, Intended
+from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import (
     Activity,
     Amount,
@@ -24,6 +32,7 @@ from gpukeeper.model.policy import (
     Breaker,
     Budget,
     ClassSettings,
+    Demand,
     Exemption,
     Group,
     Kept,
@@ -33,6 +42,7 @@ from gpukeeper.model.policy import (
     Retention,
     Schedule,
     Temporary,
+    Warnings,
 )
 from gpukeeper.model.series import Signal
 from gpukeeper.model.subject import Shape, State
@@ -50,6 +60,7 @@ ROUGH_HOURS, CALM_HOURS = 2, 1.25
 PEOPLE = ("ann", "bob", "eve")
 USED_WHILE_DOWN = "used while gpukeeper was down"
 BUGGY = msgspec.structs.replace(ROUGH, bug=0.01)
+UNSTEADY = msgspec.structs.replace(ROUGH, jump=0.01, jumps=(-0.5, 0.4, 1), crash=0.05)
 
 
 def _class(idle: int | None, max_runtime: int | None) -> ClassSettings:
@@ -85,6 +96,8 @@ POLICY = Policy(
     activity=Activity(signals=("cpu",), tick=MINUTE),
     budget=Budget(per_pass=Amount(count=2), per_hour=Amount(count=8), trees=4),
     breaker=Breaker(running=0.5, vanished=0.5, floor=1),
+    warnings=Warnings(idle=(0.80, 0.95)),
+    demand=Demand(idle_factor=0.5),
     temporary=tuple(
         Temporary(
             root="/tmp",
@@ -118,9 +131,11 @@ PLACES = (
 class LoggedLedger(InMemoryLedger):
     """Writes every line into the world's log too: lines, looks and acts have one order. May die before or after."""
 
-    def __init__(self, world: World, lines: Sequence[Event] = ()) -> None:
-        super().__init__(lines)
+    def __init__(self, world: World, before: InMemoryLedger | None = None) -> None:
+        """After a crash: all state is rebuilt from the journal, but the record of the clock, which is no part of it."""
+        super().__init__(() if before is None else before.lines)
         self._world = world
+        self.clocks = {} if before is None else before.clocks
 
     async def append(self, lines: Sequence[Event]) -> None:
         self._world.pulse()
@@ -133,6 +148,34 @@ class LoggedLedger(InMemoryLedger):
         self._world.pulse()
 
 
+class Told(msgspec.Struct, frozen=True):
+    """What was forecast for running work when a pass had read it."""
+
+    at: datetime
+    ref: Ref
+    incarnation: str
+    steps: tuple[UpcomingAction, ...]
+
+
+class Teller(LiveState):
+    """Forecasts of some of the work that full passes read, as pages would show them. It changes nothing of a story."""
+
+    def __init__(self, run: Run, book: Rulebook) -> None:
+        super().__init__(enabled=True)
+        self._run, self._book = run, book
+
+    def note(self, platform: Platform, view: View, decision: Decision, now: datetime, waste: Waste | None) -> None:
+        ref, calm = view.subject.ref, self._run.world.faults is CALM
+        if calm and runs_on_gpus(view.subject) and hash_of(ref.uid, now) % 2 == 0:
+            coming = coming_of(view, decision, self._book, now, platform.guards)
+            self._run.told.append(Told(now, ref, view.subject.seen.incarnation, coming))
+
+
+def hash_of(uid: str, now: datetime) -> int:
+    """The same in every process."""
+    return crc32(f"{uid} {now:%H:%M}".encode())
+
+
 @dataclass
 class Run:
     """Everything a checker may ask."""
@@ -141,6 +184,7 @@ class Run:
     world: World
     policy: Policy = POLICY
     lines: list[Event] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
     crashes: int = 0
     end: datetime = BEGIN
 
@@ -159,13 +203,13 @@ class Run:
 
 
 def simulate(seed: int, faults: Faults | None = None, policy: Policy = POLICY) -> Run:
-    """In every tenth world the adapters have bugs besides."""
+    """In every tenth world the adapters have bugs besides; in another the clock jumps and gpukeeper dies often."""
     loop = VirtualLoop()
     clock = VirtualClock(loop)
     # Every fourth world has two places that act at the same time and share the hour's budget: of work, or of trees.
     pair = PLACES[:2] if seed % 8 == 3 else PLACES[2:]
     places = pair if seed % 4 == 3 else (PLACES[seed % 3],)
-    world = World(seed, clock, places, faults or (BUGGY if seed % 10 == 9 else ROUGH))
+    world = World(seed, clock, places, faults or {9: BUGGY, 2: UNSTEADY}.get(seed % 10, ROUGH))
     SimulatedUsers(world, pace=18 * MINUTE, hurry=3).settle_in()
     run = Run(seed, world, policy)
     run_virtually(_live(run, loop), loop)
@@ -190,13 +234,15 @@ async def _live(run: Run, loop: VirtualLoop) -> None:
             notifier=Messages((InsideWorkload(platforms), SimulatedTerminal(world))),
             clock=world.clock,
             meter=SimulatedMeter(world, (Signal.CPU,)),
+            boot="simulated",
+            live=Teller(run, Rulebook(run.policy)),
         )
         try:
             await _one_life(keeper, run, end - loop.time())
         except* Crashed:
             run.crashes += 1
             await _while_it_is_down(world, world.rng.uniform(1, 600))
-            ledger = LoggedLedger(world, ledger.lines)  # all state is rebuilt from the journal
+            ledger = LoggedLedger(world, ledger)
     run.lines = ledger.lines
 
 
@@ -213,7 +259,7 @@ async def _while_it_is_down(world: World, seconds: float) -> None:
 
 def _calm_down(world: World) -> None:
     world.faults = CALM
-    world.clock.skew = timedelta()
+    world.fix_clock()
 
 
 async def _one_life(keeper: Keeper, run: Run, seconds: float) -> None:

@@ -65,11 +65,11 @@ def _first(seeds: int) -> int:
 def _many(end: float) -> int:
     begun, first = time.monotonic(), int(time.time())  # other seeds each time; the failing one is printed
     done = 0
+    failed = read_all(first=first)
+    if failed:
+        print(*failed, sep="\n\n")
+        return 1
     with multiprocessing.Pool(os.cpu_count()) as pool:
-        failed = read_all(pool, first=first)
-        if failed:
-            print(*failed, sep="\n\n")
-            return 1
         while time.monotonic() < end:
             for seed, broken in pool.imap_unordered(check, range(first + done, first + done + BATCH)):
                 if broken:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -16,8 +16,9 @@ from gpukeeper.engine import observe as engine_observe
 from gpukeeper.engine import reclaim as engine_reclaim
 from gpukeeper.engine import view as engine_view
 from gpukeeper.engine.beside import WorkBeside
+from gpukeeper.engine.clockwatch import ClockWatch
 from gpukeeper.engine.pressure import Pressure
-from gpukeeper.lifecycle import activity, budget, decide, warnings
+from gpukeeper.lifecycle import activity, budget, decide, forecast, warnings
 from gpukeeper.lifecycle.rules import (
     hold,
     idle,
@@ -30,6 +31,7 @@ from gpukeeper.lifecycle.rules import (
     target,
     temporary_tree,
 )
+from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Answer, Decision, Result, Step, Verdict, View
 from gpukeeper.model.event import Closed, Intended
 from gpukeeper.model.message import Delivery, Message
@@ -153,6 +155,12 @@ def call_an_undelivered_warning_delivered() -> Iterator[None]:
 
     original = Messages.to_owner
     with swapped(Messages, "to_owner", to_owner):
+        yield
+
+
+@planted("warned_first")
+def stop_idle_work_whose_owner_was_not_reached() -> Iterator[None]:
+    with swapped(warnings, "_heard", lambda sent: True):
         yield
 
 
@@ -568,3 +576,26 @@ def let_a_bug_at_one_place_end_every_pass() -> Iterator[None]:
 
 def _decision_of(intent: Intended, found: Subject) -> Decision:
     return Decision(found.seen, intent.action, intent.rule, intent.reason)
+
+
+@planted("clock_is_right")
+def forget_that_the_clock_jumped() -> Iterator[None]:
+    """With the process."""
+
+    async def nothing(self: ClockWatch, ports: Any) -> None:
+        return None
+
+    with swapped(ClockWatch, "recall", nothing):
+        yield
+
+
+@planted("forecasts_come_true")
+def forecast_with_the_limits_of_others() -> Iterator[None]:
+    """Whose work it is changes the limits: a forecast that forgets the owner's group names the wrong time."""
+
+    def of_nobody(view: View, book: Rulebook, now: datetime) -> Decision:
+        subject = msgspec.structs.replace(view.subject, owner="nobody")
+        return decide.decide(msgspec.structs.replace(view, subject=subject), book, now)
+
+    with swapped(forecast, "decide", of_nobody):
+        yield

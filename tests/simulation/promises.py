@@ -5,9 +5,11 @@ from __future__ import annotations
 from tests.simulation.acceptance import AcceptanceRun, simulate_acceptance
 from tests.simulation.checkers import (
     budget_and_breaker,
+    clock_is_right,
     could_not_test,
     due_is_reclaimed,
     evidence_first,
+    forecasts_come_true,
     holds_and_scope,
     ledger_tells_the_truth,
     only_what_was_seen,
@@ -31,6 +33,8 @@ CHECKERS = (
     trees_are_free,
     warned_first,
     paused_means_paused,
+    clock_is_right,
+    forecasts_come_true,
 )
 ALL_CHECKERS = (*CHECKERS, could_not_test)
 

@@ -187,6 +187,7 @@ async def _one_life(
         clock=world.clock,
         meter=SimulatedMeter(world, (Signal.CPU,)),
         gpus=CleanGpus(world),
+        boot="simulated",
     )
     keeper.request_state.enabled = True
     book = Rulebook(run.policy)

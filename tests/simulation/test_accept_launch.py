@@ -10,12 +10,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from gpukeeper.acceptance.fleet.collect import RunReport
 from gpukeeper.acceptance.fleet.frames import decode
 from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.fleet.status import Removal, RunSummary
+from gpukeeper.acceptance.fleet.status import Phase, Removal, RunSummary
 from gpukeeper.acceptance.launchers import story
 from gpukeeper.acceptance.launchers.archive import RunArchive
 from gpukeeper.acceptance.launchers.simulated import Script, SimulatedLauncher
@@ -225,6 +226,55 @@ def test_an_engine_that_cannot_be_read_removes_nothing(tmp_path: Path) -> None:
     if any(one.phase.value != "gone" for one in there.nodes):
         assert "nothing of the run was removed" in ended.problems[0]
         assert world.objects == before
+
+
+def test_a_node_that_is_lost_is_not_waited_for_until_the_deadline(tmp_path: Path) -> None:
+    """The wait went on until the timeout of the run, hours later. The others are waited for."""
+    world = World(7, tmp_path)
+    world.scripts = {"sim-01": Script.HANG, "sim-02": Script.GOOD}
+    world.engine = SimulatedLauncher(list(world.scripts.values()), {}, world.clock, report_of, seconds=300)
+    setting, read = world.setting(faults=0, kill_at=-1), world.engine.run
+    began, back = world.clock.now(), timedelta(seconds=40)
+
+    async def lost(run: str) -> RunSummary | None:
+        summary = await read(run)
+        if summary is None or timedelta(seconds=20) < world.clock.now() - began < back:  # a blip is no loss
+            return summary
+        why = "its node is not ready (NodeStatusUnknown): Kubelet stopped posting"
+        nodes = tuple(
+            msgspec.structs.replace(one, code="node-not-ready", reason=why) if one.node == "sim-01" else one
+            for one in summary.nodes
+        )
+        return msgspec.structs.replace(summary, nodes=nodes)
+
+    setting.launcher.run = lost  # type: ignore[method-assign]
+    spec = world.spec()
+    ended = asyncio.run(story.launch(setting, spec, asyncio.run(world.engine.targets(spec))))
+    assert world.clock.now() - began < timedelta(seconds=spec.deadline_s)
+    (missing,) = ended.report.missing
+    assert (missing.node, missing.code) == ("sim-01", "node-not-ready")
+    assert missing.reason.startswith("Its node was lost before it reported. Its node is not ready (NodeStatusUnknown)")
+    assert {one.node for one in ended.report.fleet.nodes} >= {"sim-02"}, "the others go on"
+    assert ended.problems == ()
+
+
+def test_a_host_that_was_unreachable_for_a_minute_still_reports(tmp_path: Path) -> None:
+    world = World(7, tmp_path)
+    world.engine = SimulatedLauncher([Script.GOOD, Script.GOOD], {}, world.clock, report_of, seconds=300)
+    setting, read, began = world.setting(faults=0, kill_at=-1), world.engine.run, world.clock.now()
+
+    async def silent(run: str) -> RunSummary | None:
+        summary = await read(run)
+        if summary is None or world.clock.now() - began > timedelta(minutes=1):
+            return summary
+        first, second = summary.nodes
+        gone = msgspec.structs.replace(second, phase=Phase.GONE, code="unreachable")
+        return msgspec.structs.replace(summary, nodes=(first, gone))
+
+    setting.launcher.run = silent  # type: ignore[method-assign]
+    spec = world.spec()
+    ended = asyncio.run(story.launch(setting, spec, asyncio.run(world.engine.targets(spec))))
+    assert ended.report.missing == ()
 
 
 def test_a_launch_that_fails_in_the_middle_gives_a_report_and_leaves_nothing(tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ def replayed(path: Path, policy: Policy) -> tuple[Compared, Stops]:
 
 
 def _policy(limits: str) -> Policy:
-    return load_text(DEMO_POLICY + limits, "policy").policy
+    # A replay knows of a run only whether all its warnings were delivered, not when an owner was reached later.
+    return load_text(DEMO_POLICY.replace("require_delivery: true", "require_delivery: false") + limits, "policy").policy
 
 
 @pytest.mark.parametrize(("seed", "limits"), [(7, WIDE), (9, TIGHT), (3, TIGHT), (7, BREAKS)])

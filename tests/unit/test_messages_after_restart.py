@@ -104,4 +104,5 @@ def test_a_link_leads_to_the_page_of_the_workload() -> None:
     configure(messages, Policy(), "node-1")
     assert messages.link_of(TRAIN) == ""
     configure(messages, Policy(web=Web(url="https://gpu.example")), "node-1")
+    assert messages.host == "node-1"
     assert messages.link_of(TRAIN) == f"https://gpu.example/find?uid={TRAIN.uid}&machine=node-1"

@@ -51,6 +51,8 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
         reports=_value(model.Reports, file.reports),
         images=_value(model.Images, file.images),
         build_cache=_value(model.BuildCache, file.build_cache),
+        volumes=_value(model.Volumes, file.volumes),
+        networks=_value(model.Networks, file.networks),
         orphans=file.orphans,
         loops=file.loops,
         hold_total=file.holds.total,

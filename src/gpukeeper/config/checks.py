@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from gpukeeper.config.presets import PRESETS
 from gpukeeper.config.problems import Path, Problem, did_you_mean, in_words
-from gpukeeper.config.sections import PLATFORMS, Exemption, Match, PolicyFile, Retention
+from gpukeeper.config.sections import PLATFORMS, Exemption, Match, PolicyFile, Retention, Scope
 from gpukeeper.config.tree_checks import check_trees
 from gpukeeper.config.units import share_in_words
 from gpukeeper.config.units import span_in_words as words
@@ -17,7 +17,7 @@ from gpukeeper.config.web_checks import check_web
 from gpukeeper.engine.schedule import acts_in_a_row
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.lifecycle.warnings import valid_for
-from gpukeeper.model.policy import OnIdle, Policy, Schedule
+from gpukeeper.model.policy import Mode, OnLimit, Policy, Schedule
 
 NO_SCOPE = (
     "scope is not set, so the policy would cover nothing."
@@ -28,8 +28,9 @@ ANY_YEAR = datetime(2026, 1, 1, tzinfo=UTC)  # cron words repeat
 RULE_NAMES = [rule.NAME for rule in RULES if rule.ACTS]
 
 
-def check(file: PolicyFile) -> Iterator[Problem]:
-    yield from _scope(file)
+def check(file: PolicyFile, *, needs_scope: bool = True) -> Iterator[Problem]:
+    if needs_scope or file.scope != Scope():
+        yield from _scope(file)
     yield from _preset(file)
     yield from _retention(file)
     yield from _idle_times(file)
@@ -151,15 +152,30 @@ def _warnings(file: PolicyFile) -> Iterator[Problem]:
 
 def never_stopped(file: PolicyFile, policy: Policy) -> Iterator[str]:
     """A warning: passes act so rarely that each warning has expired at the next one, and the owner is warned again."""
-    # Outside Docker only a class of the match list has limits that end in a stop, unless `cluster` was changed.
-    matched = {"cluster", "ray", *(entry.class_ for entry in file.match)}
-    stops = [one for one in _stops(file) if "docker" in policy.scope or one[0][1] in matched]
-    for path, limit in stops:
+    for path, limit in _in_scope(file, policy):
         stages = policy.warnings.runtime if "max_runtime" in path else policy.warnings.idle
         valid = valid_for(policy.warnings, limit)
         if not acts_in_a_row(policy.schedule, ANY_YEAR, len(stages) + 1, valid):
             yield _expiring(policy.schedule, f"{in_words(path)} ({words(limit)})", len(stages), words(valid))
             return  # the shortest applies to all
+
+
+def _in_scope(file: PolicyFile, policy: Policy) -> list[tuple[Path, timedelta]]:
+    """Outside Docker only a class of the match list has limits that end in a stop, unless `cluster` was changed."""
+    matched = {"cluster", "ray", *(entry.class_ for entry in file.match)}
+    return [one for one in _stops(file) if "docker" in policy.scope or one[0][1] in matched]
+
+
+def never_reached(file: PolicyFile, policy: Policy) -> Iterator[str]:
+    """A warning: idle work is stopped only after a delivered warning, and owners have nothing but terminals."""
+    if policy.mode is not Mode.ENFORCE or not policy.warnings.require_delivery or policy.notify.owners:
+        return
+    if any("max_runtime" not in path for path, _ in _in_scope(file, policy)):
+        yield (
+            "notify.owners: owners have no mail or chat, so a warning reaches only those with an open terminal. Idle "
+            "work of all others is kept, however long it is idle. Set notify.owners, or warnings.require_delivery: "
+            "false to stop it without a delivered warning."
+        )
 
 
 def _expiring(schedule: Schedule, limit: str, stages: int, valid: str) -> str:
@@ -188,12 +204,14 @@ def _stops(file: PolicyFile) -> list[tuple[Path, timedelta]]:
     found: list[tuple[Path, timedelta | None]] = []
     for name, one in file.classes.items():
         if not one.untouchable:
-            found.append((("classes", name, "idle"), one.idle if one.on_idle is OnIdle.STOP else None))
-            large = one.idle_when_large if one.idle is None and one.on_idle is OnIdle.STOP else None
+            found.append((("classes", name, "idle"), one.idle if one.on_idle is OnLimit.STOP else None))
+            large = one.idle_when_large if one.idle is None and one.on_idle is OnLimit.STOP else None
             found.append((("classes", name, "idle_when_large"), large))
-            found.append((("classes", name, "max_runtime"), one.max_runtime))
+            longest = one.max_runtime if one.on_max_runtime is OnLimit.STOP else None
+            found.append((("classes", name, "max_runtime"), longest))
     for setting in ("idle", "max_runtime"):
-        found += _of_groups(file, setting, [limit for path, limit in found if path[::2] == ("classes", setting)])
+        limits = [limit for path, limit in found if path[::2] == ("classes", setting) and limit is not None]
+        found += _of_groups(file, setting, [*limits]) if limits else ()
     return sorted(((path, limit) for path, limit in found if limit is not None), key=lambda pair: pair[1])
 
 

@@ -13,12 +13,11 @@ from ruamel.yaml.constructor import ConstructorError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.scanner import Scanner
 
 from gpukeeper.config.problems import Path, Problem
+from gpukeeper.safe_yaml import DEEPEST, safe_yaml
 
 LARGEST = 1024 * 1024  # characters
-DEEPEST = 50  # levels
 _TAG = "tag:yaml.org,2002:"
 _AS_WRITTEN = {_TAG + "str", _TAG + "timestamp"}  # 2026-09-01 stays text: only `until` interprets it
 _NUMBERS = {_TAG + "int", _TAG + "float", _TAG + "bool"}
@@ -33,13 +32,13 @@ class Document:
 
 def read(text: str, *, foreign: bool = False) -> Document:
     """`foreign`: a file of another tool, in which an empty value (None) and a number as a name have a meaning."""
-    document, yaml = Document(), _yaml()
+    document, yaml = Document(), safe_yaml()
     if len(text) > LARGEST:
         document.problems.append(_not_yaml(f"the file is larger than {LARGEST // 1024} KiB", 1))
         return document
     try:
         depth = 0
-        for event in _yaml().parse(text):
+        for event in safe_yaml().parse(text):
             depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
             if depth > DEEPEST:  # reading on costs the square of the depth
                 raise RecursionError
@@ -58,21 +57,6 @@ def read(text: str, *, foreign: bool = False) -> Document:
     except RecursionError:
         document.problems.append(_not_yaml("it is nested too deeply", 1))
     return document
-
-
-class _Scanner(Scanner):
-    """Refuses deep nesting before searching for its end, which costs the square of the depth."""
-
-    def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803 - theirs
-        if self.flow_level >= DEEPEST:
-            raise RecursionError
-        super().fetch_flow_collection_start(TokenClass, to_push)
-
-
-def _yaml() -> YAML:
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Scanner = _Scanner
-    return yaml
 
 
 _ALIAS = "Aliases are not supported: repeat the value where it is used"

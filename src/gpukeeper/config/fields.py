@@ -17,7 +17,7 @@ from gpukeeper.config import units
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.ledger.copy.connect import problem_of_address, problem_of_machine
 from gpukeeper.model import reading
-from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, ChannelSettings, Mode, OnIdle
+from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, ChannelSettings, Mode, OnLimit
 from gpukeeper.notify.addresses import problem_of_address as problem_of_owner_address
 from gpukeeper.notify.addresses import problem_of_template
 from gpukeeper.notify.catalog import ADMIN_KINDS, OWNER_KINDS
@@ -114,7 +114,7 @@ def word(*known: str) -> tuple[Any, ...]:
 ModeWord = Annotated[Mode, *_words(Mode)]
 AtFinishWord = Annotated[AtFinish, *_words(AtFinish)]
 CountedWord = Annotated[Counted, *_words(Counted)]
-OnIdleWord = Annotated[OnIdle, *_words(OnIdle)]
+OnLimitWord = Annotated[OnLimit, *_words(OnLimit)]
 AfterIdleWord = Annotated[AfterIdle, *_words(AfterIdle)]
 
 

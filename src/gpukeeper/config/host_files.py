@@ -87,6 +87,9 @@ RestartSec=10
 StateDirectory=gpukeeper
 StateDirectoryMode=0700
 UMask=0077
+# All users may connect to its socket; what they may do depends on who they are.
+RuntimeDirectory=gpukeeper
+RuntimeDirectoryMode=0755
 # It yields to the work on this machine.
 Nice=10
 IOSchedulingClass=idle

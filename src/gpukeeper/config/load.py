@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from gpukeeper.config import document, problems
 from gpukeeper.config.build import build, build_exemption
-from gpukeeper.config.checks import NO_SCOPE, check, never_stopped
+from gpukeeper.config.checks import NO_SCOPE, check, never_reached, never_stopped
 from gpukeeper.config.exemptions import FromFile, read_exemptions
 from gpukeeper.config.layers import BUILT_IN_ORIGIN, Layered
 from gpukeeper.config.presets import without_a_file
@@ -61,13 +61,16 @@ def load_policy(
     platforms: Iterable[str] = PLATFORMS,
     environ: Mapping[str, str] = os.environ,
     site_file: Path = SITE_FILE,
+    *,
+    needs_scope: bool = True,
 ) -> Loaded:
     """`--policy`, $GPUKEEPER_POLICY, the user's own file (not root), the site's; without any, the built-in policy.
+    `needs_scope`: False for programs that make no passes.
 
     Never a file of the current directory: gpukeeper run by root must not depend on where it was started.
     """
     found = policy_file(path, environ, site_file)
-    return load_file(found) if found is not None else load_builtin(platforms)
+    return load_file(found, needs_scope=needs_scope) if found is not None else load_builtin(platforms)
 
 
 def policy_file(
@@ -120,27 +123,27 @@ def _user_file(environ: Mapping[str, str]) -> Iterator[Path]:
         yield Path(directory) / "gpukeeper" / "policy.yaml"
 
 
-def load_file(path: Path) -> Loaded:
+def load_file(path: Path, *, needs_scope: bool = True) -> Loaded:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise PolicyError([f"{path}: could not be read: {error.strerror}. Use another file with --policy."]) from error
     except UnicodeDecodeError as error:
         raise PolicyError([f"{path}: is not UTF-8 text. Save it as UTF-8."]) from error
-    loaded = load_text(text, str(path), path.parent)
+    loaded = load_text(text, str(path), path.parent, needs_scope=needs_scope)
     untrusted = _untrusted(loaded, path)
     warnings = tuple(f"{one}. Until then apply, serve and requests refuse to use it." for one in untrusted)
     return replace(loaded, warnings=(*loaded.warnings, *warnings), untrusted=untrusted)
 
 
-def load_text(text: str, name: str = "policy.yaml", directory: Path = Path()) -> Loaded:
+def load_text(text: str, name: str = "policy.yaml", directory: Path = Path(), *, needs_scope: bool = True) -> Loaded:
     """`directory`: where `exemptions_from` is searched. Raises PolicyError with every problem."""
     read = document.read(text)
     if not isinstance(read.tree, dict):
         raise PolicyError(problems.messages_in_order(read.problems or [_no_settings(read)], name, read.lines))
     file, layers, found = validated(read.tree, read.lines, name)
     found = read.problems + found
-    found += _apart_from(found, check(file))
+    found += _apart_from(found, check(file, needs_scope=needs_scope))
     if found:
         raise PolicyError(problems.messages_in_order(found, name, read.lines))
     return _loaded(file, layers, name, directory)
@@ -177,7 +180,7 @@ def _loaded(file: PolicyFile, layers: Layered, name: str, directory: Path) -> Lo
         name,
         layers.origins,
         (*inline_origins, *more.origins),
-        (*more.complaints, *_warnings(policy), *never_stopped(file, policy)),
+        (*more.complaints, *_warnings(policy), *never_stopped(file, policy), *never_reached(file, policy)),
     )
 
 

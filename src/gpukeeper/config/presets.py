@@ -6,25 +6,37 @@ from typing import Any
 
 DEFAULT_PRESET = "development"
 
+# Idle work is stopped after five hours, and kept like other stopped work; long runtimes are reported (ADR 51).
+_IDLE = {"idle": "5h", "after_idle": "keep", "on_max_runtime": "report"}
+_REPORTED = {"idle": "5h", "on_idle": "report"}
+
 BUILT_IN: dict[str, Any] = {
     "classes": {
-        "managed": {"idle": "30m", "max_runtime": "24h"},
-        "devcontainer": {"idle": "none", "max_runtime": "168h", "tell_when_large": True},
-        "compose": {"idle": "30m", "max_runtime": "72h"},
-        "docker": {"idle": "30m", "max_runtime": "48h"},
-        "api": {"idle": "none", "max_runtime": "24h"},
-        "serving": {"idle": "30m", "on_idle": "report", "max_runtime": "none"},
-        "unknown": {"idle": "15m", "max_runtime": "24h"},
+        "managed": {**_IDLE, "max_runtime": "24h"},
+        "devcontainer": {
+            "idle": "none",
+            "max_runtime": "168h",
+            "on_max_runtime": "report",
+            "tell_when_large": True,
+        },
+        "compose": {**_IDLE, "max_runtime": "72h"},
+        "docker": {**_IDLE, "max_runtime": "48h"},
+        "api": {"idle": "none", "max_runtime": "24h", "on_max_runtime": "report"},
+        "serving": {**_REPORTED, "max_runtime": "none"},
+        # There is no owner to warn.
+        "unknown": {**_IDLE, **_REPORTED, "max_runtime": "24h"},
         "infrastructure": {"idle": "none", "max_runtime": "none", "never_started": "none", "untouchable": True},
         # What neither holds nor requests a GPU is out of scope.
         "without-gpu": {"idle": "none", "max_runtime": "none", "never_started": "none", "untouchable": True},
         # A user's program on the machine itself: reported, never touched.
-        "bare": {"idle": "30m", "on_idle": "report", "max_runtime": "none", "never_started": "none"},
+        "bare": {**_REPORTED, "max_runtime": "none", "never_started": "none"},
         # On a cluster idle work is reported, not stopped, until a site's own class sets otherwise.
-        "cluster": {"idle": "30m", "on_idle": "report", "max_runtime": "none", "never_started": "none"},
-        "ray": {"idle": "30m", "on_idle": "report", "max_runtime": "none"},
+        "cluster": {**_REPORTED, "max_runtime": "none", "never_started": "none"},
+        "ray": {**_REPORTED, "max_runtime": "none"},
     }
 }
+
+_STOPPED = {"idle": "30m", "on_idle": "stop", "after_idle": "remove", "on_max_runtime": "stop"}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "development": {"retention": {"succeeded": "1d", "failed": "7d"}},
@@ -39,6 +51,27 @@ PRESETS: dict[str, dict[str, Any]] = {
         # One host has few workloads: two or three that are idle overnight are no sign of a broken world.
         "breaker": {"floor": 3},
         # The members of a group are defined by the site.
+        "groups": {
+            "student": {"max_runtime": "24h"},
+            "researcher": {"max_runtime": "48h"},
+            "faculty": {"max_runtime": "72h"},
+            "admin": {"hold_after_stop": "1h"},
+        },
+    },
+    # A university server whose users know short limits: idle work is stopped, then removed.
+    "ds01": {
+        "retention": {"succeeded": "1d", "failed": "7d"},
+        "classes": {
+            "managed": _STOPPED,
+            "compose": _STOPPED,
+            "docker": _STOPPED,
+            "unknown": {**_STOPPED, "idle": "15m"},
+            **{name: {"on_max_runtime": "stop"} for name in ("devcontainer", "api")},
+            **{name: {"idle": "30m"} for name in ("serving", "bare", "cluster", "ray")},
+        },
+        "warnings": {"idle": ["80%", "95%"], "require_delivery": False},
+        "demand": {"idle_factor": "50%"},
+        "breaker": {"floor": 3},
         "groups": {
             "student": {"idle": "30m", "max_runtime": "24h"},
             "researcher": {"idle": "1h", "max_runtime": "48h"},

@@ -109,23 +109,39 @@ def _default(setting: dict[str, Any]) -> str:
     return "–" if value in (None, {}) else f"`{value}`"
 
 
+def _classes(classes: dict[str, dict[str, Any]]) -> Iterator[str]:
+    yield "| class | idle | when idle | max runtime | above it | other |\n|---|---|---|---|---|---|"
+    for name, one in classes.items():
+        idle, longest = one["idle"], one["max_runtime"]
+        then = {"keep": ", keep", "remove": ", remove"}.get(one.get("after_idle", ""), "")
+        when = "" if idle == "none" else "report" if one.get("on_idle") == "report" else f"stop{then}"
+        above = "" if longest == "none" else one.get("on_max_runtime", "stop")
+        yield f"| {name} | {idle} | {when} | {longest} | {above} | {'untouchable' if 'untouchable' in one else ''} |"
+
+
 def _presets() -> Iterator[str]:
     yield "## The built-in classes\n"
-    yield "| class | idle | when idle | max runtime | other |\n|---|---|---|---|---|"
-    for name, one in BUILT_IN["classes"].items():
-        other = "untouchable" if one.get("untouchable") else ""
-        yield f"| {name} | {one['idle']} | {one.get('on_idle', 'stop')} | {one['max_runtime']} | {other} |"
+    yield from _classes(BUILT_IN["classes"])
     yield "\n## The presets\n"
     for name, preset in PRESETS.items():
         kept = preset["retention"]
         extra = f", `at_finish: {preset['at_finish']}`" if "at_finish" in preset else ""
         yield f"- `{name}`: succeeded {kept['succeeded']}, failed {kept['failed']}{extra}" + (
-            ", and these groups (the site defines their members):\n" if "groups" in preset else ""
+            ", and groups (the site defines their members)" if "groups" in preset else ""
         )
-    yield "| group | idle | max runtime | hold after stop |\n|---|---|---|---|"
-    for name, one in PRESETS["shared-host"]["groups"].items():
-        limits = [one.get(key, "as class") for key in ("idle", "max_runtime", "hold_after_stop")]
-        yield f"| {name} | {' | '.join(limits)} |"
+    for grouped in ("shared-host", "ds01"):
+        yield f"\nThe groups of `{grouped}`:\n"
+        yield "| group | idle | max runtime | hold after stop |\n|---|---|---|---|"
+        for name, one in PRESETS[grouped]["groups"].items():
+            limits = [one.get(key, "as class") for key in ("idle", "max_runtime", "hold_after_stop")]
+            yield f"| {name} | {' | '.join(limits)} |"
+    ds01 = PRESETS["ds01"]
+    warned = " and ".join(ds01["warnings"]["idle"])
+    yield (
+        f"\n`ds01` has the values of a university server: warnings at {warned} of the idle time, which need not be"
+        f" delivered, {ds01['demand']['idle_factor']} of it under high demand, and these classes:\n"
+    )
+    yield from _classes({name: one | ds01["classes"].get(name, {}) for name, one in BUILT_IN["classes"].items()})
     yield "\n## Rules that an exemption can name\n"
     yield ", ".join(f"`{rule}`" for rule in RULE_NAMES) + "."
 

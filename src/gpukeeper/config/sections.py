@@ -8,6 +8,7 @@ from pydantic import Field
 
 from gpukeeper.config import fields as f
 from gpukeeper.config.acceptance_section import Acceptance
+from gpukeeper.config.disk_sections import BuildCache, Disk, Images, Networks, Ray, Reports, Temporary, Volumes
 from gpukeeper.config.section import Section, about
 from gpukeeper.config.web_section import Web
 from gpukeeper.model import policy as model
@@ -15,7 +16,6 @@ from gpukeeper.model.series import Signal
 from gpukeeper.notify.catalog import ADMIN_KINDS, OWNER_KINDS
 from gpukeeper.notify.quiet import EXAMPLE as QUIET_EXAMPLE
 from gpukeeper.platforms.kubernetes.settings import KubernetesSettings
-from gpukeeper.platforms.ray.settings import RaySettings
 
 PLATFORMS = ("host", "docker", "kubernetes", "ray")
 
@@ -61,9 +61,15 @@ class Class(Section):
         _C.tell_when_large,
         "Notify the owner once a day if work without an idle time holds more than a slice and is idle.",
     )
-    on_idle: f.OnIdleWord = about(_C.on_idle, "Action for idle work. `report`: only report.")
-    after_idle: f.AfterIdleWord = about(_C.after_idle, "Action after an idle stop.")
+    on_idle: f.OnLimitWord = about(_C.on_idle, "Action for idle work. `report`: only report.")
+    after_idle: f.AfterIdleWord = about(
+        _C.after_idle,
+        "Action after an idle stop. `keep`: kept like other stopped work; on a cluster, until a person acts.",
+    )
     max_runtime: f.Limit = about(_C.max_runtime, "Stop after this total runtime, restarts included.")
+    on_max_runtime: f.OnLimitWord = about(
+        _C.on_max_runtime, "Action for work above its maximum runtime. `report`: only report."
+    )
     start_grace: f.Span = about(_C.start_grace, "Time after the first start without idle rule; once per workload.")
     never_started: f.Limit = about(_C.never_started, "Remove work that was created and not started within this time.")
     grace: f.Span = about(_C.stop_grace, "Grace period between SIGTERM and the forced end, to save work.")
@@ -116,6 +122,11 @@ class Warnings(Section):
     undelivered: f.Span = about(
         _W.undelivered, "Additional time if a warning could not be delivered; included in the announced time."
     )
+    require_delivery: bool = about(
+        _W.require_delivery,
+        "Stop idle work only after a warning was delivered to its owner. `false`: after `undelivered`, too. Other "
+        "rules, such as the maximum runtime, always act after `undelivered`.",
+    )
 
 
 _A = model.Activity()
@@ -142,7 +153,9 @@ class Demand(Section):
     above: f.Share = about(_D.above, "Demand is high if more than this share of the GPUs is in use ...")
     below: f.Share = about(_D.below, "... and stays high until less than this share is in use.")
     settle: f.Span = about(_D.settle, "Time above the threshold before demand counts as high.")
-    idle_factor: f.Share = about(_D.idle_factor, "Factor for idle times while demand is high.")
+    idle_factor: f.Share = about(
+        _D.idle_factor, "Factor for idle times while demand is high. 100%: demand changes nothing."
+    )
 
 
 _B = model.Budget()
@@ -164,93 +177,6 @@ class Breaker(Section):
     running: f.Share = about(_K.running, "Opens if more than this share of running work is due at once.")
     vanished: f.Share = about(_K.vanished, "Opens if more than this share is missing since the last pass.")
     floor: f.Count = about(_K.floor, "Up to this number the breaker never opens.")
-
-
-_T = model.Temporary(root="/tmp", names=())  # noqa: S108  (only its defaults are used)
-
-
-class Temporary(Section):
-    root: f.Root = Field(description="Directory. Nothing outside it is deleted, and links are not followed.")
-    names: list[f.NamePattern] = Field(description="Names of trees directly below the root. Shell patterns.")
-    above: f.Size = about(_T.above, "Delete only if all matching trees below the root together are larger than this.")
-    older_than: f.Span = about(_T.older_than, "Minimum time without use.")
-    under_pressure: f.Span = about(_T.under_pressure, "The same while the disk is too full; see `disk`.")
-    keep: list[f.NamePattern] = about(list(_T.keep), "Names that are never deleted. Shell patterns.")
-
-
-_DM = model.DiskMarks()
-
-
-class Disk(Section):
-    high: f.Share = about(
-        _DM.high, "A disk above this share of bytes or inodes is too full: `under_pressure` applies ..."
-    )
-    low: f.Share = about(_DM.low, "... until it is below this share.")
-    unreadable: list[str] = about(
-        list(_DM.unreadable),
-        "Programs of root whose open files even root cannot read, by their name in /proc/PID/comm, and that use no "
-        "trees that may be deleted. Any other unreadable process keeps every tree.",
-    )
-
-
-_O = model.Reports()
-
-
-class Reports(Section):
-    roots: list[f.Root] = about(list(_O.roots), "Directories; each entry directly below one is a report.")
-    older_than: f.Limit = about(
-        _O.older_than, "Delete a report if its newest file is older than this. `none`: only report."
-    )
-    keep: list[f.NamePattern] = about(list(_O.keep), "Names that are never deleted. Shell patterns.")
-    keep_last: f.CountOrZero = about(_O.keep_last, "Number of newest reports per root that are never deleted.")
-    archive: bool = about(_O.archive, "Save a report as evidence before deleting it, so that `restore` can restore it.")
-
-
-_Y = RaySettings()
-
-
-class Ray(Section):
-    workers: list[str] = about(
-        list(_Y.workers), "Containers that are Ray nodes: names, or labels as `key=value`. Shell patterns."
-    )
-    dashboard: f.Address = about(_Y.dashboard, "URL of Ray's dashboard. Default: as reported by the cluster.")
-    roots: list[f.Root] = about(list(_Y.roots), "Directories of temporary files, as seen by each node.")
-    names: list[f.NamePattern] = about(list(_Y.names), "Names of trees directly below a root. Shell patterns.")
-    keep: list[f.NamePattern] = about(list(_Y.keep), "Names that are never deleted. Shell patterns.")
-    above: f.Size = about(
-        _Y.above, "Delete only if all matching trees of a node, in all its roots, together are larger than this."
-    )
-    above_counts: f.CountedWord = about(
-        _Y.above_counts, "`all`: compare `above` with everything in the roots, not only with trees that may be deleted."
-    )
-    older_than: f.Span = about(_Y.older_than, "Minimum time without use, on a node that Ray reports as idle.")
-    under_pressure: f.Span = about(_Y.under_pressure, "The same while the disk is too full; see `disk`.")
-    cpu: f.Percent = about(
-        _Y.cpu,
-        "A node above this CPU usage is busy in any case: percent of one core, without Ray's processes.",
-    )
-    window: f.Interval = about(_Y.window, "Minimum window of the CPU measurement.")
-    sessions: f.Limit = about(
-        _Y.sessions, "Delete dead sessions after this time without use; at least 1h. `none`: only report."
-    )
-    logs: f.Limit = about(
-        _Y.logs, "The same for logs of ended processes of a live session, with a resolution of one hour."
-    )
-
-
-_I = model.Images()
-
-
-class Images(Section):
-    unused: f.Limit = about(_I.unused, "Remove after this time without observed use. `none`: only report.")
-    keep: list[str] = about(list(_I.keep), "Names of images that are never removed. Shell patterns.")
-
-
-_BC = model.BuildCache()
-
-
-class BuildCache(Section):
-    unused: f.Limit = about(_BC.unused, "Remove if no build used it for this time. `none`: only report.")
 
 
 _M = model.MetricsSettings()
@@ -469,6 +395,8 @@ class PolicyFile(Section):
     ray: Ray = about(Ray(), "Ray nodes on this machine, and which of their temporary files may be deleted.")
     images: Images = about(Images(), "Unused images.")
     build_cache: BuildCache = about(BuildCache(), "Build cache of image builds.")
+    volumes: Volumes = about(Volumes(), "Unused volumes of a container engine.")
+    networks: Networks = about(Networks(), "Unused networks of a container engine.")
     orphans: bool = about(_P.orphans, "End processes that are proven to be left over from ended workloads.")
     loops: f.Count = about(_P.loops, "Number of ends after which a workload that runs again counts as a restart loop.")
     holds: Holds = about(Holds(), "Limits of holds.")

@@ -12,7 +12,7 @@ from gpukeeper.model.policy import (
     AtFinish,
     ClassSettings,
     Mode,
-    OnIdle,
+    OnLimit,
     PlaceScope,
     Policy,
     Retention,
@@ -77,14 +77,15 @@ def _children(policy: Policy) -> Iterator[str]:
 
 def _classes(policy: Policy) -> Iterator[str]:
     live = {name: one for name, one in policy.classes.items() if not one.untouchable}
-    stopped = {name: one.idle for name, one in live.items() if one.idle is not None and one.on_idle is OnIdle.STOP}
-    reported = {name: one.idle for name, one in live.items() if one.idle is not None and one.on_idle is OnIdle.REPORT}
+    stopped = {name: one.idle for name, one in live.items() if one.idle is not None and one.on_idle is OnLimit.STOP}
+    reported = {name: one.idle for name, one in live.items() if one.idle is not None and one.on_idle is OnLimit.REPORT}
     large = {
         name: one.idle_when_large
         for name, one in live.items()
-        if one.idle is None and one.idle_when_large is not None and one.on_idle is OnIdle.STOP
+        if one.idle is None and one.idle_when_large is not None and one.on_idle is OnLimit.STOP
     }
-    limited = {name: one.max_runtime for name, one in live.items() if one.max_runtime is not None}
+    limited = {name: one.longest for name, one in live.items() if one.longest is not None}
+    watched = {name: one.max_runtime for name, one in live.items() if one.max_runtime is not None and not one.longest}
     if stopped:
         yield f"idle work is stopped after {_by_span(stopped)}{_afterwards(live, stopped)}"
     if reported:
@@ -95,6 +96,8 @@ def _classes(policy: Policy) -> Iterator[str]:
         yield from _demand(policy)
     if limited:
         yield f"running work is stopped after {_by_span(limited)}"
+    if watched:
+        yield f"running work is only reported after {_by_span(watched)}"
     if untouchable := [name for name, one in policy.classes.items() if one.untouchable]:
         yield f"{_all(untouchable)} {'are' if len(untouchable) > 1 else 'is'} never touched"
     if changing := [name for name, group in policy.groups.items() if group.members]:
@@ -171,11 +174,21 @@ def _most_trees(policy: Policy) -> Iterator[str]:
 
 
 def _images(policy: Policy) -> Iterator[str]:
-    if policy.images.unused is not None:
-        spared = f", except {_all(policy.images.keep)}" if policy.images.keep else ""
-        yield f"images are removed after {span_in_words(policy.images.unused)} without use{spared}"
+    images = policy.images
+    ages = [f"after {span_in_words(images.unused)} without use"] if images.unused is not None else []
+    if images.under_pressure is not None:
+        ages.append(f"after {span_in_words(images.under_pressure)} while the disk is too full")
+    if images.above is not None:
+        ages.append(f"the least recently used first while unused ones are larger than {size_in_words(images.above)}")
+    if ages:
+        spared = f", except {_all(images.keep)}" if images.keep else ""
+        yield f"images are removed {_all(ages, 'or')}{spared}"
     if policy.build_cache.unused is not None:
         yield f"build cache is removed after {span_in_words(policy.build_cache.unused)} without use"
+    if policy.volumes.anonymous_unused is not None:
+        yield f"volumes without a name are removed after {span_in_words(policy.volumes.anonymous_unused)} without use"
+    if policy.networks.unused is not None:
+        yield f"networks are removed after {span_in_words(policy.networks.unused)} without use"
 
 
 def _exemptions(policy: Policy) -> Iterator[str]:

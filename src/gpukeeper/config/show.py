@@ -23,6 +23,7 @@ _OWNER_LIMITS = {
     "idle_when_large": "none",
     "on_idle": "",
     "max_runtime": "none",
+    "on_max_runtime": "",
     "grace": "",
     "hold": "",
     "hold_after_stop": "",
@@ -178,6 +179,8 @@ def _class_rows(loaded: Loaded, class_name: str, owner: str, groups: list[str]) 
     found = []
     for name, none in _OWNER_LIMITS.items():
         if name == "on_idle" and limits.idle is limits.idle_when_large is None:
+            continue
+        if name == "on_max_runtime" and limits.max_runtime is None:
             continue
         if name == "idle_when_large" and limits.idle is not None:
             continue  # it has an idle time whatever it holds

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
+from gpukeeper.config.disk_sections import Ray, Temporary
 from gpukeeper.config.problems import Path, Problem
-from gpukeeper.config.sections import PolicyFile, Ray, Temporary
+from gpukeeper.config.sections import PolicyFile
 from gpukeeper.config.units import share_in_words
 from gpukeeper.config.units import span_in_words as words
 from gpukeeper.model.policy import HOUR
@@ -20,6 +22,7 @@ def check_trees(file: PolicyFile) -> Iterator[Problem]:
     for i, entry in enumerate(file.temporary):
         yield from _names(entry, ("temporary", i))
     yield from _names(file.ray, ("ray",))
+    yield from _images(file)
     yield from _sessions(file)
     yield from _logs(file)
     yield from _marks(file)
@@ -36,11 +39,21 @@ def _names(entry: Temporary | Ray, at: Path) -> Iterator[Problem]:
             "every name is also listed under keep, so nothing would be deleted. Remove names from keep.",
         )
     # The built-in value may well be more than a short age; the shorter of the two holds.
-    if entry.under_pressure > entry.older_than and entry.under_pressure != _PRESSED:
+    if entry.under_pressure != _PRESSED:
+        yield from _sooner(entry.under_pressure, entry.older_than, at, "older_than")
+
+
+def _images(file: PolicyFile) -> Iterator[Problem]:
+    if file.images.unused is not None and file.images.under_pressure is not None:
+        yield from _sooner(file.images.under_pressure, file.images.unused, ("images",), "unused")
+
+
+def _sooner(pressed: timedelta, usual: timedelta, at: Path, name: str) -> Iterator[Problem]:
+    if pressed > usual:
         yield Problem(
-            ((*at, "under_pressure"), (*at, "older_than")),
-            f"under_pressure ({words(entry.under_pressure)}) must not be longer than older_than"
-            f" ({words(entry.older_than)}). Write at most {words(entry.older_than)}.",
+            ((*at, "under_pressure"), (*at, name)),
+            f"under_pressure ({words(pressed)}) must not be longer than {name}"
+            f" ({words(usual)}). Write at most {words(usual)}.",
         )
 
 

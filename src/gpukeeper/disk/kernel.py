@@ -211,21 +211,28 @@ def _how(flags: int) -> _OpenHow:
 
 
 def _by_steps(directory: int, path: bytes, flags: int) -> int:
-    """One name at a time, so that no link on the path is followed either."""
+    """One name at a time, so that no link on the path is followed either. Each is opened as a path first: a filesystem
+    that is mounted there may never answer, and is not queried by that.
+    """
     mount, *names = mount_id(directory), *path.split(b"/")
     fd = os.dup(directory)
     for number, name in enumerate(names, start=1):
-        above = fd
+        above, of_folder = fd, os.O_DIRECTORY if number < len(names) else flags & os.O_DIRECTORY
         try:
             if name == b"..":
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
-            fd = os.open(name, (flags if number == len(names) else FOLDER) | os.O_NOFOLLOW, dir_fd=above)
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | of_folder, dir_fd=above)
         finally:
             os.close(above)
         if mount_id(fd) != mount:
             os.close(fd)
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
-    return fd
+    if flags & os.O_PATH:
+        return fd
+    try:
+        return os.open(f"/proc/self/fd/{fd}", flags & ~os.O_NOFOLLOW)
+    finally:
+        os.close(fd)
 
 
 def _failure(path: Name) -> OSError:

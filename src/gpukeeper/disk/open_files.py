@@ -101,6 +101,11 @@ def is_mounted_elsewhere(path: str, open_files: OpenFiles) -> bool:
     return any(device == other and is_at_or_below(source, folder) for other, source in open_files.mounted)
 
 
+def is_named_by_kernel(path: str, open_files: OpenFiles) -> bool:
+    """Whether something at or below it is the layer of a mounted overlay, or used by the kernel itself."""
+    return any(pid == KERNEL and is_at_or_below(named, path) for named, pid in open_files.paths.items())
+
+
 def users_of_trash(trash: str, open_files: OpenFiles) -> int | Unknown | None:
     """One pid that has something open below the directory of that random name, KERNEL for a mount or the kernel itself.
 

@@ -16,7 +16,7 @@ import msgspec
 
 from gpukeeper.disk import kernel, procfs
 from gpukeeper.disk.mount_scan import MOUNT_NAMESPACE, MountScan
-from gpukeeper.disk.mounts import MountEntry, covering
+from gpukeeper.disk.mounts import MountEntry, covering, source_of
 from gpukeeper.disk.unresponsive import may_hang
 from gpukeeper.disk.walk import ANY_DEVICE, BLOCK, Identity
 
@@ -39,6 +39,10 @@ OF_NO_MOUNT = ("/memfd:", "/dev/zero", "/SYSV", "/anon_hugepage", "/drm mm objec
 # Every byte but b"\n" may be in a name; the kernel writes b"\n" as \012.
 _MAPPED = re.compile(rb"^[^ \n]+ [^ \n]+ [^ \n]+ ([0-9a-f]+):([0-9a-f]+) ([1-9]\d*) +(/[^\n]*)$", re.MULTILINE)
 _DEVICE = re.compile(r"(\d+):(\d+)")
+RING = "anon_inode:[io_uring]"
+_MAPPED_RING = re.compile(rb"^[^ \n]+ [^ \n]+ [^ \n]+ [^ \n]+ (\d+) +anon_inode:\[io_uring\]$", re.MULTILINE)
+_REGISTERED = re.compile(rb"^UserFiles:\t\d+\n((?: *\d+: [^\n]*\n)*)", re.MULTILINE)
+_OF_NO_NAME = re.compile(rb"<none>|[a-z_]+:\[?[^/\n]*")  # an empty place; a socket, a pipe, another ring
 
 
 class DeletedFile(msgspec.Struct, frozen=True):
@@ -61,6 +65,8 @@ class ProcessScan:
         self.detached: list[tuple[int, int, int]] = []  # number of the mount, inode, pid
         self.unread: list[int] = []
         self.unsteady: list[str] = []  # why a process was not read completely, although it may be read
+        self.rings: set[int] = set()  # inodes of the io_urings that a descriptor shows
+        self.mapped_rings: dict[int, int] = {}  # inodes of those that are mapped, each with a pid
         self.mounts = MountScan(proc, self.files, self.paths, self.unsteady)
         self.restless = False
 
@@ -88,6 +94,9 @@ class ProcessScan:
             self.restless = True
         self.mounts.add_kept()
         self.add_detached()
+        for inode, pid in self.mapped_rings.items():
+            if inode not in self.rings:
+                self.unsteady.append(f"pid {pid} has an io_uring without a descriptor, whose files cannot be read")
 
     def add(self, pid: int) -> None:
         home = Path(self.proc, str(pid))
@@ -144,7 +153,10 @@ class ProcessScan:
 
     def add_mapped(self, home: Path, pid: int, mounts: tuple[MountEntry, ...]) -> None:
         self.add_path(f"{home}/exe", self.read_link(f"{home}/exe"), pid, mounts)
-        for identity, path in parse_maps(procfs.read(f"{home}/maps", procfs.TABLE)):
+        maps = procfs.read(f"{home}/maps", procfs.TABLE)
+        for ring in _MAPPED_RING.findall(maps):
+            self.mapped_rings.setdefault(int(ring), pid)
+        for identity, path in parse_maps(maps):
             self.files.setdefault(identity, pid)
             self.paths.setdefault(path, pid)
 
@@ -194,6 +206,12 @@ class ProcessScan:
                 whole = False
             elif path.startswith(MOUNT_NAMESPACE):
                 self.mounts.kept_namespaces.setdefault(path, f"{home}/fd/{number}")
+            elif path == RING:
+                registered = self.add_ring(f"{home}/fd/{number}", f"{home}/fdinfo/{number}", pid, mounts)
+                if registered is None:
+                    whole = False
+                else:
+                    found[number] = registered
             elif not path or path.startswith("/"):  # else a pipe, a socket
                 found[number] = path
                 if known.get(number) != path:
@@ -243,6 +261,26 @@ class ProcessScan:
         mount = covering(path, mounts) if path else None
         if mount is None or not may_hang(mount.kind):
             self.add_identity(link, path, pid)
+
+    def add_ring(self, link: str, about: str, pid: int, mounts: tuple[MountEntry, ...]) -> str | None:
+        """The files that are registered with an io_uring: they stay open without a descriptor, and only their paths are
+        shown. None: it was closed since it was listed, or is locked by a request.
+        """
+        try:
+            text = procfs.read(about, procfs.TABLE)
+            self.rings.add(kernel.status_of(link).ino)
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        registered = parse_registered(text)
+        if registered is None:
+            return None
+        for path in registered:
+            if not path.startswith("/"):
+                raise procfs.TooLong(0, "files registered with an io_uring, of which only names are shown", about)
+            self.paths.setdefault(path, pid)
+            if not path.startswith(OF_NO_MOUNT) and (source := source_of(path, mounts)) is not None:
+                self.mounts.mounted.add(source)  # for a process in another mount namespace
+        return "\n".join(registered)
 
     def add_identity(self, link: str, path: str, pid: int) -> bool:
         try:
@@ -307,6 +345,17 @@ def parse_maps(maps: bytes) -> Iterator[tuple[Identity, str]]:
     for major, minor, inode, path in dict.fromkeys(_MAPPED.findall(maps)):
         name = procfs.unescaped(path).removesuffix(DELETED)
         yield (os.makedev(int(major, 16), int(minor, 16)), int(inode)), name
+
+
+def parse_registered(fdinfo: bytes) -> list[str] | None:
+    """The files registered with an io_uring, by path; older kernels show only its last part. None: the kernel
+    does not list them, or not at this moment.
+    """
+    listed = _REGISTERED.search(fdinfo)
+    if listed is None:
+        return None
+    entries = [line.split(b": ", 1)[1] for line in listed[1].splitlines()]
+    return [procfs.unescaped(one).removesuffix(DELETED) for one in entries if one and not _OF_NO_NAME.fullmatch(one)]
 
 
 def _processes(proc: str) -> list[tuple[int, bytes]]:

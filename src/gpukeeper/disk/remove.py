@@ -19,7 +19,7 @@ import msgspec
 from gpukeeper.disk import kernel, measure, rights, trash, worker_pool
 from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.disk.kernel import KERNEL
-from gpukeeper.disk.open_files import OpenFiles, users_of_trash
+from gpukeeper.disk.open_files import OpenFiles, is_named_by_kernel, users_of_trash
 from gpukeeper.disk.trash import Trash, TrashedTree
 from gpukeeper.disk.walk import LOCKED, OPEN, Identity, TreeWalk, WalkStopped, WalkTotals, printable
 from gpukeeper.model.decision import Changed, Refused
@@ -95,7 +95,8 @@ def remove(
         if not isinstance(taken, TrashedTree):
             return taken
         act = _Act(bin_, taken, until, progress)
-        checks = _Checks(scan, still_free, sockets, before, expected.ctime_ns, expected.uid)
+        was_at = os.path.join(os.readlink(f"/proc/self/fd/{directory}"), name)  # noqa: PTH115, PTH118
+        checks = _Checks(scan, still_free, sockets, before, expected.ctime_ns, expected.uid, was_at)
         try:
             return act.run(checks)
         except OSError as error:
@@ -137,6 +138,7 @@ class _Checks(msgspec.Struct, frozen=True):
     before: os.stat_result | None
     ctime_ns: int | None
     uid: int | None = None
+    was_at: str | None = None  # its path before the move
 
 
 class _Act:
@@ -148,7 +150,7 @@ class _Act:
     def run(self, checks: _Checks) -> RemovalResult:
         # Before we open anything of it ourselves, so that any process found is another one.
         open_files = checks.scan()
-        why = _first(lambda: self._users(open_files), lambda: self._moved(checks))
+        why = _first(lambda: self._users(open_files, checks.was_at), lambda: self._moved(checks))
         if why is not None:
             return self.undo(why)
         if not stat.S_ISDIR(os.stat(self.taken.name, dir_fd=self.bin.fd, follow_symlinks=False).st_mode):
@@ -176,11 +178,14 @@ class _Act:
             return Unknown(f"the rest of it is in {self.taken.trash}: {why.why}")
         return self.bin.put_back(self.taken) or why
 
-    def _users(self, open_files: OpenFiles) -> Changed | Unknown | None:
+    def _users(self, open_files: OpenFiles, was_at: str | None) -> Changed | Unknown | None:
         # By identity too: where all users may rename, our trash may have another name by now.
         user: int | Unknown | None = open_files.user_of(self.taken.identity)
         if user is None:
             user = users_of_trash(self.taken.trash, open_files)
+        # The layers of an overlay keep the names that they had when it was mounted.
+        if not isinstance(user, int) and was_at is not None and is_named_by_kernel(was_at, open_files):
+            user = KERNEL
         if isinstance(user, Unknown):
             return Unknown(f"whether it is in use is unknown: {user.why}")
         return None if user is None else Changed(used_by(user))

@@ -10,15 +10,15 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
+from gpukeeper.child_python import DIRECTORY, module_command
 from gpukeeper.disk.walk import OUT_OF_TIME, Pending
 
 # -P: the directory we were started in is not trusted, and -m would import from it first.
-CHILD = (sys.executable, "-P", "-m", "gpukeeper.disk.worker")
+CHILD = module_command("gpukeeper.disk.worker")
 HANDS = 2
 AHEAD = 2  # lines sent ahead to each, so that none waits for us
 JOBS_IN_A_LINE = 64
@@ -146,6 +146,7 @@ def _started(work: str, top: int, settings: Mapping[str, Any]) -> subprocess.Pop
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(top, memory),
+            cwd=DIRECTORY,
         )
     finally:
         os.close(memory)

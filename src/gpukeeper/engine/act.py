@@ -13,7 +13,7 @@ from gpukeeper.engine.verify import gpu_hours, verify
 from gpukeeper.engine.view import build_views
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.decide import REQUEST, decide, still_holds
-from gpukeeper.lifecycle.rules import idle
+from gpukeeper.lifecycle.rules import idle, unused_image, unused_network, unused_volume
 from gpukeeper.lifecycle.rules.idle import may_be_idle
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import (
@@ -28,14 +28,19 @@ from gpukeeper.model.decision import (
     Step,
     View,
 )
-from gpukeeper.model.event import Captured, Closed, Complaint, Intended, WarningSent
+from gpukeeper.model.event import Captured, Closed, Complaint, Held, Intended, WarningSent
 from gpukeeper.model.fold import warned_by
+from gpukeeper.model.memory import RESTORE, Hold
 from gpukeeper.model.message import Delivery, Message, MessageKind
+from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Disk, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR = timedelta(hours=1)
 MANIFEST = ("manifest",)
+ATTACHED: tuple[str, ...] = (unused_volume.NAME, unused_network.NAME)
+SURVIVES = ". Mounted volumes stay; what was written inside it is deleted with it"
+BY_HAND = ". The policy's mode is plan: this happens only if an admin applies the policy after that time"
 _LIVE = (State.RUNNING, State.PAUSED)
 
 
@@ -113,7 +118,9 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     if still_holds(step, fresh, book, begun) is not None:
         return None
     decision = decide(fresh, book, begun)  # the same as was planned, with the time it announces from now on
-    lost = _lost(fresh.subject, decision.then)
+    lost = _lost(fresh, decision, book)
+    if book.policy.mode is Mode.PLAN and decision.then is not Action.KEEP:
+        lost += BY_HAND
     message, until = f"{decision.seen.ref.path}: {decision.reason}{lost}", decision.announced
     warning = Message(
         kind=MessageKind.NOTICE if decision.then is Action.KEEP else MessageKind.WARNING,
@@ -158,16 +165,19 @@ def _warning_sent(
     )
 
 
-def _lost(subject: Subject, then: Action) -> str:
-    """What a warning adds: the owner can still save it."""
+def _lost(view: View, decision: Decision, book: Rulebook) -> str:
+    """What a warning adds: the owner can still save it. What the platform reports is more exact than what is usual."""
+    subject, then = view.subject, decision.then
     if then is Action.KEEP:
         return ""
+    at_once = then is Action.REMOVE or subject.goes_when_stopped
+    by_class = decision.rule == idle.NAME and idle.removed_later(view, book.settings(subject)) is not None
+    usual = SURVIVES if at_once or by_class else ""
     if isinstance(subject.loses, Unknown):
-        return f". What would be lost could not be determined ({subject.loses.why})"
+        return f"{usual}. What would be lost could not be determined ({subject.loses.why})"
     if not subject.loses:
-        return ""
-    once = "with it" if then is Action.REMOVE or subject.goes_when_stopped else "when it is removed"
-    return f". Lost {once}: {', '.join(subject.loses)}"
+        return usual
+    return f". Lost {'with it' if at_once else 'when it is removed'}: {', '.join(subject.loses)}"
 
 
 async def read_again(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> View | tuple[Result, str]:
@@ -217,8 +227,23 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
     if isinstance(name, Unknown):
         return Result.NOT_CAPTURED, f"its evidence could not be saved ({name.why}), so it was kept"
     line = Captured(at=keeper.clock.now(), ref=ref, owner=step.decision.owner, step=step.id, evidence=name, note=note)
-    await keeper.ledger.append([line])
+    await keeper.ledger.append([line, *_needed_held(found, book, line)] if ends else [line])
     return None
+
+
+def _needed_held(subject: Subject, book: Rulebook, captured: Captured) -> list[Held]:
+    """Its image, volumes and networks, for as long as it can be restored: removing them would defeat that."""
+    capture = book.policy.capture
+    if not captured.evidence or not set(MANIFEST) <= set(capture.what):
+        return []
+    reason = f"needed to restore {subject.ref.path}"
+    needed = [(ref, ATTACHED) for ref in subject.attached]
+    needed += [(subject.image, (unused_image.NAME,))] if subject.image is not None else []
+    until = captured.at + capture.keep
+    return [
+        Held(at=captured.at, ref=ref, hold=Hold(RESTORE, captured.at, until, reason, admin=True, suspends=rules))
+        for ref, rules in needed
+    ]
 
 
 def _relieved(disk: Disk, book: Rulebook) -> str:

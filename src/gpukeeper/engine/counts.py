@@ -17,9 +17,6 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 AGES, OLDER = ((HOUR, "<1h"), (DAY, "<1d"), (7 * DAY, "<7d"), (30 * DAY, "<30d")), ">=30d"
 LIVE = "live"  # of a tree that is no leftover of anything: what it belongs to runs; in place of its category
 _LIVE = (State.RUNNING, State.PAUSED)
-# Images, build cache and trees come and go by the hundred: they are no sign of a broken place, nor may
-# many of them raise a budget that is a share.
-_NOT_COUNTED = (Shape.DEVICE, Shape.NODE, Shape.REMNANT, Shape.IMAGE, Shape.CACHE, Shape.TREE)
 
 
 @dataclass
@@ -57,9 +54,14 @@ class Counts:
     trees: dict[tuple[str, bool], TreeCount] = field(default_factory=dict)  # by category, and whether they are due
 
     def add(self, view: View, book: Rulebook, now: datetime) -> None:
+        """Only workloads and orphans are `seen`. Images, build cache and trees come and go by the hundred: they are no
+        sign of a broken place, nor may many of them raise a budget that is a share."""
         subject = view.subject
-        self.seen += subject.shape not in _NOT_COUNTED and not is_strange(subject)
-        if subject.shape is not Shape.WORKLOAD or subject.root is not None:
+        if subject.shape is not Shape.WORKLOAD:
+            self.seen += subject.shape is Shape.ORPHAN and not is_strange(subject)
+            return
+        self.seen += 1
+        if subject.root is not None:
             return
         runs = subject.state in _LIVE
         self.running += runs or subject.live_children != 0
@@ -70,20 +72,27 @@ class Counts:
 
     def _add_kind(self, subject: Subject, now: datetime) -> None:
         """How much of what is there, and for how long it has been over."""
-        kind, ended = subject.ref.kind, subject.ended if subject.state is State.ENDED else None
-        state = "unknown" if isinstance(subject.state, Unknown) else subject.state.value
-        outcome = subject.outcome.value if isinstance(subject.outcome, Outcome) and state == State.ENDED.value else ""
-        age = ""
-        if isinstance(ended, datetime):
-            age = next((words for span, words in AGES if now - ended < span), OLDER)
-            self.oldest[kind] = min(ended, self.oldest.get(kind, ended))
-        self.kinds[kind, state, outcome, age] += 1
+        kind, state, outcome, age = subject.ref.kind, subject.state, "", ""
+        if state is State.ENDED:
+            ended = subject.ended
+            outcome = subject.outcome if isinstance(subject.outcome, Outcome) else ""
+            if isinstance(ended, datetime):
+                age = _age(now - ended)
+                self.oldest[kind] = min(ended, self.oldest.get(kind, ended))
+        self.kinds[kind, "unknown" if isinstance(state, Unknown) else state, outcome, age] += 1
 
     def add_decision(self, subject: Subject, decision: Decision) -> None:
         if subject.shape is Shape.WORKLOAD and subject.root is None:
-            self.decided[decision.class_, decision.action.value, decision.verdict.value, decision.rule] += 1
+            self.decided[decision.class_, decision.action, decision.verdict, decision.rule] += 1
 
     def add_tree(self, subject: Subject, *, due: bool) -> None:
         if subject.shape is Shape.TREE:
             category = LIVE if subject.state in _LIVE else subject.category.value
             self.trees.setdefault((category, due), TreeCount()).add(subject.size)
+
+
+def _age(since: timedelta) -> str:
+    for span, words in AGES:
+        if since < span:
+            return words
+    return OLDER

@@ -10,16 +10,18 @@ import msgspec
 
 from gpukeeper.engine.find import FoundSubject
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.live import coming_of
 from gpukeeper.engine.schedule import opening
 from gpukeeper.lifecycle.contradictions import Contradiction
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.explain import MeasuredSignal, remedies, signals
-from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
+from gpukeeper.lifecycle.forecast import UpcomingAction
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Answer, Decision
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.event import Event
 from gpukeeper.model.memory import EMPTY, Memory
+from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -35,6 +37,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decision
     answers: tuple[Answer, ...] = ()
     signals: tuple[MeasuredSignal, ...] = ()
+    mode: Mode = Mode.ENFORCE
     ahead: tuple[UpcomingAction, ...] = ()
     remedies: tuple[str, ...] = ()
     findings: tuple[Contradiction, ...] = ()
@@ -53,15 +56,17 @@ async def explained(
         view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, loses=closer.loses))
     diagnosis = await found.platform.diagnose(ref)
     now = keeper.clock.now()
-    given, opens = answers(view, book, now), opening(book.policy.schedule)
+    given, opens, decision = answers(view, book, now), opening(book.policy.schedule), decide(view, book, now)
+    decision = keeper.back_off.postponed(decision, now) or decision
     return Explanation(
         now=now,
         subject=view.subject,
         memory=view.memory,
-        decision=decide(view, book, now),
+        decision=decision,
         answers=given,
         signals=signals(view, book, now),
-        ahead=ahead(view, book, now, found.platform.guards, opens),
+        mode=book.policy.mode,
+        ahead=coming_of(view, decision, book, now, frozenset(found.platform.guards)),
         remedies=remedies(view, book, given, now, opens),
         findings=tuple(one for one in strange if any(about.key == ref.key for about in one.about)),
         history=tuple(history[-HISTORY:]),
@@ -94,7 +99,8 @@ def as_others_see(one: Explanation, whose: str) -> Explanation:
         now=one.now,
         subject=shown,
         decision=without_reason(one.decision, whose),
-        ahead=tuple(msgspec.structs.replace(step, reason="") for step in one.ahead),
+        mode=one.mode,
+        ahead=tuple(msgspec.structs.replace(step, reason="", currently="") for step in one.ahead),
         whole=False,
     )
 

@@ -8,7 +8,7 @@ five minutes for each GPU that work runs on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import isnan
@@ -25,6 +25,7 @@ from gpukeeper.model.decision import Action, Decision, Unseen, View
 from gpukeeper.model.identity import PlaceKey, Ref
 from gpukeeper.model.series import Sample, Series, Signal
 from gpukeeper.model.subject import Shape
+from gpukeeper.model.unknown import Unknown
 
 MOST = 20_000  # entries of one place
 STEP = timedelta(minutes=5)
@@ -42,6 +43,7 @@ class LiveFact(msgspec.Struct, frozen=True):
     ahead: tuple[UpcomingAction, ...] = ()
     waste: Waste | None = None
     unforecast: View | None = None
+    max_runtime: timedelta | None = None  # with `ahead`: of its class; None: it has none
 
 
 class UseHistory(msgspec.Struct):
@@ -165,14 +167,13 @@ class LiveState:
     def forecast(self, book: Rulebook, now: datetime) -> Iterator[None]:
         """Makes one forecast after the other, the newest fact first. It takes most of a millisecond each: the caller
         decides how many, and lets others work in between."""
-        opens = opening(book.policy.schedule)
         while self._unforecast:
             key, place = self._unforecast.popitem()
             fact = self.places[place].facts.get(key) if place in self.places else None
             if fact is None or fact.unforecast is None:
                 continue
-            coming = ahead(fact.unforecast, book, now, self._offered.get(place, frozenset()), opens)
-            self.places[place].facts[key] = msgspec.structs.replace(fact, ahead=coming, unforecast=None)
+            coming = coming_of(fact.unforecast, fact.decision, book, now, self._offered.get(place, frozenset()))
+            self.places[place].facts[key] = _forecast(fact, coming, book)
             self._has_changed()
             yield
 
@@ -183,8 +184,8 @@ class LiveState:
             return
         fact = self._fact(view, decision, wasted(view, book, now), None)
         if fact.unforecast is not None:
-            coming = ahead(view, book, now, frozenset(platform.guards), opening(book.policy.schedule))
-            fact = msgspec.structs.replace(fact, ahead=coming, unforecast=None)
+            coming = coming_of(view, decision, book, now, frozenset(platform.guards))
+            fact = _forecast(fact, coming, book)
         self.places[place].facts[key] = fact
         if key in self._pending.get(place, {}):
             self._pending[place][key] = fact
@@ -269,7 +270,9 @@ class LiveState:
         if self.gpus_only or not runs_on_gpus(view.subject):
             return LiveFact(slim, decision, waste=waste)
         same = known is not None and known.view.subject.seen.incarnation == view.subject.seen.incarnation
-        return LiveFact(slim, decision, known.ahead if known is not None and same else (), waste, unforecast=view)
+        if known is None or not same:
+            return LiveFact(slim, decision, waste=waste, unforecast=view)
+        return LiveFact(slim, decision, known.ahead, waste, view, known.max_runtime)
 
     def _has_changed(self, *, read: bool = False) -> None:
         self.version += 1
@@ -288,6 +291,24 @@ class LiveState:
             del self.history[gone]
         self._recalled = {key for key in self._recalled if any(key in facts for facts in places)}
         self.cpu = {key: one for key, one in self.cpu.items() if any(key in facts for facts in places)}
+
+
+def coming_of(
+    view: View, decision: Decision, book: Rulebook, now: datetime, offered: Collection[Action]
+) -> tuple[UpcomingAction, ...]:
+    """`decision`: of the pass. What it postponed, such as a step that failed, does not come before that time."""
+    opens = opening(book.policy.schedule)
+    coming = ahead(view, book, now, offered, opens)
+    due = decision.due
+    if not coming or coming[0].at > now or decision.action is not Action.KEEP or due is None or due <= now:
+        return coming
+    return ahead(view, book, now, offered, lambda at, acted: opens(max(at, due), acted))
+
+
+def _forecast(fact: LiveFact, coming: tuple[UpcomingAction, ...], book: Rulebook) -> LiveFact:
+    limits = book.settings(fact.view.subject).limits
+    longest = None if isinstance(limits, Unknown) else limits.longest
+    return msgspec.structs.replace(fact, ahead=coming, unforecast=None, max_runtime=longest)
 
 
 def step_of(at: datetime) -> int:

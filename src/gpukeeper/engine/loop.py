@@ -27,6 +27,7 @@ from gpukeeper.model.event import Complaint
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.ports import Meter
+from gpukeeper.model.series import BRIDGED_MAX
 from gpukeeper.model.subject import Subject
 
 GAP = timedelta(seconds=5)  # least time between two passes, however many hints come
@@ -34,6 +35,10 @@ SHORT_GAP = timedelta(milliseconds=200)  # the same for narrow passes
 BLIND = timedelta(seconds=15)  # what could not be read is read again after this
 MANY = 500  # hints; with more of them a full pass is cheaper
 MISSING_FOR = timedelta(minutes=15)  # before a daemon accepts that half of a place vanished
+TOO_SLOW = (
+    f"measuring is too slow: two measurements were more than {in_words(BRIDGED_MAX)} apart. What was not measured is "
+    "not idle, so idle times began anew and idle work is kept. The load of this machine may be too high"
+)
 STOOD_STILL = timedelta(minutes=1)  # a tick that comes so much too late was no tick
 MISSED = 3  # a pass is missed after this many intervals
 
@@ -56,6 +61,7 @@ class Watch:
     tick: timedelta = timedelta(seconds=30)  # as configured in the last pass
     every: timedelta = timedelta(minutes=5)  # the same
     throttle: LogThrottle = field(default_factory=LogThrottle)
+    measured_at: float | None = None  # steady time of the last measurement; None: nothing was to be measured since
     bells: list[asyncio.Event] = field(default_factory=list)  # rung when `stop` is set
 
     def bell(self) -> asyncio.Event:
@@ -69,7 +75,7 @@ async def watch(w: Watch) -> None:
     w.keeper.permission.stopping = False
     w.keeper.uptime.begin(begun)
     w.keeper.absences.patience = MISSING_FOR
-    await w.keeper.clock_watch.settle_in(w.keeper.clock.now(), w.keeper.ledger)
+    await w.keeper.clock_watch.settle_in(w.keeper)
     async with asyncio.TaskGroup() as group:
         for platform in w.keeper.platforms:
             w.finished[_place(platform)] = begun
@@ -233,6 +239,8 @@ async def _tick(w: Watch) -> None:
         live = {place: subjects for place, subjects in w.live.items() if subjects}
         if w.keeper.meter is not None and live:
             await _measure(w, w.keeper.meter, live)
+        else:
+            w.measured_at = w.keeper.uptime.measured_apart = None
 
 
 async def _measure(w: Watch, meter: Meter, live: Mapping[str, list[Subject]]) -> None:
@@ -243,6 +251,10 @@ async def _measure(w: Watch, meter: Meter, live: Mapping[str, list[Subject]]) ->
             samples = await meter.read(together)
             await w.keeper.signals.add(samples)
             w.keeper.live.measured(samples)
+            before, w.measured_at = w.measured_at, asyncio.get_running_loop().time()
+            apart = w.keeper.uptime.measured_apart = None if before is None else w.measured_at - before
+            if apart is not None and apart > BRIDGED_MAX.total_seconds():
+                await _complain(w, TOO_SLOW)
         except (PlatformError, LedgerError):
             raise
         except Exception as bug:

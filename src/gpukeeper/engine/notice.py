@@ -12,12 +12,12 @@ from gpukeeper.model.unknown import Unknown
 
 ANOTHER_END = timedelta(seconds=5)  # two clocks may differ by less
 _LIVE = (State.RUNNING, State.PAUSED)
-_REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, Shape.IMAGE)
+_UNUSED = (Shape.IMAGE, Shape.VOLUME, Shape.NETWORK)  # noticed for the time since when they are unused
+_REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, *_UNUSED)
 
 
 def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
-    """A line when it is new, or in another state, incarnation or class than remembered. Trees always change: no lines.
-    An image is noticed for the time since when it is unused."""
+    """A line when it is new, or in another state, incarnation or class than remembered. Trees always change: none."""
     state = subject.state
     if subject.shape not in _REMEMBERED or isinstance(state, Unknown) or is_strange(subject):
         return None
@@ -27,7 +27,7 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
     same = (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation)
     if same and class_ in (None, memory.class_) and not _ended_again(subject, memory):
         return None
-    if subject.shape is Shape.IMAGE and _is_still_unused(subject, memory):
+    if subject.shape in _UNUSED and _is_still_unused(subject, memory):
         return None
     return Noticed(
         at=now,
@@ -63,7 +63,7 @@ def _class_worth_a_line(subject: Subject) -> str | None:
 
 
 def _is_still_unused(subject: Subject, memory: Memory) -> bool:
-    """An engine that lost the last use of an image reports nothing new: the time in the ledger is later."""
+    """An engine that lost the last use of it reports nothing new: the time in the ledger is later."""
     since, used = memory.first_seen_ended, _when(subject.last_used)
     unused = subject.state is State.ENDED and memory.state == State.ENDED.value
     return unused and since is not None and (used is None or used <= since)

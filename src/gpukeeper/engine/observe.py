@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.engine.backoff import BACK_OFF
 from gpukeeper.engine.counts import Counts
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.missing import confirmed
@@ -22,18 +21,18 @@ from gpukeeper.engine.tenants import Tenancies, note_tenants
 from gpukeeper.engine.usage import SightCollector
 from gpukeeper.engine.view import build_views, recall
 from gpukeeper.lifecycle.budget import BudgetFacts
+from gpukeeper.lifecycle.claims import blocks_use, claim_state
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.rules.idle import may_be_idle
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.lifecycle.waste import Waste, wasted
-from gpukeeper.model.decision import ACTING, Action, Decision, Snapshot, Unseen, Verdict
-from gpukeeper.model.durations import in_words
+from gpukeeper.model.decision import Action, Decision, Snapshot, Unseen, Verdict, View
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Event, Held
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY
+from gpukeeper.model.memory import EMPTY, Hold
 from gpukeeper.model.subject import Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -124,6 +123,7 @@ class _Observation:
     devices: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
     disks: set[str] = field(default_factory=set)
+    images: set[str] = field(default_factory=set)
     tenants: Tenancies = field(default_factory=dict)
     usage: SightCollector | None = None
 
@@ -140,8 +140,9 @@ class _Observation:
             async for page in pages:
                 found.unseen += page.unseen
                 made = await self.decide(page.subjects)
-                for subject in page.subjects:
-                    before.pop(subject.ref.key, None)
+                if before:
+                    for subject in page.subjects:
+                        before.pop(subject.ref.key, None)
                 refs += [one.ref for one in page.subjects] if keeper.request_state.enabled else []
                 if record is not None:
                     await record(found, made, {one.ref.key for one in page.subjects if one.shape is Shape.TREE})
@@ -164,9 +165,11 @@ class _Observation:
             if subject.shape is Shape.DEVICE:
                 self.devices.add(subject.ref.uid)
                 self.held.update([subject.ref.uid] if isinstance(subject.busy, str) else [])
+            if subject.shape is Shape.IMAGE:
+                self.images.add(subject.ref.key)
             if subject.disk is not None:
                 self.disks.add(subject.disk_name)
-            self.claimed.update(_claimed(subject))
+            self.claimed.update(_claimed(view, book, now))
             if self.usage is not None:
                 self.usage.add(view)
             found.counts.add(view, book, now)
@@ -178,10 +181,12 @@ class _Observation:
             elif keeper.live.enabled:
                 waste = wasted(view, book, now)
             decision = _offered(decide(view, book, now), found.platform)
-            found.to_write.lines += _begun(keeper, decision, now)
+            if decision.begins is not None:
+                found.to_write.lines += _begun(keeper, decision, decision.begins, now)
             decision = _not_yet(keeper, decision, self.unsettled, now)
             found.counts.add_decision(subject, decision)
-            keeper.live.note(found.platform, view, decision, now, waste)
+            if keeper.live.enabled:
+                keeper.live.note(found.platform, view, decision, now, waste)
             if subject.shape is Shape.NODE:
                 found.nodes.append(subject)
             if subject.shape is not Shape.REMNANT and self._is_asked_for(subject, decision, now):
@@ -201,6 +206,7 @@ class _Observation:
         if self.found.whole and not self.found.unseen:
             keeper.pressure.set_held(here, self.held)
             keeper.pressure.keep_disks(here, self.disks)
+            keeper.pressure.keep_images(here, self.images)
         else:
             keeper.pressure.set_held(here, self.held, among=self.devices)
 
@@ -252,7 +258,7 @@ async def _read_each(platform: Platform, refs: Sequence[Ref], found: Survey) -> 
 
 
 async def _note_missing(keeper: Keeper, found: Survey, left: Collection[Ref], *, confirm: bool) -> None:
-    """Of those known before, what was not listed. Images last: workloads must not wait behind them."""
+    """Of those known before, what was not listed. Work first: it must not wait behind hundreds of images."""
     found.missing = sorted(left, key=_counts, reverse=True)
     if confirm:
         found.gone = await confirmed(found.platform, found.missing)
@@ -284,30 +290,33 @@ def _not_yet(keeper: Keeper, decision: Decision, unsettled: set[str], now: datet
     key = decision.seen.ref.key
     if key in unsettled:
         return _kept(decision, "an earlier step on it is still open, because it could not be read")
-    tried = keeper.back_off.failed_at(key, now)
-    if tried is not None and decision.action in ACTING:
-        ago = f"a step on it failed {in_words(now - tried)} ago, retried after {in_words(BACK_OFF)}"
-        return _kept(decision, f"{decision.reason}; {ago}")
-    return decision
+    return keeper.back_off.postponed(decision, now) or decision
 
 
 def _kept(decision: Decision, reason: str) -> Decision:
     return msgspec.structs.replace(decision, action=Action.KEEP, reason=reason, verdict=Verdict.REPORT, stage=0)
 
 
-def _begun(keeper: Keeper, decision: Decision, now: datetime) -> list[Event]:
+def _begun(keeper: Keeper, decision: Decision, hold: Hold, now: datetime) -> list[Event]:
     """The line of a lease that begins with this decision. Not while the clock is in doubt: its end would be wrong."""
-    if decision.begins is None or keeper.clock_watch.doubt(keeper.clock.now()) is not None:
+    if keeper.clock_watch.doubt(keeper.clock.now()) is not None:
         return []
-    return [Held(at=now, ref=decision.seen.ref, owner=decision.owner, by=decision.begins.by, hold=decision.begins)]
+    return [Held(at=now, ref=decision.seen.ref, owner=decision.owner, by=hold.by, hold=hold)]
 
 
 def _counts(ref: Ref) -> bool:
-    """A ref has no shape; of what is remembered only images are distinguished, by their kind."""
-    return ref.kind != Shape.IMAGE.value
+    """Whether it is work. A ref has no shape; of what is remembered, images and the like are distinguished by kind."""
+    return ref.kind not in (Shape.IMAGE.value, Shape.VOLUME.value, Shape.NETWORK.value)
 
 
-def _claimed(subject: Subject) -> tuple[str, ...]:
-    """The GPUs that it has, if it runs."""
-    runs = subject.root is None and subject.state in _LIVE and subject.shape is not Shape.DEVICE
-    return subject.devices if runs and isinstance(subject.devices, tuple) else ()
+def _claimed(view: View, book: Rulebook, now: datetime) -> tuple[str, ...]:
+    """The GPUs that it takes from others, if it runs. Infrastructure takes none: `report` counts them as free, too."""
+    subject = view.subject
+    if (
+        not (subject.state in _LIVE or subject.starting)
+        or not isinstance(subject.devices, tuple)
+        or not subject.devices
+    ):
+        return ()
+    how = claim_state(view, book, now)
+    return subject.devices if how is not None and blocks_use(how) else ()

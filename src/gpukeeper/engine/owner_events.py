@@ -11,12 +11,14 @@ from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Event, WarningSent
 from gpukeeper.model.message import Message, MessageKind
 
+AFTER_REMOVAL = "Once it was deleted, it comes back without what was written inside it; mounted volumes stay."
+
 
 def stopped(line: Event) -> Message | None:
     """Its running work was stopped, and how to bring it back. None: it was not, or the owner requested the stop."""
     match line:
         case Closed(action=Action.STOP, result=Result.RECLAIMED, ref=ref) if ref is not None and _is_news(line):
-            back = f"To bring it back: gpukeeper restore {shlex.quote(ref.path)}"
+            back = f"To bring it back: gpukeeper restore {shlex.quote(ref.path)}. {AFTER_REMOVAL}"
             return Message(
                 kind=MessageKind.STOPPED,
                 about=ref.path,

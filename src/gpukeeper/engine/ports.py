@@ -28,7 +28,7 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.identity import PlaceKey, Ref
-from gpukeeper.model.memory import Hold, Memory, Warned
+from gpukeeper.model.memory import ClockRecord, Hold, Memory, Warned
 from gpukeeper.model.message import Delivery, Message
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock, Meter, Signals
@@ -196,6 +196,14 @@ class Ledger(Protocol):
         """When the last line was written, or the newest one that is not later than this."""
         ...
 
+    async def clock_records(self) -> Mapping[str, ClockRecord]:
+        """By boot, the newest last."""
+        ...
+
+    async def record_clock(self, boot: str, record: ClockRecord) -> None:
+        """Durable when it returns. It replaces the one of the same boot."""
+        ...
+
     async def paused(self) -> str | None:
         """Why everything is paused, or None. Read before each step."""
         ...
@@ -236,6 +244,7 @@ class Ports:
     gpus: Gpus | None = None
     usage: UsageStore | None = None  # None: how GPUs are used is not recorded
     host: str = field(default_factory=socket.gethostname)  # where `gpus` are
+    boot: str = ""  # of the machine whose clock this is; empty: the kernel does not report it
 
     def platform_at(self, ref: Ref) -> Platform | None:
         """The platform it belongs to; None: not reachable from here."""

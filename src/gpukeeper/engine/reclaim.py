@@ -89,8 +89,10 @@ async def look_and_plan(
     """What a pass would do now. Changes nothing, writes nothing."""
     report = empty_report(keeper, platform, book, acted=False)
     try:
+        await keeper.clock_watch.recall(keeper)
         report.survey = await survey(keeper, platform, book, narrow)
-        report.plan = await _plan(keeper, report.survey, book, 0, allow, await _clock_doubt(keeper))
+        doubt = keeper.clock_watch.doubt(keeper.clock.now()) or await _behind(keeper)
+        report.plan = await _plan(keeper, report.survey, book, 0, allow, doubt)
         report.paused = await keeper.ledger.paused()
     except Exception as problem:
         _concerns_this_place(problem)
@@ -144,7 +146,8 @@ async def _pass(
     progress: Progress | None,
 ) -> None:
     """With the lease. What is done is in the report as soon as it is done."""
-    began, doubt = keeper.clock.now(), await _clock_doubt(keeper)
+    await keeper.clock_watch.recall(keeper)
+    began, doubt = keeper.clock.now(), await _clock_doubt(keeper) or await _behind(keeper)
     keeper.back_off.forget(began)
     report.pass_id = await keeper.ledger.next_pass()
     report.settled += await settle(keeper, platform)
@@ -158,7 +161,7 @@ async def _pass(
 
     scarce = keeper.pressure.gpus_are_scarce(key_of(platform))
     found = report.survey = await survey(keeper, platform, book, narrow, only, record)
-    doubt = doubt or keeper.clock_watch.doubt(keeper.clock.now())
+    doubt = doubt or await _clock_doubt(keeper)
     plan = await _plan(keeper, found, book, report.pass_id, allow, doubt)
     report.plan = plan
     if plan.duplicates:
@@ -205,8 +208,14 @@ def _name(platform: Platform) -> str:
 
 
 async def _clock_doubt(keeper: Keeper) -> str | None:
-    now = keeper.clock.now()
-    return keeper.clock_watch.doubt(now) or behind_the_ledger(now, await keeper.ledger.last_line_at())
+    """Recorded before anything else happens: the next process must know it."""
+    doubt = keeper.clock_watch.doubt(keeper.clock.now())
+    await keeper.clock_watch.record(keeper)
+    return doubt
+
+
+async def _behind(keeper: Keeper) -> str | None:
+    return behind_the_ledger(keeper.clock.now(), await keeper.ledger.last_line_at())
 
 
 async def _plan(
@@ -328,7 +337,7 @@ async def _why_not_now(keeper: Keeper) -> str | None:
     if keeper.permission.stopping:
         return STOPPING
     why_not = keeper.permission.why_not() or await keeper.ledger.paused()
-    return why_not or keeper.clock_watch.doubt(keeper.clock.now())
+    return why_not or await _clock_doubt(keeper)
 
 
 def _passed(report: PassReport, began: datetime, now: datetime, *, scarce: bool) -> Passed:

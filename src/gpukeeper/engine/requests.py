@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,21 +20,26 @@ from gpukeeper.engine.restore import restore, restored_in_words
 from gpukeeper.engine.schedule import opening
 from gpukeeper.engine.verify import settle
 from gpukeeper.engine.view import holds_elsewhere
+from gpukeeper.lifecycle.coming import coming_in_words, next_steps
 from gpukeeper.lifecycle.decide import NOT_HELD, REQUEST, why_not_yet
 from gpukeeper.lifecycle.explain import in_spite_of
+from gpukeeper.lifecycle.forecast import LIVE
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, release_of, whom_to_ask
+from gpukeeper.lifecycle.rules import max_runtime
+from gpukeeper.lifecycle.rules.hold import suspends
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Refused, Result, Step, Verdict, View
-from gpukeeper.model.durations import due_in_words, in_words, size_in_words
+from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Closed, Held, Paused, Released, Resumed
-from gpukeeper.model.memory import KEEP_ALIVE, Hold
+from gpukeeper.model.memory import KEEP_ALIVE, RESTORE, Hold
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.reading import Moment
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 PASS_WAITED_FOR = 60  # seconds
+SECONDS_MAX = 100 * 365 * 86400.0  # of a request; more is no time that a clock has
 LONGEST_REASON = 1000  # characters; each is written to the ledger and shown to everybody
 __all__ = ["FoundSubject", "Reply", "Request", "find", "fulfil"]
 GPU_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,99}")
@@ -45,7 +50,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     verb: str
     workload: str = ""
-    seconds: float | None = None
+    seconds: Annotated[float, msgspec.Meta(ge=-SECONDS_MAX, le=SECONDS_MAX)] | None = None
     reason: str = ""
     suspends: tuple[str, ...] = ()
     confirm: bool = False  # ask before acting; mode plan always does
@@ -175,9 +180,21 @@ def not_prevented(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
     """What ends it in spite of the hold, and when: so that no user relies on the hold alone."""
     act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards, opening(book.policy.schedule))
     if act is None:
-        return ""
+        return _but_max_runtime(book, found, granted)
     grant = " An admin can suspend that, too." if act.rule in NOT_HELD else ""
-    return f" The hold does not prevent {act.rule}: {act.action} {due_in_words(act.at, granted.at)}.{grant}"
+    coming = coming_in_words(next_steps((act,), granted.at), granted.at)
+    return f" The hold does not prevent {act.rule}: {coming}.{grant}"
+
+
+def _but_max_runtime(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
+    """Said also if it ends before that: who renews a hold relies on it."""
+    subject = found.view.subject
+    limits = book.settings(subject).limits
+    if isinstance(limits, Unknown) or limits.longest is None or subject.state not in LIVE:
+        return ""
+    if suspends(granted, max_runtime.NAME, holdable=max_runtime.HOLDABLE):
+        return ""
+    return f" It does not suspend the maximum runtime of {in_words(limits.longest)}."
 
 
 async def _hold_on_it(found: FoundSubject, until: datetime) -> None:
@@ -283,6 +300,7 @@ async def _act_on(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubj
         paused = await keeper.ledger.paused()
         if paused is not None:
             raise UsageError(f"everything is paused ({paused}); nothing was done. Resume with: gpukeeper resume")
+        await keeper.clock_watch.recall(keeper)
         await settle(keeper, found.platform)
         ref = found.view.subject.ref
         if any(i.ref and i.ref.key == ref.key for i in await keeper.ledger.open_intents(ref.platform, ref.place)):
@@ -316,8 +334,9 @@ def may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubjec
         raise UsageError("; ".join((f"{path} is only reported, nothing was done", *subject.findings)))
     if action not in found.platform.guards:
         raise UsageError(f"{found.platform.name} offers no {action}; nothing was done")
-    # What a file inside requests, its owner may revoke; and it is no obstacle to an admin in an emergency.
-    own = {who, KEEP_ALIVE}
+    # What a file inside requests, or a restore grants, its owner may revoke; and it is no obstacle to an admin in an
+    # emergency.
+    own = {who, KEEP_ALIVE, RESTORE}
     held = next((h for h in view.memory.holds if h.by not in own and h.until > keeper.clock.now()), None)
     if held is not None:
         raise UsageError(f"{path} is held by {held.by} ({held.reason or 'no reason given'}); release it first")

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 class Uptime:
     serving: bool = False  # a daemon: checks of GPUs go on beside the next pass
     watched_from: float | None = None  # steady time of its start, or of when it last stood still
+    measured_apart: float | None = None  # seconds between the last two measurements of running work
 
     def begin(self, steady: float) -> None:
         self.serving, self.watched_from = True, steady

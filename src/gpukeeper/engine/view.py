@@ -64,7 +64,7 @@ async def build_views(
         scarce = scarce_gpus if is_work else keeper.pressure.is_too_full(subject, book.policy.disk)
         held = elsewhere.get(key, ())
         joined.append(View(subject, series.get(key, ()), memory, scarce, held, watched, tenants.get(key)))
-    return joined
+    return keeper.pressure.with_images(joined, book.policy.images)
 
 
 async def _minutes_of_use(

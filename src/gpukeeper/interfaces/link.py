@@ -19,20 +19,25 @@ from gpukeeper.views.live import Delta
 
 LARGEST = 256 * 1024 * 1024  # bytes of a frame from the daemon
 LARGEST_QUESTION = 256 * 1024  # from the web process
-NOT_COPIED, NO_COPY = 14, 15  # exit codes of an answer: the copy of a fleet does not hold it; it cannot be read now
+# Exit codes of an answer: the copy of a fleet does not hold it; it cannot be read now; a bug. 1: it failed, try again.
+NOT_COPIED, NO_COPY, BUG = 14, 15, 16
 PERSON = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")  # a name that a proxy may report
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+UNKNOWN_UID = -1
 _LENGTH = 4
 T = TypeVar("T")
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What somebody presented. `proxy_user`: the name that a trusted reverse proxy at the address `proxy` reported."""
+    """What somebody presented. `proxy_user`: the name that a trusted reverse proxy at the address `proxy` reported.
+    `uid`: of the process on this machine that has the other end of the connection; UNKNOWN_UID: the kernel does not
+    report it; None: it is on another machine."""
 
     secret: str = ""
     proxy_user: str = ""
     proxy: str = ""
     address: str = ""
+    uid: int | None = None
 
 
 class Person(msgspec.Struct, frozen=True, kw_only=True):

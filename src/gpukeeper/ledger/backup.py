@@ -28,7 +28,7 @@ from gpukeeper.ledger.journal import append
 from gpukeeper.ledger.lease import no_pass
 from gpukeeper.ledger.paths import LEDGER_FILE, RESTORING_FILE, archive_folder, usage_path
 from gpukeeper.ledger.schema import LEDGER, USAGE
-from gpukeeper.ledger.trust import make_private
+from gpukeeper.ledger.trust import make_private, why_untrusted
 from gpukeeper.model import reading
 from gpukeeper.model.errors import LedgerError, UsageError
 from gpukeeper.model.event import Paused
@@ -37,6 +37,8 @@ MANIFEST: Final = "backup.json"
 SCHEMA: Final = "gpukeeper/ledger-backup/v1"
 _NAMES = re.compile(r"ledger\.db|usage\.db|archive/journal-[A-Za-z0-9._-]{1,120}\.gz")
 _CHUNK = 1 << 20
+# tarfile follows headers by recursion, and reads of each as much as it says; only some of it becomes a TarError.
+_UNREADABLE = (tarfile.TarError, RecursionError, MemoryError, OverflowError, ValueError)
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -89,8 +91,8 @@ def read_back(backup: Path) -> Manifest:
             for name in manifest.files:
                 _verify(tar, name, manifest, backup, None)
             return manifest
-    except (OSError, tarfile.TarError) as error:
-        raise LedgerError(f"{backup} cannot be read: {error}. Nothing was changed.") from error
+    except (OSError, *_UNREADABLE) as error:
+        raise _unreadable(backup, error) from error
 
 
 def restore(backup: Path, state: Path, *, now: datetime, who: str) -> tuple[Manifest, Path | None]:
@@ -98,6 +100,9 @@ def restore(backup: Path, state: Path, *, now: datetime, who: str) -> tuple[Mani
 
     The ledger that was there is moved into a directory beside it; its path is the second result, None: there was none.
     """
+    why = why_untrusted(backup)
+    if why is not None:
+        raise LedgerError(f"The backup {backup} is not trusted: {why}. Nothing was changed.")
     make_private(state)
     work = state / f".restore-{secrets.token_hex(4)}"
     with no_pass(state / "leases"):
@@ -179,7 +184,7 @@ def _verify(tar: tarfile.TarFile, name: str, manifest: Manifest, backup: Path, p
         entry = tar.getmember(name)
     except KeyError:
         raise LedgerError(f"{backup} is damaged: {name} is missing. Nothing was changed.") from None
-    content = tar.extractfile(entry) if entry.isfile() else None
+    content = tar.extractfile(entry) if entry.isfile() and not entry.issparse() else None
     wanted, digest, size = manifest.files[name], hashlib.sha256(), 0
     if content is not None:
         with open(os.devnull if place is None else place, "wb") as out:  # noqa: PTH123
@@ -201,12 +206,19 @@ def _unpacked(backup: Path, work: Path) -> Manifest:
             for name in manifest.files:
                 (work / name).parent.mkdir(mode=0o700, exist_ok=True)
                 _verify(tar, name, manifest, backup, work / name)
-    except tarfile.TarError as error:
-        raise LedgerError(f"{backup} cannot be read: {error}. Nothing was changed.") from error
+    except _UNREADABLE as error:
+        raise _unreadable(backup, error) from error
     for name, schema in ((LEDGER_FILE, LEDGER), (usage_path(work / LEDGER_FILE).name, USAGE)):
         if name in manifest.files:
             open_for_writing(work / name, schema=schema).close()  # refuses a newer version, migrates an older one
     return manifest
+
+
+def _unreadable(backup: Path, error: Exception) -> LedgerError:
+    return LedgerError(
+        f"{backup} cannot be read: {error or 'a header in it is impossibly large'}. It is damaged or forged. "
+        "Nothing was changed. Use another backup."
+    )
 
 
 def _pause(ledger: Path, manifest: Manifest, now: datetime, who: str) -> None:

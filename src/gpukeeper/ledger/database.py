@@ -51,7 +51,8 @@ def open_for_writing(path: Path, synchronous: str = "FULL", schema: Schema = LED
 
 
 def open_for_reading(path: Path, schema: Schema = LEDGER) -> sqlite3.Connection:
-    """A file that is missing, empty or still without tables reads as an empty ledger; it is not created."""
+    """A file that is missing, empty or still without tables reads as an empty ledger; it is not created. One of an
+    older gpukeeper is read from a private copy, as it is at this moment."""
     check(path.parent)
     check_restored(path)
     with translated(path):
@@ -61,7 +62,8 @@ def open_for_reading(path: Path, schema: Schema = LEDGER) -> sqlite3.Connection:
                 connection.close()
                 connection = open_in_memory(schema)
             _check(connection, path, schema)
-            _check_not_older(connection, path, schema)
+            if connection.execute("PRAGMA user_version").fetchone()[0] < len(schema.migrations):
+                connection = _migrated_copy(connection, schema)
             connection.execute("PRAGMA query_only = 1")
         except BaseException:
             connection.close()
@@ -235,13 +237,18 @@ def _check(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
         )
 
 
-def _check_not_older(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version < len(schema.migrations):
-        raise LedgerError(
-            f"{path} was written by an older gpukeeper (schema {version}; this one reads {len(schema.migrations)}). "
-            "Nothing was changed. Open it once with a command that writes, such as: gpukeeper serve"
-        )
+def _migrated_copy(connection: sqlite3.Connection, schema: Schema) -> sqlite3.Connection:
+    """In a temporary file without a name, which the kernel removes when it is closed. The ledger itself may not be
+    writable for this user, and its older gpukeeper may still run."""
+    with closing(connection):
+        copy = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        try:
+            connection.backup(copy)
+            _migrate(copy, schema)
+        except BaseException:
+            copy.close()
+            raise
+    return copy
 
 
 def copy_to(connection: sqlite3.Connection, path: Path) -> None:

@@ -24,9 +24,9 @@ from gpukeeper.model.event import (
     Released,
     Resumed,
 )
-from gpukeeper.model.fold import closes, decision_words, holds_from, is_gone, refs_of, remember
+from gpukeeper.model.fold import closes, decision_words, holds_from, is_gone, newest_clocks, refs_of, remember
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY, Hold, Memory
+from gpukeeper.model.memory import EMPTY, ClockRecord, Hold, Memory
 from gpukeeper.model.ports import Signals
 from gpukeeper.model.series import NOT_MEASURED, Sample, Series, Signal, unbroken
 from gpukeeper.model.unknown import Unknown
@@ -46,6 +46,7 @@ class InMemoryLedger:
         self._passes = 0
         self._paused: str | None = None
         self._leases: set[tuple[str, str]] = set()
+        self.clocks: dict[str, ClockRecord] = {}
         for line in lines:
             self._take(line)
 
@@ -87,6 +88,12 @@ class InMemoryLedger:
         if before is not None:
             return max((line.at for line in self.lines if line.at <= before), default=None)
         return self.lines[-1].at if self.lines else None
+
+    async def clock_records(self) -> Mapping[str, ClockRecord]:
+        return dict(self.clocks)
+
+    async def record_clock(self, boot: str, record: ClockRecord) -> None:
+        self.clocks = newest_clocks(self.clocks, boot, record)
 
     async def paused(self) -> str | None:
         return self._paused
@@ -171,7 +178,7 @@ class InMemorySignals:
             row = rows.get(which)
             if row is None:
                 row = rows[which] = _Row(minute)
-            row.add(minute, sample)
+            row.add(minute, sample, sample.value)
 
     async def series(self, keys: Sequence[str], since: datetime, until: datetime) -> Mapping[str, tuple[Series, ...]]:
         first, last = int(since.timestamp()) // 60, int(until.timestamp()) // 60
@@ -214,21 +221,23 @@ class _Row:
         self.counts: list[int] = []
         self.unbroken: tuple[datetime, datetime] | None = None
 
-    def add(self, minute: int, sample: Sample) -> None:
-        assert not isinstance(sample.value, Unknown), "what is not known is not added"
-        if not isnan(sample.value):
+    def add(self, minute: int, sample: Sample, value: float) -> None:
+        if not isnan(value):
             self.unbroken = unbroken(self.unbroken, sample)
-        self._add(minute, sample.in_one_minute(sample.value))
+        self._add(minute, sample.in_one_minute(value) if value else 0.0)
 
     def _add(self, minute: int, value: float) -> None:
-        if minute < self.first:  # a clock that went backwards; a reading must not get lost
-            before = self.first - minute
-            if before > BACK_MAX:
+        at = minute - self.first
+        if at == len(self.means):  # as almost always
+            self.means.append(value)
+            self.counts.append(1)
+            return
+        if at < 0:  # a clock that went backwards; a reading must not get lost
+            if -at > BACK_MAX:
                 self.means, self.counts = [], []
             else:
-                self.means, self.counts = [NOT_MEASURED] * before + self.means, [0] * before + self.counts
-            self.first = minute
-        at = minute - self.first
+                self.means, self.counts = [NOT_MEASURED] * -at + self.means, [0] * -at + self.counts
+            self.first, at = minute, 0
         missing = at + 1 - len(self.means)
         if missing > 0:
             self.means += [NOT_MEASURED] * missing

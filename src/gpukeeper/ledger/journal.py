@@ -33,7 +33,7 @@ from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Hold, Memory
+from gpukeeper.model.memory import ClockRecord, Hold, Memory
 
 T = TypeVar("T")
 _INSERT = f"INSERT INTO journal ({', '.join(COLUMNS)}) VALUES ({', '.join('?' for _ in COLUMNS)})"  # noqa: S608
@@ -108,6 +108,12 @@ class SqliteLedger:
 
     async def last_line_at(self, before: datetime | None = None) -> datetime | None:
         return await self.read(lambda c: queries.last_line_at(c, before))
+
+    async def clock_records(self) -> Mapping[str, ClockRecord]:
+        return await self.read(state.clock_records)
+
+    async def record_clock(self, boot: str, record: ClockRecord) -> None:
+        await self.change(lambda c: state.record_clock(c, boot, record))
 
     async def paused(self) -> str | None:
         return await self.read(state.paused)

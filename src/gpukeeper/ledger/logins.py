@@ -28,7 +28,8 @@ from gpukeeper.model.errors import LedgerError
 FILE = "logins.db"
 LINK_LASTS = timedelta(minutes=10)
 MOST_EACH = 50  # logins of one person; the oldest session or link is dropped
-SCHEMA = 1
+SCHEMA = 2
+MOST_REPORTED = 1_000
 T = TypeVar("T")
 
 
@@ -40,7 +41,8 @@ class LoginKind(StrEnum):
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` names it in lists and in the ledger; it is no secret."""
+    """`id` names it in lists and in the ledger; it is no secret. `peer`: only processes of this uid may use a session
+    that began on this machine; None: it began on another one, and may be used from there."""
 
     id: str
     kind: LoginKind
@@ -51,6 +53,7 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
     expires: datetime
     used: datetime | None = None
     address: str = ""  # from where it was used last
+    peer: int | None = None
 
 
 class NewLogin(msgspec.Struct, frozen=True):
@@ -76,6 +79,8 @@ def open_logins(ledger: Path) -> Logins:
         with transaction(connection):
             for statement in _TABLES:
                 connection.execute(statement)
+            if version == 1:
+                connection.execute("ALTER TABLE logins ADD COLUMN peer INTEGER")
             connection.execute(f"PRAGMA user_version = {SCHEMA}")
     return Logins(path, connection)
 
@@ -83,7 +88,8 @@ def open_logins(ledger: Path) -> Logins:
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS logins (
         hash BLOB PRIMARY KEY, id TEXT UNIQUE NOT NULL, kind TEXT NOT NULL, person TEXT NOT NULL, uid INTEGER,
-        name TEXT NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL, used INTEGER, address TEXT NOT NULL
+        name TEXT NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL, used INTEGER, address TEXT NOT NULL,
+        peer INTEGER
     ) WITHOUT ROWID""",
     "CREATE TABLE IF NOT EXISTS keys (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
 )
@@ -95,6 +101,10 @@ class Logins:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path, self._connection = path, connection
         self.on_revoke: Callable[[], None] = lambda: None  # called in a thread, before anybody reads that it is done
+        self.on_misuse: Callable[[str], None] = lambda words: (
+            None
+        )  # a session from where it does not belong; in a thread
+        self._misused: set[tuple[str, int | None]] = set()  # reported once: session, and who had it
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="logins")
 
     def close(self) -> None:
@@ -117,7 +127,9 @@ class Logins:
         await self._do(do)
         return made
 
-    async def redeem(self, secret: str, now: datetime, lasts: timedelta, address: str) -> NewLogin | None:
+    async def redeem(
+        self, secret: str, now: datetime, lasts: timedelta, address: str, peer: int | None = None
+    ) -> NewLogin | None:
         """A session for a link, once. None: the link is unknown, used or expired."""
 
         def do(c: sqlite3.Connection) -> NewLogin | None:
@@ -130,14 +142,14 @@ class Logins:
                     return None
                 link = _login(row)
                 made = _new(LoginKind.SESSION, link.person, link.uid, now, lasts, "")
-                made = NewLogin(msgspec.structs.replace(made.login, used=now, address=address), made.secret)
+                made = NewLogin(msgspec.structs.replace(made.login, used=now, address=address, peer=peer), made.secret)
                 _insert_row(c, made)
             return made
 
         return await self._do(do)
 
-    async def find(self, secret: str, now: datetime, address: str) -> Login | None:
-        """The session or token with that secret. None: unknown, revoked or expired."""
+    async def find(self, secret: str, now: datetime, address: str, peer: int | None = None) -> Login | None:
+        """The session or token with that secret. None: unknown, revoked, expired, or a session of another peer."""
 
         def do(c: sqlite3.Connection) -> Login | None:
             row = c.execute(
@@ -147,6 +159,9 @@ class Logins:
             if row is None:
                 return None
             found = _login(row)
+            if found.kind is LoginKind.SESSION and found.peer != peer:
+                self._report(found, peer)
+                return None
             if found.address != address or found.used is None or now - found.used > timedelta(minutes=1):
                 with suppress(sqlite3.OperationalError):  # a full disk must not log anybody out
                     c.execute(
@@ -156,6 +171,18 @@ class Logins:
             return msgspec.structs.replace(found, used=now, address=address)
 
         return await self._do(do)
+
+    def _report(self, found: Login, peer: int | None) -> None:
+        if (found.id, peer) in self._misused:
+            return
+        if len(self._misused) >= MOST_REPORTED:
+            self._misused.clear()
+        self._misused.add((found.id, peer))
+        self.on_misuse(
+            f"refused the session {found.id} of {found.person}: it came from {_whose(peer)} and belongs to "
+            f"{_whose(found.peer)}. If the same person uses both, they log in again. Otherwise its cookie was stolen: "
+            f"gpukeeper login --revoke {found.id}"
+        )
 
     async def of(self, person: str | None, now: datetime) -> Sequence[Login]:
         """The valid sessions and tokens of one person; None: of everybody. Newest first."""
@@ -224,16 +251,16 @@ def _insert_row(c: sqlite3.Connection, made: NewLogin) -> None:
     one = made.login
     used = None if one.used is None else _seconds(one.used)
     c.execute(
-        "INSERT INTO logins VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO logins VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             *(_hash(made.secret), one.id, one.kind.value, one.person, one.uid, one.name),
-            *(_seconds(one.created), _seconds(one.expires), used, one.address),
+            *(_seconds(one.created), _seconds(one.expires), used, one.address, one.peer),
         ),
     )
 
 
-def _login(row: tuple[bytes, str, str, str, int | None, str, int, int, int | None, str]) -> Login:
-    _, id_, kind, person, uid, name, created, expires, used, address = row
+def _login(row: tuple[bytes, str, str, str, int | None, str, int, int, int | None, str, int | None]) -> Login:
+    _, id_, kind, person, uid, name, created, expires, used, address, peer = row
     return Login(
         id=id_,
         kind=LoginKind(kind),
@@ -244,6 +271,17 @@ def _login(row: tuple[bytes, str, str, str, int | None, str, int, int, int | Non
         expires=_moment(expires),
         used=None if used is None else _moment(used),
         address=address,
+        peer=peer,
+    )
+
+
+def _whose(peer: int | None) -> str:
+    return (
+        "another machine"
+        if peer is None
+        else "a process of an unknown user"
+        if peer < 0
+        else f"processes of uid {peer}"
     )
 
 

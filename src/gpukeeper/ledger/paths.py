@@ -10,19 +10,27 @@ from gpukeeper.model.errors import UsageError
 
 LEDGER_FILE = "ledger.db"
 RESTORING_FILE = "restore-not-finished"  # beside it, from the first file that a restore moves to the last
+ROOT_SOCKET = Path("/run/gpukeeper/socket")  # of root's daemon
+ROOT_STATE = Path("/var/lib/gpukeeper")
 LONGEST_SOCKET_PATH = 107  # bytes; the kernel has no room for more
 
 
 def state_folder(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
-    """`$GPUKEEPER_STATE`; else /var/lib/gpukeeper for root, the XDG state directory for other users."""
+    """`$GPUKEEPER_STATE`; else the XDG state directory. For root it is /var/lib/gpukeeper, unless root has set
+    XDG_STATE_HOME and this machine has no such directory: what root's daemon has recorded is always found."""
     if configured := environ.get("GPUKEEPER_STATE"):
         return _expanded(Path(configured)).absolute()
-    if (os.geteuid() if uid is None else uid) == 0:
-        return Path("/var/lib/gpukeeper")
     # According to the XDG specification a relative path there is ignored.
     xdg = environ.get("XDG_STATE_HOME", "")
-    base = Path(xdg) if xdg.startswith("/") else Path(environ.get("HOME") or _expanded(Path("~"))) / ".local" / "state"
-    return base / "gpukeeper"
+    given = Path(xdg) if xdg.startswith("/") else None
+    if (os.geteuid() if uid is None else uid) == 0 and (given is None or may_exist(ROOT_STATE)):
+        return ROOT_STATE
+    return (given or Path(environ.get("HOME") or _expanded(Path("~"))) / ".local" / "state") / "gpukeeper"
+
+
+def service_state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Of a service that root sets up: it has root's environment only in part."""
+    return state_folder({name: value for name, value in environ.items() if name == "GPUKEEPER_STATE"}, 0)
 
 
 def _expanded(path: Path) -> Path:
@@ -64,7 +72,17 @@ def socket_path(environ: Mapping[str, str] = os.environ, uid: int | None = None)
         return Path(configured)
     if environ.get("GPUKEEPER_STATE"):
         return state_folder(environ, uid) / "socket"
-    root = Path("/run/gpukeeper/socket")
-    if root.exists() or (os.geteuid() if uid is None else uid) == 0:
-        return root
+    if may_exist(ROOT_SOCKET) or (os.geteuid() if uid is None else uid) == 0:
+        return ROOT_SOCKET
     return state_folder(environ, uid) / "socket"
+
+
+def may_exist(path: Path) -> bool:
+    """Also if its directory is closed to us: using it reports that."""
+    try:
+        path.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True

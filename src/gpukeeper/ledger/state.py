@@ -9,17 +9,18 @@ from typing import TypeVar
 
 import msgspec
 
-from gpukeeper.ledger.lines import decode, text
+from gpukeeper.ledger.lines import EPOCH, decode, text
 from gpukeeper.model import reading
 from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.event import Checkpoint, Closed, Decided, Event, Intended, Noticed, Passed, Paused, Resumed
-from gpukeeper.model.fold import closes, decision_words, is_gone, refs_of, remember
+from gpukeeper.model.fold import closes, decision_words, is_gone, newest_clocks, refs_of, remember
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY, Memory
+from gpukeeper.model.memory import EMPTY, ClockRecord, Memory
 
 T = TypeVar("T")
 _MEMORY = reading.Decoder(Memory)
 _REF = reading.Decoder(Ref)
+_CLOCKS = reading.Decoder(dict[str, ClockRecord])
 _TABLES = ("memories", "present", "decided", "open_intents")
 
 
@@ -121,6 +122,20 @@ def next_pass(c: sqlite3.Connection) -> int:
     number = passes(c) + 1
     set_meta(c, "passes", number)
     return number
+
+
+def clock_records(c: sqlite3.Connection) -> dict[str, ClockRecord]:
+    found = meta(c, "clock")
+    try:
+        return {} if found is None else _CLOCKS.decode(str(found))
+    except (msgspec.MsgspecError, ValueError):
+        # Damaged, or of another version: what it said is unknown, so the clock is doubted for a while.
+        return {"": ClockRecord(zero=EPOCH, doubted_until=0.0)}
+
+
+def record_clock(c: sqlite3.Connection, boot: str, record: ClockRecord) -> None:
+    records = newest_clocks(clock_records(c), boot, record)
+    set_meta(c, "clock", msgspec.json.encode(records).decode())
 
 
 def meta(c: sqlite3.Connection, name: str) -> str | int | None:

@@ -6,7 +6,7 @@ keep. What was not measured is never quiet: a gap in any signal ends the quiet t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
@@ -23,6 +23,7 @@ MINUTE = timedelta(minutes=1)
 NOTHING = timedelta()
 TAIL_MAX = 3 * MINUTE  # since the newest reading: a cluster reports a minute after it is over and was scraped
 ALL = 10**9  # buckets
+_GPU = Signal.GPU  # a global is read faster than a member of an enum
 BRIDGED = BRIDGED_MAX // MINUTE  # empty buckets between two readings that cover all the time between them
 PAIR = 5  # two busy buckets of a secondary signal within this many count as activity; a lone one is a probe
 
@@ -36,7 +37,7 @@ class Use(StrEnum):
 
 class UseAssessment(msgspec.Struct, frozen=True, gc=False):
     """`since`: beginning of the quiet time: the newest use or the end of the newest gap. `used`: newest activity; None
-    when there was none within the horizon. `skipped`: signals absent by design."""
+    when there was none within the horizon. `skipped`: of what is not active, signals absent by design."""
 
     use: Use
     reason: str
@@ -57,8 +58,7 @@ def assess_use(
     minutes = max(1, window // MINUTE)
     reach = max(minutes, horizon // MINUTE)
     newest_bucket = _minute(now)
-    # Only of what it holds now: a slice that was created again leaves a series behind that belongs to no workload.
-    gpus = [one for one in series if one.signal is Signal.GPU and one.device in devices]
+    gpus, others = _by_signal(series, devices)
     unmeasured = _unmeasured(gpus, devices, window)
     if unmeasured is not None:
         return UseAssessment(Use.UNKNOWN, unmeasured)
@@ -70,20 +70,36 @@ def assess_use(
         back = _last_busy(one, thresholds.gpu_slice if one.slice else thresholds.gpu, quiet, newest_bucket)
         if back < quiet:
             quiet, newest = back, f"GPU {one.device}"
-    secondary = _secondary(series, thresholds)
+    secondary = _secondary(others, thresholds)
     if isinstance(secondary, str):
         return UseAssessment(Use.UNKNOWN, secondary)
-    vetoes = [one for one in secondary if one.missing is None]
-    skipped = tuple([f"{one.signal} ({one.missing.why})" for one in secondary if one.missing is not None])
+    vetoes = [one for one in secondary if one.missing is None] if quiet else []
     for one in vetoes:
         if not quiet:
             break
         back = _last_pair(one, secondary_threshold(one.signal, thresholds, window), quiet, reach, newest_bucket)
         if back < quiet:
             quiet, newest = back, one.signal
-    if quiet < thresholds.settle // MINUTE:
-        return UseAssessment(Use.ACTIVE, f"{newest} was in use {_ago(quiet)}", skipped=skipped)
-    return _assess_quiet(gpus + vetoes, thresholds, quiet, reach, now, skipped)
+    # Less than a minute without use is no quiet time, however short `settle` is.
+    if quiet < thresholds.settle // MINUTE or (newest and quiet < 2):
+        return UseAssessment(Use.ACTIVE, f"{newest} was in use {_ago(quiet)}")
+    skipped = tuple([f"{one.signal} ({one.missing.why})" for one in secondary if one.missing is not None])
+    judged = _assess_quiet(gpus + vetoes, thresholds, quiet, reach, now, skipped)
+    return judged or UseAssessment(Use.ACTIVE, f"{newest} was in use {_ago(quiet)}")
+
+
+def _by_signal(series: Sequence[Series], devices: Sequence[str]) -> tuple[list[Series], dict[str, list[Series]]]:
+    """Those of its GPUs, and all others. Only of what it holds now: a slice that was created again leaves a series
+    behind that belongs to no workload."""
+    gpus: list[Series] = []
+    others: dict[str, list[Series]] = {}
+    for one in series:
+        signal = one.signal
+        if signal is not _GPU:
+            others.setdefault(signal, []).append(one)
+        elif one.device in devices:
+            gpus.append(one)
+    return gpus, others
 
 
 def _unmeasured(gpus: Sequence[Series], devices: Sequence[str], window: timedelta) -> str | None:
@@ -111,14 +127,11 @@ def active_minutes(
     return sum(minute >= since for minute in busy) * MINUTE
 
 
-def _secondary(series: Sequence[Series], thresholds: Thresholds) -> list[Series] | str:
+def _secondary(others: Mapping[str, list[Series]], thresholds: Thresholds) -> list[Series] | str:
     """The signals that can veto, those absent by design included; a sentence when one should be there and is not."""
-    by_signal: dict[str, list[Series]] = {}
-    for one in series:
-        by_signal.setdefault(one.signal, []).append(one)
     found: list[Series] = []
     for name in thresholds.signals:
-        mine = by_signal.get(name)
+        mine = others.get(name)
         if not mine:
             return f"{name} use was not measured, and it can veto"
         for one in mine:
@@ -135,8 +148,9 @@ def _assess_quiet(
     reach: int,
     now: datetime,
     skipped: tuple[str, ...],
-) -> UseAssessment:
-    """Quiet since the newest use, or since the newest gap: what was not measured is never counted."""
+) -> UseAssessment | None:
+    """Quiet since the newest use, or since the newest gap: what was not measured is never counted. None: nothing was
+    measured after the newest use."""
     end = _minute(now) + MINUTE
     since = end - quiet * MINUTE
     used = since if quiet < reach else None
@@ -149,6 +163,8 @@ def _assess_quiet(
         if now - span[1] > TAIL_MAX:
             words = f"{_name(one)} was last measured {in_words(now - span[1])} ago; not measured is not idle"
             return UseAssessment(Use.UNKNOWN, words, skipped=skipped)
+        if used is not None and span[1] <= used:
+            return None
         if span[0] > since and now - span[0] < thresholds.settle:
             words = (
                 f"{_name(one)} has been measured without a gap only for {in_words(max(now - span[0], NOTHING))}, "
@@ -163,15 +179,18 @@ def measured_span(one: Series, now: datetime) -> tuple[datetime, datetime] | Non
     """From when to when it was measured without a gap, up to the newest reading. None: it was not measured."""
     if one.since is not None and one.until is not None:
         return _borne_out(one, one.since, min(one.until, now))
+    end = _minute(now) + MINUTE
+    if one.minutes and not isnan(sum(one.minutes)):  # by far the fastest question; almost always there is no gap
+        until = one.start + len(one.minutes) * MINUTE
+        if until <= end:
+            return one.start, min(until, now)
     values = _newest_first(one, ALL, _minute(now))
     newest, oldest = 0, len(values)
     while newest < oldest and isnan(values[newest]):
         newest += 1
     if newest == oldest:
         return None
-    if isnan(sum(values[newest:])):  # by far the fastest question; almost always there is no gap
-        oldest = next((back for back in range(newest, oldest) if isnan(values[back])), oldest)
-    end = _minute(now) + MINUTE
+    oldest = next((back for back in range(newest, oldest) if isnan(values[back])), oldest)
     return end - oldest * MINUTE, min(end - newest * MINUTE, now)
 
 
@@ -201,7 +220,7 @@ def _name(one: Series) -> str:
 
 def _newest_first(one: Series, minutes: int, newest_bucket: datetime) -> Sequence[float]:
     """The buckets of the last `minutes`, newest first; buckets missing at the newest end are NaN."""
-    behind = (newest_bucket - one.start) // MINUTE + 1 - len(one.minutes)
+    behind = _behind(one, newest_bucket)
     if behind < 0:
         return one.minutes[behind - 1 :: -1][:minutes]
     if behind:
@@ -209,14 +228,18 @@ def _newest_first(one: Series, minutes: int, newest_bucket: datetime) -> Sequenc
     return one.minutes[: -minutes - 1 : -1]
 
 
+def _behind(one: Series, newest_bucket: datetime) -> int:
+    """How many buckets are missing at its newest end."""
+    return (newest_bucket - one.start) // MINUTE + 1 - len(one.minutes)
+
+
 def _last_busy(one: Series, threshold: float, minutes: int, newest_bucket: datetime) -> int:
     """How many buckets ago it was last at or over the threshold; `minutes` when it was not."""
-    values = _newest_first(one, minutes, newest_bucket)
-    if values and values[0] >= threshold:
+    if one.minutes and one.minutes[-1] >= threshold and _behind(one, newest_bucket) == 0:
         return 0  # most of what is busy
-    if _all_below(values, threshold):
+    if _all_below(one.minutes, threshold):
         return minutes
-    for back, value in enumerate(values):
+    for back, value in enumerate(_newest_first(one, minutes, newest_bucket)):
         if value >= threshold:
             return back
     return minutes
@@ -227,9 +250,9 @@ def _last_pair(one: Series, threshold: float, minutes: int, reach: int, newest_b
 
     Only what is newer than `minutes` is of interest; the other of a pair may be a little older.
     """
-    values = _newest_first(one, min(minutes + PAIR - 1, reach), newest_bucket)
-    if _all_below(values, threshold):
+    if _all_below(one.minutes, threshold):
         return minutes
+    values = _newest_first(one, min(minutes + PAIR - 1, reach), newest_bucket)
     earlier: int | None = None
     for back, value in enumerate(values):
         if value >= threshold:

@@ -20,7 +20,6 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.condition import FIRST_BASELINE_MIB
 from gpukeeper.model.decision import Action, Decision, Verdict, View
 from gpukeeper.model.direct import direct
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Memory
 from gpukeeper.model.series import Signal
@@ -42,6 +41,7 @@ class ClaimState(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     CHILDREN = "living children"  # its workload ended, and parts of it run on
+    STARTING = "starting"  # it was given its devices, and has not begun to run
     ORPHAN = "orphan"
     BARE = "outside"  # a person's, in no workload
     INFRASTRUCTURE = "infrastructure"  # never touched, and blocks no other use
@@ -69,7 +69,7 @@ class GpuClaim(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime | None = None
     use: float | Unknown = Unknown("not measured")  # percent, newest
     use_at: datetime | None = None
-    next: str = ""  # what happens next, in words
+    next: str = ""  # what happens next, or why nothing does, in words
     next_at: datetime | None = None
 
 
@@ -92,25 +92,21 @@ def claims(
         how = claim_state(view, book, now)
         if how is not None:
             decision = decisions.get(view.subject.ref.key) or decide(view, book, now)
-            words, devices = next_event(decision, now, offers), devices_of(view.subject)
+            words, devices = why_nothing(decision, offers), devices_of(view.subject)
             found += [claim_on(one, view, how, inventory, words, decision.due, now) for one in devices]
     found += _unheld(inventory, found, recorded)
     return tuple(sorted(found, key=inventory.order))
 
 
-def next_event(decision: Decision, now: datetime, offers: Offers | None = None) -> str:
-    """What will happen by this decision, and when."""
+def why_nothing(decision: Decision, offers: Offers | None = None) -> str:
+    """The reason, for where nothing comes next. What comes has words of its own (`coming.py`)."""
     ref, wanted = decision.seen.ref, decision.then if decision.action is Action.WARN else decision.action
     offered = None if offers is None else offers.get((ref.platform, ref.place))
     if wanted is not Action.KEEP and offered is not None and wanted not in offered:
         return f"nothing: {decision.reason}; {ref.platform} offers no {wanted}"
-    if decision.action is Action.WARN:
-        return f"warned at the next pass: {decision.reason}"
     if decision.action is not Action.KEEP:
-        return f"{decision.action} at the next pass: {decision.reason}"
+        return decision.reason
     match decision.verdict:
-        case Verdict.WAIT if decision.due is not None and decision.due > now:
-            return f"nothing for {in_words(decision.due - now)}, then {decision.rule}: {decision.reason}"
         case Verdict.REPORT:
             return f"reported only: {decision.reason}"
         case Verdict.SILENT:
@@ -196,6 +192,8 @@ def claim_state(view: View, book: Rulebook, now: datetime) -> ClaimState | None:
         if subject.class_ == BARE:
             return ClaimState.BARE
         return ClaimState.PAUSED if subject.state is State.PAUSED else ClaimState.RUNNING
+    if subject.starting:
+        return ClaimState.STARTING
     if subject.state is State.ENDED and stop_hold.evaluate(view, settings, now).verdict is Verdict.PROTECT:
         return ClaimState.KEPT
     return ClaimState.CHILDREN if subject.state is State.ENDED and subject.live_children != 0 else None
@@ -209,7 +207,7 @@ def devices_of(subject: Subject) -> tuple[str, ...]:
 def claim_on(
     device: str, view: View, how: ClaimState, inventory: Inventory, words: str, due: datetime | None, now: datetime
 ) -> GpuClaim:
-    """Of a workload on one of its devices. `words` and `due`: what happens next."""
+    """Of a workload on one of its devices. `words`: why nothing comes next; `due`: when that is decided again."""
     subject = view.subject
     place = subject.ref.place
     unknown = isinstance(subject.devices, Unknown)
@@ -248,13 +246,18 @@ def newest_use(view: View, device: str, known: Subject | None = None) -> tuple[f
 
 def _unheld(inventory: Inventory, found: Sequence[GpuClaim], recorded: Mapping[str, Memory]) -> Iterator[GpuClaim]:
     taken: set[tuple[str, str]] = set()
+    shared: set[tuple[str, str]] = set()
     for claim in found:
+        here = {(claim.place, device) for device in inventory.overlapping(claim.place, claim.device)}
         if blocks_use(claim.how):
-            taken |= {(claim.place, device) for device in inventory.overlapping(claim.place, claim.device)}
+            taken |= here
+        else:
+            shared |= here
     for (place, device), subject in inventory.devices.items():
         memory = recorded.get(subject.ref.key, EMPTY)
         blocked = (place, device) in taken or (place, device) in inventory.cut
-        claim_of_it = unheld(subject, memory, taken=blocked, perhaps=(place, "") in taken)
+        known = (place, device) in shared
+        claim_of_it = unheld(subject, memory, taken=blocked, perhaps=(place, "") in taken, shared=known)
         if claim_of_it is not None:
             yield claim_of_it
 
@@ -264,9 +267,10 @@ def blocks_use(how: ClaimState) -> bool:
     return how not in _SHARED
 
 
-def unheld(device: Subject, memory: Memory, *, taken: bool, perhaps: bool) -> GpuClaim | None:
+def unheld(device: Subject, memory: Memory, *, taken: bool, perhaps: bool, shared: bool = False) -> GpuClaim | None:
     """A device in quarantine, or that no workload has; None: a workload has it, a slice of it, or the whole of it.
-    `perhaps`: a workload of its place has a device, and which one is unknown."""
+    `perhaps`: a workload of its place has a device, and which one is unknown. `shared`: infrastructure has it, and the
+    processes that have it open may be part of that."""
     ref, gpu = device.ref, memory.gpu
     free = GpuClaim(device=ref.uid, name=ref.path, place=ref.place, how=ClaimState.FREE)
     if gpu is not None and gpu.quarantined is not None:
@@ -279,6 +283,8 @@ def unheld(device: Subject, memory: Memory, *, taken: bool, perhaps: bool) -> Gp
         return msgspec.structs.replace(free, how=ClaimState.UNSURE, next=words)
     if isinstance(device.busy, str):
         words = "nothing: no known workload has it"
+        if shared:
+            words = "nothing: only infrastructure has it, of which these processes may be a part"
         return msgspec.structs.replace(free, how=ClaimState.HELD, by=device.busy, next=words)
     doubt = why_unsure(device, None if gpu is None else gpu.baseline_mib)
     return free if doubt is None else msgspec.structs.replace(free, how=ClaimState.UNSURE, next=doubt)

@@ -32,6 +32,8 @@ from gpukeeper.lifecycle.rules import (
     target,
     temporary_tree,
     unused_image,
+    unused_network,
+    unused_volume,
 )
 from gpukeeper.lifecycle.settings import Rulebook, Settings
 from gpukeeper.lifecycle.warnings import not_before_announced
@@ -60,6 +62,8 @@ RULES: tuple[ModuleType, ...] = (
     temporary_tree,
     unused_image,
     build_cache,
+    unused_volume,
+    unused_network,
 )
 EVALUATORS = {rule.NAME: evaluator_of(rule, RULES) for rule in RULES}
 NOT_HELD = not_holdable(RULES)  # a user's hold does not suspend these
@@ -83,6 +87,8 @@ _NOTHING = Answer("none", Verdict.SILENT, "no rule applies to it")
 NO_GRACE = timedelta()
 REQUEST = "request"  # the rule of a step that a user requested
 _RUNNING = (State.RUNNING, State.PAUSED)
+_ENDS_CHILDREN = (Action.REMOVE, Action.TRIM)
+_SILENT, _DUE, _WAIT, _REPORT = Verdict.SILENT, Verdict.DUE, Verdict.WAIT, Verdict.REPORT  # globals are read faster
 _RANKS = {category: rank for rank, category in enumerate(Category)}
 # When nothing is due, the decision names the most informative answer.
 _WEIGHT = {Verdict.UNKNOWN: 4, Verdict.REPORT: 3, Verdict.PROTECT: 2, Verdict.WAIT: 1}
@@ -101,14 +107,15 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
         if name in suspended or (spared is not None and name not in spared):
             continue
         answer = evaluate(view, settings, now)
-        if answer.verdict is Verdict.SILENT:
+        verdict = answer.verdict
+        if verdict is _SILENT:
             continue
-        if answer.verdict is Verdict.DUE:
-            answer = not_before_announced(view, answer, now)
         if answer.complaint is not None:
             complaints += (answer.complaint,)
-        if answer.verdict is Verdict.DUE:
-            return _decision(subject, answer, complaints, settings)
+        if verdict is _DUE:
+            answer = not_before_announced(view, answer, now)
+            if answer.verdict is _DUE:
+                return _decision(subject, answer, complaints, settings)
         best = _with_due(_weightier(best, answer), answer)
         begins = answer.begins or begins
         if answer.suspends:
@@ -168,14 +175,14 @@ def why_not_yet(view: View, settings: Settings, now: datetime) -> str | None:
 def _weightier(best: Answer, answer: Answer) -> Answer:
     if best is _NOTHING:
         return answer
-    if answer.verdict is Verdict.WAIT and best.verdict is Verdict.WAIT:
+    if answer.verdict is _WAIT and best.verdict is _WAIT:
         return answer if answer.due and best.due and answer.due < best.due else best
     return answer if _WEIGHT[answer.verdict] > _WEIGHT[best.verdict] else best
 
 
 def _with_due(best: Answer, answer: Answer) -> Answer:
     """What is only reported may still be due by another rule, and is decided again then."""
-    if best.verdict is Verdict.REPORT and best.due is None and answer.verdict is Verdict.WAIT:
+    if best.verdict is _REPORT and best.due is None and answer.verdict is _WAIT:
         return msgspec.structs.replace(best, due=answer.due)
     return best
 
@@ -196,7 +203,7 @@ def _decision(
         answer.limit,
         answer.then,
         NO_GRACE if isinstance(limits, Unknown) else limits.stop_grace,
-        subject.state in _RUNNING or (answer.action in (Action.REMOVE, Action.TRIM) and subject.live_children != 0),
+        subject.state in _RUNNING or (answer.action in _ENDS_CHILDREN and subject.live_children != 0),
         subject.owner if isinstance(subject.owner, str) else None,
         devices if isinstance(devices, Unknown) else len(devices),
         subject.size,

@@ -32,7 +32,7 @@ class Turn(IntEnum):
 
     WORK = 0
     TREES = 1  # they end no work, and a thousand may have to go before a disk is usable: counted by `budget.trees`
-    STORAGE = 2  # images, build cache
+    STORAGE = 2  # images, build cache, volumes, networks
 
 
 def evaluator_of(rule: ModuleType, rules: Sequence[ModuleType]) -> Evaluator:

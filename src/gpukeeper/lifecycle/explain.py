@@ -9,6 +9,7 @@ from math import isnan
 import msgspec
 
 from gpukeeper.lifecycle.activity import PAIR, measured_span, secondary_threshold
+from gpukeeper.lifecycle.coming import coming_in_words, next_steps
 from gpukeeper.lifecycle.decide import NOT_HELD
 from gpukeeper.lifecycle.forecast import Opens, UpcomingAction, ahead
 from gpukeeper.lifecycle.rules import exemption, idle, keep_alive, max_runtime, target
@@ -127,6 +128,9 @@ def remedies(view: View, book: Rulebook, answers: tuple[Answer, ...], now: datet
         return ()
     exempt = by_rule[exemption.NAME]
     pending = {a.rule for a in answers if a.verdict in _PENDING and not exempt.suspends & {a.rule, "*"}}
+    limits = book.settings(view.subject).limits
+    if isinstance(limits, Unknown) or limits.longest is None:
+        pending.discard(max_runtime.NAME)  # nothing follows from it
     found = [f"what is unknown becomes known: {a.reason}" for a in answers if a.verdict is Verdict.UNKNOWN]
     if exempt.verdict is Verdict.PROTECT:
         found.append(f"an admin ends its exemption in the policy; currently {exempt.reason}")
@@ -161,11 +165,12 @@ def was_stopped(view: View) -> bool:
 def _bring_it_back(view: View, book: Rulebook, now: datetime, opens: Opens) -> str:
     words = f"restore it: gpukeeper restore {view.subject.ref.path}"
     coming = ahead(view, book, now, tuple(Action), opens)
-    goes = next((one.at for one in coming if one.action is Action.REMOVE), None)
-    if goes is None:
+    goes = [one for one in coming if one.action is Action.REMOVE]
+    if not goes:
         return words
-    when = f"at {goes:%Y-%m-%d %H:%M} UTC" if goes > now else "with the next pass"
-    return f"{words}. It is removed {when}; after that only what was captured can be restored"
+    return (
+        f"{words}. It {coming_in_words(next_steps(goes, now), now)}; after that only what was captured can be restored"
+    )
 
 
 def _use_it(view: View, book: Rulebook) -> str:

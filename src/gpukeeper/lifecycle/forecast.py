@@ -7,42 +7,62 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime, timedelta
+from math import isnan
 
 import msgspec
 
+from gpukeeper.lifecycle.activity import TAIL_MAX, measured_span
 from gpukeeper.lifecycle.decide import answers, decide
-from gpukeeper.lifecycle.rules import hold, keep_alive
+from gpukeeper.lifecycle.rules import hold, idle, keep_alive, restart_loop
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Result, Verdict, View
 from gpukeeper.model.event import Closed, Noticed, WarningSent
 from gpukeeper.model.fold import remember
 from gpukeeper.model.memory import EMPTY, KEEP_ALIVE
+from gpukeeper.model.policy import Mode
 from gpukeeper.model.series import Series
-from gpukeeper.model.subject import Outcome, State
+from gpukeeper.model.subject import Crashes, Outcome, State
 
 MINUTE = timedelta(minutes=1)
 FAR = timedelta(days=60)  # later actions are not predicted
+LIVE = (State.RUNNING, State.PAUSED)
 STEPS = 100  # more than all rules together have stages, and people have holds
 
 
+STAYS_IDLE = "it stays idle"
+NOT_USED = "it is not used from now on"  # of what is in use now
+FAILS_ON = "it goes on failing"
+REACHED = "a warning reaches its owner"  # where none did
+
+
 class UpcomingAction(msgspec.Struct, frozen=True):
-    """What would be done, and when, if nothing changes. KEEP: from then on it is reported, and nothing is done."""
+    """What would be done, and when, if nothing changes. KEEP: from then on it is reported, and nothing is done.
+
+    `reason`: at that time; `currently`: what the rule answers now. `provided`: what must be true until then; empty: use
+    does not prevent it. `would`: the policy's mode is plan, so it is not done unattended.
+    """
 
     at: datetime
     action: Action
     rule: str
     reason: str
     stage: int = 0
+    currently: str = ""
+    provided: str = ""
+    would: bool = False
 
 
 Measure = Callable[[View, datetime], View]
 Opens = Callable[[datetime, datetime | None], datetime]
 
 
-def quiet_until(view: View, at: datetime) -> View:
-    """The same with no use from its newest minute on. What was never measured stays so."""
-    last = at.replace(second=0, microsecond=0)
-    return msgspec.structs.replace(view, series=tuple(_quiet(one, last) for one in view.series))
+def quiet_from(now: datetime) -> Measure:
+    """From now on it is measured without a gap, and not used. What is not measured now stays so."""
+
+    def measure(view: View, at: datetime) -> View:
+        return msgspec.structs.replace(view, series=tuple(_quiet(one, now, at) for one in view.series))
+
+    return measure
 
 
 def at_any_time(at: datetime, acted: datetime | None) -> datetime:
@@ -52,25 +72,37 @@ def at_any_time(at: datetime, acted: datetime | None) -> datetime:
 class Assumptions(msgspec.Struct, frozen=True, kw_only=True):
     """`measure`: the view with what will have been measured by then. `opens`: the first time from then on at which
     anything is done, given the time of the last step: a pass takes one step on a workload. `after_stop`: in what state
-    a stop leaves it. `reports`: also what is only reported, once by each rule.
+    a stop leaves it. `reports`: also what is only reported, once by each rule. `busy`: it stays in use, so its idleness
+    is not awaited.
     """
 
-    measure: Measure = quiet_until
+    measure: Measure
     opens: Opens = at_any_time
     after_stop: State = State.ENDED
     steps: int = STEPS
     reports: bool = False
+    busy: bool = False
 
 
 def ahead(
     view: View, book: Rulebook, now: datetime, offered: Collection[Action], opens: Opens
 ) -> tuple[UpcomingAction, ...]:
-    """What comes without use and without requests, up to and with the first act."""
+    """What comes without use and without requests, up to and with the first act; with the removal of what was idle or
+    goes by the rule that stops it, or if a stop is its removal."""
     found: list[UpcomingAction] = []
-    for one in course(view, book, now, offered, Assumptions(opens=opens)):
-        found.append(one)
-        if one.action is not Action.WARN:
+    said = {one.rule: one.reason for one in answers(view, book, now)}
+    after_stop = State.SUSPENDED if view.subject.suspended_by_stop else State.ENDED
+    assumed = Assumptions(measure=quiet_from(now), opens=opens, after_stop=after_stop)
+    stop: UpcomingAction | None = None
+    for one in course(view, book, now, offered, assumed):
+        if stop is not None and (one.action is not Action.REMOVE or stop.rule not in (one.rule, idle.NAME)):
             break
+        found.append(msgspec.structs.replace(one, currently=said[(stop or one).rule]))
+        if one.action is not Action.WARN and (stop is not None or one.action is not Action.STOP):
+            break
+        stop = found[-1] if one.action is Action.STOP else None
+    if stop is not None and view.subject.goes_when_stopped:
+        found.append(msgspec.structs.replace(stop, action=Action.REMOVE))
     return tuple(found)
 
 
@@ -81,15 +113,22 @@ def course(
     at = earliest = now
     acted: datetime | None = None
     reported: set[str] = set()
+    condition = NOT_USED if idle.in_use(view, book.settings(view.subject), now) else STAYS_IDLE
+    if _unreached(view, book):
+        condition += f" and {REACHED}"
+    provided, would = "", book.policy.mode is Mode.PLAN
+    conditions, measure = {idle.NAME: condition}, assumed.measure
+    if view.subject.crashes is not None and restart_loop.is_failing(view.subject.crashes, now):
+        conditions[restart_loop.NAME], measure = FAILS_ON, _failing_on(view.subject.crashes, measure)
     for _ in range(assumed.steps):
-        view = assumed.measure(view, at)
+        view = measure(view, at)
         decision = decide(view, book, at)
         if decision.action is Action.KEEP:
             if assumed.reports and decision.verdict is Verdict.REPORT and decision.rule not in reported:
                 reported.add(decision.rule)
                 yield UpcomingAction(at, Action.KEEP, decision.rule, decision.reason)
             view = with_lease(view, decision)
-            later = _next_time(view, book, at)
+            later = _next_time(view, book, now, at, idle.NAME if assumed.busy else "")
             if later is None or later - now > FAR:
                 return
             # Unless it only waits, something other than time keeps it until then.
@@ -105,12 +144,44 @@ def course(
                 return
             at = earliest = opened
             continue
+        if opened < at:
+            decision = _at_its_time(view, book, decision, opened, measure)
         earliest = acted = opened
-        yield UpcomingAction(opened, decision.action, decision.rule, decision.reason, decision.stage)
+        if view.subject.state in LIVE:  # what follows a stop depends on what the stop depends on
+            provided = conditions.get(decision.rule, "")
+        yield UpcomingAction(
+            opened,
+            decision.action,
+            decision.rule,
+            decision.reason,
+            decision.stage,
+            provided=provided,
+            would=would,
+        )
         changed = after(view, decision, opened, assumed.after_stop)
         if changed is None:
             return
         view = changed
+
+
+def _failing_on(seen: Crashes, measured: Measure) -> Measure:
+    def measure(view: View, at: datetime) -> View:
+        subject = msgspec.structs.replace(view.subject, crashes=restart_loop.continued(seen, at))
+        return measured(msgspec.structs.replace(view, subject=subject), at)
+
+    return measure
+
+
+def _unreached(view: View, book: Rulebook) -> bool:
+    """Warnings about idleness were sent, and none was delivered, which a stop needs."""
+    sent = [w.delivered for w in view.memory.warnings if w.rule == idle.NAME and w.limit]
+    return book.policy.warnings.require_delivery and bool(sent) and not any(sent)
+
+
+def _at_its_time(view: View, book: Rulebook, late: Decision, due: datetime, measure: Measure) -> Decision:
+    """A decision that was found after its time, as it was then: what it announces is counted from there."""
+    then = decide(measure(view, due), book, due)
+    return then if (then.rule, then.action, then.stage) == (late.rule, late.action, late.stage) else late
 
 
 def with_lease(view: View, decision: Decision) -> View:
@@ -188,17 +259,28 @@ def _stopped(view: View, decision: Decision, when: datetime, state: State) -> Vi
     return msgspec.structs.replace(view, subject=subject, memory=memory)
 
 
-def _quiet(one: Series, last: datetime) -> Series:
-    more = (last - one.start) // MINUTE + 1 - len(one.minutes)
-    if one.missing is not None or more <= 0 or not one.minutes:
+def _quiet(one: Series, now: datetime, at: datetime) -> Series:
+    """What was read last is new enough to be judged by: the minutes since then are still to come, as quiet ones."""
+    span = None if one.missing is not None else measured_span(one, now)
+    if span is None or now - span[1] > TAIL_MAX:
         return one
-    return msgspec.structs.replace(one, minutes=one.minutes + (0.0,) * more)
+    known = len(one.minutes)
+    while isnan(one.minutes[known - 1]):
+        known -= 1
+    more = (at - one.start) // MINUTE + 1 - known
+    minutes = one.minutes[:known] + (0.0,) * more if more > 0 else one.minutes
+    until = None if one.until is None else max(one.until, at)
+    return msgspec.structs.replace(one, minutes=minutes, until=until)
 
 
-def _next_time(view: View, book: Rulebook, at: datetime) -> datetime | None:
-    """When the next answer may change: something is due, a hold ends, or a lease's end is near enough to warn."""
+def _next_time(view: View, book: Rulebook, now: datetime, at: datetime, but: str) -> datetime | None:
+    """When the next answer may change: something is due, it was quiet long enough to be judged, a hold ends, or a
+    lease's end is near enough to warn. `but`: this rule is not awaited."""
     settings = book.settings(view.subject)
-    times = [one.due for one in answers(view, book, at) if one.due is not None]
+    times = [one.due for one in answers(view, book, at, but) if one.due is not None]
+    begun = [span[0] for one in view.series if (span := measured_span(one, at)) is not None]
+    used = now.replace(second=0, microsecond=0) + MINUTE  # the last use is before
+    times += [since + book.policy.activity.settle for since in (*begun, used)]
     for one in view.memory.holds:
         end = hold.end_of(one, settings)
         times += [end, *(end - before for before in keep_alive.WARNED_BEFORE if one.by == KEEP_ALIVE)]

@@ -9,14 +9,38 @@ import msgspec
 
 from gpukeeper.lifecycle.caps import left_to_hold
 from gpukeeper.lifecycle.decide import RULES
+from gpukeeper.lifecycle.rules import (
+    build_cache,
+    leftover_tree,
+    max_runtime,
+    never_started,
+    own_ttl,
+    retention,
+    temporary_tree,
+    unused_image,
+    unused_network,
+    unused_volume,
+)
 from gpukeeper.lifecycle.rules.hold import mark_until
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import View
+from gpukeeper.model.decision import Action, View
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.memory import Hold
+from gpukeeper.model.memory import RESTORE, Hold, Memory
 from gpukeeper.model.unknown import Unknown
 
 NEVER = 9000  # a year that means no end
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+REMOVALS = (
+    never_started.NAME,
+    own_ttl.NAME,
+    retention.NAME,
+    leftover_tree.NAME,
+    temporary_tree.NAME,
+    unused_image.NAME,
+    build_cache.NAME,
+    unused_volume.NAME,
+    unused_network.NAME,
+)
 SUSPENDABLE = frozenset({rule.NAME for rule in RULES if rule.ACTS} | {"*"})
 
 
@@ -93,6 +117,19 @@ def may_hold(
     return Hold(who, now, now + min(span, left), reason, devices=devices)
 
 
+def granted_by_restore(memory: Memory, book: Rulebook, who: str, undone: Action, now: datetime) -> Hold | None:
+    """The hold that comes with a restore, so that what came back is not taken again at once: from what was stopped its
+    maximum runtime, from what was removed every removal. None: one was granted within the last day; else restoring it
+    again and again would make work immortal."""
+    recent = any(one.by == RESTORE and one.at > now - DAY for one in memory.holds)
+    if recent and not is_admin(book, who):
+        return None
+    removed = undone is Action.REMOVE
+    span = DAY if removed else max(HOUR, book.policy.warnings.lead)
+    suspends = REMOVALS if removed else (max_runtime.NAME,)
+    return Hold(RESTORE, now, now + span, f"restored by {who}", admin=True, suspends=suspends)
+
+
 class ReleasedHolds(msgspec.Struct, frozen=True):
     words: tuple[str, ...] = ()  # what a release ends
     mark: str = ""  # why the workload's own mark, which it ends too, could not be read
@@ -103,7 +140,7 @@ def release_of(
 ) -> tuple[ReleasedHolds, tuple[str, ...]]:
     """What a release by `who` ends now, and sentences about what still holds afterwards. `own`: only their own."""
     active = [one for one in view.memory.holds if one.until > now]
-    theirs = [one for one in active if one.by == who or not (one.admin or own)]
+    theirs = [one for one in active if one.by in (who, RESTORE) or not (one.admin or own)]
     ended = [f"the hold of {one.by}" for one in theirs]
     left = [f"by {one.by} until {_time(one.until)}; {one.by} can release it" for one in active if one not in theirs]
     mark, until = view.subject.marks.hold_until, mark_until(view, book.settings(view.subject))

@@ -38,9 +38,12 @@ class Rulebook:
         self.policy = policy
         self.gpu_alone = msgspec.structs.replace(policy.activity, signals=())  # activity without other signals
         self._known: dict[object, Settings] = {}
+        self._last: tuple[Subject, Settings] | None = None  # a pass asks several times about one subject, then the next
         self._parts, self._labels = _matched_on(policy.match)
 
     def settings(self, subject: Subject) -> Settings:
+        if self._last is not None and self._last[0] is subject:
+            return self._last[1]
         key: tuple[object, ...] = (subject.class_, subject.owner, subject.owner_verified, subject.environment)
         if self._labels:
             key += tuple(map(subject.labels.get, self._labels))
@@ -51,6 +54,7 @@ class Rulebook:
             if len(self._known) >= REMEMBERED:  # names come and go; a daemon must not keep them all
                 self._known.clear()
             found = self._known[key] = _settle(self.policy, class_of(self.policy, subject), subject)
+        self._last = (subject, found)
         return found
 
 

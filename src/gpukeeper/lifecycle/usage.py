@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.lifecycle.claims import ClaimState
+from gpukeeper.lifecycle.claims import ClaimState, blocks_use
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.direct import direct
 from gpukeeper.model.policy import Activity, Policy
@@ -24,7 +24,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.usage import FREE, OUTSIDE, QUARANTINE, WHOLE_HOUR, Holder, HourUse, merged, minute_of
 
 HALF = timedelta(seconds=30)
-_NOT_HELD = (ClaimState.INFRASTRUCTURE,)  # a device with only these is free
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,7 +297,7 @@ def holdings_of(
     subject: Subject, how: ClaimState | None, book: Rulebook, listed: Collection[DeviceId]
 ) -> list[Holding]:
     """The devices it has. Where it is not known which they are, none can be counted."""
-    if how is None or how in _NOT_HELD or isinstance(subject.devices, Unknown):
+    if how is None or not blocks_use(how) or isinstance(subject.devices, Unknown):
         return []
     kept = how is ClaimState.KEPT
     since = subject.ended if kept else subject.started

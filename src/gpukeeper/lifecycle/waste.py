@@ -38,7 +38,7 @@ def wasted(view: View, book: Rulebook, now: datetime) -> Waste | None:
     subject = view.subject
     if subject.shape is not Shape.WORKLOAD or subject.root is not None or subject.state not in _LIVE:
         return None
-    if isinstance(subject.devices, Unknown) or not subject.devices:
+    if isinstance(subject.devices, Unknown) or not subject.devices or not view.series:
         return None
     untouchable = book.settings(subject).untouchable
     if not isinstance(untouchable, Unknown) and untouchable:

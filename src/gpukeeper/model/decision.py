@@ -54,9 +54,9 @@ EVERY_RULE = frozenset({"*"})
 
 
 class Announcement(msgspec.Struct, frozen=True, gc=False):
-    """When something will happen, and the sentence that announces it."""
+    """When something will happen, and the sentence that announces it. None: no time is announced."""
 
-    at: datetime
+    at: datetime | None
     words: str
 
 
@@ -191,7 +191,7 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
 
     bytes_back: int | Unknown = Unknown("not measured")
     missed: str = ""  # what changed at the last moment, was not refused, and is lost
-    resumed: bool = False  # of a restore: it was there, and runs again
+    resumed: bool | None = None  # of a restore. True: it was there, and runs again; False: it was recreated, and waits
 
 
 class Changed(msgspec.Struct, frozen=True, gc=False):

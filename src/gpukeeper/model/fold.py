@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 import msgspec
@@ -29,13 +29,14 @@ from gpukeeper.model.event import (
 )
 from gpukeeper.model.grade import Past
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY, Hold, Memory, Stopped, Warned
+from gpukeeper.model.memory import EMPTY, RESTORE, ClockRecord, Hold, Memory, Stopped, Warned
 from gpukeeper.model.policy import WITHOUT_GPU
 from gpukeeper.model.subject import Outcome, State, Subject
 
 WARNINGS_KEPT = 12
 HOLDS_KEPT = timedelta(days=30)
 RUNS_KEPT = 10  # of each GPU
+BOOTS_KEPT = 32  # several machines may share a ledger
 _STARTED = (State.RUNNING, State.PAUSED)
 _OVER = (State.SUSPENDED, State.ENDED)
 
@@ -49,7 +50,7 @@ def remember(memory: Memory, line: Event) -> Memory | None:
         case Noticed():
             return _notice(memory, line)
         case WarningSent():
-            return msgspec.structs.replace(memory, warnings=(*memory.warnings, warned_by(line))[-WARNINGS_KEPT:])
+            return msgspec.structs.replace(memory, warnings=_add_warning(memory.warnings, warned_by(line)))
         case Held():
             return msgspec.structs.replace(memory, holds=_add_hold(memory.holds, line.hold))
         case Released():
@@ -74,6 +75,14 @@ def warned_by(line: WarningSent) -> Warned:
     return Warned(
         line.rule, line.stage, line.at, line.delivered, line.incarnation, line.limit, line.until, line.removes
     )
+
+
+def _add_warning(before: tuple[Warned, ...], new: Warned) -> tuple[Warned, ...]:
+    """One that announced no time is repeated until it is delivered. Of its attempts only the last is remembered, so
+    that they do not displace the warnings of other rules."""
+    repeated = new.limit and new.until is None and not new.delivered
+    kept = [w for w in before if not (repeated and msgspec.structs.replace(w, at=new.at) == new)]
+    return (*kept, new)[-WARNINGS_KEPT:]
 
 
 def _tested(before: tuple[Past, ...], line: NodeTested) -> tuple[Past, ...]:
@@ -159,6 +168,12 @@ def decision_words(line: Decided) -> str:
     return f"{line.action} {line.rule} {line.verdict}"
 
 
+def newest_clocks(before: Mapping[str, ClockRecord], boot: str, record: ClockRecord) -> dict[str, ClockRecord]:
+    """By boot, the newest last."""
+    others = [(key, one) for key, one in before.items() if key != boot]
+    return dict([*others, (boot, record)][-BOOTS_KEPT:])
+
+
 def _notice(memory: Memory, line: Noticed) -> Memory:
     new = line.incarnation != memory.incarnation
     class_ = line.class_ or ("" if new else memory.class_)
@@ -230,6 +245,8 @@ def _add_hold(holds: tuple[Hold, ...], new: Hold) -> tuple[Hold, ...]:
 
 
 def _continues(old: Hold, new: Hold) -> bool:
+    if old.by == new.by == RESTORE:  # thousands of workloads may have had one image
+        return old.suspends == new.suspends and old.until >= new.at
     return not old.admin and not new.admin and old.by == new.by and old.until == new.at
 
 
@@ -237,7 +254,7 @@ def _end_holds(memory: Memory, line: Released) -> tuple[Hold, ...]:
     """A user's release ends users' holds, or only their own; an admin's hold is ended by the admin who took it."""
     return tuple(
         h
-        if h.until <= line.at or ((h.admin or line.own) and h.by != line.by)
+        if h.until <= line.at or ((h.admin or line.own) and h.by not in (line.by, RESTORE))
         else msgspec.structs.replace(h, until=line.at)
         for h in memory.holds
     )

@@ -11,6 +11,9 @@ from gpukeeper.model.grade import Past
 from gpukeeper.model.reading import Moment
 
 KEEP_ALIVE = "keep-alive"  # `by` of a hold that a file inside the workload requested
+# `by` of a hold that a restore granted: every user who may release holds on that workload may release this one. No
+# user has a name with a space.
+RESTORE = "a restore"
 
 
 class Warned(msgspec.Struct, frozen=True, gc=False):
@@ -44,6 +47,15 @@ class Stopped(msgspec.Struct, frozen=True, gc=False):
     rule: str
     at: Moment
     incarnation: str
+
+
+class ClockRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the processes of one boot of a machine saw of its clock. The steady clock counts from the boot and is the
+    same for all of them."""
+
+    zero: Moment  # what the clock showed when the steady one was 0; another value: the clock was set
+    doubted_until: float | None = None  # seconds of the steady clock; None: it is trusted
+    watched: bool = False  # a daemon has begun, and judged how long the machine was off before this boot
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -60,6 +60,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     subject: Subject | None = None  # what it is about, while it exists
     ref: Ref | None = None  # the workload that it is about: its page is linked
     link: str = ""  # of that page; empty: there is none
+    host: str = ""  # where commands in the text work; empty: not about a workload
     until: datetime | None = None  # it is of no use any more after this
 
 

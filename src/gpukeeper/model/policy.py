@@ -35,7 +35,9 @@ class AtFinish(StrEnum):
 
 
 @direct
-class OnIdle(StrEnum):
+class OnLimit(StrEnum):
+    """What becomes of running work at a limit of its class."""
+
     STOP = "stop"
     REPORT = "report"
 
@@ -70,15 +72,21 @@ class ClassSettings(Value, frozen=True, kw_only=True):
     idle: timedelta | None = None  # None: no idle rule
     idle_when_large: timedelta | None = None  # without idle time, holding more than a slice. None: only reported
     tell_when_large: bool = False  # without an idle time: its owner is notified once a day while it is idle
-    on_idle: OnIdle = OnIdle.STOP
+    on_idle: OnLimit = OnLimit.STOP
     after_idle: AfterIdle = AfterIdle.REMOVE
     max_runtime: timedelta | None = None  # None: no limit
+    on_max_runtime: OnLimit = OnLimit.STOP
     start_grace: timedelta = 30 * MINUTE  # once per workload, not once per restart
     never_started: timedelta | None = 30 * MINUTE
     stop_grace: timedelta = MINUTE
     hold: timedelta = DAY  # longest hold a user may take
     hold_after_stop: timedelta = 15 * MINUTE  # the GPU stays the owner's after a manual stop
     untouchable: bool = False  # infrastructure: no rule acts on it
+
+    @property
+    def longest(self) -> timedelta | None:
+        """The maximum runtime at which it is stopped, not only reported. None: there is none."""
+        return self.max_runtime if self.on_max_runtime is OnLimit.STOP else None
 
 
 class Group(Value, frozen=True, kw_only=True):
@@ -117,10 +125,11 @@ class Exemption(Value, frozen=True, kw_only=True):
 
 
 class Warnings(Value, frozen=True, kw_only=True):
-    idle: tuple[float, ...] = (0.80, 0.95)  # of the idle time
+    idle: tuple[float, ...] = (0.20, 0.95)  # of the idle time
     runtime: tuple[float, ...] = (0.75, 0.90)  # of the maximum runtime
     lead: timedelta = 10 * MINUTE  # least time between the first warning and the stop
     undelivered: timedelta = 10 * MINUTE  # in addition, if the warning was not delivered
+    require_delivery: bool = True  # idle work is not stopped before one warning was delivered
 
 
 class Activity(Value, frozen=True, kw_only=True):
@@ -137,12 +146,12 @@ class Activity(Value, frozen=True, kw_only=True):
 
 
 class Demand(Value, frozen=True, kw_only=True):
-    """High demand: when GPUs are scarce, idle time shrinks. Warnings keep their lead."""
+    """High demand: when GPUs are scarce, idle time may shrink. Warnings keep their lead."""
 
     above: float = 0.80
     below: float = 0.70
     settle: timedelta = 5 * MINUTE
-    idle_factor: float = 0.5
+    idle_factor: float = 1.0  # 1: high demand changes no idle time
 
 
 class Amount(Value, frozen=True, kw_only=True):
@@ -211,10 +220,20 @@ class Reports(Value, frozen=True, kw_only=True):
 
 class Images(Value, frozen=True, kw_only=True):
     unused: timedelta | None = None  # None: unused images are only reported
+    under_pressure: timedelta | None = None  # the same while the engine's disk is too full; None: no sooner
+    above: int | None = None  # bytes of unused images; beyond that the least recently used are due sooner
     keep: tuple[str, ...] = ()  # patterns of names that are never removed
 
 
 class BuildCache(Value, frozen=True, kw_only=True):
+    unused: timedelta | None = None  # None: only reported
+
+
+class Volumes(Value, frozen=True, kw_only=True):
+    anonymous_unused: timedelta | None = None  # None: only reported; those with a name always are
+
+
+class Networks(Value, frozen=True, kw_only=True):
     unused: timedelta | None = None  # None: only reported
 
 
@@ -360,6 +379,8 @@ class Policy(Value, frozen=True, kw_only=True):
     reports: Reports = Reports()
     images: Images = Images()
     build_cache: BuildCache = BuildCache()
+    volumes: Volumes = Volumes()
+    networks: Networks = Networks()
     orphans: bool = True  # proven remainders of ended workloads are ended
     loops: int = 2  # ends seen under one uid, while it runs again, that make it a loop
     hold_total: timedelta = DAY  # a user's holds on one workload, or of one GPU, add up to no more ...

@@ -23,6 +23,8 @@ class Shape(StrEnum):
     TREE = "tree"  # files below a root that the policy names
     IMAGE = "image"
     CACHE = "cache"
+    VOLUME = "volume"  # that work may have attached
+    NETWORK = "network"  # that work may have attached
     DEVICE = "device"  # a GPU itself: shown, never acted on
     NODE = "node"  # what work runs on, a node or a disk: shown, never acted on
     REMNANT = "remnant"  # what work left behind besides files, and holds nothing: shown, never acted on
@@ -60,8 +62,10 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
     """What the workload declares about itself. Claims, never permission to remove sooner than retention.max allows."""
 
     ttl: timedelta | Unknown | None = None  # its own time to live after the finish; Unknown: garbled
+    ttl_by: str = ""  # the mark that says so, as it is written: "janitor/ttl=10s"
     ttl_elsewhere: bool = False  # the platform itself removes it when that is over
     hold_until: datetime | Unknown | None = None
+    hold_by: str = ""  # the mark that holds it for longest, as it is written
     unhold: str = ""  # how that mark is taken off the workload, in words
     hold_with: str = ""  # the command that holds it on the object itself; the time is appended
     warned: tuple[Warned, ...] = ()  # announcements that another instance of gpukeeper left on the object
@@ -91,6 +95,14 @@ class Disk(msgspec.Struct, frozen=True, gc=False):
         return self.used if self.inodes is None else max(self.used, self.inodes)
 
 
+class Crashes(msgspec.Struct, frozen=True, gc=False):
+    """Failures in a row, after each of which its platform started it again without a longer run in between."""
+
+    count: int
+    first: datetime
+    last: datetime
+
+
 class Subject(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything the rules may know of one object, as of `seen.at`."""
 
@@ -108,9 +120,11 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ended: datetime | Unknown | None = None
     previous_end: datetime | Unknown | None = None  # end of the incarnation before this one
     ends_for_good: bool = False  # of a kind that never runs again once it ended; if it does, it loops
+    crashes: Crashes | None = None
     outcome: Outcome | Unknown | None = None
     ended_with: str = ""  # of what failed, as reported by its platform: "exit code 137, out of memory"
     devices: tuple[str, ...] | Unknown = ()
+    starting: str = ""  # of one that is created: its GPUs are taken, and this is why it does not run yet; a clause
     slices: tuple[str, ...] = ()  # which of its devices are only a part of a GPU
     live_children: int | Unknown = 0  # descendants that run and hold GPUs
     dead_children: int | Unknown = 0  # descendants that ended and are still kept
@@ -119,13 +133,15 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     size: int | Unknown = Unknown("not measured")  # bytes
     last_used: datetime | Unknown | None = None  # of a tree: not used after that; ahead while a read may go unrecorded
     use_evidence: str = ""  # what `last_used` of a tree follows from, as a clause
-    together: int | Unknown | None = None  # bytes of all trees of the same root, or node; None: only its own count
+    # Bytes of all trees of the same root, or node; None: only its own count. Of an unused image: with those used later.
+    together: int | Unknown | None = None
     in_use: bool | Unknown = False  # open files, locks, processes inside a tree
     category: Category = Category.TEMPORARY  # of a tree
     uids: frozenset[int] | None = None  # of a tree: owners of all its entries; None: not established
     # What runs beside a tree and may need it, or has a device open and is no service; in a few words. None: nothing.
     busy: str | Unknown | None = None
-    kept: str | None = None  # why a tree stays however old it is, as a clause: "the link latest leads to it"
+    # Why a tree or a volume stays however old it is, as a clause: "the link latest leads to it"
+    kept: str | None = None
     disk: Disk | None = None  # the filesystem it lies on; None: not read, so never too full
     lasting: str | None = None  # of a tree: its uid with an id of the filesystem that outlasts its device number
     proof: str | Unknown | None = None  # an orphan: what ties it to the workload that ended
@@ -133,6 +149,9 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     findings: tuple[str, ...] = ()  # sentences: what a person should fix; nothing is repaired here
     loses: tuple[str, ...] | Unknown = ()  # what its removal would destroy; filled in by a read, not when listed
     goes_when_stopped: bool = False  # a stop is its removal, so that evidence comes first
+    image: Ref | None = None  # what it was made from, at the same place: without it, it cannot be restored
+    attached: tuple[Ref, ...] = ()  # at the same place: what else it cannot be restored without
+    suspended_by_stop: bool = False  # a stop suspends it: it is kept as long as stopped work, or for ever (after_idle)
     marks: Marks = Marks()
     labels: Mapping[str, str] = {}
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
-import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,9 +21,10 @@ from urllib.parse import quote
 import msgspec
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.child_python import module_command
 from gpukeeper.ledger.secret_file import read_secret
 from gpukeeper.model import reading
-from gpukeeper.model.durations import in_words
+from gpukeeper.model.durations import in_local_time, in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.message import Category, Delivered, Message, NotDelivered
 from gpukeeper.model.printable import plain
@@ -32,19 +33,20 @@ from gpukeeper.notify.apprise_child import NOT_INSTALLED, Outgoing, Reply
 from gpukeeper.notify.command import PATH
 
 # -P: the directory we were started in is not trusted, and -m would import from it first.
-CHILD = (sys.executable, "-P", "-m", "gpukeeper.notify.apprise_child")
+CHILD = module_command("gpukeeper.notify.apprise_child")
 DEADLINE = timedelta(seconds=12)  # for one message; shorter than what a pass waits for a channel
 FILE_DEADLINE = timedelta(seconds=5)
 IDLE = timedelta(minutes=1)  # then the process is ended
 PAUSES = (timedelta(minutes=1), timedelta(minutes=15))  # after a timeout: the first and the longest
 ADDRESS_FIELD = "{address}"
 TITLE_MAX, BODY_MAX = 200, 4000  # characters
+TITLE_BYTES = 240  # encoded for a header they are up to four times as many, and a mail server takes 998 on one line
 _PASSED_ON = ("LANG",)
 # Chat services take these as links or mentions; names that others chose must not make any.
 _HARMLESS = str.maketrans(
     {"<": "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}", ">": "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"}
 )
-_MENTIONS = ("@everyone", "@here", "@channel", "@all")
+_MENTION = re.compile(r"@(?=[*_]{0,9}(?:all|channel|everyone|here|room|stream|topic))", re.IGNORECASE)
 
 
 class AppriseKind:
@@ -80,7 +82,7 @@ class Apprise:
         if isinstance(url, NotDelivered):
             return url
         title = f"[gpukeeper] {message.kind.category}: {message.about}"
-        outgoing = Outgoing(url, harmless(title)[:TITLE_MAX], body_of(message), message.kind.category.value)
+        outgoing = Outgoing(url, title_of(title), body_of(message), message.kind.category.value)
         return _as_delivery(await self._service.send(outgoing))
 
     async def problem(self) -> str | None:
@@ -122,16 +124,20 @@ class Apprise:
 
 
 def harmless(text: str) -> str:
-    """On one line, without links, mentions or control characters."""
-    words = plain(text).translate(_HARMLESS)
-    for mention in _MENTIONS:
-        words = words.replace(mention, f"@ {mention[1:]}")
-    return words
+    """On one line, without links that show other words, mentions of all members, or control characters."""
+    words = plain(text).translate(_HARMLESS).replace("](", "] (")
+    return _MENTION.sub("@ ", words).replace("=?", "= ?")  # a mail program would decode the word of a header
+
+
+def title_of(text: str) -> str:
+    return harmless(text)[:TITLE_MAX].encode()[:TITLE_BYTES].decode(errors="ignore")
 
 
 def body_of(message: Message) -> str:
-    words = harmless(message.text)[:BODY_MAX]
-    return f"{words}\n\n{message.link}" if message.link else words
+    """With times in the zone of this machine, and where its command works."""
+    words = in_local_time(harmless(message.text))[:BODY_MAX]
+    where = f"Commands work on {harmless(message.host)}." if message.host and "gpukeeper " in words else ""
+    return "\n\n".join(part for part in (words, where, message.link) if part)
 
 
 def _as_delivery(reply: Reply) -> Delivered | NotDelivered:

@@ -49,6 +49,7 @@ class Messages:
         self.admins: tuple[Channel, ...] = ()  # none: messages to admins are dropped
         self.log = log
         self.link_of: Callable[[Ref], str] = lambda ref: ""
+        self.host = ""
         self.quiet: QuietHours | None = None
         self.digest: timedelta | None = None  # None: notices are sent at once
         self.record: Record = _no_record  # of what was sent in the background
@@ -126,8 +127,9 @@ class Messages:
             await end_channel(channel)
 
     def _linked(self, message: Message) -> Message:
-        link = "" if message.ref is None or message.link else self.link_of(message.ref)
-        return msgspec.structs.replace(message, link=link) if link else message
+        if message.ref is None or message.host:
+            return message
+        return msgspec.structs.replace(message, host=self.host, link=message.link or self.link_of(message.ref))
 
     def _after_quiet_hours(self, message: Message) -> None:
         assert self.quiet is not None

@@ -16,6 +16,7 @@ PLAN: Final = "gpukeeper.io/plan"
 PROGRAM: Final = "gpukeeper.io/program"
 METADATA_MAX: Final = 100_000  # bytes; the kernel limits what Ray passes to the driver to 128 KiB
 _ENTRY: Final = (
+    "import sys; sys.path[:] = filter(None, sys.path); "  # not from its directory, also with a Python that has no -P
     'import base64, json, os, zlib; m = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]; '
     f'exec(zlib.decompress(base64.b64decode(m["{PROGRAM}"])))'
 )

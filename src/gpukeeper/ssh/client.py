@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from gpukeeper.model import reading
-from gpukeeper.model.durations import in_words
+from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.ssh.hosts import Host
 
@@ -26,8 +26,9 @@ AT_ONCE = 32  # connections
 CONNECT = timedelta(seconds=10)
 REQUEST = timedelta(seconds=90)  # one request, with the connection; stopping a run takes up to 50 s
 REPLY_MAX = 80 * 1024 * 1024  # bytes
+WORDS_READ = 64 * 1024  # bytes of stderr that are kept
 WORDS_MAX = 300  # characters of an error message
-CHUNK = 256 * 1024  # bytes of a file that is sent
+CHUNK = 256 * 1024  # bytes that are sent or read at once
 SSH_FAILED = 255  # exit code of the ssh program itself
 _PYTHON = re.compile(r"[A-Za-z0-9_/][A-Za-z0-9_/.+-]*")
 
@@ -101,6 +102,8 @@ class SshClient:
         async with self._limit:
             parts = _parts(b"%d\n" % len(source) + source + sent, file)
             code, out, err = await self._exchange(host, parts)
+        if len(out) > REPLY_MAX:
+            raise HostError("refused", f"{host.node} sent more than {size_in_words(REPLY_MAX)}; its reply was not read")
         line, body = _split(out.partition(self._program.mark), code, err, host, self._settings.python)
         try:
             head = reading.decode(line, type=Envelope)
@@ -178,19 +181,41 @@ def _parts(head: bytes, file: Path | None) -> Iterator[bytes]:
 
 async def _run(command: list[str], sent: Iterable[bytes], within: timedelta) -> tuple[int, bytes, bytes]:
     pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, limit=REPLY_MAX)
+    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, limit=CHUNK)
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stderr is not None
     try:
         async with asyncio.timeout(within.total_seconds()):
-            out, err, _ = await asyncio.gather(child.stdout.read(), child.stderr.read(), _feed(child.stdin, sent))
+            out, err, _ = await asyncio.gather(
+                _reply(child, child.stdout), _last(child.stderr), _feed(child.stdin, sent)
+            )
             await child.wait()
     finally:
         if child.returncode is None:
             child.kill()
             await child.wait()
     return child.returncode or 0, out, err
+
+
+async def _reply(child: asyncio.subprocess.Process, stdout: asyncio.StreamReader) -> bytes:
+    """All of it. A host that sends more than REPLY_MAX is not listened to any further."""
+    found = bytearray()
+    while part := await stdout.read(CHUNK):
+        found += part
+        if len(found) > REPLY_MAX:
+            with suppress(ProcessLookupError):
+                child.kill()
+            break
+    return bytes(found)
+
+
+async def _last(stderr: asyncio.StreamReader) -> bytes:
+    """Its last words, however much there is."""
+    kept = b""
+    while part := await stderr.read(CHUNK):
+        kept = (kept + part)[-WORDS_READ:]
+    return kept
 
 
 async def _feed(stdin: asyncio.StreamWriter, sent: Iterable[bytes]) -> None:

@@ -1,12 +1,15 @@
 """Parquet files as rows of text, as a table in CSV has them: table.py gives them their meaning, by the mapping file.
 
-Read in batches, and only the columns that the mapping names: memory does not grow with the file. Null is the empty
-text, which is always "not measured" here. Numbers and times are written as text and parsed again, so that there is one
-parser of values; the type of a time says how it is written, not `time.format`.
+Read in batches, and only the columns that the mapping names: memory does not grow with the file. A file may unpack to
+any size, so the kernel limits what one batch takes. Null is the empty text, which is always "not measured" here.
+Numbers and times are written as text and parsed again, so that there is one parser of values; the type of a time says
+how it is written, not `time.format`.
 """
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,6 +28,7 @@ NULL: Final = ""
 SUFFIXES: Final = frozenset({".parquet", ".pq"})
 ROWS: Final = 8192  # in memory at a time
 BUFFER: Final = 256 * 1024  # bytes of each column; without it a whole row group is read at once
+MEMORY: Final = 2 * 1024**3  # bytes that one batch may take, unpacked and as text
 _EPOCH = EPOCH.replace(tzinfo=None)
 
 Words: TypeAlias = Callable[[Any], list[str]]  # a column of a batch as text
@@ -41,6 +45,7 @@ def open_parquet(path: Path, mapping: TableMapping, spool: Spool | None = None) 
 @contextmanager
 def _opened(path: Path, mapping: TableMapping) -> Iterator[Table]:
     """UsageError for a file that cannot be read, also while its rows are read."""
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # the others reserve 1 GiB, which would count
     try:
         import pyarrow as arrow  # an extra
         from pyarrow import parquet
@@ -55,11 +60,17 @@ def _opened(path: Path, mapping: TableMapping) -> Iterator[Table]:
             "Remove `shape` from the mapping."
         )
     try:
-        with (
-            path.open("rb") as raw,
-            parquet.ParquetFile(raw, buffer_size=BUFFER, page_checksum_verification=True) as file,
-        ):
-            yield _table(arrow, file, mapping, str(path))
+        with path.open("rb") as raw:
+            with _limited("its footer"):
+                file = parquet.ParquetFile(raw, buffer_size=BUFFER, page_checksum_verification=True)
+            with file:
+                yield _table(arrow, file, mapping, str(path))
+    except _TooLargeError as error:
+        raise UsageError(
+            f"The trace {path} cannot be read: {error.where} needs more than {MEMORY // 1024**2} MiB of memory when it "
+            "is unpacked. Nothing was replayed. If you trust the file, write it again with smaller pages and values, "
+            "or as CSV."
+        ) from error
     except (arrow.ArrowException, OSError, MemoryError, OverflowError, UnicodeError) as error:
         inside = isinstance(error, OSError) and error.strerror
         why = inside or "it is not a Parquet file, or it is damaged or not complete"
@@ -86,11 +97,54 @@ def _table(arrow: Any, file: Any, mapping: TableMapping, what: str) -> Table:
 
 def _rows(file: Any, columns: Sequence[str], words: Sequence[Words]) -> Iterator[NumberedRow]:
     number = 0
-    for batch in file.iter_batches(batch_size=ROWS, columns=list(columns), use_threads=False):
-        texts = [one(batch.column(name)) for name, one in zip(columns, words, strict=True)]
+    batches = file.iter_batches(batch_size=ROWS, columns=list(columns), use_threads=False)
+    while True:
+        with _limited(_place(file.metadata, number)):
+            batch = next(batches, None)
+            if batch is None:
+                return
+            texts = [one(batch.column(name)) for name, one in zip(columns, words, strict=True)]
         for row in zip(*texts, strict=True):
             number += 1
             yield number, row
+
+
+def _place(metadata: Any, number: int) -> str:
+    """Where the row after that one is; row groups are counted from 1."""
+    last = 0
+    for group in range(metadata.num_row_groups):
+        last += metadata.row_group(group).num_rows
+        if number < last:
+            return f"row group {group + 1}, from row {number + 1} on,"
+    return f"what is after row {number}"
+
+
+class _TooLargeError(Exception):
+    def __init__(self, where: str) -> None:
+        super().__init__(where)
+        self.where = where
+
+
+@contextmanager
+def _limited(where: str) -> Iterator[None]:
+    """MEMORY more than now: then an allocation fails, and not the machine."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = (one for one in (soft, hard, _data_now() + MEMORY) if one != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    try:
+        yield
+    except MemoryError as error:  # Arrow's is one, too
+        raise _TooLargeError(where) from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _data_now() -> int:
+    """Bytes that count for that limit."""
+    for line in Path("/proc/self/status").read_bytes().splitlines():
+        if line.startswith(b"VmData:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _is_time(arrow: Any, kind: Any) -> bool:

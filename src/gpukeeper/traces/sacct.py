@@ -75,8 +75,7 @@ def _add(spool: Spool, row: Mapping[str, str], zone: tzinfo | None) -> bool:
     workload.gpus = max(workload.gpus, int(gpus[1]))
     if row.get("Partition"):
         workload.labels = {"partition": plain(row["Partition"])}
-    if span not in workload.spans:
-        workload.spans.append(span)
+    workload.spans[span] = None
     return True
 
 

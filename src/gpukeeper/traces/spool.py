@@ -58,7 +58,7 @@ class Workload(msgspec.Struct, kw_only=True):
     class_: str = ""
     namespace: str = ""
     labels: Mapping[str, str] = {}
-    spans: list[Span] = []
+    spans: dict[Span, None] = {}  # in their order, each once
     gpus: int = 0
     series: list[Column] = []
 
@@ -109,7 +109,7 @@ class Spool:
     def workload(self, name: str) -> Workload:
         found = self.workloads.get(name)
         if found is None:
-            found = self.workloads[name] = Workload(name=name, spans=[], series=[])
+            found = self.workloads[name] = Workload(name=name, spans={}, series=[])
         return found
 
     def column(self, workload: Workload, signal: Signal, device: str, *, part: bool = False) -> Column:
@@ -225,7 +225,7 @@ class SpooledTrace:
             measured = [(one, *self._spool.points(one)) for one in workload.series]
             spans = self._spans(workload, [minutes for _series, minutes, _values in measured])
             for number, (started, ended) in enumerate(spans):
-                name = unique(workload.name, taken) if number else workload.name
+                name = unique(workload.name, taken, number + 1) if number else workload.name
                 yield self._run(workload, measured, (started, ended), name, spans[0][0])
 
     def _spans(self, workload: Workload, columns: list[array[int]]) -> list[tuple[datetime, datetime | None]]:
@@ -290,9 +290,9 @@ class SpooledTrace:
         )
 
 
-def unique(name: str, taken: set[str]) -> str:
-    """`name`, `name#2`, `name#3`."""
-    found, number = name, 1
+def unique(name: str, taken: set[str], first: int = 2) -> str:
+    """`name`, `name#2`, `name#3`. `first`: the lowest number that may be free."""
+    found, number = name, first - 1
     while found in taken:
         number += 1
         found = f"{name}#{number}"

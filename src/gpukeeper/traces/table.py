@@ -182,6 +182,8 @@ class RowReader:
     def _who(self, row: Row, spool: Spool, name: str) -> Workload:
         span = tuple(self._edge(row, key) for key in ("start", "end"))
         new = name not in spool.workloads
+        if long := next((label for label, at in self._labels.items() if len(row[at]) > NAME_MAX), None):
+            raise ValueError(f"its label {long} has more than {NAME_MAX} characters")
         owner, class_, namespace = (self._cell(row, key) for key in ("owner", "class", "namespace"))
         if not new:
             known = spool.workloads[name]
@@ -196,8 +198,8 @@ class RowReader:
         workload.namespace = workload.namespace or namespace
         if new and self._labels:
             workload.labels = {label: plain(row[position]) for label, position in self._labels.items()}
-        if span != (None, None) and (span[0], span[1]) not in workload.spans:
-            workload.spans.append((span[0], span[1]))
+        if span != (None, None):
+            workload.spans[span[0], span[1]] = None
         return workload
 
     def _cell(self, row: Row, key: str) -> str:

@@ -1,4 +1,4 @@
-"""A policy that acts, and was never backtested or would be regretted too often: the words of a warning, no more."""
+"""A policy that acts and was never backtested, or that would be regretted too often: a warning, no more."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ _HOW = "gpukeeper backtest ledger --record"
 
 
 def backtest_warning(policy: Policy, record: BacktestRecord | None) -> str | None:
-    """None: nothing to warn about. Only a policy that acts and stops idle work can be regretted."""
-    if policy.mode is not Mode.ENFORCE or not any(idle_times(policy)):
+    """None: nothing to warn about. Only a policy that stops idle work can be regretted; in mode plan it would be."""
+    if not any(idle_times(policy)):
         return None
     if record is None:
+        if policy.mode is Mode.PLAN:
+            return None
         return (
             "mode is enforce, and what this policy would have done to recorded work is not on record here. "
             f"To see it: {_HOW}"

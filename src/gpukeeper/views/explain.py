@@ -15,7 +15,8 @@ from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.durations import in_words, when_in_words
 from gpukeeper.model.event import Captured, Event
 from gpukeeper.model.memory import Memory, Warned
-from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.model.policy import Mode
+from gpukeeper.model.subject import Disk, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 
 LABELS_MAX, LABEL_MAX = 40, 120  # how many are shown, and how many letters of each
@@ -36,6 +37,7 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory
     history: tuple[Event, ...]
     signals: tuple[MeasuredSignal, ...]
+    mode: Mode
     ahead: tuple[UpcomingAction, ...]
     would_change_it: tuple[str, ...]
     findings: tuple[OwnFinding, ...]
@@ -51,6 +53,7 @@ def explain_view(found: Explanation) -> ExplainView:
         memory=found.memory,
         history=found.history,
         signals=found.signals,
+        mode=found.mode,
         ahead=found.ahead,
         would_change_it=found.remedies,
         findings=tuple(OwnFinding(one.kind, one.words) for one in found.findings),
@@ -79,6 +82,7 @@ def facts(found: Explanation) -> list[tuple[str, object]]:
         ("last used", subject.last_used),
         ("in use", subject.in_use if subject.last_used is not None else None),
         ("size", subject.size),
+        *_of_an_image(subject),
         *_of_a_tree(subject),
         ("keep-alive file", subject.marks.keep_alive),
         ("requests exemption", subject.marks.asks_exemption),
@@ -173,20 +177,34 @@ def _labels(subject: Subject) -> list[tuple[str, object]]:
     return [("label", one) for one in [*cut[:LABELS_MAX], *more]]
 
 
+def _of_an_image(subject: Subject) -> list[tuple[str, object]]:
+    """Every name goes with it."""
+    if subject.shape is not Shape.IMAGE:
+        return []
+    return [
+        ("names", ", ".join(subject.labels.get("names", "").split()) or None),
+        ("total with unused images used later", subject.together),
+        ("disk", _disk(subject.disk)),
+    ]
+
+
 def _of_a_tree(subject: Subject) -> list[tuple[str, object]]:
     """What is beside it and below it counts as much as the tree itself."""
     if subject.shape is not Shape.TREE:
         return []
-    disk = subject.disk
-    inodes = f", {disk.inodes:.0%} of its inodes" if disk is not None and disk.inodes is not None else ""
     return [
         ("category", subject.category.value),
         ("used by", subject.labels.get("held_by") or subject.labels.get("kept_by")),
         ("total of similar trees", subject.together),
         ("kept by", subject.kept),
         ("active work nearby", subject.busy if subject.busy is not None else "none"),
-        ("disk", None if disk is None else f"{disk.name}, {disk.used:.0%} used{inodes}"),
+        ("disk", _disk(subject.disk)),
     ]
+
+
+def _disk(disk: Disk | None) -> str | None:
+    inodes = f", {disk.inodes:.0%} of its inodes" if disk is not None and disk.inodes is not None else ""
+    return None if disk is None else f"{disk.name}, {disk.used:.0%} used{inodes}"
 
 
 def _delivery(warned: Warned) -> str:

@@ -96,7 +96,8 @@ def subject_row(subject: Subject) -> SubjectRow:
         class_=subject.class_,
         devices=subject.devices if isinstance(subject.devices, Unknown) else len(subject.devices),
         size=subject.size,
-        since=next((one for one in times if isinstance(one, datetime)), None),
+        # A tree may have been read since its last recorded read: its last use is then ahead.
+        since=next((one for one in times if isinstance(one, datetime) and one <= subject.seen.at), None),
         at=subject.seen.at,
     )
 

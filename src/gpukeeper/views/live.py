@@ -14,11 +14,12 @@ from hashlib import blake2b
 import msgspec
 
 from gpukeeper.engine.outlook import NOT_SHOWN, PolicyHead
+from gpukeeper.lifecycle.coming import NextStep
 from gpukeeper.model.decision import Unseen, Verdict
 from gpukeeper.model.direct import direct
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.top import GpuLine, NextStep
+from gpukeeper.views.top import GpuLine
 
 
 @direct
@@ -34,6 +35,14 @@ class GpuState(StrEnum):
     UNKNOWN = "unknown"
 
 
+class ShownHold(msgspec.Struct, frozen=True):
+    """The hold that ends last. `but_max_runtime`: its class has a maximum runtime, and no hold suspends that."""
+
+    by: str
+    until: datetime
+    but_max_runtime: bool = False
+
+
 class GpuTile(GpuLine, frozen=True, kw_only=True):
     """`history`: mean use in steps of five minutes from `history_start` on; None: not measured. `as_of`: its machine
     was not seen since then, when its state was `last_state`; None: it is current."""
@@ -44,6 +53,7 @@ class GpuTile(GpuLine, frozen=True, kw_only=True):
     state: GpuState
     model: str = ""
     idle_since: datetime | None = None
+    hold: ShownHold | None = None  # on its holder
     history_start: datetime | None = None
     history: tuple[float | None, ...] = ()
     as_of: datetime | None = None
@@ -79,6 +89,7 @@ class WorkloadLine(msgspec.Struct, frozen=True, kw_only=True):
     idle_since: datetime | None = None
     held_by: str = ""
     hold_until: datetime | None = None
+    hold_but_max_runtime: bool = False  # its class has a maximum runtime, and no hold suspends that
     warned: datetime | None = None
     stop_announced: datetime | None = None
     size: int | Unknown | None = None

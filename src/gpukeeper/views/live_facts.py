@@ -10,14 +10,17 @@ from math import ceil
 
 from gpukeeper.engine.live import STEP, STEPS, LiveFact, LivePlace, UseHistory, step_of, step_start
 from gpukeeper.lifecycle.claims import ClaimState, GpuClaim, runs_on_gpus
+from gpukeeper.lifecycle.coming import NextActions, as_next
+from gpukeeper.lifecycle.decide import NOT_HELD
+from gpukeeper.lifecycle.rules import max_runtime
+from gpukeeper.lifecycle.rules.hold import suspends
 from gpukeeper.model.condition import CheckResult
-from gpukeeper.model.decision import Verdict
 from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.memory import Memory
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import GpuState, GpuTile, PlaceState, WorkloadLine, row_id
-from gpukeeper.views.top import OLD, GpuLine, NextActions, NextStep, gpu_line
+from gpukeeper.views.live import GpuState, GpuTile, PlaceState, ShownHold, WorkloadLine, row_id
+from gpukeeper.views.top import OLD, GpuLine, gpu_line
 from gpukeeper.views.workload import next_word
 
 DIRTY = (CheckResult.DIRTY, CheckResult.RESET_FAILED, CheckResult.ORPHANED_SHARED)
@@ -55,11 +58,14 @@ def gpu_tile(
     memory: Memory,
     now: datetime,
     machine: str,
+    *,
+    would: bool = False,
 ) -> GpuTile:
-    """`fact`: of its holder. `memory`: what the ledger remembers of the device."""
+    """`fact`: of its holder. `memory`: what the ledger remembers of the device. `would`: the policy's mode is plan."""
     key = "" if claim.holder is None else claim.holder.key
     waste = None if fact is None else fact.waste
-    line = gpu_line(claim, device, {} if fact is None else {key: _next(fact, now)}, now)
+    coming = {} if fact is None else {key: _next(fact, now, would=would)}
+    line = gpu_line(claim, device, coming, now)
     return GpuTile(
         **{name: getattr(line, name) for name in GpuLine.__struct_fields__},
         id=row_id(machine, claim.place, claim.device, key),
@@ -68,6 +74,7 @@ def gpu_tile(
         state=_state(claim, idle=waste is not None, memory=memory),
         model="" if device is None else device.labels.get("model", ""),
         idle_since=None if waste is None else waste.since,
+        hold=None if fact is None else _hold(fact, now),
         history_start=None if history is None else step_start(history.start),
         history=() if history is None else _until(history, now),
     )
@@ -80,15 +87,23 @@ def tile_moments(claim: GpuClaim, fact: LiveFact | None, history: UseHistory | N
         found.append(claim.use_at + OLD)
     if fact is not None:
         found += [one.at for one in fact.ahead]
+        found += [one.until for one in fact.view.memory.holds]
         found += [] if fact.decision.due is None else [fact.decision.due]
     return found
 
 
-def workload_line(fact: LiveFact, machine: str, now: datetime) -> WorkloadLine:
+def _next(fact: LiveFact, now: datetime, *, would: bool) -> NextActions:
+    """A pass decides on nothing that the place does not offer."""
+    return as_next(fact.ahead, fact.decision, fact.view.subject.class_, now, would=would, offered=True)
+
+
+def workload_line(fact: LiveFact, machine: str, now: datetime, *, would: bool = False) -> WorkloadLine:
+    """`would`: the policy's mode is plan."""
     subject, decision, memory = fact.view.subject, fact.decision, fact.view.memory
     ref = subject.ref
-    hold = max((one for one in memory.holds if one.until > now), key=lambda one: one.until, default=None)
+    held = _hold(fact, now)
     warned = max(memory.warnings, key=lambda one: one.at, default=None)
+    announced = None if warned is None or _is_suspended(warned.rule, memory, now) else warned.until
     ended = (subject.ended,) if subject.state is State.ENDED else ()
     times = (*ended, subject.started, subject.created)
     return WorkloadLine(
@@ -110,14 +125,30 @@ def workload_line(fact: LiveFact, machine: str, now: datetime) -> WorkloadLine:
         rule=decision.rule,
         verdict=decision.verdict,
         reason=decision.reason,
-        steps=_steps(fact, now),
+        steps=_next(fact, now, would=would).steps,
         idle_since=None if fact.waste is None else fact.waste.since,
-        held_by="" if hold is None else hold.by,
-        hold_until=None if hold is None else hold.until,
+        held_by="" if held is None else held.by,
+        hold_until=None if held is None else held.until,
+        hold_but_max_runtime=held is not None and held.but_max_runtime,
         warned=None if warned is None else warned.at,
-        stop_announced=None if warned is None or warned.until is None or warned.until < now else warned.until,
+        stop_announced=None if announced is None or announced < now else announced,
         size=None if isinstance(subject.size, Unknown) else subject.size,
     )
+
+
+def _hold(fact: LiveFact, now: datetime) -> ShownHold | None:
+    memory = fact.view.memory
+    last = max((one for one in memory.holds if one.until > now), key=lambda one: one.until, default=None)
+    if last is None:
+        return None
+    spared = fact.max_runtime is not None and not _is_suspended(max_runtime.NAME, memory, now)
+    return ShownHold(last.by, last.until, spared)
+
+
+def _is_suspended(rule: str, memory: Memory, now: datetime) -> bool:
+    """By a hold: what was announced does not happen while it lasts."""
+    holds = [one for one in memory.holds if one.until > now]
+    return any(suspends(one, rule, holdable=rule not in NOT_HELD) for one in holds)
 
 
 def line_moments(fact: LiveFact) -> list[datetime]:
@@ -150,15 +181,3 @@ def _state(claim: GpuClaim, *, idle: bool, memory: Memory) -> GpuState:
     if claim.how in (ClaimState.FREE, ClaimState.UNSURE) and gpu is not None and gpu.result in DIRTY:
         return GpuState.DIRTY
     return _STATES.get(claim.how, GpuState.HELD)
-
-
-def _next(fact: LiveFact, now: datetime) -> NextActions:
-    decision = fact.decision
-    class_ = decision.class_ or fact.view.subject.class_
-    if not fact.ahead and decision.verdict is Verdict.WAIT and decision.due is not None and decision.due > now:
-        return NextActions(class_, (NextStep("", decision.due, decision.rule),), decision.reason or decision.rule)
-    return NextActions(class_, _steps(fact, now), fact.ahead[-1].reason if fact.ahead else "")
-
-
-def _steps(fact: LiveFact, now: datetime) -> tuple[NextStep, ...]:
-    return tuple(NextStep(one.action.value, one.at if one.at > now else None, one.rule) for one in fact.ahead)

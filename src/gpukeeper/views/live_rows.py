@@ -22,12 +22,13 @@ from gpukeeper.lifecycle.claims import (
     claim_on,
     claim_state,
     devices_of,
-    next_event,
     unheld,
+    why_nothing,
 )
 from gpukeeper.lifecycle.contradictions import about_subject, on_device
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.memory import EMPTY, Memory
+from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.views.live import Delta, GpuTile, MachineView, WorkloadLine, gpu_order, row_id
 from gpukeeper.views.live_facts import NEVER, gpu_tile, line_moments, next_moment, tile_moments, workload_line
@@ -124,7 +125,7 @@ class LiveRows:
         changed += [key for key in self._entries if key not in facts]
         for key in changed:
             fact = facts.get(key)
-            self._replace(key, None if fact is None else _entry(fact, book, now), now)
+            self._replace(key, None if fact is None else _entry(fact, book, now), book, now)
             yield
         self._book = book
         self._take_inventory()
@@ -161,7 +162,7 @@ class LiveRows:
             if (entry := known.get(key)) is None or entry.fact is not fact or entry.until <= now
         ]
 
-    def _replace(self, key: str, after: _Entry | None, now: datetime) -> None:
+    def _replace(self, key: str, after: _Entry | None, book: Rulebook, now: datetime) -> None:
         before = self._entries.pop(key, None)
         for device in () if before is None else before.devices:
             self._holders[device].pop(key, None)
@@ -178,7 +179,9 @@ class LiveRows:
                     self._dirty.add(_itself(entry))
                     self._inventory_changed = True
         self._to_note.add(key)
-        line = None if after is None or _is_device(after) else workload_line(after.fact, self._machine, now)
+        line = None
+        if after is not None and not _is_device(after):
+            line = workload_line(after.fact, self._machine, now, would=book.policy.mode is Mode.PLAN)
         self._set(self._workloads, row_id(self._machine, key), line)
 
     def _take_inventory(self) -> None:
@@ -242,12 +245,13 @@ class LiveRows:
         """The tiles of one device, and the notes about it."""
         subject = self._inventory.devices.get(device)
         memory = EMPTY if subject is None else self._remembered.get(subject.ref.key, EMPTY)
+        would = self._book is not None and self._book.policy.mode is Mode.PLAN
         ids, moments = [], []
         for claim in self._claims(device, now):
             key = "" if claim.holder is None else claim.holder.key
             fact = self._entries[key].fact if key else None
             history = live.history.get((key, claim.device))
-            tile = gpu_tile(claim, subject, fact, history, memory, now, self._machine)
+            tile = gpu_tile(claim, subject, fact, history, memory, now, self._machine, would=would)
             self._set(self._gpus, tile.id, tile)
             ids.append(tile.id)
             moments += tile_moments(claim, fact, history, now)
@@ -263,14 +267,15 @@ class LiveRows:
             entry = self._entries[key]
             assert entry.how is not None
             decision = entry.fact.decision
-            words = next_event(decision, now)
+            words = why_nothing(decision)
             yield claim_on(device[1], entry.fact.view, entry.how, self._inventory, words, decision.due, now)
         subject = self._inventory.devices.get(device)
         if subject is not None:
             around = [(device[0], one) for one in self._inventory.overlapping(*device)]
             taken = device in self._inventory.cut or any(self._is_taken(one) for one in around)
             memory = self._remembered.get(subject.ref.key, EMPTY)
-            free = unheld(subject, memory, taken=taken, perhaps=self._is_taken((device[0], "")))
+            shared = any(one in self._holders for one in around)
+            free = unheld(subject, memory, taken=taken, perhaps=self._is_taken((device[0], "")), shared=shared)
             yield from () if free is None else (free,)
 
     def _is_taken(self, device: Device) -> bool:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
 from gpukeeper.engine.fleet import FleetSnapshot
 from gpukeeper.engine.outlook import Outlooks
-from gpukeeper.engine.schedule import opening
-from gpukeeper.lifecycle.claims import ClaimState, GpuClaim, next_event
-from gpukeeper.lifecycle.decide import answers, decide
-from gpukeeper.lifecycle.forecast import ahead
+from gpukeeper.lifecycle.claims import ClaimState, GpuClaim, why_nothing
+from gpukeeper.lifecycle.coming import NextActions, NextStep, act_of, steps_of
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Action, Decision, Verdict, View
+from gpukeeper.model.decision import Decision
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.fleet import findings_view, unseen_everywhere, unseen_lines
-from gpukeeper.views.gpus import claims_of
+from gpukeeper.views.gpus import claims_of, upcoming_of
 
 SORTS = ("gpu", "use", "memory", "owner", "next")
 NOT_MEASURED = Unknown("not measured")
@@ -29,17 +27,9 @@ OLD = timedelta(minutes=2)  # a measurement older than this is marked
 _UNUSED = (ClaimState.KEPT, ClaimState.FREE, ClaimState.UNSURE, ClaimState.QUARANTINE)  # nothing runs that could use it
 
 
-class NextStep(msgspec.Struct, frozen=True):
-    """`action`: empty where only the rule is known. `at`: None: at the next pass."""
-
-    action: str
-    at: datetime | None
-    rule: str
-
-
 class GpuLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One device and one holder. `use`: percent; None: nothing runs on it. `steps`: what comes if nothing changes, the
-    last is the act; `reason`: why, or why nothing comes."""
+    """One device and one holder. `use`: percent; None: nothing runs on it. `steps`: what comes if nothing changes,
+    up to the act and the removal that follows it; `reason`: why, or why nothing comes."""
 
     key: str  # of the holder
     name: str
@@ -80,13 +70,8 @@ class TopView(msgspec.Struct, frozen=True, kw_only=True):
 
 def top_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime, paused: str | None = None) -> TopView:
     claims = claims_of(found, book, narrow, now)
-    holders = {one.holder.key for one in claims if one.holder is not None}
     devices = {(one.ref.place, one.ref.uid): one for view in found.views if (one := view.subject).shape is Shape.DEVICE}
-    upcoming = {
-        ref.key: _next_actions(view, book, now, found.offers.get((ref.platform, ref.place), ()))
-        for view in found.views
-        if (ref := view.subject.ref).key in holders
-    }
+    upcoming = upcoming_of(found, claims, book, now)
     return TopView(
         at=now,
         mode=book.policy.mode,
@@ -94,24 +79,6 @@ def top_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime
         paused=paused,
         notes=(*unseen_everywhere(found.unseen), *(one.words for one in findings_view(found, book, narrow, now))),
     )
-
-
-class NextActions(msgspec.Struct, frozen=True):
-    """`reason`: of the rule that acts; empty if none will."""
-
-    class_: str | Unknown
-    steps: tuple[NextStep, ...]
-    reason: str = ""
-
-
-def _next_actions(view: View, book: Rulebook, now: datetime, offered: Collection[Action]) -> NextActions:
-    steps = tuple(
-        NextStep(one.action.value, one.at if one.at > now else None, one.rule)
-        for one in ahead(view, book, now, offered, opening(book.policy.schedule))
-    )
-    class_ = decide(view, book, now).class_ or view.subject.class_
-    reasons = {one.rule: one.reason for one in answers(view, book, now)}
-    return NextActions(class_, steps, reasons.get(steps[-1].rule, "") if steps else "")
 
 
 def gpu_line(claim: GpuClaim, device: Subject | None, upcoming: Mapping[str, NextActions], now: datetime) -> GpuLine:
@@ -158,22 +125,22 @@ def with_daemon_plan(view: TopView, plan: Outlooks) -> TopView:
     """With the decisions of a daemon, which knows holds and warnings that are not known here; and with the workloads
     that only the daemon sees."""
     decisions = {d.seen.ref.key: d for place in plan.places for d in place.decisions}
-    gpus = [_replaced(one, decisions[one.key], view.at) if one.key in decisions else one for one in view.gpus]
+    mode = plan.policy.mode
+    gpus = [_replaced(one, decisions[one.key], view.at, mode) if one.key in decisions else one for one in view.gpus]
     seen = {one.key for one in gpus}
-    gpus += (_daemon_line(d, view.at) for key, d in decisions.items() if key not in seen and d.running and d.gpus != 0)
+    others = [d for key, d in decisions.items() if key not in seen and d.running and d.gpus != 0]
+    gpus += (_daemon_line(one, view.at, mode) for one in others)
     notes = [line for one in plan.places for line in unseen_lines(one.platform, one.place, one.unseen)]
-    return msgspec.structs.replace(
-        view, gpus=tuple(gpus), mode=plan.policy.mode, paused=plan.paused, notes=(*view.notes, *notes)
-    )
+    return msgspec.structs.replace(view, gpus=tuple(gpus), mode=mode, paused=plan.paused, notes=(*view.notes, *notes))
 
 
-def _replaced(line: GpuLine, decision: Decision, now: datetime) -> GpuLine:
-    steps = _steps(decision, now)
-    reason = decision.reason if steps else next_event(decision, now)
+def _replaced(line: GpuLine, decision: Decision, now: datetime, mode: Mode) -> GpuLine:
+    steps = steps_of(decision, now, would=mode is Mode.PLAN)
+    reason = decision.reason if steps else why_nothing(decision)
     return msgspec.structs.replace(line, class_=decision.class_, steps=steps, reason=reason)
 
 
-def _daemon_line(decision: Decision, now: datetime) -> GpuLine:
+def _daemon_line(decision: Decision, now: datetime, mode: Mode) -> GpuLine:
     count, ref = decision.gpus, decision.seen.ref
     line = GpuLine(
         key=ref.key,
@@ -185,19 +152,7 @@ def _daemon_line(decision: Decision, now: datetime) -> GpuLine:
         owner=decision.owner,
         use=NOT_MEASURED,
     )
-    return _replaced(line, decision, now)
-
-
-def _steps(decision: Decision, now: datetime) -> tuple[NextStep, ...]:
-    """As far as it follows from a decision alone: what it does, and what a warning announces."""
-    if decision.action is Action.WARN:
-        then = NextStep(decision.then.value, decision.announced, decision.rule)
-        return (NextStep(decision.action.value, None, decision.rule), then)
-    if decision.action is not Action.KEEP:
-        return (NextStep(decision.action.value, None, decision.rule),)
-    if decision.verdict is Verdict.WAIT and decision.due is not None and decision.due > now:
-        return (NextStep("", decision.due, decision.rule),)
-    return ()
+    return _replaced(line, decision, now, mode)
 
 
 def ordered(gpus: Sequence[GpuLine], by: str, *, reverse: bool = False) -> list[GpuLine]:
@@ -214,7 +169,7 @@ def ordered(gpus: Sequence[GpuLine], by: str, *, reverse: bool = False) -> list[
 
 def _soon(line: GpuLine) -> float:
     """When its act comes, as a timestamp."""
-    if not line.steps:
+    act = act_of(line.steps)
+    if act is None:
         return float("inf")
-    at = line.steps[-1].at
-    return 0.0 if at is None else at.timestamp()
+    return 0.0 if act.at is None else act.at.timestamp()

@@ -15,6 +15,7 @@ from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.explain import idle_window
 from gpukeeper.lifecycle.forecast import MINUTE, Assumptions, UpcomingAction, course
 from gpukeeper.lifecycle.holds import NotAllowed, may_hold
+from gpukeeper.lifecycle.rules import idle
 from gpukeeper.lifecycle.rules.idle import horizon
 from gpukeeper.lifecycle.settings import Rulebook, fits
 from gpukeeper.model.decision import ACTING, Action, Decision, View
@@ -29,6 +30,8 @@ INCARNATION = "run-1"
 STEPS = 5000  # one that is in use is evaluated again after every idle time
 BUSY = 100.0
 MARGIN = timedelta(hours=2)
+LONGEST_IDLE = timedelta(days=7)
+STATES = (State.RUNNING, State.ENDED, State.CREATED)  # that a person may describe
 _SIGNALS = tuple(signal for signal in Signal if signal is not Signal.GPU)
 
 
@@ -113,7 +116,12 @@ def trial(policy: Policy, given: TrialInput, now: datetime) -> TrialView:
 
     view = measure(_view(given, book, now), now)
     assumed = Assumptions(
-        measure=measure, opens=opening(policy.schedule), after_stop=given.after_stop, steps=STEPS, reports=True
+        measure=measure,
+        opens=opening(policy.schedule),
+        after_stop=given.after_stop,
+        steps=STEPS,
+        reports=True,
+        busy=given.busy,
     )
     found = tuple(course(view, book, now, tuple(Action), assumed))
     decision = decide(view, book, now)
@@ -154,7 +162,8 @@ def _measured(view: View, given: TrialInput, book: Rulebook, now: datetime, at: 
     if subject.state is not State.RUNNING or not isinstance(subject.started, datetime):
         return view
     reach = horizon(book.policy, 2 * (idle_window(view, book) or MARGIN)) + MARGIN
-    start = max(subject.started, at - reach).replace(second=0, microsecond=0)
+    described = now - min(given.idle_for, LONGEST_IDLE) - MINUTE  # so that the reason can name the whole time
+    start = max(subject.started, min(at - reach, described)).replace(second=0, microsecond=0)
     minutes = (at - start) // MINUTE + 1
     idle_since = at + MINUTE if given.busy else now - given.idle_for
     # The minute in which it became idle counts as idle: the time that was described is the time that counts.
@@ -189,11 +198,21 @@ def _assumed(policy: Policy, given: TrialInput, found: tuple[UpcomingAction, ...
         )
     yield "The workload is not held, stopped or restarted."
     if given.demand:
-        yield "GPUs stay scarce, so idle times are shorter (demand)."
+        shortened = policy.demand.idle_factor < 1
+        effect = (
+            ", so idle times are shorter (demand)" if shortened else "; that changes no idle time (demand.idle_factor)"
+        )
+        yield f"GPUs stay scarce{effect}."
     if all(step.action is Action.KEEP for step in found):
         return
     if any(step.action is Action.WARN for step in found):
-        yield "Every warning is delivered; otherwise the stop comes later (warnings.undelivered)."
+        kept = policy.warnings.require_delivery and any(step.rule == idle.NAME for step in found)
+        later = (
+            "work is not stopped for idleness (warnings.require_delivery)"
+            if kept
+            else "the stop comes later (warnings.undelivered)"
+        )
+        yield f"Every warning is delivered; otherwise {later}."
     if any(step.action in ACTING for step in found):
         count = f"{_amount(policy.budget.per_pass.count, policy.budget.per_pass.share)} a pass"
         hourly = f"{_amount(policy.budget.per_hour.count, policy.budget.per_hour.share)} an hour"

@@ -9,6 +9,7 @@ import msgspec
 
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.model.decision import Action, Decision, Verdict
+from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
 
 DEVICES = ("gpu", "slice")  # kinds that are no workload
@@ -16,6 +17,7 @@ _KEPT = {Verdict.REPORT: "report", Verdict.UNKNOWN: "unknown"}
 
 
 class WorkloadsView(msgspec.Struct, frozen=True):
+    mode: Mode
     decisions: tuple[Decision, ...]
 
 
@@ -32,8 +34,8 @@ class WorkloadRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-def workloads_view(decisions: Iterable[Decision]) -> WorkloadsView:
-    return WorkloadsView(tuple(one for one in decisions if one.seen.ref.kind not in DEVICES))
+def workloads_view(decisions: Iterable[Decision], mode: Mode) -> WorkloadsView:
+    return WorkloadsView(mode, tuple(one for one in decisions if one.seen.ref.kind not in DEVICES))
 
 
 def workload_row(decision: Decision) -> WorkloadRow:

@@ -6,9 +6,7 @@ other recorded values or of another version of gpukeeper; it is just not used th
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import stat
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +16,7 @@ from types import TracebackType
 
 import msgspec
 
+from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.lifecycle.backtest.outcome import JudgedRun
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.trace import RecordedRun
@@ -67,14 +66,12 @@ class KeptResults:
 
     def _must_be_own(self) -> None:
         """Another user who can write it could put results there that were never computed."""
-        try:
-            found = self._path.stat()
-        except OSError:
-            return  # it is not there yet, or cannot be opened either
-        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        # SQLite also reads `FILE-journal`, so other users must not be able to write to the directory.
+        why = why_untrusted(self._path.absolute().parent) or why_untrusted(self._path)
+        if why is not None:
             raise UsageError(
-                f"{self._path} can be changed by other users, so its results are not used. Name another file, in a "
-                "directory that only you can write. Nothing was changed."
+                f"{self._path} can be changed by other users, so its results are not used: {why}. Name another "
+                "file, in a directory that only you can write. Nothing was changed."
             )
 
     def or_else(self, runs: Sequence[RecordedRun], start: Callable[[Sequence[RecordedRun]], Wait]) -> Wait:
@@ -82,7 +79,7 @@ class KeptResults:
         key = sha256(self._about + _encode(runs)).digest()
         found = self._file.execute("SELECT results FROM parts WHERE key = ?", (key,)).fetchone()
         if found is not None:
-            with suppress(msgspec.DecodeError):  # of a damaged file: computed again
+            with suppress(ValueError, RecursionError):  # of a damaged file: computed again
                 results = _decode(found[0])
                 self.taken += 1
                 return lambda: results

@@ -8,12 +8,10 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import count, islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,6 +33,7 @@ from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import Signal
 from gpukeeper.model.trace import BadRow, MadePasses, RecordedRun, Trace, TraceTime
 from gpukeeper.wiring.backtest_results import KeptResults, Results
+from gpukeeper.wiring.process_pool import process_pool
 from gpukeeper.wiring.ray_tasks import ray_tasks
 
 AT_ONCE = 8  # runs in one task
@@ -240,9 +239,7 @@ def _started(stack: ExitStack, work: Work[R], given: Comparison, where: Where) -
     size, name = where.workers or cores(), str(next(_numbers))
     if size == 1:
         return lambda runs: partial(list, work(name, given, runs)), 0
-    spawned = ProcessPoolExecutor(size, get_context("spawn"), initializer=_take_given, initargs=(name, given))
-    pool = stack.enter_context(spawned)
-    stack.callback(pool.shutdown, cancel_futures=True)
+    pool = stack.enter_context(process_pool(size, _take_given, (name, given)))
     return lambda runs: pool.submit(_worked, work, runs).result, 2 * size
 
 

@@ -19,10 +19,10 @@ FLEET_SEED = 7
 
 
 def play(seed: int, length: timedelta, on_report: Callable[[PassReport], None] = lambda report: None) -> Week:
-    """The demo: a week of the simulated fleet under the shared-host preset."""
+    """The demo: a week of the simulated fleet, under short limits, so that much is done in it."""
     from gpukeeper.platforms.simulated import week
 
-    return week.play(seed, length, load_text(DEMO_POLICY, "demo policy").policy, on_report)
+    return week.play(seed, length, load_text(WEEK_POLICY, "demo policy").policy, on_report)
 
 
 def simulated_fleet(seed: int = FLEET_SEED) -> AbstractContextManager[LiveFleet]:
@@ -33,11 +33,14 @@ def simulated_fleet(seed: int = FLEET_SEED) -> AbstractContextManager[LiveFleet]
 
 
 DEMO_POLICY = """
-preset: shared-host
+preset: ds01
 mode: enforce
 scope: {docker: {}, kubernetes: {namespaces: ["*"]}, ray: {}}
 at_finish: Running
 temporary: [{root: /tmp, names: ["ray_tmp_*", "pip-*", "tmp*"], above: 5GB, older_than: 1h}]
 activity: {tick: 1m}
+warnings: {require_delivery: true}
 schedule: {every: 15m}
 """
+# Half of the measurements and passes: a week in some seconds. What becomes due has a pass at that time, as always.
+WEEK_POLICY = DEMO_POLICY.replace("tick: 1m", "tick: 2m").replace("every: 15m", "every: 30m")

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from gpukeeper.child_python import DIRECTORY, module_command
 from gpukeeper.config.digest import deciding_digest
 from gpukeeper.config.load import Loaded, load_text
 from gpukeeper.ledger.backtest_record import BacktestRecord, record_backtest
@@ -28,6 +29,7 @@ from gpukeeper.wiring.backtests import compare
 SEED, WORKLOADS, DAYS = 7, 48, 14
 HOURS = (1, 2, 5, 12)
 NICE = 10
+CHILD = module_command("gpukeeper.wiring.demo_backtest")
 
 
 async def record_in_background(ledger: SqliteLedger, clock: Clock, loaded: Loaded, text: str) -> None:
@@ -44,8 +46,8 @@ async def record_in_background(ledger: SqliteLedger, clock: Clock, loaded: Loade
 
 
 def _start(text: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "gpukeeper.wiring.demo_backtest", text]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    none = subprocess.DEVNULL
+    return subprocess.Popen([*CHILD, text], stdin=none, stdout=subprocess.PIPE, stderr=none, cwd=DIRECTORY)
 
 
 def computed(policy: Policy, workloads: int = WORKLOADS, hours: tuple[int, ...] = HOURS) -> BacktestRecord:

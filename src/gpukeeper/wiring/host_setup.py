@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpukeeper.config.host_files import POLICY
 from gpukeeper.ledger.trust import make_private, why_untrusted
 from gpukeeper.model import reading
 from gpukeeper.model.direct import direct
@@ -45,11 +46,13 @@ class FileChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """`files`: path and sha256 as written. `before`: as they were, while they are written. `unit`: what was enabled."""
+    """`files`: path and sha256 as written. `before`: as they were, while they are written. `unit`: what was enabled.
+    `given`: the policy was named by a person or by `fleet`; False: setup made a first one. None: not recorded."""
 
     files: Mapping[str, str] = {}
     before: Mapping[str, str] = {}
     unit: str = ""
+    given: bool | None = None
 
     def wrote(self, path: str, text: str) -> bool:
         return _digest(text) in (self.files.get(path), self.before.get(path))
@@ -109,8 +112,24 @@ class HostSetup:
         stale = [self._removal(path, record) for path in record.files if Path(path) not in files]
         return (*wanted, *(one for one in stale if one.change is Change.REMOVE))
 
-    def write(self, files: Mapping[Path, str], unit: str) -> tuple[FileChange, ...]:
-        """Write what differs, then start the unit; without one, cron reads its file. What `changes` kept is kept."""
+    def keeping_policy(self, files: Mapping[Path, str], *, asked: bool) -> Mapping[Path, str]:
+        """Of files with a first policy: it replaces no policy that is in force, unless that is a first policy, too, and
+        another one was asked for. UsageError: the policy there was named by a person or by `fleet`."""
+        [found] = [one for one in self.changes(files) if one.path == str(POLICY)]
+        there = self._read(POLICY)
+        if found.change is not Change.UPDATE or there is None:
+            return files
+        if self.record().given is not False:
+            raise UsageError(
+                f"{found.diff}\n{POLICY} was not made by this command, and a first policy would replace it as above. "
+                f"Nothing was written. To keep it: --policy {POLICY}. To replace it, name another policy: --policy FILE"
+            )
+        return files if asked else {**files, POLICY: there}
+
+    def write(self, files: Mapping[Path, str], unit: str, *, given: bool = False) -> tuple[FileChange, ...]:
+        """Write what differs, then start the unit; without one, cron reads its file. What `changes` kept is kept.
+        `given`: the policy was named."""
+        self.need_trusted(files)
         done = self.changes(files)
         due = {Path(one.path): files[Path(one.path)] for one in done if one.change in (Change.CREATE, Change.UPDATE)}
         old = self.record()
@@ -120,19 +139,31 @@ class HostSetup:
         stale = [Path(one.path) for one in done if one.change is Change.REMOVE]
         if old.unit and old.unit != unit:
             self._disable(old.unit)
+        origin = given if POLICY in due else old.given
         # Before the first file: an interrupted call must not leave files that nobody remembers.
-        self._remember(Record(files={**old.files, **written}, before=there, unit=unit))
+        self._remember(Record(files={**old.files, **written}, before=there, unit=unit, given=origin))
         for path, text in due.items():
             self._put(path, text)
         for path in stale:
             self._at(path).unlink(missing_ok=True)
-        self._remember(Record(files={**kept, **written}, unit=unit))
+        self._remember(Record(files={**kept, **written}, unit=unit, given=origin))
         if unit or old.unit:
             self._reload()
         if unit:
             self._run(["enable", unit])
             self._run(["restart", unit])
         return done
+
+    def need_trusted(self, files: Mapping[Path, str]) -> None:
+        """Before the first file: root's service would run and read what others could put there. KeeperError."""
+        for path in map(self._at, {**files, **{Path(one): "" for one in self.record().files}}):
+            masked = path.is_symlink() and path.readlink() == Path("/dev/null")  # by systemctl: it stays as it is
+            why = why_untrusted(path.parent) or (None if masked else why_untrusted(path))
+            if why is not None:
+                raise KeeperError(f"Nothing was written, since others could change {path}: {why}")
+        why = why_untrusted(self._state)
+        if why is not None:
+            raise KeeperError(f"Nothing was written, since others could change the ledger in {self._state}: {why}")
 
     def is_active(self, unit: str) -> bool:
         """Without a unit: the files are what there is."""
@@ -160,7 +191,10 @@ class HostSetup:
                 self._at(Path(one.path)).unlink(missing_ok=True)
                 self._tidy(Path(one.path).parent)
         left = {one.path: record.files[one.path] for one in done if one.change is Change.KEEP}
-        self._remember(Record(files=left)) if left else (self._state / RECORD).unlink(missing_ok=True)
+        if left:
+            self._remember(Record(files=left, given=record.given))
+        else:
+            (self._state / RECORD).unlink(missing_ok=True)
         if any(map(_is_unit, record.files)):
             self._reload()
         return done

@@ -22,11 +22,19 @@ from gpukeeper.platforms.kubernetes.kinds.kind import Lever
 from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
 from gpukeeper.platforms.kubernetes.translate import class_of as class_in_cluster
 from gpukeeper.platforms.kubernetes.wire import Meta
-from gpukeeper.views.trial import INCARNATION, PolicyTrial, TrialInput, TrialPolicy, TrialView, WorkloadWords, trial
+from gpukeeper.views.trial import (
+    INCARNATION,
+    STATES,
+    PolicyTrial,
+    TrialInput,
+    TrialPolicy,
+    TrialView,
+    WorkloadWords,
+    trial,
+)
 
 DOCKER, KUBERNETES = "docker", "kubernetes"
 WITH_WORKLOADS = (DOCKER, KUBERNETES)  # on the others there are trees and devices only
-STATES = (State.RUNNING, State.ENDED, State.CREATED)
 
 
 class WorkloadDescription(msgspec.Struct, frozen=True, kw_only=True):

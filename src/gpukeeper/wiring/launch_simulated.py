@@ -26,6 +26,7 @@ from gpukeeper.acceptance.record import GroupReport, Report
 from gpukeeper.acceptance.run import RunConfig, accept
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.ledger.paths import ledger_path
+from gpukeeper.ledger.trust import make_private
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.wiring.clock import SystemClock
@@ -148,7 +149,8 @@ class FolderOfObjects(MutableMapping[str, bytes]):
             raise KeyError(key) from None
 
     def __setitem__(self, key: str, value: bytes) -> None:
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._path.parent)  # the state directory
+        make_private(self._path)
         made = self._path / f".{secrets.token_hex(8)}"
         made.write_bytes(value)
         made.replace(self._path / quote(key, safe=""))

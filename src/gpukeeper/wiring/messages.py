@@ -36,7 +36,7 @@ def configure(messages: Messages, policy: Policy, machine: str) -> None:
         named = {"uid": ref.uid, "machine": policy.fleet.machine or machine}
         return "" if url is None else f"{url}/find?{urlencode(named)}"
 
-    messages.link_of = link_of
+    messages.link_of, messages.host = link_of, machine
 
 
 async def record_message(ledger: SqliteLedger, clock: Clock, message: Message, delivery: Delivery) -> None:

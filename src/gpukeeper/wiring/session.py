@@ -16,6 +16,7 @@ import msgspec
 
 from gpukeeper.config.load import Loaded, Stamp, load_policy, policy_file, stamp
 from gpukeeper.devices.gpus import LocalGpus
+from gpukeeper.devices.holders import boot_id
 from gpukeeper.devices.meter import GpuMeter
 from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.engine import admin_events, owner_events
@@ -172,6 +173,7 @@ def open_session(
         meter=None if meters is None else meters.all,
         recall=past_meter(found, loaded),
         gpus=gpus if usage is not None else None,
+        boot=boot_id(),
     )
     configure(messages, loaded.policy, keeper.host)
     book, user = Rulebook(loaded.policy), user_name(os.getuid())
@@ -187,14 +189,14 @@ class PolicyRead(NamedTuple):
     stamp: Stamp | None
 
 
-def read_policy(policy: Path | None, last: PolicyRead | None = None) -> PolicyRead:
+def read_policy(policy: Path | None, last: PolicyRead | None = None, *, needs_scope: bool = True) -> PolicyRead:
     """As in the file now; `last` if it did not change since. Blocks: a daemon calls it in a thread. PolicyError:
     it is broken, or others could change it, and so nothing acts by it."""
     file, now = policy_file(policy), time.time()
     if last is not None and last.stamp is not None and stamp(last.loaded, file, now) == last.stamp:
         _trust(last.loaded)
         return last
-    loaded = load_policy(policy)
+    loaded = load_policy(policy, needs_scope=needs_scope)
     _trust(loaded)
     return PolicyRead(loaded, stamp(loaded, file, now))
 

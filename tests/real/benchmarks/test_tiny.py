@@ -16,9 +16,16 @@ from tests.real.ansible import installation
 
 pytestmark = pytest.mark.timeout(600)  # peers are installed first
 PACKAGES = {"install", "docker-plan", "kubernetes-scan", "kubernetes-reclaim"}  # peers that pip installs
+# They delete on this machine itself, and nothing is deleted beside work that runs: a Ray of another test, for example.
+SWEEPS = {"disk-sweep", "ray-sweep"}
+NAMES = [
+    pytest.param(name, marks=pytest.mark.alone) if name in SWEEPS else name
+    for name in ENGINES
+    if name != "fleet-deploy"
+]
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINES if name != "fleet-deploy"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_runs_at_tiny_size_on_its_engine_and_ends_with_its_figure(name: str) -> None:
     engine, there = ENGINES[name]
     require(engine, there())

@@ -35,14 +35,22 @@ from tests.real.docker.private_engine import PrivateEngine
 SOMEBODY, UID = "nobody", "65534"  # a person whom every machine knows, above the uids of services
 SOMEBODY_ELSE = "daemon"
 MINE = {"owner": SOMEBODY}  # the policies here trust this label, as a site does whose wrapper sets it
-_LIMITS = {"idle": "10m", "max_runtime": "100h", "start_grace": "0s", "never_started": "30m", "grace": "5s"}
+_LIMITS = {
+    "idle": "10m",
+    "after_idle": "remove",
+    "max_runtime": "100h",
+    "on_max_runtime": "stop",
+    "start_grace": "0s",
+    "never_started": "30m",
+    "grace": "5s",
+}
 POLICY: dict[str, Any] = {
     "mode": "enforce",
     "scope": {"docker": {}},
     "owner_labels": ["owner"],
     "retention": {"succeeded": "1h", "failed": "2h", "stopped": "1h"},
     "breaker": {"running": "100%", "vanished": "100%", "floor": 100},
-    "warnings": {"idle": ["50%"], "runtime": ["50%"], "lead": "0s", "undelivered": "0s"},
+    "warnings": {"idle": ["50%"], "runtime": ["50%"], "lead": "0s", "undelivered": "0s", "require_delivery": False},
     "activity": {"settle": "0s"},
     "classes": dict.fromkeys(("docker", "managed", "compose", "unknown", "serving", "api"), _LIMITS),
     "gpu": {"settle": "1s"},

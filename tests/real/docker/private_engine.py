@@ -635,12 +635,17 @@ def _interpreter() -> Path:
 # A test run that is killed takes its engine with it; the engine ends its containers.
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")
 _OF_THIS_MACHINE = ("GPUKEEPER_", "DOCKER_", "XDG_", "KUBE", "RAY_")
-# gpukeeper starts the program that asks the driver by sys.executable: it gets another one before its first import.
+# gpukeeper starts the program that asks the driver by sys.executable: it gets another one before its first import. The
+# file that GPUKEEPER_BED_AHEAD names has how many seconds its clock is ahead.
 _WRAPPER = """
-import sys
+import datetime, os, pathlib, sys
 sys.executable = sys.argv.pop(1)
 sys.argv[0] = "gpukeeper"
 from gpukeeper.__main__ import run
+from gpukeeper.wiring.clock import SystemClock
+ahead, right = os.environ.get("GPUKEEPER_BED_AHEAD"), SystemClock.now
+if ahead:
+    SystemClock.now = lambda self: right(self) + datetime.timedelta(seconds=int(pathlib.Path(ahead).read_text()))
 run()
 """
 _PODMAN_CONFIG = """

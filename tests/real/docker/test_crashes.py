@@ -29,7 +29,7 @@ mode: enforce
 scope: {docker: {}}
 retention: {succeeded: 0s, failed: 0s, stopped: 0s}
 classes:
-  unknown: {idle: none, max_runtime: 100ms, never_started: 0s, grace: 1s, hold_after_stop: 0s}
+  unknown: {idle: none, max_runtime: 100ms, on_max_runtime: stop, never_started: 0s, grace: 1s, hold_after_stop: 0s}
   patient: {idle: none, max_runtime: 24h}
 match: [{class: patient, name: "keep-running*"}]
 exemptions: [{workload: "*/keep-exempt", reason: the policy keeps it}]

@@ -132,6 +132,25 @@ def test_a_keep_alive_file_that_is_older_than_the_container_does_not_count(
     assert docker.state("mine") == "exited"
 
 
+def test_a_keep_alive_file_in_a_shared_directory_keeps_the_one_that_it_names(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    """Without a name it keeps both, and says so."""
+    worker(docker, binds=[f"{tmp_path}:/workspace"])
+    docker.run("other", gpus=[1], labels=MINE, binds=[f"{tmp_path}:/workspace"])
+    docker.output("mine", ["touch", "/workspace/.keep-alive"])
+    found = Harness(docker).subjects()
+    assert [found[name].marks.keep_alive for name in ("mine", "other")] == [True, True]
+    assert any("also that of other" in line for line in found["mine"].findings)
+    docker.output("mine", ["sh", "-c", "echo mine > /workspace/.keep-alive"])
+    found = Harness(docker).subjects()
+    assert [found[name].marks.keep_alive for name in ("mine", "other")] == [True, False]
+    assert not any("keep-alive" in line for line in found["other"].findings)
+    (tmp_path / ".keep-alive").write_text("a long training\n")  # no name of a container: not a reason to stop one
+    found = Harness(docker).subjects()
+    assert [found[name].marks.keep_alive for name in ("mine", "other")] == [True, True]
+
+
 def test_a_link_in_place_of_the_keep_alive_file_does_not_count(docker: DockerEngine, tmp_path: Path) -> None:
     worker(docker, binds=[f"{tmp_path}:/workspace"])
     docker.output("mine", ["ln", "-s", "/etc/passwd", "/workspace/.keep-alive"])

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from gpukeeper.model.decision import Accepted, Action, Refused, Result, Verdict
-from gpukeeper.model.subject import Shape
-from tests.real.docker.harness import Harness
+from gpukeeper.model.subject import Disk, Shape
+from tests.real.docker.harness import MINE, Harness
 from tests.real.docker.private_engine import DockerEngine
 
 OURS = ["box:*", "py:*"]  # of the engine itself
@@ -43,9 +43,9 @@ def tar_of(files: dict[str, bytes]) -> bytes:
     return held.getvalue()
 
 
-def image(engine: DockerEngine, name: str, built: str = "2026-01-01T00:00:00Z") -> str:
+def image(engine: DockerEngine, name: str, built: str = "2026-01-01T00:00:00Z", content: bytes | None = None) -> str:
     """Of one file, with this build date; its id."""
-    layer = tar_of({"file": name.encode()})
+    layer = tar_of({"file": name.encode() if content is None else content})
     config = {
         "architecture": "amd64",
         "os": "linux",
@@ -145,6 +145,52 @@ def test_names_on_the_keep_list_stay(docker: DockerEngine) -> None:
     harness.later(days=10)
     harness.again()
     assert (is_there(docker, "base/torch:2"), is_there(docker, "left:1")) == (True, False)
+
+
+def test_an_image_goes_after_those_that_are_built_on_it_and_is_not_tried_before(docker: DockerEngine) -> None:
+    """A classic engine refuses it as long as there is one."""
+    image(docker, "base:1")
+    docker.create("builder", image="base:1")
+    docker.api.must("POST", "/commit", {}, query={"container": "builder", "repo": "lab", "tag": "1"})
+    docker.remove_container("builder")
+    parents = [one["ParentId"] for one in docker.api.must("GET", "/images/json") if "lab:1" in one["RepoTags"]]
+    if parents == [""]:
+        pytest.skip("this engine has no parents of images")
+    kept = Harness(docker, images={**UNUSED, "keep": [*OURS, "lab:1"]})
+    kept.again()
+    kept.later(hours=2)
+    kept.again()
+    assert is_there(docker, "base:1")
+    assert kept.outcomes("base:1") == []
+    harness = Harness(docker, images=UNUSED)
+    harness.again()
+    harness.later(hours=2)
+    harness.again()
+    assert not is_there(docker, "lab:1")
+    harness.again()
+    assert not is_there(docker, "base:1")
+    assert [one.result for one in harness.outcomes("base:1")] == [Result.RECLAIMED]
+
+
+def test_an_image_stays_as_long_as_the_container_that_was_made_from_it_can_be_restored(docker: DockerEngine) -> None:
+    image(docker, "nightly:1")
+    docker.create("job", image="nightly:1", gpus=[0], labels=MINE)
+    harness = Harness(docker, images=UNUSED, capture={"keep": "5h"})
+    harness.again()
+    harness.later(minutes=40)
+    harness.again()
+    assert docker.inspect("job") is None
+    harness.again()
+    harness.later(hours=3)
+    harness.again()
+    assert is_there(docker, "nightly:1"), "unused for longer than an hour"
+    assert harness.ask("root", "restore", "job").done
+    assert docker.state("job") == "created"
+    docker.remove_container("job")
+    harness.again()
+    harness.later(hours=3)
+    harness.again()
+    assert not is_there(docker, "nightly:1")
 
 
 def test_an_image_with_two_names_is_refused_with_a_sentence(docker: DockerEngine) -> None:
@@ -268,3 +314,51 @@ def test_an_image_cannot_be_stopped(docker: DockerEngine) -> None:
     answer = harness.run(harness.platform.act(harness.asked("left:1", Action.STOP), harness.subject("left:1")))
     assert isinstance(answer, Refused)
     assert is_there(docker, "left:1")
+
+
+def test_while_the_disk_is_too_full_the_least_recently_used_go_first_until_it_is_not(
+    docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image(docker, "old:1")
+    marks = {"high": "99%", "low": "98%"}
+    harness = Harness(docker, images={"unused": "30d", "under_pressure": "1h", "keep": OURS}, disk=marks)
+    real = harness.subject("old:1").disk
+    assert real is not None, "the disk of the engine's data is read"
+
+    async def disk() -> Disk:
+        return Disk(real.name, 0.995 if is_there(docker, "old:1") else 0.5)
+
+    harness.again()
+    harness.later(minutes=30)
+    image(docker, "new:1")
+    harness.again()
+    harness.later(hours=2)
+    harness.again()
+    assert (is_there(docker, "old:1"), is_there(docker, "new:1")) == (True, True), "the disk has space"
+    monkeypatch.setattr(harness.platform._leftovers, "_disk", disk)
+    harness.again()
+    assert (is_there(docker, "old:1"), is_there(docker, "new:1")) == (False, True)
+    assert "while the disk is too full" in harness.outcomes("old:1")[-1].reason
+    assert "below 98%" in harness.outcomes("new:1")[-1].reason
+
+
+def test_beyond_a_limit_of_bytes_only_the_least_recently_used_go(docker: DockerEngine) -> None:
+    for name in ("oldest:1", "used:1", "old:1", "new:1"):
+        image(docker, name, content=name.encode() * 200_000)
+    docker.create("mine", image="used:1", cmd=["/file"])
+    sizes = {one["RepoTags"][0]: one["Size"] for one in docker.api.must("GET", "/images/json")}
+    limit = sizes["old:1"] + sizes["new:1"] + 1000
+    harness = Harness(docker, images={"unused": "30d", "under_pressure": "1h", "above": f"{limit}B", "keep": OURS})
+    for name in ("old:1", "new:1"):
+        harness.again()
+        harness.later(minutes=20)
+        docker.create("short", image=name, cmd=["/file"])
+        docker.remove_container("short")
+    harness.again()
+    harness.later(minutes=50)
+    harness.again()
+    assert is_there(docker, "oldest:1") is False
+    assert [is_there(docker, name) for name in ("used:1", "old:1", "new:1")] == [True] * 3
+    harness.later(days=20)
+    harness.again()
+    assert [is_there(docker, name) for name in ("used:1", "old:1", "new:1")] == [True] * 3

@@ -8,7 +8,7 @@ import pytest
 
 from gpukeeper.model.decision import Accepted, Action
 from tests.real.docker import programs
-from tests.real.docker.harness import MINE, Harness, ended
+from tests.real.docker.harness import MINE, SOMEBODY, Harness, ended
 from tests.real.docker.private_engine import PodmanEngine
 
 
@@ -22,6 +22,25 @@ def test_podman_removes_what_is_over(podman: PodmanEngine) -> None:
     harness.later(minutes=90)
     harness.again()
     assert podman.containers() == {"young": "running"}
+
+
+def test_what_podman_removed_is_made_again_with_its_device(podman: PodmanEngine) -> None:
+    """Podman 4.3 reports a device without its access, and refuses to create a container so."""
+    ended(podman, "mine", gpus=[0], labels=MINE)
+    before = podman.inspect("mine")
+    harness = Harness(podman)
+    harness.later(minutes=90)
+    harness.again()
+    assert podman.inspect("mine") is None
+    reply = harness.ask(SOMEBODY, "restore", "mine")
+    assert reply.done, reply
+    after = podman.inspect("mine")
+    assert before is not None
+    assert after is not None
+    assert after["HostConfig"]["Devices"] == before["HostConfig"]["Devices"]
+    assert podman.start_container("mine").ok
+    podman.until(lambda: podman.state("mine") == "exited", "it ran again")
+    assert "mine was here" in podman.logs("mine")
 
 
 def test_podmans_jobs_save_before_their_container_ends(podman: PodmanEngine, tmp_path: Path) -> None:

@@ -127,11 +127,11 @@ def test_what_was_stopped_shows_how_it_comes_back_and_a_restore_how_long_it_stay
             return " ".join(told(path, "explain", "mine")["would_change_it"])
 
         docker.until(lambda: "gpukeeper restore" in remedies(), "explain names the command", deadline=60)
-        assert "It is removed at 20" in remedies()
+        assert "It will be deleted at 20" in remedies()
         back = as_user(path, "restore", "mine")
         assert back.code == 0, back
         assert docker.state("mine") == "running"
-        assert "It is running now. If nothing changes: warn by " in back.out, back
+        assert "It is running now. What comes next: " in back.out, back
         assert ask(path, SOMEBODY, "stop", "mine")["done"]
         assert ask(path, SOMEBODY, "remove", "mine")["done"]
         gone = as_user(path, "explain", "mine")
@@ -145,7 +145,7 @@ def test_a_hold_shows_what_it_does_not_prevent(docker: DockerEngine) -> None:
         listed(docker, path, "mine")
         held = as_user(path, "workload", "hold", "mine", "--for", "3h")
         assert held.code == 0, held
-        assert "The hold does not prevent max_runtime: stop at 20" in held.out, held
+        assert "The hold does not prevent max_runtime: will be stopped at 20" in held.out, held
         short = as_user(path, "workload", "hold", "mine", "--for", "5m")
         assert "does not prevent" not in short.out, short
 
@@ -153,7 +153,7 @@ def test_a_hold_shows_what_it_does_not_prevent(docker: DockerEngine) -> None:
 def test_a_forecast_knows_that_gpus_are_scarce(docker: DockerEngine) -> None:
     """Only the daemon knows; a look of its own beside it forecast twice the idle time that was used."""
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
-    scarce = {"above": "1%", "below": "0.5%", "settle": "0s"}
+    scarce = {"above": "1%", "below": "0.5%", "settle": "0s", "idle_factor": "50%"}
     with daemon(docker, demand=scarce, schedule={"every": "2s"}, activity={"settle": "0s", "tick": "1s"}) as path:
         listed(docker, path, "mine")
         docker.until(lambda: ask(path, "root", "explain", "mine")["body"]["signals"], "it is measured", deadline=60)

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from gpukeeper.model.decision import Accepted, Action, Changed, Result
+import asyncio
+
+import pytest
+
+from gpukeeper.model.decision import Accepted, Action, Changed, Result, Verdict
 from gpukeeper.model.event import Noticed
 from gpukeeper.model.subject import Outcome, State
+from gpukeeper.platforms.docker.wire import Inspected
+from tests.patience import PATIENCE
 from tests.real.docker import programs
-from tests.real.docker.harness import MINE, Harness, ended
-from tests.real.docker.private_engine import DockerEngine
+from tests.real.docker.harness import MINE, SOMEBODY, Harness, ended
+from tests.real.docker.private_engine import DockerEngine, PodmanEngine, PrivateEngine
+
+
+def restarts(engine: PrivateEngine, name: str) -> int:
+    found = engine.inspect(name)
+    return int(found["RestartCount"]) if found is not None else 0
+
+
+def policy_of(engine: PrivateEngine, name: str) -> str:
+    found = engine.inspect(name)
+    return str(found["HostConfig"]["RestartPolicy"]["Name"]) if found is not None else ""
 
 
 def test_what_was_created_and_never_started_goes_after_its_time(docker: DockerEngine) -> None:
@@ -147,6 +163,63 @@ def test_one_that_restarts_again_and_again_is_stopped_for_good(docker: DockerEng
         # in the moment of the update, and Docker says so.
         assert isinstance(answer, Changed) or "cannot update a stopped container" in str(answer), answer
         assert found["HostConfig"]["RestartPolicy"]["Name"] == "always"
+
+
+@pytest.mark.parametrize("run", ["", "sleep 1; "])
+def test_one_that_fails_again_and_again_is_reported_warned_and_stopped(docker: DockerEngine, run: str) -> None:
+    """Its engine starts it each time, so no run of it is ever idle for long."""
+    docker.run("loop", gpus=[0], labels=MINE, cmd=["sh", "-c", f"{run}exit 1"], restart="always")
+    docker.run("meant", gpus=[1], labels=MINE, cmd=["sh", "-c", "exit 0"], restart="always")
+    for name in ("loop", "meant"):
+        docker.until(lambda name=name: restarts(docker, name) >= 5, f"{name} was started again five times")
+    harness = Harness(docker, limits={"idle": "1m"})
+    decision = harness.decisions()["loop"]
+    assert (decision.rule, decision.verdict, decision.action) == ("restart_loop", Verdict.REPORT, Action.KEEP)
+    assert "times in a row" in decision.reason
+    assert harness.decisions()["meant"].rule != "restart_loop"  # it succeeds: that is how it is meant to run
+    harness.later(seconds=40)
+    docker.until(lambda: harness.again() and harness.warnings("loop"), "its owner was warned")
+    assert {one.rule for one in harness.warnings("loop")} == {"restart_loop"}
+    assert docker.state("loop") != "exited"
+    harness.later(seconds=40)
+    docker.until(lambda: harness.again() and docker.state("loop") == "exited", "it was stopped")
+    assert [one.rule for one in harness.outcomes("loop") if one.result is Result.RECLAIMED] == ["restart_loop"]
+    assert policy_of(docker, "loop") == "no"
+    assert harness.ask(SOMEBODY, "restore", "loop").done
+    assert policy_of(docker, "loop") == "always"
+
+
+def test_on_podman_the_events_of_a_daemon_show_that_one_fails_again_and_again(podman: PodmanEngine) -> None:
+    """Podman 4.3 answers nothing when it is asked for events of the past."""
+    podman.run("loop", gpus=[0], labels=MINE, cmd=["sh", "-c", "sleep 1; exit 1"], restart="always")
+    harness = Harness(podman)
+
+    async def hear() -> None:
+        async with asyncio.timeout(PATIENCE):
+            async for _ in harness.platform.wake():
+                found = await harness.platform.records.inspect(podman.id("loop"))
+                seen = harness.platform.records.crashes(found) if isinstance(found, Inspected) else None
+                if seen is not None and seen.count >= 5:
+                    return
+
+    harness.run(hear())
+    podman.until(lambda: harness.decisions()["loop"].rule == "restart_loop", "it is reported")
+
+
+def test_what_ends_with_its_engine_was_stopped_and_did_not_succeed(docker: DockerEngine) -> None:
+    """Its handler exits 0, and the engine's report of that is lost."""
+    ended(docker, "done", gpus=[1], labels=MINE)
+    docker.run("served", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    harness = Harness(docker)
+    harness.again()
+    docker.restart()
+    harness.platform.records.forget()  # as when the stream of events ends
+    found = docker.inspect("served")
+    assert found is not None
+    assert (found["State"]["Status"], found["State"]["ExitCode"]) == ("exited", 0)
+    assert harness.subject("served").outcome is Outcome.STOPPED
+    assert harness.subject("done").outcome is Outcome.SUCCEEDED
+    assert Harness(docker).subject("served").outcome is Outcome.STOPPED  # also to a process that heard nothing
 
 
 def test_a_running_container_within_its_limits_is_left_alone(docker: DockerEngine) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from gpukeeper.interfaces.telemetry.storage import StorageFacts, of_storage
+from gpukeeper.model.decision import Action
 from gpukeeper.model.storage import StorageBytes, WorkloadBytes
 from gpukeeper.model.unknown import Unknown
 from tests.cli.test_metrics import got, page_of
@@ -95,3 +97,18 @@ def _is_complete(text: str) -> bool:
 def _known(value: int | Unknown | None) -> int:
     assert isinstance(value, int), value
     return value
+
+
+def test_a_container_that_floods_its_log_is_reported_and_nothing_else(docker: DockerEngine) -> None:
+    docker.run("flood", cmd=["sleep", "100"])
+    docker.run(
+        "limited", cmd=["sleep", "100"], host_config={"LogConfig": {"Type": "json-file", "Config": {"max-size": "9g"}}}
+    )
+    for name in ("flood", "limited"):
+        docker.until(lambda name=name: Path((docker.inspect(name) or {})["LogPath"]).exists(), "it has a log")  # type: ignore[misc]
+        os.truncate((docker.inspect(name) or {})["LogPath"], 1024 * MIB)  # sparse
+    harness = Harness(docker)
+    found = harness.subjects()
+    assert "never rotates it" in " ".join(found["flood"].findings)
+    assert found["limited"].findings == ()
+    assert harness.decisions()["flood"].action is Action.KEEP

@@ -28,12 +28,13 @@ from typing import Any, TypeVar
 from ruamel.yaml import YAML
 
 from tests.real.docker import kernel
-from tests.real.kube import binaries, controllers, nodes, real_node
+from tests.real.kube import admission, binaries, controllers, nodes, real_node
 from tests.real.kube.api import PATCHES, Api, Object, condition
 from tests.real.kube.certificates import make_certificates, make_client_certificate
 from tests.real.kube.processes import Block, Program, a_block, listens
 
 PREFIX = "gkkube-"
+KEEPER = "keeper"  # an administrator under the admission policy
 USERS = 400  # tokens are read once, at the start: enough that every test may have people of its own
 T = TypeVar("T")
 
@@ -55,6 +56,10 @@ class Cluster:
 
     def kubeconfig(self, user: str = "admin", *, namespace: str | None = None) -> Path:
         raise NotImplementedError
+
+    def keeper_kubeconfig(self) -> Path:
+        """For gpukeeper itself: an administrator under the admission policy that we ship, where the cluster is ours."""
+        return self.kubeconfig()
 
     def new_namespace(self, stem: str = "t", labels: Mapping[str, str] | None = None) -> str:
         """With a name that no test had before."""
@@ -125,6 +130,7 @@ class ControlPlane(Cluster):
         self._ends: list[Callable[[], None]] = []  # what more than a kill needs
         self._users = iter(range(1, USERS))
         self._grants = 0
+        self._limited = False  # by the admission policy
         self._real_node: real_node.RealNode | None = None
         self._crds: dict[str, str] = {}  # by name, the release it is of
         (folder / "tokens.csv").write_text(_tokens())
@@ -246,6 +252,15 @@ class ControlPlane(Cluster):
         certificate, key = make_client_certificate(self.certificates, user)
         login = {"client-certificate-data": _encoded(certificate), "client-key-data": _encoded(key)}
         return self._write_kubeconfig(user, login, namespace, None)
+
+    def keeper_kubeconfig(self) -> Path:
+        if not self._limited:
+            admission.bind(self.api, KEEPER, f"test-{KEEPER}")
+            self.until(
+                lambda: admission.is_in_force(self.api_as(KEEPER), "default"), "the admission policy is in force"
+            )
+            self._limited = True
+        return self.kubeconfig(KEEPER)
 
     def _write_kubeconfig(self, user: str, login: Mapping[str, str], namespace: str | None, server: str | None) -> Path:
         context: Object = {"cluster": "test", "user": user} | ({"namespace": namespace} if namespace else {})
@@ -463,6 +478,7 @@ def _raw_patch(api: Api, path: str, body: bytes) -> int:
 
 def _tokens() -> str:
     lines = [f'{token_of("admin")},admin,0,"system:masters"', f"{token_of('nobody')},nobody,nobody"]
+    lines += [f'{token_of(KEEPER)},{KEEPER},{KEEPER},"system:masters"']
     lines += [f'{token_of(f"user-{n}")},user-{n},{n},"people"' for n in range(1, USERS)]
     return "\n".join(lines) + "\n"
 

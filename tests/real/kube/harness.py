@@ -38,7 +38,7 @@ POLICY: dict[str, Any] = {
     "mode": "enforce",
     "retention": {"succeeded": "1h", "failed": "2h", "stopped": "1h"},
     "breaker": {"running": "100%", "vanished": "100%", "floor": 100},
-    "warnings": {"idle": ["50%"], "runtime": ["50%"], "lead": "0s", "undelivered": "0s"},
+    "warnings": {"idle": ["50%"], "runtime": ["50%"], "lead": "0s", "undelivered": "0s", "require_delivery": False},
     "activity": {"settle": "0s", "signals": []},
     "kubernetes": {"requests": 1000, "burst": 1000},
     "budget": {"per_pass": 1000, "per_hour": 100000},

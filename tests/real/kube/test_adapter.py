@@ -44,7 +44,7 @@ KINDS = {
 def test_what_others_removed_has_vanished_and_nothing_else(plane: ControlPlane, namespace: str) -> None:
     for name in ("goes", "stays", "comes-back"):
         ended_pod(plane.api, namespace, name)
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     assert harness.again().survey.counts.seen == 3
     for name in ("goes", "comes-back"):
         plane.api.delete("pods", namespace, name, grace=0)
@@ -70,7 +70,7 @@ def test_after_400_pods_ended_the_next_pass_is_whole_again(plane: ControlPlane, 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(start, [*names, "stays"]))
     breaker = {"running": "50%", "vanished": "50%", "floor": 5}
-    harness = Harness(plane.kubeconfig(), namespace, breaker=breaker)
+    harness = Harness(plane.keeper_kubeconfig(), namespace, breaker=breaker)
     assert harness.again().survey.counts.running == 401
     everything = f"/api/v1/namespaces/{namespace}/pods"
     grace = {"gracePeriodSeconds": 0, "fieldSelector": "metadata.name!=stays"}
@@ -87,7 +87,7 @@ def test_after_400_pods_ended_the_next_pass_is_whole_again(plane: ControlPlane, 
 
 def test_a_read_by_uid_tells_a_namesake_from_the_one_before(plane: ControlPlane, namespace: str) -> None:
     ended_pod(plane.api, namespace, "run")
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     before = harness.subjects()["pod/run"].ref
     plane.api.delete("pods", namespace, "run", grace=0)
     ended_pod(plane.api, namespace, "run")
@@ -97,7 +97,7 @@ def test_a_read_by_uid_tells_a_namesake_from_the_one_before(plane: ControlPlane,
 
 def test_an_api_server_that_is_away_proves_nothing(plane: ControlPlane, namespace: str) -> None:
     ended_pod(plane.api, namespace, "run")
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.again()
     ref = harness.subjects()["pod/run"].ref
     plane.stop_apiserver()
@@ -124,7 +124,7 @@ def test_a_pod_that_its_gone_job_never_counted_is_seen_and_released(plane: Contr
         plane.api.create(made, namespace)
         plane.api.patch("pods", namespace, "part", {"status": ending()}, subresource="status")
         plane.api.delete("pods", namespace, "part")
-        harness = Harness(plane.kubeconfig(), namespace, kubernetes={"release": [JOB_TRACKING]})
+        harness = Harness(plane.keeper_kubeconfig(), namespace, kubernetes={"release": [JOB_TRACKING]})
         harness.later(minutes=30)
         assert "pod/part" in harness.subjects()
         assert len(harness.again().reclaimed) == 1
@@ -201,7 +201,7 @@ def test_hints_of_ends_and_marks(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(objects.job("train"), namespace)
     (part,) = plane.api.wait_pods(namespace, 1)
     plane.api.create(unplaced("bare"), namespace)
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
 
     async def story(ears: Ears) -> None:
         ears.heard.clear()
@@ -232,7 +232,7 @@ def test_deletions_that_a_watch_reports_open_no_breaker(plane: ControlPlane, nam
     for name in names:
         plane.api.create(unplaced(name), namespace)
         plane.api.patch("pods", namespace, name, {"status": {"phase": "Running"}}, subresource="status")
-    harness = Harness(plane.kubeconfig(), namespace, breaker={"running": "50%", "vanished": "50%", "floor": 5})
+    harness = Harness(plane.keeper_kubeconfig(), namespace, breaker={"running": "50%", "vanished": "50%", "floor": 5})
     harness.keeper.absences.patience = timedelta(hours=1)
     reports = []
 
@@ -256,7 +256,7 @@ def test_deletions_that_a_watch_reports_open_no_breaker(plane: ControlPlane, nam
 
 
 def test_hints_come_again_after_the_api_server_was_away(plane: ControlPlane, namespace: str) -> None:
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
 
     async def story(ears: Ears) -> None:
         plane.restart_apiserver()  # from this thread: it ends with the one that started it
@@ -404,7 +404,7 @@ def test_what_finishes_goes_after_its_ttl_without_a_read_of_everything(plane: Co
 def test_after_a_gap_everything_is_read_again(plane: ControlPlane, namespace: str) -> None:
     """What ended while nobody could hear of it goes at once when the API server is back."""
     ended_pod(plane.api, namespace, "stays")
-    harness = Harness(plane.kubeconfig(), namespace, schedule={"every": "10m"})
+    harness = Harness(plane.keeper_kubeconfig(), namespace, schedule={"every": "10m"})
 
     ears = Ears(harness)
 
@@ -502,7 +502,7 @@ def test_a_list_and_a_read_say_the_same(trainer_v23: ControlPlane, namespace: st
     try:
         one_of_each(plane, namespace)
         for at_finish in ("All", "Running"):
-            harness = Harness(plane.kubeconfig(), namespace, at_finish=at_finish)
+            harness = Harness(plane.keeper_kubeconfig(), namespace, at_finish=at_finish)
             ends, found = time.monotonic() + 120, differences(harness)
             while any(found.values()) and time.monotonic() < ends:  # controllers write while we look
                 time.sleep(0.2)

@@ -73,7 +73,7 @@ def test_the_loop_of_v23_ends_by_removing_the_trainjob_and_not_by_its_runtime(
 
 def test_every_end_of_a_loop_is_counted_and_no_date_is_promised(trainer_v23: ControlPlane, namespace: str) -> None:
     looping(trainer_v23, namespace)
-    harness = Harness(trainer_v23.kubeconfig(), namespace, loops=100)
+    harness = Harness(trainer_v23.keeper_kubeconfig(), namespace, loops=100)
     seen: set[str] = set()
 
     def one_more(turns: int) -> int:

@@ -59,7 +59,7 @@ def test_a_new_leader_without_the_ledger_keeps_to_the_announced_time(plane: Cont
     line = warn(first)
     assert line.until is not None
     assert not line.delivered
-    assert "will be stopped in 20m." in line.message, "with the time that is added when nobody is known to have read it"
+    assert "UTC (in 20m)." in line.message, "with the time that is added when nobody is known to have read it"
     events = [one for one in plane.api.list("events", namespace) if one.get("reason") == "WillBeReclaimed"]
     assert [one["message"] for one in events] == [line.message]
     note = json.loads(annotations(plane.api, "jobs", namespace)[WARNED])
@@ -91,7 +91,9 @@ def test_children_that_at_finish_ends_are_not_announced_for_later(
 ) -> None:
     zombie(training_operator, namespace)
     at_once = {"succeeded": "0s"}
-    harness = Harness(training_operator.kubeconfig(), namespace, warnings=LEAD, retention=at_once, at_finish="Running")
+    harness = Harness(
+        training_operator.keeper_kubeconfig(), namespace, warnings=LEAD, retention=at_once, at_finish="Running"
+    )
     harness.later(minutes=2)
     report = harness.again()
     assert (report.warnings, report.outcomes) == ([], [])
@@ -104,7 +106,7 @@ def test_nothing_is_removed_before_its_time_when_its_children_end_meanwhile(
     training_operator: ControlPlane, namespace: str
 ) -> None:
     zombie(training_operator, namespace)
-    harness = Harness(training_operator.kubeconfig(), namespace, warnings=LEAD)
+    harness = Harness(training_operator.keeper_kubeconfig(), namespace, warnings=LEAD)
     harness.later(minutes=61)
     line = warn(harness)
     for number in range(2):

@@ -124,7 +124,7 @@ def _until_500(api: Api, namespace: str, plural: str) -> None:
 def test_the_same_name_recreated_between_plan_and_act(plane: ControlPlane, namespace: str) -> None:
     """Same name re-created between plan and act (most): new uid → kept."""
     ended_pod(plane.api, namespace, "run")
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(minutes=61)
     step = harness.step("pod/run")
     assert step.decision.action is Action.REMOVE
@@ -173,7 +173,7 @@ def test_two_namespaces_and_two_groups_with_one_name(plane: ControlPlane, namesp
     part = unplaced("part")
     part["metadata"]["ownerReferences"] = owned_by(foreign, "Job", GROUP)
     plane.api.create(part, namespace)
-    harness = Harness(plane.kubeconfig(), namespace, other, classes=AT_ONCE)
+    harness = Harness(plane.keeper_kubeconfig(), namespace, other, classes=AT_ONCE)
     harness.later(minutes=61)
     assert final_results(harness) == [Result.RECLAIMED, Result.RECLAIMED]
     assert plane.api.get("jobs", namespace, "run") is None
@@ -211,7 +211,7 @@ def test_a_copy_that_another_cluster_dispatched(plane: ControlPlane, namespace: 
     label = {"kueue.x-k8s.io/multikueue-origin": "manager-1"}
     ended_pod(plane.api, namespace, "copy", labels=label)
     ended_pod(plane.api, namespace, "own")
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(days=300)
     assert final_results(harness) == [Result.RECLAIMED]
     assert plane.api.names("pods", namespace) == {"copy"}
@@ -276,7 +276,7 @@ def test_a_child_whose_removal_failed_and_was_forgotten(trainer_v23: ControlPlan
         before = _refusals(plane.api)
         plane.api.wait_condition("trainjobs", namespace, "run", "Failed")
         plane.until(lambda: _refusals(plane.api) > before, "the controller tried to delete its child")
-    harness = Harness(plane.kubeconfig(), namespace, at_finish="Running", classes=AT_ONCE)
+    harness = Harness(plane.keeper_kubeconfig(), namespace, at_finish="Running", classes=AT_ONCE)
     if plane.api.list("jobsets", namespace) == []:
         pytest.fail("the controller tried again: the bug is mended, and this row needs another child")
     zombie = harness.subjects()["trainjob/run"]
@@ -304,7 +304,7 @@ def test_workers_that_a_success_hides(training_operator: ControlPlane, namespace
         words="a status that hides the worker",
     )
     plane.api.wait_pods(namespace, 1)
-    harness = Harness(plane.kubeconfig(), namespace, at_finish="Running", classes=AT_ONCE)
+    harness = Harness(plane.keeper_kubeconfig(), namespace, at_finish="Running", classes=AT_ONCE)
     zombie = harness.subjects()["pytorchjob/run"]
     assert (zombie.state, zombie.live_children) == (State.ENDED, 1), seen["status"]
     harness.later(minutes=6)
@@ -343,7 +343,7 @@ def test_a_rayjob_past_its_deadline(plane: ControlPlane, namespace: str) -> None
     made = objects.ray_cluster("tune-x")
     made["metadata"]["ownerReferences"] = owned_by(job, "RayJob", "ray.io/v1")
     _ray_pod(plane, namespace, plane.api.create(made, namespace))
-    harness = Harness(plane.kubeconfig(), namespace, retention={"failed": "manual"}, at_finish="None")
+    harness = Harness(plane.keeper_kubeconfig(), namespace, retention={"failed": "manual"}, at_finish="None")
     harness.later(days=10)
     left = harness.subjects()["rayjob/tune"]
     assert (left.state, left.outcome, left.live_children) == (State.ENDED, Outcome.FAILED, 1)
@@ -362,7 +362,7 @@ def test_a_raycluster_that_is_only_borrowed(plane: ControlPlane, namespace: str)
     status = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED", "endTime": text(datetime.now(UTC))}
     status["rayClusterName"] = "shared"
     _ray_job(plane, namespace, status, clusterSelector={"ray.io/cluster": "shared"})
-    harness = Harness(plane.kubeconfig(), namespace, at_finish="All")
+    harness = Harness(plane.keeper_kubeconfig(), namespace, at_finish="All")
     harness.later(hours=2)
     assert final_results(harness) == [Result.RECLAIMED]
     assert plane.api.get("rayjobs", namespace, "tune") is None
@@ -381,7 +381,7 @@ def test_a_mark_that_was_copied_to_a_replicaset(plane: ControlPlane, namespace: 
     plane.api.wait_pods(namespace, 1)
     (copy,) = plane.api.list("replicasets", namespace)
     assert copy["metadata"]["annotations"]["janitor/ttl"] == "1m"
-    harness = Harness(plane.kubeconfig(), namespace, ttl={"foreign": ["janitor/ttl"]})
+    harness = Harness(plane.keeper_kubeconfig(), namespace, ttl={"foreign": ["janitor/ttl"]})
     harness.later(days=30)
     assert set(harness.subjects()) == {"deployment/serve"}
     ref = Ref(
@@ -403,7 +403,7 @@ def test_one_gpu_of_eight_that_was_not_measured(plane: ControlPlane, namespace: 
     """Silence as idle (notebook culler, KAI#1968): drop one GPU's series of eight → kept."""
     plane.api.create(objects.pod("train", gpus=8), namespace)
     plane.api.wait_pods(namespace, 1)
-    harness = Harness(plane.kubeconfig(), namespace, classes=IDLE)
+    harness = Harness(plane.keeper_kubeconfig(), namespace, classes=IDLE)
     harness.later(minutes=60)
     measured(harness, "pod/train", 50, {3: None})
     said = harness.decisions()["pod/train"]
@@ -421,7 +421,7 @@ def test_one_idle_gpu_and_one_idle_replica(plane: ControlPlane, namespace: str) 
     busy, idle = dict.fromkeys(range(8), 80.0), dict.fromkeys(range(8), 0.0)
     found = {}
     for part in (1, 2, 7, 8):  # a GPU, a replica, all but one GPU, and everything
-        harness = Harness(plane.kubeconfig(), namespace, classes=IDLE)
+        harness = Harness(plane.keeper_kubeconfig(), namespace, classes=IDLE)
         harness.later(minutes=60)
         measured(harness, "deployment/serve", 50, {**idle, **{n: busy[n] for n in range(part, 8)}})
         found[part] = harness.decisions()["deployment/serve"].action
@@ -445,7 +445,7 @@ def test_one_idle_gpu_and_one_idle_replica(plane: ControlPlane, namespace: str) 
 def test_odd_times(plane: ControlPlane, namespace: str, finished: str | None, known: bool) -> None:
     """Odd times (docker-gc#23, v1 nil completionTime): nil, year 1, pre-1970, future → kept, reported."""
     ended_pod(plane.api, namespace, "odd", finished=finished)
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(days=9)
     if known:
         assert harness.decisions()["pod/odd"].action is Action.REMOVE
@@ -468,7 +468,7 @@ def test_a_pod_that_runs_and_is_not_ready(plane: ControlPlane, namespace: str) -
     plane.api.patch(
         "pods", namespace, "train", {"status": {"conditions": [not_ready]}}, kind="strategic", subresource="status"
     )
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(days=90)
     assert harness.subjects()["pod/train"].state is State.RUNNING
     assert harness.again().outcomes == []
@@ -487,7 +487,7 @@ def test_a_job_that_succeeded_after_failures(plane: ControlPlane, namespace: str
         plane.finish_pod(namespace, one["metadata"]["name"], exit_code=1)
     done = plane.api.wait_condition("jobs", namespace, "train", "Complete")
     assert done["status"]["failed"] == 2
-    harness = Harness(plane.kubeconfig(), namespace)  # succeeded 1h, failed 2h
+    harness = Harness(plane.keeper_kubeconfig(), namespace)  # succeeded 1h, failed 2h
     harness.later(minutes=61)
     assert harness.subjects()["job/train"].outcome is Outcome.SUCCEEDED
     assert final_results(harness) == [Result.RECLAIMED]
@@ -496,7 +496,7 @@ def test_a_job_that_succeeded_after_failures(plane: ControlPlane, namespace: str
 def test_due_within_one_interval_after_a_restart(plane: ControlPlane, namespace: str) -> None:
     """Unread timer (tr#1533): due within one interval after restart."""
     ended_pod(plane.api, namespace, "run")
-    harness = Harness(plane.kubeconfig(), namespace, schedule={"every": "5m"})
+    harness = Harness(plane.keeper_kubeconfig(), namespace, schedule={"every": "5m"})
     harness.again()
     harness.clock.ahead += timedelta(minutes=59, seconds=55)
     harness.ledger = type(harness.ledger)()  # a daemon that finds an old ledger waits for another reason
@@ -592,7 +592,7 @@ def test_a_third_of_what_runs_is_due_at_once(plane: ControlPlane, namespace: str
         for number in range(10):
             plane.api.create(objects.pod(f"run-{number}"), namespace)
         plane.api.wait_pods(namespace, 10)
-        harness = Harness(plane.kubeconfig(), namespace, classes=IDLE, breaker={"running": "20%", "floor": 1})
+        harness = Harness(plane.keeper_kubeconfig(), namespace, classes=IDLE, breaker={"running": "20%", "floor": 1})
         for minutes in (60, 10):
             harness.later(minutes=minutes)
             for number in range(10):
@@ -675,7 +675,7 @@ def test_no_second_delete(plane: ControlPlane, namespace: str) -> None:
     made["metadata"]["finalizers"] = ["example.com/wait"]
     plane.api.create(made, namespace)
     plane.api.wait_condition("jobs", namespace, "train", "Complete")
-    harness = Harness(plane.kubeconfig(), namespace, admins=["root"])
+    harness = Harness(plane.keeper_kubeconfig(), namespace, admins=["root"])
     harness.later(minutes=61)
     step = harness.step("job/train")
     assert step.decision.action is Action.REMOVE
@@ -692,7 +692,7 @@ def test_no_second_delete(plane: ControlPlane, namespace: str) -> None:
 def test_a_mark_that_cannot_be_read(plane: ControlPlane, namespace: str) -> None:
     """Bad marker (kyverno#8593): `10ay` → held, loud."""
     ended_pod(plane.api, namespace, "run", annotations={"gpukeeper.io/ttl": "10ay"})
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(days=29)
     assert harness.again().outcomes == []
     loud = [line.what for line in harness.ledger.lines if isinstance(line, Complaint)]
@@ -708,7 +708,7 @@ def test_volumes_that_would_be_lost(plane: ControlPlane, namespace: str) -> None
     made["spec"] |= {"persistentVolumeClaimRetentionPolicy": {"whenScaled": "Delete"}, "serviceName": "serve"}
     plane.api.create(made, namespace)
     plane.api.wait_pods(namespace, 1)
-    harness = Harness(plane.kubeconfig(), namespace, admins=["root"])
+    harness = Harness(plane.keeper_kubeconfig(), namespace, admins=["root"])
     path = harness.subjects()["statefulset/serve"].ref.path
     reply = harness.ask("root", "stop", path, attended=True)
     assert not reply.done
@@ -827,4 +827,4 @@ def test_the_ending_of_a_pod_by_hand_is_one(plane: ControlPlane, namespace: str)
     seen = plane.api.get("pods", namespace, "run")
     assert seen is not None
     assert (seen["metadata"]["uid"], seen["status"]["phase"]) == (made["metadata"]["uid"], ending(3)["phase"])
-    assert Harness(plane.kubeconfig(), namespace).subjects()["pod/run"].outcome is Outcome.FAILED
+    assert Harness(plane.keeper_kubeconfig(), namespace).subjects()["pod/run"].outcome is Outcome.FAILED

@@ -43,7 +43,7 @@ def ended_jobs(plane: ControlPlane, namespace: str, number: int = JOBS) -> list[
 
 
 def a_bench(plane: ControlPlane, namespace: str) -> Harness:
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(hours=2)
     return harness
 

@@ -24,6 +24,7 @@ from gpukeeper.platforms.kubernetes.node_use import DEFAULT_FILES
 from tests.engines import has_helm, has_image, has_kubelet, require
 from tests.real.docker import fake_driver
 from tests.real.image import acceptance_image as image
+from tests.real.kube import admission
 from tests.real.kube.api import Api
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.helm import CHART, Helm, packed
@@ -36,6 +37,7 @@ DEVICE_PLUGINS, RECORD = os.path.split(DEFAULT_FILES.record)
 IMAGE = {"image": {"repository": "registry.lab/gpukeeper"}}
 OPERATOR_IMAGE = "local/gpukeeper:1"
 LOCAL = {"repository": "local/gpukeeper", "tag": "1", "pullPolicy": "Never"}
+TEAM_A = {"namespaces": ["team-a"], "policy": {"scope": {"kubernetes": {"namespaces": ["team-a"]}}}}
 ENFORCE = {"preset": "development", "mode": "enforce", "retention": {"succeeded": "0s"}, "schedule": {"every": "10s"}}
 
 
@@ -131,6 +133,20 @@ def test_in_named_namespaces_it_has_no_rights_on_the_cluster(helm: Helm) -> None
             assert there[f"gpukeeper-{tier}"] == expected
 
 
+def test_what_it_may_write_is_limited_by_the_policy_of_the_plain_manifest(helm: Helm) -> None:
+    """Wherever it may write; not where it only reads, and not outside its namespaces unless it is told."""
+    kind, writes = "ValidatingAdmissionPolicy", {**IMAGE, "rights": {"stop": True}}
+    objects = helm.rendered(writes, namespace="team")
+    plain, binding = admission.admission_policy("system:serviceaccount:team:gpukeeper", "gpukeeper-writes")
+    assert of_kind(objects, kind)["spec"] == plain["spec"]
+    assert of_kind(objects, f"{kind}Binding")["spec"] == binding["spec"]
+    for one in (of_kind(objects, kind), of_kind(objects, f"{kind}Binding")):
+        assert one["metadata"]["name"] == "gpukeeper-writes"
+    for values in (IMAGE, {**writes, "admissionPolicy": "never"}, {**writes, "mode": "agent"}, {**writes, **TEAM_A}):
+        assert kind not in kinds(helm.rendered(values)), values
+    assert kind in kinds(helm.rendered({**writes, **TEAM_A, "admissionPolicy": "always"}))
+
+
 def test_a_standby_has_its_own_ledger_and_a_cron_job_no_lease(helm: Helm) -> None:
     standby = helm.rendered({**IMAGE, "replicas": 2})
     assert {"StatefulSet", "PodDisruptionBudget", "Service"} <= kinds(standby)
@@ -189,6 +205,7 @@ def test_there_is_no_agent_unless_it_is_wanted(helm: Helm) -> None:
         ({**IMAGE, "right": {"reclaim": True}}, "right"),
         ({**IMAGE, "rights": {"delete": True}}, "delete"),
         ({**IMAGE, "mode": "daemon"}, "mode"),
+        ({**IMAGE, "admissionPolicy": True}, "admissionPolicy"),
         ({"image": {"repository": "r", "digest": "sha256:12"}}, "digest"),
         ({**IMAGE, "mode": "cronjob"}, "apply --yes"),
         ({**IMAGE, "mode": "cronjob", "policy": {"mode": "enforce"}, "replicas": 2}, "replicas is for mode operator"),

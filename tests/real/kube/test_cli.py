@@ -75,7 +75,7 @@ class Shell:
 
 @pytest.fixture
 def shell(plane: ControlPlane, namespace: str, tmp_path: Path) -> Shell:
-    return Shell(tmp_path, plane.kubeconfig(), namespace).policy()
+    return Shell(tmp_path, plane.keeper_kubeconfig(), namespace).policy()
 
 
 def ended(api: Api, namespace: str, *made: Object) -> None:
@@ -447,7 +447,7 @@ def test_a_hold_is_written_onto_the_object_and_binds_who_has_another_ledger(
     held = shell.run("workload", "hold", shell.path("job", "run"), "--for", "2h")
     assert held.code == DONE, held.err
     assert held_until(api, namespace, "run") is not None
-    operator = Harness(plane.kubeconfig(), namespace, retention={"succeeded": "0s"})
+    operator = Harness(plane.keeper_kubeconfig(), namespace, retention={"succeeded": "0s"})
     operator.again()
     api.wait_gone("jobs", namespace, "other")
     assert api.names("jobs", namespace) == {"run"}

@@ -57,7 +57,7 @@ def of_good(plane: ControlPlane, namespace: str, *holders: str) -> set[str]:
 
 def goes_in_two_steps(plane: ControlPlane, namespace: str, kind: str, *holders: str) -> None:
     """What succeeded goes after an hour, what failed after two, each with all that it has."""
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     both = {f"{kind}/{GOOD}", f"{kind}/{BAD}"}
     assert set(harness.subjects()) == both, "the roots, and nothing below them"
     harness.later(minutes=59)
@@ -123,7 +123,7 @@ def test_finished_rayjobs_go_with_their_clusters(kuberay: ControlPlane, namespac
     api.wait_pods(namespace, 4, labels="ray.io/cluster")  # not those that submit
     end_ray_job(api, namespace, GOOD)
     end_ray_job(api, namespace, BAD, failed=True)
-    harness = Harness(kuberay.kubeconfig(), namespace)
+    harness = Harness(kuberay.keeper_kubeconfig(), namespace)
     assert set(harness.subjects()) == {f"rayjob/{GOOD}", f"rayjob/{BAD}"}
     for minutes, name in ((61, GOOD), (60, BAD)):
         harness.later(minutes=minutes)
@@ -159,7 +159,7 @@ def test_a_failed_trainjob_goes_after_an_hour_in_every_namespace_in_scope(
         api.wait_condition("trainjobs", place, BAD, "Failed")
     shipped = load_text(policy_of_the_cron_job()).policy.retention
     assert shipped.failed == timedelta(minutes=60)
-    harness = Harness(trainer_v23.kubeconfig(), first, second, retention={"failed": "60m"})
+    harness = Harness(trainer_v23.keeper_kubeconfig(), first, second, retention={"failed": "60m"})
     harness.later(minutes=58)
     assert passes(harness) == []
     harness.later(minutes=3)
@@ -193,7 +193,7 @@ def test_kubeflow_system_is_a_namespace_like_others(trainer_v23: ControlPlane, k
     api.create(ours, kubeflow_system)
     api.wait_condition("trainjobs", kubeflow_system, GOOD, "Complete")
     api.wait_condition("jobs", kubeflow_system, "ours", "Complete")
-    harness = Harness(trainer_v23.kubeconfig(), kubeflow_system)
+    harness = Harness(trainer_v23.keeper_kubeconfig(), kubeflow_system)
     harness.later(days=3)
     assert reclaimed(passes(harness)) == {f"trainjob/{GOOD}": Action.REMOVE}
     trainer_v23.until(lambda: left(api, kubeflow_system, *CHAIN).keys() == {"jobs", "pods"}, "ours is left")
@@ -208,7 +208,7 @@ def test_what_a_trainjob_owns_is_neither_target_nor_subject(trainer_v23: Control
     api.wait_condition("trainjobs", namespace, "run", "Complete")
     assert condition(api.get("jobsets", namespace, "run"), "Completed") == "True"
     before = {what: uid(api, what, namespace, *api.names(what, namespace)) for what in CHAIN}
-    harness = Harness(trainer_v23.kubeconfig(), namespace, retention={"succeeded": "manual", "failed": "manual"})
+    harness = Harness(trainer_v23.keeper_kubeconfig(), namespace, retention={"succeeded": "manual", "failed": "manual"})
     harness.later(days=400)
     assert list(harness.subjects()) == ["trainjob/run"]
     assert passes(harness) == []
@@ -234,7 +234,7 @@ def test_a_set_of_an_old_acceptance_run_goes_by_label_and_age(plane: ControlPlan
     del service["metadata"]["labels"]
     api.create(service, namespace)
     plane.until(lambda: len(api.list("pods", namespace, labels="set=old")) >= 1, "its pods are there")
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(hours=24.9)
     assert passes(harness) == [], "an hour of retention after the day is not over"
     harness.later(minutes=10)
@@ -251,7 +251,7 @@ def test_the_recorded_end_of_an_acceptance_run_counts_before_its_age(plane: Cont
     now = datetime.now(UTC).isoformat()
     plane.api.create(annotated(old_set("StatefulSet", "old"), {"gpukeeper.io/run-ended": now}), namespace)
     plane.api.wait_pods(namespace, 2)
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(minutes=62)
     assert reclaimed(passes(harness)) == {"statefulset/old": Action.REMOVE}
     plane.until(lambda: not left(plane.api, namespace, "statefulsets", "pods"), "nothing is left")
@@ -278,7 +278,7 @@ def test_the_label_of_a_namespace_shows_which_retention(
         )
     finished_job(plane, namespace)
     environments = {"ci": {"succeeded": "5m", "failed": "1h"}, "production": {"succeeded": "2d", "failed": "3d"}}
-    harness = Harness(plane.kubeconfig(), namespace, environments=environments)
+    harness = Harness(plane.keeper_kubeconfig(), namespace, environments=environments)
     harness.later(hours=hours * 0.8)
     assert passes(harness) == []
     harness.later(hours=hours * 0.2)
@@ -292,7 +292,7 @@ def test_a_workload_says_its_own_ttl(
 ) -> None:
     """C5.2. Shorter or longer than the policy's hour."""
     finished_job(plane, namespace, marked(objects.job("train"), ttl=ttl))
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(minutes=before)
     assert passes(harness) == []
     harness.later(minutes=after - before)
@@ -303,7 +303,7 @@ def test_a_workload_says_its_own_ttl(
 def test_a_hold_on_the_object_keeps_it_until_then(plane: ControlPlane, namespace: str) -> None:
     until = (datetime.now(UTC) + timedelta(hours=5)).isoformat()
     finished_job(plane, namespace, marked(objects.job("train"), hold_until=until))
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(hours=4.9)
     assert passes(harness) == []
     assert harness.decisions()["job/train"].rule == "hold"
@@ -319,7 +319,7 @@ def test_a_mark_that_cannot_be_read_keeps_and_complains(
 ) -> None:
     """A hold that cannot be read ends with retention.max, 30 days after the end."""
     finished_job(plane, namespace, marked(objects.job("train"), **said))
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(days=days)
     assert passes(harness) == []
     assert uid(plane.api, "jobs", namespace, "train")
@@ -334,10 +334,10 @@ def test_a_mark_that_cannot_be_read_keeps_and_complains(
 
 def test_the_ttl_of_another_tool_counts_only_where_the_policy_names_it(plane: ControlPlane, namespace: str) -> None:
     finished_job(plane, namespace, annotated(objects.job("train"), {"janitor/ttl": "5m"}))
-    deaf = Harness(plane.kubeconfig(), namespace)
+    deaf = Harness(plane.keeper_kubeconfig(), namespace)
     deaf.later(minutes=30)
     assert passes(deaf) == []
-    harness = Harness(plane.kubeconfig(), namespace, ttl={"foreign": ["janitor/ttl"]})
+    harness = Harness(plane.keeper_kubeconfig(), namespace, ttl={"foreign": ["janitor/ttl"]})
     harness.later(minutes=4)
     assert passes(harness) == []
     harness.later(minutes=2)
@@ -348,7 +348,7 @@ def test_the_ttl_of_another_tool_counts_only_where_the_policy_names_it(plane: Co
 def test_a_ttl_that_kubernetes_itself_keeps_is_left_to_it(plane: ControlPlane, namespace: str) -> None:
     """C5.2"""
     finished_job(plane, namespace, objects.job("train", ttl=3))
-    harness = Harness(plane.kubeconfig(), namespace, retention={"succeeded": "0s"})
+    harness = Harness(plane.keeper_kubeconfig(), namespace, retention={"succeeded": "0s"})
     decision = harness.decisions()["job/train"]
     assert (decision.rule, decision.verdict) == ("own_ttl", Verdict.WAIT)
     assert passes(harness) == []
@@ -359,7 +359,7 @@ def test_a_ttl_that_kubernetes_itself_keeps_is_left_to_it(plane: ControlPlane, n
 
 def test_a_ttl_that_kubernetes_does_not_keep_is_kept_a_minute_later(plane: ControlPlane, namespace: str) -> None:
     finished_job(plane, namespace, objects.job("train", ttl=600))
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(minutes=10.5)
     assert passes(harness) == []
     harness.later(minutes=1)
@@ -380,7 +380,7 @@ def test_a_finished_job_goes_and_its_cronjob_stays(plane: ControlPlane, namespac
     run = objects.job("nightly-1")
     run["metadata"]["ownerReferences"] = [{**reference, "controller": True}]
     finished_job(plane, namespace, run)
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(minutes=61)
     assert reclaimed(passes(harness)) == {"job/nightly-1": Action.REMOVE}
     plane.until(
@@ -394,7 +394,7 @@ def test_a_job_that_succeeded_after_a_failure_succeeded(plane: ControlPlane, nam
     finish(plane, namespace)
     plane.api.wait_condition("jobs", namespace, "train", "Complete")
     assert (plane.api.get("jobs", namespace, "train") or {})["status"]["failed"] == 1
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.later(minutes=61)
     assert reclaimed(passes(harness)) == {"job/train": Action.REMOVE}
 
@@ -403,7 +403,9 @@ def test_running_work_is_never_touched(plane: ControlPlane, namespace: str) -> N
     plane.api.create(objects.job("train", parallelism=2), namespace)
     plane.api.create(objects.pod("alone"), namespace)
     before = {pod["metadata"]["uid"] for pod in plane.api.wait_pods(namespace, 3)}
-    harness = Harness(plane.kubeconfig(), namespace, retention={"succeeded": "0s", "failed": "0s", "stopped": "0s"})
+    harness = Harness(
+        plane.keeper_kubeconfig(), namespace, retention={"succeeded": "0s", "failed": "0s", "stopped": "0s"}
+    )
     harness.later(days=365)
     assert passes(harness) == []
     assert {pod["metadata"]["uid"] for pod in plane.api.wait_pods(namespace, 3)} == before
@@ -425,7 +427,7 @@ def test_one_name_in_two_namespaces_and_of_two_kinds(
         for what, place in (("jobs", other), ("jobsets", namespace), ("pods", namespace))
     ]
     before = [one() for one in read]
-    harness = Harness(jobset.kubeconfig(), namespace, other)
+    harness = Harness(jobset.keeper_kubeconfig(), namespace, other)
     harness.later(minutes=61)
     line = the_end(passes(harness))
     assert line.ref is not None
@@ -442,7 +444,7 @@ def test_kinds_that_are_not_installed_are_absent() -> None:
         bare.gpu_node("n1")
         namespace = bare.new_namespace()
         finished_job(bare, namespace)
-        harness = Harness(bare.kubeconfig(), namespace)
+        harness = Harness(bare.keeper_kubeconfig(), namespace)
         harness.later(minutes=61)
         report = harness.again()
         assert report.survey.unseen == []

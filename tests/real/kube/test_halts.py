@@ -47,7 +47,7 @@ class Shell:
         self._environ = {
             **forked.environment(),
             "HOME": str(folder),
-            "KUBECONFIG": str(plane.kubeconfig()),
+            "KUBECONFIG": str(plane.keeper_kubeconfig()),
             "GPUKEEPER_STATE": str(folder / "state"),
             "GPUKEEPER_POLICY": str(folder / "policy.yaml"),
         }

@@ -13,9 +13,11 @@ import pytest
 
 from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.subject import State
+from gpukeeper.platforms.kubernetes.kinds.pod import GATE
 from tests.real.kube import objects
 from tests.real.kube.api import Object
 from tests.real.kube.control_plane import ControlPlane
+from tests.real.kube.endings import unplaced
 from tests.real.kube.harness import Harness, minute_of
 from tests.real.kube.runs import HOLDERS, labelled, left, passes, ray_job, reclaimed, stays_so, uid
 from tests.smoke import smoke
@@ -23,7 +25,9 @@ from tests.smoke import smoke
 pytestmark = pytest.mark.usefixtures("kwok_node")
 RUN = "run"
 STOPPED = "gpukeeper.io/stopped"
-STOPS: dict[str, Any] = {"cluster": {"idle": "30m", "on_idle": "stop", "start_grace": "0s"}}
+STOPS: dict[str, Any] = {
+    "cluster": {"idle": "30m", "on_idle": "stop", "after_idle": "remove", "start_grace": "0s"},
+}
 
 
 def stateful_set(name: str, **spec: Any) -> Object:
@@ -82,7 +86,7 @@ def wait_running(plane: ControlPlane, namespace: str, kind: str, pods: int) -> N
 def test_what_was_stopped_comes_back_as_it_was(plane: ControlPlane, namespace: str, kind: str) -> None:
     plural, api = running(plane, namespace, kind), plane.api
     before, itself = wish(api.get(plural, namespace, RUN)), uid(api, plural, namespace, RUN)
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     reply = harness.ask("root", "stop", f"{kind}/{RUN}", attended=True)
     assert reply.done, reply.words
     plane.until(lambda: not api.list("pods", namespace), "its pods are gone")
@@ -105,7 +109,7 @@ def test_what_was_stopped_comes_back_as_it_was(plane: ControlPlane, namespace: s
 
 def test_a_second_restore_reports_that_it_runs(plane: ControlPlane, namespace: str) -> None:
     running(plane, namespace, "job")
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     assert harness.ask("root", "stop", f"job/{RUN}", attended=True).done
     assert harness.ask("root", "restore", f"job/{RUN}").done
     again = harness.ask("root", "restore", f"job/{RUN}")
@@ -117,7 +121,7 @@ def test_a_set_that_would_lose_its_volumes_is_not_scaled_down(plane: ControlPlan
     deletes = {"whenScaled": "Delete", "whenDeleted": "Retain"}
     plane.api.create(stateful_set(RUN, persistentVolumeClaimRetentionPolicy=deletes), namespace)
     plane.api.wait_pods(namespace, 2)
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     reply = harness.ask("root", "stop", f"statefulset/{RUN}", attended=True)
     assert not reply.done
     assert "would lose its volumes" in reply.words
@@ -131,7 +135,7 @@ def test_a_set_that_would_lose_its_volumes_is_not_scaled_down(plane: ControlPlan
 def test_what_kueue_suspends_is_not_suspended_by_us(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(labelled(objects.job(RUN), {"kueue.x-k8s.io/queue-name": "gpus"}), namespace)
     plane.api.wait_pods(namespace, 1)
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     reply = harness.ask("root", "stop", f"job/{RUN}", attended=True)
     assert not reply.done
     assert "Kueue manages its suspension" in reply.words
@@ -142,7 +146,7 @@ def test_what_kueue_suspends_is_not_suspended_by_us(plane: ControlPlane, namespa
 def test_a_rayjob_that_kuberay_would_not_suspend_is_refused(kuberay: ControlPlane, namespace: str) -> None:
     kuberay.api.create(ray_job(RUN), namespace)
     wait_running(kuberay, namespace, "rayjob", 2)
-    harness = Harness(kuberay.kubeconfig(), namespace)
+    harness = Harness(kuberay.keeper_kubeconfig(), namespace)
     reply = harness.ask("root", "stop", f"rayjob/{RUN}", attended=True)
     assert not reply.done
     assert "shutdownAfterJobFinishes" in reply.words
@@ -175,9 +179,9 @@ def idles(harness: Harness, name: str, minutes: int) -> None:
 
 def test_idle_work_is_only_reported_by_default(plane: ControlPlane, namespace: str) -> None:
     running(plane, namespace, "job")
-    harness = Harness(plane.kubeconfig(), namespace)
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
     harness.again()
-    idles(harness, f"job/{RUN}", 120)
+    idles(harness, f"job/{RUN}", 360)
     decision = harness.decisions()[f"job/{RUN}"]
     assert (decision.rule, decision.verdict, decision.action) == ("idle", Verdict.REPORT, Action.KEEP), decision.reason
     assert passes(harness) == []
@@ -189,7 +193,7 @@ def test_idle_work_is_warned_suspended_and_removed_after_its_retention(
     plane: ControlPlane, namespace: str, kind: str
 ) -> None:
     plural, api, name = running(plane, namespace, kind), plane.api, f"{kind}/{RUN}"
-    harness = Harness(plane.kubeconfig(), namespace, classes=STOPS)
+    harness = Harness(plane.keeper_kubeconfig(), namespace, classes=STOPS)
     harness.again()
     idles(harness, name, 26)
     report = harness.again()
@@ -215,7 +219,7 @@ def test_idle_work_is_warned_suspended_and_removed_after_its_retention(
 def test_an_idle_pod_without_a_lever_is_evicted(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(objects.pod(RUN), namespace)
     plane.api.wait_pods(namespace, 1)
-    harness = Harness(plane.kubeconfig(), namespace, classes=STOPS)
+    harness = Harness(plane.keeper_kubeconfig(), namespace, classes=STOPS)
     harness.again()
     idles(harness, f"pod/{RUN}", 26)
     assert len(harness.again().warnings) == 1
@@ -239,7 +243,7 @@ def test_one_that_works_or_is_not_measured_keeps_all(
 ) -> None:
     plane.api.create(made, namespace)
     plane.api.wait_pods(namespace, pods)
-    harness = Harness(plane.kubeconfig(), namespace, classes=STOPS)
+    harness = Harness(plane.keeper_kubeconfig(), namespace, classes=STOPS)
     harness.again()
     for _ in range(2):
         harness.later(minutes=60)
@@ -252,7 +256,7 @@ def test_one_that_works_or_is_not_measured_keeps_all(
 def idle_and_stopped(plane: ControlPlane, namespace: str, kind: str = "job") -> Harness:
     name = f"{kind}/{RUN}"
     running(plane, namespace, kind)
-    harness = Harness(plane.kubeconfig(), namespace, classes=STOPS)
+    harness = Harness(plane.keeper_kubeconfig(), namespace, classes=STOPS)
     harness.again()
     idles(harness, name, 26)
     harness.again()
@@ -307,9 +311,43 @@ def test_what_its_user_resumed_may_be_idle_again(plane: ControlPlane, namespace:
 
 def test_what_its_user_suspended_is_not_removed(plane: ControlPlane, namespace: str) -> None:
     running(plane, namespace, "job")
-    harness = Harness(plane.kubeconfig(), namespace, classes=STOPS, retention={"stopped": "0s"})
+    harness = Harness(plane.keeper_kubeconfig(), namespace, classes=STOPS, retention={"stopped": "0s"})
     harness.again()
     suspend(plane, namespace, yes=True)
     harness.later(days=100)
     assert passes(harness) == []
     assert uid(plane.api, "jobs", namespace, RUN)
+
+
+def test_another_ledger_restores_by_the_note_on_the_object(plane: ControlPlane, namespace: str) -> None:
+    """An admin's terminal has not the operator's ledger."""
+    plane.api.create(objects.deployment(RUN, replicas=3), namespace)
+    operator, terminal = (Harness(plane.keeper_kubeconfig(), namespace) for _ in range(2))
+    assert operator.ask("root", "stop", f"deployment/{RUN}", attended=True).done
+    reply = terminal.ask("root", "restore", f"deployment/{RUN}")
+    assert "was restored and runs again" in reply.words
+    found = plane.api.get("deployments", namespace, RUN)
+    assert found is not None
+    assert found["spec"]["replicas"] == 3
+    assert STOPPED not in found["metadata"].get("annotations", {})
+    plane.api.wait_pods(namespace, 3)  # so that none is made after it is scaled down
+    plane.api.patch("deployments", namespace, RUN, {"spec": {"replicas": 0}}, subresource="scale")
+    plane.until(lambda: not plane.api.list("pods", namespace), "its pods are gone")
+    assert "it is not recorded that gpukeeper stopped it" in terminal.ask("root", "restore", f"deployment/{RUN}").words
+
+
+def test_a_restored_pod_that_was_evicted_waits_and_is_not_called_running(plane: ControlPlane, namespace: str) -> None:
+    plane.api.create(unplaced(RUN), namespace)
+    plane.api.patch("pods", namespace, RUN, {"status": {"phase": "Running"}}, subresource="status")
+    harness = Harness(plane.keeper_kubeconfig(), namespace)
+    reply = harness.ask("root", "stop", f"pod/{RUN}", attended=True)
+    assert reply.done, reply.words
+    plane.api.wait_gone("pods", namespace, RUN)
+    words = harness.ask("root", "restore", f"pod/{RUN}").words
+    assert "runs again" not in words
+    assert "run `gpukeeper restore` again" in words
+    found = plane.api.get("pods", namespace, RUN)
+    assert found is not None
+    assert found["spec"]["schedulingGates"] == [{"name": GATE}]
+    assert harness.ask("root", "restore", f"pod/{RUN}").done
+    assert "schedulingGates" not in (plane.api.get("pods", namespace, RUN) or {})["spec"]

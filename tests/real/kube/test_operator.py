@@ -110,7 +110,7 @@ def make(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Make]:
     made: list[Operator] = []
 
     def one(name: str = "one", kubeconfig: Path | None = None, **changes: Any) -> Operator:
-        operator = Operator(plane, tmp_path, name, kubeconfig or plane.kubeconfig(), namespace)
+        operator = Operator(plane, tmp_path, name, kubeconfig or plane.keeper_kubeconfig(), namespace)
         operator.set_policy(policy(namespace, **changes))
         made.append(operator)
         return operator.start()

@@ -34,7 +34,7 @@ def config(plane: ControlPlane, namespace: str, name: str = "settings") -> Objec
 
 
 def later(plane: ControlPlane, namespace: str, **how: Any) -> Harness:
-    harness = Harness(plane.kubeconfig(), namespace, **how)
+    harness = Harness(plane.keeper_kubeconfig(), namespace, **how)
     harness.later(hours=3)
     return harness
 

@@ -40,7 +40,7 @@ def test_a_headless_service_of_an_old_run_is_reported_and_kept(plane: ControlPla
     ):
         api.create(one, namespace)
     api.create(labelled(objects.pod("rank-0", gpus=0), {"run": "used"}), namespace)
-    harness = Harness(plane.kubeconfig(), namespace, owner_labels=["owner"])
+    harness = Harness(plane.keeper_kubeconfig(), namespace, owner_labels=["owner"])
     assert reported(harness) == {}, "its run may be about to begin"
     harness.later(hours=25)
     found = reported(harness)

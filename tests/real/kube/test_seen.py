@@ -64,7 +64,7 @@ def test_1_v21_makes_the_jobset_of_a_complete_trainjob_again(trainer_v21: Contro
     assert pod["spec"]["nodeName"], "it has a GPU again"
     assert is_true(api.get("trainjobs", namespace, RUN), "Complete"), "and the TrainJob still says Complete"
 
-    harness = Harness(trainer_v21.kubeconfig(), namespace)
+    harness = Harness(trainer_v21.keeper_kubeconfig(), namespace)
     seen = harness.subjects()["trainjob/run"]
     assert (seen.state, seen.live_children) == (State.ENDED, 1)
     harness.later(minutes=61)
@@ -84,7 +84,7 @@ def test_2_v23_leaves_a_complete_trainjob_for_ever(trainer_v23: ControlPlane, na
     trainer_v23.until(lambda: left(api, namespace, *CHAIN) == {"trainjobs": {RUN}}, "only the TrainJob is left", 120)
     stays_so(lambda: left(api, namespace, *CHAIN) == {"trainjobs": {RUN}}, "it went by itself: not so any more")
 
-    harness = Harness(trainer_v23.kubeconfig(), namespace)
+    harness = Harness(trainer_v23.keeper_kubeconfig(), namespace)
     harness.later(minutes=61)
     assert reclaimed(passes(harness)) == {"trainjob/run": Action.REMOVE}
     ends_well(trainer_v23, namespace, *CHAIN)
@@ -103,7 +103,7 @@ def test_3_v23_forgets_that_a_trainjob_failed_and_trains_again(trainer_v23: Cont
         api.wait_for("trainjobs", namespace, RUN, lambda one: not is_true(one, "Failed"), 20, words="Failed is lost")
     assert uid(api, "trainjobs", namespace, RUN), "it is the same TrainJob"
 
-    harness = Harness(trainer_v23.kubeconfig(), namespace, retention={"succeeded": "0s", "failed": "0s"})
+    harness = Harness(trainer_v23.keeper_kubeconfig(), namespace, retention={"succeeded": "0s", "failed": "0s"})
     assert passes(harness) == [], "it runs, so nothing is due"
     finish(trainer_v23, namespace, exit_code=1)
     api.wait_condition("trainjobs", namespace, RUN, "Failed")
@@ -150,12 +150,12 @@ def test_4_v23_never_ends_a_foreground_removal_of_a_failed_trainjob(
     try:
         seen = removed_in_the_foreground(trainer_v23, namespace)
         assert FOREGROUND in seen["metadata"]["finalizers"]
-        careful = Harness(trainer_v23.kubeconfig(), namespace)
+        careful = Harness(trainer_v23.keeper_kubeconfig(), namespace)
         careful.later(minutes=2)
         decision = careful.decisions()["trainjob/run"]
         assert (decision.rule, decision.action) == ("stuck_removal", Action.KEEP), "not without a word of the policy"
         assert "kubernetes.release does not name foregroundDeletion" in decision.reason
-        harness = Harness(trainer_v23.kubeconfig(), namespace, kubernetes={"release": [FOREGROUND]})
+        harness = Harness(trainer_v23.keeper_kubeconfig(), namespace, kubernetes={"release": [FOREGROUND]})
         harness.later(minutes=2)
         report = harness.again()
         assert [line.action for line in report.outcomes] == [Action.RELEASE]
@@ -183,7 +183,7 @@ def test_5_workers_outlive_a_pytorchjob_and_its_status_hides_them(
     api.wait_pods(namespace, 2)
     stays_so(lambda: len(api.list("pods", namespace, fields="status.phase=Running")) == 2, "they ended", 1)
 
-    harness = Harness(training_operator.kubeconfig(), namespace)
+    harness = Harness(training_operator.keeper_kubeconfig(), namespace)
     assert harness.subjects()[f"pytorchjob/{RUN}"].live_children == 2, "the pods were counted, not the status"
     harness.later(minutes=61)
     assert len(harness.again().warnings) == 1
@@ -199,7 +199,7 @@ def test_6_a_ray_cluster_gives_its_gpus_back_by_suspension_and_returns(kuberay: 
     api.wait_pods(namespace, 3)
     stays_so(lambda: len(api.list("pods", namespace)) == 3, "an idle cluster ended by itself", 1)
 
-    harness = Harness(kuberay.kubeconfig(), namespace)
+    harness = Harness(kuberay.keeper_kubeconfig(), namespace)
     assert harness.ask("root", "stop", "raycluster/ray", attended=True).done
     kuberay.until(lambda: not left(api, namespace, *HOLDERS), "its pods are gone")
     stays_so(lambda: not left(api, namespace, *HOLDERS), "a pod came back")

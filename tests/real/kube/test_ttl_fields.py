@@ -88,7 +88,7 @@ def test_a_ttl_that_the_crd_of_a_trainjob_has_is_left_to_the_platform(with_ttl: 
     assert "TTL 2h" in found.tree[0]
     one_of(found, "its TTL of 2h expires in")
 
-    harness = Harness(with_ttl.kubeconfig(), namespace)
+    harness = Harness(with_ttl.keeper_kubeconfig(), namespace)
     harness.later(minutes=61)
     decision = harness.decisions()[f"trainjob/{RUN}"]
     assert (decision.rule, decision.verdict) == ("own_ttl", Verdict.WAIT)
@@ -111,7 +111,7 @@ def test_a_ttl_that_was_applied_under_spec_of_a_v1_job_is_reported(
         one["spec"][TTL] = 600
         made[kind] = api.create(applied(one), namespace)
         assert TTL not in made[kind]["spec"], "the API server dropped it"
-    found = Harness(training_operator.kubeconfig(), namespace).subjects()
+    found = Harness(training_operator.keeper_kubeconfig(), namespace).subjects()
     for kind in V1_REPLICAS:
         (words,) = [one for one in found[f"{kind.lower()}/{kind.lower()}"].findings if TTL in one]
         assert words.startswith(f"spec.{TTL}: 600 was applied, but the {kind} has no such field")
@@ -122,5 +122,5 @@ def test_a_ttl_that_was_applied_under_spec_of_a_v1_job_is_reported(
     cause = one_of(Asked(training_operator).about(ended, datetime.now(UTC)), f"spec.{TTL}: 600 was applied")
     assert cause.words.endswith(f"use spec.runPolicy.{TTL}")
     api.patch("pytorchjobs", namespace, "pytorchjob", {"spec": {"runPolicy": {TTL: 7200}}})
-    corrected = Harness(training_operator.kubeconfig(), namespace).subjects()["pytorchjob/pytorchjob"]
+    corrected = Harness(training_operator.keeper_kubeconfig(), namespace).subjects()["pytorchjob/pytorchjob"]
     assert not [one for one in corrected.findings if TTL in one], "it was written where it counts"

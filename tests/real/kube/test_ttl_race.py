@@ -27,7 +27,8 @@ from tests.real.kube.runs import CHAIN, marked
 
 RACE, TWIN = "ttl-race-test", "ttl-race-twin"
 TTL, TWIN_TTL = 5, 56  # seconds after the end
-LONGEST = 90  # seconds
+LONGEST = 250  # seconds; it ends as soon as both are gone
+LATE = 60  # seconds on a busy machine; the next pass would come after five minutes
 ALL = "TrainJob JobSet Job Pod"
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "why-a-trainjob-stays.md"
 
@@ -125,7 +126,7 @@ def race(the_plane: ControlPlane) -> Race:
     require("kubelet", has_kubelet())
     the_plane.need("trainer-v2.3.0")
     node, api, namespace = the_plane.real_node(), the_plane.api, the_plane.new_namespace()
-    harness = Harness(the_plane.kubeconfig(), namespace, retention={"succeeded": "1d", "failed": "7d"})
+    harness = Harness(the_plane.keeper_kubeconfig(), namespace, retention={"succeeded": "1d", "failed": "7d"})
     stories = {RACE: Story(RACE), TWIN: Story(TWIN)}
     with keeping(harness):
         for name, code, ttl in ((RACE, 0, TTL), (TWIN, 1, TWIN_TTL)):
@@ -165,7 +166,7 @@ def test_it_is_there_until_its_ttl_is_over_and_then_all_of_it_is_gone(race: Race
     seen = [(one.there, one.over) for one in story.moments]
     assert (ALL, "") in seen, "it ran"
     assert (ALL, "Complete") in seen, "it was complete and still there as a whole"
-    assert TTL <= gone_after(race, RACE) < TTL + 6, story.moments
+    assert TTL <= gone_after(race, RACE) < TTL + LATE, story.moments
     assert seen[-1] == ("", ""), story.moments
     assert not race.left[CHAIN[0]], race.left
     assert len(story.pods) == 1, "nothing ran a second time"
@@ -199,7 +200,7 @@ def test_the_failing_twin_phase_by_phase(race: Race) -> None:
     assert [during[-1] for during in seen] == [words for _, _, words in expected], table
     assert ALL in seen[0], table
     assert seen[1] == [f"{ALL} (Failed)"], "nothing happens to it in between\n" + table
-    assert TWIN_TTL <= gone_after(race, TWIN) < TWIN_TTL + 6, table
+    assert TWIN_TTL <= gone_after(race, TWIN) < TWIN_TTL + LATE, table
     assert race.left == {what: set() for what in CHAIN}, table
     assert len(story.pods) == 1, "it was not trained again"
     assert f"{TWIN} ends with 1\n" in log_of(race, TWIN)

@@ -45,7 +45,7 @@ def zombie(plane: ControlPlane, namespace: str) -> None:
 def test_living_workers_are_reported_where_nothing_is_reported(training_operator: ControlPlane, namespace: str) -> None:
     """C5.3"""
     zombie(training_operator, namespace)
-    harness = Harness(training_operator.kubeconfig(), namespace)
+    harness = Harness(training_operator.keeper_kubeconfig(), namespace)
     harness.later(minutes=30)
     decision = harness.decisions()["pytorchjob/run"]
     assert (decision.rule, decision.verdict, decision.action) == ("live_children", Verdict.REPORT, Action.KEEP)
@@ -59,7 +59,7 @@ def test_living_workers_are_trimmed_and_master_and_job_stay(training_operator: C
     """C5.3"""
     zombie(training_operator, namespace)
     before = uid(training_operator.api, "pytorchjobs", namespace, RUN)
-    harness = Harness(training_operator.kubeconfig(), namespace, at_finish="Running")
+    harness = Harness(training_operator.keeper_kubeconfig(), namespace, at_finish="Running")
     assert passes(harness) == [], "its operator has five minutes"
     harness.later(minutes=30)
     (line,) = passes(harness)
@@ -76,7 +76,7 @@ def test_living_workers_are_trimmed_and_master_and_job_stay(training_operator: C
 
 def test_at_finish_all_takes_the_ended_pods_of_a_v1_job_too(training_operator: ControlPlane, namespace: str) -> None:
     zombie(training_operator, namespace)
-    harness = Harness(training_operator.kubeconfig(), namespace, at_finish="All")
+    harness = Harness(training_operator.keeper_kubeconfig(), namespace, at_finish="All")
     harness.later(minutes=6)
     assert reclaimed(passes(harness)) == {"pytorchjob/run": Action.TRIM}
     training_operator.until(lambda: not training_operator.api.list("pods", namespace), "the master is gone, too")
@@ -86,7 +86,7 @@ def test_at_finish_all_takes_the_ended_pods_of_a_v1_job_too(training_operator: C
 def test_a_root_with_living_workers_goes_after_a_warning(training_operator: ControlPlane, namespace: str) -> None:
     zombie(training_operator, namespace)
     lead = {"lead": "10m", "undelivered": "0s"}
-    harness = Harness(training_operator.kubeconfig(), namespace, warnings=lead)
+    harness = Harness(training_operator.keeper_kubeconfig(), namespace, warnings=lead)
     harness.later(minutes=61)
     (warning,) = harness.again().warnings
     assert "2 of its children still run and are removed with it" in warning.message
@@ -112,7 +112,7 @@ def test_gpus_of_workers_that_end_slowly_are_added_up(training_operator: Control
     training_operator.api.wait_pods(namespace, 3)
     training_operator.finish_pod(namespace, f"{RUN}-master-0")
     training_operator.api.wait_condition("pytorchjobs", namespace, RUN, "Succeeded")
-    harness = Harness(training_operator.kubeconfig(), namespace)
+    harness = Harness(training_operator.keeper_kubeconfig(), namespace)
     harness.later(minutes=61)
     harness.again()
     line = the_end(passes(harness))
@@ -134,7 +134,7 @@ def test_the_jobset_that_v21_recreated_is_trimmed_and_the_trainjob_stays(
     api.wait_condition("trainjobs", namespace, RUN, "Complete")
     api.wait_pods(namespace, 1)
     root = uid(api, "trainjobs", namespace, RUN)
-    harness = Harness(trainer_v21.kubeconfig(), namespace, at_finish="Running")
+    harness = Harness(trainer_v21.keeper_kubeconfig(), namespace, at_finish="Running")
     harness.later(minutes=6)
     (line,) = passes(harness)
     assert (line.action, line.result, line.gpus_back) == (Action.TRIM, Result.RECLAIMED, 1), line.reason
@@ -159,7 +159,7 @@ def test_a_trainjob_that_fails_and_runs_again_is_a_loop(trainer_v23: ControlPlan
     api.create(objects.training_runtime("torch", ttl=3), namespace)
     api.create(objects.train_job(RUN, "torch"), namespace)
     api.wait_pods(namespace, 1)
-    harness = Harness(trainer_v23.kubeconfig(), namespace, loops=2)
+    harness = Harness(trainer_v23.keeper_kubeconfig(), namespace, loops=2)
     harness.again()
     fails_and_returns(trainer_v23, namespace, harness)
     once = harness.decisions()["trainjob/run"]
@@ -182,7 +182,7 @@ def test_a_held_loop_is_left(trainer_v23: ControlPlane, namespace: str) -> None:
     api.create(objects.training_runtime("torch", ttl=2), namespace)
     api.create(objects.train_job(RUN, "torch"), namespace)
     api.wait_pods(namespace, 1)
-    harness = Harness(trainer_v23.kubeconfig(), namespace, loops=1)
+    harness = Harness(trainer_v23.keeper_kubeconfig(), namespace, loops=1)
     harness.again()
     fails_and_returns(trainer_v23, namespace, harness)
     assert harness.ask("root", "hold", "trainjob/run", seconds=3600, reason="looking into it").done
@@ -199,7 +199,7 @@ def test_the_cluster_of_a_finished_rayjob_is_suspended(kuberay: ControlPlane, na
     api.create(ray_job(RUN, workers=2), namespace)
     api.wait_pods(namespace, 3, labels="ray.io/cluster")  # not the one that submits
     end_ray_job(api, namespace, RUN)
-    harness = Harness(kuberay.kubeconfig(), namespace, at_finish="Running")
+    harness = Harness(kuberay.keeper_kubeconfig(), namespace, at_finish="Running")
     harness.later(minutes=6)
     (line,) = passes(harness)
     assert (line.action, line.result, line.gpus_back) == (Action.TRIM, Result.RECLAIMED, 2), line.reason
@@ -223,7 +223,7 @@ def test_a_borrowed_cluster_is_never_touched_for_its_borrower(
     api.create(ray_job(RUN, clusterSelector={"ray.io/cluster": "lent"}), namespace)
     end_ray_job(api, namespace, RUN)
     before = uid(api, "rayclusters", namespace, "lent")
-    harness = Harness(kuberay.kubeconfig(), namespace, at_finish=at_finish)
+    harness = Harness(kuberay.keeper_kubeconfig(), namespace, at_finish=at_finish)
     assert harness.subjects()["rayjob/run"].live_children == 0
     harness.later(minutes=6)
     assert passes(harness) == []
@@ -247,7 +247,7 @@ def test_at_finish_all_takes_the_ended_pods_and_keeps_the_job(
     plane.api.wait_condition("jobs", namespace, RUN, "Complete" if ends == SUCCEEDS else "Failed")
     job = uid(plane.api, "jobs", namespace, RUN)
     log_of = sorted(plane.api.names("pods", namespace))[0]
-    harness = Harness(plane.kubeconfig(), namespace, at_finish="All")
+    harness = Harness(plane.keeper_kubeconfig(), namespace, at_finish="All")
     assert passes(harness) == []
     harness.later(minutes=6)
     assert reclaimed(passes(harness)) == {"job/run": Action.TRIM}
@@ -260,7 +260,7 @@ def test_at_finish_all_takes_the_ended_pods_and_keeps_the_job(
 def test_ended_pods_stay_with_their_job_otherwise(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(objects.job(RUN, annotations=SUCCEEDS), namespace)
     plane.api.wait_condition("jobs", namespace, RUN, "Complete")
-    harness = Harness(plane.kubeconfig(), namespace, at_finish="Running")
+    harness = Harness(plane.keeper_kubeconfig(), namespace, at_finish="Running")
     harness.later(minutes=30)
     assert passes(harness) == []
     assert harness.subjects()["job/run"].state is State.ENDED

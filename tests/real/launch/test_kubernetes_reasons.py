@@ -3,7 +3,8 @@ the reason in the report of the run. One run for each reason, all at the same ti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,35 @@ def test_every_reason_of_a_cluster_is_in_the_report(
     assert "activeDeadlineSeconds" in until_code(made, "deadline", "deadline", tmp_path)
     words = until_code(made, "node-not-ready", "node-not-ready", tmp_path)
     assert "Its node is not ready (KubeletNotReady): the runtime is down" in words
+
+
+def test_a_node_that_is_lost_in_the_middle_is_not_waited_for(bed: Callable[[int], Bed], tmp_path: Path) -> None:
+    """Its deadline is hours away; without the loss the test would wait for it."""
+    made = bed(2)
+    ends, dies = made.nodes
+    spec = made.spec(backoff=0, deadline_s=4 * 3600)
+    turns = iter((True,))
+
+    async def sleep(seconds: float) -> None:
+        if next(turns, False):
+            pods = made.plane.until(lambda: _running_on(made, made.nodes), "both pods run")
+            _lose(made.plane, dies)
+            made.finish(pods[ends])
+        await asyncio.sleep(0.2)
+
+    async def launched(launcher: KubernetesLauncher) -> story.Ended:
+        setting = story.Setting(launcher, RunArchive(tmp_path, spec.run), SystemClock(), sleep)
+        return await story.launch(setting, spec, await launcher.targets(spec), keep_objects=True)
+
+    report = made.tell(launched).report
+    missing = {one.node: one for one in report.missing}
+    assert {name: one.code for name, one in missing.items()} == {ends: "no-report", dies: "node-not-ready"}
+    assert missing[dies].reason.startswith("Its node was lost before it reported. Its node is not ready")
+
+
+def _running_on(made: Bed, nodes: Sequence[str]) -> dict[str, Object] | None:
+    pods = {one["spec"].get("nodeName", ""): one for one in made.pods() if one["status"].get("phase") == "Running"}
+    return pods if set(nodes) <= pods.keys() else None
 
 
 def _lose(plane: ControlPlane, node: str) -> None:

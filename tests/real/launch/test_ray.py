@@ -230,7 +230,8 @@ def test_a_machine_that_dies_in_the_middle_is_gone_and_what_waits_for_gpus_says_
     gone = statuses(launcher, "dies")
     assert (gone[WORKER].code, gone[HEAD].phase) == ("node-gone", Phase.RUNNING)
     assert "its Ray node died" in gone[WORKER].reason
-    assert asyncio.run(launcher.output(spec, HEAD)) == b"begun\n"
+    # It is read once a second from when it runs on: on a crowded machine the program may not have written yet.
+    until(lambda: asyncio.run(launcher.output(spec, HEAD)) == b"begun\n", lambda: statuses(launcher, "dies"))
     until(lambda: statuses(launcher, "waits")[HEAD].code == "resources", lambda: statuses(launcher, "waits"))
     assert "0 of 2 GPUs of its node are free, 2 are needed" in statuses(launcher, "waits")[HEAD].reason
     for run in ("waits", "dies"):

@@ -6,6 +6,7 @@ import asyncio
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,11 +16,15 @@ from gpukeeper.acceptance.fleet import frames
 from gpukeeper.acceptance.fleet.ports import Launcher
 from gpukeeper.acceptance.fleet.spec import RunSpec, Target
 from gpukeeper.acceptance.fleet.status import NodeStatus, Phase
+from gpukeeper.acceptance.launchers import story
+from gpukeeper.acceptance.launchers.archive import RunArchive
 from gpukeeper.acceptance.launchers.ssh import SshLauncher
 from gpukeeper.acceptance.launchers.ssh_client import SshClient
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.ssh.client import Settings
 from gpukeeper.ssh.hosts import Host
+from gpukeeper.wiring.clock import SystemClock
 from gpukeeper.wiring.launchers import open_launcher
 from tests.engines import has_sshd, require
 from tests.real.launch.passes import Moment, Point, a_spec, kills_itself, launch, next_pass, reports
@@ -162,6 +167,27 @@ def test_a_host_that_dies_in_the_middle_is_gone_and_the_others_report(bed: Bed) 
     back = statuses(other, "dies")
     assert (back["gpu1"].phase, back["gpu1"].code) == (Phase.GONE, "vanished")
     assert asyncio.run(other.remove("dies")).left == ()
+    assert bed.hosts.left() == []
+
+
+def test_a_host_that_is_down_from_the_start_is_a_row_and_the_others_are_tested(bed: Bed, tmp_path: Path) -> None:
+    """The whole story of `accept --on ssh`, with the real program."""
+    gpu1 = bed.hosts.hosts[1]
+    launcher, spec = bed.launcher(GPUKEEPER), bed.spec("down", arguments=SIMULATED, created=datetime.now(UTC))
+    gpu1.die()
+
+    async def told() -> story.Ended:
+        setting = story.Setting(launcher, RunArchive(tmp_path, spec.run), SystemClock())
+        return await story.launch(setting, spec, await launcher.targets(spec))
+
+    ended = asyncio.run(told())
+    assert [one.node for one in ended.report.fleet.nodes] == ["gpu0", "gpu2"], ended.report.missing
+    [missing] = ended.report.missing
+    assert (missing.node, missing.code) == ("gpu1", "excluded")
+    assert "Connection refused" in missing.reason
+    assert ended.report.verdict is Grade.INCONCLUSIVE
+    assert ended.problems == ()
+    gpu1.start()
     assert bed.hosts.left() == []
 
 

@@ -30,7 +30,7 @@ schedule: {every: 2s}
 breaker: {running: 100%, floor: 100}
 warnings: {runtime: [50%], lead: 4s, undelivered: 5m}
 classes:
-  docker: {idle: none, max_runtime: 3h, grace: 1s}
+  docker: {idle: none, max_runtime: 3h, on_max_runtime: stop, grace: 1s}
   patient: {idle: none, max_runtime: 100d}
 notify:
   owners: [{apprise: OWNERS}]
@@ -88,7 +88,7 @@ def test_an_owner_gets_a_mail_before_the_stop_and_one_after_it_with_the_way_back
     place.fleet.add("train", state=State.RUNNING, started=ago(hours=4), owner="ann", class_="docker")
     to, subject, text = place.mail()
     assert (to, subject) == ("ann@uni.example", "[gpukeeper] WARNING: docker/node-1/train")
-    assert "will be stopped in" in text
+    assert "will be stopped at 20" in text
     assert "Save your work; an admin can grant more time" in text
     assert "docker/node-1/train" in place.page(text)
     to, subject, text = place.mail()

@@ -125,6 +125,51 @@ def test_names_cannot_add_headers_recipients_links_or_mentions(
     assert server.close() == ""  # no other message
 
 
+HOSTILE = (
+    *("\r\nBcc: eve@x.org", "\nBcc: eve@x.org", "\rBcc: eve@x.org", "\r\n\r\nbody", "\0Bcc: eve@x.org"),
+    *("\x0bBcc: eve@x.org", "\x0cBcc: eve@x.org", "\x1cBcc: eve@x.org", "\x85Bcc: eve@x.org"),
+    *("\u2028Bcc: eve@x.org", "\u2029Bcc: eve@x.org", "\u202egro.x@eve", "\u2066x\u2069", "\u200bx", "\ufeffx"),
+    *("=?utf-8?q?=0d=0aBcc:_eve@x.org?=", "=?utf-8?b?DQpCY2M6IGV2ZUB4Lm9yZw==?=", "\r\n.\r\nRCPT TO:<eve@x.org>\r\n"),
+    *(
+        "x" * 100_000,
+        " " * 2_000 + "Bcc: eve@x.org",
+        "\ud800",
+        "ä" * 5_000,
+        "%0d%0aBcc: eve@x.org",
+        "\x1b]8;;http://x\a",
+    ),
+)
+
+
+def test_no_name_changes_the_headers_or_recipients_of_a_mail(tmp_path: Path, start: Callable[[str], Receiver]) -> None:
+    """In what a message is about and in its text, at the beginning and within: as names and labels of containers."""
+    server = start("smtp")
+    made = Apprise(file(tmp_path, mail(server.port)), BOOK)
+    named = [
+        Message(kind=MessageKind.STOPPED, about=about, text=text, at=WARNING.at, owner="ann", link=WARNING.link)
+        for words in HOSTILE
+        for about, text in (
+            *((words, "x"), (f"docker/node-1/{words}", "x")),
+            *(("docker/node-1/train", words), ("docker/node-1/train", f"train {words} is idle")),
+        )
+    ]
+    assert sent(made, *named) == [Delivered()] * len(named)
+    expected = None
+    for _ in named:
+        got = server.next()
+        assert got["to"] == ["ann+gpu@uni.example"]
+        read = email.message_from_string(got["text"], policy=default)
+        expected = expected or sorted(read.keys())
+        assert sorted(read.keys()) == expected
+        assert "Bcc" not in expected
+        assert read["To"] == "ann+gpu@uni.example"
+        subject = str(read["Subject"])
+        assert subject.startswith("[gpukeeper] STOPPED:")
+        assert len(subject) <= 220
+        assert subject.isprintable()
+    assert server.close() == ""  # no other message
+
+
 def test_a_server_that_hangs_is_given_up_and_left_alone(
     tmp_path: Path, start: Callable[[str], Receiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -60,6 +61,29 @@ def test_it_installs_without_a_network_upgrades_and_rolls_back(bundle: Path, tmp
     assert target.resolve().name == "gpukeeper-99.0"
 
 
+def test_after_pip_it_installs_upgrades_and_rolls_back(bundle: Path, tmp_path: Path) -> None:
+    target = tmp_path / "gpukeeper"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", target], check=True)
+    program = target / "bin" / "gpukeeper"
+    program.write_text(f"#!{target}/bin/python\nimport sys\nprint('with pip', sys.prefix)\n")  # as pip writes it
+    program.chmod(0o755)
+    first = install(bundle, target)
+    assert first.returncode == 0, first.stderr
+    made = target.resolve()
+    assert install(bundle, target, "--rollback").returncode == 0
+    ran = subprocess.run([program], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"with pip {target}\n"
+    assert install(bundle, target).returncode == 0
+    assert target.resolve() == made
+    newer = renamed(bundle, tmp_path / "newer.pyz", version="99.0")
+    shutil.copytree(made, tmp_path / "gpukeeper-99.0", symlinks=True)
+    assert install(newer, target).returncode == 0
+    assert (tmp_path / "gpukeeper.previous").resolve() == made
+    assert install(newer, target, "--rollback").returncode == 0
+    assert target.resolve() == made
+    assert (tmp_path / "gpukeeper.by-pip" / "bin" / "gpukeeper").is_file(), "what pip made is kept"
+
+
 @pytest.mark.parametrize(
     ("about", "words"),
     [
@@ -92,6 +116,18 @@ def test_a_directory_that_is_not_its_own_is_never_replaced(bundle: Path, tmp_pat
     (other / "precious").write_text("kept")
     assert "Move it away" in install(bundle, target).stderr
     assert (other / "precious").read_text() == "kept"
+
+
+@pytest.mark.parametrize("more", [(), ("--rollback",)])
+def test_two_installers_at_once_are_one_too_many(bundle: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    other = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        done = install(bundle, tmp_path / "gpukeeper", *more)
+        assert "Another installation is in progress" in done.stderr
+        assert (done.returncode, list(tmp_path.iterdir())) == (1, [])
+    finally:
+        os.close(other)
 
 
 def test_nothing_to_roll_back_to_is_an_error(bundle: Path, tmp_path: Path) -> None:

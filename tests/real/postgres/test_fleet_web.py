@@ -216,9 +216,16 @@ def test_what_the_copy_holds_and_what_it_does_not(fleet: FleetOfTwo) -> None:
         assert status == 200, (path, page)
     assert "not in the copy of the fleet" in web.get(f"/workload/{id_}", "eve")[1]
     assert web.get("/acceptance?machine=node-1", "eve")[0] == 200
-    status, page = web.get("/policy?machine=node-1", "eve")
-    assert status == 404
-    assert "On node-1: gpukeeper policy show" in page
+    status, page = web.get("/policy", "eve")
+    assert (status, "node-1" in page, "node-2" in page, "gpukeeper policy show" in page) == (200, True, True, True), (
+        page
+    )
+    assert web.get("/api/v1/policy?machine=node-1", "eve")[0] == 404
+    status, page = web.get("/health", "eve")
+    assert ("could not be read" in page.replace("Could not be read", ""), page.count("Nothing to check")) == (
+        False,
+        2,
+    ), page
     assert web.api("/report")["total"]["active"] == 0
     assert web.api("/report?machine=node-1", "bob")["person"] == "bob"
     assert web.get("/api/v1/ledger", "eve")[0] == 400, "the machine must be named"

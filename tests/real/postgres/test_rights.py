@@ -167,3 +167,45 @@ def test_another_role_of_the_server_sees_nothing(two: FleetDatabase) -> None:
                 connection.execute("SELECT gpukeeper.this_machine()")
     finally:
         two.sql("DROP ROLE stranger")
+
+
+ENDLESS = ("infinity", "-infinity", "294000-01-01 00:00+00")
+
+
+@pytest.mark.parametrize("time", ENDLESS)
+def test_when_a_machine_was_seen_is_the_time_of_the_server(two: FleetDatabase, time: str) -> None:
+    """One row that cannot be represented made every query for the whole fleet fail."""
+    with two.connect(NODE_1) as connection:
+        connection.execute("UPDATE gpukeeper.machines SET seen = %s WHERE name = 'node-1'", (time,))
+        connection.execute("UPDATE gpukeeper.views SET at = %s WHERE machine = 'node-1'", (time,))
+    heads = two.sql(
+        "SELECT abs(extract(epoch FROM now() - m.seen)) < 60, abs(extract(epoch FROM now() - v.at)) < 60 "
+        "FROM gpukeeper.machines m JOIN gpukeeper.views v ON v.machine = m.name"
+    )
+    assert heads == [(True, True), (True, True)]
+
+
+@pytest.mark.parametrize("time", ENDLESS)
+@pytest.mark.parametrize(
+    "statement",
+    [
+        LINE.replace("now()", "%s"),
+        "INSERT INTO gpukeeper.runs VALUES (%s, 'r', %s, 'n', 'PASS', '', '{}', NULL, NULL)",
+        "INSERT INTO gpukeeper.usage VALUES (%s, %s, 'd', 'h', '{}')",
+        "INSERT INTO gpukeeper.signals VALUES (%s, gen_random_uuid(), %s, 1, 1)",
+        "INSERT INTO gpukeeper.ledgers (machine, ledger, id, shipped, signals_until) VALUES (%s, 7, 'x', 0, %s)",
+        "INSERT INTO gpukeeper.ledgers (machine, ledger, id, shipped, begun) VALUES (%s, 7, 'x', 0, %s)",
+    ],
+)
+def test_a_time_that_readers_cannot_represent_is_refused(two: FleetDatabase, statement: str, time: str) -> None:
+    with two.connect(NODE_1) as connection, pytest.raises(errors.CheckViolation):
+        connection.execute(statement, ("node-1", time))
+
+
+def test_a_machine_cannot_keep_others_from_making_partitions(two: FleetDatabase) -> None:
+    two.sql("DROP TABLE gpukeeper.usage_" + two.sql("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMM')")[0][0])
+    with two.connect(NODE_1) as connection, two.connect(NODE_2) as other:
+        connection.execute("SELECT pg_advisory_lock(hashtext('gpukeeper.keep_partitions'))")
+        with pytest.raises(errors.InsufficientPrivilege):
+            connection.execute("SELECT FROM gpukeeper.settings FOR UPDATE")
+        assert other.execute("SELECT gpukeeper.keep_partitions()").fetchall() == [(1,)]

@@ -16,7 +16,7 @@ from tests.real.ray.clusters import NEWEST, Cluster, until
 from tests.real.ray.with_gpukeeper import cluster_with, environment
 
 TRUSTED = ("--trust-cluster",)  # root is asked for it
-OPTIONS = ("backtest", "synthetic:7", "--sweep", "window=30m/5h", "--json")
+OPTIONS = ("backtest", "synthetic:7", "--policy", "short.yaml", "--sweep", "window=30m/5h", "--json")
 
 
 def backtest(cluster: Cluster, *options: str) -> subprocess.CompletedProcess[str]:
@@ -30,6 +30,7 @@ def backtest(cluster: Cluster, *options: str) -> subprocess.CompletedProcess[str
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     require("ray", has_ray(NEWEST))
     with cluster_with(tmp_path_factory.mktemp("site")) as found:
+        write_policy(found)
         yield found
 
 
@@ -37,7 +38,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     require("ray", has_ray(NEWEST))
     with cluster_with(tmp_path_factory.mktemp("site"), ()) as found:
+        write_policy(found)
         yield found
+
+
+def write_policy(cluster: Cluster) -> None:
+    """Short limits: with the built-in ones the breaker opens in more passes, and a replay takes thrice as long."""
+    (cluster.root / "short.yaml").write_text("preset: ds01\nscope: {docker: {}}\n")
 
 
 def test_a_cluster_gives_the_very_same_as_one_process(cluster: Cluster) -> None:

@@ -116,10 +116,8 @@ def test_a_stopped_service_is_reported_and_started_again(fleet: Fleet, deployed:
     fleet.server.shell("systemctl is-active gpukeeper && systemctl is-enabled gpukeeper")
 
 
-def test_a_newer_version_is_in_service_after_an_upgrade(
-    fleet: Fleet, deployed: dict[str, Any], bundle: Path, tmp_path: Path
-) -> None:
-    fleet.write(renamed(bundle, tmp_path / "gpukeeper-99.0.pyz", version="99.0"))
+def test_a_newer_version_is_in_service_after_an_upgrade(fleet: Fleet, deployed: dict[str, Any], bundle: Path) -> None:
+    fleet.write(renamed(bundle, fleet.folder / "gpukeeper-99.0.pyz", version="99.0"))
     code, found = fleet.run("upgrade", "--yes")
     one = found["gpu1"]
     assert (code, one["outcome"], one["version"]) == (0, "deployed", "99.0"), one

@@ -102,6 +102,25 @@ def test_single_passes_by_a_timer(server: Machine) -> None:
     server.shell("systemctl is-active gpukeeper; test ! -e /etc/systemd/system/gpukeeper-pass.timer")
 
 
+def test_the_policy_in_force_is_not_replaced_by_a_first_one(server: Machine) -> None:
+    """`fleet` installs with --policy."""
+    server.shell("useradd ann 2>/dev/null || true")
+    server.shell(f"cat > /srv/named.yaml <<'EOF'\n{POLICY}EOF")
+    server.run(GPUKEEPER, "setup", "host", "--yes", "--policy", "/srv/named.yaml")
+    for more in ((), ("--admins", "root,ann")):
+        stopped = server.run(GPUKEEPER, "setup", "host", "--yes", *more, check=False, SUDO_USER="ann")
+        assert stopped.returncode == 2, stopped.stdout
+        assert "-admins: [root]\n" in stopped.stderr, "the difference is shown"
+        assert "Nothing was written" in stopped.stderr
+    assert server.shell("cat /etc/gpukeeper/policy.yaml") == POLICY
+    kept = server.run(GPUKEEPER, "setup", "host", "--yes", "--policy", "/etc/gpukeeper/policy.yaml")
+    assert "gpukeeper.service is running" in kept.stdout
+    server.run(GPUKEEPER, "setup", "remove", "--yes")
+    server.run(GPUKEEPER, "setup", "host", "--yes", "--admins", "root")
+    server.run(GPUKEEPER, "setup", "host", "--yes", SUDO_USER="ann")
+    assert "admins: [root]\n" in server.shell("cat /etc/gpukeeper/policy.yaml")
+
+
 def test_mistakes_change_nothing(server: Machine) -> None:
     unknown = server.run(GPUKEEPER, "setup", "host", "--yes", "--admins", "nosuchuser", check=False)
     assert unknown.returncode == 2

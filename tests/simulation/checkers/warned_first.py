@@ -1,6 +1,6 @@
 """Promise 9: running work, children of a finished root included, is stopped only after warnings, with time to act, and
 never before the time that a warning announced. Warnings from before the end of a hold do not count. A warning is
-recorded as delivered only if its owner heard it."""
+recorded as delivered only if its owner heard it, and idle work is stopped only after one that was."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ def violations(run: Run) -> Iterator[str]:
         held = _held_until(run, i, act) if intent.rule not in NOT_BY_A_USER and not _clock_was_wrong(run) else None
         if held is not None and sum(h.at >= held for h in sent) < STAGES[intent.rule]:
             yield f"{act.action} by {intent.rule} on {act.uid} without all warnings after its hold until {held}"
+        if intent.rule == "idle" and not any(isinstance(h.line, WarningSent) and h.line.delivered for h in sent):
+            yield f"{act.action} by idle on {act.uid}, and no warning of this life was delivered"
         if len(sent) < STAGES[intent.rule]:
             yield f"{act.action} by {intent.rule} on {act.uid} after {len(sent)} warnings of this life"
         elif act.at - sent[0].at < run.policy.warnings.lead and not _clock_was_wrong(run):

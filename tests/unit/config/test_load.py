@@ -162,7 +162,7 @@ def test_every_value_knows_where_it_came_from() -> None:
     assert loaded.origin(("classes", "managed", "max_runtime")) == "built-in"
     assert loaded.origin(("classes", "mine", "max_runtime")) == "policy.yaml:6"
     assert loaded.origin(("classes", "mine", "grace")) == "built-in"
-    assert loaded.origin(("groups", "student", "idle")) == "preset shared-host"
+    assert loaded.origin(("groups", "student", "max_runtime")) == "preset shared-host"
     assert loaded.origin(("scope", "docker")) == "policy.yaml:1"
 
 
@@ -193,8 +193,12 @@ def test_the_digest_of_the_same_policy_stays_the_same() -> None:
 def test_the_effective_values_are_a_policy_file_with_the_same_meaning(path: Path, tmp_path: Path) -> None:
     loaded = load_file(path)
     written = tmp_path / "effective.yaml"
+    effective = loaded.file.model_dump(mode="json", by_alias=True)
+    effective["notify"]["owners"] = [
+        {one.kind: list(one.words)} for one in loaded.policy.notify.owners
+    ]  # not secret here
     with written.open("w") as out:
-        YAML(typ="safe", pure=True).dump(_without_none(loaded.file.model_dump(mode="json", by_alias=True)), out)
+        YAML(typ="safe", pure=True).dump(_without_none(effective), out)
     assert load_file(written).policy == loaded.policy
 
 
@@ -228,7 +232,7 @@ def test_deleting_every_name_below_a_root_is_allowed_with_a_warning() -> None:
     assert loaded.warnings == ("temporary: every tree below /scratch/tmp may be deleted, regardless of its name.",)
 
 
-NIGHT = 'preset: shared-host\nscope: {docker: {}}\nschedule: {at: "0 3 * * *"}\n'
+NIGHT = 'preset: ds01\nscope: {docker: {}}\nschedule: {at: "0 3 * * *"}\n'
 
 
 @pytest.mark.parametrize("at", ["0 3 * * *", "0 3 * * 1-5", "*/10 3-5 * * 0"])
@@ -246,6 +250,21 @@ def test_a_schedule_in_which_every_warning_expires_before_the_next_pass_is_allow
     )
 
 
+def test_idle_work_that_is_stopped_needs_a_way_to_warn_its_owner() -> None:
+    enforce = "preset: shared-host\nmode: enforce\nscope: {docker: {}}\n"
+    (warning,) = load_text(enforce).warnings
+    assert "a warning reaches only those with an open terminal" in warning
+    assert "warnings.require_delivery: false" in warning
+    mail = 'notify: {owners: [{apprise: /etc/gpukeeper/owners.url}], address: "{owner}@x.example"}\n'
+    for reached in (
+        enforce.replace("enforce", "plan"),
+        enforce.replace("docker: {}", "kubernetes: {namespaces: [lab]}"),
+        enforce + mail,
+        enforce + "warnings: {require_delivery: false}\n",
+    ):
+        assert load_text(reached).warnings == ()
+
+
 def test_passes_more_than_a_day_apart_are_allowed_with_a_warning() -> None:
     (warning,) = load_text(NIGHT.replace('at: "0 3 * * *"', "every: 2d")).warnings
     assert warning.startswith("schedule.every: passes are too far apart. A stop after classes.unknown.idle (15m) needs")
@@ -255,6 +274,8 @@ def test_a_weekly_schedule_is_fine_where_nothing_is_stopped() -> None:
     weekly = NIGHT.replace("0 3 * * *", "0 3 * * 0")
     cluster = weekly.replace("docker: {}", "kubernetes: {namespaces: [lab]}")
     assert load_text(weekly.replace("docker: {}", "host: {}, ray: {}")).warnings == ()
+    reported = "classes: {managed: {idle: none}, compose: {idle: none}, docker: {idle: none}}\n"
+    assert load_text(weekly.replace("ds01", "shared-host") + reported).warnings == (), "also limits of groups"
     assert load_text(cluster).warnings == ()
     jobs = "classes: {jobs: {idle: 2h}}\nmatch: [{class: jobs, kind: trainjob}]\n"
     assert "classes.jobs.idle (2h)" in load_text(cluster + jobs).warnings[0]
@@ -349,3 +370,13 @@ exemptions:
     assert first[0].startswith("policy.yaml:3: the exemption of ann (paper) ended ")
     assert "has no effect any more. Remove it, or set a later date." in first[0]
     assert len(loaded.expired(datetime(2026, 9, 3, 12, tzinfo=UTC))) == 2
+
+
+def test_a_program_that_makes_no_passes_needs_no_scope() -> None:
+    """The web server of a fleet. A scope that is written is checked all the same."""
+    text = "admins: [root]\nfleet: {same_users: true}\n"
+    assert load_text(text, needs_scope=False).policy.scope == {}
+    with pytest.raises(PolicyError, match="scope is not set"):
+        load_text(text)
+    with pytest.raises(PolicyError, match="docker2"):
+        load_text(f"{text}scope: {{docker2: {{}}}}\n", needs_scope=False)

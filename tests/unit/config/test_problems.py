@@ -49,7 +49,7 @@ MISTAKES = {
         'groups.student.idle: "0x" is not between 0.01x and 1000x. Write it like 2x or 0.5x.',
     ),
     "a factor that leaves less than the lead of warnings": (
-        "groups: {student: {idle: 0.6x}}",
+        "groups: {student: {idle: 0.03x}}",
         "groups.student.idle: groups.student.idle is 9m and warnings.lead is 10m,"
         " so the first warning would come after the stop. Write a longer limit or a shorter lead.",
     ),
@@ -115,9 +115,9 @@ MISTAKES = {
         " so the first warning would come after the stop. Write a longer limit or a shorter lead.",
     ),
     "a tick that is too long for the built-in classes": (
-        "activity: {tick: 10m}",
-        "activity.tick: an idle time of 15m is shorter than two measurements (activity.tick is 10m)."
-        " Write at least 20m, or none for no idle rule.",
+        "activity: {tick: 3h}",
+        "activity.tick: an idle time of 5h is shorter than two measurements (activity.tick is 3h)."
+        " Write at least 6h, or none for no idle rule.",
     ),
     "a warning at the stop": (
         "warnings: {idle: [80%, 100%]}",
@@ -132,8 +132,8 @@ MISTAKES = {
         "warnings.idle: an empty list means no warnings. Write at least one share, like [80%].",
     ),
     "a lead longer than a limit": (
-        "warnings: {lead: 45m}",
-        "warnings.lead: classes.unknown.idle is 15m and warnings.lead is 45m, so the first warning would come after"
+        "warnings: {lead: 6h}",
+        "warnings.lead: classes.managed.idle is 5h and warnings.lead is 6h, so the first warning would come after"
         " the stop. Write a longer limit or a shorter lead.",
     ),
     "a limit shorter than the lead": (
@@ -224,6 +224,10 @@ MISTAKES = {
     "a keep pattern with a folder": (
         "temporary: [{root: /tmp, names: [tmp*], keep: [/tmp/a]}]",
         'temporary[0].keep[0]: "/tmp/a" contains /. Write only the name; the directory belongs in root.',
+    ),
+    "pressure that makes ages of images longer": (
+        "images: {unused: 30m, under_pressure: 40m}",
+        "images.under_pressure: under_pressure (40m) must not be longer than unused (30m). Write at most 30m.",
     ),
     "pressure that makes ages longer": (
         "temporary: [{root: /tmp, names: [tmp*], older_than: 30m, under_pressure: 40m}]",

@@ -30,7 +30,7 @@ def test_defaults_are_written_as_people_write_them() -> None:
     assert parts["Class"]["properties"]["start_grace"]["default"] == "30m"
     assert parts["Class"]["properties"]["idle"]["default"] == "none"
     assert parts["Retention"]["properties"]["failed"]["default"] == "7d"
-    assert parts["Warnings"]["properties"]["idle"]["default"] == ["80%", "95%"]
+    assert parts["Warnings"]["properties"]["idle"]["default"] == ["20%", "95%"]
     assert parts["Capture"]["properties"]["quota"]["default"] == "20GiB"
 
 

@@ -15,10 +15,10 @@ def test_a_small_lab() -> None:
     assert sentence(policy) == (
         "Dry run (mode plan): on docker everywhere and kubernetes in namespaces research and team-*;"
         " finished work is removed 1d after it succeeded, 7d after it failed and 1d after it was stopped;"
-        " idle work is stopped after 30m (managed, compose, docker) or 15m (unknown), and then removed;"
-        " idle work is only reported after 30m (serving, bare, cluster, ray);"
-        " while more than 80% of the GPUs are in use, idle times are 50% of this;"
-        " running work is stopped after 7d (devcontainer), 3d (compose), 2d (docker) or 1d (managed, api, unknown);"
+        " idle work is stopped after 5h (managed, compose, docker), and then kept like other stopped work;"
+        " idle work is only reported after 5h (serving, unknown, bare, cluster, ray);"
+        " running work is only reported after 7d (devcontainer), 3d (compose), 2d (docker)"
+        " or 1d (managed, api, unknown);"
         " infrastructure and without-gpu are never touched;"
         " at most 50 steps per pass and 600 per hour;"
         " no step if more than 20% of the running work is due at once."
@@ -69,18 +69,39 @@ def test_a_small_lab() -> None:
             "; idle work that holds more than a slice is stopped after 4h (devcontainer), and then removed;",
         ),
         (
-            "classes: {unknown: {after_idle: keep}}\ndemand: {above: 90%, idle_factor: 25%}",
+            "preset: ds01\nclasses: {unknown: {after_idle: keep}}\ndemand: {above: 90%, idle_factor: 25%}",
             "or 15m (unknown), and then removed, except unknown;",
         ),
         (
             "demand: {above: 90%, idle_factor: 25%}",
             "; while more than 90% of the GPUs are in use, idle times are 25% of this;",
         ),
+        (
+            "preset: ds01",
+            " idle work is stopped after 30m (managed, compose, docker) or 15m (unknown), and then removed;"
+            " idle work is only reported after 30m (serving, bare, cluster, ray);"
+            " while more than 80% of the GPUs are in use, idle times are 50% of this;"
+            " running work is stopped after 7d (devcontainer), 3d (compose), 2d (docker)"
+            " or 1d (managed, api, unknown);",
+        ),
+        (
+            "classes: {docker: {on_max_runtime: stop}}",
+            "; running work is stopped after 2d (docker); running work is only reported after 7d (devcontainer), 3d",
+        ),
+        (
+            "images: {unused: 30d, under_pressure: 1d, above: 200GiB}",
+            "; images are removed after 30d without use, after 1d while the disk is too full or the least recently "
+            "used first while unused ones are larger than 200GiB;",
+        ),
         ("images: {unused: 1d}", "; images are removed after 1d without use;"),
         (
             "images: {unused: 1d, keep: [base/*, cuda*]}\nbuild_cache: {unused: 7d}",
             "; images are removed after 1d without use, except base/* and cuda*; build cache is removed after 7d "
             "without use;",
+        ),
+        (
+            "volumes: {anonymous_unused: 7d}\nnetworks: {unused: 2d}",
+            "; volumes without a name are removed after 7d without use; networks are removed after 2d without use;",
         ),
         ("exemptions: [{owner: ann, reason: x}]", "; 1 exemption suspends rules;"),
         ("exemptions_from: missing.yaml", "; everything is kept, because the exemptions could not be read;"),

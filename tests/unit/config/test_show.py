@@ -24,6 +24,7 @@ exemptions:
   - {owner: ben, reason: mistake, refused: true}
   - {class: api, reason: always on}
 budget: {per_pass: {count: 5, share: 10%}}
+demand: {idle_factor: 50%}
 """
 
 
@@ -46,7 +47,7 @@ def test_every_value_is_shown_with_its_origin() -> None:
     assert value_of(found, "classes.devcontainer.idle") == ("none", "built-in")
     assert value_of(found, "groups.researcher.idle") == ("1h30m", "policy.yaml:7")
     assert value_of(found, "groups.student.members") == ("ann, ben", "policy.yaml:4")
-    assert value_of(found, "warnings.idle") == ("80%, 95%", "built-in")
+    assert value_of(found, "warnings.idle") == ("20%, 95%", "built-in")
     assert value_of(found, "budget.per_pass") == ("count 5, share 10%", "policy.yaml:15")
     assert value_of(found, "orphans") == ("true", "built-in")
     assert value_of(found, "match") == ("(none)", "built-in")
@@ -63,7 +64,7 @@ def test_an_owner_sees_the_most_generous_group_and_where_it_is_written() -> None
     assert view.groups == ["student", "researcher"]
     managed = view.classes["managed"]
     assert value_of(managed, "idle") == ("1h30m", "group researcher, policy.yaml:7")
-    assert value_of(managed, "idle_in_demand") == ("45m", "built-in")
+    assert value_of(managed, "idle_in_demand") == ("45m", "policy.yaml:16")
     assert value_of(managed, "max_runtime") == ("2d", "group researcher, preset shared-host")
     assert value_of(managed, "hold") == ("1d", "built-in")
     assert [row.text for row in view.exemptions] == [
@@ -128,7 +129,7 @@ def test_a_broken_exemption_is_shown_with_its_mistake(tmp_path: Path) -> None:
     ("section", "first", "count"),
     [
         ("retention", "retention.succeeded", 4),
-        ("classes.managed", "classes.managed.idle", 12),
+        ("classes.managed", "classes.managed.idle", 13),
         ("classes.managed.idle", "classes.managed.idle", 1),
         ("budget", "budget.per_pass", 3),
         ("exemptions", "exemptions[0]", 3),

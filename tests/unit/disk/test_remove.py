@@ -513,3 +513,22 @@ def test_what_was_half_deleted_and_is_in_use_stays_in_the_trash(tmp_path: Path) 
         assert folder.name in answer.why
         assert (folder / "tree/d1/f1").exists()
     assert not (tmp_path / "tree").exists()
+
+
+def test_an_interruption_while_deleting_never_puts_the_rest_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under its own name it would be taken for complete."""
+    path = tree(tmp_path)
+
+    def interrupted(*_: object, **__: object) -> None:
+        (folder,) = trash_in(tmp_path)
+        (folder / "tree/d0/f0").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(remove.TreeDeleter, "empty", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        removed(path)
+    (folder,) = trash_in(tmp_path)
+    assert not path.exists()
+    assert (folder / "tree/d1/f1").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -11,12 +12,24 @@ import msgspec
 
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import survey
+from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Step
 from gpukeeper.model.event import Event, WarningSent
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import Activity, AtFinish, Breaker, ClassSettings, Mode, PlaceScope, Policy, Retention
+from gpukeeper.model.policy import (
+    Activity,
+    AtFinish,
+    Breaker,
+    ClassSettings,
+    Demand,
+    Mode,
+    PlaceScope,
+    Policy,
+    Retention,
+    Warnings,
+)
 from gpukeeper.model.subject import Outcome, Shape, State
 from gpukeeper.notify.messages import Messages
 from gpukeeper.notify.workload import InsideWorkload
@@ -35,6 +48,8 @@ POLICY = Policy(
     classes={"docker": ClassSettings(idle=30 * MINUTE, max_runtime=2 * HOUR), "api": ClassSettings()},
     activity=Activity(signals=("cpu",), tick=MINUTE),
     breaker=Breaker(running=1.0),
+    warnings=Warnings(idle=(0.80, 0.95)),
+    demand=Demand(idle_factor=0.5),
 )
 L = TypeVar("L")
 
@@ -48,6 +63,7 @@ class Harness:
         self.terminal, self.meter = SimulatedTerminal(self.world), SimulatedMeter(self.world)
         self.platform: Any = SimulatedPlatform(self.world, HERE)
         self.policy = POLICY
+        self.boot = "boot-1"
 
     @property
     def keeper(self) -> Keeper:
@@ -61,8 +77,13 @@ class Harness:
                 notifier=self.notifier(self.platform),
                 clock=self.clock,
                 meter=self.meter,
+                boot=self.boot,
             )
         return self._keeper
+
+    def crash(self) -> None:
+        """The next use is by a new process: only the ledger, what was measured, and the evidence survive."""
+        del self._keeper
 
     def notifier(self, *platforms: Any) -> Messages:
         return Messages((InsideWorkload(platforms), self.terminal))
@@ -129,6 +150,18 @@ class Harness:
         made = (await self.decide())[thing.ref.name]
         assert made.action is action, made
         return Step("1.1", made)
+
+    async def pass_in_bulk(self) -> list[str]:
+        """One pass. Returns the names of what its platform was asked to prepare together."""
+        together: list[str] = []
+
+        def batch(refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+            together.extend(ref.name for ref in refs)
+            return nullcontext()
+
+        self.platform.batch = batch
+        await reclaim(self.keeper, self.platform, self.book)
+        return together
 
     def lines(self, kind: type[L]) -> list[L]:
         return [line for line in self.ledger.lines if isinstance(line, kind)]

@@ -7,17 +7,20 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
+import pytest
 
 from gpukeeper.engine.act import gpu_hours, take, warn
 from gpukeeper.model.decision import Action, Evidence, NothingToCapture, Result, Step
 from gpukeeper.model.event import Captured, Closed, Intended, Paused, WarningSent
 from gpukeeper.model.memory import Stopped
+from gpukeeper.model.policy import AfterIdle, AtFinish, ClassSettings, Mode
 from gpukeeper.model.subject import Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN
 from gpukeeper.platforms.simulated.faults import CALM, Faults
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, Unwritable, virtual
+from tests.unit.engine.test_loop import serve
 
 
 class Hasty(SimulatedPlatform):
@@ -313,8 +316,35 @@ async def test_a_warning_that_was_delivered_is_recorded_as_such(b: Harness) -> N
     assert line is not None
     assert b.lines(WarningSent) == [line]
     assert (line.delivered, line.stage, line.rule, line.limit) == (True, 1, "max_runtime", 2 * HOUR)
-    assert line.message.startswith("docker/node-3/train: ran for 1h40m, allowed 2h; will be stopped in 20m")
+    assert line.message.startswith(
+        "docker/node-3/train: ran for 1h40m, allowed 2h; will be stopped at 2026-03-02 08:20 UTC (in 20m)"
+    )
     assert b.terminal.told == [("ann", line.message)]
+
+
+@pytest.mark.parametrize("after", AfterIdle)
+def test_a_warning_about_idle_work_says_what_survives_its_removal(after: AfterIdle) -> None:
+    @virtual
+    async def story(b: Harness) -> None:
+        b.set_policy(classes={"docker": ClassSettings(idle=30 * MINUTE, after_idle=after)})
+        b.running("notebook", HOUR)
+        await serve(b, 26 * MINUTE)
+        (line,) = b.lines(WarningSent)
+        later = "" if after is AfterIdle.REMOVE else " 1h later"
+        assert f", then deleted{later}. " in line.message
+        assert "Mounted volumes stay; what was written inside it is deleted with it" in line.message
+
+    story()
+
+
+@virtual
+async def test_a_warning_that_an_admin_sends_in_mode_plan_says_that_nothing_follows_by_itself(b: Harness) -> None:
+    b.set_policy(mode=Mode.PLAN)
+    thing = b.running("train", 100 * MINUTE)
+    line = await warn(b.keeper, b.platform, await b.step(thing, Action.WARN), b.book)
+    assert line is not None
+    assert "; would be stopped at 2026-03-02 08:20 UTC (in 20m)." in line.message
+    assert line.message.endswith("this happens only if an admin applies the policy after that time")
 
 
 @virtual
@@ -355,3 +385,17 @@ def test_gpu_hours_are_unknown_when_the_gpus_are() -> None:
     assert gpu_hours(0, when, when) == 0.0
     assert gpu_hours(2, when - 3 * HOUR, when) == 6.0
     assert gpu_hours(2, when + HOUR, when) == 0.0
+
+
+@virtual
+async def test_only_what_is_over_is_removed_in_bulk(b: Harness) -> None:
+    """Not a stop, and not a removal that ends children: each of those is looked at alone."""
+    b.set_policy(at_finish=AtFinish.NONE)
+    b.ended("over", 3 * HOUR)
+    await b.overdue("runs")
+    parent = b.ended("with children", 3 * HOUR, children=2)
+    lead = b.policy.warnings.lead
+    await b.ledger.append([msgspec.structs.replace(b.warned(parent, 1), rule="retention", limit=lead, removes=True)])
+    names = {name: made.action for name, made in (await b.decide()).items()}
+    assert names == {"over": Action.REMOVE, "runs": Action.STOP, "with children": Action.REMOVE}
+    assert await b.pass_in_bulk() == ["over"]

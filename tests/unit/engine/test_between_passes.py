@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import FrozenInstanceError
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from gpukeeper.engine.backoff import BACK_OFF, BackOff
@@ -53,12 +54,34 @@ def test_a_step_without_effect_is_remembered_until_it_may_be_tried_again() -> No
     in_vain = {Result.REFUSED, Result.STILL_THERE, Result.NOT_CAPTURED}
     assert set(seen.keys()) == {ref(one.name).key for one in in_vain}
     seen.note(closed("REFUSED", Result.RECLAIMED))
-    assert seen.failed_at(ref("REFUSED").key, NOW) is None
+    assert seen.failed(ref("REFUSED").key, NOW) is None
     key = ref("STILL_THERE").key
-    assert seen.failed_at(key, NOW + BACK_OFF - MINUTE) == NOW
-    assert seen.failed_at(key, NOW + BACK_OFF) is None
-    assert seen.failed_at(key, NOW - MINUTE) is None, "the clock was turned back"
+    assert seen.failed(key, NOW + BACK_OFF - MINUTE) == (NOW, BACK_OFF, "")
+    assert seen.failed(key, NOW + BACK_OFF) is None
+    assert seen.failed(key, NOW - MINUTE) is None, "the clock was turned back"
     seen.forget(NOW + BACK_OFF)
+    assert list(seen.keys()) == []
+
+
+def test_what_is_refused_again_for_the_same_reason_waits_twice_as_long_up_to_a_day() -> None:
+    seen, at, waits = BackOff(), NOW, []
+    for _ in range(10):
+        seen.forget(at)
+        seen.note(msgspec.structs.replace(closed("base", Result.REFUSED), at=at, reason="it has several names"))
+        failed = seen.failed(ref("base").key, at)
+        assert failed is not None
+        waits.append(failed.wait)
+        at += failed.wait + 5 * MINUTE
+    assert waits == [min(BACK_OFF * 2**number, 1440 * MINUTE) for number in range(10)]
+    seen.note(msgspec.structs.replace(closed("base", Result.REFUSED), at=at, reason="another reason"))
+    assert seen.failed(ref("base").key, at) == (at, BACK_OFF, "another reason")
+    at += 2 * BACK_OFF
+    seen.note(msgspec.structs.replace(closed("base", Result.REFUSED), at=at, reason="another reason"))
+    assert seen.failed(ref("base").key, at) == (at, BACK_OFF, "another reason"), "also if nothing was forgotten since"
+    for _ in range(3):
+        seen.note(msgspec.structs.replace(closed("late", Result.STILL_THERE), at=at))
+    assert seen.failed(ref("late").key, at) == (at, BACK_OFF, ""), "what takes long may be over soon"
+    seen.forget(at + 2 * BACK_OFF)
     assert list(seen.keys()) == []
 
 

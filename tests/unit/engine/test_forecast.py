@@ -46,7 +46,7 @@ def test_every_step_is_forecast_for_the_next_night_on_which_clocks_go_forward() 
     now = utc("2026-03-27 12:00")
     with zone(BERLIN):
         found = forecast(idle_since(now), Schedule(at="30 2 * * *"), now)
-    assert found == [("28 01:30", "warn"), ("29 01:00", "warn"), ("30 00:30", "stop")]
+    assert found == [("28 01:30", "warn"), ("29 01:00", "warn"), ("30 00:30", "stop"), ("31 00:30", "remove")]
 
 
 def test_every_step_is_forecast_once_a_night_on_which_clocks_go_back() -> None:
@@ -54,7 +54,7 @@ def test_every_step_is_forecast_once_a_night_on_which_clocks_go_back() -> None:
     now = utc("2026-10-23 12:00")
     with zone(BERLIN):
         found = forecast(idle_since(now), Schedule(at="30 2 * * *"), now)
-    assert found == [("24 00:30", "warn"), ("25 00:30", "warn"), ("26 01:30", "stop")]
+    assert found == [("24 00:30", "warn"), ("25 00:30", "warn"), ("26 01:30", "stop"), ("27 01:30", "remove")]
 
 
 def test_after_a_hold_the_warnings_come_again_in_the_forecast() -> None:
@@ -62,7 +62,7 @@ def test_after_a_hold_the_warnings_come_again_in_the_forecast() -> None:
     held = Hold("ann", now - HOUR, now + 20 * HOUR)
     with zone("UTC0"):
         found = forecast(idle_since(now, held), Schedule(at="0 3 * * *"), now)
-    assert found == [("12 03:00", "warn"), ("13 03:00", "warn"), ("14 03:00", "stop")]
+    assert found == [("12 03:00", "warn"), ("13 03:00", "warn"), ("14 03:00", "stop"), ("15 03:00", "remove")]
 
 
 def test_what_a_schedule_puts_off_for_more_than_two_months_is_not_forecast() -> None:
@@ -88,7 +88,9 @@ def test_the_passes_do_what_was_forecast(schedule: Schedule) -> None:
             if isinstance(line, WarningSent | Closed)
         ]
         assert [one.action for one in expected] == [action for _, action in done[: len(expected)]]
-        for one, (at, _) in zip(expected, done, strict=False):
-            assert timedelta() <= at - one.at <= schedule.every, (one, at)
+        assert expected[-1].action is Action.REMOVE
+        for number, (one, (at, _)) in enumerate(zip(expected, done, strict=False), 1):
+            # Never before, and later only by passes: each step has one of its own.
+            assert timedelta() <= at - one.at <= number * schedule.every, (one, at)
 
     story()

@@ -12,8 +12,9 @@ from gpukeeper.engine.reclaim import look_and_plan, reclaim
 from gpukeeper.engine.requests import Request
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.event import Held, Noticed, Vanished, WarningSent
+from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import KEEP_ALIVE
-from gpukeeper.model.policy import BuildCache, ClassSettings, Images
+from gpukeeper.model.policy import BuildCache, Capture, ClassSettings, Images
 from gpukeeper.model.subject import Marks, Outcome, Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.thing import Thing
@@ -208,6 +209,17 @@ async def test_a_paused_workload_still_counts_for_demand(b: Harness) -> None:
 
 
 @virtual
+async def test_infrastructure_that_has_all_gpus_makes_none_scarce(b: Harness) -> None:
+    """An exporter with `--gpus all` runs for ever and blocks no other use: `report` counts its GPUs as free."""
+    b.set_policy(classes={**b.policy.classes, "infrastructure": ClassSettings(untouchable=True)})
+    b.change_ports(gpus=Weights({"GPU-0": 1.0, "GPU-1": 1.0}))
+    b.running("dcgm-exporter", class_="infrastructure", devices=("GPU-0", "GPU-1"))
+    assert not await is_high(b)
+    b.running("train", devices=("GPU-0", "GPU-1"))
+    assert await is_high(b), "what people run beside it counts"
+
+
+@virtual
 async def test_unknown_weights_leave_demand_as_it_is(b: Harness) -> None:
     weights = Weights({"GPU-0": 1.0})
     b.change_ports(gpus=weights)
@@ -255,6 +267,67 @@ async def test_an_image_goes_a_day_after_it_was_first_seen_unused(b: Harness) ->
     await asyncio.sleep(DAY.total_seconds())
     await reclaim(b.keeper, b.platform, b.book)
     assert [b.world.find(one.ref) for one in (used, kept)] == [None, kept]
+
+
+@virtual
+async def test_an_image_that_restorable_work_needs_is_held_as_long_as_the_evidence_is_kept(b: Harness) -> None:
+    """Also after the lines of the removal are archived: it is remembered with the image."""
+    b.set_policy(images=Images(unused=DAY), capture=Capture(keep=5 * DAY))
+    needed, other = image(b, "lab/train:7", state=State.RUNNING), image(b, "lab/eval:1")
+    for number in range(3):
+        b.ended(f"job-{number}", image=needed.ref)
+    await reclaim(b.keeper, b.platform, b.book)
+    needed.state = State.ENDED
+    for _ in range(4):
+        await reclaim(b.keeper, b.platform, b.book)
+        await asyncio.sleep(DAY.total_seconds())
+    assert [b.world.find(one.ref) for one in (needed, other)] == [needed, None]
+    memory = (await b.ledger.memories([needed.ref.key]))[needed.ref.key]
+    assert [(one.by, one.suspends, one.reason) for one in memory.holds] == [
+        ("a restore", ("unused_image",), "needed to restore docker/node-3/job-2")
+    ]
+    assert (await requests.fulfil(b.keeper, b.book, "ann", Request(verb="restore", workload="job-0"))).done
+    await asyncio.sleep(2 * DAY.total_seconds())
+    await reclaim(b.keeper, b.platform, b.book)
+    assert b.world.find(needed.ref) is None
+
+
+@virtual
+async def test_volumes_and_networks_that_restorable_work_needs_are_held(b: Harness) -> None:
+    b.set_policy(capture=Capture(keep=5 * DAY))
+    needed = (Ref("docker", "node-3", "volume", "v", "volume v"), Ref("docker", "node-3", "network", "n", "n"))
+    b.ended("job", attached=needed)
+    await reclaim(b.keeper, b.platform, b.book)
+    memories = await b.ledger.memories([one.key for one in needed])
+    for one in needed:
+        (hold,) = memories[one.key].holds
+        assert (hold.by, hold.suspends) == ("a restore", ("unused_volume", "unused_network"))
+
+
+@virtual
+async def test_an_admin_ends_the_hold_of_an_image_that_a_restore_would_need(b: Harness) -> None:
+    b.set_policy(images=Images(unused=HOUR))
+    needed = image(b, "lab/train:7")
+    b.ended("job", image=needed.ref)
+    await reclaim(b.keeper, b.platform, b.book)
+    await asyncio.sleep(2 * HOUR.total_seconds())
+    await reclaim(b.keeper, b.platform, b.book)
+    assert b.world.find(needed.ref) is needed
+    reply = await requests.fulfil(b.keeper, b.book, "root", Request(verb="release", workload="lab/train:7"))
+    assert reply.words == "docker/node-3/lab/train:7 is no longer held."
+    await reclaim(b.keeper, b.platform, b.book)
+    assert b.world.find(needed.ref) is None
+
+
+@virtual
+async def test_an_image_is_not_held_for_what_cannot_be_restored(b: Harness) -> None:
+    b.set_policy(images=Images(unused=DAY), capture=Capture(what=("logs",)))
+    needed = image(b, "lab/train:7")
+    b.ended("job", image=needed.ref)
+    await reclaim(b.keeper, b.platform, b.book)
+    await asyncio.sleep(DAY.total_seconds())
+    await reclaim(b.keeper, b.platform, b.book)
+    assert b.world.find(needed.ref) is None
 
 
 @virtual

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from gpukeeper.engine.find import read_subject
+from gpukeeper.engine.live import coming_of
 from gpukeeper.engine.reclaim import reclaim
-from tests.unit.engine.harness import Harness, virtual
+from gpukeeper.lifecycle.decide import decide
+from gpukeeper.model.decision import Action, Verdict
+from tests.unit.engine.harness import DAY, MINUTE, Harness, virtual
 
 
 @virtual
@@ -29,3 +35,16 @@ async def test_the_version_rises_with_every_pass_and_nothing_is_kept_unless_want
     before = b.keeper.live.version
     await reclaim(b.keeper, b.platform, b.book, act=False)
     assert b.keeper.live.version > before > 0
+
+
+@virtual
+async def test_a_step_that_failed_is_forecast_for_when_it_is_tried_again(b: Harness) -> None:
+    """Pages said 'at the next pass' for as long as the engine waited."""
+    b.keeper.live.enabled = True
+    thing = b.ended("eval", ago=30 * DAY)
+    view = (await read_subject(b.keeper, b.book, thing.ref)).view  # type: ignore[union-attr]
+    now = b.now()
+    decision = decide(view, b.book, now)
+    assert coming_of(view, decision, b.book, now, tuple(Action))[0].at == now
+    waits = msgspec.structs.replace(decision, action=Action.KEEP, verdict=Verdict.REPORT, due=now + 20 * MINUTE)
+    assert coming_of(view, waits, b.book, now, tuple(Action))[0].at == now + 20 * MINUTE

@@ -37,6 +37,7 @@ def test_a_stop_becomes_a_message_with_the_way_back() -> None:
     assert message.kind.category is Category.STOPPED
     assert (message.owner, message.ref, message.key) == ("ann", TRAIN, "s1")
     assert "was stopped: idle for 4h" in message.text
+    assert "Once it was deleted, it comes back without what was written inside it" in message.text
     assert f"gpukeeper restore '{TRAIN.path}'" in message.text  # a name with a space is one word
 
 

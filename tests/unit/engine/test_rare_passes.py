@@ -60,8 +60,8 @@ async def test_use_between_two_nights_ends_the_period_that_was_warned_about(b: H
 
 
 @virtual
-async def test_a_gap_between_two_nights_ends_the_period_that_was_warned_about(b: Harness) -> None:
-    """Whether it was used in that hour is unknown."""
+async def test_after_a_gap_between_two_nights_the_new_time_is_announced_a_night_before_the_stop(b: Harness) -> None:
+    """Whether it was used in that hour is unknown, so what was announced is void and the new time is announced."""
     notebook(b, NIGHTLY)
     read = b.meter.read
 
@@ -71,7 +71,7 @@ async def test_a_gap_between_two_nights_ends_the_period_that_was_warned_about(b:
     b.loop.call_later(AFTERWARDS, setattr, b.meter, "read", fails)
     b.loop.call_later(AFTERWARDS + HOUR.total_seconds(), setattr, b.meter, "read", read)
     await serve(b, 4 * DAY)
-    assert steps(b) == [(1, "warn 1"), (2, "warn 2"), (3, "warn 1"), (4, "warn 2")]
+    assert steps(b) == [(1, "warn 1"), (2, "warn 2"), (3, "warn 2"), (4, Action.STOP)]
 
 
 @virtual

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.engine.backoff import BACK_OFF
+from gpukeeper.engine.explain import explained
+from gpukeeper.engine.find import find
 from gpukeeper.engine.missing import MOST_READS
 from gpukeeper.engine.reclaim import look_and_plan, reclaim
 from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.model.decision import Plan, Result
+from gpukeeper.model.decision import Action, Plan, Result
+from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import LeaseHeld, PlatformError
 from gpukeeper.model.event import Closed, Complaint, Intended, Passed, Paused, Vanished, WarningSent
 from gpukeeper.model.identity import Ref
@@ -206,6 +210,21 @@ async def test_failures_are_counted_and_what_changed_is_none(b: Harness) -> None
     report = await reclaim(b.keeper, b.platform, b.book)
     assert [one.result for one in report.failed] == [Result.REFUSED]
     assert b.lines(Passed)[0].failed == 1
+
+
+@virtual
+async def test_what_was_refused_is_explained_with_when_and_why_it_is_retried(b: Harness) -> None:
+    """`explain` named it due, minutes ago, while the next try was minutes ahead."""
+    old = b.ended("old")
+    b.world.faults = Faults(refused=1)
+    line = (await reclaim(b.keeper, b.platform, b.book)).failed[0]
+    await asyncio.sleep(60)
+    found = await find(b.keeper, b.book, "old")
+    now = b.keeper.clock.now()
+    one = await explained(b.keeper, b.book, found, await b.keeper.ledger.about(old.ref.uid))
+    assert (one.decision.action, one.decision.due) == (Action.KEEP, line.at + BACK_OFF)
+    assert f"was refused {in_words(now - line.at)} ago ({line.reason}), retried after 20m" in one.decision.reason
+    assert [(step.action, step.at) for step in one.ahead] == [(Action.REMOVE, line.at + BACK_OFF)]
 
 
 @virtual

@@ -10,6 +10,7 @@ import pytest
 from gpukeeper.engine import requests
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Reply, Request
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.errors import LeaseHeld
 from gpukeeper.model.event import Closed, Held, Intended, Paused, Released
@@ -282,5 +283,28 @@ async def test_a_mark_that_can_be_read_is_not_released_by_a_command(b: Harness) 
 async def test_a_hold_shows_what_it_does_not_prevent_and_when(b: Harness) -> None:
     b.running("eval", HOUR)
     words = (await ask(b, "hold", "eval", seconds=7200)).words
-    assert "The hold does not prevent max_runtime: stop at 2026-03-02 09:00 UTC (in 1h). An admin can suspend" in words
-    assert "does not prevent" not in (await ask(b, "hold", "eval", seconds=600)).words
+    assert (
+        "The hold does not prevent max_runtime: will be stopped at 2026-03-02 09:00 UTC (in 1h). An admin can suspend"
+        in words
+    )
+    short = (await ask(b, "hold", "eval", seconds=600)).words
+    assert "does not prevent" not in short
+    assert short.endswith(" It does not suspend the maximum runtime of 2h.")
+
+
+@virtual
+async def test_a_hold_names_the_maximum_runtime_only_where_it_counts(b: Harness) -> None:
+    b.running("api", HOUR, class_="api")
+    b.ended("eval")
+    b.running("train", HOUR, owner="bob")
+    for name in ("api", "eval"):
+        assert "maximum runtime" not in (await ask(b, "hold", name, seconds=600)).words, name
+    named = await ask(b, "hold", "train", who="root", seconds=600, suspends=("max_runtime",))
+    assert named.done
+    assert "maximum runtime" not in named.words
+
+
+@pytest.mark.parametrize("seconds", ["1e300", "-1e300", "4e9"])
+def test_a_time_that_no_clock_has_is_no_request(seconds: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match="seconds"):
+        reading.decode(f'{{"verb": "token", "seconds": {seconds}}}', type=Request)

@@ -130,6 +130,14 @@ async def test_what_only_a_full_disk_makes_due_stays_once_enough_came_back(b: Ha
     assert (report.deferred, report.failed) == (0, [])
 
 
+@virtual
+async def test_what_only_a_full_disk_makes_due_is_not_removed_in_bulk(b: Harness) -> None:
+    lab = Lab(b)
+    crowded(lab)
+    lab.tree("tmp-old", unused=9 * HOUR)
+    assert await b.pass_in_bulk() == ["/tmp/tmp-old"]
+
+
 async def work_begins(b: Harness, busy: Any, why: str) -> None:
     """After the first step. One more sees it; those after it on the same node are not even begun, others go on."""
     lab = Lab(b)

@@ -325,3 +325,11 @@ def test_options_that_exclude_each_other(tmp_path: Path, words: tuple[str, ...])
     ran = CommandFleet(tmp_path).run("serve", *words)
     assert ran.code == 2
     assert "Nothing was started" in ran.err
+
+
+def test_its_policy_needs_no_scope(tmp_path: Path) -> None:
+    """It makes no passes: the address of the database is what is wrong here."""
+    (tmp_path / "folder").mkdir()
+    fleet = CommandFleet(tmp_path / "folder", "admins: [root]\n")
+    ran = fleet.run("serve", "--web", "0", "--from", "mysql://db.example/fleet")
+    assert (ran.code, "--from: this is not the address of a fleet database" in ran.err) == (2, True), ran.err

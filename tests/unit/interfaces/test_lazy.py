@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import pytest
 import typer
 from typer.core import TyperGroup
+from typer.testing import CliRunner
 
 from gpukeeper.__main__ import app
-from gpukeeper.interfaces.cli.lazy import LazyCommand
+from gpukeeper.interfaces.cli.lazy import DESTRUCTIVE, LazyCommand
 
 ROOT = ("", "--version", "--help", "no-such-command")
 SHARED = {"cli", "cli.lazy", "cli.main", "terminal", "terminal.messages", "terminal.layout"}
@@ -80,3 +81,29 @@ def _imported(words: str, **env: str) -> set[str]:
         [sys.executable, "-c", program], env={**os.environ, **env}, capture_output=True, text=True, check=False
     )
     return set(done.stderr.splitlines()[-1].split())
+
+
+def groups(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], TyperGroup]]:
+    found = command.loaded if isinstance(command, LazyCommand) else command
+    if isinstance(found, TyperGroup):
+        yield path, found
+        for name, one in found.commands.items():
+            yield from groups(one, (*path, name))
+
+
+@pytest.mark.parametrize(
+    ("path", "group"),
+    list(groups(typer.main.get_command(app))),
+    ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",
+)
+def test_no_unknown_word_is_answered_with_a_command_that_ends_work(path: tuple[str, ...], group: TyperGroup) -> None:
+    known = set(group.commands)
+    for name in sorted(DESTRUCTIVE & known):
+        said = CliRunner().invoke(app, [*path, f"{name}x"])
+        assert (said.exit_code, f"'{name}'" in said.output.partition("Did you mean")[2]) == (2, False), said.output
+    assert set(group.commands) == known
+
+
+def test_other_commands_are_suggested() -> None:
+    assert "Did you mean 'release'" in CliRunner().invoke(app, ["workload", "releasex"]).output
+    assert "Did you mean 'observe'" in CliRunner().invoke(app, ["observex"]).output

@@ -222,12 +222,25 @@ def test_what_was_done_adds_up(metrics: Metrics) -> None:
     assert seen['gpukeeper_warnings_total{delivered="true"}'] == 1
 
 
+def test_what_was_refused_stays_overdue_until_it_is_tried_again(metrics: Metrics, clock: Ticking) -> None:
+    """Its `due` is then that of the next try, up to a day ahead, so that GpukeeperOverdue never fired for it."""
+    metrics.passed(report(decision("a")))
+    metrics.passed(report(decision("a", due=NOW + 8 * HOUR, action=Action.KEEP, verdict=Verdict.REPORT)))
+    seen = told(metrics)
+    assert (seen["gpukeeper_overdue"], seen["gpukeeper_oldest_overdue_seconds"]) == (1, HOUR.total_seconds())
+    metrics.passed(report(decision("a", due=NOW + 8 * HOUR, action=Action.KEEP, verdict=Verdict.WAIT)))
+    assert told(metrics)["gpukeeper_overdue"] == 0, "held, or used again"
+
+
 def test_a_pass_that_saw_little_or_refused_everything_reports_it(metrics: Metrics) -> None:
     plan = msgspec.structs.replace(EMPTY_PLAN, breaker="too many at once")
     metrics.passed(report(plan=plan, survey={"unseen": [Unseen("jobs", "403"), Unseen("pods", "silent")]}))
     seen = told(metrics)
     assert (seen["gpukeeper_breaker_open"], seen["gpukeeper_unseen"]) == (1, 2)
     assert seen["gpukeeper_pass_seconds"] == 60
+    assert "gpukeeper_measured_apart_seconds" not in seen, "nothing runs that is measured"
+    metrics.measured_apart = 150.0
+    assert told(metrics)["gpukeeper_measured_apart_seconds"] == 150
     metrics.passed(report(paused="maintenance"))
     seen = told(metrics)
     assert (seen["gpukeeper_breaker_open"], seen["gpukeeper_unseen"], seen["gpukeeper_acting"]) == (0, 0, 0)
@@ -237,7 +250,7 @@ def test_who_stands_by_says_nothing_of_what_it_saw_before(metrics: Metrics) -> N
     metrics.passed(report(decision("a"), outcomes=[closed("b")]))
     metrics.lead(False)
     gauges = {name for name in told(metrics) if name.partition("{")[0] in GAUGES}
-    assert gauges == {f'gpukeeper_info{{version="{__version__}"}}', "gpukeeper_leader"}
+    assert gauges == {f'gpukeeper_info{{version="{__version__}"}}', "gpukeeper_leader", "gpukeeper_lease_denied"}
     assert told(metrics)["gpukeeper_leader"] == 0
     assert told(metrics)['gpukeeper_reclaimed_total{action="remove",kind="trainjob",rule="retention"}'] == 1
 
@@ -464,6 +477,7 @@ def stored() -> StorageBytes:
 
 
 def everything_told(metrics: Metrics) -> None:
+    metrics.measured_apart = 30.0
     metrics.machine = MachineFacts(
         (tile(), tile("gpu-1", GpuState.IDLE, idle_since=NOW - HOUR)),
         (past("serial-1", Grade.PASS),),

@@ -15,6 +15,7 @@ from gpukeeper.model.decision import Action
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Closed
 from gpukeeper.model.policy import Mode
+from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.lease import Leadership
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
@@ -306,6 +307,33 @@ async def test_it_is_not_ready_while_the_cluster_cannot_be_reached(b: Harness) -
     assert (await text(one.operator.readyz))[0] == 200  # just asked
     await asyncio.sleep(6)
     assert await text(one.operator.readyz) == (503, "nobody answers\n")
+    await one.stop()
+
+
+@virtual
+async def test_without_the_right_to_write_its_lease_it_is_not_ready_and_says_which_right_is_missing(b: Harness) -> None:
+    """It would do nothing, in silence."""
+    server = Server()
+    one = One(b, server)
+    assert one.line is not None
+    one.line.says = ApiError(403, "Forbidden", 'leases "gpukeeper" is forbidden: cannot update resource "leases"')
+    one.start()
+    await asyncio.sleep(60)
+    assert await text(one.operator.healthz) == (200, "ok\n")  # a restart does not help
+    status, said = await text(one.operator.readyz)
+    assert status == 503
+    assert "the lease keeper/gpukeeper cannot be written" in said
+    assert 'cannot update resource "leases"' in said
+    assert "needs get, create and update on leases" in said
+    await one.operator.metrics_page()
+    assert (one.exposed("gpukeeper_lease_denied"), one.exposed("gpukeeper_leader")) == (1, 0)
+    assert [line.partition(":")[0] for line in one.said] == ["cannot lead"], "once"
+    one.line.says = None
+    await asyncio.sleep(10)
+    assert await text(one.operator.readyz) == (200, "ok\n")
+    await one.operator.metrics_page()
+    assert (one.exposed("gpukeeper_lease_denied"), one.exposed("gpukeeper_leader")) == (0, 1)
+    assert "the lease keeper/gpukeeper can be written again" in one.said
     await one.stop()
 
 

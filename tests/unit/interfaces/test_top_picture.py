@@ -9,9 +9,10 @@ from rich.cells import cell_len
 
 from gpukeeper.interfaces.terminal.top_picture import Age, Display, picture, scrolled
 from gpukeeper.lifecycle.claims import ClaimState
+from gpukeeper.lifecycle.coming import NextStep
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.top import GpuLine, NextStep, TopView
+from gpukeeper.views.top import GpuLine, TopView
 from tests.unit.lifecycle.examples import HOUR, MINUTE, NOW
 
 AS_LISTED = Display()
@@ -71,7 +72,7 @@ def test_a_gpu_takes_two_lines_with_what_comes_below_it(width: int) -> None:
     assert found[0] == "gpukeeper top  2s old  2 running, 1 free"
     assert found[1].split() == ["GPU", "USE", "MEM", "OWNER", "SINCE", "CLASS"]
     assert found[2].split() == ["gpu-0", "83%", "71/80G", "ann", "3h", "devcontainer"]
-    whole = "  train-7b: warn in 9m58s, stop in 29m58s (idle): idle for 20m, allowed 30m"
+    whole = "  train-7b: will be warned in 9m58s, then stopped in 29m58s (idle): idle for 20m, allowed 30m"
     assert found[3] == (whole if width >= len(whole) else whole[: width - 1] + "…")
     assert found[4].split() == ["gpu-1", "?", "?", "?", "-", "docker"]
     assert found[5].startswith("  eval: kept: GPU use was not measured yet")
@@ -82,8 +83,8 @@ def test_a_gpu_takes_two_lines_with_what_comes_below_it(width: int) -> None:
 def test_a_wide_terminal_has_one_line_for_each_gpu() -> None:
     found = lines(width=160)
     assert found[1].split()[-3:] == ["HELD", "BY", "NEXT"]
-    assert found[2].split()[5:10] == ["devcontainer", "train-7b", "warn", "in", "9m58s,"]
-    assert found[2].endswith("stop in 29m58s (idle): idle for 20m, allowed 30m")
+    assert found[2].split()[5:10] == ["devcontainer", "train-7b", "will", "be", "warned"]
+    assert "then stopped in 29m58s (idle): idle for 20" in found[2]
     assert found[4].split() == ["gpu-2", "-", "0/80G", "-", "-", "free"]
 
 
@@ -136,8 +137,8 @@ def test_an_old_measurement_is_marked_and_several_places_are_named() -> None:
 
 def test_a_due_act_comes_at_the_next_pass() -> None:
     due = _replaced(TRAIN, steps=(NextStep("stop", None, "max_runtime"),), reason="ran for 2d, allowed 1d")
-    assert lines(TopView(at=NOW, mode=Mode.ENFORCE, gpus=(due,)))[3] == (
-        "  train-7b: stop at the next pass (max_runtime): ran for 2d, allowed 1d"
+    assert lines(TopView(at=NOW, mode=Mode.ENFORCE, gpus=(due,)), width=100)[3] == (
+        "  train-7b: will be stopped at the next pass (max_runtime): ran for 2d, allowed 1d"
     )
 
 

@@ -275,3 +275,42 @@ def test_an_upgrade_keeps_a_copy_that_the_version_before_reads(tmp_path: Path) -
     assert kept.stat().st_mode & 0o777 == 0o600
     open_for_writing(path).close()
     assert sorted(one.name for one in tmp_path.iterdir()) == [kept.name, "ledger.db"]
+
+
+def test_a_backup_that_others_can_change_is_not_restored(state: Path, tmp_path: Path) -> None:
+    """It would become holds, warnings and owners, and could change between the check and the restore."""
+    backup = tmp_path / "b.tar"
+    save(state, backup)
+    backup.chmod(0o666)
+    before = lines_of(state)
+    with pytest.raises(LedgerError, match=r"is not trusted: .*may be written to by others"):
+        restore(backup, state, now=NOW, who="ann")
+    assert lines_of(state) == before
+
+
+def test_a_sparse_entry_is_refused_before_it_fills_the_disk(state: Path, tmp_path: Path) -> None:
+    """A few bytes of a tar file can be a terabyte of zeros, with the right checksum."""
+    backup, zeros = tmp_path / "b.tar", 1 << 30
+    save(state, backup)
+    with tarfile.open(backup) as tar:
+        manifest = tar.extractfile(module.MANIFEST)
+        assert manifest is not None
+        text = manifest.read()
+    head, entry = tarfile.TarInfo(module.MANIFEST), tarfile.TarInfo("ledger.db")
+    head.size = len(text)
+    entry.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(zeros)}
+    with tarfile.open(backup, "w:", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(head, io.BytesIO(text))
+        tar.addfile(entry)
+    read: list[int] = []
+    entry_read = tarfile.ExFileObject.read
+
+    def counted(file: tarfile.ExFileObject, size: int | None = -1) -> bytes:
+        read.append(0)
+        return entry_read(file, size)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tarfile.ExFileObject, "read", counted)
+        with pytest.raises(LedgerError, match=r"ledger\.db is not what was backed up"):
+            restore(backup, state, now=NOW, who="ann")
+    assert len(read) == 1  # of the description

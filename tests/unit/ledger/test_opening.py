@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.schema import APPLICATION_ID, MIGRATIONS
+from gpukeeper.ledger.database import open_for_writing
+from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.ledger.schema import APPLICATION_ID, MIGRATIONS, Schema
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.errors import LedgerError
 from tests.unit.ledger.examples import NOW, intended, noticed, run
@@ -25,6 +26,22 @@ def test_a_missing_directory_is_made_for_its_owner_only(tmp_path: Path) -> None:
     open_ledger(path, write=True).close()
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))
+def test_a_ledger_of_an_older_gpukeeper_is_read_and_not_changed(tmp_path: Path, version: int) -> None:
+    """After an upgrade, before the daemon was restarted: its older process still writes here."""
+    tmp_path.chmod(0o700)
+    path = tmp_path / "ledger.db"
+    older = open_for_writing(path, schema=Schema(APPLICATION_ID, MIGRATIONS[:version]))
+    daemon = SqliteLedger(path, older, write=True)
+    run(daemon.append([noticed()]))
+    reader = open_ledger(path, write=False)
+    assert [line for _, line in run(reader.lines())] == [noticed()]
+    reader.close()
+    assert older.execute("PRAGMA user_version").fetchone()[0] == version
+    daemon.close()
+    assert not [one.name for one in tmp_path.iterdir() if "schema" in one.name]
 
 
 def test_a_ledger_that_another_process_is_making_reads_as_an_empty_one(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from hypothesis import given
 
 from gpukeeper.ledger.in_memory import InMemoryLedger
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.ledger.state import set_meta
 from gpukeeper.model.event import Event
+from gpukeeper.model.memory import ClockRecord
 from tests.unit.ledger.examples import EVAL, EVERY_TYPE, NOW, SPLIT, TRAIN, any_lines, run
 
 
@@ -32,6 +34,7 @@ async def everything(ledger: SqliteLedger | InMemoryLedger) -> tuple[object, ...
         [list(await ledger.about(words)) for words in ("eval", "trainjob/RUN-7", "uid-7", "a/uid-7", "nothing")],
         await ledger.paused(),
         await ledger.last_line_at(),
+        list((await ledger.clock_records()).items()),
     )
 
 
@@ -41,6 +44,10 @@ async def compare(folder: Path, batches: Sequence[Sequence[Event]]) -> None:
         for batch in batches:
             await memory.append(batch)
             await disk.append(batch)
+            for boot in ("boot-1", *(line.owner or "" for line in batch)):
+                record = ClockRecord(zero=NOW, doubted_until=float(len(batch)), watched=bool(batch))
+                await memory.record_clock(boot, record)
+                await disk.record_clock(boot, record)
         expected = await everything(memory)
         assert await everything(disk) == expected
         await disk.rebuild()
@@ -93,5 +100,31 @@ def test_pass_numbers_never_go_back_when_state_is_recreated(tmp_path: Path) -> N
         await ledger.rebuild()
         assert [*given_out, await ledger.next_pass()] == [1, 2, 3, 4]
         ledger.close()
+
+    run(story())
+
+
+async def damaged(folder: Path) -> None:
+    ledger = open_ledger(folder / "ledger.db", write=True)
+    try:
+        await ledger.change(lambda c: set_meta(c, "clock", '{"boot-1": {"zero": "no time"}}'))
+        assert [one.doubted_until is not None for one in (await ledger.clock_records()).values()] == [True]
+        await ledger.record_clock("boot-1", ClockRecord(zero=NOW))
+        assert (await ledger.clock_records())["boot-1"] == ClockRecord(zero=NOW)
+    finally:
+        ledger.close()
+
+
+def test_a_record_of_the_clock_that_cannot_be_read_is_a_doubt(tmp_path: Path) -> None:
+    run(damaged(tmp_path))
+
+
+def test_of_the_clock_as_many_boots_are_kept_as_machines_share_a_ledger() -> None:
+    async def story() -> None:
+        ledger = InMemoryLedger()
+        for number in range(40):
+            await ledger.record_clock(f"boot-{number}", ClockRecord(zero=NOW))
+            await ledger.record_clock("boot-0", ClockRecord(zero=NOW))
+        assert list(await ledger.clock_records()) == [*(f"boot-{n}" for n in range(9, 40)), "boot-0"]
 
     run(story())

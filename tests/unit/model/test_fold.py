@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpukeeper.model.condition import CheckResult, GpuMemory
@@ -72,6 +73,14 @@ def warning(minute: float, stage: int = 1) -> WarningSent:
         channel="terminal",
         message="",
     )
+
+
+def test_attempts_to_reach_an_owner_do_not_displace_warnings_of_other_rules() -> None:
+    other = msgspec.structs.replace(warning(0), rule="max_runtime")
+    attempts = [msgspec.structs.replace(warning(60 * n, 2), delivered=False) for n in range(1, 30)]
+    found = fold(other, warning(1), *attempts).warnings
+    assert [(one.rule, one.stage) for one in found] == [("max_runtime", 1), ("idle", 1), ("idle", 2)]
+    assert found[-1].at == attempts[-1].at
 
 
 def fold(*lines: Event) -> Memory:

@@ -7,9 +7,11 @@ import fcntl
 import os
 import pty
 import pwd
+import struct
 import subprocess
 import sys
 import termios
+import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ from gpukeeper.notify.terminals import Terminals
 from tests.patience import PATIENCE
 
 WARNING = "docker/node-3/eval: idle for 24m, allowed 30m"
+SCREEN_SIDE = 4095  # bytes that the kernel keeps for who reads
 
 
 @contextmanager
@@ -112,7 +115,7 @@ def test_a_name_planted_inside_the_workload_leads_nowhere(tmp_path: Path) -> Non
 def test_a_full_terminal_is_not_waited_for_and_not_told() -> None:
     with terminal() as (screen, device), sitting_at(device) as pid:
         os.set_blocking(device, False)
-        _fill(device)
+        _fill(device, screen)
         assert notify_inside([pid], WARNING) == 0
         assert WARNING not in shown(screen)
 
@@ -150,7 +153,7 @@ def test_the_other_end_of_a_terminal_is_not_a_users_screen() -> None:
 def test_half_a_message_is_not_a_message() -> None:
     with terminal() as (screen, device), sitting_at(device) as pid:
         os.set_blocking(device, False)
-        _fill(device)
+        _fill(device, screen)
         os.read(screen, 4096)  # room for some of it
         long = WARNING * 2000
         assert notify_inside([pid], long) == 0
@@ -199,9 +202,19 @@ def _everything(screen: int) -> str:
     return words
 
 
-def _fill(device: int) -> None:
-    """Until not one byte more goes in."""
+def _fill(device: int, screen: int) -> None:
+    """Until not one byte more goes in. The kernel moves what was written to the screen's side a moment later, which
+    makes room: so again, when that side is full."""
     assert fcntl.fcntl(device, fcntl.F_GETFL) & os.O_NONBLOCK
+    _write_until_blocked(device)
+    end = time.monotonic() + PATIENCE
+    while struct.unpack("i", fcntl.ioctl(screen, termios.FIONREAD, bytes(4)))[0] < SCREEN_SIDE:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    _write_until_blocked(device)
+
+
+def _write_until_blocked(device: int) -> None:
     for size in (4096, 1):
         try:
             while True:

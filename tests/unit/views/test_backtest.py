@@ -173,5 +173,7 @@ def test_a_policy_that_acts_is_warned_about_without_a_backtest_or_with_too_much_
     )
     assert backtest_warning(acting, record(40, 2)) is None, "5 % is allowed"
     assert backtest_warning(acting, record(0, 0)) is None, "nothing is known of it"
-    assert backtest_warning(Policy(mode=Mode.PLAN, classes=acting.classes), None) is None
+    planned = Policy(mode=Mode.PLAN, classes=acting.classes)
+    assert backtest_warning(planned, None) is None, "a record is asked for before it acts"
+    assert backtest_warning(planned, record(40, 12)) == backtest_warning(acting, record(40, 12))
     assert backtest_warning(Policy(mode=Mode.ENFORCE), None) is None, "it stops no idle work"

@@ -9,6 +9,7 @@ from gpukeeper.lifecycle.contradictions import Contradiction
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.memory import Hold, Memory
+from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.explain import LABEL_MAX, LABELS_MAX, explain_view, facts, verdicts
 from tests.unit.lifecycle.examples import BOOK, EVAL, HOUR, NOW, idle_view, subject
@@ -59,3 +60,8 @@ def test_the_document_gives_the_reason_a_diagnosis_is_missing() -> None:
     view = explain_view(explained(idle_view(), undiagnosed=unknown, findings=(finding,)))
     assert view.diagnosis == unknown
     assert [(one.kind, one.words) for one in view.findings] == [("orphan", "it outlived its workload")]
+
+
+def test_every_name_of_an_image_is_shown() -> None:
+    image = subject(shape=Shape.IMAGE, labels={"names": "lab/train:7 lab/train:latest"})
+    assert dict(facts(explained(View(image))))["names"] == "lab/train:7, lab/train:latest"

@@ -8,6 +8,7 @@ from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
 from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Unseen
+from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.fleet import fleet_view, subject_row, unseen_everywhere, unseen_lines, untouched
 from gpukeeper.views.gpus import gpus_view, waste_view
@@ -58,6 +59,8 @@ def test_the_row_of_a_thing_has_its_latest_known_time_and_no_zero_for_what_is_un
     assert (row.state, row.since, row.devices, row.size) == ("ended", NOW - 2 * HOUR, unknown, unknown)
     assert subject_row(subject()).since == NOW - 3 * HOUR
     assert subject_row(device(0, model="H200").subject).class_ == "H200"
+    tree = msgspec.structs.replace(subject(), shape=Shape.TREE, last_used=NOW + 20 * HOUR, started=None)
+    assert subject_row(tree).since == tree.created, "it may have been read since; nothing begins in the future"
 
 
 def test_one_reason_for_many_kinds_is_one_sentence() -> None:

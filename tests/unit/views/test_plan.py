@@ -125,7 +125,7 @@ def test_a_workload_in_a_line() -> None:
     assert workload_row(kept(1, rule="temporary_tree", size=UNKNOWN)).size == UNKNOWN, "of a tree its bytes matter"
     gpu = msgspec.structs.replace(decision(1).seen.ref, kind="gpu")
     device = msgspec.structs.replace(decision(1), seen=msgspec.structs.replace(decision(1).seen, ref=gpu))
-    assert workloads_view([device, decision(2)]).decisions == (decision(2),)
+    assert workloads_view([device, decision(2)], Mode.PLAN).decisions == (decision(2),)
 
 
 def test_what_was_applied_names_its_pass_as_documented() -> None:

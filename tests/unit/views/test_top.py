@@ -9,13 +9,15 @@ import msgspec
 from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
 from gpukeeper.engine.outlook import Outlooks, PlaceOutlook, PolicyHead
 from gpukeeper.lifecycle.claims import ClaimState
+from gpukeeper.lifecycle.coming import NextStep
+from gpukeeper.lifecycle.forecast import STAYS_IDLE
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Action, Decision, Verdict, View
 from gpukeeper.model.memory import Memory
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.series import Series, Signal
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.top import GpuLine, NextStep, TopView, ordered, top_view, with_daemon_plan, with_notes
+from gpukeeper.views.top import GpuLine, TopView, ordered, top_view, with_daemon_plan, with_notes
 from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, decision, idle_view, quiet, subject, warned
 from tests.unit.lifecycle.test_claims import device, named, opened
 
@@ -37,7 +39,9 @@ def test_a_gpu_has_its_memory_its_holder_and_what_comes_by_which_rule() -> None:
         "managed",
     )
     assert line.since == NOW - 3 * HOUR
-    assert line.steps == (NextStep("stop", None, "idle"),), "due, so at the next pass"
+    stop, remove = line.steps
+    assert stop == NextStep("stop", None, "idle", STAYS_IDLE), "due, so at the next pass"
+    assert remove == NextStep("remove", None, "idle", STAYS_IDLE), "its class removes what was idle"
     assert line.reason.startswith("idle for")
 
 
@@ -129,7 +133,10 @@ def test_a_workload_that_only_the_daemon_sees_is_shown_without_its_devices() -> 
     first, second = view.gpus
     assert view.counts == {ClaimState.RUNNING: 3}
     assert (first.name, first.holder, isinstance(first.use, Unknown)) == ("2 GPUs", "docker/node-3/job-1", True)
-    assert first.steps == (NextStep("warn", None, "idle"), NextStep("stop", NOW + HOUR, "idle"))
+    assert first.steps == (
+        NextStep("warn", None, "idle", STAYS_IDLE),
+        NextStep("stop", NOW + HOUR, "idle", STAYS_IDLE),
+    )
     assert second.steps == (NextStep("", NOW + DAY, "idle"),), "which action, its rule does not say yet"
 
 

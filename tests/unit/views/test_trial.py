@@ -16,7 +16,7 @@ from gpukeeper.wiring.hypothetical import WorkloadDescription, hypothetical_work
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 POLICY = """\
-preset: shared-host
+preset: ds01
 mode: enforce
 scope: {docker: {places: ["node-*"]}, kubernetes: {namespaces: ["team-*"]}}
 classes:
@@ -54,6 +54,35 @@ def test_idle_work_is_warned_twice_stopped_and_removed() -> None:
     ]
     assert (found.class_, found.groups, found.end) == ("docker", ("researcher",), "The workload is then removed.")
     assert found.match is None
+
+
+def test_the_built_in_times_keep_what_was_idle_for_a_day() -> None:
+    shared = load_text("preset: shared-host\nmode: enforce\nscope: {docker: {}}\n").policy
+    assumed, policy = hypothetical_workload(WorkloadDescription(owner="ann", demand=True), shared, NOW)
+    found = trial(policy, assumed, NOW)
+    assert timeline(found) == [
+        (90 * MINUTE, "warn 1", "idle"),
+        (5 * HOUR + 15 * MINUTE, "warn 2", "idle"),
+        (5.5 * HOUR, "stop", "idle"),
+        (DAY + 5.5 * HOUR, "remove", "retention"),
+    ]
+    assert "GPUs stay scarce; that changes no idle time (demand.idle_factor)." in found.assumes
+
+
+@pytest.mark.parametrize(
+    ("ran", "idle", "words"),
+    [
+        (30 * DAY, 3 * HOUR, "idle for 3h,"),
+        (3 * HOUR, 3 * HOUR, "idle for 3h,"),
+        (30 * DAY, 20 * DAY, "idle for at least 7d,"),
+    ],
+)
+def test_the_reason_names_the_idle_time_that_was_described(ran: timedelta, idle: timedelta, words: str) -> None:
+    """The rule itself searches for use only as far back as it needs to decide."""
+    found = tried(owner="bob", running_for=ran, idle_for=idle)
+    assert {step.reason.partition(" allowed")[0] for step in found.timeline if step.rule == "idle" and step.stage} == {
+        words
+    }
 
 
 def test_what_passed_before_counts() -> None:

@@ -118,3 +118,13 @@ def test_a_file_that_others_can_change_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can be changed by other users"):
         compare(trace(), POLICY, VARIANTS, Judging(), Where(resume=path))
     assert path.read_bytes() == before
+
+
+def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    """SQLite reads a journal beside the file, whoever wrote it: results that were never computed."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    with pytest.raises(UsageError, match=r"can be changed by other users.*may be written to by others"):
+        compare(trace(), POLICY, VARIANTS, Judging(), Where(resume=shared / "x"))
+    assert not list(shared.iterdir())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -160,12 +161,86 @@ def test_without_its_record_nothing_is_guessed(machine: Machine) -> None:
     assert machine.state(SERVICE) is Change.SAME
 
 
-def test_a_directory_that_others_write_to_gets_no_unit_of_root(machine: Machine) -> None:
-    machine.at(SERVICE.parent).mkdir(parents=True)
-    machine.at(SERVICE.parent).chmod(0o777)
-    with pytest.raises(KeeperError, match="was not written"):
+def of_all(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o777)
+
+
+def of_all_and_sticky(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o1777)
+
+
+def of_nobody(directory: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a directory away")
+    directory.mkdir(parents=True, exist_ok=True)
+    os.chown(directory, 65534, 65534)
+
+
+def linked_to_nobodys(directory: Path) -> None:
+    """The link is root's, and what it leads to is not."""
+    target = directory.with_name("elsewhere")
+    of_nobody(target)
+    directory.rmdir() if directory.exists() else directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.symlink_to(target)
+
+
+def linked_by_nobody(directory: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a link away")
+    directory.with_name("own").mkdir(parents=True)
+    directory.symlink_to(directory.with_name("own"))
+    os.chown(directory, 65534, 65534, follow_symlinks=False)
+
+
+MAKERS = [of_all, of_nobody, linked_to_nobodys, linked_by_nobody]
+
+
+@pytest.mark.parametrize("make", [*MAKERS, of_all_and_sticky])
+@pytest.mark.parametrize("directory", [POLICY.parent, SERVICE.parent, TMPFILES.parent])
+def test_with_one_directory_that_others_can_change_nothing_at_all_is_written(
+    machine: Machine, directory: Path, make: Callable[[Path], None]
+) -> None:
+    make(machine.at(directory))
+    before = sorted(machine.root.rglob("*"))
+    with pytest.raises(KeeperError, match=r"Nothing was written.*Fix: ch(mod|own)") as refused:
         machine.setup.write(FILES, UNIT)
-    assert not machine.at(SERVICE).exists()
+    named = machine.at(directory).with_name("elsewhere") if make is linked_to_nobodys else machine.at(directory)
+    assert str(named) in str(refused.value)
+    assert sorted(machine.root.rglob("*")) == before
+    assert machine.systemd.calls == []
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("above", ["etc", "var"])
+def test_nor_with_one_above_them_or_above_the_ledger(tmp_path: Path, above: str, make: Callable[[Path], None]) -> None:
+    tmp_path.chmod(0o755)
+    make(tmp_path / above)
+    machine = Machine(tmp_path)
+    machine.setup = HostSetup(tmp_path / "var/lib/gpukeeper", root=tmp_path, run=machine.systemd)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(KeeperError, match=r"Nothing was written.*Fix: ch(mod|own)"):
+        machine.setup.write(FILES, UNIT)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert machine.systemd.calls == []
+
+
+def test_a_unit_that_an_admin_masked_is_kept_and_no_mode_of_dev_null_is_complained_about(machine: Machine) -> None:
+    machine.at(SERVICE).parent.mkdir(parents=True)
+    machine.at(SERVICE).symlink_to("/dev/null")
+    done = {one.path: one.change for one in machine.setup.write(FILES, UNIT)}
+    assert done[str(SERVICE)] is Change.KEEP
+    assert machine.at(SERVICE).is_symlink()
+
+
+def test_a_policy_of_another_user_is_not_taken_for_one_of_root(machine: Machine) -> None:
+    machine.at(POLICY).parent.mkdir(parents=True)
+    machine.at(POLICY).write_text("mode: enforce\n")
+    machine.at(POLICY).chmod(0o666)
+    with pytest.raises(KeeperError, match=r"Nothing was written.*policy\.yaml.*Fix: chmod go-w"):
+        machine.setup.write(FILES, UNIT)
+    assert machine.files() == {str(POLICY)}
 
 
 def test_the_first_policy_is_valid_and_dry() -> None:
@@ -262,3 +337,52 @@ def test_a_machine_without_systemd_is_refused_before_anything_is_written(tmp_pat
         need_systemd(tmp_path)
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     need_systemd(tmp_path)
+
+
+NAMED = {**FILES, POLICY: "preset: ci\n"}
+OTHER = host_files(HostAnswers(program=ANSWERS.program, admins=("root", "ann"), platforms=("host",)))
+
+
+def test_a_first_policy_never_replaces_one_that_was_named(machine: Machine) -> None:
+    """Such as one that `fleet` installed."""
+    machine.setup.write(NAMED, UNIT, given=True)
+    for asked in (True, False):
+        with pytest.raises(UsageError, match=r"(?s)-preset: ci\n.*\+preset: shared-host.*Nothing was written"):
+            machine.setup.keeping_policy(FILES, asked=asked)
+    machine.setup.write(NAMED, UNIT)  # as with --policy and the file itself: nothing is written
+    with pytest.raises(UsageError):
+        machine.setup.keeping_policy(FILES, asked=False)
+
+
+def test_a_first_policy_is_replaced_only_by_one_that_was_asked_for(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    kept = machine.setup.keeping_policy(OTHER, asked=False)
+    assert {one.change for one in machine.setup.changes(kept)} == {Change.SAME}
+    assert machine.setup.keeping_policy(OTHER, asked=True) == OTHER
+    machine.setup.write(kept, UNIT)
+    assert {one.change for one in machine.setup.remove()} == {Change.REMOVE}, "it is still known as setup's own"
+
+
+def test_a_policy_of_an_older_version_may_have_been_named(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    record = machine.root / "state" / RECORD
+    record.write_bytes(record.read_bytes().replace(b',"given":false', b""))
+    assert machine.setup.record().given is None
+    assert machine.setup.keeping_policy(FILES, asked=False) == FILES
+    with pytest.raises(UsageError, match="a first policy would replace it"):
+        machine.setup.keeping_policy(OTHER, asked=True)
+
+
+def test_a_policy_of_a_person_and_none_at_all_are_treated_as_before(machine: Machine) -> None:
+    assert machine.setup.keeping_policy(FILES, asked=False) == FILES
+    machine.at(POLICY).parent.mkdir(parents=True)
+    machine.at(POLICY).write_text("preset: ci\n")
+    assert machine.setup.keeping_policy(FILES, asked=True) == FILES
+    assert machine.state(POLICY) is Change.KEEP
+
+
+def test_a_named_policy_replaces_an_unchanged_one(machine: Machine) -> None:
+    machine.setup.write(FILES, UNIT)
+    machine.setup.write(NAMED, UNIT, given=True)
+    assert machine.at(POLICY).read_text() == NAMED[POLICY]
+    assert machine.setup.record().given

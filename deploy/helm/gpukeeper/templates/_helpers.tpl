@@ -57,6 +57,14 @@ app.kubernetes.io/component: operator
 {{- end }}
 {{- end }}
 
+{{/* Not empty if the admission policy is installed: from 1.30 on, if gpukeeper may write at all. A chart for named namespaces creates
+nothing outside them unless it is told. */}}
+{{- define "gpukeeper.admission" -}}
+{{- $writes := or .Values.rights.stop .Values.rights.restore .Values.rights.finalizers }}
+{{- $can := and (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) (not .Values.namespaces) }}
+{{- if and (ne .Values.mode "agent") $writes (or (eq .Values.admissionPolicy "always") (and (eq .Values.admissionPolicy "auto") $can)) }}yes{{ end }}
+{{- end }}
+
 {{/* root, args, component, policy (name of a ConfigMap), and claim (name of a claim; empty: nothing is kept, or a template has it) */}}
 {{- define "gpukeeper.podSpec" -}}
 {{- $values := .root.Values }}
@@ -179,7 +187,7 @@ initContainers:
   - name: state
     image: {{ include "gpukeeper.image" . | quote }}
     imagePullPolicy: {{ .Values.image.pullPolicy }}
-    command: [/opt/gpukeeper/bin/python, -c, "import os; os.chmod('/var/lib/gpukeeper', 0o700)"]
+    command: [/opt/gpukeeper/bin/python, -I, -c, "import os; os.chmod('/var/lib/gpukeeper', 0o700)"]
     resources: {{- toYaml $agent.resources | nindent 6 }}
     securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
     volumeMounts:

@@ -18,7 +18,7 @@ import msgspec
 
 from gpukeeper.acceptance.bench import machine, other_processes
 from gpukeeper.acceptance.bench.probing import ProbeLauncher, ProbeWorkers, run_ranks
-from gpukeeper.acceptance.record import Machine, ProbeFailure, ProbeReply, ProbeRequest
+from gpukeeper.acceptance.record import Machine, ProbeFailure, ProbeReply, ProbeRequest, ProbeResult
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders, kernel_log
 from gpukeeper.devices.driver.facts import GpuFacts, Listed
@@ -126,7 +126,15 @@ class LocalWorkbench:
     async def each(self, jobs: Mapping[str, ProbeRequest]) -> Mapping[str, ProbeReply]:
         if isinstance(self._python, Unknown):
             return dict.fromkeys(jobs, self._no_torch(self._python))
-        return await self._watched(self._workers.each(jobs))
+        replies = await self._watched(self._workers.each(jobs))
+        return {gpu: self._since_opened(reply) for gpu, reply in replies.items()}
+
+    def _since_opened(self, reply: ProbeReply) -> ProbeReply:
+        """`loaded`: from when to when the GPU was under load, by the machine's monotonic clock like readings."""
+        if not isinstance(reply, ProbeResult) or "loaded" not in reply.result:
+            return reply
+        loaded = [at - self._opened_ticks for at in reply.result["loaded"]]
+        return msgspec.structs.replace(reply, result={**reply.result, "loaded": loaded})
 
     async def together(self, gpus: Sequence[str], job: ProbeRequest) -> Mapping[str, ProbeReply]:
         if isinstance(self._python, Unknown):

@@ -47,7 +47,7 @@ def _of(gpu: str, result: Values, context: CheckContext) -> Iterable[Finding]:
     yield _steady(gpu, speeds)
     yield _rise(gpu, float(result["step_ms_first"]), float(result["step_ms_last"]))
     if not context.small:
-        yield from _sampled(context.gpu(gpu), context)
+        yield from _sampled(context.gpu(gpu), result, context)
 
 
 def _right(gpu: str, result: Values) -> Finding:
@@ -113,11 +113,12 @@ def _rise(gpu: str, first: float, last: float) -> Finding:
     )
 
 
-def _sampled(gpu: Gpu, context: CheckContext) -> Iterable[Finding]:
-    """What the driver reported during the load. The first seconds are skipped: the load is not full yet."""
+def _sampled(gpu: Gpu, result: Values, context: CheckContext) -> Iterable[Finding]:
+    """What the driver reported during the load: not while its data were prepared, nor while other GPUs were still at
+    work. The first seconds are skipped: the load is not full yet."""
     own = [one for one in context.readings if one.uuid == gpu.uuid and one.check == NAME]
-    start = min((one.at for one in own), default=0.0) + WARM_S
-    loaded = [one for one in own if one.at >= start]
+    start, end = result.get("loaded") or (min((one.at for one in own), default=0.0), math.inf)
+    loaded = [one for one in own if start + WARM_S <= one.at <= end]
     yield _use(gpu, [one.utilisation for one in loaded if one.utilisation is not None], context)
     yield _temperature(gpu, [one.temperature_c for one in loaded if one.temperature_c is not None], context)
     if gpu.part_of is None:  # watts are those of the whole GPU

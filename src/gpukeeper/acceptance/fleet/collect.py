@@ -14,7 +14,7 @@ import msgspec
 
 from gpukeeper.acceptance.fleet.delivery import read_message
 from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase
+from gpukeeper.acceptance.fleet.status import LOST, NodeStatus, Phase
 from gpukeeper.acceptance.recompute import recomputed
 from gpukeeper.acceptance.record import Report
 from gpukeeper.acceptance.reports.document import decode_report
@@ -152,6 +152,8 @@ def _missing(target: Target, found: Collected, *, interrupted: bool) -> MissingN
 def _by_phase(node: str, status: NodeStatus, spec: RunSpec) -> MissingNode:
     why = f" {_sentence(status.reason)}" if status.reason else ""
     span = in_words(timedelta(seconds=spec.deadline_s))
+    if status.code in LOST and status.phase in (Phase.WAITING, Phase.RUNNING):
+        return _lost(node, status, status.code, f"Its node was lost before it reported.{why}")
     match status.phase:
         case Phase.WAITING:
             return _lost(node, status, status.code or PENDING, f"It did not start within {span}.{why}")

@@ -10,6 +10,8 @@ import msgspec
 from gpukeeper.acceptance.fleet.spec import RunSpec
 from gpukeeper.model.direct import direct
 
+LOST = frozenset({"node-gone", "node-not-ready"})  # codes: of its node nothing is known any more
+
 
 @direct
 class Phase(StrEnum):

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -150,5 +151,6 @@ def _write(path: Path, content: bytes) -> None:
         finally:
             os.close(number)
     except OSError as error:
-        made.unlink(missing_ok=True)
+        with suppress(OSError):  # its directory may be the problem
+            made.unlink()
         raise KeeperError(f"{path} could not be written: {error}. Nothing of the run was removed.") from error

@@ -1,6 +1,7 @@
 """Runs over a list of hosts, through OpenSSH. What runs there, and its deadline, is up to programs/host.py.
 
-A host that does not reply is GONE with ssh's own words; the others are reported as usual.
+A host that does not reply is GONE with ssh's own words; the others are reported as usual. One that did not reply before
+the start is left out: it has nothing of the run, so nothing of it is read or removed there.
 """
 
 from __future__ import annotations
@@ -100,12 +101,15 @@ class SshLauncher:
         self._client, self._program, self._master, self._retention = client, program, master, retention
         self._known = tuple(known)
         self._named: dict[str, Host] = {one.node: one for one in known}
+        self._left_out: dict[str, frozenset[str]] = {}  # by run: what did not reply before its start
         self._read: dict[tuple[str, str], tuple[str, bytearray]] = {}  # what was read of a log, and of which start
 
     async def targets(self, spec: RunSpec) -> tuple[Target, ...]:
         hosts = self._hosts(spec)
         given = {"check": "look", "source": checks_source(), "program": self._program}
         found = await self._all(hosts, lambda host: self._client.request(host, FactsReply, "checks", **given))
+        silent = frozenset(host.node for host, facts in found.items() if isinstance(facts, HostError))
+        self._left_out[spec.run] = silent
         return tuple(self._target(host, found[host]) for host in hosts)
 
     def _target(self, host: Host, facts: FactsReply | HostError) -> Target:
@@ -138,7 +142,7 @@ class SshLauncher:
         self._hosts(spec)
         started = [one.node for one in targets if not one.excluded]
         nodes = [one.node for one in targets]
-        if spec.together:
+        if spec.together and started:
             await self._must_meet(spec, started)
 
         async def one(host: Host) -> StateReply:
@@ -194,7 +198,7 @@ class SshLauncher:
         return tuple(summaries)
 
     async def run(self, run: str) -> RunSummary | None:
-        found = await self._states()
+        found = await self._states(run)
         summary = self._summary(run, found)
         silent = [str(reply) for reply in found.values() if isinstance(reply, HostError)]
         if summary is None and silent:
@@ -225,7 +229,7 @@ class SshLauncher:
         async def one(host: Host) -> RemoveReply:
             return await self._client.request(host, RemoveReply, "remove", run=run, node=host.node)
 
-        found = await self._all(tuple(self._named.values()), one)
+        found = await self._all(self._hosts_with(run), one)
         _require_a_reply(found)
         removed, left = [], []
         for host, reply in found.items():
@@ -251,14 +255,17 @@ class SshLauncher:
     async def close(self) -> None:
         await self._client.close()
 
-    async def _states(self) -> dict[Host, ListReply | HostError]:
+    async def _states(self, run: str = "") -> dict[Host, ListReply | HostError]:
         if not self._named:
             raise UsageError("no host is named; add --nodes HOST,HOST or --option hosts=FILE")
-        found = await self._all(
-            tuple(self._named.values()), lambda host: self._client.request(host, ListReply, "listed")
-        )
+        found = await self._all(self._hosts_with(run), lambda host: self._client.request(host, ListReply, "listed"))
         _require_a_reply(found)
         return found
+
+    def _hosts_with(self, run: str) -> tuple[Host, ...]:
+        """Those that may have something of this run."""
+        left_out = self._left_out.get(run, frozenset())
+        return tuple(one for one in self._named.values() if one.node not in left_out)
 
     def _summary(self, run: str, found: Mapping[Host, ListReply | HostError]) -> RunSummary | None:
         states = {

@@ -17,7 +17,7 @@ from gpukeeper.acceptance.fleet.collect import Collected, RunReport, read_sent, 
 from gpukeeper.acceptance.fleet.frames import MARK, FrameReader
 from gpukeeper.acceptance.fleet.ports import Launcher
 from gpukeeper.acceptance.fleet.spec import RunSpec, Target, flags
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase, Removal, RunSummary
+from gpukeeper.acceptance.fleet.status import LOST, NodeStatus, Phase, Removal, RunSummary
 from gpukeeper.acceptance.launchers.archive import RunArchive
 from gpukeeper.acceptance.record import Report
 from gpukeeper.model.errors import KeeperError, PlatformError, UsageError
@@ -28,6 +28,7 @@ POLL_S, POLL_TOGETHER_S = 5.0, 10.0
 READS = 16  # outputs at the same time
 ATTEMPTS = 3  # to read the output of a node that has ended; then its log counts as lost
 SLACK_S = 60.0  # after the deadline: the engine ends what runs, and the ends are collected
+LOST_READS = 3  # a node that is lost is not waited for any longer; if it comes back meanwhile, its report counts
 GONE_READS = 2  # a run that the engine does not have is gone when a second read confirms it
 STAYS = frozenset({"daemonset", "statefulset"})  # forms whose programs stay after they have reported
 
@@ -73,8 +74,9 @@ class Ended:
 async def launch(setting: Setting, spec: RunSpec, targets: Sequence[Target], *, keep_objects: bool = False) -> Ended:
     """From the start to the verified removal. PlatformError only before anything was started."""
     found = Collected(spec, tuple(targets))
-    setting.archive.begin(spec, found.targets)
+    # Before the description is written: a run that cannot start must not look like one in progress.
     await _clear_same(setting, found)
+    setting.archive.begin(spec, found.targets)
     collecting = _Collecting(setting, found)
     try:
         await setting.launcher.start(spec, [one for one in targets if not one.excluded])
@@ -137,6 +139,7 @@ class _Collecting:
         self.setting, self.found = setting, found
         self._readers = {one.node: FrameReader(found.spec.run, one.node) for one in found.targets}
         self._attempts: dict[str, int] = {}
+        self._lost: dict[str, int] = {}  # reads in a row in which a node was lost
         self._limit = asyncio.Semaphore(READS)
         self.unread_engine = ""  # why the last read of the run failed
 
@@ -179,6 +182,9 @@ class _Collecting:
         for status in summary.nodes:
             before = self.found.statuses.get(status.node)
             self.found.statuses[status.node] = status
+            self._lost[status.node] = self._lost.get(status.node, 0) + 1 if status.code in LOST else 0
+            if before is not None and before.phase is Phase.GONE and status.phase is not Phase.GONE:
+                self._attempts.pop(status.node, None)  # it is back: what was asked of it meanwhile does not count
             if status.node not in self._readers or status.node in self.found.reports:
                 continue
             if before is None or (before.phase, before.reason) != (status.phase, status.reason):
@@ -239,6 +245,8 @@ class _Collecting:
     def _is_settled(self, target: Target) -> bool:
         status = self.found.statuses.get(target.node)
         if target.excluded or target.node in self.found.reports:
+            return True
+        if self._lost.get(target.node, 0) >= LOST_READS:
             return True
         over = status is not None and status.phase in (Phase.ENDED, Phase.GONE)
         return over and self._attempts.get(target.node, 0) >= ATTEMPTS

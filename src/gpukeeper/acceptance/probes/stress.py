@@ -42,7 +42,7 @@ def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
         answer = integers.expected(device, given).product.to(integers.result_dtype(device, dtype))
         multiply, kernel = integers.multiplier(device, dtype, given)
         device.warm(multiply)
-        began = time.perf_counter()
+        loaded_from, began = time.monotonic(), time.perf_counter()
         while (at := time.perf_counter() - began) < seconds:
             _window(device, multiply, given, answer, watch, _plan(params, at / seconds, seconds))
             watch.windows[-1] |= {"at": at}
@@ -50,6 +50,7 @@ def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
     steps = [window["step_ms"] for window in watch.windows]
     return {
         "seconds": took,
+        "loaded": [loaded_from, time.monotonic()],
         "windows": [{"at": one["at"], "tflops": 2 * n**3 / one["step_ms"] / 1e9} for one in watch.windows],
         "step_ms_first": steps[0],
         "step_ms_last": steps[-1],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from datetime import UTC
 from typing import Any, TypeVar
 
 import msgspec
@@ -74,6 +75,10 @@ def decode_report(text: bytes, where: str) -> Report:
         raise KeeperError(f"{where} is damaged: {error}. Nothing was read from it.") from error
     if report.started.tzinfo is None or report.ended.tzinfo is None:
         raise KeeperError(f"{where} is damaged: its times have no time zone. Nothing was read from it.")
+    try:
+        report.started.astimezone(UTC), report.ended.astimezone(UTC)
+    except OverflowError:  # the last hours of the calendar, in a zone behind UTC
+        raise KeeperError(f"{where} is damaged: its times are out of range. Nothing was read from it.") from None
     return report
 
 

@@ -63,6 +63,7 @@ class _Import:
     def result(self) -> Imported:
         classes = {MANAGED: self._managed(), **self._types()}
         tree = {
+            "preset": Noted("ds01", "for what the file does not set"),
             "mode": Noted("plan", "an import never enforces anything"),
             "scope": {"docker": Noted({}, "all containers of this host")},
             **self._retention(),

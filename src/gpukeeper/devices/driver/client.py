@@ -16,7 +16,6 @@ import math
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,13 +24,14 @@ from datetime import timedelta
 
 import msgspec
 
+from gpukeeper.child_python import DIRECTORY, module_command
 from gpukeeper.devices.driver.protocol import NO_ID, DriverReply, DriverRequest, FactGroup
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
 
 # -P: the directory we were started in is not trusted, and -m would import from it first.
-CHILD = (sys.executable, "-P", "-m", "gpukeeper.devices.driver.child")
+CHILD = module_command("gpukeeper.devices.driver.child")
 TO_OPEN = 3  # deadlines for the first reply: without persistence a driver wakes its GPUs one after the other
 A_MOMENT = timedelta(seconds=5)  # to start a process and to abandon one
 KILLED_WITHIN_S = 1.0
@@ -176,6 +176,7 @@ class _Program:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
+            cwd=DIRECTORY,
         )
         self._received = bytearray()
         self._words = bytearray()  # the last of what it printed on stderr

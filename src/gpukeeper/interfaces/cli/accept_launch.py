@@ -26,7 +26,8 @@ from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.acceptance_run import RunPrinter, print_ended
 from gpukeeper.interfaces.terminal.messages import print_message
-from gpukeeper.ledger.paths import ledger_path, reports_folder
+from gpukeeper.ledger.paths import ledger_path, reports_folder, state_folder
+from gpukeeper.ledger.trust import make_private
 from gpukeeper.model.errors import KeeperError, PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.acceptance import run_document
@@ -132,7 +133,7 @@ async def _launched(wanted: Launch, spec: RunSpec, launcher: Launcher) -> int:
         if wanted.render:
             typer.echo(launcher.render(spec, [one for one in targets if not one.excluded]), nl=False)
             return 0
-        folder = reports(wanted.folder)
+        folder = made_reports(wanted.folder)
         await _clear_leftovers(launcher, folder, spec.owner, printer)
         setting = setting_of(launcher, RunArchive(folder, spec.run), printer)
         printer.begin(spec, targets)
@@ -156,6 +157,13 @@ def conclude(ended: story.Ended, folder: Path, *, json: bool, strict: bool) -> i
 
 def reports(folder: Path | None) -> Path:
     return (folder or reports_folder(ledger_path())).expanduser().absolute()
+
+
+def made_reports(folder: Path | None) -> Path:
+    """To write to: the state directory is private, whichever command creates it. Raises LedgerError."""
+    if folder is None:
+        make_private(state_folder())
+    return reports(folder)
 
 
 def setting_of(launcher: Launcher, archive: RunArchive, progress: story.Progress) -> story.Setting:

@@ -19,7 +19,7 @@ from gpukeeper.acceptance.fleet.status import RunSummary
 from gpukeeper.acceptance.launchers import story
 from gpukeeper.acceptance.launchers.archive import LOG, RunArchive
 from gpukeeper.acceptance.reports.store import read
-from gpukeeper.interfaces.cli.accept_launch import conclude, engine_options, reports, setting_of
+from gpukeeper.interfaces.cli.accept_launch import conclude, engine_options, made_reports, reports, setting_of
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
@@ -127,6 +127,7 @@ def _ended(
 
     async def acted(launcher: Launcher) -> story.Ended:
         summary = await _the_run(launcher, run)
+        made_reports(report_dir)
         printer = RunPrinter(to_stderr=True)
         return await act(setting_of(launcher, archive, printer), summary)
 

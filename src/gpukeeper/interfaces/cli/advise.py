@@ -119,7 +119,7 @@ def _print(found: Advice) -> None:
         print_message(found.refused)
         return
     rows = [_row(one) for one in found.classes]
-    head = ("class", "today", "advice", "stops", "regretted", "GPU-hours won", "of", "today", "")
+    head = ("class", "today", "advice", "stops", "regretted", "GPU-hours won", "after last use", "today", "")
     show.table(rows, head)
     for words in more_than_idle_times(found):
         show.text(words)

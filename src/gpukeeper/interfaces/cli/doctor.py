@@ -15,16 +15,18 @@ import typer
 from gpukeeper.config.load import load_policy
 from gpukeeper.config.sentence import sentence
 from gpukeeper.devices.inventory import gpu_note, inventory
+from gpukeeper.engine.loop import TOO_SLOW
 from gpukeeper.interfaces.cli.aging import aged_by
-from gpukeeper.interfaces.cli.doctor_machine import clock, last_pass, space
+from gpukeeper.interfaces.cli.doctor_machine import clock, last_pass, measuring, space
 from gpukeeper.interfaces.cli.support import write as write_support
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.backtested import not_backtested
+from gpukeeper.interfaces.terminal.daemon import closed
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.web_setup import CLEAR, read_setup
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.paths import ledger_path, socket_path, state_folder
+from gpukeeper.ledger.paths import ledger_path, may_exist, socket_path, state_folder
 from gpukeeper.model.errors import KeeperError, PolicyError, UsageError
 from gpukeeper.model.policy import Web
 from gpukeeper.model.unknown import Unknown
@@ -56,7 +58,7 @@ def doctor(
     for name, examine in _EXAMINED.items():
         try:
             rows += examine(policy)
-        except KeeperError as problem:
+        except (KeeperError, PermissionError) as problem:
             rows.append(("problem", name, str(problem).replace("\n", " ")))
     rows += _daemon()
     findings = [{"verdict": v, "about": a, "words": w} for v, a, w in rows]
@@ -217,17 +219,25 @@ def _ledger(policy: Path | None) -> list[tuple[str, ...]]:
         damage = asyncio.run(ledger.damage())
         paused = asyncio.run(ledger.paused())
         passes = [] if damage else asyncio.run(ledger.lines(last=1, types=("pass",)))
+        yesterday = datetime.now(UTC) - timedelta(days=1)
+        slow = (
+            [] if damage else asyncio.run(ledger.lines(last=1, types=("complaint",), since=yesterday, search=TOO_SLOW))
+        )
     finally:
         ledger.close()
     rows: list[tuple[str, ...]] = [("problem", "ledger", f"{path}: {words}") for words in damage]
     if paused is not None:
         rows.append(("note", "ledger", f"all actions are paused: {paused}. Resume with: gpukeeper resume"))
-    return [*(rows or [("ok", "ledger", str(path))]), last_pass(passes, datetime.now(UTC))]
+    return [
+        *(rows or [("ok", "ledger", str(path))]),
+        last_pass(passes, datetime.now(UTC)),
+        *measuring(slow, datetime.now(UTC)),
+    ]
 
 
 def _daemon() -> list[tuple[str, ...]]:
     path = socket_path()
-    if not path.exists():
+    if not may_exist(path):
         return [
             (
                 "note",
@@ -236,7 +246,7 @@ def _daemon() -> list[tuple[str, ...]]:
             )
         ]
     usable = os.access(path, os.R_OK | os.W_OK)
-    return [("ok", "daemon", str(path)) if usable else ("problem", "daemon", f"{path}: permission denied")]
+    return [("ok", "daemon", str(path)) if usable else ("problem", "daemon", closed(path))]
 
 
 def _machine(policy: Path | None) -> list[tuple[str, ...]]:

@@ -7,8 +7,9 @@ import os
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from gpukeeper.engine.loop import TOO_SLOW
 from gpukeeper.model.durations import in_words, size_in_words
-from gpukeeper.model.event import Event, Passed
+from gpukeeper.model.event import Complaint, Event, Passed
 
 LITTLE = 64 << 20  # bytes; the reserve of the ledger is 8 MiB
 STALE = timedelta(hours=1)
@@ -48,6 +49,12 @@ def space(state: Path) -> Row:
     if free < LITTLE:
         return ("problem", "disk", f"only {words}. Nothing is reclaimed when nothing can be recorded. Free some space")
     return ("ok", "disk", words)
+
+
+def measuring(lines: list[tuple[int, Event]], now: datetime) -> list[Row]:
+    """Whether the daemon found that it measures too slowly, by its complaints of the last day."""
+    slow = [line.at for _, line in lines if isinstance(line, Complaint) and line.what.startswith(TOO_SLOW)]
+    return [("note", "measuring", f"{in_words(max(now - slow[-1], timedelta()))} ago: {TOO_SLOW}")] if slow else []
 
 
 def last_pass(lines: list[tuple[int, Event]], now: datetime) -> Row:

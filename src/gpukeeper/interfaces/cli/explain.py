@@ -22,12 +22,14 @@ from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.daemon import query_daemon
 from gpukeeper.interfaces.terminal.session import opened, span
+from gpukeeper.lifecycle.coming import NOT_UNATTENDED, as_next, coming_in_words
 from gpukeeper.lifecycle.forecast import UpcomingAction
 from gpukeeper.model.decision import Answer
 from gpukeeper.model.diagnosis import Cause, Diagnosis
 from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.event import Event
+from gpukeeper.model.event import Closed, Event
+from gpukeeper.model.policy import Mode
 from gpukeeper.model.printable import plain
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.explain import explain_view, facts, moment, signal_in_words, signal_name, verdicts
@@ -89,6 +91,9 @@ async def _look(session: Session, words: str) -> Explanation:
         lines = await keeper.ledger.about(words)
         raise UsageError(not_there(str(problem), lines, book, keeper.clock.now())) from problem
     history = await keeper.ledger.about(found.view.subject.ref.uid)
+    for line in history:  # what a daemon remembers of steps that failed
+        if isinstance(line, Closed):
+            keeper.back_off.note(line)
     strange = all_findings(await observe_fleet(keeper, book), book, keeper.clock.now())
     return await explained(keeper, book, found, history, strange)
 
@@ -98,11 +103,16 @@ def _print(found: Explanation) -> None:
     show.text(plain(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})"))
     due = f", due {show.when(decision.due, now)}" if decision.due else ""
     show.text(f"\nDecision: {decision.action} by {decision.rule}{due}\n  {plain(decision.reason)}\n")
+    if found.mode is Mode.PLAN:
+        show.text(f"{NOT_UNATTENDED}\n")
     show.table([(name, _said(value, now)) for name, value in facts(found)], head=("fact", "value"))
     typer.echo("")
     rows = [(word, answer.rule, _because(answer, now)) for word, answer in verdicts(found.answers)]
     show.table(rows, head=("answer", "rule", "reason"))
     _section("Measured:", [(signal_name(one), signal_in_words(one, now)) for one in found.signals])
+    coming = as_next(found.ahead, decision, subject.class_, now, would=found.mode is Mode.PLAN)
+    if coming.steps:
+        show.text(f"\nWhat comes next: {coming_in_words(coming.steps, now)}")
     _section("If nothing changes:", [_ahead_row(one, now) for one in found.ahead])
     _section("What would change it:", [(words,) for words in found.remedies])
     _section("Findings:", [(one.words,) for one in found.findings])
@@ -141,7 +151,7 @@ def _section(title: str, rows: Sequence[Sequence[str]]) -> None:
 def _ahead_row(one: UpcomingAction, now: datetime) -> tuple[str, ...]:
     at = "at the next pass" if one.at <= now else moment(one.at, now)
     stage = f" {one.stage}" if one.stage else ""
-    return (f"{one.action}{stage}", at, f"by {one.rule}")
+    return (f"{one.action}{stage}", at, f"by {one.rule}" + (f", if {one.provided}" if one.provided else ""))
 
 
 def _said(value: object, now: datetime) -> str:

@@ -14,6 +14,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info, get_group_from_info
 from typer.models import CommandInfo, TyperInfo
 
+DESTRUCTIVE = frozenset({"apply", "remove", "stop", "stop-all"})
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -36,7 +38,8 @@ class LazyCommand(TyperCommand):
         module, _, attribute = self.entry.target.partition(":")
         found = getattr(import_module(module), attribute)
         if isinstance(found, typer.Typer):
-            group = TyperInfo(found, name=self.name)
+            own = isinstance(found.info.cls, type)  # one of `group_of`
+            group = TyperInfo(found, name=self.name, cls=found.info.cls if own else CarefulGroup)
             return get_group_from_info(
                 group, pretty_exceptions_short=True, suggest_commands=True, rich_markup_mode=None
             )
@@ -49,10 +52,24 @@ class LazyCommand(TyperCommand):
         return self.loaded.make_context(*args, **extra)
 
 
+class CarefulGroup(TyperGroup):
+    """For an unknown word similar commands are suggested, but none that ends work or deletes: people repeat what a
+    message says."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in self.commands:
+            return super().resolve_command(ctx, args)
+        destructive = {name: self.commands.pop(name) for name in DESTRUCTIVE & self.commands.keys()}
+        try:
+            return super().resolve_command(ctx, args)
+        finally:
+            self.commands.update(destructive)
+
+
 def group_of(entries: Mapping[str, Entry]) -> type[TyperGroup]:
     """The class of a group with these commands: `typer.Typer(cls=group_of(…))`."""
 
-    class LazyGroup(TyperGroup):
+    class LazyGroup(CarefulGroup):
         def __init__(self, **given: Any) -> None:
             super().__init__(**given)
             self.commands.update({name: LazyCommand(name, entry) for name, entry in entries.items()})

@@ -14,7 +14,7 @@ import typer
 from gpukeeper import __version__
 from gpukeeper.interfaces.cli.lazy import Entry, group_of
 from gpukeeper.interfaces.terminal.messages import print_message
-from gpukeeper.model.errors import KeeperError
+from gpukeeper.model.errors import KeeperError, UsageError
 
 _HELP = "Test GPU nodes before use, and reclaim GPUs and disk space from finished, idle and stuck work."
 _CLI = "gpukeeper.interfaces.cli"
@@ -48,7 +48,7 @@ COMMANDS = {
 GROUPS = {
     "accept": Entry(f"{_CLI}.accept:app", "Test the GPUs of this machine."),
     "check": Entry(f"{_CLI}.check:app", "List and show the checks of `gpukeeper accept`."),
-    "workload": Entry(f"{_CLI}.workload:app", "List, hold, release, stop or remove your workloads."),
+    "workload": Entry(f"{_CLI}.workload:app", "List, hold, release, stop, remove or restore your workloads."),
     "node": Entry(f"{_CLI}.node:app", "List, show, quarantine and return GPUs of this machine and nodes of a cluster."),
     "setup": Entry(f"{_CLI}.setup:app", "Put gpukeeper into service on this machine, and take it out again."),
     "policy": Entry(f"{_CLI}.policy:app", "Check, show and try a policy."),
@@ -99,6 +99,8 @@ def run_app(app: typer.Typer) -> int:
     except BaseExceptionGroup as several:
         # The tasks of the daemon end together; what one of them ended with is what people must know.
         first = _first(several)
+        if isinstance(first, PermissionError):
+            return _not_permitted(first)
         if not isinstance(first, KeeperError):
             raise
         print_message(str(first))
@@ -118,6 +120,8 @@ def run_app(app: typer.Typer) -> int:
         return 0
     except OSError as problem:
         if not _in_output(problem):
+            if isinstance(problem, PermissionError):
+                return _not_permitted(problem)
             raise
         _discard_output()
         with suppress(OSError):
@@ -126,6 +130,17 @@ def run_app(app: typer.Typer) -> int:
             )
         return 1
     return 0
+
+
+def _not_permitted(problem: PermissionError) -> int:
+    """Commands report what they expect with the object it is about; this is for all the rest."""
+    what = os.fsdecode(problem.filename) if isinstance(problem.filename, str | bytes) else "A part of this machine"
+    print_message(
+        f"{what} cannot be used by you ({problem.strerror or problem}). The command ended there. "
+        "Run it as a user who may, such as root with sudo, or ask an admin for the permission. "
+        "To see what was done: gpukeeper ledger list"
+    )
+    return UsageError.exit_code
 
 
 def _interrupted() -> int:

@@ -54,12 +54,17 @@ def send_test(
         show.as_json("notify-test", {"channels": [dict(zip(fields, row, strict=True)) for row in rows]})
     else:
         show.table([(who, name, "delivered" if delivered else why) for who, name, delivered, why in rows])
-    # That an owner sits at no terminal now is no failure of a channel.
-    if not all(delivered for _, name, delivered, _ in rows if name != Terminals.name):
+    if not_delivered(rows):
         raise typer.Exit(SOME_FAILED)
 
 
 Row = tuple[str, str, bool, str]
+
+
+def not_delivered(rows: Sequence[Row]) -> bool:
+    """A channel failed, or nothing reached somebody. That an owner is not logged in now is no failure of a channel."""
+    reached = {who for who, _, delivered, _ in rows if delivered}
+    return any(not delivered and (name != Terminals.name or who not in reached) for who, name, delivered, _ in rows)
 
 
 async def _try_all(settings: Notify, owner: str | None, *, admins: bool) -> list[Row]:

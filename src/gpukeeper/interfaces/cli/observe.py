@@ -27,7 +27,7 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.fleet import FleetView, SubjectRow, fleet_view, subject_row, unseen_everywhere
-from gpukeeper.views.gpus import GpusView, WasteView, gpus_view, waste_view
+from gpukeeper.views.gpus import GpusView, WasteView, gpus_view, one_row_each, waste_view
 
 if TYPE_CHECKING:
     from gpukeeper.wiring.session import Session
@@ -112,8 +112,9 @@ def _print_rows(view: View) -> int:
     """How many there are."""
     match view:
         case GpusView():
-            show.table([show.claim_row(claim, view.at) for claim in view.gpus], head=GPUS_HEAD)
-            return len(view.gpus)
+            rows = [show.claim_row(claim, view.at, beside) for claim, beside in one_row_each(view.gpus)]
+            show.table(rows, head=GPUS_HEAD)
+            return len(rows)
         case WasteView():
             show.table([_waste_row(one, view.at) for one in view.waste], head=WASTE_HEAD)
             return len(view.waste)

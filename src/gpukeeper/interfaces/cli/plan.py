@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ from gpukeeper.interfaces.terminal.on_ray import OnRay
 from gpukeeper.interfaces.terminal.session import opened, some_unreachable
 from gpukeeper.interfaces.terminal.short_times import ShortTimes
 from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.model.decision import Unseen
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.views.plan import PlanView, notes, plan_view, summary
@@ -54,9 +56,12 @@ def plan(
     by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow) if textfile is None and not short.asked else None
     if by_daemon is not None:
         daemon_plan.show_plan(by_daemon, json=json, verbose=verbose, quiet=quiet)
-        if exit_code:
-            places = by_daemon.places
-            _exit(due=any(place.due for place in places), unseen=any(place.unseen for place in places))
+        places = by_daemon.places
+        unread = any(_is_unread(f"{one.platform}/{one.place}", one.unseen) for one in places)
+        _exit(
+            due=exit_code and any(place.due for place in places),
+            unread=unread or (exit_code and any(place.unseen for place in places)),
+        )
         return
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
         session.book = short.book(session.book)
@@ -73,34 +78,30 @@ def plan(
             print_notes(session, reports)
             print_message(summary(view, _again(policy, platform, narrow)))
         unseen = any(report.survey.unseen for report in reports) or (platform is None and some_unreachable(session))
-    _exit_if_unread(reports, session)
-    if exit_code:
-        _exit(due=any(report.survey.due for report in reports), unseen=unseen)
+    covered = [one.survey for one in reports if one.survey.platform.name in session.book.policy.scope]
+    silent = [_is_unread(f"{one.platform.name}/{one.platform.place}", one.unseen) for one in covered]
+    if any(report.stopped for report in reports) or (covered and all(silent)):
+        raise typer.Exit(1)
+    nothing = bool(covered) and all(map(_saw_nothing, covered))
+    _exit(
+        due=exit_code and any(report.survey.due for report in reports),
+        unread=any(silent) or nothing or (exit_code and unseen),
+    )
 
 
-def _exit(*, due: bool, unseen: bool) -> None:
-    """With --exit-code."""
-    if due or unseen:
+def _exit(*, due: bool, unread: bool) -> None:
+    if due or unread:
         raise typer.Exit(4 if due else 3)
 
 
-def _exit_if_unread(reports: list[PassReport], session: Session) -> None:
-    covered = [one for one in reports if one.survey.platform.name in session.book.policy.scope]
-    if any(report.stopped for report in reports) or _nothing_answered(covered):
-        raise typer.Exit(1)
-    if covered and all(_saw_nothing(report.survey) for report in covered):
-        raise typer.Exit(3)
+def _is_unread(place: str, unseen: Sequence[Unseen]) -> bool:
+    """The place itself, not only a part of it."""
+    return any(one.what == place for one in unseen)
 
 
 def _saw_nothing(found: Survey) -> bool:
     """Trees, nodes and disks count, too, although they are not workloads."""
     return bool(found.unseen) and not (found.counts.seen or found.decisions or found.counts.trees or found.nodes)
-
-
-def _nothing_answered(reports: list[PassReport]) -> bool:
-    """No place could be read."""
-    places = [(f"{r.survey.platform.name}/{r.survey.platform.place}", r.survey.unseen) for r in reports]
-    return bool(places) and all(any(one.what == place for one in unseen) for place, unseen in places)
 
 
 async def plans(session: Session, narrow: Narrow) -> list[PassReport]:

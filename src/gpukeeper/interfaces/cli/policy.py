@@ -15,6 +15,7 @@ from gpukeeper.interfaces.cli.lazy import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.interfaces.terminal.backtested import not_backtested
+from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.model.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _warnings(loaded: Loaded) -> list[str]:
 
 def _warn(warnings: Sequence[str]) -> None:
     for warning in warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        print_message(f"warning: {warning}")
 
 
 def _print_json(kind: str, content: Mapping[str, Any]) -> None:

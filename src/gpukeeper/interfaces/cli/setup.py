@@ -15,10 +15,10 @@ import typer
 from gpukeeper.config.host_files import POLICY, HostAnswers, host_files, unit_to_enable
 from gpukeeper.config.load import load_file, load_text
 from gpukeeper.interfaces.cli.doctor import doctor
+from gpukeeper.interfaces.terminal import completion, show
 from gpukeeper.interfaces.terminal import options as o
-from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.session import confirmed, span
-from gpukeeper.ledger.paths import state_folder
+from gpukeeper.ledger.paths import service_state_folder
 from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Mode, Schedule
@@ -28,6 +28,7 @@ from gpukeeper.wiring.places import discover
 app = typer.Typer(no_args_is_help=True, help="Put gpukeeper into service on this machine, and take it out again.")
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+PRESET = "shared-host"
 _WRITES = (Change.CREATE, Change.UPDATE, Change.REMOVE)
 
 
@@ -37,7 +38,9 @@ def host(
         str,
         typer.Option("--admins", metavar="USER,…", help="Who may act for others. Default: root and you, with sudo."),
     ] = "",
-    preset: Annotated[str, typer.Option("--preset", help="Preset of the first policy.")] = "shared-host",
+    preset: Annotated[
+        str, typer.Option("--preset", help="Preset of the first policy.", autocompletion=completion.presets)
+    ] = PRESET,
     enforce: Annotated[bool, typer.Option("--enforce", help="First policy with mode enforce instead of plan.")] = False,
     every: Annotated[
         str | None,
@@ -58,11 +61,14 @@ def host(
 ) -> None:
     """Write the systemd units and a first policy, start them, check.
 
-    Shows every file first and asks. Existing files that setup did not write are kept."""
+    Shows every file first and asks. Existing files that setup did not write are kept. A policy that was named with
+    --policy is replaced only by another one that is named."""
     answers = _answers(admins, preset, enforce=enforce, every=every, metrics=metrics)
     answers = msgspec.structs.replace(answers, cron=_cron(answers, cron=cron), policy=_text_of(policy))
     files, unit = host_files(answers), unit_to_enable(answers)
-    setup = HostSetup(state_folder())
+    setup = HostSetup(service_state_folder())
+    if policy is None:
+        files = setup.keeping_policy(files, asked=bool(admins) or enforce or preset != PRESET)
     planned = setup.changes(files)
     mode = _mode_in_force(files[POLICY], planned, timer=answers.every is not None)
     if not json:
@@ -71,10 +77,11 @@ def host(
         if json:
             show.as_json("setup", {"files": planned, "unit": unit, "active": setup.is_active(unit)})
         return
+    setup.need_trusted(files)
     if unit:
         need_systemd()
     if _may_go_on(f"Write these files and start {unit or 'passes by cron'}?", yes=yes, json=json):
-        done = setup.write(files, unit)
+        done = setup.write(files, unit, given=policy is not None)
         active = setup.is_active(unit)
         if json:
             show.as_json("setup", {"files": done, "unit": unit, "active": active})
@@ -108,7 +115,7 @@ def remove(yes: Yes = False, json: o.Json = False) -> None:
             show.as_json("setup", {"files": done, "unit": "", "active": False})
         else:
             show.text(
-                f"Done. The ledger and saved evidence are still there; to delete them: rm -r {state_folder()}\n"
+                f"Done. The ledger and saved evidence are still there; to delete them: rm -r {service_state_folder()}\n"
                 f"The program is still installed: {_program()}"
             )
         if any(one.change is Change.KEEP for one in done):
@@ -181,7 +188,7 @@ def _as_root() -> Path:
         raise UsageError(
             "gpukeeper setup writes to /etc and starts a service, so it needs root: sudo gpukeeper setup …"
         )
-    return state_folder()
+    return service_state_folder()
 
 
 def _default_admins() -> tuple[str, ...]:

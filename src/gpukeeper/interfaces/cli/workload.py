@@ -1,4 +1,4 @@
-"""`gpukeeper workload`: list, show, hold, release, stop and remove workloads."""
+"""`gpukeeper workload`: list, show, hold, release, stop, remove and restore workloads."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ import typer
 from gpukeeper.interfaces.cli import daemon_plan
 from gpukeeper.interfaces.cli.explain import explain
 from gpukeeper.interfaces.cli.plan import plans
+from gpukeeper.interfaces.cli.restore import restore as restore_workload
 from gpukeeper.interfaces.cli.submit import submit
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import confirmed, narrowed, opened, print_unreachable, span
+from gpukeeper.lifecycle.coming import NOT_UNATTENDED
 from gpukeeper.model.decision import Decision
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.policy import Mode
 from gpukeeper.views.plan import unseen_notes
 from gpukeeper.views.workload import WorkloadRow, workload_row, workloads_view
 
 app = typer.Typer(
-    no_args_is_help=True, help="List, hold, release, stop or remove your workloads. Admins: those of all users."
+    no_args_is_help=True,
+    help="List, hold, release, stop, remove or restore your workloads. Admins: those of all users.",
 )
 
 
@@ -42,20 +46,22 @@ def list_(
     narrow = narrowed(owner=owner, image=image, class_=class_)
     by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow)
     if by_daemon is not None:
-        _print_list([d for place in by_daemon.places for d in place.decisions], by_daemon.now, json=json)
+        decisions = [d for place in by_daemon.places for d in place.decisions]
+        _print_list(decisions, by_daemon.policy.mode, by_daemon.now, json=json)
         daemon_plan.print_daemon_notes(by_daemon, quiet=json)
         return
     with opened(policy, write=False, only=platform) as session:
         reports = asyncio.run(plans(session, narrow))
-        if not _print_list([d for r in reports for d in r.survey.decisions], session.keeper.clock.now(), json=json):
+        decisions = [d for r in reports for d in r.survey.decisions]
+        if not _print_list(decisions, session.book.policy.mode, session.keeper.clock.now(), json=json):
             print_unreachable(session, platform)
         for words in (words for report in reports for words in unseen_notes(report) if not json):
             print_message(words)
 
 
-def _print_list(decisions: Iterable[Decision], now: datetime, *, json: bool) -> bool:
+def _print_list(decisions: Iterable[Decision], mode: Mode, now: datetime, *, json: bool) -> bool:
     """Whether there was something to print."""
-    view = workloads_view(decisions)
+    view = workloads_view(decisions, mode)
     if json:
         shown.as_json("workload-list", view)
         return True
@@ -63,6 +69,8 @@ def _print_list(decisions: Iterable[Decision], now: datetime, *, json: bool) -> 
     shown.table(rows, head=("next", "workload", "owner", "class", "holds", "due", "reason"))
     if not rows:
         print_message("No workloads found in the scope of the policy.")
+    elif mode is Mode.PLAN:
+        print_message(NOT_UNATTENDED)
     return bool(rows)
 
 
@@ -126,6 +134,12 @@ def stop(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False, 
 def remove(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False, json: o.Json = False) -> None:
     """Remove one workload now. Saves evidence first and verifies the result."""
     _act("remove", workload, policy, yes, json)
+
+
+@app.command()
+def restore(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
+    """Restore what gpukeeper stopped, or removed after capturing it. The same as `gpukeeper restore`."""
+    restore_workload(workload, policy, json)
 
 
 def _act(verb: str, workload: str, policy: o.PolicyFile, yes: bool, json: bool) -> None:

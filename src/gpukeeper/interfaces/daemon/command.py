@@ -88,7 +88,7 @@ def serve(
 def _serve_fleet(
     policy: Path | None, address: str, password_file: Path | None, key_file: Path | None, web: str, *, quiet: bool
 ) -> None:
-    loaded = read_policy(policy).loaded
+    loaded = read_policy(policy, needs_scope=False).loaded  # it makes no passes
     for warning in loaded.warnings:
         log(f"policy: {warning}")
     access = fleet_access(address, password_file, key_file, loaded.policy)

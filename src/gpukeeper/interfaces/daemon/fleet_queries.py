@@ -185,8 +185,8 @@ class FleetQueries:
         found = await self._copy.ask(lambda c: questions.copied_ledger(c, machine))
         newest = "none" if found.newest is None else f"of {found.newest.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
         return (
-            f"it is not in the copy of the fleet. On {machine}: gpukeeper doctor. The copy has its ledger up to line "
-            f"{found.lines}, {newest}"
+            "Budget, channels, stopped passes and disk are not in the copy of the fleet. "
+            f"On {machine}: gpukeeper doctor. The copy has its ledger up to line {found.lines}, {newest}."
         )
 
 

@@ -24,7 +24,7 @@ from gpukeeper.interfaces.daemon.queries import NOT_NAMED, VERBS
 from gpukeeper.interfaces.daemon.web import READS
 from gpukeeper.interfaces.daemon.web_child import Log, Send
 from gpukeeper.interfaces.daemon.web_settings import WebSettings
-from gpukeeper.interfaces.link import Answer, Change, Condition, Person, Question, Welcome
+from gpukeeper.interfaces.link import BUG, Answer, Change, Condition, Person, Question, Welcome
 from gpukeeper.interfaces.revocations import new_revocations
 from gpukeeper.ledger.copy.reader import CopyReader
 from gpukeeper.ledger.logins import Logins
@@ -59,7 +59,7 @@ class FleetWeb:
         self._queries = FleetQueries(copy, self._views, book.policy.prices)
         self._reads, self._changes = RequestLimiter(READS), RequestLimiter()
         self.revocations = new_revocations()
-        logins.on_revoke = self.revocations.increase
+        logins.on_revoke, logins.on_misuse = self.revocations.increase, log
         state.on_replied = requests.on_reply
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class FleetWeb:
             reply = Reply(done=False, words=str(problem), exit_code=problem.exit_code)
         except Exception as bug:  # of one request: the others go on
             self._log(f"a request from the web failed, which is a bug in gpukeeper: {bug!r}")
-            reply = Reply(done=False, words="this is a bug in gpukeeper; see the log of the web server", exit_code=1)
+            reply = Reply(done=False, words="this is a bug in gpukeeper; see the log of the web server", exit_code=BUG)
         body = bytes(reply.body) if isinstance(reply, DataReply) else b"null"
         return Answer(
             id=question.id,

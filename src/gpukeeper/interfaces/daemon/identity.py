@@ -15,7 +15,7 @@ import msgspec
 from gpukeeper.blocking import in_thread, real_span
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.interfaces.daemon.queries import NOT_NAMED
-from gpukeeper.interfaces.link import PERSON, Credentials
+from gpukeeper.interfaces.link import PERSON, UNKNOWN_UID, Credentials
 from gpukeeper.ledger.logins import LINK_LASTS, Login, LoginKind, Logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.lifecycle.settings import Rulebook
@@ -41,6 +41,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     kind: LoginKind | None = None
     via: str = ""  # for the ledger
     address: str = ""
+    peer: int | None = None  # as in Credentials
 
     @property
     def reader(self) -> str:
@@ -52,7 +53,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         """Whose turn a request takes: the uid, or a number below 0 for a name or an address without one."""
         if self.uid is not None:
             return self.uid
-        return -1 - crc32((self.name or f"@{self.address}").encode())
+        return -1 - crc32((self.name or f"@{self.address} {self.peer}").encode())
 
 
 ANONYMOUS = Identity()
@@ -63,8 +64,9 @@ async def identify(logins: Logins, presented: Credentials, now: datetime, *, pro
     address = plain(presented.address[:LONGEST_ADDRESS])
     if presented.proxy_user:
         return await _of_proxy(presented, address) if proxied else Identity(address=address)
-    found = await logins.find(presented.secret, now, address) if presented.secret else None
-    return Identity(address=address) if found is None else of_login(found, address)
+    peer = presented.uid
+    found = await logins.find(presented.secret, now, address, peer) if presented.secret else None
+    return Identity(address=address, peer=peer) if found is None else of_login(found, address, peer)
 
 
 async def _of_proxy(presented: Credentials, address: str) -> Identity:
@@ -77,9 +79,11 @@ async def _of_proxy(presented: Credentials, address: str) -> Identity:
     return Identity(name=name, uid=uid, via=via, address=address)
 
 
-def of_login(found: Login, address: str) -> Identity:
+def of_login(found: Login, address: str, peer: int | None) -> Identity:
     via = f"web, {found.kind} {found.id}, from {address}"
-    return Identity(name=found.person, uid=found.uid, login=found.id, kind=found.kind, via=via, address=address)
+    return Identity(
+        name=found.person, uid=found.uid, login=found.id, kind=found.kind, via=via, address=address, peer=peer
+    )
 
 
 async def answer_login(logins: Logins, book: Rulebook, who: Identity, request: Request, now: datetime) -> Reply:
@@ -115,7 +119,15 @@ async def answer_login(logins: Logins, book: Rulebook, who: Identity, request: R
 
 
 async def _redeem(logins: Logins, who: Identity, request: Request, now: datetime, lasts: timedelta) -> Reply:
-    made = await logins.redeem(request.token, now, real_span(lasts), who.address)
+    if who.peer == UNKNOWN_UID:
+        return Reply(
+            done=False,
+            words="the kernel does not report which user of this machine the browser belongs to, so that nobody was "
+            "logged in. The link was not used. Log in over another connection, for example ssh -L, or use a token: "
+            "gpukeeper login --token NAME",
+            exit_code=NOT_LOGGED_IN,
+        )
+    made = await logins.redeem(request.token, now, real_span(lasts), who.address, who.peer)
     if made is None:
         return Reply(
             done=False,

@@ -68,6 +68,7 @@ def pass_hooks(
 
     async def page() -> PageResponse:
         metrics.machine = await machine.read()
+        metrics.measured_apart = session.keeper.uptime.measured_apart
         metrics.node_use = None if reader is None else reader.latest(session.keeper.clock.now())
         return PageResponse(200, metrics.text(), CONTENT_TYPE)
 

@@ -21,6 +21,8 @@ from gpukeeper.interfaces.terminal.watching import PolicyReloader, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
 from gpukeeper.ledger.logins import open_logins
 from gpukeeper.ledger.paths import socket_path
+from gpukeeper.lifecycle.rules.target import in_scope
+from gpukeeper.model.identity import Ref
 from gpukeeper.wiring.session import Session
 
 
@@ -72,8 +74,7 @@ async def serve_until_stopped(
         session.admins_notified(log),
     ):
         if not quiet:
-            places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
-            log(f"gpukeeper serves {places}, mode {session.book.policy.mode}, policy {session.loaded.source}")
+            log(f"gpukeeper serves {_places(session)}, mode {session.book.policy.mode}, policy {session.loaded.source}")
             log(f"listening on {socket_path()}; press Ctrl-C to stop")
         notify_systemd("READY=1")
         async with asyncio.TaskGroup() as group:
@@ -84,3 +85,10 @@ async def serve_until_stopped(
             group.create_task(rotate_daily(session, stop, log))
             group.create_task(FleetCopy(session, log).run(stop))
         notify_systemd("STOPPING=1")
+
+
+def _places(session: Session) -> str:
+    """Those of the policy's scope; the others were found on this machine, and are only shown."""
+    found = [Ref(one.name, one.place, "", "", "") for one in session.keeper.platforms]
+    inside = [f"{one.platform}/{one.place}" for one in found if in_scope(session.book.policy, one)]
+    return ", ".join(inside) or "no place, because none that was found is in the policy's scope"

@@ -24,7 +24,7 @@ import msgspec
 from gpukeeper.blocking import in_thread
 from gpukeeper.engine.requests import Reply, Request
 from gpukeeper.interfaces.daemon.limiter import RateLimits, RequestLimiter
-from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH
+from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH, ROOT_SOCKET
 from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
@@ -59,10 +59,13 @@ async def listening(path: Path, responder: Responder, log: Log = lambda words: N
     """Listens while the block runs. All users may connect; permissions are checked per request."""
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
         raise KeeperError(f"{path} is too long for a unix socket. Set GPUKEEPER_SOCKET to a shorter path.")
+    is_new = not path.parent.exists()
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     why = why_untrusted(path.parent, holds_entry=True)
     if why is not None:
         raise KeeperError(f"Other users could replace the socket {path}: {why}. The daemon was not started.")
+    if is_new or path == ROOT_SOCKET:  # users go through it, whatever the umask is; older units made root's with 0700
+        path.parent.chmod(0o755)
     _forget(path)  # of a daemon that died; a living one holds the serve lease, which we have
     server = Server(responder, RequestLimiter(RateLimits().within(raise_descriptors())), log)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:

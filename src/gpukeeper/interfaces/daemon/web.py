@@ -26,7 +26,7 @@ from gpukeeper.interfaces.daemon.requests import WebLogins
 from gpukeeper.interfaces.daemon.web_child import Log, Send, supervised
 from gpukeeper.interfaces.daemon.web_settings import WebSettings
 from gpukeeper.interfaces.http_pages import Page as MetricsPage
-from gpukeeper.interfaces.link import Answer, Change, Demo, Person, Question, Welcome
+from gpukeeper.interfaces.link import BUG, Answer, Change, Demo, Person, Question, Welcome
 from gpukeeper.interfaces.revocations import new_revocations
 from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.holds import is_admin
@@ -57,6 +57,8 @@ async def web_process(
 class WebProcess:
     """What the web process of a daemon is sent and answered. Implements Backend."""
 
+    no_metrics = "metrics need an extra. In a clone of gpukeeper: pip install '.[metrics]'"
+
     def __init__(
         self,
         session: Session,
@@ -73,7 +75,7 @@ class WebProcess:
         self.demo: Demo | None = None  # what is shown is simulated
         self._present = PresentView(session)
         self.revocations = new_revocations()
-        logins.on_revoke = self.revocations.increase
+        logins.on_revoke, logins.on_misuse = self.revocations.increase, log
 
     def close(self) -> None:
         self._logins.on_revoke = lambda: None
@@ -121,7 +123,7 @@ class WebProcess:
             self._log(f"a request from the web failed, which is a bug in gpukeeper: {bug!r}")
             who, reply = (
                 ANONYMOUS,
-                Reply(done=False, words="this is a bug in gpukeeper; see the daemon's log", exit_code=1),
+                Reply(done=False, words="this is a bug in gpukeeper; see the daemon's log", exit_code=BUG),
             )
         body = bytes(reply.body) if isinstance(reply, DataReply) else b"null"
         return Answer(
@@ -176,7 +178,7 @@ class WebProcess:
     async def _read_metrics(self) -> Reply:
         """The text, with its content type as the words."""
         if self._metrics is None:
-            raise UsageError("metrics need an extra. In a clone of gpukeeper: pip install '.[metrics]'")
+            raise UsageError(self.no_metrics)
         page = await self._metrics()
         return DataReply(done=True, words=page.type, body=msgspec.Raw(msgspec.json.encode(page.body.decode())))
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.util import find_spec
 from typing import Protocol
 
 from gpukeeper.blocking import real_seconds
+from gpukeeper.child_python import DIRECTORY, module_command
 from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.interfaces.link import LARGEST_QUESTION, Answer, Question, Welcome, frame, read_frame
 from gpukeeper.interfaces.revocations import Revocations
 from gpukeeper.model.errors import KeeperError, UsageError
 
+CHILD = module_command("gpukeeper.interfaces.web")
+OPEN_MAX = 128  # questions that are answered at a time, of LARGEST_QUESTION bytes each at most: 32 MiB
 STUCK = 30.0  # seconds to take a frame; a process that does not is ended
 BACKOFF = (1.0, 60.0)
 HEALTHY = 60.0  # seconds after which a process that ends is started again at once
@@ -89,6 +91,7 @@ class WebChild:
     def __init__(self, backend: Backend, listener: socket.socket, log: Log) -> None:
         self._backend, self._listener, self._log = backend, listener, log
         self._replies: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(OPEN_MAX)
 
     async def supervise(self) -> None:
         """Starts it again when it ends, later each time it does so soon."""
@@ -115,10 +118,11 @@ class WebChild:
         with theirs:
             inherited = (theirs.fileno(), self._listener.fileno(), self._backend.revocations.descriptor)
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gpukeeper.interfaces.web", *map(str, inherited)),
+                *(*CHILD, *map(str, inherited)),
                 pass_fds=inherited,
                 stdin=asyncio.subprocess.DEVNULL,
                 env=_environment(),
+                cwd=DIRECTORY,
             )
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
@@ -147,16 +151,31 @@ class WebChild:
             async with asyncio.TaskGroup() as group:
                 publishing = group.create_task(self._backend.publish(send))
                 publishing.add_done_callback(lambda task: writer.close())
-                while (question := await read_frame(reader, Question, LARGEST_QUESTION)) is not None:
+                while (question := await self._question(reader)) is not None:
                     # Outside the group: a stop is not left in the middle because the web process ended.
                     task = asyncio.create_task(reply(question))
                     self._replies.add(task)
-                    task.add_done_callback(self._replies.discard)
+                    task.add_done_callback(self._answered)
                 publishing.cancel()
         except* (ConnectionError, TimeoutError, ValueError, KeeperError) as problems:
             self._log(f"the web process is ended: {problems.exceptions[0]}")
         finally:
             writer.close()
+
+    async def _question(self, reader: asyncio.StreamReader) -> Question | None:
+        """The next one, when there is room for it: what is not read stays with the web process."""
+        await self._room.acquire()
+        question = None
+        try:
+            question = await read_frame(reader, Question, LARGEST_QUESTION)
+        finally:
+            if question is None:
+                self._room.release()
+        return question
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._replies.discard(task)
+        self._room.release()
 
 
 def _environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`gpukeeper demo`: a simulated fleet, a week in a minute, to see gpukeeper at work before trusting it.
+"""`gpukeeper demo`: a simulated fleet, a week in ten seconds, to see gpukeeper at work before trusting it.
 
 What --web needs is imported when it is used: it is an extra."""
 
@@ -63,7 +63,7 @@ def demo(
     if port is not None:
         raise UsageError(f"{port} is the port of a dashboard. To serve one: gpukeeper demo --web {port}")
     live = not once and not json and overwrites(sys.stdout)
-    week = _play_live(seed, days) if live else play(seed, timedelta(days=days))
+    week = _play_live(seed, days) if live else play(seed, timedelta(days=days), _Days(days, silent=json))
     if json:
         show.as_json("demo", week.as_dict())
     else:
@@ -84,6 +84,22 @@ def _play_live(seed: int, days: int) -> Week:
                 view.update(_picture(newest, counts, report.survey.at))
 
         return play(seed, timedelta(days=days), on_report)
+
+
+class _Days:
+    """Progress where the screen cannot be overwritten: one line for each simulated day."""
+
+    def __init__(self, days: int, *, silent: bool) -> None:
+        self._days, self._silent = days, silent
+        self._begun: datetime | None = None
+        self._ended = 0
+
+    def __call__(self, report: PassReport) -> None:
+        self._begun = self._begun or report.survey.at
+        ended = (report.survey.at - self._begun) // timedelta(days=1)
+        if ended > self._ended and not self._silent:
+            self._ended = ended
+            typer.echo(f"simulated: {ended} of {self._days} days", err=True)
 
 
 def _collect(report: PassReport, newest: deque[tuple[str, ...]], counts: Counter[str]) -> None:
@@ -107,8 +123,11 @@ def _picture(newest: deque[tuple[str, ...]], counts: Counter[str], at: datetime)
 
 
 def _print(week: Week) -> None:
-    head = f"{in_words(week.length)} of a simulated fleet (seed {week.seed})"
-    show.text(f"{head}: {week.passes} passes over {week.places} places.\n")
+    head = f"{in_words(week.length)} of a simulated fleet of {week.gpus} GPUs (seed {week.seed})"
+    show.text(f"{head}, {week.passes} passes over {week.places} places:")
+    show.text(f"  {week.gpu_hours:.0f} GPU-hours given back")
+    show.text(f"  {size_in_words(week.bytes)} of disk freed")
+    show.text(f"  {week.wrong} wrong removals, by what was really in use, needed or held in the simulation\n")
     show.table(
         [(rule, str(n), f"{hours:.0f}", size_in_words(size)) for rule, n, hours, size in week.by_rule],
         head=("rule", "reclaimed", "GPU-hours", "bytes"),

@@ -72,6 +72,10 @@ def _print_links(web: DemoWeb, url: str, log: Callable[[str], None]) -> None:
 class DemoWeb(WebProcess):
     """Visitors log in as one of two people of the simulation, as often as they want."""
 
+    no_metrics = (
+        "the demo has no metrics. On a machine they are here, and with `serve --metrics` on a port of their own"
+    )
+
     def __init__(self, session: Session, logins: Logins, listener: socket.socket, log: Callable[[str], None]) -> None:
         super().__init__(session, logins, listener, log)
         self._people = {secrets.token_urlsafe(16): person for person in (OWNER, ADMIN)}

@@ -11,6 +11,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +29,7 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.lease import Leadership
+from gpukeeper.platforms.kubernetes.lease import RETRY, Leadership
 from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.wiring.session import Session
 
@@ -76,8 +77,20 @@ class Operator:
         left = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.leadership.campaign(left))
+            group.create_task(self._report_missing(self.leadership, left))
             await self._lead(self.leadership)
             left.set()
+
+    async def _report_missing(self, leadership: Leadership, left: asyncio.Event) -> None:
+        """Without the right to write its lease it does nothing, in silence otherwise."""
+        known: str | None = None
+        while not left.is_set():
+            if leadership.missing != known:
+                known = leadership.missing
+                self.log(f"cannot lead: {known}" if known else f"the lease {leadership.lease} can be written again")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY.total_seconds()):
+                    await left.wait()
 
     async def _lead(self, leadership: Leadership) -> None:
         """One term after the other."""
@@ -151,9 +164,11 @@ class Operator:
             await self.reach()
         except PlatformError as problem:
             return str(problem)
-        return None
+        return None if self.leadership is None else self.leadership.missing
 
     async def metrics_page(self) -> PageResponse:
+        self.metrics.denied = self.leadership is not None and self.leadership.denied
+        self.metrics.measured_apart = self.keeper.uptime.measured_apart
         if self.machine is not None and self.metrics.leads:
             self.metrics.machine = await self.machine.read()
         return PageResponse(200, self.metrics.text(), CONTENT_TYPE)

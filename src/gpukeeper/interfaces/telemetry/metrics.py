@@ -53,7 +53,7 @@ class Metrics(Collector):
     ) -> None:
         self._clock, self._elects = clock, elects
         self._expected = {(one.name, one.place) for one in places}
-        self.leads = False
+        self.leads = self.denied = False
         self._last: dict[tuple[str, str], LastPass] = {}
         self._overdue: dict[str, datetime] = {}  # by key: due since
         self._counted: dict[str, dict[tuple[str, ...], float]] = {
@@ -61,6 +61,7 @@ class Metrics(Collector):
         }
         self._unreported = UnreportedLines()
         self.machine: MachineFacts | None = None  # as of this scrape
+        self.measured_apart: float | None = None  # seconds, the same
         self.node_use: PodUse | None = None  # the same; None: not measured here
         self.registry = CollectorRegistry()
         if process:
@@ -92,7 +93,7 @@ class Metrics(Collector):
             return
         here = f"{found.platform.name}/{found.platform.place}/"
         elsewhere = {key: due for key, due in self._overdue.items() if not key.startswith(here)}
-        self._overdue = overdue(report, elsewhere if found.whole else self._overdue)
+        self._overdue = overdue(report, elsewhere if found.whole else self._overdue, self._overdue)
         if found.whole:
             self._last[found.platform.name, found.platform.place] = LastPass(report, self._clock.now())
             for labels, number in found.counts.idle.items():
@@ -119,6 +120,7 @@ class Metrics(Collector):
         yield gauge("gpukeeper_info", {(__version__,): 1}, "version")
         if self._elects:
             yield gauge("gpukeeper_leader", {(): self.leads})
+            yield gauge("gpukeeper_lease_denied", {(): self.denied})
         for name, values in self._counted.items():
             yield counter(name, values)
         if self.node_use is not None:
@@ -168,6 +170,8 @@ class Metrics(Collector):
         if self._expected <= self._last.keys():  # a place that never had a pass is late, whatever the others do
             oldest = min(one.finished for one in passes)
             yield gauge("gpukeeper_last_pass_timestamp_seconds", {(): oldest.timestamp()})
+        if self.measured_apart is not None:
+            yield gauge("gpukeeper_measured_apart_seconds", {(): self.measured_apart})
         longest = max((one.finished - one.report.survey.at).total_seconds() for one in passes)
         yield gauge("gpukeeper_pass_seconds", {(): longest})
 
@@ -201,21 +205,26 @@ class CountedEvidence:
         return await self._inside.load(name)
 
 
-def overdue(report: PassReport, before: Mapping[str, datetime]) -> dict[str, datetime]:
-    """By key, since when: what is due and was not seen to go, on top of what was so before this pass."""
+def overdue(
+    report: PassReport, before: Mapping[str, datetime], last: Mapping[str, datetime] | None = None
+) -> dict[str, datetime]:
+    """By key, since when: what is due and was not seen to go, on top of what was so before this pass and is kept.
+    `last`: everything that was so; None: the same."""
     left = dict(before)
     for decision in report.survey.decisions:
         left.pop(decision.seen.ref.key, None)
+        known = (before if last is None else last).get(decision.seen.ref.key)
         if _is_overdue(decision, report.survey.at):
             assert decision.due is not None
             left[decision.seen.ref.key] = decision.due
+        elif known is not None and decision.verdict is Verdict.REPORT and decision.due is not None:
+            left[decision.seen.ref.key] = known  # a step on it came to nothing, and is tried again at `due`
     for key in _went(report.survey.gone, [*report.settled, *report.outcomes]):
         left.pop(key, None)
     return left
 
 
 def _is_overdue(decision: Decision, now: datetime) -> bool:
-    """A step that came to nothing a moment ago is reported and not tried again yet: due all the same."""
     if decision.due is None or decision.due > now or decision.action is Action.WARN:
         return False
     return decision.verdict in (Verdict.DUE, Verdict.REPORT)

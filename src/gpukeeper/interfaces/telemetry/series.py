@@ -8,10 +8,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from gpukeeper.model.printable import plain
 
-# Of the last full pass at each place. Of several operators only the leader exports more than the first two.
+# Of the last full pass at each place. Of several operators only the leader exports more than the first three.
 GAUGES = {
     "gpukeeper_info": "Always 1; the label is the version.",
     "gpukeeper_leader": "1 if this instance is the leader. Exported by operators only.",
+    "gpukeeper_lease_denied": "1 if this instance may not write its lease, so that it does nothing. Operators only.",
     "gpukeeper_workloads": "Workloads by kind, state and outcome.",
     "gpukeeper_finished": "Finished workloads that still exist, by kind and time since their end.",
     "gpukeeper_finished_age_seconds": "Time since the end of the oldest finished workload, by kind.",
@@ -26,6 +27,7 @@ GAUGES = {
     "gpukeeper_acting": "1 if the last pass was allowed to act: mode enforce, within its schedule, not paused.",
     "gpukeeper_last_pass_timestamp_seconds": "End of the last full pass; the oldest of all places.",
     "gpukeeper_pass_seconds": "Duration of the last full pass, including steps; the longest of all places.",
+    "gpukeeper_measured_apart_seconds": "Time between the last two measurements. Above 120 idle times begin anew.",
     "gpukeeper_trees": "Directory trees, by category.",
     "gpukeeper_tree_bytes": "Bytes in directory trees, by category. Trees that were not measured are excluded.",
     "gpukeeper_node_temporary_bytes": "Bytes in the temporary directories of a node, regardless of names.",

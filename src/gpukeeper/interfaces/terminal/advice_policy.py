@@ -82,7 +82,7 @@ def as_policy(found: Advice, given: Policy) -> str:
     lines.append("classes:" if advised else "# No class has an idle time to advise.")
     for one in advised:
         lines += [
-            f"  # {_sums(one.later)} of {one.later.unused_tail:,.0f} "
+            f"  # {_sums(one.later)}, {one.later.unused_tail:,.0f} held after the last use "
             f"(with {span_words(one.today)}: {one.today_later.won:,.0f}); {held_up(one)}.",
             f"  {_json(one.class_)}: {{idle: {span_words(one.window)}}}",
         ]

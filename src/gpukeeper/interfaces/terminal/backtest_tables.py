@@ -12,7 +12,7 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.views.backtest import BacktestReport, GroupRow, Interval, LimitFacts, StopRow, Tally
 
 SHOWN = 20  # stops in the terminal; the page and --json have all
-_HEAD = ("stops", "regretted", "unused", "open", "GPU-hours won", "of", "restarts cost")
+_HEAD = ("stops", "regretted", "unused", "open", "GPU-hours won", "after last use", "restarts cost")
 _AFTERWARDS = {
     Afterwards.UNUSED: "not used again",
     Afterwards.REGRET: "used again",
@@ -41,7 +41,7 @@ def facts(report: BacktestReport) -> dict[str, str]:
         "regretted": f"{share(report.regret)}{_between(report.regret_between, percent=True)}: "
         f"{total.regrets} of {total.known} stops with a known end were used again within "
         f"{in_words(report.judging.horizon)}",
-        "won": f"{total.won:,.0f} GPU-hours of {total.unused_tail:,.0f} held after the last use; restarts cost "
+        "won": f"{total.won:,.0f} GPU-hours; {total.unused_tail:,.0f} were held after the last use; restarts cost "
         f"{total.cost:,.0f}{_between(report.won_between, percent=False)}",
         "not known": f"{total.censored} stops: the trace ends first; {total.unknowable}: not measured afterwards",
     }

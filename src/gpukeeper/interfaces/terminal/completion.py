@@ -21,7 +21,8 @@ OUTCOMES = ("succeeded", "failed", "stopped")
 SECTIONS = (
     *("preset", "mode", "scope", "retention", "environments", "at_finish", "ttl", "classes", "groups", "admins"),
     *("owner_labels", "match", "exemptions", "exemptions_from", "warnings", "activity", "demand", "budget", "breaker"),
-    *("temporary", "disk", "reports", "ray", "images", "build_cache", "orphans", "loops", "holds", "capture", "gpu"),
+    *("temporary", "disk", "reports", "ray", "images", "build_cache", "volumes", "networks"),
+    *("orphans", "loops", "holds", "capture", "gpu"),
     *("kubernetes", "acceptance", "notify", "web", "schedule", "ledger", "prices", "backtest", "metrics", "fleet"),
 )
 
@@ -104,6 +105,13 @@ def sections(incomplete: str) -> list[str]:
     from gpukeeper.config.presets import BUILT_IN
 
     return _continuing([*SECTIONS, *(f"classes.{name}" for name in BUILT_IN["classes"])], incomplete)
+
+
+@_silent
+def presets(incomplete: str) -> list[str]:
+    from gpukeeper.config.presets import PRESETS
+
+    return _continuing(PRESETS, incomplete)
 
 
 @_silent

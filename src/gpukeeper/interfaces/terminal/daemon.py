@@ -19,6 +19,7 @@ from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH, socket_path
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.platforms.host.connect import user_name
 
 SECONDS = 180.0  # a stop may take its grace and the reads afterwards
 SOON = 3.0  # for what one can do without
@@ -50,6 +51,8 @@ def load_daemon_state(keeper: Keeper) -> None:
 def _is_anothers() -> bool:
     try:
         return os.geteuid() not in (0, socket_path().stat().st_uid)
+    except PermissionError:
+        return True  # closed to us; the query reports that
     except OSError:
         return False
 
@@ -83,11 +86,19 @@ def exchange(request: Request, seconds: float = SECONDS) -> bytes | None:
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
         return None
     except PermissionError as error:
-        raise UsageError(f"the daemon's socket {socket_path()} cannot be used ({error.strerror})") from error
+        raise UsageError(f"The daemon's socket {closed(socket_path())} Nothing was done.") from error
     except OSError as error:
         raise KeeperError(
             f"the daemon did not answer ({error}). To see whether the request was executed: gpukeeper ledger list"
         ) from error
+
+
+def closed(path: Path) -> str:
+    """Everybody may connect, so a socket that refuses somebody is a mistake of the machine's setup."""
+    return (
+        f"{path} cannot be used by {user_name(os.geteuid())} (permission denied). "
+        f"An admin opens it to all users: chmod 755 {path.parent} && chmod 666 {path}"
+    )
 
 
 def read_reply(answer: bytes, kind: type[R]) -> R:

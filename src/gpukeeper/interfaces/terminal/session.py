@@ -14,7 +14,7 @@ import typer
 
 from gpukeeper.config.units import read_span
 from gpukeeper.interfaces.terminal.messages import print_message
-from gpukeeper.ledger.paths import socket_path, state_folder
+from gpukeeper.ledger.paths import may_exist, socket_path, state_folder
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.errors import UsageError
@@ -63,7 +63,7 @@ def opened(
 
 
 def _is_another_daemon() -> bool:
-    return os.geteuid() != 0 and socket_path().exists() and socket_path().parent != state_folder()
+    return os.geteuid() != 0 and may_exist(socket_path()) and socket_path().parent != state_folder()
 
 
 def print_unreachable(session: Session, only: str | None = None, tell: Callable[[str], None] | None = None) -> None:

@@ -130,9 +130,10 @@ def line_row(row: LineRow) -> tuple[str, ...]:
     return (str(row.seq).rjust(6), at, row.type.ljust(10), row.result.ljust(11), row.where, row.words)
 
 
-def claim_row(claim: GpuClaim, now: datetime) -> tuple[str, ...]:
-    """One device and its holder."""
+def claim_row(claim: GpuClaim, now: datetime, beside: Sequence[str] = ()) -> tuple[str, ...]:
+    """One device and its holder. `beside`: infrastructure that has it, too."""
     holder = claim.holder.path if claim.holder is not None else claim.by or "-"
+    holder += f", {', '.join(beside)} (infrastructure)" if beside else ""
     since = in_words(now - claim.since) if claim.since is not None else "-"
     owner = fact(claim.owner) if claim.holder is not None else "-"
     return (claim.how.value, claim.name, holder, owner, since, _use(claim, now), claim.next)

@@ -10,11 +10,13 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from gpukeeper.lifecycle.claims import ClaimState
+from gpukeeper.lifecycle.coming import act_of, coming_in_brief
+from gpukeeper.lifecycle.warnings import without_steps
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.printable import plain
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.top import GpuLine, NextStep, TopView, ordered
+from gpukeeper.views.top import GpuLine, TopView, ordered
 
 WIDE = 150  # columns from which a GPU and its next step fit into one line
 SOON = timedelta(hours=1)
@@ -189,20 +191,14 @@ def _memory(line: GpuLine) -> str:
 
 
 def _next(line: GpuLine, now: datetime) -> Text:
-    """ "warn in 1h, stop in 1h30m (idle): idle for 10m, allowed 1h"."""
+    """ "if it stays idle, will be warned in 1h, then stopped in 1h30m (idle): idle for 10m, allowed 1h"."""
     if not line.steps:
         return Text(plain(line.reason))
-    acts = line.steps if len(line.steps) == 1 else (line.steps[0], line.steps[-1])
-    words = ", ".join(_step(one, now) for one in acts)
-    last = line.steps[-1]
-    style = "red" if last.at is None or last.at <= now else "yellow" if last.at - now < SOON else "cyan"
-    found = Text(f"{words} ({last.rule})", style=style)
-    return found.append(f": {plain(line.reason)}", style="default")
-
-
-def _step(step: NextStep, now: datetime) -> str:
-    when = "at the next pass" if step.at is None or step.at <= now else f"in {in_words(step.at - now)}"
-    return f"{step.action or 'acts'} {when}"
+    words = coming_in_brief(line.steps, now)
+    act = act_of(line.steps) or line.steps[-1]
+    style = "red" if act.at is None or act.at <= now else "yellow" if act.at - now < SOON else "cyan"
+    found = Text(f"{words} ({act.rule})", style=style)
+    return found.append(f": {plain(without_steps(line.reason))}", style="default")
 
 
 def _fact(value: object) -> str:

@@ -40,7 +40,7 @@ async def _serve(link: socket.socket, listener: socket.socket, revocations: Revo
     source = await connect(link, revocations)
     app = make_app(source)
     _be_ended_first()
-    server = HttpServer(app, source.tls)
+    server = HttpServer(app, source.tls, proxy.uid if (proxy := source.settings.site.proxy) else None)
     give_up_rights(source.account)
     source.on_tls = server.renew
     await server.serve(listener, source.closed())

@@ -24,12 +24,12 @@ from gpukeeper.interfaces.web.guard import hostname_of
 from gpukeeper.interfaces.web.peers import Peers
 from gpukeeper.interfaces.web.readers import Readers
 from gpukeeper.interfaces.web.security import (
-    COOKIE,
     THEME,
     Bucket,
     ProxyProblem,
     Signer,
     Visitor,
+    cookie_name,
     credentials_of,
     is_secure,
 )
@@ -71,7 +71,7 @@ class Site:
         if peers.proxy is not None and peers.proxy.header in request.headers and not peers.is_proxy(request):
             self.refused["proxy header"] += 1  # ignored: anybody can send it
         try:
-            presented, by_cookie = credentials_of(request, self.signer, peers)
+            presented, by_cookie = credentials_of(request, self.signer, peers, self.cookie(request))
         except ProxyProblem as problem:
             self.refused["proxy header"] += 1
             raise HTTPException(400, str(problem)) from problem
@@ -84,6 +84,10 @@ class Site:
             direct=not (peers.is_proxy(request) or peers.is_forwarded(request) or self._is_public(request)),
         )
 
+    def cookie(self, request: HttpRequest) -> str:
+        """The name of the cookie of a session."""
+        return cookie_name(request, self.source.settings.site, self.peers)
+
     def _is_public(self, request: HttpRequest) -> bool:
         """Under the name that other machines use: then it came through a proxy, though it arrived over loopback."""
         public = urlsplit(self.source.settings.site.url).hostname
@@ -91,7 +95,8 @@ class Site:
         return public not in (None, *LOOPBACK_HOSTS) and name == public
 
     def may_read(self, visitor: Visitor) -> bool:
-        return visitor.logged_in or (self.source.settings.anonymous and visitor.direct)
+        """An invalid token is refused even where reading needs no login."""
+        return visitor.logged_in or (self.source.settings.anonymous and visitor.direct and visitor.by_cookie)
 
     def limit(self, bucket: Bucket, who: str, sentence: str) -> None:
         """Raises HTTPException above the rate."""
@@ -105,14 +110,15 @@ class Site:
         if not presented.secret and not presented.proxy_user:
             return Person()
         now, revoked = time.monotonic(), self.source.revocations
+        where = f"{presented.address} {presented.uid}"
         known = self._people.get(presented)
         if known is not None and now - known[0] <= REMEMBERED and known[1] == revoked:
             return known[2]
-        if self.unknown.wait(presented.address, now) > 0:
-            self.limit(self.unknown, presented.address, "Too many logins that do not exist.")
+        if self.unknown.wait(where, now) > 0:
+            self.limit(self.unknown, where, "Too many logins that do not exist.")
         person = (await self.source.ask(presented, "", Request(verb="whoami"))).person
         if not person.name:
-            self.unknown.take(presented.address, now)
+            self.unknown.take(where, now)
             return person
         self._people.pop(presented, None)
         self._people[presented] = (now, revoked, person)
@@ -181,7 +187,7 @@ def _environment() -> Environment:
 
 def session_cookie(site: Site, request: HttpRequest, response: Response, secret: str) -> None:
     response.set_cookie(
-        COOKIE,
+        site.cookie(request),
         site.signer.sign(secret),
         max_age=site.source.settings.session_seconds,
         path="/",

@@ -1,7 +1,7 @@
 """Connections of the dashboard: TLS, how many there may be, and how long a request and its response may take.
 
 Anybody on the network, or every user of the machine, can connect. A connection that waits for a request is closed when
-a new one needs its place, the oldest first: one client with thousands of idle connections keeps no other one out.
+a new one needs its place, the oldest of the user with the most: no client can block others.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import os
 import resource
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, cast
@@ -19,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gpukeeper.interfaces.link import TlsPair
 from gpukeeper.interfaces.web.peers import CONNECTION
+from gpukeeper.interfaces.web.shares import RESERVE, Shares
 
 MOST = 2_000  # connections
 SPARE = 64  # descriptors for everything else
@@ -28,24 +30,37 @@ RESPONSE = 30.0  # seconds without progress until a response that is not read is
 
 
 class Connections:
-    """All connections of the process; `waiting`, oldest first: those that have not sent a request."""
+    """All connections of the process, each with whose share it is; `waiting`, oldest first: those that have not sent a
+    request."""
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None, proxy: int | None = None) -> None:
         self.most = most or _room()
-        self.open: set[asyncio.BaseTransport] = set()
+        self.shares = Shares(proxy)
+        self.open: dict[asyncio.BaseTransport, str] = {}
         self.waiting: dict[asyncio.BaseTransport, None] = {}
         self.closed = 0  # to make room
+        self._held: Counter[str] = Counter()
 
     def opened(self, transport: asyncio.BaseTransport) -> bool:
         """False: there is no room, and the connection must be closed."""
-        if len(self.open) >= self.most:
-            oldest = next(iter(self.waiting), None)
+        share, most = self.shares.of(transport)
+        room = self.most if self.shares.is_trusted(share) else self.most - min(RESERVE, self.most // 4)
+        if most is not None and self._held[share] >= most:
+            crowded = {share}
+        elif len(self.open) >= room:
+            crowded = {one for one, held in self._held.items() if held > self._held[share]} | {share}
+        else:
+            crowded = set()
+        if crowded:
+            waiting = (one for one in self.waiting if self.open[one] in crowded)
+            oldest = max(waiting, key=lambda one: self._held[self.open[one]], default=None)
             self.closed += 1
             if oldest is None:
                 return False
             self.lost(oldest)
             cast(asyncio.Transport, oldest).abort()
-        self.open.add(transport)
+        self.open[transport] = share
+        self._held[share] += 1
         self.waiting[transport] = None
         return True
 
@@ -57,8 +72,12 @@ class Connections:
             self.waiting[transport] = None
 
     def lost(self, transport: asyncio.BaseTransport) -> None:
-        self.open.discard(transport)
         self.waiting.pop(transport, None)
+        share = self.open.pop(transport, None)
+        if share is not None:
+            self._held[share] -= 1
+            if not self._held[share]:
+                del self._held[share]
 
 
 def _room() -> int:

@@ -14,9 +14,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpukeeper.interfaces.link import SiteSettings
-from gpukeeper.interfaces.web.peers import Peers, address_of, is_here
+from gpukeeper.interfaces.web.addresses import address_of, is_here
+from gpukeeper.interfaces.web.peers import Peers
 from gpukeeper.interfaces.web.security import HEADERS, HSTS
 
+LARGEST_HEAD = 32 * 1024  # bytes of a request without its body
 SAFE = ("GET", "HEAD", "OPTIONS")
 OURS = ("same-origin", "none")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -41,6 +43,10 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         connection = HTTPConnection(scope)
+        if _head_size(scope) > LARGEST_HEAD:
+            return self._refuse(scope, "size", 400, f"The headers are larger than {LARGEST_HEAD:,} bytes.")
+        if "content-length" in connection.headers and "transfer-encoding" in connection.headers:
+            return self._refuse(scope, "size", 400, "The request has two lengths.", close=True)
         words = self._wrong_host(connection)
         if words is not None:
             return self._refuse(scope, "host", 421, words)
@@ -87,17 +93,28 @@ class Guard:
         given = _origin(origin)
         return given is not None and given in map(_origin, known)
 
-    def _refuse(self, scope: Scope, reason: str, status: int, words: str) -> Response:
+    def _refuse(self, scope: Scope, reason: str, status: int, words: str, *, close: bool = False) -> Response:
         self._refused[reason] += 1
+        headers = {"connection": "close"} if close else None
         if scope["path"].startswith("/api/"):
-            return JSONResponse({"error": words}, status)
-        return PlainTextResponse(f"{words}\n", status)
+            return JSONResponse({"error": words}, status, headers)
+        return PlainTextResponse(f"{words}\n", status, headers)
+
+
+def _head_size(scope: Scope) -> int:
+    """Bytes of its first line and headers. The parser limits only what arrives in pieces."""
+    return len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) + 4 for n, v in scope["headers"])
 
 
 def hostname_of(host: str) -> str:
     """Without port and brackets, in one spelling."""
     words = host.strip().lower()
-    name = words[1:].partition("]")[0] if words.startswith("[") else words.rpartition(":")[0] or words
+    if words.startswith("["):
+        name, _, port = words[1:].partition("]")
+        if port and not (port[0] == ":" and port[1:].isdecimal()):
+            return words  # of nobody
+    else:
+        name = words.rpartition(":")[0] or words
     found = address_of(name)
     return str(found) if found is not None else name.removesuffix(".")
 

@@ -62,7 +62,7 @@ class Feed:
         visitor = await site.visitor(request)
         if not site.may_read(visitor):
             raise HTTPException(401, "Log in first.")
-        who = visitor.person.name or visitor.credentials.address
+        who = visitor.who
         site.limit(site.reads, who, "Too many requests.")
         if self._open[who] >= MOST_EACH or self._open.total() >= MOST:
             site.refused["open pages"] += 1

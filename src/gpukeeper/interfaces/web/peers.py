@@ -5,64 +5,22 @@ On one machine every user can connect from its addresses, so that there the kern
 
 from __future__ import annotations
 
-import errno
 import ipaddress
-import socket
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 from starlette.requests import HTTPConnection
 
-from gpukeeper.interfaces.link import TrustedProxy
+from gpukeeper.interfaces.link import UNKNOWN_UID, TrustedProxy
+from gpukeeper.interfaces.web.addresses import Address, address_of, is_here, plain
+from gpukeeper.interfaces.web.socket_owner import socket_owner
 
 FORWARDED = ("x-forwarded-for", "forwarded", "x-forwarded-host", "x-real-ip", "via")
 CONNECTION = "connection"  # key in the state of a request: what is remembered about its connection
 MOST_HOPS = 20
-_TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
-_ESTABLISHED = "01"
-_IS_PROXY = "is proxy"
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_UID = "uid"
 Owner = Callable[[tuple[str, int], tuple[str, int]], int | None]
 Here = Callable[[str], bool]
-
-
-def is_here(host: str) -> bool:
-    """An address of this machine: we could use it ourselves."""
-    found = address_of(host)
-    if found is None or found.is_loopback:
-        return True
-    with socket.socket(socket.AF_INET if found.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as trial:
-        try:
-            trial.bind((str(found), 0))
-        except OSError as error:
-            return error.errno != errno.EADDRNOTAVAIL
-    return True
-
-
-def socket_owner(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
-    """The uid of the process on this machine that has the other end of a connection. None: the connection is not open
-    any more; the kernel then reports no owner, or root."""
-    ends = [(address_of(host), port) for host, port in (peer, own)]
-    for table in _TABLES:
-        words = " ".join(_kernel_words(address, port, wide=table.name == "tcp6") for address, port in ends)
-        try:
-            _, found, rest = table.read_text().partition(f" {words} ")
-        except FileNotFoundError:
-            continue  # no IPv6
-        if found:
-            state, _, _, _, uid, _ = rest.split(maxsplit=5)
-            return int(uid) if state == _ESTABLISHED else None
-    return None
-
-
-def _kernel_words(address: Address | None, port: int, *, wide: bool) -> str:
-    """0100007F:1F90: an address as words of the machine's byte order."""
-    if address is None or (address.version == 6 and not wide):
-        return "-"
-    packed = address.packed if address.version == 6 or not wide else b"\0" * 10 + b"\xff\xff" + address.packed
-    parts = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4))
-    return f"{''.join(f'{part:08X}' for part in parts)}:{port:04X}"
 
 
 class Peers:
@@ -75,18 +33,23 @@ class Peers:
         return plain(connection.client.host) if connection.client is not None else ""
 
     def is_proxy(self, connection: HTTPConnection) -> bool:
-        """Of one connection it stays the same."""
         client = connection.client
         if self.proxy is None or client is None or not self._is_named(client.host):
             return False
-        remembered = (connection.scope.get("state") or {}).get(CONNECTION, {})
-        if _IS_PROXY not in remembered:
+        uid = self.uid(connection)
+        return uid is None or (self.proxy.uid is not None and uid == self.proxy.uid)
+
+    def uid(self, connection: HTTPConnection) -> int | None:
+        """Of the process on this machine that has the other end, as in Credentials. It is asked for once: later the
+        kernel may know it no more, or have given the port to another user."""
+        client = connection.client
+        remembered: dict[str, Any] = (connection.scope.get("state") or {}).get(CONNECTION, {})
+        if _UID not in remembered:
+            here = client is None or self._here(client.host)
             host, port = connection.scope.get("server") or ("", 0)
-            remembered[_IS_PROXY] = not self._here(client.host) or (
-                self.proxy.uid is not None
-                and self._owner((client.host, client.port), (host, port or 0)) == self.proxy.uid
-            )
-        return bool(remembered[_IS_PROXY])
+            found = self._owner((client.host, client.port), (host, port or 0)) if here and client else None
+            remembered[_UID] = UNKNOWN_UID if here and found is None else found
+        return remembered[_UID]  # type: ignore[no-any-return]
 
     def client(self, connection: HTTPConnection) -> str:
         """Behind the proxy: the last address that no trusted proxy has. Others cannot choose theirs."""
@@ -110,20 +73,6 @@ class Peers:
         if found is None:
             return False
         return any(found in one or _mapped(found) in one for one in self._networks)
-
-
-def plain(host: str) -> str:
-    """::ffff:10.0.0.2 is 10.0.0.2. What is no address stays."""
-    found = address_of(host)
-    return host if found is None else str(found)
-
-
-def address_of(host: str) -> Address | None:
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return None
-    return found.ipv4_mapped or found if isinstance(found, ipaddress.IPv6Address) else found
 
 
 def _mapped(address: Address) -> Address:

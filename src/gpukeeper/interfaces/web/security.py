@@ -19,6 +19,7 @@ from gpukeeper.interfaces.link import PERSON, Credentials, Person, SiteSettings
 from gpukeeper.interfaces.web.peers import Peers
 
 COOKIE = "gk_session"
+SECURE_COOKIE = f"__Host-{COOKIE}"  # browsers take it over HTTPS only, from this host only, and only with Secure
 THEME = "gk_theme"
 CSRF = "csrf"
 HEADERS = {
@@ -45,6 +46,12 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
     by_cookie: bool
     csrf: str
     direct: bool = True
+
+    @property
+    def who(self) -> str:
+        """Whose share of what is limited. All users of a machine have its address."""
+        at = self.credentials
+        return self.person.name or (at.address if at.uid is None else f"{at.address} uid {at.uid}")
 
     @property
     def logged_in(self) -> bool:
@@ -82,7 +89,9 @@ class ProxyProblem(ValueError):
     """The trusted proxy sent something that names no person."""
 
 
-def credentials_of(connection: HTTPConnection, signer: Signer, peers: Peers) -> tuple[Credentials, bool]:
+def credentials_of(
+    connection: HTTPConnection, signer: Signer, peers: Peers, cookie: str = COOKIE
+) -> tuple[Credentials, bool]:
     """What was presented, and whether a browser sends it by itself. Raises ProxyProblem."""
     address, proxy = peers.address(connection), ""
     if peers.proxy is not None and peers.is_proxy(connection):
@@ -90,10 +99,10 @@ def credentials_of(connection: HTTPConnection, signer: Signer, peers: Peers) -> 
         name = _proxy_name(connection.headers.getlist(peers.proxy.header))
         if name:
             return Credentials(proxy_user=name, proxy=proxy, address=address), True
-    words = connection.headers.get("authorization", "")
+    words, uid = connection.headers.get("authorization", ""), peers.uid(connection)
     if words.lower().startswith("bearer "):
-        return Credentials(secret=words[7:].strip(), address=address), False
-    return Credentials(secret=signer.unsign(connection.cookies.get(COOKIE, "")), address=address), True
+        return Credentials(secret=words[7:].strip(), address=address, uid=uid), False
+    return Credentials(secret=signer.unsign(connection.cookies.get(cookie, "")), address=address, uid=uid), True
 
 
 def _proxy_name(given: Sequence[str]) -> str:
@@ -104,6 +113,10 @@ def _proxy_name(given: Sequence[str]) -> str:
     if name and not PERSON.fullmatch(name):
         raise ProxyProblem("The reverse proxy sent a name that no person can have. Nothing was done.")
     return name
+
+
+def cookie_name(connection: HTTPConnection, settings: SiteSettings, peers: Peers) -> str:
+    return SECURE_COOKIE if is_secure(connection, settings, peers) else COOKIE
 
 
 def is_secure(connection: HTTPConnection, settings: SiteSettings, peers: Peers) -> bool:

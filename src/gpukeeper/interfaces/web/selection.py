@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from gpukeeper.lifecycle.coming import act_of
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import GpuState, GpuTile, MachineView, WorkloadLine
 
@@ -73,12 +74,20 @@ def read_selection(query: Mapping[str, str]) -> Selection:
     return Selection(**found, page=int(page))
 
 
+def paged(wanted: Selection, total: int) -> tuple[Selection, slice, int]:
+    """The page that there is: the last one for a number behind it, as from an old link. Its rows; how many pages."""
+    pages = max(-(-total // PAGE), 1)
+    page = min(wanted.page, pages)
+    return msgspec.structs.replace(wanted, page=page), slice((page - 1) * PAGE, page * PAGE), pages
+
+
 class Chosen(msgspec.Struct, frozen=True):
-    """One page of what fits. `total`: of all pages."""
+    """One page of what fits. `total`: of all pages; `page`: which one it is."""
 
     gpus: tuple[tuple[str, GpuTile], ...]  # with the name of the machine
     total: int
     pages: int
+    page: int
 
 
 def choose(views: Iterable[MachineView], wanted: Selection) -> Chosen:
@@ -91,8 +100,8 @@ def choose(views: Iterable[MachineView], wanted: Selection) -> Chosen:
     ]
     if wanted.sort != "place":
         found.sort(key=lambda pair: _order(pair[1], wanted.sort))
-    first = (wanted.page - 1) * PAGE
-    return Chosen(tuple(found[first : first + PAGE]), len(found), max(-(-len(found) // PAGE), 1))
+    wanted, rows, pages = paged(wanted, len(found))
+    return Chosen(tuple(found[rows]), len(found), pages, wanted.page)
 
 
 def fits(one: GpuTile, wanted: Selection) -> bool:
@@ -131,8 +140,8 @@ def _order(one: GpuTile, by: str) -> tuple[float, str]:
         case "since":
             return (_seconds(one.since), one.name)
         case _:
-            at = one.steps[-1].at if one.steps else None
-            return (float("inf") if not one.steps else _seconds(at), one.name)
+            act = act_of(one.steps)
+            return (float("inf") if act is None else _seconds(act.at), one.name)
 
 
 def workload_order(one: WorkloadLine, by: str) -> tuple[float, str, str]:

@@ -12,17 +12,18 @@ from starlette.applications import Starlette
 
 from gpukeeper.interfaces.link import TlsPair
 from gpukeeper.interfaces.web.connections import Connections, load_pair, protocol, tls_context
+from gpukeeper.interfaces.web.guard import LARGEST_HEAD
 
 KEEP_ALIVE = 20  # seconds
-LARGEST_HEAD = 32 * 1024  # bytes of a request's headers
+BACKLOG = 4_096  # connections that wait to be accepted: with fewer one client keeps out all others for seconds
 
 
 class HttpServer:
-    """`tls`: None: without."""
+    """`tls`: None: without. `proxy`: the uid of a trusted proxy on this machine."""
 
-    def __init__(self, app: Starlette, tls: TlsPair | None) -> None:
+    def __init__(self, app: Starlette, tls: TlsPair | None, proxy: int | None = None) -> None:
         self._context = None if tls is None else tls_context(tls)
-        self.connections = Connections()
+        self.connections = Connections(proxy=proxy)
         app.state.connections = self.connections
         self._config = uvicorn.Config(
             app,
@@ -36,7 +37,7 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=2,
             h11_max_incomplete_event_size=LARGEST_HEAD,
-            backlog=512,
+            backlog=BACKLOG,
             ws="none",
             proxy_headers=False,
         )

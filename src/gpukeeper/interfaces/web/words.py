@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.lifecycle.coming import NextStep, done_word, phrases
+from gpukeeper.model.durations import SOON, UTC_TIME, in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import MachineView, PlaceState
 
@@ -23,6 +24,29 @@ def moment(at: datetime | None, mode: str = "time") -> Markup:
     words = f"{at:%a} {time[:5]} UTC" if mode == "hour" else f"{'since ' if mode == 'for' else ''}{day} {time[:5]} UTC"
     # Nothing in it needs escaping, which would take half of the time of a page with hundreds of them.
     return Markup(f'<time datetime="{day}T{time}Z" data-mode="{mode}">{words}</time>')  # noqa: S704
+
+
+def said(words: str) -> Markup:
+    """A sentence of gpukeeper, with its times in the time zone of the reader."""
+    return Markup("").join(
+        _time(part) if number % 2 else escape(part) for number, part in enumerate(UTC_TIME.split(words))
+    )
+
+
+def _time(words: str) -> Markup:
+    try:
+        return moment(datetime.fromisoformat(f"{words}+00:00"))
+    except ValueError:  # a name that only looks like a time
+        return escape(f"{words} UTC")
+
+
+def coming(steps: Sequence[NextStep]) -> Markup:
+    """What happens next, as a sentence with countdowns."""
+    parts = [
+        Markup("{}<b>{}</b> {}").format(one.join, one.words, moment(one.at, "in") if one.at else SOON)
+        for one in phrases(steps)
+    ]
+    return Markup("").join(parts)
 
 
 def known(value: object, unit: str = "", missing: str = "not measured") -> Markup:
@@ -68,4 +92,6 @@ def places_of(views: Iterable[MachineView]) -> list[PlaceState]:
 
 
 def install(environment: Environment) -> None:
-    environment.filters.update(moment=moment, known=known, span=span, size=size, fact=fact)
+    environment.filters.update(
+        moment=moment, known=known, span=span, size=size, fact=fact, coming=coming, said=said, done_word=done_word
+    )

@@ -126,6 +126,7 @@ class Shipper:
         self._position: Position | None = None
         self._connection: Connection | None = None
         self._working_since: float | None = None
+        self._behind = False  # since a failure that was logged
 
     @property
     def state(self) -> CopyState:
@@ -263,6 +264,9 @@ class Shipper:
             last_shipped_at=now,
             failures=0,
         )
+        if self._behind and not more:
+            self._behind = False
+            self._log("the fleet database is up to date again: every line is copied")
 
     def _ship_view(self, connection: Connection) -> None:
         view, now = self._sources.view(), time.monotonic()
@@ -331,6 +335,7 @@ class Shipper:
         words = first_line(problem) if _is_expected(problem) else f"this is a bug in gpukeeper: {problem!r}"
         if words != self._state.last_error or self._state.failures == 0:
             self._log(f"the fleet database is not up to date: {words}. Lines are kept and sent later.")
+            self._behind = True
         unsent, lag = self._unsent()
         self._set(
             connected=False,

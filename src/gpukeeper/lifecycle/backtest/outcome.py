@@ -66,8 +66,8 @@ class JudgedStop(msgspec.Struct, frozen=True, kw_only=True):
 
 class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
     """All in hours times GPUs. `held`: from its start to its end, within the trace. `measured`: of these, measured.
-    `unused_tail`: after its last use, what one who knows the future would win. `came_back`: first warnings after which
-    it was used, and no stop came."""
+    `unused_tail`: after its last use, what one who knows the future would win without a regret. `came_back`: first
+    warnings after which it was used, and no stop came."""
 
     name: str
     place: PlaceKey

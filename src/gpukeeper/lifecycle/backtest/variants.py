@@ -10,7 +10,7 @@ import msgspec
 
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.policy import OnIdle, PlaceScope, Policy
+from gpukeeper.model.policy import OnLimit, PlaceScope, Policy
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -62,14 +62,14 @@ def may_stop_idle(book: Rulebook, subject: Subject) -> bool:
     limits = book.settings(subject).limits
     if isinstance(limits, Unknown):
         return True
-    return limits.on_idle is OnIdle.STOP and (limits.idle is not None or limits.idle_when_large is not None)
+    return limits.on_idle is OnLimit.STOP and (limits.idle is not None or limits.idle_when_large is not None)
 
 
 def deciding(book: Rulebook, subject: Subject) -> Hashable:
     """What of a policy decides about this work, as far as variants differ: two that have it in common do the same to
     it. An idle time after which it is only reported makes no difference."""
     limits, policy = book.settings(subject).limits, book.policy
-    if not isinstance(limits, Unknown) and limits.idle is not None and limits.on_idle is OnIdle.REPORT:
+    if not isinstance(limits, Unknown) and limits.idle is not None and limits.on_idle is OnLimit.REPORT:
         limits = msgspec.structs.replace(limits, idle=NOTHING)
     return limits, policy.activity, policy.schedule
 

@@ -37,7 +37,7 @@ def evaluate(view: View, settings: Settings, now: datetime, not_held: frozenset[
     # A keep-alive lease has a rule of its own, which warns before its end.
     held = [hold for hold in view.memory.holds if hold.by != KEEP_ALIVE and end_of(hold, settings) > now]
     until = mark_until(view, settings)
-    own = [Hold("its own mark", now, until)] if until is not None and until > now else []
+    own = [Hold("its own mark", now, until, view.subject.marks.hold_by)] if until is not None and until > now else []
     suspends, spares = _suspended([*held, *own], not_held)
     complaint = None
     if isinstance(mark, Unknown) and own:
@@ -83,7 +83,7 @@ def last_end(rule: str, view: View, settings: Settings, now: datetime, *, holdab
         for hold in view.memory.holds
         if (end := end_of(hold, settings)) <= now
         and end - hold.at >= settings.policy.warnings.lead
-        and _suspends(hold, rule, holdable=holdable)
+        and suspends(hold, rule, holdable=holdable)
     ]
     mark = mark_until(view, settings) if holdable else None
     if mark is not None and mark <= now:
@@ -91,7 +91,8 @@ def last_end(rule: str, view: View, settings: Settings, now: datetime, *, holdab
     return max(ends, default=None)
 
 
-def _suspends(hold: Hold, rule: str, *, holdable: bool) -> bool:
+def suspends(hold: Hold, rule: str, *, holdable: bool) -> bool:
+    """`holdable`: a user's hold suspends the rule; otherwise only an admin's that names it."""
     if hold.admin and hold.suspends:
         return rule in hold.suspends or "*" in hold.suspends
     return holdable

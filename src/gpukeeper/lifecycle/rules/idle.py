@@ -8,11 +8,11 @@ import msgspec
 
 from gpukeeper.lifecycle.activity import MINUTE, Use, UseAssessment, assess_use
 from gpukeeper.lifecycle.settings import Rulebook, Settings
-from gpukeeper.lifecycle.warnings import Countdown, keep_it, share_of, staged, valid_for
+from gpukeeper.lifecycle.warnings import AGAIN, DELETED, Countdown, share_of, staged, valid_for
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.memory import Warned
-from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, ClassSettings, OnIdle, Policy
+from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, ClassSettings, OnLimit, Policy
 from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -27,6 +27,7 @@ YIELDS_TO = ("stop_hold", "keep_alive")
 
 REPORTED_AFTER = timedelta(minutes=30)  # when its class has no idle time, yet it holds more than a slice
 DAY = timedelta(days=1)
+_KEPT = "kept until a person resumes or removes it"
 HORIZON_SLACK = timedelta(minutes=15)  # a pass may come late; its warnings still belong to this quiet time
 _LIVE = (State.RUNNING, State.PAUSED)
 _OVER = (State.ENDED, State.SUSPENDED)
@@ -56,7 +57,7 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.UNKNOWN, f"which GPUs it holds is unknown ({subject.devices.why})")
     if not isinstance(subject.started, datetime):
         return Answer(NAME, Verdict.UNKNOWN, "when it started is unknown")
-    window = allowed * settings.policy.demand.idle_factor if view.pressure else allowed
+    window = allowed * settings.policy.demand.idle_factor if _is_shortened(view, settings) else allowed
     return _judge(view, settings, limits, window, subject.devices, subject.started, now)
 
 
@@ -80,8 +81,9 @@ def horizon(policy: Policy, window: timedelta) -> timedelta:
     only if everything since then was searched."""
     if policy.schedule.at is not None:
         return valid_for(policy.warnings, window)
-    apart = max(HORIZON_SLACK, policy.schedule.every)
-    return min(window + policy.warnings.lead + policy.warnings.undelivered + apart, valid_for(policy.warnings, window))
+    given, apart = policy.warnings, max(HORIZON_SLACK, policy.schedule.every)
+    again = AGAIN if given.require_delivery else timedelta()
+    return min(window + given.lead + given.undelivered + again + apart, valid_for(given, window))
 
 
 class FirstAction(msgspec.Struct, frozen=True):
@@ -100,7 +102,7 @@ def first_action(view: View, settings: Settings, *, scarce: bool) -> FirstAction
         return None
     window = limits.idle if limits.idle is not None else limits.idle_when_large if is_large(subject) else None
     if window is not None:
-        if limits.on_idle is OnIdle.REPORT:
+        if limits.on_idle is OnLimit.REPORT:
             return None  # only reported: nobody is notified
         window *= min(settings.policy.demand.idle_factor, 1.0) if scarce else 1.0
         return FirstAction(_next(settings, limits, window), window)
@@ -127,6 +129,15 @@ def may_be_idle(subject: Subject, book: Rulebook) -> bool:
         return False
     limits = book.settings(subject).limits
     return isinstance(limits, Unknown) or limits.idle is not None or is_large(subject)
+
+
+def in_use(view: View, settings: Settings, now: datetime) -> bool:
+    """Whether it is measured to be in use now. Not measured is not in use, nor idle."""
+    limits, devices = settings.limits, view.subject.devices
+    if isinstance(limits, Unknown) or isinstance(devices, Unknown) or not devices:
+        return False
+    judged = assess_use(view.series, devices, settings.policy.activity, limits.idle or REPORTED_AFTER, now)
+    return judged.use is Use.ACTIVE
 
 
 def _report_large(view: View, settings: Settings, now: datetime) -> Answer:
@@ -174,8 +185,11 @@ def _judge(
     if judged.use is Use.ACTIVE:
         return Answer(NAME, Verdict.WAIT, judged.reason, due=now + _next(settings, limits, window))
     since = max(judged.since or now, graced, started)
-    words = _condition(view, judged, window, now - since)
-    if limits.on_idle is OnIdle.REPORT:
+    idle_for = in_words(now - since)
+    if judged.used is None and since == judged.since:
+        idle_for = _longer(view, settings, window, devices, since, now)
+    words = _condition(view, settings, judged, window, idle_for, now - since)
+    if limits.on_idle is OnLimit.REPORT:
         if now - since < window:
             return Answer(NAME, Verdict.WAIT, words, due=since + window)
         return Answer(NAME, Verdict.REPORT, words + "; its class only reports idle work", since=since)
@@ -187,16 +201,70 @@ def _judge(
         stages=settings.policy.warnings.idle,
         condition=words,
         since=since,
-        remedy=f"Use it, or keep it: {keep_it(view, settings, now)}",
+        remedy="Use it, or keep it",
         # A warning belongs to this quiet time if neither use nor a gap came after it.
         only_after=max(judged.since or now, started),
+        # The idle time restarts after a gap. The first warning is not repeated each time: owners would ignore it.
+        told_after=max(judged.used or now - horizon(settings.policy, window), started),
+        then=_then(view, settings),
+        delivered=settings.policy.warnings.require_delivery,
+        shortened=_is_shortened(view, settings),
     )
     return staged(view, settings, now, to)
 
 
-def _condition(view: View, judged: UseAssessment, window: timedelta, idle_for: timedelta) -> str:
-    words = f"idle for {in_words(idle_for)}, allowed {in_words(window)}"
-    if view.pressure:
+def _longer(
+    view: View, settings: Settings, window: timedelta, devices: tuple[str, ...], since: datetime, now: datetime
+) -> str:
+    """No use was found as far back as the rule searches: how long it is idle, by all that is known. For words only."""
+    known = min((one.start for one in view.series if one.minutes), default=since)
+    if known < since:
+        judged = assess_use(view.series, devices, settings.policy.activity, window, now, now - known + MINUTE)
+        started = view.subject.started
+        since = max(judged.since or since, started) if isinstance(started, datetime) else since
+    # Later than what is known: then it was used, not measured, or started.
+    exact = since > known or since == view.subject.started
+    return in_words(now - since) if exact else f"at least {in_words(now - since)}"
+
+
+def removed_later(view: View, settings: Settings) -> timedelta | None:
+    """How long after its stop it is removed, by its class or as other stopped work. None: never, or it is not known."""
+    limits, retention, subject = settings.limits, settings.retention, view.subject
+    if isinstance(limits, Unknown):
+        return None
+    removes = limits.after_idle is AfterIdle.REMOVE
+    if removes and not subject.suspended_by_stop:
+        return timedelta()
+    if isinstance(retention, Unknown) or (subject.suspended_by_stop and not removes):
+        return None
+    if subject.suspended_by_stop or subject.marks.ttl is None or not settings.policy.own_ttl:
+        return retention.stopped
+    ttl = subject.marks.ttl
+    return None if isinstance(ttl, Unknown) else min(ttl / settings.divisor, retention.max)
+
+
+def _then(view: View, settings: Settings) -> str:
+    after = removed_later(view, settings)
+    if after is not None:
+        return f"{DELETED} {in_words(after)} later" if after else DELETED
+    known = not isinstance(settings.limits, Unknown) and (
+        settings.limits.after_idle is AfterIdle.KEEP or not isinstance(settings.retention, Unknown)
+    )
+    return f", then {_KEPT}" if known and view.subject.suspended_by_stop else ""
+
+
+def _is_shortened(view: View, settings: Settings) -> bool:
+    """Whether its idle time is shorter than usual, because demand is high."""
+    return view.pressure and settings.policy.demand.idle_factor < 1
+
+
+def _condition(
+    view: View, settings: Settings, judged: UseAssessment, window: timedelta, idle_for: str, quiet: timedelta
+) -> str:
+    words = f"idle for {idle_for}, allowed {in_words(window)}"
+    if quiet < min(settings.policy.activity.settle, window / 2):  # its start or its grace was just now
+        words = f"its idle time counts from {in_words(quiet)} ago on, allowed {in_words(window)}"
+    if _is_shortened(view, settings):
         words += " while GPUs are scarce"
     if judged.skipped:
         words += f" (not checked: {', '.join(judged.skipped)})"
@@ -206,7 +274,7 @@ def _condition(view: View, judged: UseAssessment, window: timedelta, idle_for: t
 def _next(settings: Settings, limits: ClassSettings, window: timedelta) -> timedelta:
     """How much idle time passes until the next action: the first warning, or the report."""
     stages = settings.policy.warnings.idle
-    return window if limits.on_idle is OnIdle.REPORT or not stages else share_of(window, stages[0])
+    return window if limits.on_idle is OnLimit.REPORT or not stages else share_of(window, stages[0])
 
 
 def _after_stop(view: View, settings: Settings, now: datetime) -> Answer:
@@ -219,16 +287,17 @@ def _after_stop(view: View, settings: Settings, now: datetime) -> Answer:
         return _NOT_RUNNING  # somebody set it going since, and whoever ended that run was not us
     if isinstance(limits, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, limits.why)
-    if limits.after_idle is AfterIdle.KEEP:
-        return _NOT_RUNNING
+    keeps = limits.after_idle is AfterIdle.KEEP
+    if not suspended and keeps:
+        return _NOT_RUNNING  # kept like other stopped work, and then removed by the same rules
     words = "stopped because it was idle; its class then removes it"
     if not suspended:
         return Answer(NAME, Verdict.DUE, words, Action.REMOVE, stopped.at)
-    if isinstance(settings.retention, Unknown):
+    if isinstance(settings.retention, Unknown) and not keeps:
         return Answer(NAME, Verdict.UNKNOWN, settings.retention.why)
-    keep = settings.retention.stopped
+    keep = None if keeps or isinstance(settings.retention, Unknown) else settings.retention.stopped
     if keep is None:
-        return Answer(NAME, Verdict.PROTECT, "suspended because it was idle; kept until a person resumes or removes it")
+        return Answer(NAME, Verdict.PROTECT, f"suspended because it was idle; {_KEPT}")
     due, words = stopped.at + keep, f"suspended because it was idle; its class removes it {in_words(keep)} later"
     if now < due:
         return Answer(NAME, Verdict.WAIT, words, due=due)

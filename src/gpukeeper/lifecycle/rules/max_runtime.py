@@ -8,11 +8,12 @@ from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import Countdown, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
+from gpukeeper.model.policy import OnLimit
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "max_runtime"
-SUMMARY = "A workload that ran longer than its class and group allow is warned twice and stopped; it is not removed."
+SUMMARY = "Work that ran longer than its limit is warned twice and stopped, or only reported (on_max_runtime)."
 FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED)
 ACTS = True
@@ -35,14 +36,20 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     if not isinstance(subject.started, datetime):
         return Answer(NAME, Verdict.UNKNOWN, f"when it started is unknown ({_why(subject.started)})")
     begin = subject.started - view.memory.ran
+    words, over = f"ran for {in_words(now - begin)}, allowed {in_words(limits.max_runtime)}", begin + limits.max_runtime
+    if limits.on_max_runtime is OnLimit.REPORT:
+        words += "; its class only reports long runtimes"
+        if now < over:
+            return Answer(NAME, Verdict.WAIT, words, due=over)
+        return Answer(NAME, Verdict.REPORT, words, since=over)
     to = Countdown(
         rule=NAME,
         action=Action.STOP,
         begin=begin,
         limit=limits.max_runtime,
         stages=settings.policy.warnings.runtime,
-        condition=f"ran for {in_words(now - begin)}, allowed {in_words(limits.max_runtime)}",
-        since=begin + limits.max_runtime,
+        condition=words,
+        since=over,
         remedy="Save your work; an admin can grant more time",
         # Who starts it again is warned again; but restarting every few minutes does not put the stop off for ever.
         only_after=min(subject.started, now - HOUR),

@@ -34,9 +34,9 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     if isinstance(created, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, f"when it was created is unknown ({created.why})")
     due = created + settings.limits.never_started
-    reason = (
-        f"created {in_words(now - created)} ago and never started, allowed {in_words(settings.limits.never_started)}"
-    )
+    why = f" ({view.subject.starting})" if view.subject.starting else ""
+    allowed = in_words(settings.limits.never_started)
+    reason = f"created {in_words(now - created)} ago and never started{why}, allowed {allowed}"
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due)
     return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, created)

@@ -50,8 +50,9 @@ def evaluate(view: View, settings: Settings, now: datetime, suspends: frozenset[
     ttl /= settings.divisor
     allowed = min(ttl, settings.retention.max)
     capped = f" (requested {in_words(ttl)}, limited by retention.max)" if ttl > allowed else ""
+    by = f" after its end, by {view.subject.marks.ttl_by}" if view.subject.marks.ttl_by else ""
     word = "failed" if view.subject.ended_with else "ended"
-    reason = f"{ended_in_words(view.subject, word, ended, now)}, its own TTL is {in_words(allowed)}{capped}"
+    reason = f"{ended_in_words(view.subject, word, ended, now)}, its own TTL is {in_words(allowed)}{by}{capped}"
     due = ended + allowed
     if view.subject.marks.ttl_elsewhere:
         due += MARGIN

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from gpukeeper.lifecycle.rules.hold import last_end
 from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.lifecycle.warnings import will
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Shape, State
@@ -34,7 +35,7 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     stop = settings.policy.gpu.stop_on_taken
     held = last_end(NAME, view, settings, now) if stop else None
     if not any(w.at <= now and (held is None or w.at >= held) for w in sent):
-        then = "it will be stopped at the next pass" if stop else "no action is taken"
+        then = f"it {will(settings.policy)} be stopped at the next pass" if stop else "no action is taken"
         message = f"{words}; {then}. Stop it and create a new one, so that it gets a GPU of its own"
         end = Action.STOP if stop else Action.KEEP
         return Answer(NAME, Verdict.DUE, message, Action.WARN, now, since, stage=1, then=end, complaint=words)

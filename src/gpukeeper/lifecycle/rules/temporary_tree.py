@@ -32,6 +32,8 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     named = named_by(settings.policy, subject)
     if named is None:
         return _NOT_NAMED
+    if subject.kept is not None:  # first: what is kept anyway is not in the total size, which may be less than its own
+        return _stays(NAME, subject.kept)
     together = subject.size if subject.together is None else subject.together
     where = f"on {subject.ref.namespace}" if subject.ref.namespace else f"below {named.root}"
     if isinstance(together, Unknown):
@@ -68,7 +70,7 @@ def _normal(root: str) -> str:
 def not_free(rule: str, subject: Subject) -> Answer | None:
     """Why it is kept at any age: in use itself, or next to work that may use it. None: it is free."""
     if subject.kept is not None:
-        return Answer(rule, Verdict.PROTECT, f"it stays: {subject.kept}")
+        return _stays(rule, subject.kept)
     work = work_beside(subject, rule)
     if work is not None:
         return work
@@ -77,6 +79,10 @@ def not_free(rule: str, subject: Subject) -> Answer | None:
     if subject.in_use:
         return Answer(rule, Verdict.PROTECT, "in use: a process has files of it open or runs inside it")
     return None
+
+
+def _stays(rule: str, why: str) -> Answer:
+    return Answer(rule, Verdict.PROTECT, f"it stays: {why}")
 
 
 def work_beside(subject: Subject, rule: str = NAME) -> Answer | None:

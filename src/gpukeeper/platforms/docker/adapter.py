@@ -44,6 +44,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.inside import notify_inside
 from gpukeeper.platforms.docker import translate
 from gpukeeper.platforms.docker.acts import ContainerActions
+from gpukeeper.platforms.docker.attachments import Attachments
 from gpukeeper.platforms.docker.capture import ContainerCapture
 from gpukeeper.platforms.docker.connect import SLOW, Engine
 from gpukeeper.platforms.docker.host_facts import (
@@ -56,7 +57,7 @@ from gpukeeper.platforms.docker.host_facts import (
 from gpukeeper.platforms.docker.leftovers import Leftovers
 from gpukeeper.platforms.docker.orphans import Orphans
 from gpukeeper.platforms.docker.records import FILTERS, Records
-from gpukeeper.platforms.docker.storage import read_storage
+from gpukeeper.platforms.docker.storage import LogWatch, read_storage
 from gpukeeper.platforms.docker.users import UserDirectory
 from gpukeeper.platforms.docker.wire import ContainerSummary, Inspected
 
@@ -94,8 +95,10 @@ class DockerPlatform:
             keep_alive=policy.keep_alive,
             proc=proc,
         )
+        self._logs = LogWatch()
         self._captures = ContainerCapture(engine, clock)
-        self._leftovers = Leftovers(self.records, engine, clock, self._at, cache=_wants_cache(policy))
+        self._leftovers = Leftovers(self.records, engine, clock, self._at, policy)
+        self._attachments = Attachments(self.records, engine, self._at, policy)
         self._acts = ContainerActions(engine, self.records, self._holders)
         self._orphans = Orphans(self.records, self._around, clock, self._at, proc)
 
@@ -115,7 +118,8 @@ class DockerPlatform:
     def follow(self, policy: Policy) -> None:
         """A label that is no longer trusted has no effect any more."""
         self._around.follow(policy.owner_labels, policy.keep_alive)
-        self._leftovers.cache = _wants_cache(policy)
+        self._leftovers.follow(policy)
+        self._attachments.follow(policy)
 
     def at_once(self, kind: str) -> int:
         return 1
@@ -127,6 +131,8 @@ class DockerPlatform:
             # The machine first: a process of a container that starts in between must not look orphaned.
             around = await self._around.snapshot()
             containers, unseen = await self.records.refresh()
+            if self._engine.local:
+                await self._logs.look(containers, self._clock.now())
             yield self._page((), unseen)
             for start in range(0, len(containers), PAGE):
                 page = containers[start : start + PAGE]
@@ -135,6 +141,7 @@ class DockerPlatform:
                 yield self._page(subjects)
             yield self._page(self._orphans.find(around, containers))
             yield self._page(*await self._leftovers.observe(self.records.images_in_use()))
+            yield self._page(*await self._attachments.observe())
 
     async def wake(self) -> AsyncIterator[Ref | None]:
         """On every relevant event, and once a minute: a listing finds what no event reported."""
@@ -165,6 +172,8 @@ class DockerPlatform:
                         return await self._leftovers.read_image(ref)
                     case translate.CACHE:
                         return await self._leftovers.read_cache(ref)
+                    case translate.VOLUME | translate.NETWORK:
+                        return await self._attachments.read(ref)
         except PlatformError as problem:
             return Unknown(str(problem))
         return Unknown(f"the engine has no kind {ref.kind!r}")
@@ -176,10 +185,13 @@ class DockerPlatform:
         return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
-        if subject.shape is not Shape.WORKLOAD:
+        attachable = subject.shape in (Shape.VOLUME, Shape.NETWORK)
+        if subject.shape is not Shape.WORKLOAD and not attachable:
             return NothingToCapture(f"a {subject.shape} has no log and no manifest of its own")
         try:
             async with self._engine.opened():
+                if attachable:
+                    return await self._attachments.capture(subject)
                 return await self._captures.take(subject, what)
         except PlatformError as problem:
             return Unknown(str(problem))
@@ -201,6 +213,8 @@ class DockerPlatform:
                         return await self._leftovers.remove_image(fresh)
                     case translate.CACHE, Action.REMOVE:
                         return await self._leftovers.remove_cache(fresh)
+                    case ((translate.VOLUME | translate.NETWORK), Action.REMOVE):
+                        return await self._attachments.remove(fresh)
         except PlatformError as problem:
             return Unknown(str(problem))
         return Refused(f"a {fresh.ref.kind} cannot be stopped, only removed")
@@ -340,14 +354,11 @@ class DockerPlatform:
         return holders_of(container, around, self._proc)
 
     async def _subject(self, container: Inspected, around: HostSnapshot) -> Subject:
-        return translate.container_subject(container, await self._around.facts(container, around), self._at())
+        facts = await self._around.facts(container, around)
+        return translate.container_subject(container, facts, self._at(), self._logs.finding(container))
 
     def _page(self, subjects: Sequence[Subject], unseen: Sequence[Unseen] = ()) -> Snapshot:
         return Snapshot(self.name, self._place, self._clock.now(), tuple(subjects), tuple(unseen))
 
     def _at(self) -> translate.PlaceAndTime:
         return translate.PlaceAndTime(self._place, self._clock.now())
-
-
-def _wants_cache(policy: Policy) -> bool:
-    return policy.build_cache.unused is not None

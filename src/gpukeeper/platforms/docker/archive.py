@@ -95,7 +95,12 @@ def _keep_volumes(manifest: Mapping[str, Any], config: dict[str, Any], host: dic
 
 
 def _in_request_format(host: dict[str, Any]) -> None:
-    """Podman reports limits under other names (RLIMIT_NOFILE) than it accepts (nofile)."""
+    """Podman reports limits under other names (RLIMIT_NOFILE) than it accepts (nofile), and devices without the access
+    that it demands: the one of both engines that is meant if none is written."""
+    if host.get("Devices"):
+        host["Devices"] = [
+            {**one, "CgroupPermissions": one.get("CgroupPermissions") or "rwm"} for one in host["Devices"]
+        ]
     if host.get("Ulimits"):
         host["Ulimits"] = [
             {**limit, "Name": str(limit.get("Name", "")).removeprefix("RLIMIT_").lower()} for limit in host["Ulimits"]

@@ -57,6 +57,7 @@ class Engine:
         if scheme not in {"unix", "tcp", "http", "https"} or not where:
             raise UsageError(f'DOCKER_HOST="{address}" is not unix://PATH or tcp://HOST:PORT')
         self.local = scheme == "unix"
+        self.is_podman = False
         self._where = where
         self._client: Client | None = None
         self._users = 0
@@ -172,6 +173,7 @@ class Engine:
         major, _, minor = answer.headers.get("api-version", "").partition(".")
         if not (major.isdecimal() and minor.isdecimal()):
             raise EngineSilent(f"the server at {self.address} is not a container engine")
+        self.is_podman = "libpod-api-version" in answer.headers
         return "v{}.{}".format(*min(NEWEST, (int(major), int(minor))))
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpukeeper.model.errors import PlatformError
 
-NOT_FOUND, CONFLICT, NOT_MODIFIED = 404, 409, 304
+NOT_FOUND, FORBIDDEN, CONFLICT, NOT_MODIFIED = 404, 403, 409, 304
 
 
 class EngineError(PlatformError):

@@ -30,6 +30,7 @@ from gpukeeper.platforms.docker.wire import Inspected, when
 Gpus: TypeAlias = tuple[GpuFacts, ...] | Unknown
 Inventory: TypeAlias = Callable[[], Awaitable[Gpus]]
 SCAN, PEEK = timedelta(seconds=30), timedelta(seconds=3)
+SHORT_ID = 12  # characters of an id, as `docker ps` prints it
 RETRY = 600.0  # seconds before a hanging filesystem is tried again
 ELSEWHERE = Unknown("the engine runs on another machine, whose processes and GPUs cannot be read from here")
 
@@ -112,15 +113,41 @@ class HostInspector:
         wanted = not nothing or not container.labels.keys().isdisjoint((TTL, *self._trusted))
         inherited = await self._inherited(container) if wanted else {}
         people = await self._directory.people(container, uids, self._trusted, directories=self._local and not nothing)
+        keep_alive = None if nothing else await self._kept_alive(container)
+        shared = self._sharing(container) if keep_alive is True else ()
+        if shared and await self._is_for_another(container, shared):
+            keep_alive, shared = False, ()
         return ContainerFacts(
             asks=asks,
             devices=devices,
             slices=slices_among(devices, around.gpus),
             owned=owned(container, people, self._trusted, inherited),
             image_labels=inherited,
-            stopped_at=self._records.stopped_at(container.id),
-            keep_alive=None if nothing else await self._kept_alive(container),
+            stopped_at=self._records.stopped_at(container),
+            crashes=self._records.crashes(container),
+            keep_alive=keep_alive,
+            keep_alive_shared=shared,
         )
+
+    def _sharing(self, container: Inspected) -> tuple[str, ...]:
+        """The names of other containers in which the same keep-alive file is visible."""
+        mine = _source_of(container, self._keep_alive)
+        others = [one for one in self._records.all_known() if one.id != container.id] if mine is not None else []
+        return tuple(sorted(one.plain_name for one in others if _source_of(one, self._keep_alive) == mine))
+
+    async def _is_for_another(self, container: Inspected, shared: Sequence[str]) -> bool:
+        """It names one of the others, and not this one. What it says otherwise, or cannot be read, keeps."""
+        place = self._where(container)
+        if not isinstance(place, tuple):
+            return False
+        try:
+            found = await in_thread(lambda: keepalive.words(*place), PEEK)
+        except (TimeoutError, OSError):
+            return False
+        mine = container.plain_name in found or any(
+            len(one) >= SHORT_ID and container.id.startswith(one) for one in found
+        )
+        return not mine and not found.isdisjoint(shared)
 
     async def peek(self, containers: Sequence[Inspected], around: HostSnapshot) -> None:
         """Checks many keep-alive files in one thread; those behind one that hangs are checked one by one."""
@@ -207,6 +234,16 @@ class HostInspector:
         if Path(nearest.destination) == wanted:  # the file itself is mounted, not a directory
             return str(Path(nearest.source).parent), f"/{Path(nearest.source).name}"
         return nearest.source, f"/{wanted.relative_to(nearest.destination)}"
+
+
+def _source_of(container: Inspected, path: str) -> str | None:
+    """Where a file of it lies on this machine, if in a mounted directory."""
+    wanted = Path(path)
+    over = [one for one in container.mounts or () if one.source and wanted.is_relative_to(one.destination)]
+    if not over:
+        return None
+    nearest = max(over, key=lambda one: len(one.destination))
+    return str(Path(nearest.source, wanted.relative_to(nearest.destination)))
 
 
 def holders_of(container: Inspected, around: HostSnapshot, proc: str = "/proc") -> tuple[Holder, ...]:

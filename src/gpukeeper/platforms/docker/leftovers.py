@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
+from gpukeeper.disk.usage import usage
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Refused, Unseen
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import Policy
 from gpukeeper.model.ports import Clock
-from gpukeeper.model.subject import Gone, Subject
+from gpukeeper.model.subject import Disk, Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import SLOW, Engine, part
 from gpukeeper.platforms.docker.errors import CONFLICT, NOT_FOUND, EngineError, EngineSilent
@@ -35,21 +38,26 @@ from gpukeeper.platforms.docker.wire import (
 )
 
 MEASURING = timedelta(minutes=3)  # the engine sums up its layers again for each request
+STATVFS = timedelta(seconds=5)
 AN_HOUR, A_MINUTE, A_SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
 FILTERED = (1, 39)  # before this version the engine ignores the filters and removes its whole cache
 
 
 class Leftovers:
-    """`cache`: whether the policy removes entries of the build cache. If not, it is reported as one subject, and listed
-    at most once an hour: older engines walk their whole disk for that.
+    """If the policy does not remove entries of the build cache, it is reported as one subject. That is listed, and the
+    bytes that images share are measured, at most once an hour: older engines walk their whole disk for that.
     """
 
     def __init__(
-        self, records: Records, engine: Engine, clock: Clock, at: Callable[[], PlaceAndTime], *, cache: bool
+        self, records: Records, engine: Engine, clock: Clock, at: Callable[[], PlaceAndTime], policy: Policy
     ) -> None:
-        self._records, self._engine, self._clock, self._at, self.cache = records, engine, clock, at, cache
+        self._records, self._engine, self._clock, self._at, self._policy = records, engine, clock, at, policy
         self._layers: int | None = None
         self._listed: tuple[datetime, list[CacheEntry] | Unknown] | None = None
+        self._measured: tuple[datetime, dict[str, int]] | None = None
+
+    def follow(self, policy: Policy) -> None:
+        self._policy = policy
 
     async def observe(self, used: Counter[str] | Unknown) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
         subjects: list[Subject] = []
@@ -60,10 +68,14 @@ class Leftovers:
             if isinstance(used, Unknown):
                 unseen.append(Unseen("images", used.why))
             else:
-                subjects += [self._image(image, used[image.id], None) for image in images]
+                children, disk, shared = _children(images), await self._disk(), await self._shared()
+                for one in images:
+                    size = shared.get(one.id, one.shared_size)
+                    listed = msgspec.structs.replace(one, shared_size=size)
+                    subjects.append(self._image(listed, used[one.id], None, children.get(one.id, ""), disk))
         except (EngineError, EngineSilent) as problem:
             unseen.append(Unseen("images", str(problem)))
-        if self.cache:
+        if self._policy.build_cache.unused is not None:
             try:
                 subjects += [cache_subject(entry, self._at()) for entry in await self._entries()]
             except (EngineError, EngineSilent) as problem:
@@ -88,22 +100,53 @@ class Leftovers:
         try:
             image = await self._engine.get(f"/images/{part(ref.uid)}/json", ImageInspected)
             containers = await self._engine.get("/containers/json", list[ContainerSummary], all=1, deadline=SLOW)
-            usage = await self._usage()
+            sizes = await self._usage()
         except EngineError as error:
             return Gone(ref, self._clock.now()) if error.is_gone else Unknown(str(error))
         except EngineSilent as silent:
             return Unknown(str(silent))
         if image.id != ref.uid:
             return Gone(ref, self._clock.now())
-        self._layers = usage.layers_size
-        measured = next((one for one in usage.images or () if one.id == image.id), None)
+        self._layers = sizes.layers_size
+        measured = next((one for one in sizes.images or () if one.id == image.id), None)
         listed = measured or ImageSummary(image.id, image.repo_tags, image.repo_digests, size=image.size)
         used_by = sum(one.image_id == image.id for one in containers)
-        return self._image(listed, used_by, when(image.metadata.last_tag_time))
+        child = _children(sizes.images or ()).get(image.id, "")
+        return self._image(listed, used_by, when(image.metadata.last_tag_time), child, await self._disk())
 
-    def _image(self, image: ImageSummary, used_by: int, tagged: datetime | Unknown | None) -> Subject:
+    def _image(
+        self, image: ImageSummary, used_by: int, tagged: datetime | Unknown | None, child: str, disk: Disk | None
+    ) -> Subject:
         used_at = self._records.image_used_at(image.id, image.repo_tags or ())
-        return image_subject(image, used_by, tagged, used_at, self._at())
+        subject = image_subject(image, used_by, tagged, used_at, self._at(), child)
+        # With layers of others, the bytes of all images would be more than what they take.
+        unmeasured = self._policy.images.above is not None and image.shared_size < 0
+        size = Unknown("what it shares with other images is not measured yet") if unmeasured else subject.size
+        return msgspec.structs.replace(subject, disk=disk, size=size)
+
+    async def _disk(self) -> Disk | None:
+        """Of the engine's data, if the policy has an age for a full one."""
+        root = self._records.info.docker_root_dir
+        if self._policy.images.under_pressure is None or not (self._engine.local and root):
+            return None
+        try:
+            found = await in_thread(lambda: usage(root), STATVFS)
+        except (OSError, TimeoutError):
+            return None
+        return Disk(found.mount_point, found.used, found.inodes_used)
+
+    async def _shared(self) -> dict[str, int]:
+        """By image, bytes of layers that others have, too; only if the policy limits the bytes of all."""
+        now = self._clock.now()
+        if self._policy.images.above is None:
+            return {}
+        if self._measured is None or not now - AN_HOUR < self._measured[0] <= now:
+            try:
+                images = (await self._usage()).images or ()
+            except (EngineError, EngineSilent):
+                images = ()
+            self._measured = now, {one.id: one.shared_size for one in images}
+        return self._measured[1]
 
     async def read_cache(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.uid == WHOLE_CACHE:
@@ -125,11 +168,15 @@ class Leftovers:
         seen = (again.seen.incarnation, again.seen.version)
         if again.in_use or seen != (fresh.seen.incarnation, fresh.seen.version):
             return Changed("it is in use or was used in the meantime, or its names changed")
+        if again.labels["child"]:
+            return Changed(f"{again.labels['child']} is built on it")
         try:
             await self._engine.delete(f"/images/{part(fresh.ref.uid)}", force=False, noprune=True)
         except EngineError as error:
             if error.status == CONFLICT and "multiple repositories" in error.words:
                 return Refused(f"it has several names ({again.labels['names']}); remove the unneeded ones by hand")
+            if error.status == CONFLICT and "dependent child images" in error.words:
+                return Refused("intermediate images of a build, which are not listed, are built on it")
             return Changed(error.words) if error.status in (CONFLICT, NOT_FOUND) else Refused(error.words)
         except EngineSilent as silent:
             return Unknown(str(silent))
@@ -178,3 +225,8 @@ class Leftovers:
     async def _usage(self) -> DiskUsage:
         async with self._engine.measuring():
             return await self._engine.get("/system/df", DiskUsage, deadline=MEASURING)
+
+
+def _children(images: Sequence[ImageSummary]) -> dict[str, str]:
+    """By the id of an image: one that is built on it."""
+    return {one.parent_id: (one.repo_tags or [one.id])[0] for one in images if one.parent_id}

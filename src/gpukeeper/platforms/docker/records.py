@@ -8,31 +8,45 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Unseen
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Crashes, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import AT_ONCE, SLOW, Engine, part
 from gpukeeper.platforms.docker.errors import EngineError, EngineSilent
-from gpukeeper.platforms.docker.translate import state_of
-from gpukeeper.platforms.docker.wire import ContainerSummary, EngineEvent, ImageInspected, Info, Inspected
+from gpukeeper.platforms.docker.translate import NETWORK, VOLUME, networks_of, state_of, volumes_of
+from gpukeeper.platforms.docker.wire import (
+    ContainerSummary,
+    EngineEvent,
+    ImageInspected,
+    Info,
+    Inspected,
+    Network,
+    when,
+)
 
 ENDING_SIGNALS = frozenset({"2", "3", "6", "9", "15"})
 PAST = timedelta(hours=24)  # the engine remembers about 256 events; requested once
 PATIENCE = timedelta(seconds=5)
+LONGER_RUN = timedelta(minutes=10)  # what ran so long between two failures is in no row of them
+SHUTDOWN = timedelta(minutes=15)  # between the end of containers and the next start of the engine: a reboot, an upgrade
+BRIDGE = "/networks/bridge"  # made anew whenever the engine starts and no container runs
 REMEMBERED = 10_000
 GIVE_UP = 2 * AT_ONCE  # unanswered requests in one listing
 EVENTS = (
+    "died",  # what Podman's filter calls "die"
     *("create", "start", "die", "stop", "kill", "pause", "unpause", "destroy", "rename", "update", "oom", "restart"),
     *("tag", "untag", "pull", "delete", "import", "load"),
+    *("mount", "unmount", "connect", "disconnect"),
 )
-USES = frozenset({"create", "start", "die", "destroy", "tag", "pull", "import", "load"})  # of an image
-FILTERS: Mapping[str, list[str]] = {"type": ["container", "image"], "event": list(EVENTS)}
+# Of an image, a volume or a network.
+USES = frozenset({"create", "start", "die", "destroy", "tag", "pull", "import", "load", *EVENTS[-4:]})
+FILTERS: Mapping[str, list[str]] = {"type": ["container", "image", VOLUME, NETWORK], "event": list(EVENTS)}
 
 
 class Records:
@@ -42,11 +56,15 @@ class Records:
         self._known: dict[str, Inspected] = {}
         self._changed: set[str] = set()
         self._stops: dict[str, datetime] = {}
+        self._died: dict[str, datetime] = {}
+        self._crashes: dict[str, Crashes] = {}
+        self._engine_started: datetime | None = None
         self._labels: dict[str, Mapping[str, str] | Unknown] = {}
         self._primed = False
         self._unread = False  # an entry of the listing
+        self._not_inspected = True  # a container of it, or such an entry
         self._destroyed: dict[str, None] = {}
-        self._images_used: dict[str, datetime] = {}  # by the name that an event used
+        self._used: dict[str, datetime] = {}  # by the name that an event used; volumes and networks, too
         self._missing: dict[str, Inspected] = {}  # not listed any more, without an event
         self.hearing = False  # events are read, without a gap since everything was last inspected
         self.once_had: dict[str, Inspected] = {}  # containers that existed and are gone: their leftovers belong to them
@@ -68,7 +86,7 @@ class Records:
             if isinstance(answer, Unknown):
                 self._known.pop(id_, None)
                 unseen.append(Unseen(_name(listed[id_]), answer.why))
-        self._listed = listed
+        self._listed, self._not_inspected = listed, bool(unseen)
         self._forget_images()
         return [self._known[id_] for id_ in listed if id_ in self._known], unseen
 
@@ -94,11 +112,24 @@ class Records:
         """As last inspected."""
         return self._known.get(id_)
 
+    def all_known(self) -> Iterable[Inspected]:
+        return self._known.values()
+
     def images_in_use(self) -> Counter[str] | Unknown:
         """How many containers were created from each image: by the listing, so that a stuck container counts, too."""
         if self._unread:
             return Unknown("an entry of the container list could not be read, so the images in use are unknown")
         return Counter(line.image_id for line in self._listed.values())
+
+    def attached(self) -> set[str] | Unknown:
+        """Volumes (`volume NAME`) and networks (names and ids) that containers refer to, whatever their state."""
+        if self._not_inspected:
+            return Unknown("a container could not be read, so the volumes and networks in use are unknown")
+        return {
+            found
+            for one in (self._known[id_] for id_ in self._listed if id_ in self._known)
+            for found in (*(f"{VOLUME} {name}" for name in volumes_of(one)), *networks_of(one))
+        }
 
     def record_event(self, event: EngineEvent) -> None:
         id_, action = event.actor.id, event.action.partition(":")[0]
@@ -107,13 +138,18 @@ class Records:
         except (ValueError, OverflowError):
             at = datetime.now(UTC)  # received now; an impossible time must not make it older
         used = event.actor.attributes.get("image", "") if event.type == "container" else id_
+        if event.type == VOLUME:
+            used = f"{VOLUME} {id_}"
         if used and action in USES:
-            self._images_used[used] = max(at, self._images_used.get(used, at))
-            _at_most(self._images_used, REMEMBERED)
+            self._used[used] = max(at, self._used.get(used, at))
+            _at_most(self._used, REMEMBERED)
         if event.type != "container":
             return
         self._changed.add(id_)
-        if action == "stop" or (action == "kill" and event.actor.attributes.get("signal") in ENDING_SIGNALS):
+        if action == "die":
+            self._record_end(id_, at, event.actor.attributes.get("exitCode", ""))
+        elif action == "stop" or (action == "kill" and event.actor.attributes.get("signal") in ENDING_SIGNALS):
+            self._end_row(id_, at)
             # The signal, if one was reported: the event "stop" comes after the end.
             if action == "kill" or id_ not in self._stops:
                 self._stops[id_] = at
@@ -135,11 +171,47 @@ class Records:
         """
         bare = id_.removeprefix("sha256:")
         called = {id_, bare, bare[:12], *names, *(name.removesuffix(":latest") for name in names)}
-        return max((at for name in called if (at := self._images_used.get(name)) is not None), default=None)
+        return max((at for name in called if (at := self._used.get(name)) is not None), default=None)
 
-    def stopped_at(self, id_: str) -> datetime | None:
-        """When the engine was last requested to end it."""
-        return self._stops.get(id_)
+    def used_at(self, uid: str) -> datetime | None:
+        """When the last event mentioned this volume or network."""
+        return self._used.get(uid)
+
+    def stopped_at(self, container: Inspected) -> datetime | None:
+        """When the engine was last requested to end it. An engine that shuts down ends its containers, and what it
+        reported of that is lost: what succeeded just before a start of the engine, without a report, was stopped by it.
+        """
+        known, engine = self._stops.get(container.id), self._engine_started
+        ended, started = when(container.state.finished_at), when(container.state.started_at)
+        if known is not None or engine is None or container.state.exit_code or state_of(container) is not State.ENDED:
+            return known
+        if not isinstance(ended, datetime) or not isinstance(started, datetime):
+            return known
+        died = self._died.get(container.id)
+        reported = died is not None and died >= started
+        return ended if not reported and engine - SHUTDOWN <= ended <= engine else known
+
+    def crashes(self, container: Inspected) -> Crashes | None:
+        """Failures in a row after which the engine started it again, by its restart policy."""
+        row, policy = self._crashes.get(container.id), container.host_config.restart_policy
+        if row is None or policy is None or policy.name in {"", "no"} or container.restart_count == 0:
+            return None
+        return Crashes(min(row.count, container.restart_count), row.first, row.last)
+
+    def _record_end(self, id_: str, at: datetime, exit_code: str) -> None:
+        self._died[id_] = max(at, self._died.get(id_, at))
+        if exit_code in {"", "0"} or id_ in self._stops:
+            self._end_row(id_, at)
+            return
+        row = self._crashes.get(id_)
+        if row is None or at - row.last > LONGER_RUN:
+            self._crashes[id_] = Crashes(1, at, at)
+        elif at > row.last:  # the engine repeats events
+            self._crashes[id_] = Crashes(row.count + 1, row.first, at)
+
+    def _end_row(self, id_: str, at: datetime) -> None:
+        if id_ in self._crashes and at > self._crashes[id_].last:
+            del self._crashes[id_]
 
     async def image_labels(self, image: str) -> Mapping[str, str] | Unknown:
         """What a container inherited. An image never changes, so it is inspected once."""
@@ -199,8 +271,9 @@ class Records:
         """
         used = {one.image for one in self._known.values()}
         self._labels = {image: labels for image, labels in self._labels.items() if image in used}
-        for id_ in [one for one in self._stops if one not in self._listed][:-REMEMBERED]:
-            del self._stops[id_]
+        for remembered in (self._stops, self._died, self._crashes):
+            for id_ in [one for one in remembered if one not in self._listed][:-REMEMBERED]:
+                del remembered[id_]
 
     def _remember_gone(self, id_: str, gone: Inspected) -> None:
         self.once_had[id_] = gone
@@ -215,6 +288,9 @@ class Records:
                 since, until = (now - PAST).timestamp(), now.timestamp()
                 async for event in self._engine.events(FILTERS, since=f"{since:.9f}", until=f"{until:.9f}"):
                     self.record_event(event)
+        with suppress(EngineError, EngineSilent):
+            started = when((await self._engine.get(BRIDGE, Network)).created)
+            self._engine_started = started if isinstance(started, datetime) else None
         self._primed = True
 
 

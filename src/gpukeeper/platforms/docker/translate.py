@@ -13,15 +13,27 @@ from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model import reading
 from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
+from gpukeeper.model.printable import plain
+from gpukeeper.model.subject import Crashes, Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.docker.gpu_requests import GpuRequest
 from gpukeeper.platforms.docker.owners import Ownership
-from gpukeeper.platforms.docker.wire import CacheEntry, ContainerState, ContainerSummary, ImageSummary, Inspected, when
+from gpukeeper.platforms.docker.wire import (
+    CacheEntry,
+    ContainerState,
+    ContainerSummary,
+    ImageSummary,
+    Inspected,
+    Network,
+    Volume,
+    when,
+)
 
 PLATFORM = "docker"
 WHOLE_CACHE = "build-cache"  # its uid, too: no entry of the cache has this name
 CONTAINER, PROCESS, IMAGE, CACHE = "container", "process", "image", "build cache"
+VOLUME, NETWORK = "volume", "network"
+BUILT_IN = ("bridge", "host", "none", "podman", "docker_gwbridge")  # networks that an engine makes for itself
 WITHOUT_GPU = "without-gpu"
 NOT_MEASURED = Unknown("not measured")
 NEVER = "never started"
@@ -56,10 +68,14 @@ class ContainerFacts(msgspec.Struct, frozen=True):
     image_labels: Mapping[str, str] | Unknown
     stopped_at: datetime | None  # time of a request to stop or kill it
     keep_alive: bool | Unknown | None
+    keep_alive_shared: tuple[str, ...] = ()  # names of other containers that see the same file
     loses: tuple[str, ...] | Unknown = ()
+    crashes: Crashes | None = None
 
 
-def container_subject(container: Inspected, facts: ContainerFacts, at: PlaceAndTime) -> Subject:
+def container_subject(
+    container: Inspected, facts: ContainerFacts, at: PlaceAndTime, findings: tuple[str, ...] = ()
+) -> Subject:
     state, started, ended = state_of(container), when(container.state.started_at), when(container.state.finished_at)
     over = state is State.ENDED
     outcome = outcome_of(container, facts.stopped_at) if over else None
@@ -76,6 +92,7 @@ def container_subject(container: Inspected, facts: ContainerFacts, at: PlaceAndT
         started=started,
         ended=ended if over else None,
         previous_end=None if over else ended,
+        crashes=facts.crashes if state is State.RUNNING else None,
         outcome=outcome,
         ended_with=_ended_with(container.state) if outcome is Outcome.FAILED else "",
         devices=facts.devices,
@@ -83,9 +100,11 @@ def container_subject(container: Inspected, facts: ContainerFacts, at: PlaceAndT
         size=container.size_rw if container.size_rw is not None else NOT_MEASURED,
         marks=marks_of(container, facts.image_labels, facts.keep_alive),
         evidence=facts.owned.evidence,
-        findings=(*facts.owned.findings, *_findings(container, facts)),
+        findings=(*facts.owned.findings, *_findings(container, facts), *findings),
         loses=facts.loses,
         goes_when_stopped=container.host_config.auto_remove,
+        image=at.ref(IMAGE, container.config.image, container.image) if container.image else None,
+        attached=_attached(container, at),
         # Ours come last: a label of the same name cannot make it pass for another image.
         labels={**container.labels, "image": container.config.image, "image_id": container.image},
     )
@@ -208,6 +227,9 @@ def slices_among(devices: tuple[str, ...] | Unknown, inventory: Sequence[GpuFact
 
 
 def _findings(container: Inspected, facts: ContainerFacts) -> Iterable[str]:
+    if facts.keep_alive_shared:
+        others = ", ".join(facts.keep_alive_shared[:8])
+        yield f"its keep-alive file is also that of {others}, and keeps each; to keep one, write its name into the file"
     if isinstance(facts.devices, Unknown):
         yield facts.devices.why
         return
@@ -275,9 +297,11 @@ def image_subject(
     last_tagged: datetime | Unknown | None,
     used_at: datetime | None,
     at: PlaceAndTime,
+    child: str = "",
 ) -> Subject:
     """Its build date proves nothing about its use, so it is only shown. `last_used`: when it was last tagged, or when
-    an event mentioned it. Such a use begins a new incarnation, so that the ledger counts from it, too.
+    an event mentioned it. Such a use begins a new incarnation, so that the ledger counts from it, too. `child`: an
+    image that is built on it; then the engine does not remove it.
     """
     last_used: datetime | Unknown | None = last_tagged
     if used_at is not None and not isinstance(last_tagged, Unknown):
@@ -298,7 +322,7 @@ def image_subject(
         in_use=used_by > 0,
         last_used=last_used,
         size=own,
-        labels={"names": " ".join(names), "digests": " ".join(digests), "used_by": str(used_by)},
+        labels={"names": " ".join(names), "digests": " ".join(digests), "used_by": str(used_by), "child": child},
     )
 
 
@@ -350,3 +374,75 @@ def _whole_cache(size: int | Unknown, used: datetime | Unknown, labels: Mapping[
         size=size,
         labels=labels,
     )
+
+
+# Volumes and networks
+
+
+def volume_ref(name: str, at: PlaceAndTime) -> Ref:
+    """The word before the name keeps a volume apart from a container whose id somebody gave it as its name."""
+    return at.ref(VOLUME, f"volume-{name[:12]}" if ANONYMOUS.fullmatch(name) else name, f"{VOLUME} {name}")
+
+
+def volume_subject(
+    volume: Volume, used: bool, used_at: datetime | None, at: PlaceAndTime, kept: str | None = None
+) -> Subject:
+    labels = volume.labels or {}
+    if ANONYMOUS.fullmatch(volume.name) is None:  # whatever its labels say
+        kept = "it has a name, so it is only reported"
+    elif volume.driver != "local" or volume.options or volume.scope not in ("", "local"):
+        kept = "its files are not on this host alone, so it is only reported"
+    labels = {**labels, "name": volume.name, "driver": volume.driver}
+    return _attachable(Shape.VOLUME, volume_ref(volume.name, at), volume.created_at, used, used_at, labels, at, kept)
+
+
+def network_subject(
+    network: Network, used: bool, used_at: datetime | None, at: PlaceAndTime, kept: str | None = None
+) -> Subject:
+    ref, labels = at.ref(NETWORK, plain(network.name), network.id), dict(network.labels or {})
+    labels |= {"name": network.name, "driver": network.driver}
+    return _attachable(Shape.NETWORK, ref, network.created, used, used_at, labels, at, kept)
+
+
+def _attachable(
+    shape: Shape,
+    ref: Ref,
+    created: str,
+    used: bool,
+    used_at: datetime | None,
+    labels: Mapping[str, str],
+    at: PlaceAndTime,
+    kept: str | None,
+) -> Subject:
+    """`used_at`: when an event mentioned it. Unless it is in use now, that begins a new incarnation, as of an image."""
+    made, used_at = when(created), None if used else used_at
+    return Subject(
+        seen=Seen(ref, created if used_at is None else f"{created} {used_at.isoformat()}", "", at.now),
+        shape=shape,
+        state=State.RUNNING if used else State.ENDED,
+        class_=shape.value,
+        created=made if made is not None else Unknown("the engine reports no creation time"),
+        in_use=used,
+        last_used=used_at,
+        size=NOT_MEASURED if shape is Shape.VOLUME else 0,
+        kept=kept,
+        labels=labels,
+    )
+
+
+def volumes_of(container: Inspected) -> set[str]:
+    return {mount.name for mount in container.mounts or () if mount.type == "volume"}
+
+
+def networks_of(container: Inspected) -> set[str]:
+    """Names and ids; one that never started may have only what its user wrote."""
+    joined = container.network_settings.networks or {}
+    ids = {endpoint.network_id for endpoint in joined.values() if endpoint is not None}
+    return {*joined, *ids, container.host_config.network_mode} - {""}
+
+
+def _attached(container: Inspected, at: PlaceAndTime) -> tuple[Ref, ...]:
+    volumes = [volume_ref(name, at) for name in sorted(volumes_of(container))]
+    joined = sorted((container.network_settings.networks or {}).items())
+    networks = [at.ref(NETWORK, plain(name), one.network_id) for name, one in joined if one and one.network_id]
+    return (*volumes, *(ref for ref in networks if ref.name not in BUILT_IN))

@@ -60,6 +60,7 @@ class RestartPolicy(WireStruct, frozen=True):
 
 class LogConfig(WireStruct, frozen=True):
     type: str = ""
+    config: dict[str, str] | None = None
 
 
 class HostConfig(WireStruct, frozen=True):
@@ -92,6 +93,14 @@ class Config(WireStruct, frozen=True):
     tty: bool = False
 
 
+class Endpoint(WireStruct, frozen=True):
+    network_id: str = msgspec.field(name="NetworkID", default="")
+
+
+class NetworkSettings(WireStruct, frozen=True):
+    networks: dict[str, Endpoint | None] | None = None  # by name
+
+
 class Inspected(WireStruct, frozen=True):
     id: str
     name: str = ""
@@ -102,6 +111,7 @@ class Inspected(WireStruct, frozen=True):
     host_config: HostConfig = HostConfig()
     config: Config = Config()
     mounts: list[Mount] | None = None
+    network_settings: NetworkSettings = NetworkSettings()
     size_rw: int | None = None
     log_path: str | None = None
 
@@ -172,9 +182,34 @@ class EngineEvent(WireStruct, frozen=True):
     time_nano: int = msgspec.field(name="timeNano", default=0)
 
 
+class Network(WireStruct, frozen=True):
+    id: str = ""
+    name: str = ""
+    created: str = ""
+    scope: str = ""
+    driver: str = ""
+    ingress: bool = False
+    config_only: bool = False
+    labels: dict[str, str] | None = None
+
+
+class Volume(WireStruct, frozen=True):
+    name: str
+    driver: str = ""
+    scope: str = ""
+    created_at: str = ""
+    options: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+
+
+class VolumeList(WireStruct, frozen=True):
+    volumes: list[Volume] | None = None
+
+
 class Info(WireStruct, frozen=True):
     name: str = ""
     default_runtime: str = ""
+    docker_root_dir: str = ""
 
 
 class PathChange(WireStruct, frozen=True):

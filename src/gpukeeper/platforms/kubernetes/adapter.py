@@ -204,7 +204,7 @@ class KubernetesPlatform:
             if last_read is None:
                 return NothingToCapture("it no longer exists")
             pods = (last_read.source,) if isinstance(last_read.source, Pod) else last_read.pods
-            read = self._bulk.get(subject.ref.uid)
+            read = await self._bulk.current(subject.ref.uid)
             return await self._captures.capture(kind, subject.ref, what, pods, read)
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:

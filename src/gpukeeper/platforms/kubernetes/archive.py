@@ -124,7 +124,7 @@ class Archive:
             return _create_error(error, kind, ref)
         except ClusterUnavailable as silent:
             return Unknown(str(silent))
-        return Accepted()
+        return Accepted(resumed=False)
 
     async def _scale_back(self, kind: Kind, path: str, root: Root, note: Mapping[str, Any]) -> ActResult:
         replicas = note.get("replicas")

@@ -26,11 +26,11 @@ from lightkube.config.models import Cluster as ClusterEntry
 from lightkube.config.models import Context as ContextEntry
 from lightkube.config.models import User as UserEntry
 from lightkube.core.exceptions import ConfigError
-from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from gpukeeper.model.errors import UsageError
 from gpukeeper.platforms.kubernetes.plugin import ExecSpec, Plugin
+from gpukeeper.safe_yaml import safe_yaml
 
 EXEC = "client.authentication.k8s.io/"
 EXEC_VERSIONS = tuple(EXEC + version for version in ("v1", "v1beta1", "v1alpha1"))
@@ -242,7 +242,7 @@ def _read(file: Path) -> ConfigFile:
     """Its contents are secret: no message quotes them."""
     try:
         with file.open(encoding="utf-8") as text:
-            found = YAML(typ="safe").load(text)
+            found = safe_yaml().load(text)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
     except MarkedYAMLError as error:

@@ -1,12 +1,13 @@
 """What many removals need, read by a few lists instead of several requests for each of them.
 
-Only for Jobs and pods without a controller, of which there are thousands. Cached for a minute; the DELETE carries the
-uid and resourceVersion that were read, so the API server refuses what changed since. What could not be listed
-completely is not cached: each object is read separately.
+Only for Jobs and pods without a controller, of which there are thousands. A list is used for a minute; then what is
+left of the batch is listed again. The DELETE carries the uid and resourceVersion that were read, so the API server
+refuses what changed since. What could not be listed completely is not cached: each object is read separately.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -89,17 +90,40 @@ class Bulk:
     def __init__(self, cluster: Cluster, served: Served) -> None:
         self._cluster, self._served = cluster, served
         self._read: dict[str, ListedObject] = {}  # by uid
+        self._left: dict[str, Ref] = {}  # by uid: of the batch, and not yet acted on
+        self._events = False
+        self._listing = asyncio.Lock()
 
     def get(self, uid: str) -> ListedObject | None:
         found = self._read.get(uid)
         return found if found is not None and time.monotonic() - found.at < CACHE_SECONDS else None
 
+    async def current(self, uid: str) -> ListedObject | None:
+        """As `get`. When a list is too old, what is left of its batch is listed again: one by one, a thousand objects
+        take so long that none of them would come from a list."""
+        if self._is_old(uid):
+            async with self._listing:
+                if self._is_old(uid):
+                    old = [one for one in self._read if self._is_old(one)]
+                    for one in old:
+                        del self._read[one]
+                    await self._list([self._left[one] for one in old if one in self._left])
+        return self.get(uid)
+
+    def _is_old(self, uid: str) -> bool:
+        return uid in self._read and self.get(uid) is None
+
     def forget(self, *uids: str) -> None:
         for uid in uids:
             self._read.pop(uid, None)
+            self._left.pop(uid, None)
 
     async def read(self, refs: Sequence[Ref], *, events: bool) -> list[ListPosition]:
         """What was listed. Raises nothing: what could not be read is read later, separately."""
+        self._left, self._events = {ref.uid: ref for ref in refs}, events
+        return await self._list(refs)
+
+    async def _list(self, refs: Sequence[Ref]) -> list[ListPosition]:
         groups: dict[tuple[str, str], list[Ref]] = {}
         for ref in refs:
             groups.setdefault((ref.kind, ref.namespace), []).append(ref)
@@ -108,7 +132,7 @@ class Bulk:
             kind = BY_NAME.get(name)
             if kind is not None and kind.in_bulk and len(group) > FEW:
                 try:
-                    one = await self._group(kind, namespace, {ref.uid for ref in group}, events=events)
+                    one = await self._group(kind, namespace, {ref.uid for ref in group}, events=self._events)
                 except (PlatformError, msgspec.DecodeError):
                     one = None
                 listed += [one] if one is not None else []
@@ -130,7 +154,9 @@ class Bulk:
             await self._add_pods(kind.uid_label, namespace, found, most)
         if events:
             await self._add_events(namespace, found, most)
-        self._read |= found
+        self._read |= {
+            uid: one for uid, one in found.items() if uid in self._left
+        }  # acted on meanwhile: only fresh reads
         return ListPosition(path, newest) if found else None
 
     async def _add_pods(self, label: str, namespace: str, found: dict[str, ListedObject], most: int) -> None:

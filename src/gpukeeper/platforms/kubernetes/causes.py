@@ -20,7 +20,7 @@ from gpukeeper.platforms.kubernetes.gpus import requested
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
 from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind, TreeNode
-from gpukeeper.platforms.kubernetes.kinds.pod import of_pod
+from gpukeeper.platforms.kubernetes.kinds.pod import not_running, of_pod
 from gpukeeper.platforms.kubernetes.kinds.ttl import BY_RETENTION
 from gpukeeper.platforms.kubernetes.phrases import ago, counted, cut, lasting
 from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
@@ -203,12 +203,14 @@ def _not_ended(facts: DiagnosisFacts) -> Iterator[Cause]:
     if isinstance(top.seen, Pod):
         yield Cause(f"it has not ended: its phase is {top.seen.status.phase or 'not set yet'}")
         yield from _not_placed(facts)
+        yield from _not_running(facts)
         return
     if top.kind.is_suspended(top.seen.spec):
         yield Cause("it is suspended, so it neither runs nor ends", "Resume it, or remove it if it is not needed")
         return
     yield Cause(f"it has not ended: {top.kind.no_end(top.seen)}; {_waits_for(facts)}")
     yield from _not_placed(facts)
+    yield from _not_running(facts)
     for one in top.seen.status.conditions or ():
         if one.type in ANNOUNCED and one.status == "True":
             at = when(one.last_transition_time)
@@ -228,6 +230,22 @@ def _not_placed(facts: DiagnosisFacts) -> Iterator[Cause]:
         yield Cause(f"and {len(said) - UNPLACED} more pods cannot be scheduled")
 
 
+def _not_running(facts: DiagnosisFacts) -> Iterator[Cause]:
+    """What the kubelet reports about pods that have a node, for the first ones."""
+    pods = [facts.top.seen] if isinstance(facts.top.seen, Pod) else list(facts.below.pods())
+    said = [(pod, found.why) for pod in pods if (found := not_running(pod)) is not None and found.why is not None]
+    for pod, why in said[:UNPLACED]:
+        gpus = requested(pod.spec)
+        count = gpus.whole + gpus.slices
+        holds = f", and holds {counted(count, 'GPU')}" if count else ""
+        words = f"pod {pod.metadata.name} on {pod.spec.node_name} has not started{holds}: {why}"
+        yield Cause(
+            words, "Correct what it names, for example the image, or remove it; the rule never_started can do that"
+        )
+    if len(said) > UNPLACED:
+        yield Cause(f"and {len(said) - UNPLACED} more pods have not started")
+
+
 def _is_refused(one: StatusCondition) -> bool:
     return one.type == "PodScheduled" and one.status == "False" and one.reason == "Unschedulable"
 
@@ -238,6 +256,8 @@ def _waits_for(facts: DiagnosisFacts) -> str:
         return f"the node of pod {totals.lost} does not respond"
     if totals.pending:
         return f"{totals.pending} of {counted(totals.living, 'pod')} not scheduled yet"
+    if totals.waiting:
+        return f"{totals.waiting} of {counted(totals.living, 'pod')} not started yet"
     if totals.living:
         return f"{counted(totals.living, 'pod')} not ended yet"
     if totals.dead:

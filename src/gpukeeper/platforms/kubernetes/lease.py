@@ -82,6 +82,11 @@ class Leadership:
             return f"the lease {self.lease} was not renewed for {age}; another instance may hold it now{trouble}"
         return None
 
+    @property
+    def missing(self) -> str | None:
+        """Which right is missing, so that it can neither take nor renew the lease; None: none that is known."""
+        return f"the lease {self.lease} cannot be written: {self._problem}" if self.denied else None
+
     async def campaign(self, stop: asyncio.Event) -> None:
         """Take the lease, renew it, take it again after a loss; until `stop`. Then it is given back, so that the next
         one need not wait. The caller sets `stop` only when no step is in progress."""

@@ -85,19 +85,22 @@ def read(
     notes: list[str] = []
     field = None if spec is None else kind.ttl(spec, ttl_field)
     ttl, elsewhere, forever = _ttl(field, root_meta, ending, foreign, notes)
-    holds = [*_own_holds(root_meta), *([FAR] if forever else [])]
+    named = [*_own_holds(root_meta), *([("a TTL without an end", FAR)] if forever else [])]
     over = ending.over is True
     if not over:
-        holds += _foreign_holds(root_meta, pods_hold)
+        named += _foreign_holds(root_meta, pods_hold)
     if spec is not None and over:
         until = kind.busy_until(spec, ending)
-        holds += [] if until is None else [until]
+        named += [] if until is None else [("its controller, which cleans up", until)]
+    holds = [until for _, until in named]
     hold = _longest(holds, now) if holds else None
     notes += [one.why for one in holds if isinstance(one, Unknown)]
     marks = Marks(
         ttl=ttl,
+        ttl_by=_ttl_by(kind, root_meta, foreign, field) if isinstance(ttl, timedelta) else "",
         ttl_elsewhere=elsewhere,
         hold_until=hold,
+        hold_by=next((by for by, until in named if until is hold), ""),
         unhold=_unhold(kind, root_meta),
         hold_with=f"kubectl -n {root_meta.namespace} annotate --overwrite"
         f" {kind.in_kubectl} {root_meta.name} {HOLD_UNTIL}=",
@@ -212,6 +215,17 @@ def _ttl(
     return max((one for one in left if isinstance(one, timedelta)), default=None), False, forever
 
 
+def _ttl_by(kind: Kind, meta: Meta, foreign: Sequence[str], field: object) -> str:
+    """The mark that `_ttl` counts; of several of other tools, all of them."""
+    annotations = meta.annotations or {}
+    if TTL in annotations:
+        return f"{TTL}={annotations[TTL][:SHOWN]}"
+    if field is not None:
+        return kind.ttl_field
+    given = [(name, ((meta.labels or {}) if name == KYVERNO_TTL else annotations).get(name)) for name in foreign]
+    return ", ".join(f"{name}={text[:SHOWN]}" for name, text in given if text is not None)
+
+
 def _foreign_ttl(meta: Meta, foreign: Sequence[str]) -> list[Expiry | Unknown]:
     annotations, labels = meta.annotations or {}, meta.labels or {}
     found: list[Expiry | Unknown] = []
@@ -289,14 +303,19 @@ def _sum(marker: str, begun: datetime, after: timedelta) -> datetime | Unknown:
 # Holds
 
 
-def _own_holds(meta: Meta) -> list[datetime | Unknown]:
-    annotations = meta.annotations or {}
-    return [moment(HOLD_UNTIL, annotations[HOLD_UNTIL])] if HOLD_UNTIL in annotations else []
+def _own_holds(meta: Meta) -> list[tuple[str, datetime | Unknown]]:
+    text = (meta.annotations or {}).get(HOLD_UNTIL)
+    return [] if text is None else [(f"{HOLD_UNTIL}={text[:SHOWN]}", moment(HOLD_UNTIL, text))]
 
 
-def _foreign_holds(meta: Meta, pods_hold: str | None) -> list[datetime | Unknown]:
-    own = _exclusion(meta.annotations or {})
-    return [*([] if own is None else [own]), *([FAR] if pods_hold is not None else [])]
+def _foreign_holds(meta: Meta, pods_hold: str | None) -> list[tuple[str, datetime | Unknown]]:
+    given = meta.annotations or {}
+    own = _exclusion(given)
+    name = EXCLUDE if own == FAR else EXCLUDE_UNTIL
+    return [
+        *([] if own is None else [(f"{name}={given.get(name, '')[:SHOWN]}", own)]),
+        *([(pods_hold, FAR)] if pods_hold is not None else []),
+    ]
 
 
 def _exclusion(given: Mapping[str, str]) -> datetime | Unknown | None:

@@ -76,7 +76,7 @@ class ObjectReader:
             return version
         if version is None:
             return Gone(ref, self._clock.now())  # its kind was uninstalled with all its objects
-        read = self._bulk.get(ref.uid)
+        read = await self._bulk.current(ref.uid)
         if read is not None:
             self._clock.check()
             return await self._as_found(kind, ref, read.source, read.below)

@@ -6,8 +6,9 @@ from datetime import datetime
 
 import msgspec
 
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.gpus import PodGpuRequest
-from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
+from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, not_running
 from gpukeeper.platforms.kubernetes.marks import pod_hold
 from gpukeeper.platforms.kubernetes.wire import Pod, when
 
@@ -16,6 +17,10 @@ class PodTotals(msgspec.Struct):
     living: int = 0  # pods that are neither Succeeded nor Failed; those that are being ended, too
     holding: int = 0  # of them, scheduled pods that request GPUs: they hold them
     pending: int = 0  # of the living: not given a node yet
+    waiting: int = 0  # of the living: on a node, and none of their containers ever ran
+    unreported: int = 0  # of the living: on a node that has not reported them yet
+    waits: str | None = None  # why the first of those waits
+    newest: str | None = None  # the latest creation of the living
     dead: int = 0  # pods that ended and are still there
     ran: bool = False  # a child reports that some of its pods ran; they may be deleted
     dead_counted: bool = True  # False: they were not counted
@@ -32,6 +37,10 @@ class PodTotals(msgspec.Struct):
         self.living += other.living
         self.holding += other.holding
         self.pending += other.pending
+        self.waiting += other.waiting
+        self.unreported += other.unreported
+        self.waits = self.waits or other.waits
+        self.newest = _later(self.newest, other.newest)
         self.dead += other.dead
         self.ran = self.ran or other.ran
         self.devices += other.devices
@@ -49,13 +58,19 @@ class PodTotals(msgspec.Struct):
             self.dead += 1
             return
         self.living += 1
+        self.newest = _later(self.newest, pod.metadata.creation_timestamp)
         self.grace = max(self.grace, pod.spec.termination_grace_period_seconds or 0)
         self.holds = self.holds or pod_hold(pod.metadata)
         if pod.status.phase == "Unknown":
             self.lost = self.lost or name
-        if not pod.spec.node_name:
+        if not pod.spec.node_name and pod.status.phase != "Running":
             self.pending += 1
             return
+        idle = not_running(pod)
+        if idle is not None:
+            self.waiting += idle.why is not None
+            self.unreported += idle.why is None
+            self.waits = self.waits or (idle.why and f"pod {name} on {pod.spec.node_name}: {idle.why}")
         self.started = _earlier(self.started, pod.status.start_time)
         if requested:
             self.holding += 1
@@ -81,3 +96,11 @@ def _earlier(one: str | None, other: str | None) -> str | None:
     if not isinstance(second, datetime):
         return one
     return other if not isinstance(first, datetime) or second < first else one
+
+
+def _later(one: str | None, other: str | None) -> str | None:
+    """What cannot be read counts as later than everything."""
+    first, second = when(one), when(other)
+    if isinstance(first, Unknown) or second is None:
+        return one
+    return other if first is None or isinstance(second, Unknown) or second > first else one

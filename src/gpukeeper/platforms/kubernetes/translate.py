@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -16,7 +16,7 @@ from gpukeeper.platforms.kubernetes import acceptance, gpus, marks
 from gpukeeper.platforms.kubernetes.kinds.catalog import makes_runs
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
 from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, Kind, Lever
-from gpukeeper.platforms.kubernetes.kinds.pod import POD, of_pod
+from gpukeeper.platforms.kubernetes.kinds.pod import POD, not_running, of_pod
 from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_CHECKED
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
 from gpukeeper.platforms.kubernetes.pod_totals import PodTotals, held, held_slices
@@ -33,6 +33,8 @@ STOPPED = "gpukeeper.io/stopped"  # annotation: the setting of the lever before 
 IMAGE = "image"
 NOT_MEASURED = Unknown("not measured")
 NOT_COUNTED = Unknown("ended children are counted only if at_finish is All, or when their root is read")
+NOT_REPORTED = Unknown("it has a node, which has not reported yet whether it runs")
+FIRST_PODS = timedelta(minutes=1)  # after the start; a pod made later replaces another, or follows one
 SHOWN = 80  # characters of quoted text in a message
 
 
@@ -85,25 +87,28 @@ def root_subject(
     )
     owned = owner_of(meta, namespace, settings.owner_labels)
     unclear = None if totals.unclear is None else Unknown(totals.unclear)
+    state = state_of(kind, root, totals, ending)
     return Subject(
         seen=Seen(at.ref(kind, meta), incarnation_of(kind, root), meta.resource_version, at.now),
         root=_root(meta) if isinstance(part_of, msgspec.UnsetType) else part_of,
-        state=state_of(kind, root, totals, ending),
+        state=state,
         owner=owned.owner,
         owner_verified=owned.verified,
         class_=class_of(kind, meta, spec, totals),
         environment=namespace.environment,
         created=_created(meta),
-        started=_started(root, totals),
+        started=None if state is State.CREATED else _started(root, totals),
         ended=_ended(kind, ending),
         ends_for_good=not kind.runs,
         outcome=ending.outcome if over else None,
         ended_with=ending.how if over else "",
         devices=unclear if unclear is not None else tuple(totals.devices),
+        starting=_starting(state, totals.waits) if totals.devices else "",
         slices=tuple(totals.slices),
         live_children=(unclear if unclear is not None else _alive(kind, totals)) if over else 0,
         dead_children=_dead(totals, unclear) if over else 0,
         children_go_with_it=kind.ends_with_run,
+        suspended_by_stop=kind.lever is not Lever.NONE,
         size=NOT_MEASURED,
         evidence=(*owned.evidence, *_evidence(kind, root, totals, namespace, ending)),
         findings=(*owned.findings, *message, *notes, *_findings(kind, ending, totals)),
@@ -130,21 +135,25 @@ def pod_subject(
     devices: tuple[str, ...] | Unknown = tuple(held(meta.name, requested)) if holds else ()
     if holds and requested.unclear is not None:
         devices = Unknown(requested.unclear)
+    state, idle = state_of_pod(pod, ending), not_running(pod)
     return Subject(
         seen=Seen(at.ref(POD, meta), ONLY_RUN, meta.resource_version, at.now),
         root=_root(meta) if isinstance(part_of, msgspec.UnsetType) else part_of,
-        state=state_of_pod(pod, ending),
+        state=state,
         owner=owned.owner,
         owner_verified=owned.verified,
         class_=class_of(POD, meta, None, PodTotals()),
         environment=namespace.environment,
         created=_created(meta),
-        started=when(pod.status.start_time),
+        started=None if state is State.CREATED else when(pod.status.start_time),
         ended=_ended(POD, ending),
         ends_for_good=pod.spec.restart_policy == "Never",
         outcome=ending.outcome if over else None,
         ended_with=ending.how if over else "",
         devices=devices,
+        starting=""
+        if idle is None or not holds or not requested
+        else _starting(state, f"on {pod.spec.node_name}: {idle.why}"),
         slices=tuple(held_slices(meta.name, requested)) if holds else (),
         size=NOT_MEASURED,
         goes_when_stopped=True,  # it is evicted
@@ -199,18 +208,36 @@ def state_of(kind: Kind, root: Root, totals: PodTotals, ending: Ending) -> State
         return ending.over
     if ending.over:
         return State.ENDED
-    if totals.living > totals.pending:
+    if totals.living > totals.pending + totals.waiting + totals.unreported:
         return State.RUNNING
     if totals.unclear is not None:  # unlisted pods may run
         return Unknown(totals.unclear)
     if is_suspended(kind, root.spec) and totals.living == 0:
         return State.SUSPENDED
-    return State.RUNNING if _has_run(kind, root, totals) else State.CREATED
+    if _has_run(kind, root, totals):
+        return State.RUNNING
+    return NOT_REPORTED if totals.unreported else State.CREATED
+
+
+def _starting(state: State | Unknown, waits: str | None) -> str:
+    return NOT_REPORTED.why if state is NOT_REPORTED else (waits or "") if state is State.CREATED else ""
 
 
 def _has_run(kind: Kind, root: Root, totals: PodTotals) -> bool:
-    """A set or a service whose pods wait for a node may have run for months; nothing in it proves "never"."""
-    return kind.runs or when(root.status.start_time) is not None or totals.dead > 0 or totals.ran or ran(root.status)
+    """Or may have. A set or a service whose pods wait may have run for months; nothing in it proves "never"."""
+    if kind.runs or totals.dead > 0 or totals.ran or ran(root.status):
+        return True
+    return when(root.status.start_time) is not None and not _has_first_pods(root, totals)
+
+
+def _has_first_pods(root: Root, totals: PodTotals) -> bool:
+    """A start time means only that its controller began. Its pods are the first ones if none was made later, as those
+    are that replace others; what was resumed may have had others before."""
+    start, newest = when(root.status.start_time), when(totals.newest)
+    resumed = any(one.type == "Suspended" for one in root.status.conditions or ())
+    if resumed or not isinstance(start, datetime) or not isinstance(newest, datetime):
+        return False
+    return newest - start <= FIRST_PODS
 
 
 def ran(status: Status) -> bool:
@@ -229,7 +256,10 @@ def state_of_pod(pod: Pod, ending: Ending) -> State | Unknown:
     if pod.status.phase == "Running":
         return State.RUNNING
     if pod.status.phase == "Pending":
-        return State.RUNNING if pod.spec.node_name else State.CREATED
+        idle = not_running(pod)
+        if idle is None:
+            return State.RUNNING if pod.spec.node_name else State.CREATED
+        return State.CREATED if idle.why is not None else NOT_REPORTED
     if pod.status.phase == "Unknown":
         return Unknown(f"its node ({pod.spec.node_name or 'none'}) does not respond")
     return Unknown(f"its phase is {pod.status.phase[:20]!r}")

@@ -93,7 +93,13 @@ class Running(Wire, frozen=True):
     started_at: str | None = None
 
 
+class Waiting(Wire, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
 class ContainerState(Wire, frozen=True):
+    waiting: Waiting | None = None
     terminated: Terminated | None = None
     running: Running | None = None
 

@@ -42,6 +42,13 @@ HINTS_EVERY = 120.0  # seconds
 MUTE_EVERY = 40  # minutes
 BUSY_CPU = 40.0
 NO_TERMINAL = Unknown("it has no terminal", by_design=True)
+NOT_IN_USE: Mapping[Signal, float | Unknown] = {
+    Signal.CPU: 0.0,
+    Signal.NETWORK: 0.0,
+    Signal.DISK: 0.0,
+    Signal.TERMINAL: NO_TERMINAL,
+}
+IN_USE = {**NOT_IN_USE, Signal.CPU: BUSY_CPU}
 RAN_MEANWHILE = "ran again, unseen"
 
 
@@ -371,11 +378,6 @@ def _readings(
         why = Unknown("the driver did not answer")
         return [Sample(key, Signal.GPU, device, now, why) for device in thing.devices]
     readings = [Sample(key, Signal.GPU, device, now, use, since=since) for device in thing.devices]
-    others: dict[Signal, float | Unknown] = {
-        Signal.CPU: BUSY_CPU if use else 0.0,
-        Signal.NETWORK: 0.0,
-        Signal.DISK: 0.0,
-        Signal.TERMINAL: NO_TERMINAL,
-    }
-    readings += (Sample(key, signal, "", now, others[signal], since=since) for signal in signals if signal in others)
+    others = IN_USE if use else NOT_IN_USE
+    readings += [Sample(key, signal, "", now, others[signal], since=since) for signal in signals if signal in others]
     return readings

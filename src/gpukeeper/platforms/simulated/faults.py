@@ -24,6 +24,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     bug: float = 0.0  # the adapter raises an exception that the port does not allow
     crash: float = 0.0  # gpukeeper dies at this call
     jump: float = 0.0  # the clock is wrong for some minutes
+    jumps: tuple[float, ...] = (-5, 3, 30)  # by how many hours
 
 
 CALM = Faults()

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from gpukeeper.model.decision import Action, Result
-from gpukeeper.model.durations import in_words
+from gpukeeper.model.durations import due_in_words, in_words
 from gpukeeper.model.event import Closed, Event, NodeTested, Quarantined, Restored, WarningSent
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.identity import Ref
@@ -128,7 +128,7 @@ def _reclaimed(rng: random.Random, one: Tenancy) -> list[Event]:
             limit=LIMIT,
             delivered=True,
             channel="terminal",
-            message=f"{one.ref.path}: idle, will be stopped in {in_words(LEAD)}",
+            message=f"{one.ref.path}: idle, will be stopped {due_in_words(at, at - LEAD)}",
             until=at,
         ),
         Closed(

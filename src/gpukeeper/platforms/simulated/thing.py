@@ -57,6 +57,8 @@ class Thing:
     proof: str | None = None
     marks: Marks = field(default_factory=Marks)
     labels: dict[str, str] = field(default_factory=dict)
+    image: Ref | None = None
+    attached: tuple[Ref, ...] = ()
     busy_until: datetime | None = None  # GPUs are busy until then, while it runs
     removing: bool = False
     gone: bool = False
@@ -155,5 +157,7 @@ def subject_of(thing: Thing, now: datetime, vague: str | None = None) -> Subject
         ends_for_good=thing.ends_for_good,
         marks=thing.marks,
         labels=thing.labels,
+        image=thing.image,
+        attached=thing.attached,
         **facts,  # type: ignore[arg-type]
     )

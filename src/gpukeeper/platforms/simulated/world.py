@@ -44,6 +44,7 @@ class LogEntry:
     needed: bool = False  # an owner that does not control it exists
     in_use: bool = False
     busy: bool = False  # work runs beside it
+    working: bool = False  # its GPUs are in use
     last_used: datetime | None = None
     full: float = 0.0  # its disk
     children: int = 0
@@ -124,13 +125,14 @@ class World:
             do(thing)
 
     def jump_clock(self) -> None:
-        """The clock is hours off for some minutes."""
-        self.clock.skew = timedelta(hours=self.rng.choice((-5, 3, 30)))
+        """The clock is off for some minutes: by hours, or by less than a daemon may have been down."""
+        self.clock.skew = timedelta(hours=self.rng.choice(self.faults.jumps))
         self.note("person", effect="clock jumps")
-        self.after(timedelta(minutes=self.rng.randint(1, 10)), self._fix_clock)
+        self.after(timedelta(minutes=self.rng.randint(1, 10)), self.fix_clock)
 
-    def _fix_clock(self) -> None:
+    def fix_clock(self) -> None:
         self.clock.skew = timedelta()
+        self.note("person", effect="clock is right")
 
     # Things.
 
@@ -169,6 +171,7 @@ class World:
             entry.uid, entry.incarnation, entry.version = thing.ref.uid, thing.incarnation, thing.version
             entry.state, entry.root, entry.in_use = thing.state.value, thing.root is None, thing.in_use
             entry.children, entry.gone, entry.needed = thing.children, thing.gone, thing.needed is not None
+            entry.working = thing.use(entry.at) > 0
             if thing.node is not None:
                 entry.busy, entry.last_used, entry.full = thing.busy is not None, thing.last_used, thing.node.disk.full
         for name, value in facts.items():

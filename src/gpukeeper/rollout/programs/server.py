@@ -120,7 +120,8 @@ def remove(request: dict[str, Any]) -> dict[str, Any]:
             if (one / COMPLETE).is_file() or (one / BEGUN).is_file():
                 shutil.rmtree(one)
         beside(directory, ".lock").unlink()
-    left += [str(one) for one in (directory, beside(directory, ".previous")) if os.path.lexists(one)]
+    names = (directory, beside(directory, ".previous"), beside(directory, ".by-pip"))
+    left += [str(one) for one in names if os.path.lexists(one)]
     return {"left": left}
 
 

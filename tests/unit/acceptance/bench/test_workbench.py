@@ -218,6 +218,16 @@ def test_readings_count_from_when_the_bench_was_opened() -> None:
     assert first.at < 1e9
 
 
+def test_the_time_under_load_counts_from_there_too() -> None:
+    bench = LocalWorkbench(sys.executable)
+    now = bench._opened_ticks + 5
+    loaded = bench._since_opened(ProbeResult(result={"loaded": [now, now + 10], "n": 1}, seconds=1, busy_s=1))
+    assert isinstance(loaded, ProbeResult)
+    assert loaded.result == {"loaded": [5, 15], "n": 1}
+    other = ProbeResult(result={"n": 1}, seconds=1, busy_s=1)
+    assert bench._since_opened(other) is other
+
+
 def test_without_pytorch_there_is_an_answer_for_everything_and_none_is_a_measurement() -> None:
     """C17.2"""
     why = Unknown("No module named 'torch' in any of /usr/bin/python3.")

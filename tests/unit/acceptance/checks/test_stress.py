@@ -116,6 +116,16 @@ def test_hot_for_a_moment_warns() -> None:
     assert finding("temperature", brief).verdict is Grade.WARN
 
 
+def test_only_the_time_under_load_counts() -> None:
+    """Before it the data are prepared; after it the driver is sampled until the last GPU is done."""
+    idle = {"temperature_c": 30.0, "power_w": 90.0, "utilisation": 0.0, "sm_mhz": 345.0}
+    around = tuple(Reading(uuid="GPU-0", at=at, check="stress", **idle) for at in (*range(60, 100), 170, 180))
+    given = context(gpus(1), readings=(*around, *sampled().readings), before=sampled().before)
+    assert finding("use", given).verdict is Grade.INCONCLUSIVE
+    for metric in ("use", "power", "temperature"):
+        assert finding(metric, given, loaded=[100.0, 160.0]).verdict is Grade.PASS
+
+
 @pytest.mark.parametrize(("use", "verdict"), [(91, Grade.PASS), (90, Grade.INCONCLUSIVE), (40, Grade.INCONCLUSIVE)])
 def test_a_gpu_that_was_not_busy_was_not_stressed(use: float, verdict: Grade) -> None:
     """C2.4: use > 90 %."""

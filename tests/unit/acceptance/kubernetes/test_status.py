@@ -159,8 +159,24 @@ def test_a_node_that_went_away_under_a_running_pod() -> None:
     ]
     found = state_of(api)
     assert (found.code, "Kubelet stopped posting" in found.reason) == ("node-not-ready", True)
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]}
+    late = state_of(api)
+    assert (late.phase, late.code, late.reason) == (Phase.ENDED, "node-not-ready", found.reason), "more time is no help"
     api.remove(NODES, "a", "")
     assert state_of(api).code == "node-gone"
+
+
+def test_a_node_that_came_back_is_not_lost_until_nodes_are_listed_the_next_time() -> None:
+    """Three reads in a row of a lost node end the wait for it, so they must not be one list of nodes."""
+    api, job = begun()
+    ready = [{"type": "Ready", "status": "True"}]
+    add_pod(api, job, "p", node="a", phase="Running", state={"running": {}}, conditions=ready)
+    node = next(one for one in api.of(NODES))
+    node["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": "KubeletNotReady"}]
+    made = launcher(api)
+    assert [one.code for one in run(made.run("r1")).nodes] == ["node-not-ready"]
+    node["status"]["conditions"] = ready
+    assert [one.code for one in run(made.run("r1")).nodes] == [""]
 
 
 def test_a_successful_attempt_counts_whatever_came_before() -> None:

@@ -96,7 +96,7 @@ def test_the_driver_gets_each_node_by_its_id_with_its_gpus(dashboard: FakeDashbo
         (N2, "2" * 56, 1.0),
     ]
     assert plan["nodes"][0]["environment"] == {"NCCL_DEBUG": "INFO", "GPUKEEPER_NODE": N1}
-    assert dashboard.jobs["gpukeeper-r1"]["entrypoint"].startswith("exec python3 -c 'import base64")
+    assert dashboard.jobs["gpukeeper-r1"]["entrypoint"].startswith("exec python3 -c 'import sys; sys.path")
 
 
 def test_together_every_node_gets_the_address_of_the_first(dashboard: FakeDashboard) -> None:

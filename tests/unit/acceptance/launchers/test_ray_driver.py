@@ -250,6 +250,24 @@ def test_together_a_group_that_is_never_ready_starts_nothing(
     assert (ray.asked, groups.removed) == ([], 1)
 
 
+def test_together_a_node_that_dies_before_the_start_is_not_waited_for(
+    drive: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, ray = FakeGroups(ready=False, table={}), FakeRay(a=[], b=[])
+    with_groups(monkeypatch, groups)
+    made = groups.placement_group
+
+    def dies(*given: Any, **more: Any) -> Any:
+        del ray.alive["b"]
+        return made(*given, **more)
+
+    monkeypatch.setattr(groups, "placement_group", dies)
+    told = drive(ray, together=True, wait_s=0.5)
+    assert [about(told, node)[-1]["code"] for node in "ab"] == ["resources", "node-gone"]
+    assert "the Ray node of b died" in about(told, "a")[-1]["reason"]
+    assert (ray.asked, groups.removed) == ([], 1)
+
+
 @pytest.mark.slow
 def test_the_node_part_starts_reads_and_removes_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real host program; this process is its holder."""

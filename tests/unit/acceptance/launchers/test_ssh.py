@@ -18,18 +18,23 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from gpukeeper.acceptance.fleet.collect import RunReport, exit_code
 from gpukeeper.acceptance.fleet.spec import RunSpec, Target
 from gpukeeper.acceptance.fleet.status import NodeStatus, Phase, RunSummary
+from gpukeeper.acceptance.launchers import story
+from gpukeeper.acceptance.launchers.archive import RunArchive, stored_runs
 from gpukeeper.acceptance.launchers.programs import host as host_program
 from gpukeeper.acceptance.launchers.programs import host_checks
 from gpukeeper.acceptance.launchers.ssh import SshLauncher
 from gpukeeper.acceptance.launchers.ssh_checks import facts, unmet
 from gpukeeper.acceptance.launchers.ssh_client import SshClient
 from gpukeeper.model.errors import PlatformError, UsageError
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.ssh.client import HostError, Settings
 from gpukeeper.ssh.hosts import Host, read_hosts
 from gpukeeper.wiring import launch_hosts
+from gpukeeper.wiring.clock import SystemClock
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.slow
@@ -98,7 +103,9 @@ def do(work: Coroutine[Any, Any, T]) -> T:
 
 
 def spec(run: str = "r1", **changes: Any) -> RunSpec:
-    return RunSpec(run=run, owner="ann", created=datetime(2026, 1, 1, tzinfo=UTC), engine="ssh", **changes)
+    return RunSpec(
+        **{"run": run, "owner": "ann", "created": datetime(2026, 1, 1, tzinfo=UTC), "engine": "ssh", **changes}
+    )
 
 
 def started(launcher: SshLauncher, run: RunSpec) -> tuple[Target, ...]:
@@ -495,3 +502,56 @@ def test_the_program_is_sent_as_it_is_and_needs_only_an_old_python(program: Modu
     imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
+
+
+def launched(fleet: Fleet, launcher: SshLauncher, run: RunSpec) -> story.Ended:
+    """The whole story, as `accept --on ssh` tells it."""
+
+    async def told() -> story.Ended:
+        setting = story.Setting(launcher, RunArchive(fleet.folder / "reports", run.run), SystemClock())
+        setting.sleep = lambda seconds: asyncio.sleep(min(seconds, 0.2))
+        return await story.launch(setting, run, await launcher.targets(run))
+
+    return do(told())
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_host_that_cannot_be_reached_is_a_row_and_the_others_run(fleet: Fleet, together: bool) -> None:
+    fleet.down("gpu2")
+    run = spec(created=datetime.now(UTC), together=together, port=free_port())
+    done = launched(fleet, fleet.launcher(master="127.0.0.1"), run)
+    assert done.problems == ()
+    assert done.removal is not None
+    assert [one.partition(":")[0] for one in done.removal.removed] == ["gpu1", "gpu3"], "these were started"
+    missing = {one.node: (one.code, one.exit_code) for one in done.report.missing}
+    assert missing == {"gpu1": ("no-report", 4), "gpu2": ("excluded", None), "gpu3": ("no-report", 4)}
+    assert "No route to host" in next(one.reason for one in done.report.missing if one.node == "gpu2")
+    assert done.report.verdict is Grade.INCONCLUSIVE
+    assert fleet.runs() == []
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_if_no_host_can_be_reached_the_run_ends_with_a_report(fleet: Fleet, together: bool) -> None:
+    """Such as names that do not resolve."""
+    for host in HOSTS:
+        fleet.down(host)
+    done = launched(fleet, fleet.launcher(), spec(created=datetime.now(UTC), together=together))
+    assert {one.code for one in done.report.missing} == {"excluded"}
+    assert (done.report.verdict, exit_code(done.report), done.problems) == (Grade.INCONCLUSIVE, 5, ())
+    [(_, stored)] = stored_runs(fleet.folder / "reports")
+    assert isinstance(stored, RunReport), "it does not go on"
+
+
+def test_a_host_that_is_lost_before_the_start_leaves_no_run_behind(fleet: Fleet) -> None:
+    launcher, run = fleet.launcher(), spec(created=datetime.now(UTC))
+
+    async def told() -> None:
+        setting = story.Setting(launcher, RunArchive(fleet.folder / "reports", run.run), SystemClock())
+        targets = await launcher.targets(run)
+        fleet.down("gpu2")
+        await story.launch(setting, run, targets)
+
+    with pytest.raises(PlatformError, match="nothing is known of run r1"):
+        do(told())
+    assert stored_runs(fleet.folder / "reports") == []
+    assert fleet.runs() == []

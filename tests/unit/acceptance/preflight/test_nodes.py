@@ -9,6 +9,7 @@ from gpukeeper.acceptance.fleet.preflight.finding import verdict_of
 from gpukeeper.acceptance.fleet.preflight.taints import toleration
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
+from tests.unit.acceptance.kubernetes.clusters import add_node, cluster, launcher, run, spec
 from tests.unit.acceptance.preflight.clusters import DRIVER, asking, judged, node, plugin, the, workload
 
 TAINT = Taint("nvidia.com/gpu", "present", "NoSchedule")
@@ -61,6 +62,44 @@ def test_a_node_that_is_not_ready_or_cordoned() -> None:
     assert the("node-cordoned", found).fix == ("kubectl uncordon gpu-2",)
 
 
+def test_only_what_a_run_would_test_is_counted() -> None:
+    """It counted 32 GPUs "to test" on nodes that `accept` then left out."""
+    nodes = (
+        node("gpu-1"),
+        node("gpu-2", ready=False),
+        node("gpu-3", cordoned=True),
+        node("gpu-4", allocatable={GPU: "0"}),
+        node("gpu-5"),
+        node("gpu-6", cordoned=True),
+    )
+    held = (workload("train", on="gpu-5", gpus=6),)
+    found = the("gpu-nodes", judged(nodes=nodes, workloads=held))
+    assert (found.verdict, found.about) == (Grade.PASS, ("gpu-1",))
+    assert found.message == (
+        "1 node of 6 with 8 GPUs to test; left out: gpu-2 (not Ready); gpu-3, gpu-6 (cordoned); "
+        "gpu-4 (none of its GPUs can be allocated); gpu-5 (in use)"
+    )
+    few = the("gpu-nodes", judged(asking(gpus_per_node=2, nodes=("gpu-3", "gpu-5")), nodes=nodes, workloads=held))
+    assert few.message == "2 nodes of 6 with 4 GPUs to test", "a cordoned node that is named is tested"
+    none = the("gpu-nodes", judged(asking(gpus_per_node=9), nodes=nodes[:1]))
+    assert (none.verdict, none.message) == (
+        Grade.FAIL,
+        "0 nodes of 1 with 0 GPUs to test; left out: gpu-1 (9 GPUs are wanted, 8 can be allocated)",
+    )
+
+
+def test_what_is_counted_is_what_a_run_chooses() -> None:
+    """The same nodes, through the code that chooses the targets."""
+    api = cluster("gpu-1")
+    add_node(api, "gpu-2", conditions=[{"type": "Ready", "status": "Unknown"}])
+    add_node(api, "gpu-3", spec={"unschedulable": True})
+    add_node(api, "gpu-4", allocatable={GPU: "0"})
+    chosen = [one.node for one in run(launcher(api).targets(spec())) if not one.excluded]
+    empty = node("gpu-4", allocatable={GPU: "0"})
+    facts = (node("gpu-1"), node("gpu-2", ready=False), node("gpu-3", cordoned=True), empty)
+    assert the("gpu-nodes", judged(nodes=facts)).about == tuple(chosen)
+
+
 def test_an_unhealthy_gpu_is_a_fail() -> None:
     room = {GPU: "7", "memory": "512Gi"}
     one = the("gpus-unhealthy", judged(nodes=(node("gpu-1", allocatable=room),)))
@@ -79,7 +118,10 @@ def test_a_gpu_that_the_label_counts_and_the_plugin_does_not() -> None:
 def test_gpus_in_use_name_the_workloads_and_what_is_free() -> None:
     one = the("gpus-in-use", judged(workloads=(workload("train", gpus=6),)))
     assert one.verdict is Grade.WARN
-    assert one.message == "gpu-1: 6 of 8 GPUs in use by team/train (6); the run needs 8 and would wait"
+    assert one.message == (
+        "gpu-1: 6 of 8 GPUs in use by team/train (6); the run needs 8, "
+        "so it leaves the node out, or waits with --option busy=wait"
+    )
     assert one.fix[-1] == "gpukeeper accept --on kubernetes --nodes gpu-1 --gpus-per-node 2"
     assert not [
         x for x in judged(asking(gpus_per_node=2), workloads=(workload("a", gpus=6),)) if x.code == "gpus-in-use"

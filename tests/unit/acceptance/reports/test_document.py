@@ -73,6 +73,14 @@ def test_a_report_cut_off_in_the_middle_is_refused() -> None:
         document.read_report(whole[: len(whole) // 2], "some report")
 
 
+@pytest.mark.parametrize("at", ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+12:00"])
+def test_a_time_that_has_no_utc_is_refused(at: str) -> None:
+    """Otherwise every page and table that shows it fails."""
+    text = json.loads(document.report_json(examples.one_good_gpu())) | {"ended": at}
+    with pytest.raises(KeeperError, match="times are out of range"):
+        document.read_report(json.dumps(text).encode(), "report.json")
+
+
 def test_samples_of_another_run_are_refused() -> None:
     one, other = examples.one_good_gpu(), examples.eight_gpus()
     samples = document.read_samples(document.samples_json(other), "samples.json")

@@ -37,7 +37,7 @@ def imported(tree: dict[str, Any]) -> tuple[Policy, set[str]]:
 
 def test_limits_become_those_of_classes_and_nothing_acts() -> None:
     policy, missed = imported(FILE)
-    assert policy.mode is Mode.PLAN
+    assert (policy.preset, policy.mode) == ("ds01", Mode.PLAN)
     assert set(policy.scope) == {"docker"}
     classes = policy.classes
     assert (classes["managed"].idle, classes["managed"].max_runtime) == (HOUR, 2 * DAY)  # those of researchers

@@ -27,7 +27,7 @@ from gpukeeper.wiring.session import Session, open_session
 from tests.cli.fleet import Fleet, ago
 
 HOUR = timedelta(hours=1)
-POLICY = "preset: development\nmode: enforce\nscope: {docker: {}}\nadmins: [root]\n"
+POLICY = "preset: ds01\nmode: enforce\nscope: {docker: {}}\nadmins: [root]\n"
 
 
 class InProcess:

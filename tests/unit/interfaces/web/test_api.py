@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
 
+from gpukeeper.config.units import read_span
+from gpukeeper.interfaces.daemon.queries import Queries
+from gpukeeper.interfaces.web.api.table import Outcome, respond
 from gpukeeper.ledger.logins import LoginKind
 from tests.unit.interfaces.web.sites import Dashboard, dashboard
 
+TRIED = {("policy/try", "state"), ("policy/try", "outcome")}
 READS = ("machines", "gpus", "workloads", "plan", "ledger", "report", "acceptance", "policy", "health", "openapi.json")
 
 
@@ -27,6 +36,35 @@ def test_what_only_reads_has_an_etag_and_is_not_sent_again(site: Dashboard, name
         return
     again = site.get(f"/api/v1/{name}", "root", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
+
+
+def test_a_reply_is_packed_where_the_caller_accepts_that(site: Dashboard) -> None:
+    plain = site.get("/api/v1/openapi.json", headers={"accept-encoding": "identity"})
+    assert plain.headers["vary"] == "accept-encoding"
+    assert "content-encoding" not in plain.headers
+    with site.client.stream("GET", "/api/v1/openapi.json", headers={"accept-encoding": "br, gzip;q=0.5"}) as packed:
+        raw = b"".join(packed.iter_raw())
+    assert (packed.headers["content-encoding"], packed.headers["vary"]) == ("gzip", "accept-encoding")
+    assert len(raw) == int(packed.headers["content-length"]) < len(plain.content) / 3
+    assert gzip.decompress(raw) == plain.content
+    assert packed.headers["etag"] == f"W/{plain.headers['etag']}"
+    again = site.get("/api/v1/openapi.json", headers={"if-none-match": packed.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize("accepted", ["", "identity", "br", "gzip;q=0", "gzip; q=0.0"])
+def test_a_reply_is_not_packed_where_it_is_not_accepted(site: Dashboard, accepted: str) -> None:
+    assert "content-encoding" not in site.get("/api/v1/openapi.json", headers={"accept-encoding": accepted}).headers
+
+
+def test_what_is_small_or_has_a_secret_beside_words_of_the_request_is_not_packed(site: Dashboard) -> None:
+    gzip_ = {"accept-encoding": "gzip"}
+    assert site.get("/workloads?q=train", headers=gzip_).headers["content-encoding"] == "gzip"
+    assert site.get("/static/style.css", headers=gzip_).headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in site.get("/workloads?q=train", "ann", headers=gzip_).headers
+    assert "content-encoding" not in site.get("/login", headers=gzip_).headers
+    assert "content-encoding" not in site.get("/healthz", headers=gzip_).headers
+    assert "content-encoding" not in site.get("/api/v1/workloads/0", headers=gzip_).headers  # an error
 
 
 def test_of_the_work_of_others_no_reason_is_sent(site: Dashboard) -> None:
@@ -55,6 +93,84 @@ def test_pages_follow_each_other(site: Dashboard) -> None:
     assert len(first["workloads"]) == len(second["workloads"]) == 1
     assert first["workloads"] != second["workloads"]
     assert second["next"] is None
+
+
+def test_the_plan_is_paged_and_no_decision_is_missed_or_repeated(site: Dashboard) -> None:
+    whole = site.get("/api/v1/plan", "root").json()
+    (place,) = whole["places"]
+    assert whole["next"] is None
+    assert len(place["decisions"]) == 2
+    assert len(place["steps"]) == 1
+    found, steps, after = [], [], ""
+    while after is not None:
+        page = site.get("/api/v1/plan", "root", params={"limit": 1, "after": after}).json()
+        assert {**page["places"][0], "decisions": [], "steps": []} == {**place, "decisions": [], "steps": []}
+        assert len(page["places"][0]["decisions"]) == 1
+        found += page["places"][0]["decisions"]
+        steps += page["places"][0]["steps"]
+        after = page["next"]
+    assert sorted(map(str, found)) == sorted(map(str, place["decisions"]))
+    assert steps == place["steps"]
+
+
+@pytest.mark.parametrize("path", ["ledger", "acceptance", "health"])
+def test_a_ledger_that_is_not_read_in_time_is_503_and_worth_another_try(
+    site: Dashboard, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(_: object) -> object:
+        raise TimeoutError
+
+    monkeypatch.setattr(Queries, "_lines", late)
+    reply = site.get(f"/api/v1/{path}", "root")
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "10")
+    assert reply.json() == {"error": "the ledger could not be read in time; try again"}
+
+
+def test_a_bug_of_the_daemon_is_not_the_fault_of_the_request(site: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> object:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Queries, "_lines", broken)
+    reply = site.get("/api/v1/ledger", "root")
+    assert (reply.status_code, "retry-after" in reply.headers) == (500, False)
+    assert "bug" in reply.json()["error"]
+
+
+def test_durations_are_in_whole_seconds(site: Dashboard) -> None:
+    memory = site.get(f"/api/v1/workloads/{site.workload('eval')}/explain", "root").json()["memory"]
+    assert memory["ran"].startswith("P")
+    assert "." not in memory["ran"]
+
+
+def test_only_durations_are_rounded() -> None:
+    words = "PT1.5S"
+    value = {"name": [words], "span": timedelta(hours=7, seconds=2.97), "back": -timedelta(seconds=1.5), "share": 0.25}
+    sent = json.loads(respond(Request({"type": "http", "method": "POST", "headers": []}), Outcome(value)).body)
+    assert sent == {"name": [words], "span": "PT25202S", "back": "-PT2S", "share": 0.25}
+
+
+def test_every_value_that_the_document_names_is_accepted(site: Dashboard) -> None:
+    paths = site.get("/api/v1/openapi.json").json()["paths"]
+    tried = set()
+    for path, operations in paths.items():
+        for one in operations.get("get", {}).get("parameters", []):
+            named = one["schema"].get("items", one["schema"]).get("enum", [])
+            for value in named[:: max(1, len(named) // 30)]:
+                reply = site.get(path, "root", params={one["name"]: value})
+                assert reply.status_code == 200, (path, one["name"], value, reply.text)
+                tried.add((path.removeprefix("/api/v1/"), one["name"]))
+    assert tried == {("gpus", "state"), ("ledger", "type"), ("report", "zone"), *TRIED}
+
+
+@pytest.mark.parametrize("name", ["running_for", "idle_for", "ended_since", "ttl", "hold"])
+def test_a_duration_of_a_trial_is_described_as_it_is_read(site: Dashboard, name: str) -> None:
+    parameters = site.get("/api/v1/openapi.json").json()["paths"]["/api/v1/policy/try"]["get"]["parameters"]
+    (schema,) = [one["schema"] for one in parameters if one["name"] == name]
+    for words in ("", "0", "30m", "1h30m", "9999d"):
+        assert re.search(schema["pattern"], words)
+        assert read_span(words or "0") is not None
+    assert not re.search(schema["pattern"], "soon")
+    assert site.get("/api/v1/policy/try", "root", params={name: "soon"}).status_code == 400
 
 
 def test_lines_of_the_ledger_are_paged_back(site: Dashboard) -> None:
@@ -146,6 +262,8 @@ def test_a_session_needs_the_csrf_token_and_a_bearer_does_not(site: Dashboard) -
         ("gpus?limit=1&limit=2", 400),
         ("gpus?unknown=1", 400),
         ("gpus?state=broken", 400),
+        ("gpus?state=null", 400),
+        ("ledger?after=null", 400),
         ("gpus?machine=other", 404),
         ("report?since=2026-10-01T00:00:00", 400),
         ("report?since=2026-10-02T00:00:00Z&until=2026-10-01T00:00:00Z", 400),
@@ -160,6 +278,10 @@ def test_bad_requests_get_a_sentence(site: Dashboard, path: str, status: int) ->
     reply = site.get(f"/api/v1/{path}", "root")
     assert reply.status_code == status
     assert " " in reply.json()["error"]
+
+
+def test_null_is_a_word_where_words_are_searched(site: Dashboard) -> None:
+    assert site.get("/api/v1/gpus?q=null", "root").json() == {"gpus": [], "next": None}
 
 
 @pytest.mark.parametrize(

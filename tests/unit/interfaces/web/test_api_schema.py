@@ -14,6 +14,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
+    positive_data_acceptance,
     response_schema_conformance,
     status_code_conformance,
 )
@@ -30,7 +31,10 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
     negative_data_rejection,
+    positive_data_acceptance,
 ]
+# No schema describes what contradicts itself (an end before its beginning) or is not in the policy.
+SEMANTIC = ("policyTry", "report")
 EXAMPLES = how_many(0.12)  # of valid and of invalid requests to each route
 
 
@@ -65,6 +69,9 @@ def test_every_reply_is_as_described(site: Dashboard, route: ApiRoute, mode: Gen
         sent = {name: value for name, value in sent.items() if name not in ("cookies", "auth", "files")}
         if "data" in sent:
             sent["content"] = sent.pop("data")
-        case.validate_response(site.client.request(**sent), checks=CHECKS)
+        case.validate_response(
+            site.client.request(**sent),
+            checks=[one for one in CHECKS if not (route.name in SEMANTIC and one is positive_data_acceptance)],
+        )
 
     check()

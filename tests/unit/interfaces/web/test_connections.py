@@ -8,8 +8,10 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gpukeeper.interfaces.link import TlsPair
-from gpukeeper.interfaces.web import connections
-from gpukeeper.interfaces.web.peers import Peers, is_here, socket_owner
+from gpukeeper.interfaces.web import connections, socket_owner
+from gpukeeper.interfaces.web.addresses import is_here
+from gpukeeper.interfaces.web.peers import Owner, Peers
 from gpukeeper.interfaces.web.server import HttpServer
 from tests.patience import PATIENCE
 
@@ -222,22 +225,75 @@ def test_what_is_no_tls_gets_nothing_and_a_slow_handshake_is_given_up(
     run(work)
 
 
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_the_kernel_reports_whose_connection_it_is(family: socket.AddressFamily) -> None:
-    address = "127.0.0.1" if family == socket.AF_INET else "::1"
+@pytest.mark.parametrize("find", [socket_owner._asked, socket_owner._looked_up, socket_owner.socket_owner])
+@pytest.mark.parametrize(
+    ("family", "address"),
+    [
+        (socket.AF_INET, "127.0.0.1"),
+        (socket.AF_INET, "127.0.0.9"),
+        (socket.AF_INET6, "::1"),
+        (socket.AF_INET6, "mapped"),
+    ],
+)
+def test_the_kernel_reports_whose_connection_it_is(family: socket.AddressFamily, address: str, find: Owner) -> None:
+    """`mapped`: over IPv4, from an IPv6 socket."""
+    mapped = address == "mapped"
     try:
-        listener = socket.create_server((address, 0), family=family)
+        listener = socket.create_server(
+            ("127.0.0.1" if mapped else address, 0), family=socket.AF_INET if mapped else family
+        )
     except OSError:
         pytest.skip("no IPv6 here")
-    with listener, socket.create_connection(listener.getsockname()[:2]) as client:
+    with listener, socket.socket(family) as client:
+        host, port = listener.getsockname()[:2]
+        client.connect((f"::ffff:{host}" if mapped else host, port))
         accepted, peer = listener.accept()
         own = accepted.getsockname()[:2]
-        assert socket_owner(peer[:2], own) == os.getuid()
-        assert socket_owner(("10.255.255.1", 1), own) is None
-        assert socket_owner((peer[0], 1), own) is None
+        assert find(peer[:2], own) == os.getuid()
+        for other in (("10.255.255.1", 1), (peer[0], 1), (host, port), ("no address", 1)):
+            assert find(other, own) is None
         client.close()  # then the kernel reports root, or nobody
-        assert socket_owner(peer[:2], own) is None
+        assert find(peer[:2], own) is None
         accepted.close()
+
+
+def test_a_user_whom_a_container_does_not_know_is_unknown() -> None:
+    """There all of them have the same uid."""
+    program = (
+        "import socket; from gpukeeper.interfaces.web.socket_owner import socket_owner, _asked, _looked_up\n"
+        "listener = socket.create_server(('127.0.0.1', 0)); client = socket.create_connection(listener.getsockname())\n"
+        "ends = client.getsockname(), listener.getsockname()\n"
+        "print(socket_owner(*ends), _asked(*ends), _looked_up(*ends))"
+    )
+    ran = subprocess.run(
+        ["unshare", "--user", sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    if "unshare" in ran.stderr:
+        pytest.skip("no user namespaces here")
+    assert ran.stdout == "None 65534 65534\n", ran.stderr
+
+
+def test_asking_costs_the_same_however_many_connections_there_are() -> None:
+    """Otherwise thousands of them make each new one slow."""
+    assert socket_owner.is_quick()
+    with socket.create_server(("127.0.0.1", 0), backlog=1000) as listener, ExitStack() as stack:
+        ends = listener.getsockname()
+        few = _seconds_to_ask(ends)
+        for _ in range(900):
+            stack.enter_context(socket.create_connection(ends))
+        assert _seconds_to_ask(ends) < 5 * few
+
+
+def _seconds_to_ask(ends: tuple[str, int]) -> float:
+    """The best of many, so that a busy machine does not matter."""
+
+    def once(client: socket.socket) -> float:
+        begun = time.process_time()
+        assert socket_owner.socket_owner(client.getsockname(), ends) == os.getuid()
+        return time.process_time() - begun
+
+    with socket.create_connection(ends) as client:
+        return min(once(client) for _ in range(200))
 
 
 def test_which_addresses_are_of_this_machine() -> None:

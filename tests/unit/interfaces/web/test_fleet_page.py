@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from gpukeeper.interfaces.web.pages.fleet import SUMMARY_FROM
+from gpukeeper.interfaces.web.words import coming, moment
+from gpukeeper.lifecycle.coming import NOT_UNATTENDED, NextStep
+from gpukeeper.lifecycle.forecast import STAYS_IDLE
 from gpukeeper.model.decision import Unseen
-from gpukeeper.views.live import Delta, GpuState, GpuTile, MachineView
+from gpukeeper.model.policy import Mode
+from gpukeeper.views.live import Delta, GpuState, GpuTile, MachineView, ShownHold
 from tests.unit.interfaces.web.sites import Dashboard, dashboard
 
 
@@ -142,6 +147,35 @@ def test_a_tile_without_a_next_step_says_so(site: Dashboard) -> None:
     shows(site, msgspec.structs.replace(view, gpus=(msgspec.structs.replace(tile, steps=()),)))
     assert isinstance(tile, GpuTile)
     assert "no action is planned" in site.get("/", "root").text
+
+
+def test_all_pages_say_what_comes_on_which_condition_and_that_mode_plan_does_nothing(site: Dashboard) -> None:
+    view = view_of(site)
+    stop = NextStep("stop", view.at + timedelta(hours=3), "idle", STAYS_IDLE, would=True)
+    warn = msgspec.structs.replace(stop, action="warn", at=None)
+    (tile,), rows = view.gpus, view.workloads
+    lines = tuple(msgspec.structs.replace(one, steps=(warn, stop)) if one.key == tile.key else one for one in rows)
+    plan = msgspec.structs.replace(view.policy, mode=Mode.PLAN)
+    shown = msgspec.structs.replace(view, policy=plan, workloads=lines)
+    shows(site, msgspec.structs.replace(shown, gpus=(msgspec.structs.replace(tile, steps=(warn, stop)),)))
+    words = str(coming((warn, stop)))
+    assert "would be warned" in words
+    for address in ("/", "/workloads", f"/workload/{tile.workload}"):
+        assert words in site.get(address, "ann").text, address
+    assert NOT_UNATTENDED.replace("'", "&#39;") in site.get(f"/workload/{tile.workload}", "ann").text
+
+
+def test_tile_and_workload_page_show_the_hold_and_what_it_does_not_suspend(site: Dashboard) -> None:
+    view = view_of(site)
+    (tile,), until = view.gpus, view.at + timedelta(hours=3)
+    held = {"held_by": "eve", "hold_until": until, "hold_but_max_runtime": True}
+    rows = tuple(msgspec.structs.replace(one, **held) if one.key == tile.key else one for one in view.workloads)
+    tiles = (msgspec.structs.replace(tile, hold=ShownHold("eve", until, True)),)
+    shows(site, msgspec.structs.replace(view, gpus=tiles, workloads=rows))
+    words = f"held by eve until {moment(until)}"
+    assert f"{words}; this does not suspend the maximum runtime" in site.get("/", "ann").text
+    page = site.get(f"/workload/{tile.workload}", "ann").text
+    assert f"H{words[1:]}. A hold does not suspend the maximum runtime of its class." in page
 
 
 @pytest.mark.parametrize("state", [GpuState.DIRTY, GpuState.QUARANTINED, GpuState.OUTSIDE])

@@ -145,7 +145,14 @@ def test_a_revoked_session_reads_nothing_more_from_that_moment_on(tmp_path: Path
 
 def test_the_live_updates_of_a_revoked_session_end(site: Dashboard) -> None:
     signed = f"{COOKIE}={Signer(b'k' * 32).sign(site.token('ann', LoginKind.SESSION))}"
-    scope = {"type": "http", "method": "GET", "path": "/events", "query_string": b"", "client": ("10.0.0.5", 1)}
+    scope = {
+        "type": "http",
+        "scheme": "http",
+        "method": "GET",
+        "path": "/events",
+        "query_string": b"",
+        "client": ("10.0.0.5", 1),
+    }
 
     async def read() -> list[object]:
         response = await Feed(site.app.state.site).events(Request({**scope, "headers": [(b"cookie", signed.encode())]}))
@@ -195,3 +202,10 @@ def test_a_hold_of_no_length_is_refused(site: Dashboard, hours: str) -> None:
 def test_too_many_logins_are_refused(site: Dashboard) -> None:
     codes = [site.client.post(f"/login/guess-{number}", follow_redirects=False).status_code for number in range(12)]
     assert codes == [403] * 10 + [429] * 2
+
+
+@pytest.mark.parametrize(("path", "said"), [("/workloads?page=20", "docker/node-1/train"), ("/?page=20", "GPU-1")])
+def test_a_page_behind_the_last_one_is_the_last_one(site: Dashboard, path: str, said: str) -> None:
+    page = site.get(path, "root")
+    assert (page.status_code, said in page.text) == (200, True), page.text
+    assert "There are no workloads" not in page.text

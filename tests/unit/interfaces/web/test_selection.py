@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.interfaces.web.charts import sparkline, stacked
-from gpukeeper.interfaces.web.selection import SORTS, STATES, Selection, read_selection
+from gpukeeper.interfaces.web.selection import PAGE, SORTS, STATES, Selection, paged, read_selection
 
 words = st.text(max_size=20).map(str.strip)
 
@@ -35,6 +35,15 @@ def test_a_selection_survives_its_query(wanted: Selection) -> None:
 def test_what_is_not_valid_is_refused(query: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="is not"):
         read_selection(query)
+
+
+@given(st.integers(1, 9999), st.integers(0, 20 * PAGE))
+def test_every_page_has_rows_if_there_are_any(page: int, total: int) -> None:
+    wanted, rows, pages = paged(Selection(page=page), total)
+    shown = len(range(total)[rows])
+    assert (shown > 0) == (total > 0)
+    assert 1 <= wanted.page <= pages
+    assert wanted.page == page or (wanted.page == pages < page), "only a number behind the last page is changed"
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False)))

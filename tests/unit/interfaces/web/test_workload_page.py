@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.interfaces.link import Credentials, Person
 from gpukeeper.interfaces.web.security import Visitor
+from gpukeeper.interfaces.web.words import said
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.event import Captured, Decided, Held, Released, WarningSent
 from gpukeeper.model.memory import Hold
@@ -163,3 +165,25 @@ def test_a_link_of_a_message_leads_to_the_page_or_to_the_history_of_what_is_gone
     gone = site.get("/find?uid=0:1%26&machine=other", "ann", follow_redirects=False)
     assert (gone.status_code, gone.headers["location"]) == (303, "/history?workload=0%3A1%26")
     assert site.get("/find", "ann").status_code == 400
+
+
+def test_the_link_to_removed_work_says_what_happened_and_whether_it_can_be_restored(site: Dashboard) -> None:
+    (uid,) = [ref.uid for ref in site.session.keeper.live.named("eval")]
+    assert "was removed by gpukeeper" not in site.get(f"/history?workload={uid}", "bob").text
+    site.call(lambda: reclaim(site.session.keeper, site.session.keeper.platforms[0], site.session.book))
+    found = site.get(f"/history?workload={uid}", "bob")  # where the link leads
+    assert "docker/node-1/eval was removed by gpukeeper at <time " in found.text
+    assert "Restore it: gpukeeper restore docker/node-1/eval (until <time " in found.text
+    assert "was removed by gpukeeper" not in site.get(f"/history?workload={uid}", "ann").text
+
+
+def test_times_in_sentences_are_shown_in_the_zone_of_the_reader() -> None:
+    assert str(said("held until 2026-03-02 09:30 UTC (in <1h>)")) == (
+        'held until <time datetime="2026-03-02T09:30:00Z" data-mode="time">2026-03-02 09:30 UTC</time> (in &lt;1h&gt;)'
+    )
+    assert str(said("of 2026-99-99 25:61 UTC")) == "of 2026-99-99 25:61 UTC"
+
+
+def test_a_page_names_the_time_of_the_server_for_countdowns(site: Dashboard) -> None:
+    """With a clock that is 20 minutes fast a browser showed 'now' for what comes in 2 minutes."""
+    assert '<body data-now="20' in site.get("/", "ann").text

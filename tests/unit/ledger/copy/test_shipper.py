@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from gpukeeper.ledger.copy.identity import ensure_identity, remember_shipped
+from gpukeeper.ledger.copy.outbox import Outbox
+from gpukeeper.ledger.copy.ship import Position
 from gpukeeper.ledger.copy.shipper import CopySettings, Shipper
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.model.event import Complaint
@@ -39,3 +42,23 @@ def test_what_waits_is_known_without_the_database(tmp_path: Path) -> None:
     assert state.last_error is not None
     assert len(logged) == 1, "logged once, however often it is tried"
     assert "Lines are kept and sent later" in logged[0]
+
+
+def test_the_end_of_an_outage_is_logged_once_and_when_every_line_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    ledger = open_ledger(tmp_path / "state" / "ledger.db", write=True)
+    asyncio.run(ledger.append([Complaint(at=datetime.now(UTC), what="one")]))
+    logged = list[str]()
+    shipper = Shipper(CopySettings(address="postgresql://", machine="node-1"), ledger.path, log=logged.append)
+    shipper._position = Position(machine="node-1", ledger=1, shipped=0)
+    with closing(Outbox(ledger.path)) as outbox:
+        shipper._note_progress(outbox, more=False)
+        assert logged == [], "nothing had failed"
+        shipper._failed(ConnectionError("the server closed the connection"))
+        shipper._failed(ConnectionError("the server closed the connection"))
+        shipper._note_progress(outbox, more=True)
+        assert len(logged) == 1, "lines are still waiting"
+        shipper._note_progress(outbox, more=False)
+        shipper._note_progress(outbox, more=False)
+    ledger.close()
+    assert logged[1:] == ["the fleet database is up to date again: every line is copied"]

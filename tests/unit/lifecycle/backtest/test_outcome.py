@@ -37,6 +37,14 @@ def test_what_was_used_again_is_a_regret_and_won_only_until_then() -> None:
     assert found.cost == pytest.approx(2 * 1.0)
 
 
+def test_a_regretted_stop_can_win_more_than_was_held_after_the_last_use() -> None:
+    """So the second figure is no limit of the first, and is not printed as one."""
+    found = judged(run(BUSY, (4 * HOUR, 0.0), (HOUR, 50.0), (HOUR, 0.0)))
+    assert found.stop is not None
+    assert found.stop.won == pytest.approx(3 - 5 / 60)
+    assert found.unused_tail == pytest.approx(1.0)
+
+
 def test_use_after_the_horizon_is_a_new_beginning() -> None:
     found = stop_of((3 * DAY, 0.0), (HOUR, 50.0))
     assert found.afterwards is Afterwards.UNUSED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from gpukeeper.config.load import builtin_policy
 from gpukeeper.model.decision import Action
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import ClassSettings, Schedule
@@ -22,6 +23,24 @@ def test_idle_work_is_warned_at_80_and_95_percent_and_stopped_in_the_pass_at_its
     ]
     assert found.stop is not None
     assert (found.stop.rule, found.stop.since) == ("idle", T0 + 2 * HOUR)
+
+
+def test_after_an_early_warning_and_a_late_one_it_is_stopped_at_its_idle_time() -> None:
+    """The built-in times: each warning is sent once, and the first one counts until the stop."""
+    day = builtin_policy(["docker"])
+    found = replayed(run((2 * HOUR, 90.0), (20 * HOUR, 0.0), class_="managed"), day)
+    assert [(step.action, step.at - T0) for step in found.steps] == [
+        (Action.WARN, 3 * HOUR),
+        (Action.WARN, 6 * HOUR + 45 * MINUTE),
+        (Action.STOP, 7 * HOUR),
+    ]
+    again = replayed(run((2 * HOUR, 90.0), (90 * MINUTE, 0.0), (HOUR, 90.0), (9 * HOUR, 0.0), class_="managed"), day)
+    assert [(step.stage, step.at - T0) for step in again.steps] == [
+        (1, 3 * HOUR),
+        (1, 5 * HOUR + 30 * MINUTE),
+        (2, 9 * HOUR + 15 * MINUTE),
+        (0, 9 * HOUR + 30 * MINUTE),
+    ]
 
 
 @pytest.mark.parametrize("pause", [30 * MINUTE, 45 * MINUTE, 55 * MINUTE])

@@ -12,7 +12,7 @@ from gpukeeper.lifecycle.backtest.replay import Passes, ReplayedRun, replay
 from gpukeeper.lifecycle.backtest.variants import covering
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.identity import PlaceKey
-from gpukeeper.model.policy import ClassSettings, Policy
+from gpukeeper.model.policy import ClassSettings, Policy, Warnings
 from gpukeeper.model.series import Signal
 from gpukeeper.model.trace import BadRow, MadePasses, RecordedRun, RecordedSeries, TraceTime
 
@@ -20,7 +20,9 @@ T0 = datetime(2026, 3, 2, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 END = T0 + 10 * DAY
 GAP = float("nan")
-POLICY = Policy(classes={"batch": ClassSettings(idle=HOUR, start_grace=timedelta())})
+POLICY = Policy(
+    classes={"batch": ClassSettings(idle=HOUR, start_grace=timedelta())}, warnings=Warnings(idle=(0.80, 0.95))
+)
 JUDGING = Judging(horizon=2 * DAY, restart=HOUR)
 
 

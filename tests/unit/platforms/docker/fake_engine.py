@@ -23,6 +23,8 @@ SHORT = timedelta(milliseconds=200)
 class FakeEngine:
     def __init__(self, *told: dict[str, Any], version: str = "1.41") -> None:
         self.containers = {one["Id"]: one for one in told}
+        self.volumes: list[dict[str, Any]] = []
+        self.networks: list[dict[str, Any]] = []
         self.images: dict[str, dict[str, Any]] = {}
         self.version = version
         self.asked: list[str] = []  # METHOD path?query
@@ -73,6 +75,12 @@ class FakeEngine:
                 return web.json_response(found) if found else _no(404, f"No such image: {name}")
             case "DELETE", "images", _name:
                 return web.json_response([])
+            case "GET", "volumes":
+                return web.json_response({"Volumes": self.volumes})
+            case "GET", "networks":
+                return web.json_response(self.networks)
+            case "DELETE", "volumes" | "networks", _name:
+                return web.Response(status=204)
             case "GET", "system", "df":
                 return web.json_response(self.usage)
             case _, "containers", id_, *_rest if id_ not in self.containers:

@@ -13,9 +13,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from gpukeeper.devices.holders import Holder
-from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused
+from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused, Unseen
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import BuildCache, Images, Policy
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.acts import ContainerActions
@@ -29,6 +30,7 @@ from tests.unit.platforms.docker.fake_engine import FakeEngine, served
 T = TypeVar("T")
 ALWAYS = {"RestartPolicy": {"Name": "always", "MaximumRetryCount": 0}}
 GRACE = timedelta(seconds=20)
+CACHE = Policy(build_cache=BuildCache(unused=timedelta(days=7)))
 STOP, UPDATE, REMOVE = f"POST /containers/{ID}/stop", f"POST /containers/{ID}/update", f"DELETE /containers/{ID}"
 
 
@@ -309,7 +311,7 @@ def test_what_cannot_be_made_again_is_refused(evidence: Evidence | None) -> None
 def leftovers(fake: FakeEngine, what: Callable[[Leftovers], Awaitable[T]]) -> T:
     async def run() -> T:
         async with served(fake) as engine:
-            return await what(Leftovers(Records(engine), engine, StillClock(), lambda: AT, cache=True))
+            return await what(Leftovers(Records(engine), engine, StillClock(), lambda: AT, CACHE))
 
     return asyncio.run(run())
 
@@ -323,7 +325,7 @@ def whole(fake: FakeEngine, times: int = 1) -> tuple[Subject, ...]:
     """What a look shows of the cache when the policy does not remove it; the last of several."""
 
     async def looks(one: Leftovers) -> tuple[Subject, ...]:
-        one.cache = False
+        one.follow(Policy())
         for _ in range(times):
             found, unseen = await one.observe(Counter())
         assert unseen == ()
@@ -419,6 +421,53 @@ def test_an_image_with_another_name_meanwhile_stays() -> None:
     fake.usage = {"LayersSize": 0, "Images": [{"Id": IMAGE, "RepoTags": ["lab:1", "lab:2"]}]}
     assert isinstance(image(fake), Changed)
     assert fake.acts() == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_with_a_limit_of_bytes_only_what_no_other_image_shares_counts(fails: bool) -> None:
+    """Measured once an hour; what is not measured is unknown, and makes no list incomplete."""
+    fake = FakeEngine()
+    fake.images = {name: {"Id": name, "Size": 100} for name in ("sha256:a", "sha256:b")}
+    fake.usage = {"Images": [{"Id": "sha256:a", "Size": 100, "SharedSize": 90}]}
+    if fails:
+        fake.answers["GET /system/df"] = (500, "no")
+
+    async def looks(one: Leftovers) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
+        one.follow(Policy(images=Images(above=1)))
+        await one._shared()
+        return await one.observe(Counter())
+
+    subjects, unseen = leftovers(fake, looks)
+    sizes = {one.ref.uid: one.size for one in subjects if one.ref.kind == "image"}
+    assert isinstance(sizes.pop("sha256:b"), Unknown)
+    assert isinstance(sizes["sha256:a"], Unknown) if fails else sizes == {"sha256:a": 10}
+    assert unseen == ()
+    assert len([call for call in fake.asked if "/system/df" in call]) == 2  # one for the build cache
+
+
+def test_without_a_limit_of_bytes_no_disk_is_walked_for_images() -> None:
+    fake = FakeEngine()
+    fake.images = {"sha256:a": {"Id": "sha256:a", "Size": 100}}
+    subjects, _ = leftovers(fake, lambda one: one.observe(Counter()))
+    assert [(one.size, one.disk) for one in subjects if one.ref.kind == "image"] == [(100, None)]
+
+
+def test_an_image_that_another_one_is_built_on_is_not_tried() -> None:
+    fake = FakeEngine()
+    fake.usage = {
+        "LayersSize": 0,
+        "Images": [{"Id": IMAGE, "RepoTags": ["lab:1"]}, {"Id": "sha256:2", "RepoTags": ["lab:2"], "ParentId": IMAGE}],
+    }
+    assert image(fake) == Changed("lab:2 is built on it")
+    assert fake.acts() == []
+
+
+def test_a_refusal_that_will_not_change_is_none_of_the_last_moment() -> None:
+    """So that it is not tried again in every pass."""
+    fake = FakeEngine()
+    words = f"conflict: unable to delete {IMAGE} (cannot be forced) - image has dependent child images"
+    fake.answers[f"DELETE /images/{IMAGE}"] = (409, json.dumps({"message": words}))
+    assert image(fake) == Refused("intermediate images of a build, which are not listed, are built on it")
 
 
 def test_a_silent_engine_gives_no_answer_to_act_on() -> None:

@@ -96,6 +96,13 @@ def test_an_unnamed_volume_of_a_mount_option_is_mounted_once() -> None:
     assert sorted(places) == ["/data", "/x"]
 
 
+@pytest.mark.parametrize(("reported", "given"), [("", "rwm"), ("r", "r")])
+def test_a_device_without_its_access_gets_the_usual_one(reported: str, given: str) -> None:
+    device = {"PathOnHost": "/dev/nvidia0", "PathInContainer": "/dev/nvidia0", "CgroupPermissions": reported}
+    (found,) = made(told(host={"Devices": [device]})).body["HostConfig"]["Devices"]
+    assert found == {**device, "CgroupPermissions": given}
+
+
 def test_a_hostname_that_was_chosen_stays() -> None:
     assert made(told(config={"Hostname": "gpu-box"})).body["Hostname"] == "gpu-box"
 

@@ -16,7 +16,7 @@ from gpukeeper.platforms.docker.connect import AT_ONCE
 from gpukeeper.platforms.docker.errors import EngineError, EngineSilent
 from gpukeeper.platforms.docker.records import REMEMBERED, Records
 from gpukeeper.platforms.docker.wire import EngineEvent
-from tests.unit.platforms.docker.examples import ID, OTHER_ID, ended, told
+from tests.unit.platforms.docker.examples import ID, OTHER_ID, container, ended, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, event, served
 
 T = TypeVar("T")
@@ -238,9 +238,9 @@ def test_stops_of_the_past_are_learned_once_and_a_start_ends_them() -> None:
 
     async def looks(records: Records) -> bool:
         await records.refresh()
-        assert records.stopped_at(ID) is not None
+        assert records.stopped_at(container(id=ID)) is not None
         record_event(records, ID, "start")
-        return records.stopped_at(ID) is None
+        return records.stopped_at(container(id=ID)) is None
 
     assert play(fake, looks)
 
@@ -253,16 +253,101 @@ def test_a_stop_counts_from_its_signal_not_from_when_it_was_reported() -> None:
             one = event(ID, action, **attributes)
             one["timeNano"] += second * 10**9
             records.record_event(msgspec.convert(one, EngineEvent))
-        return records.stopped_at(ID)
+        return records.stopped_at(container(id=ID))
 
     signal = event(ID, "kill")["timeNano"] / 1e9
     assert play(FakeEngine(), looks) == datetime.fromtimestamp(signal, UTC)
 
 
+ALWAYS = {"RestartPolicy": {"Name": "always", "MaximumRetryCount": 0}}
+LOOPS = msgspec.structs.replace(container(host=ALWAYS), restart_count=40)
+
+
+def crash(records: Records, second: int, code: str = "1", action: str = "die") -> None:
+    one = event(ID, action, exitCode=code) if action == "die" else event(ID, action, signal="15")
+    one["timeNano"] += second * 10**9
+    records.record_event(msgspec.convert(one, EngineEvent))
+
+
+def test_failures_in_a_row_are_counted_once_though_the_engine_repeats_its_events() -> None:
+    async def looks(records: Records) -> tuple[int, float]:
+        for second in (*range(0, 300, 60), *range(0, 300, 60)):
+            crash(records, second)
+        found = records.crashes(LOOPS)
+        assert found is not None
+        return found.count, (found.last - found.first).total_seconds()
+
+    assert play(FakeEngine(), looks) == (5, 240)
+
+
+@pytest.mark.parametrize(
+    ("then", "count"),
+    [
+        ((900, "1", "die"), 1),  # it ran for long in between
+        ((301, "0", "die"), 0),  # it succeeded: it runs again and again on purpose
+        ((301, "", "kill"), 0),  # a person, or gpukeeper, ended it
+        ((301, "137", "die"), 6),
+    ],
+)
+def test_a_long_run_a_success_or_a_stop_ends_a_row_of_failures(then: tuple[int, str, str], count: int) -> None:
+    async def looks(records: Records) -> int:
+        for second in range(0, 300, 60):
+            crash(records, second)
+        crash(records, *then)
+        found = records.crashes(LOOPS)
+        return 0 if found is None else found.count
+
+    assert play(FakeEngine(), looks) == count
+
+
+def test_what_a_person_starts_again_and_again_is_in_no_loop() -> None:
+    async def looks(records: Records) -> tuple[object, object]:
+        for second in range(0, 300, 60):
+            crash(records, second)
+        by_policy = msgspec.structs.replace(LOOPS, restart_count=0)
+        return records.crashes(container()), records.crashes(by_policy)
+
+    assert play(FakeEngine(), looks) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("engine_started", "exit_code", "stopped"),
+    [
+        ("2026-11-15T10:00:02Z", 0, True),
+        ("2026-11-15T10:20:00Z", 0, False),  # it ended long before
+        ("2026-11-15T09:59:00Z", 0, False),  # the engine ran already
+        ("2026-11-15T10:00:02Z", 1, False),  # a failure is kept longer
+    ],
+)
+def test_what_succeeded_as_the_engine_shut_down_was_stopped_by_it(
+    engine_started: str, exit_code: int, stopped: bool
+) -> None:
+    fake = FakeEngine(told(state=ended(ExitCode=exit_code)))
+    fake.answers["GET /networks/bridge"] = (200, json.dumps({"Name": "bridge", "Created": engine_started}))
+
+    async def looks(records: Records) -> bool:
+        (found,), _ = await records.refresh()
+        return records.stopped_at(found) is not None
+
+    assert play(fake, looks) is stopped
+
+
+def test_what_was_seen_to_succeed_was_not_stopped_by_the_engine() -> None:
+    fake = FakeEngine(told(state=ended(ExitCode=0, FinishedAt="2026-11-15T10:00:00Z")))
+    fake.answers["GET /networks/bridge"] = (200, json.dumps({"Created": "2026-11-15T10:00:02Z"}))
+    fake.past = [event(ID, "die", exitCode="0")]
+
+    async def looks(records: Records) -> bool:
+        (found,), _ = await records.refresh()
+        return records.stopped_at(found) is None
+
+    assert play(fake, looks)
+
+
 def test_a_signal_that_ends_nothing_is_no_stop() -> None:
     async def looks(records: Records) -> bool:
         record_event(records, ID, "kill", signal="1")
-        return records.stopped_at(ID) is None
+        return records.stopped_at(container(id=ID)) is None
 
     assert play(FakeEngine(), looks)
 
@@ -339,7 +424,7 @@ def test_what_is_remembered_of_images_and_stops_follows_the_containers() -> None
         heard = len(records._stops)
         fake.containers.pop(OTHER_ID)
         await records.refresh()
-        assert records.stopped_at(ID) is not None
+        assert records.stopped_at(container(id=ID)) is not None
         return set(records._labels), heard, len(records._stops)
 
     assert play(fake, looks) == ({IMAGE}, REMEMBERED + 51, REMEMBERED + 1)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.policy import Policy
 from gpukeeper.model.storage import StorageBytes
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.docker.leftovers import Leftovers
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.storage import log_size, read_storage
-from tests.unit.platforms.docker.examples import told
+from gpukeeper.platforms.docker.storage import LogWatch, log_size, read_storage
+from gpukeeper.platforms.docker.wire import Inspected
+from tests.unit.platforms.docker.examples import decoded, ended, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, served
 
 NOW = datetime(2026, 11, 16, 9, tzinfo=UTC)
@@ -187,9 +189,82 @@ def test_one_sum_at_a_time_unless_the_engine_shares_them(version: str, expected:
     fake.before = slow
 
     async def both(engine: Engine, records: Records) -> None:
-        leftovers = Leftovers(records, engine, None, None, cache=True)  # type: ignore[arg-type]
+        leftovers = Leftovers(records, engine, None, None, Policy())  # type: ignore[arg-type]
         await asyncio.gather(read_storage(engine, records, NOW), leftovers._entries(), leftovers._usage())
 
     asyncio.run(with_engine(fake, both))
     assert most == expected
     assert len([call for call in fake.asked if call.startswith("GET /system/df")]) == 3
+
+
+GIB = 1024**3
+UNLIMITED: dict[str, Any] = {"LogConfig": {"Type": "json-file", "Config": {}}}
+
+
+def logging(path: Path, *, host: dict[str, Any] = UNLIMITED, hours: float = 2, **state: Any) -> Inspected:
+    """Created so long ago. Its log is a sparse file."""
+    created = (NOW - timedelta(hours=hours)).isoformat()
+    return decoded({**told(host=host, state=state), "LogPath": str(path), "Created": created})
+
+
+def log_of(path: Path, size: float) -> None:
+    with path.open("ab") as file:
+        file.truncate(int(size))
+
+
+def looks(one: Inspected, *sizes: float, minutes: float = 12) -> list[tuple[str, ...]]:
+    watch, found = LogWatch(), []
+
+    async def run() -> None:
+        for n, size in enumerate(sizes):
+            log_of(Path(one.log_path or ""), size)
+            await watch.look([one], NOW + n * timedelta(minutes=minutes))
+            found.append(watch.finding(one))
+
+    asyncio.run(run())
+    return found
+
+
+def test_a_log_that_floods_the_disk_is_reported_with_what_limits_it(tmp_path: Path) -> None:
+    first, second, third = looks(logging(tmp_path / "log"), 2 * GIB, 2.5 * GIB, 2.5 * GIB)
+    assert "2.0 GiB and grew by 1.0 GiB per hour since it was created" in first[0]
+    assert "2.5 GiB and grew by 2.5 GiB per hour in the last 12m" in second[0]
+    assert "max-size" in second[0]
+    assert third == (), "it writes no more"
+
+
+def test_a_small_log_and_one_that_grows_slowly_are_not_reported(tmp_path: Path) -> None:
+    assert looks(logging(tmp_path / "a"), 0.1 * GIB, 0.9 * GIB) == [(), ()]
+    assert looks(logging(tmp_path / "b", hours=900), 2 * GIB, 2.01 * GIB) == [(), ()]
+
+
+def test_a_flood_begins_late_and_is_reported_from_what_is_measured(tmp_path: Path) -> None:
+    assert [len(one) for one in looks(logging(tmp_path / "a", hours=900), 2 * GIB, 3 * GIB)] == [0, 1]
+
+
+def test_two_looks_soon_after_each_other_are_not_compared(tmp_path: Path) -> None:
+    assert looks(logging(tmp_path / "a", hours=900), 2 * GIB, 2.02 * GIB, minutes=1) == [(), ()]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        {"LogConfig": {"Type": "json-file", "Config": {"max-size": "1g"}}},
+        {"LogConfig": {"Type": "local", "Config": {}}},
+        {},
+    ],
+)
+def test_a_log_that_is_rotated_is_not_reported(tmp_path: Path, host: dict[str, Any]) -> None:
+    assert looks(logging(tmp_path / "log", host=host), 2 * GIB) == [()]
+
+
+def test_a_log_that_cannot_be_read_or_has_no_writer_gives_no_finding(tmp_path: Path) -> None:
+    gone, over = logging(tmp_path / "none"), logging(tmp_path / "log", **ended())
+    log_of(tmp_path / "log", 2 * GIB)
+
+    async def run() -> None:
+        watch = LogWatch()
+        await watch.look([gone, over], NOW)
+        assert (watch.finding(gone), watch.finding(over)) == ((), ())
+
+    asyncio.run(run())

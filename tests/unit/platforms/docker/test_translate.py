@@ -116,7 +116,7 @@ def heard(name: str) -> datetime | None:
     records = Records(Engine("unix:///nowhere"))
     for told in recorded("docker_20_10_answers")["events"]:
         records.record_event(msgspec.convert(told, EngineEvent))
-    return records.stopped_at(docker(name).id)
+    return records.stopped_at(docker(name))
 
 
 @pytest.mark.parametrize(

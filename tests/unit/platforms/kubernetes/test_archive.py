@@ -185,7 +185,7 @@ def test_what_cannot_stand_still_is_not_made(kind: Kind, spec: Object, labels: O
 
 def test_kueue_gets_it_back_only_when_it_is_told_to_go() -> None:
     api = StoredApi()
-    assert restore(api, JOB, captured(JOB, {"template": {}}, labels={QUEUE: "gpus"})) == Accepted()
+    assert restore(api, JOB, captured(JOB, {"template": {}}, labels={QUEUE: "gpus"})) == Accepted(resumed=False)
     [(path, made)] = api.objects.items()
     assert (made["metadata"]["labels"], made["spec"]["suspend"]) == ({}, True)
     assert restore(api, JOB, None) == Accepted(resumed=True)
@@ -195,7 +195,7 @@ def test_kueue_gets_it_back_only_when_it_is_told_to_go() -> None:
 
 def test_the_first_restore_makes_it_and_the_second_sets_it_going() -> None:
     api = StoredApi()
-    assert restore(api, DEPLOYMENT, captured(DEPLOYMENT, {"replicas": 2})) == Accepted()
+    assert restore(api, DEPLOYMENT, captured(DEPLOYMENT, {"replicas": 2})) == Accepted(resumed=False)
     [(path, made)] = api.objects.items()
     assert made["spec"] == {"replicas": 0}
     assert restore(api, DEPLOYMENT, captured(DEPLOYMENT, {"replicas": 2})) == Accepted(resumed=True)
@@ -208,7 +208,7 @@ def test_the_first_restore_makes_it_and_the_second_sets_it_going() -> None:
 def test_a_pod_is_let_go_by_the_second_restore() -> None:
     api = StoredApi()
     evidence = captured(POD, {"containers": [], "nodeName": "n"})
-    assert restore(api, POD, evidence) == Accepted()
+    assert restore(api, POD, evidence) == Accepted(resumed=False)
     [(path, made)] = api.objects.items()
     assert made["spec"]["schedulingGates"] == [{"name": GATE}]
     assert restore(api, POD, evidence) == Accepted(resumed=True)

@@ -117,6 +117,10 @@ def test_a_place_is_safe_in_a_path(name: str, place: str) -> None:
         ("current-context: [", r"config:1: not valid YAML"),
         ("a: 1\na: 2", "not valid YAML"),
         ("\x00", "not valid YAML"),
+        (
+            "[" * 60 + "]" * 60,
+            "not valid YAML",
+        ),  # 500 levels take three seconds, ten times as many a hundred times as long
         ("- a", r"expected `object`, got `array`"),
         ("just text", r"expected `object`, got `str`"),
         ("clusters: 5", r"expected `array \| null`"),

@@ -311,6 +311,24 @@ def test_what_an_unfinished_job_waits_for(pods: list[Told], words: str) -> None:
     assert words in one_of(said(StoredCluster(job, *made), job), "it has not ended").words
 
 
+def test_a_pod_that_its_node_cannot_start_is_explained_in_the_words_of_the_kubelet() -> None:
+    job = thing("Job", "run-7")
+    waits = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "nowhere:1"'}}
+    pods = [
+        {
+            **thing("Pod", f"p{n}", job),
+            "spec": {"nodeName": "node-1", "containers": [gpu_container(2)]},
+            "status": {"phase": "Pending", "containerStatuses": [{"name": "main", "state": waits}]},
+        }
+        for n in range(4)
+    ]
+    found = said(StoredCluster(job, *pods), job)
+    assert "4 of 4 pods not started yet" in one_of(found, "it has not ended").words
+    words = 'pod p0 on node-1 has not started, and holds 2 GPUs: ImagePullBackOff: Back-off pulling image "nowhere:1"'
+    assert one_of(found, "pod p0 on node-1").words == words
+    one_of(found, "and 1 more pods have not started")
+
+
 def test_an_end_without_a_time() -> None:
     one = thing("PyTorchJob", "run-7")
     one["spec"] = {"runPolicy": {"ttlSecondsAfterFinished": 60}}

@@ -153,6 +153,11 @@ def test_a_start_that_cannot_be_read_is_left_out(start: str | None) -> None:
     assert totals(odd, good).started == totals(good, odd).started == ago(hours=1)
 
 
+def test_a_pod_that_runs_is_not_waiting_for_a_node_whatever_its_spec_says() -> None:
+    running = totals(pod("Running", name="a", node=""))
+    assert (running.pending, running.waiting, running.holding, running.devices) == (0, 0, 1, ["a/0"])
+
+
 def test_tallies_add_up() -> None:
     first = totals(
         pod(name="a", status={"startTime": ago(hours=1)}),
@@ -161,7 +166,7 @@ def test_tallies_add_up() -> None:
     )
     second = totals(
         pod(name="d", containers=[gpu_container(1, "nvidia.com/gpu.shared")], status={"startTime": ago(hours=2)}),
-        pod(name="e", node="", spec={"terminationGracePeriodSeconds": 90}),
+        pod("Pending", name="e", node="", spec={"terminationGracePeriodSeconds": 90}),
     )
     together = totals()
     together.add(first)

@@ -243,8 +243,39 @@ def test_an_mpijob_has_a_second_policy_of_its_own() -> None:
 def test_markers_of_other_tools_count_where_the_policy_names_them(
     metadata: dict[str, Any], ttl: timedelta | None
 ) -> None:
-    assert marks(foreign=EVERY_TTL, **metadata) == (Marks(ttl=ttl), ())
+    found, notes = marks(foreign=EVERY_TTL, **metadata)
+    assert (msgspec.structs.replace(found, ttl_by=""), notes) == (Marks(ttl=ttl), ())
     assert marks(**metadata) == (Marks(), ())
+
+
+@pytest.mark.parametrize(
+    ("metadata", "spec", "ttl_by", "hold_by"),
+    [
+        ({"annotations": {"janitor/ttl": "10s"}}, {}, "janitor/ttl=10s", ""),
+        ({"annotations": {"janitor/ttl": "forever"}}, {}, "", "a TTL without an end"),
+        ({"annotations": {"gpukeeper.io/ttl": "2h", "janitor/ttl": "10s"}}, {}, "gpukeeper.io/ttl=2h", ""),
+        ({"labels": {"gpukeeper.io/ttl": "2h"}}, {}, "", ""),
+        ({}, {"ttlSecondsAfterFinished": 60}, "spec.ttlSecondsAfterFinished", ""),
+        ({"labels": {"cleanup.kyverno.io/ttl": "4h"}}, {}, "cleanup.kyverno.io/ttl=4h", ""),
+        (
+            {"annotations": {"gpukeeper.io/hold-until": "2026-12-01"}},
+            {},
+            "",
+            "gpukeeper.io/hold-until=2026-12-01",
+        ),
+    ],
+)
+def test_the_mark_that_counts_is_named(
+    metadata: dict[str, Any], spec: dict[str, Any], ttl_by: str, hold_by: str
+) -> None:
+    found, _ = marks(spec=spec, foreign=EVERY_TTL, **metadata)
+    assert (found.ttl_by, found.hold_by) == (ttl_by, hold_by)
+
+
+def test_of_two_holds_the_longer_one_is_named() -> None:
+    given = {"gpukeeper.io/hold-until": "2026-12-01", "downscaler/exclude-until": "2027-01-01"}
+    assert marks(ending=NOT_ENDED, annotations=given)[0].hold_by == "downscaler/exclude-until=2027-01-01"
+    assert marks(ending=NOT_ENDED, pods_hold="pod a has x=y", annotations=given)[0].hold_by == "pod a has x=y"
 
 
 @pytest.mark.parametrize(

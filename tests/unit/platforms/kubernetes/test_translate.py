@@ -93,6 +93,15 @@ def test_one_name_in_two_namespaces_and_two_kinds_is_four_things() -> None:
 # State
 
 
+BACK_OFF = {
+    "name": "main",
+    "state": {"waiting": {"reason": "ImagePullBackOff", "message": "back-off pulling image nowhere:1"}},
+    "lastState": {},
+    "restartCount": 0,
+}
+RUNS = {"name": "init", "state": {"running": {"startedAt": ago(hours=1)}}}
+ENDED_ONCE = {"terminated": {"exitCode": 1, "finishedAt": ago(hours=1)}}
+BEGUN = {"startTime": ago(hours=5)}
 LIVING = totals(pod(name="w-0"))
 PENDING = totals(pod("Pending", name="w-0", node=""))
 DEAD = totals(pod("Failed", name="w-0"))
@@ -141,7 +150,12 @@ def test_states_of_roots(kind: Kind, pods: PodTotals, parts: dict[str, Any], sta
     ("phase", "parts", "state"),
     [
         ("Pending", {"node": ""}, State.CREATED),
-        ("Pending", {}, State.RUNNING),
+        ("Pending", {"status": {"containerStatuses": [BACK_OFF]}}, State.CREATED),
+        ("Pending", {"status": {"initContainerStatuses": [RUNS], "containerStatuses": [BACK_OFF]}}, State.RUNNING),
+        ("Pending", {"status": {"containerStatuses": [{**BACK_OFF, "restartCount": 1}]}}, State.RUNNING),
+        ("Pending", {"status": {"containerStatuses": [{**BACK_OFF, "lastState": ENDED_ONCE}]}}, State.RUNNING),
+        ("Pending", {"status": {"containerStatuses": [{"name": "main"}]}}, State.RUNNING),
+        ("Running", {"status": {"containerStatuses": [BACK_OFF]}}, State.RUNNING),
         ("Running", {}, State.RUNNING),
         ("Running", {"status": {"conditions": [condition("Ready", ago(days=9), "False")]}}, State.RUNNING),
         ("Succeeded", {}, State.ENDED),
@@ -151,6 +165,58 @@ def test_states_of_roots(kind: Kind, pods: PodTotals, parts: dict[str, Any], sta
 )
 def test_states_of_pods(phase: str, parts: dict[str, Any], state: State) -> None:
     assert pod_of(phase, **parts).state is state
+
+
+def test_a_pod_that_its_node_has_not_reported_yet_is_neither_created_nor_running() -> None:
+    """Seen as running once, it would count as started for ever."""
+    for subject in (pod_of("Pending"), subject_of(JOB, totals(pod("Pending", name="a")), status=BEGUN)):
+        assert isinstance(subject.state, Unknown)
+        assert "not reported yet" in subject.starting
+        assert decided(subject).action is Action.KEEP
+
+
+def waiting(**parts: Any) -> PodTotals:
+    return totals(pod("Pending", status={"containerStatuses": [BACK_OFF]}, **{"name": "a", **parts}))
+
+
+def test_work_whose_image_cannot_be_pulled_holds_its_gpus_and_never_started() -> None:
+    begun = ago(hours=5, minutes=-1)
+    for subject in (
+        subject_of(JOB, waiting(creationTimestamp=begun), status={"startTime": begun}),
+        subject_of(TRAINJOB, waiting()),
+        pod_of("Pending", status={"containerStatuses": [BACK_OFF], "startTime": ago(hours=5)}),
+    ):
+        assert (subject.state, subject.started, len(subject.devices)) == (State.CREATED, None, 1)
+        decision = decided(subject)
+        assert (decision.rule, decision.action) == ("never_started", Action.REMOVE)
+        assert "ImagePullBackOff: back-off pulling image nowhere:1" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("job", "pods"),
+    [
+        ({}, {"creationTimestamp": ago(hours=3)}),  # it replaces one that may have run
+        ({"failed": 1}, {}),
+        ({"succeeded": 1}, {}),
+        ({"conditions": [condition("Suspended", ago(hours=5), "False")]}, {}),  # resumed: it may have run before
+        ({}, {"creationTimestamp": "0001-01-01T00:00:00Z"}),
+    ],
+)
+@pytest.mark.parametrize("pending", [True, False])
+def test_a_job_that_may_have_run_before_counts_as_started(
+    job: dict[str, Any], pods: dict[str, Any], *, pending: bool
+) -> None:
+    given = {"name": "a", "creationTimestamp": ago(hours=5), **pods}
+    below = totals(pod("Pending", node="", **given)) if pending else waiting(**given)
+    assert subject_of(JOB, below, status={**BEGUN, **job}).state is State.RUNNING
+
+
+def test_an_unschedulable_job_never_started() -> None:
+    """Its controller gives it a start time as soon as it makes its pods."""
+    below = totals(*(pod("Pending", node="", name=name, creationTimestamp=ago(hours=5)) for name in "ab"))
+    subject = subject_of(JOB, below, status=BEGUN)
+    assert (subject.state, subject.started, subject.devices) == (State.CREATED, None, ())
+    assert decided(subject).rule == "never_started"
 
 
 @pytest.mark.parametrize("phase", ["Unknown", "", "Pondering"])

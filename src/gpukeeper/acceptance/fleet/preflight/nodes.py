@@ -34,10 +34,8 @@ def announced(facts: ClusterFacts, request: ClusterRequest) -> Iterator[Finding]
     if not found:
         yield _none_found(nodes, request)
         return
-    total = sum(node.gpus for node in found)
-    words = f"{counted(len(found), 'node')} of {len(nodes)} with {counted(total, 'GPU')}"
-    yield passed("gpu-nodes", f"{words} to test", [node.name for node in found])
     used = _used(facts)
+    yield _to_test(found, len(nodes), used or {}, request)
     for (product, gpus, usable, busy), group in _alike(found, used).items():
         free = "not known, workloads could not be listed" if busy is None else str(usable - busy)
         words = f"{named(node.name for node in group)}: {gpus} × {product or 'a model that no label names'} each"
@@ -50,6 +48,41 @@ def announced(facts: ClusterFacts, request: ClusterRequest) -> Iterator[Finding]
     if without:
         words = f"mixed cluster: {counted(len(without), 'node')} without GPUs ({named(node.name for node in without)})"
         yield passed("mixed-cluster", f"{words}; the run leaves them alone", [node.name for node in without])
+
+
+def _to_test(found: list[NodeFacts], of: int, used: dict[str, int], request: ClusterRequest) -> Finding:
+    """What `accept` would test, and why it leaves the rest out."""
+    out: dict[str, list[str]] = defaultdict(list)
+    tested: list[NodeFacts] = []
+    for node in found:
+        why = _left_out(node, used.get(node.name, 0), request)
+        if why:
+            out[why].append(node.name)
+        else:
+            tested.append(node)
+    total = sum(node.usable if request.gpus_per_node is None else request.gpus_per_node for node in tested)
+    words = f"{counted(len(tested), 'node')} of {of} with {counted(total, 'GPU')} to test"
+    if out:
+        words += f"; left out: {'; '.join(f'{named(names)} ({why})' for why, names in out.items())}"
+    if not tested:
+        return failed("gpu-nodes", words, [node.name for node in found], [ANNOUNCED])
+    return passed("gpu-nodes", words, [node.name for node in tested])
+
+
+def _left_out(node: NodeFacts, busy: int, request: ClusterRequest) -> str:
+    """As `accept` chooses its targets. Empty: it is tested."""
+    wanted = request.gpus_per_node
+    if not node.ready:
+        return "not Ready"
+    if node.cordoned and node.name not in request.nodes:
+        return "cordoned"
+    if wanted == 0:
+        return ""
+    if not node.usable:
+        return "none of its GPUs can be allocated"
+    if wanted is not None and wanted > node.usable:
+        return f"{wanted} GPUs are wanted, {node.usable} can be allocated"
+    return "in use" if node.usable - busy < (wanted or node.usable) else ""
 
 
 def _none_found(nodes: tuple[NodeFacts, ...], request: ClusterRequest) -> Finding:
@@ -92,7 +125,9 @@ def present(facts: ClusterFacts, request: ClusterRequest) -> Iterator[Finding]:
         )
     cordoned = [node.name for node in chosen if node.cordoned]
     if cordoned:
-        words = f"{named(cordoned)}: cordoned. The run tolerates it; other work is not started there"
+        words = (
+            f"{named(cordoned)}: cordoned. Other work is not started there; a run tests only those named with --nodes"
+        )
         yield warning("node-cordoned", words, cordoned, [f"kubectl uncordon {' '.join(cordoned)}"])
 
 
@@ -184,7 +219,8 @@ def occupied(facts: ClusterFacts, request: ClusterRequest) -> Iterator[Finding]:
 def _waits(node: NodeFacts, wanted: int, busy: int, users: list[WorkloadFacts]) -> Finding:
     by = named(f"{one.path} ({one.gpus})" for one in users)
     words = (
-        f"{node.name}: {busy} of {counted(node.usable, 'GPU')} in use by {by}; the run needs {wanted} and would wait"
+        f"{node.name}: {busy} of {counted(node.usable, 'GPU')} in use by {by}; the run needs {wanted}, "
+        "so it leaves the node out, or waits with --option busy=wait"
     )
     options = [f"kubectl -n {one.namespace} get pod {one.name} -o wide" for one in users[:3]]
     free = node.usable - busy

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from gpukeeper.acceptance.fleet.spec import RunSpec, Target, flags
 from gpukeeper.acceptance.fleet.status import Removal, RunSummary
-from gpukeeper.acceptance.launchers.kubernetes import catalog, log, marks, targets
+from gpukeeper.acceptance.launchers.kubernetes import catalog, log, marks, reasons, targets
 from gpukeeper.acceptance.launchers.kubernetes.api import (
     ALREADY_EXISTS,
     EVENTS,
@@ -325,9 +325,11 @@ class KubernetesLauncher:
 
     async def _nodes_under(self, pods: Sequence[Pod]) -> dict[str, Node] | None:
         """A node that reports that it is not ready leaves its pods as they are, so it is read itself: at the first
-        status, then at some, since nodes are large objects."""
+        status, then at some, since nodes are large objects; and while one is lost, which ends the wait for it."""
+        names = {node_of(one) for one in pods} - {""}
+        lost = any(reasons.of_node(name, self._listed_nodes) is not None for name in names)
         running = any(one.status.phase == "Running" for one in pods)
-        if needs_nodes(pods) or (running and self._statuses % NODES_EVERY == 0):
+        if lost or needs_nodes(pods) or (running and self._statuses % NODES_EVERY == 0):
             self._listed_nodes = await self._nodes()
         self._statuses += 1
         return self._listed_nodes

@@ -114,7 +114,7 @@ def of_job(conditions: tuple[Condition, ...] | None) -> Reason | None:
     if failed is None or failed.status != "True":
         return None
     if failed.reason == "DeadlineExceeded":
-        return Reason("deadline", "it did not end before its deadline (activeDeadlineSeconds); use a longer --deadline")
+        return Reason("deadline", "it did not end before its deadline (activeDeadlineSeconds); use a longer --timeout")
     if failed.reason == "BackoffLimitExceeded":
         return Reason("restarts", "it failed again and again (backoffLimit)")
     return Reason("failed", f"its Job failed ({failed.reason}): {cut(failed.message)}")

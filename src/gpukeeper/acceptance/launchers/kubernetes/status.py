@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 
 from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase
+from gpukeeper.acceptance.fleet.status import LOST, NodeStatus, Phase
 from gpukeeper.acceptance.launchers.kubernetes import marks, reasons
 from gpukeeper.acceptance.launchers.kubernetes.catalog import STAYING
 from gpukeeper.acceptance.launchers.kubernetes.reasons import Reason
@@ -87,7 +87,8 @@ def _status(
     if pods:
         found = _of_pod(node, pods, events, facts)
         if failed is not None and failed.code == "deadline" and found.code not in {"oom", "evicted"}:
-            return msgspec.structs.replace(found, phase=Phase.ENDED, code="deadline", reason=failed.sentence)
+            why = Reason(found.code, found.reason) if found.code in LOST else failed  # a longer one would not help
+            return msgspec.structs.replace(found, phase=Phase.ENDED, code=why.code, reason=why.sentence)
         return found
     phase, why = _without_pods(root, failed, homeless, events)
     return NodeStatus(node=node, phase=phase, code=why.code, reason=why.sentence)

@@ -130,7 +130,7 @@ class Driver:
     # Placing.
 
     def place(self) -> None:
-        alive = {one["NodeID"]: one for one in self.ray.nodes() if one["Alive"]}
+        alive = self.alive()
         for node in self.nodes:
             if node.id not in alive:
                 self.gone(node, "node-gone", "its Ray node is not alive any more")
@@ -146,6 +146,9 @@ class Driver:
             )
             node.actor = made.remote(self.plan["host"])
             self.ask(node, "start")
+
+    def alive(self) -> set[str]:
+        return {one["NodeID"] for one in self.ray.nodes() if one["Alive"]}
 
     def strategy(self, node: Node) -> Any:
         module = self.module("ray.util.scheduling_strategies")
@@ -173,6 +176,13 @@ class Driver:
             more["bundle_label_selector"] = [{"ray.io/node-id": node.id} for node in some]
         self.group = module.placement_group(bundles, strategy="STRICT_SPREAD", **more)
         while not self.group.wait(TELL_S):
+            alive = self.alive()
+            dead = [node.name for node in some if node.id not in alive]
+            if dead:
+                why = f"the Ray node of {', '.join(dead)} died before the GPUs of all were free"
+                for node in some:
+                    self.gone(node, "node-gone" if node.name in dead else "resources", why)
+                return False
             if self.waited() > self.plan["wait_s"]:
                 for node in some:
                     self.gone(node, "resources", f"the GPUs of all nodes were not free at once: {self.lacking(node)}")

@@ -18,7 +18,7 @@ PROBLEMS = {
     "403": "Not allowed, or the CSRF token is missing.",
     "404": "Not found.",
     "429": "Too many requests.",
-    "503": "The daemon does not reply.",
+    "503": "The daemon does not reply, or could not read its ledger in time.",
 }
 OF_CHANGES = {
     "409": "The request was refused. Nothing was done.",

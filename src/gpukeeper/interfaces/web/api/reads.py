@@ -20,6 +20,7 @@ from gpukeeper.interfaces.web.api.values import (
     ListQuery,
     MachineHead,
     MachineList,
+    PlanPage,
     WorkloadList,
 )
 from gpukeeper.interfaces.web.pages.acceptance import history_of
@@ -27,11 +28,12 @@ from gpukeeper.interfaces.web.pages.asking import ask_for, machine_named, machin
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.selection import Selection, fits, fits_workload
 from gpukeeper.ledger.lines import NumberedLine
+from gpukeeper.model.decision import Decision
 from gpukeeper.views.acceptance_history import RunLines
 from gpukeeper.views.explain import explain_view
 from gpukeeper.views.health import HealthView
 from gpukeeper.views.history import lines_view
-from gpukeeper.views.live import GpuTile, MachineView, WorkloadLine
+from gpukeeper.views.live import GpuTile, MachineView, WorkloadLine, row_id
 from gpukeeper.views.plan import daemon_plan_view
 from gpukeeper.views.policy import PolicyView
 from gpukeeper.views.timeline import Timeline
@@ -77,7 +79,20 @@ async def signals(call: Call) -> Outcome:
 
 
 async def plan(call: Call) -> Outcome:
-    return Outcome(daemon_plan_view(await ask(call, machine_of(call), Outlooks, Request(verb="plan"))))
+    machine = machine_of(call)
+    view = daemon_plan_view(await ask(call, machine, Outlooks, Request(verb="plan")))
+    ids = {one.seen.ref.key: row_id(machine, one.seen.ref.key) for place in view.places for one in place.decisions}
+    rest = sorted(id_ for id_ in ids.values() if id_ > call.query.after)
+    page = set(rest[: call.query.limit])
+
+    def shown(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
+        return tuple(one for one in decisions if ids[one.seen.ref.key] in page)
+
+    places = [
+        msgspec.structs.replace(one, steps=shown(one.steps), decisions=shown(one.decisions)) for one in view.places
+    ]
+    following = rest[call.query.limit - 1] if len(rest) > call.query.limit else None
+    return Outcome(PlanPage(view.policy, tuple(places), next=following))
 
 
 async def ledger(call: Call) -> Outcome:

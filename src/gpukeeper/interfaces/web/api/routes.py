@@ -19,6 +19,8 @@ from gpukeeper.interfaces.web.api.values import (
     ListQuery,
     MachineList,
     OfMachine,
+    PlanPage,
+    PlanQuery,
     ReasonBody,
     ReportTime,
     RestoreBody,
@@ -31,7 +33,6 @@ from gpukeeper.interfaces.web.app import Page
 from gpukeeper.views.acceptance_history import GpuHistory, RunLines
 from gpukeeper.views.health import HealthView
 from gpukeeper.views.live import WorkloadLine
-from gpukeeper.views.plan import PlanView
 from gpukeeper.views.policy import PolicyView
 from gpukeeper.views.timeline import Timeline
 from gpukeeper.views.trial import PolicyTrial
@@ -57,7 +58,7 @@ API: tuple[ApiRoute, ...] = (
         *("GET", "/workloads/{id}/signals", "signals", "Signals over time: own work, or as an admin."),
         *(reads.signals, {200: Timeline}, SignalsQuery),
     ),
-    ApiRoute("GET", "/plan", "plan", "What would be done now, and why.", reads.plan, {200: PlanView}, OfMachine),
+    ApiRoute("GET", "/plan", "plan", "What would be done now, and why.", reads.plan, {200: PlanPage}, PlanQuery),
     ApiRoute("GET", "/ledger", "ledger", "Lines of the ledger.", reads.ledger, {200: LineList}, LedgerQuery),
     ApiRoute("GET", "/report", "report", "Usage and savings.", reads.report, {200: UsageReport}, ReportTime),
     ApiRoute("GET", "/acceptance", "acceptance", "Acceptance runs.", reads.runs, {200: RunLines}, RunsQuery),

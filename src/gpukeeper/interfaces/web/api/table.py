@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -17,6 +19,8 @@ from gpukeeper.model import reading
 
 PREFIX = "/api/v1"
 T = TypeVar("T")
+Query = TypeVar("Query", bound=msgspec.Struct)
+_FRACTION = re.compile(rb'"-?P[0-9DT]*[.][0-9]+S"')
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -76,7 +80,7 @@ def page_of(route: ApiRoute) -> Callable[[Site, HttpRequest, Visitor], Awaitable
     return handle
 
 
-def read_query(request: HttpRequest, kind: type[T]) -> T:
+def read_query(request: HttpRequest, kind: type[Query]) -> Query:
     """Numbers, times and flags from their text; a parameter of a list may be repeated."""
     found: dict[str, object] = {}
     lists = _lists(kind)
@@ -86,7 +90,11 @@ def read_query(request: HttpRequest, kind: type[T]) -> T:
             raise HTTPException(400, f'The parameter "{name[:60]}" is given more than once.')
         found[name] = values if name in lists else values[0]
     try:
-        return msgspec.convert(found, kind, strict=False)
+        query = msgspec.convert(found, kind, strict=False)
+        for field in msgspec.structs.fields(kind) if "null" in found.values() else ():
+            if found.get(field.encode_name) == "null" and getattr(query, field.name) is None:
+                raise HTTPException(400, f'The parameter "{field.encode_name}" has no value null. Leave it out.')
+        return query
     except msgspec.ValidationError as problem:
         raise HTTPException(400, f"A parameter is not valid: {problem}.") from problem
 
@@ -113,7 +121,7 @@ async def read_body(request: HttpRequest, kind: type[T]) -> T:
 
 def respond(request: HttpRequest, outcome: Outcome) -> Response:
     """JSON with an ETag; 304 where the caller has it already."""
-    body = msgspec.json.encode(outcome.value, order="sorted")
+    body = _encoded(outcome.value)
     headers = {"cache-control": "private, no-cache"}
     if request.method != "POST":
         tag = etag_of(body)
@@ -122,6 +130,24 @@ def respond(request: HttpRequest, outcome: Outcome) -> Response:
         if tag in given or f"W/{tag}" in given or "*" in given:
             return Response(None, 304, headers=headers)
     return Response(body, outcome.status, media_type="application/json", headers=headers)
+
+
+def _encoded(value: object) -> bytes:
+    """Durations in whole seconds: what was measured has no use of more, and readers of ISO 8601 often none for it."""
+    body = msgspec.json.encode(value, order="sorted")
+    if _FRACTION.search(body) is None:
+        return body
+    return msgspec.json.encode(_in_seconds(msgspec.to_builtins(value, builtin_types=(timedelta,))), order="sorted")
+
+
+def _in_seconds(value: object) -> object:
+    if isinstance(value, timedelta):
+        return timedelta(seconds=value // timedelta(seconds=1))
+    if isinstance(value, dict):
+        return {name: _in_seconds(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_seconds(one) for one in value]
+    return value
 
 
 def etag_of(body: bytes) -> str:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
+from zoneinfo import available_timezones
 
 import msgspec
 
 from gpukeeper.engine.outlook import PolicyHead
-from gpukeeper.model.reading import Moment
+from gpukeeper.ledger.lines import TYPES
+from gpukeeper.model.reading import TEXT_MAX, Moment
+from gpukeeper.model.subject import Outcome
 from gpukeeper.views.explain import ExplainView
 from gpukeeper.views.live import GpuState, GpuTile, PlaceState, WorkloadLine
-from gpukeeper.views.trial import WorkloadWords
+from gpukeeper.views.plan import PlanView
+from gpukeeper.views.trial import STATES, WorkloadWords
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=1000, description="The most entries of one reply.")]
 Word = Annotated[str, msgspec.Meta(max_length=200)]
 Words = Annotated[str, msgspec.Meta(max_length=1000)]
 LineNumber = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+LineType = Annotated[Word, msgspec.Meta(extra_json_schema={"enum": sorted(TYPES)})]
+ZoneName = Annotated[Word, msgspec.Meta(extra_json_schema={"enum": ["", *sorted(available_timezones())]})]
+_SPAN = "([0-9]{1,4}(us|ms|s|m|h|d|w))+"
+SpanWords = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": f"^({_SPAN}|0|)$", "maxLength": TEXT_MAX})]
 MachineName = Annotated[Word, msgspec.Meta(description="The machine; may be left out if there is only one.")]
 
 
@@ -42,7 +50,7 @@ class GpuQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class LedgerQuery(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`after`: `next` of the previous reply; older lines follow."""
 
-    type: tuple[Word, ...] = ()
+    type: tuple[LineType, ...] = ()
     owner: Word = ""
     workload: Word = ""
     errors: bool = False
@@ -67,7 +75,7 @@ class ReportTime(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     since: Moment | None = None
     until: Moment | None = None
-    zone: Word = ""
+    zone: ZoneName = ""
     owner: Word = ""
 
 
@@ -76,6 +84,14 @@ class TrialQuery(WorkloadWords, frozen=True, kw_only=True, forbid_unknown_fields
 
     machine: MachineName = ""
     gpus: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
+    state: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["", *STATES]})] = ""
+    outcome: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["", *Outcome]})] = ""
+    label: tuple[Annotated[str, msgspec.Meta(extra_json_schema={"pattern": "^[^=]"})], ...] = ()
+    running_for: SpanWords = ""
+    idle_for: SpanWords = ""
+    ended_since: SpanWords = ""
+    ttl: SpanWords = ""
+    hold: SpanWords = ""
 
 
 class SignalsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,6 +147,20 @@ class GpuList(msgspec.Struct, frozen=True, kw_only=True):
     """`next`: None: these were the last."""
 
     gpus: tuple[GpuTile, ...]
+    next: str | None = None
+
+
+class PlanQuery(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`after`: `next` of the previous reply."""
+
+    limit: Limit = 500
+    after: Word = ""
+
+
+class PlanPage(PlanView, frozen=True, kw_only=True):
+    """Of each place the decisions and steps of this page; the rest is of the whole place. `next`: None: these were the
+    last."""
+
     next: str | None = None
 
 

@@ -8,11 +8,17 @@ from starlette.responses import RedirectResponse, Response
 
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.web.app import THEMES, Site, form_of, session_cookie
-from gpukeeper.interfaces.web.security import COOKIE, THEME, Visitor
+from gpukeeper.interfaces.web.security import THEME, Visitor, is_secure
+
+NO_LONGER = (
+    "The login of this browser is not valid here: it has expired, was revoked, or was made from another machine or by "
+    "another user of this one. Log in again."
+)
 
 
 async def how(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
-    return site.page(request, visitor, "login.html", token="", problem="")
+    problem = NO_LONGER if site.cookie(request) in request.cookies and not visitor.logged_in else ""
+    return site.page(request, visitor, "login.html", token="", problem=problem)
 
 
 async def confirm(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
@@ -33,7 +39,8 @@ async def logout(site: Site, request: HttpRequest, visitor: Visitor) -> Response
     await site.ask(visitor, "", Request(verb="logout"))
     site.forget(visitor.credentials)
     response = RedirectResponse("/login", 303)
-    response.delete_cookie(COOKIE, path="/")
+    secure = is_secure(request, site.source.settings.site, site.peers)  # a browser ignores it otherwise
+    response.delete_cookie(site.cookie(request), path="/", secure=secure, httponly=True, samesite="strict")
     return response
 
 

@@ -8,12 +8,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED
+from gpukeeper.interfaces.link import BUG, NO_COPY, NOT_COPIED
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model import reading
+from gpukeeper.model.errors import KeeperError
 
 T = TypeVar("T")
+# By exit code; all others are the fault of the request.
+STATUS = {NOT_COPIED: 404, NO_COPY: 503, BUG: 500, KeeperError.exit_code: 503}
+LATER = {"retry-after": "10"}  # seconds
 
 
 def machine_named(site: Site, name: str) -> str:
@@ -41,5 +45,6 @@ def machine_or_all(site: Site, name: str) -> str:
 async def ask_for(site: Site, visitor: Visitor, machine: str, kind: type[T], request: Request, refused: int = 400) -> T:
     answer = await site.ask(visitor, machine, request)
     if not answer.done:
-        raise HTTPException({NOT_COPIED: 404, NO_COPY: 503}.get(answer.exit_code, refused), answer.words)
+        status = STATUS.get(answer.exit_code, refused)
+        raise HTTPException(status, answer.words, headers=LATER if status == 503 else None)
     return reading.decode(answer.body, type=kind)

@@ -34,6 +34,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     wanted = selection_of(request)
     views = readable(site, visitor)
     chosen = choose(views, wanted)
+    wanted = msgspec.structs.replace(wanted, page=chosen.page)
     everything = [one for view in views for one in view.gpus]
     summarised = is_summary(len(everything), wanted)
     return site.page(

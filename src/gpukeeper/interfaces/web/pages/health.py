@@ -8,6 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
 from gpukeeper.engine.requests import Request
+from gpukeeper.interfaces.link import NOT_COPIED
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.security import Visitor
@@ -18,12 +19,12 @@ TOO_OLD = 120.0  # seconds; a daemon sends a view every 15 s, or more rarely if 
 
 
 async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
-    """A machine that does not reply is shown with its last view."""
-    found: list[tuple[object, HealthView | None, str]] = []
+    """A machine that does not reply is shown with its last view; so is one of a fleet, whose copy holds no more."""
+    found: list[tuple[object, HealthView | None, str, bool]] = []
     for view in readable(site, visitor):
         answer = await site.ask(visitor, view.machine, Request(verb="health"))
         own = reading.decode(answer.body, type=HealthView) if answer.done else None
-        found.append((view, own, answer.words))
+        found.append((view, own, answer.words, answer.done or answer.exit_code == NOT_COPIED))
     return site.page(request, visitor, "health.html", found=found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
@@ -36,6 +37,15 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         before=_number(request.query_params.get("before", "")),
     )
     found = await ask_for(site, visitor, machine, NumberedLine, asked)
+    removed = ""
+    if (
+        (uid := removed_last(found.lines))
+        and given["workload"]
+        and asked.before is None
+        and not site.source.settings.fleet
+    ):
+        answer = await site.ask(visitor, machine, Request(verb="explain", workload=uid))
+        removed = "" if answer.done else answer.words
     kept = {name: value for name, value in given.items() if value}
     older = urlencode({**kept, "before": found.lines[0][0]}) if len(found.lines) == PAGE else ""
     return site.page(
@@ -45,6 +55,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         machine=machine,
         rows=[(line_row(*one), one[1], restorable(one[1])) for one in reversed(found.lines)],
         given=given,
+        removed=removed,
         filtered=any(given[name] for name in FILTERS[1:]),
         types=sorted(TYPES),
         older=older,
@@ -61,6 +72,13 @@ async def restore(site: Site, request: HttpRequest, visitor: Visitor) -> Respons
     answer = await site.ask(visitor, machine, Request(verb="restore", workload=words))
     status = 200 if answer.done else 409
     return site.page(request, visitor, "done.html", status, line=None, words=answer.words, done=answer.done)
+
+
+def removed_last(lines: Sequence[tuple[int, Event]]) -> str:
+    """The uid, if the newest of them about any object says that gpukeeper removed it."""
+    last = next((line for _, line in reversed(lines) if line.ref is not None), None)
+    gone = isinstance(last, Closed) and last.result is Result.RECLAIMED and last.action is Action.REMOVE
+    return last.ref.uid if gone and last is not None and last.ref is not None else ""
 
 
 def restorable(line: Event) -> str:

@@ -25,7 +25,7 @@ def _parts(view: MachineView) -> tuple[list[WorkloadLine], list[WorkloadLine], l
     later = {one.key for one in deferred}
     due = [one for one in view.workloads if one.next not in (*KEPT, "report") and one.key not in later]
     soon = sorted(
-        (one for one in view.workloads if one.next == "kept" and one.due is not None and one.due > view.at),
-        key=lambda one: (one.due or view.at, one.path),
+        (one for one in view.workloads if one.next in (*KEPT, "report") and one.steps),
+        key=lambda one: (one.steps[0].at or view.at, one.path),
     )
     return due, deferred, soon[:50]

@@ -1,4 +1,6 @@
-"""The policy in effect: the sentence, every value with its origin, what the last change changed; and a trial of it."""
+"""The policy in effect: the sentence, every value with its origin, what the last change changed; and a trial of it.
+
+Of a fleet: which policy is in effect where."""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from starlette.responses import Response
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.pages.asking import ask_for, machine_of
+from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model import reading
 from gpukeeper.views.policy import PolicySetting, PolicyView
@@ -24,6 +27,8 @@ PLATFORMS = ("docker", "kubernetes")
 
 
 async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
+    if site.source.settings.fleet:  # the copy holds which policies are in effect, not what they say
+        return site.page(request, visitor, "policies.html", views=readable(site, visitor))
     machine = machine_of(site, request)
     found = await ask_for(site, visitor, machine, PolicyView, Request(verb="policy"))
     wanted = request.query_params.get("q", "").strip()[:200]

@@ -17,7 +17,8 @@ from gpukeeper.interfaces.web.bulk import MOST_AT_ONCE
 from gpukeeper.interfaces.web.charts import signal_charts, timeline_chart
 from gpukeeper.interfaces.web.pages.fleet import readable, selection_of
 from gpukeeper.interfaces.web.security import Visitor
-from gpukeeper.interfaces.web.selection import WORKLOAD_SORTS, choices, fits_workload, workload_order
+from gpukeeper.interfaces.web.selection import WORKLOAD_SORTS, choices, fits_workload, paged, workload_order
+from gpukeeper.lifecycle.coming import NOT_UNATTENDED
 from gpukeeper.model import reading
 from gpukeeper.views.explain import evidence, facts, verdicts
 from gpukeeper.views.history import line_row
@@ -25,7 +26,6 @@ from gpukeeper.views.live import MachineView, WorkloadLine
 from gpukeeper.views.timeline import Timeline
 
 VERBS = ("hold", "release", "stop", "remove", "restore")
-PAGE = 500
 TICKS = 4  # of a chart
 LONGEST_HOLD = timedelta(days=366)
 
@@ -41,15 +41,15 @@ async def listed(site: Site, request: HttpRequest, visitor: Visitor) -> Response
     ]
     if wanted.sort != "place":
         found.sort(key=lambda pair: workload_order(pair[1], wanted.sort))
-    first = (wanted.page - 1) * PAGE
+    wanted, rows, pages = paged(wanted, len(found))
     return site.page(
         request,
         visitor,
         "workloads.html",
         wanted=wanted,
-        rows=found[first : first + PAGE],
+        rows=found[rows],
         total=len(found),
-        pages=max(-(-len(found) // PAGE), 1),
+        pages=pages,
         offered=choices(views, workloads=True),
         sorts=WORKLOAD_SORTS,
         several=visitor.person.admin and not site.source.settings.fleet,
@@ -95,6 +95,7 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
         ticks=[] if found is None else _ticks(found),
         chart=None if found is None else timeline_chart(found),
         signals=[] if found is None else signal_charts(found),
+        not_unattended=NOT_UNATTENDED,
         restorable=bool(explained and explained.memory.stopped),
     )
 

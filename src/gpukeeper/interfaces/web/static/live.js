@@ -3,15 +3,22 @@
 
 const MINUTE = 60, HOUR = 3600, DAY = 86400;
 
+// As durations.in_words: 9h, 1h30m, 2d4h, so that a row has one style.
 function span(seconds) {
   const s = Math.max(0, Math.round(seconds));
-  if (s < MINUTE) return s + " s";
-  if (s < HOUR) return Math.floor(s / MINUTE) + " min" + (s < 10 * MINUTE ? " " + (s % MINUTE) + " s" : "");
-  if (s < DAY) return Math.floor(s / HOUR) + " h " + Math.floor((s % HOUR) / MINUTE) + " min";
-  return Math.floor(s / DAY) + " d " + Math.floor((s % DAY) / HOUR) + " h";
+  if (s < HOUR) return units(s, "m", "s", MINUTE);
+  if (s < DAY) return units(Math.floor(s / MINUTE), "h", "m", 60);
+  return units(Math.floor(s / HOUR), "d", "h", 24);
 }
 
-// In a demo time is compressed: the page names its time when it was made, and how fast it passes.
+function units(count, large, small, size) {
+  const whole = Math.floor(count / size), rest = count % size;
+  if (!whole) return rest + small;
+  return whole + large + (rest ? rest + small : "");
+}
+
+// The clock of the server counts: the page names its time when it was made; the browser only adds what passed since.
+// In a demo time is compressed, and the page names how fast it passes.
 const PACE = Number(document.body.dataset.pace || 1);
 const MADE = document.body.dataset.now ? Date.parse(document.body.dataset.now) : Date.now();
 const LOADED = Date.now();

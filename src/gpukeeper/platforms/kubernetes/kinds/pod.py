@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+import msgspec
+
 from gpukeeper.model.decision import Refused
 from gpukeeper.model.subject import Outcome
 from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED, Ending, first_usable, latest
 from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, WatchedObject, WatchedStatus
-from gpukeeper.platforms.kubernetes.wire import Pod, Root, StatusCondition, Terminated
+from gpukeeper.platforms.kubernetes.phrases import cut
+from gpukeeper.platforms.kubernetes.wire import ContainerState, Pod, Root, StatusCondition, Terminated
 
 OVER_PHASES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
 DISRUPTED = "DisruptionTarget"
 OUT_OF_MEMORY = "OOMKilled"
+_USUAL = frozenset(
+    {"", "PodInitializing", "ContainerCreating"}
+)  # while an image is pulled, or for lack of another reason
 GATE = "gpukeeper.io/restored"
 # Of a former pod: the cluster sets them again, or rejects them.
 OF_ITS_NODE = ("nodeName", "ephemeralContainers", "priority", "preemptionPolicy", "overhead")
@@ -72,6 +78,29 @@ def of_pod(pod: Pod, now: datetime) -> Ending:
     disrupted = (one.last_transition_time for one in status.conditions or () if _is(one, DISRUPTED))
     how = _exit_in_words(ended) if outcome is Outcome.FAILED else ""
     return Ending(True, outcome, first_usable((at, latest(disrupted)), pod.metadata, now), how)
+
+
+class NotRunning(msgspec.Struct, frozen=True):
+    """A pod with a node, and none of its containers has ever run. `why`: in the words of its kubelet; None: it has not
+    reported the pod yet."""
+
+    why: str | None
+
+
+def not_running(pod: Pod) -> NotRunning | None:
+    """None: it has no node, or something of it runs or ran, or that cannot be excluded."""
+    status = pod.status
+    if not pod.spec.node_name or status.phase != "Pending":
+        return None
+    containers = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+    if not containers:
+        return NotRunning(None)
+    waiting = [one.state.waiting for one in containers if one.state is not None and one.state.waiting is not None]
+    tried = any(one.restart_count or one.last_state not in (None, ContainerState()) for one in containers)
+    if tried or len(waiting) < len(containers):
+        return None
+    first = next((one for one in waiting if one.reason not in _USUAL), waiting[0])
+    return NotRunning(": ".join(word for word in (first.reason or "waiting", cut(first.message)) if word))
 
 
 def _exit_in_words(ended: Iterable[Terminated]) -> str:

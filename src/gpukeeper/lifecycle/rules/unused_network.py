@@ -1,0 +1,26 @@
+"""Networks that no workload refers to, running or stopped. They contain nothing, but a workload that needs one
+does not start without it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gpukeeper.lifecycle.declared import Turn
+from gpukeeper.lifecycle.rules.unused_volume import unused
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Answer, Verdict, View
+from gpukeeper.model.subject import Shape
+
+NAME = "unused_network"
+SUMMARY = "A network that no workload refers to for networks.unused is removed; without that setting it is reported."
+FOR = (Shape.NETWORK,)
+ACTS = True
+TURN = Turn.STORAGE
+
+_NOT_ONE = Answer(NAME, Verdict.SILENT, "not a network")
+
+
+def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
+    if view.subject.shape is not Shape.NETWORK:
+        return _NOT_ONE
+    return unused(NAME, view, settings.policy.networks.unused, now)
