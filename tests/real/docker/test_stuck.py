@@ -65,9 +65,12 @@ def test_an_engine_that_is_not_there_is_reported_and_nothing_vanishes(docker: Do
 
 
 def test_an_engine_that_is_down_is_never_nothing_to_do(docker: DockerEngine) -> None:
-    """C6.2: by the commands; errors went to nowhere, and a dead engine read as an empty one."""
-    ended(docker, "old", gpus=[0], labels=MINE)
-    text = policy(retention={"succeeded": "0s"})
+    """C6.2: by the commands; errors went to nowhere, and a dead engine read as an empty one.
+
+    It failed: what succeeds shortly before a start of the engine counts as stopped by it, and is kept longer.
+    """
+    ended(docker, "old", code=3, gpus=[0], labels=MINE)
+    text = policy(retention={"succeeded": "0s", "failed": "0s"})
     docker.kill9()
     planned = docker.gpukeeper("plan", "--exit-code", policy=text)
     assert (planned.code, planned.out) == (1, ""), planned

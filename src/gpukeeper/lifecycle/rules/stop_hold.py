@@ -24,7 +24,7 @@ IN = (State.ENDED,)
 ACTS = False
 YIELDS_TO = ("keep_alive",)
 
-_NOT_STOPPED = Answer(NAME, Verdict.SILENT, "it was not stopped by hand")
+_NOT_STOPPED = Answer(NAME, Verdict.SILENT, "it was not stopped outside gpukeeper")
 _OURS_THAT_COUNT = {"max_runtime": "stopped at its maximum runtime", "request": "stopped on request"}
 
 
@@ -36,7 +36,7 @@ def evaluate(view: View, settings: Settings, now: datetime, suspends: frozenset[
     stopped = view.memory.stopped
     if view.subject.state is not State.ENDED or stopped is None:
         return _NOT_STOPPED
-    how = _OURS_THAT_COUNT.get(stopped.rule) if stopped.by == "gpukeeper" else "stopped by hand"
+    how = _OURS_THAT_COUNT.get(stopped.rule) if stopped.by == "gpukeeper" else "stopped outside gpukeeper"
     if how is None:
         return _NOT_STOPPED
     if isinstance(settings.limits, Unknown):
