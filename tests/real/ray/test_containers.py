@@ -59,6 +59,10 @@ POLICY: dict[str, object] = {
 }
 
 
+# What removes a tree inspects all processes first, and keeps it while programs start and end faster than they are read.
+pytestmark = pytest.mark.alone
+
+
 def scratch(engine: DockerEngine, name: str) -> Path:
     return Path(f"/proc/{engine.pid(name)}/root{ROOT}")
 
