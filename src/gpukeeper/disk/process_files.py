@@ -21,7 +21,8 @@ from gpukeeper.disk.unresponsive import may_hang
 from gpukeeper.disk.walk import ANY_DEVICE, BLOCK, Identity
 
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's fixed number for the one of the machine itself
-ROUNDS = 50
+ROUNDS = 200
+FASTEST = 500_000  # process numbers a second: more than any machine assigns
 ENDED = b"ended"  # before its start was read
 QUIET = 2  # lists of processes without a new one
 SECONDS = 20.0  # for all of it
@@ -69,6 +70,7 @@ class ProcessScan:
         self.mapped_rings: dict[int, int] = {}  # inodes of those that are mapped, each with a pid
         self.mounts = MountScan(proc, self.files, self.paths, self.unsteady)
         self.restless = False
+        self.numbers = _Numbers(self.proc, usable=self.comparable)
 
     def add_all(self) -> None:
         """Until no new process is found: a process may end before it is read, and a child of it continue.
@@ -80,16 +82,18 @@ class ProcessScan:
         seen: set[tuple[int, bytes]] = set()
         quiet = 0
         for _ in range(ROUNDS):
-            new = [one for one in _processes(self.proc) if one not in seen]
+            new = self.numbers.unseen(seen)
             quiet = 0 if new else quiet + 1
             if quiet == QUIET:
                 break
-            for pid, _ in new:
+            for pid, start in new:
                 if time.monotonic() > self.until:
                     self.restless = True
                     return
+                self.numbers.sample()
                 self.add(pid)
-            seen.update(one for one in new if one[1] != ENDED)
+                if start != ENDED:
+                    seen.add((pid, start))
         else:
             self.restless = True
         self.mounts.add_kept()
@@ -326,6 +330,35 @@ class ProcessScan:
         return ONLY_HERE if _namespace(self.proc) != FIRST_PID_NAMESPACE else None
 
 
+class _Numbers:
+    """Which processes were not seen yet. While it is certain that no number can have been used again, numbers alone
+    say so, which takes a tenth of the time: where programs start all the time, a list without a new one is rare.
+    """
+
+    def __init__(self, proc: str, *, usable: bool) -> None:
+        """`usable`: the last number that the kernel reports is one of `proc`."""
+        self._proc, self._at, self._last = proc, time.monotonic(), 0
+        self._lap = _number(f"{proc}/sys/kernel/pid_max") / FASTEST  # seconds in which all numbers cannot be used
+        self._only_upwards = usable
+        self.sample()
+
+    def sample(self) -> None:
+        """Numbers are assigned upwards and begin anew after the largest one. If the last one is read often enough,
+        that cannot be missed."""
+        if self._only_upwards:
+            last, now = _number(f"{self._proc}/loadavg"), time.monotonic()
+            self._only_upwards = 0 < last >= self._last and now - self._at < self._lap
+            self._last, self._at = last, now
+
+    def unseen(self, seen: set[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+        numbers = _numbers(self._proc)
+        self.sample()
+        if not self._only_upwards:
+            return [one for one in _processes(self._proc) if one not in seen]
+        known = {pid for pid, _ in seen}
+        return [(pid, _start(f"{self._proc}/{pid}/stat")) for pid in numbers if pid not in known]
+
+
 class _Process:
     """What was read of one process. Its threads usually share everything; each may have files of its own."""
 
@@ -358,10 +391,22 @@ def parse_registered(fdinfo: bytes) -> list[str] | None:
     return [procfs.unescaped(one).removesuffix(DELETED) for one in entries if one and not _OF_NO_NAME.fullmatch(one)]
 
 
+def _numbers(proc: str) -> list[int]:
+    with os.scandir(proc) as entries:
+        return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
+
+
 def _processes(proc: str) -> list[tuple[int, bytes]]:
     """Their numbers, each with when it started: a number is used again."""
-    pids = sorted(int(home.name) for home in Path(proc).iterdir() if home.name.isdecimal())
-    return [(pid, _start(f"{proc}/{pid}/stat")) for pid in pids]
+    return [(pid, _start(f"{proc}/{pid}/stat")) for pid in _numbers(proc)]
+
+
+def _number(path: str) -> int:
+    """The last word of the file; 0 if there is none."""
+    try:
+        return int(procfs.read(path, procfs.STATUS).split()[-1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _start(stat: str) -> bytes:

@@ -364,3 +364,46 @@ def test_a_process_that_ended_before_its_start_was_read_is_not_taken_for_a_later
 ) -> None:
     ended = [(400, process_files.ENDED)]
     assert relay(tmp_path, monkeypatch, ended, ended, [(400, b"holder")]) == "pid 400"
+
+
+def numbered(proc: Path, start: int, last: int, pid_max: int = 4_194_304) -> Path:
+    """A /proc with process 400, and the last number that was assigned."""
+    for folder in ("400", "sys/kernel"):
+        (proc / folder).mkdir(parents=True, exist_ok=True)
+    (proc / "400/stat").write_text(f"400 (x) S {' '.join(['0'] * 18)} {start} 0\n")
+    (proc / "sys/kernel/pid_max").write_text(f"{pid_max}\n")
+    (proc / "loadavg").write_text(f"0.00 0.00 0.00 1/200 {last}\n")
+    return proc
+
+
+def unseen_after(proc: Path, last: int, *, pid_max: int = 4_194_304, usable: bool = True) -> list[tuple[int, bytes]]:
+    """Process 400 was read; then another one has its number, and this is the last number."""
+    numbers = process_files._Numbers(str(numbered(proc, 10, 500, pid_max)), usable=usable)
+    assert numbers.unseen(set()) == [(400, b"10")]
+    numbered(proc, 20, last, pid_max)
+    return numbers.unseen({(400, b"10")})
+
+
+def test_while_numbers_only_rise_no_process_is_inspected_again(tmp_path: Path) -> None:
+    assert unseen_after(tmp_path, 501) == []
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"last": 420}, id="they began anew"),
+        pytest.param({"last": 501, "pid_max": 301}, id="there are so few that they may have"),
+        pytest.param({"last": 501, "usable": False}, id="the last one is of another namespace"),
+        pytest.param({"last": 0}, id="the last one is not reported"),
+    ],
+)
+def test_a_number_that_may_be_used_again_is_inspected_again(tmp_path: Path, how: dict[str, Any]) -> None:
+    assert unseen_after(tmp_path, **how) == [(400, b"20")]
+
+
+def test_once_numbers_began_anew_they_are_never_trusted_again(tmp_path: Path) -> None:
+    numbers = process_files._Numbers(str(numbered(tmp_path, 10, 500)), usable=True)
+    numbered(tmp_path, 20, 420)
+    numbers.sample()
+    numbered(tmp_path, 20, 600)
+    assert numbers.unseen({(400, b"10")}) == [(400, b"20")]
