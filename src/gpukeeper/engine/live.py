@@ -24,7 +24,7 @@ from gpukeeper.lifecycle.waste import Waste, wasted
 from gpukeeper.model.decision import Action, Decision, Unseen, View
 from gpukeeper.model.identity import PlaceKey, Ref
 from gpukeeper.model.series import Sample, Series, Signal
-from gpukeeper.model.subject import Shape
+from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 MOST = 20_000  # entries of one place
@@ -35,8 +35,8 @@ _NEWEST = 3  # minutes of use that are kept: what a GPU is used now
 
 
 class LiveFact(msgspec.Struct, frozen=True):
-    """One GPU or workload as of the last pass that read it. `ahead`: only of what runs on GPUs; that of the pass before
-    until `forecast` has made it again from `unforecast`, the view with every minute."""
+    """One GPU or workload as of the last pass that read it. `ahead`: only of what runs on GPUs or ended; that of the
+    pass before until `forecast` has made it again from `unforecast`, the view with every minute."""
 
     view: View  # with the newest minutes of use only
     decision: Decision
@@ -221,7 +221,9 @@ class LiveState:
         if not last.whole:  # what it could not read, and the totals, are those of the last whole pass
             last = msgspec.structs.replace(last, unseen=here.last.unseen)
         here.last = last
-        self._unrecalled |= {key for key, one in here.facts.items() if one.unforecast is not None}
+        self._unrecalled |= {
+            key for key, one in here.facts.items() if one.unforecast is not None and runs_on_gpus(one.view.subject)
+        }
         for ref in gone:
             here.facts.pop(ref.key, None)
         if found is not None:
@@ -267,7 +269,7 @@ class LiveState:
         if view.series:
             newest = tuple(_newest(one) for one in view.series if one.signal is Signal.GPU)
             slim = msgspec.structs.replace(view, series=newest)
-        if self.gpus_only or not runs_on_gpus(view.subject):
+        if self.gpus_only or not (runs_on_gpus(view.subject) or _will_go(view.subject, decision)):
             return LiveFact(slim, decision, waste=waste)
         same = known is not None and known.view.subject.seen.incarnation == view.subject.seen.incarnation
         if known is None or not same:
@@ -309,6 +311,12 @@ def _forecast(fact: LiveFact, coming: tuple[UpcomingAction, ...], book: Rulebook
     limits = book.settings(fact.view.subject).limits
     longest = None if isinstance(limits, Unknown) else limits.longest
     return msgspec.structs.replace(fact, ahead=coming, unforecast=None, max_runtime=longest)
+
+
+def _will_go(subject: Subject, decision: Decision) -> bool:
+    """Whether it ended and waits for what comes then: its removal."""
+    ended = subject.shape is Shape.WORKLOAD and subject.state in (State.ENDED, State.SUSPENDED)
+    return ended and decision.action is Action.KEEP and decision.due is not None
 
 
 def step_of(at: datetime) -> int:

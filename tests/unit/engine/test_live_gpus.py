@@ -9,6 +9,7 @@ from gpukeeper.engine.live import coming_of
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.model.decision import Action, Verdict
+from gpukeeper.views.live_facts import workload_line
 from tests.unit.engine.harness import DAY, MINUTE, Harness, virtual
 
 
@@ -48,3 +49,19 @@ async def test_a_step_that_failed_is_forecast_for_when_it_is_tried_again(b: Harn
     assert coming_of(view, decision, b.book, now, tuple(Action))[0].at == now
     waits = msgspec.structs.replace(decision, action=Action.KEEP, verdict=Verdict.REPORT, due=now + 20 * MINUTE)
     assert coming_of(view, waits, b.book, now, tuple(Action))[0].at == now + 20 * MINUTE
+
+
+@virtual
+async def test_what_ended_is_shown_with_its_removal(b: Harness) -> None:
+    """Rows said for a whole day that it will be checked again."""
+    live = b.keeper.live
+    live.enabled = True
+    b.ended("eval", ago=MINUTE)
+    await reclaim(b.keeper, b.platform, b.book, act=False)
+    for _ in live.forecast(b.book, b.now()):
+        pass
+    ((fact,),) = (place.facts.values() for place in live.places.values())
+    (step,) = workload_line(fact, "m", b.now()).steps
+    assert (step.action, step.at, step.rule) == (Action.REMOVE, fact.decision.due, "retention")
+    assert fact.decision.verdict is Verdict.WAIT
+    assert live.unknown_history() == [], "it has no use to recall"
