@@ -93,7 +93,7 @@ def _words(line: Event) -> str:
             return f"{line.state}, {line.outcome}{how}" if line.outcome is not None else str(line.state)
         case Held():
             reason = f": {line.hold.reason}" if line.hold.reason else ""
-            return f"by {line.by} until {line.hold.until:%Y-%m-%d %H:%M}{reason}"
+            return f"by {line.by} until {line.hold.until:%Y-%m-%d %H:%M} UTC{reason}"
         case Paused() | Resumed() | Released():
             return f"by {line.by}" + (f": {line.reason}" if isinstance(line, Paused) and line.reason else "")
         case WarningSent():

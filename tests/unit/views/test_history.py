@@ -19,7 +19,7 @@ def test_a_line_in_a_row_says_by_whom_and_why() -> None:
     held = Held(at=NOW, ref=EVAL, by="ann", hold=Hold("ann", NOW, NOW + HOUR, reason="demo"))
     row = line_row(7, held)
     assert (row.seq, row.type, row.where) == (7, "hold", "docker/node-3/eval")
-    assert row.words == f"by ann until {NOW + timedelta(hours=1):%Y-%m-%d %H:%M}: demo"
+    assert row.words == f"by ann until {NOW + timedelta(hours=1):%Y-%m-%d %H:%M} UTC: demo"
     assert line_row(1, Paused(at=NOW, by="bob", reason="upgrade")).words == "by bob: upgrade"
     facts = {"incarnation": "run-1", "limit": HOUR, "channel": "terminal", "message": "stop soon"}
     warned = WarningSent(at=NOW, ref=EVAL, rule="idle", stage=1, delivered=False, **facts)

@@ -122,6 +122,17 @@ def test_the_evidence_says_what_was_seen_and_when(site: Dashboard) -> None:
     assert "These rules do not apply" in verdicts
 
 
+def test_facts_and_history_have_their_times_in_the_zone_of_the_reader(site: Dashboard) -> None:
+    """A hold until 07:24 was shown as until 06:24, beside times of the reader's zone."""
+    recorded(site)
+    page = site.get(f"/workload/{site.workload('train')}", "ann").text
+    facts = page.partition("Facts</h2>")[2].partition("</section>")[0]
+    history = page.partition("History</h2>")[2].partition("</section>")[0]
+    assert 'ann, until <time datetime="' in facts
+    assert "idle, stage 1, not delivered, <time " in facts
+    assert 'by ann until <time datetime="' in history
+
+
 def test_others_see_neither_evidence_nor_signals_nor_buttons(site: Dashboard) -> None:
     recorded(site)
     for person in ("", "bob"):
