@@ -36,11 +36,13 @@ class GpuState(StrEnum):
 
 
 class ShownHold(msgspec.Struct, frozen=True):
-    """The hold that ends last. `but_max_runtime`: its class has a maximum runtime, and no hold suspends that."""
+    """The hold that ends last; one that suspends `only` some rules if there is no other. `but_max_runtime`: its class
+    has a maximum runtime, and no hold suspends that."""
 
     by: str
     until: datetime
     but_max_runtime: bool = False
+    only: tuple[str, ...] = ()
 
 
 class GpuTile(GpuLine, frozen=True, kw_only=True):
@@ -89,6 +91,7 @@ class WorkloadLine(msgspec.Struct, frozen=True, kw_only=True):
     idle_since: datetime | None = None
     held_by: str = ""
     hold_until: datetime | None = None
+    hold_only: tuple[str, ...] = ()  # the rules that it suspends, if it suspends no others
     hold_but_max_runtime: bool = False  # its class has a maximum runtime, and no hold suspends that
     warned: datetime | None = None
     stop_announced: datetime | None = None

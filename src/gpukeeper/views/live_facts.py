@@ -13,7 +13,7 @@ from gpukeeper.lifecycle.claims import ClaimState, GpuClaim, runs_on_gpus
 from gpukeeper.lifecycle.coming import NextActions, as_next
 from gpukeeper.lifecycle.decide import NOT_HELD
 from gpukeeper.lifecycle.rules import max_runtime
-from gpukeeper.lifecycle.rules.hold import suspends
+from gpukeeper.lifecycle.rules.hold import only_of, precedence, suspends
 from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.memory import Memory
@@ -129,6 +129,7 @@ def workload_line(fact: LiveFact, machine: str, now: datetime, *, would: bool = 
         idle_since=None if fact.waste is None else fact.waste.since,
         held_by="" if held is None else held.by,
         hold_until=None if held is None else held.until,
+        hold_only=() if held is None else held.only,
         hold_but_max_runtime=held is not None and held.but_max_runtime,
         warned=None if warned is None else warned.at,
         stop_announced=None if announced is None or announced < now else announced,
@@ -138,11 +139,11 @@ def workload_line(fact: LiveFact, machine: str, now: datetime, *, would: bool = 
 
 def _hold(fact: LiveFact, now: datetime) -> ShownHold | None:
     memory = fact.view.memory
-    last = max((one for one in memory.holds if one.until > now), key=lambda one: one.until, default=None)
+    last = max((one for one in memory.holds if one.until > now), key=precedence, default=None)
     if last is None:
         return None
     spared = fact.max_runtime is not None and not _is_suspended(max_runtime.NAME, memory, now)
-    return ShownHold(last.by, last.until, spared)
+    return ShownHold(last.by, last.until, spared, only_of(last))
 
 
 def _is_suspended(rule: str, memory: Memory, now: datetime) -> bool:

@@ -169,6 +169,11 @@ def test_the_latest_known_hold_ends_by_the_class_limit() -> None:
     """The words tell how long it is still held, which is not what was written."""
     memory = Memory(holds=(Hold("ann", NOW - 23 * HOUR, NOW + 9 * DAY),))
     assert decide(View(subject(), quiet(), memory), BOOK, NOW).reason == "held by ann for 1h more"
+    more = Hold("eve", NOW, NOW + 2 * HOUR, "paper", admin=True, suspends=("max_runtime",))
+    both = Memory(holds=(*memory.holds, more))
+    assert decide(View(subject(), quiet(), both), BOOK, NOW).reason == "held by ann for 1h more"
+    alone = decide(View(subject(), quiet(10), Memory(holds=(more,))), BOOK, NOW)
+    assert alone.reason == "held by eve for 2h more (suspends max_runtime only): paper"
 
 
 def test_of_two_rules_that_each_spare_some_only_what_both_spare_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:

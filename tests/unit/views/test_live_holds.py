@@ -8,7 +8,7 @@ from gpukeeper.engine.live import LiveFact
 from gpukeeper.lifecycle.claims import ClaimState, Inventory, claim_on
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.model.decision import View
-from gpukeeper.model.memory import EMPTY, Hold, Memory, Warned
+from gpukeeper.model.memory import EMPTY, RESTORE, Hold, Memory, Warned
 from gpukeeper.views.live import GpuTile, ShownHold, WorkloadLine
 from gpukeeper.views.live_facts import gpu_tile, tile_moments, workload_line
 from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, quiet, subject
@@ -43,6 +43,16 @@ def test_tile_and_line_show_the_hold_and_that_the_maximum_runtime_still_counts(l
 def test_an_admin_may_suspend_the_maximum_runtime_too() -> None:
     granted = Hold("root", NOW, NOW + HOUR, admin=True, suspends=("max_runtime",))
     assert tile(fact(HELD, granted)).hold == ShownHold("ann", HELD.until)
+
+
+def test_a_hold_that_suspends_only_some_rules_says_so() -> None:
+    """A restore suspends the maximum runtime for an hour; pages said that the work is held, and it was stopped."""
+    restored = Hold(RESTORE, NOW, NOW + 9 * HOUR, "restored by ann", admin=True, suspends=("max_runtime",))
+    assert tile(fact(restored)).hold == ShownHold(RESTORE, restored.until, only=("max_runtime",))
+    assert line(fact(restored)).hold_only == ("max_runtime",)
+    assert tile(fact(restored, HELD)).hold == ShownHold("ann", HELD.until), "what suspends more is shown first"
+    everything = Hold("root", NOW, NOW + HOUR, admin=True, suspends=("*",))
+    assert line(fact(everything)).hold_only == ()
 
 
 def test_without_a_hold_none_is_shown() -> None:

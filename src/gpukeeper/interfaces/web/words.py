@@ -9,6 +9,7 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from gpukeeper.lifecycle.coming import NextStep, done_word, phrases
+from gpukeeper.lifecycle.rules.hold import only_in_words
 from gpukeeper.model.durations import SOON, UTC_TIME, in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import MachineView, PlaceState
@@ -93,5 +94,13 @@ def places_of(views: Iterable[MachineView]) -> list[PlaceState]:
 
 def install(environment: Environment) -> None:
     environment.filters.update(
-        moment=moment, known=known, span=span, size=size, fact=fact, coming=coming, said=said, done_word=done_word
+        moment=moment,
+        known=known,
+        span=span,
+        size=size,
+        fact=fact,
+        coming=coming,
+        said=said,
+        done_word=done_word,
+        rules=only_in_words,
     )

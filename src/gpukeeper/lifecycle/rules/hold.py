@@ -22,6 +22,7 @@ ACTS = False
 WHILE_REMOVED = True
 
 YEAR = timedelta(days=365)
+NAMED_MAX = 2  # rules
 _NONE = Answer(NAME, Verdict.SILENT, "it is not held")
 
 
@@ -49,11 +50,26 @@ def evaluate(view: View, settings: Settings, now: datetime, not_held: frozenset[
         held += own
     if not held:
         return _NONE
-    longest = max(held, key=lambda hold: hold.until)
+    longest = max(held, key=precedence)
     left = end_of(longest, settings) - now
     reason = f"held by {longest.by} " + (f"for {in_words(left)} more" if left < YEAR else "until it is released")
+    reason += f" (suspends {only_in_words(only_of(longest))} only)" if only_of(longest) else ""
     reason += f": {longest.reason}" if longest.reason else ""
     return Answer(NAME, Verdict.PROTECT, reason, suspends=suspends, spares=spares, complaint=complaint)
+
+
+def only_of(hold: Hold) -> tuple[str, ...]:
+    """The rules that it suspends, if it suspends no others. Only an admin's hold names rules."""
+    return hold.suspends if hold.admin and "*" not in hold.suspends else ()
+
+
+def only_in_words(rules: Sequence[str]) -> str:
+    return ", ".join(rules) if len(rules) <= NAMED_MAX else f"{len(rules)} rules"
+
+
+def precedence(hold: Hold) -> tuple[bool, datetime]:
+    """Of several, the last one is named; first one that names no rules: nobody shall rely on the others."""
+    return not only_of(hold), hold.until
 
 
 def mark_until(view: View, settings: Settings) -> datetime | None:

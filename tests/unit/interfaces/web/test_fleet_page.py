@@ -176,6 +176,13 @@ def test_tile_and_workload_page_show_the_hold_and_what_it_does_not_suspend(site:
     assert f"{words}; this does not suspend the maximum runtime" in site.get("/", "ann").text
     page = site.get(f"/workload/{tile.workload}", "ann").text
     assert f"H{words[1:]}. A hold does not suspend the maximum runtime of its class." in page
+    only = {**held, "hold_only": ("max_runtime",)}
+    rows = tuple(msgspec.structs.replace(one, **only) if one.key == tile.key else one for one in view.workloads)
+    tiles = (msgspec.structs.replace(tile, hold=ShownHold("eve", until, True, ("max_runtime",))),)
+    shows(site, msgspec.structs.replace(view, gpus=tiles, workloads=rows))
+    assert f"{words}; this suspends max_runtime only" in site.get("/", "ann").text
+    assert f"H{words[1:]}. It suspends max_runtime only." in site.get(f"/workload/{tile.workload}", "ann").text
+    assert ", held" not in site.get("/workloads", "ann").text
 
 
 @pytest.mark.parametrize("state", [GpuState.DIRTY, GpuState.QUARANTINED, GpuState.OUTSIDE])
