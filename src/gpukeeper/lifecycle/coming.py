@@ -42,7 +42,7 @@ class NextStep(msgspec.Struct, frozen=True):
 
 
 class NextActions(msgspec.Struct, frozen=True):
-    """`reason`: what the rule that acts answers now; empty if none will act."""
+    """`reason`: what the rule of these steps answers now; empty if there are none."""
 
     class_: str | Unknown
     steps: tuple[NextStep, ...]
@@ -71,6 +71,7 @@ def as_next(
     steps = next_steps(coming, now)
     if not steps and (offered or decision.action is Action.KEEP):
         steps = steps_of(decision, now, would=would)
+        reason = decision.reason if steps else ""
     return NextActions(decision.class_ or class_, steps, reason)
 
 

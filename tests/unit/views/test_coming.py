@@ -19,7 +19,7 @@ from gpukeeper.lifecycle.forecast import NOT_USED, STAYS_IDLE, ahead
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
-from gpukeeper.model.policy import Mode
+from gpukeeper.model.policy import Mode, OnLimit
 from gpukeeper.views.gpus import gpus_view
 from gpukeeper.views.live import WorkloadLine
 from gpukeeper.views.live_facts import workload_line
@@ -138,3 +138,16 @@ def test_a_page_has_the_same_words_with_times_that_count_down() -> None:
 def test_a_tile_has_the_reason_that_counts_now_and_not_the_one_of_the_future() -> None:
     """It ran for 3h; in 21 hours it will have run for a day."""
     assert next_of(view_of("certain"), ENFORCE).reason.startswith("ran for 3h, allowed 1d")
+
+
+def test_what_is_only_checked_again_has_its_reason_on_every_surface() -> None:
+    """Lines ended with "(max_runtime):", or repeated "kept:" after that."""
+    limits = msgspec.structs.replace(POLICY.classes["api"], on_max_runtime=OnLimit.REPORT)
+    book = Rulebook(msgspec.structs.replace(POLICY, classes={**POLICY.classes, "api": limits}))
+    view = view_of("certain")
+    place = FleetSnapshot(views=[view], offers={("docker", "node-3"): EVERY})
+    (claim,) = gpus_view(place, book, Narrow(), NOW).gpus
+    (line,) = top_view(place, book, Narrow(), NOW).gpus
+    assert "will be checked again at" in claim.next
+    assert claim.next.endswith("(max_runtime): ran for 3h, allowed 1d; its class only reports long runtimes")
+    assert line.reason == "ran for 3h, allowed 1d; its class only reports long runtimes"

@@ -14,7 +14,7 @@ from gpukeeper.interfaces.web.pages.fleet import SUMMARY_FROM
 from gpukeeper.interfaces.web.words import coming, moment
 from gpukeeper.lifecycle.coming import NOT_UNATTENDED, NextStep
 from gpukeeper.lifecycle.forecast import STAYS_IDLE
-from gpukeeper.model.decision import Unseen
+from gpukeeper.model.decision import Unseen, Verdict
 from gpukeeper.model.policy import Mode
 from gpukeeper.views.live import Delta, GpuState, GpuTile, MachineView, ShownHold
 from tests.unit.interfaces.web.sites import Dashboard, dashboard
@@ -163,6 +163,17 @@ def test_all_pages_say_what_comes_on_which_condition_and_that_mode_plan_does_not
     for address in ("/", "/workloads", f"/workload/{tile.workload}"):
         assert words in site.get(address, "ann").text, address
     assert NOT_UNATTENDED.replace("'", "&#39;") in site.get(f"/workload/{tile.workload}", "ann").text
+
+
+def test_the_plan_page_has_what_is_only_reported_as_the_command_has(site: Dashboard) -> None:
+    view = view_of(site)
+    assert "Only reported" not in site.get("/plan", "ann").text
+    facts = {"next": "report", "verdict": Verdict.REPORT, "rule": "max_runtime", "reason": "ran for 3d, allowed 2d"}
+    rows = tuple(msgspec.structs.replace(one, steps=(), **facts) for one in view.workloads)
+    shows(site, msgspec.structs.replace(view, workloads=rows))
+    table = site.get("/plan", "ann").text.partition("<caption>Only reported</caption>")[2].partition("</table>")[0]
+    assert rows[0].path in table
+    assert "<td>max_runtime</td><td>ran for 3d, allowed 2d</td>" in table
 
 
 def test_tile_and_workload_page_show_the_hold_and_what_it_does_not_suspend(site: Dashboard) -> None:

@@ -1,4 +1,4 @@
-"""What would be done now, and why; what is deferred; the breaker."""
+"""What would be done now, and why; what is deferred; what is only reported; the breaker."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.views.live import MachineView, WorkloadLine
 
 KEPT = ("kept", "unknown")
+MOST = 50  # rows of a table
 
 
 async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
@@ -18,8 +19,8 @@ async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:
     return site.page(request, visitor, "plan.html", machines_=[(view, *_parts(view)) for view in views])
 
 
-def _parts(view: MachineView) -> tuple[list[WorkloadLine], list[WorkloadLine], list[WorkloadLine]]:
-    """Due now, deferred, and next, each in the order in which it comes."""
+def _parts(view: MachineView) -> tuple[list[WorkloadLine], ...]:
+    """Due now, deferred, next, each in the order in which it comes; and what is only reported."""
     by_key = {one.key: one for one in view.workloads}
     deferred = [by_key[key] for place in view.places for key in place.deferred if key in by_key]
     later = {one.key for one in deferred}
@@ -28,4 +29,5 @@ def _parts(view: MachineView) -> tuple[list[WorkloadLine], list[WorkloadLine], l
         (one for one in view.workloads if one.next in (*KEPT, "report") and one.steps),
         key=lambda one: (one.steps[0].at or view.at, one.path),
     )
-    return due, deferred, soon[:50]
+    reported = [one for one in view.workloads if one.next == "report"]
+    return due, deferred, soon[:MOST], reported[:MOST]
