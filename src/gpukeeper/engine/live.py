@@ -21,7 +21,7 @@ from gpukeeper.lifecycle.claims import runs_on_gpus
 from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.lifecycle.waste import Waste, wasted
-from gpukeeper.model.decision import Action, Decision, Unseen, View
+from gpukeeper.model.decision import Action, Decision, Unseen, Verdict, View
 from gpukeeper.model.identity import PlaceKey, Ref
 from gpukeeper.model.series import Sample, Series, Signal
 from gpukeeper.model.subject import Shape, State, Subject
@@ -314,9 +314,9 @@ def _forecast(fact: LiveFact, coming: tuple[UpcomingAction, ...], book: Rulebook
 
 
 def _will_go(subject: Subject, decision: Decision) -> bool:
-    """Whether it ended and waits for what comes then: its removal."""
+    """Whether it ended and may be removed later. What holds it now, and until when, is for the forecast to find."""
     ended = subject.shape is Shape.WORKLOAD and subject.state in (State.ENDED, State.SUSPENDED)
-    return ended and decision.action is Action.KEEP and decision.due is not None
+    return ended and decision.action is Action.KEEP and decision.verdict is not Verdict.SILENT
 
 
 def step_of(at: datetime) -> int:

@@ -9,8 +9,10 @@ from gpukeeper.engine.live import coming_of
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.model.decision import Action, Verdict
+from gpukeeper.model.event import Held
+from gpukeeper.model.memory import Hold
 from gpukeeper.views.live_facts import workload_line
-from tests.unit.engine.harness import DAY, MINUTE, Harness, virtual
+from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 
 
 @virtual
@@ -65,3 +67,18 @@ async def test_what_ended_is_shown_with_its_removal(b: Harness) -> None:
     assert (step.action, step.at, step.rule) == (Action.REMOVE, fact.decision.due, "retention")
     assert fact.decision.verdict is Verdict.WAIT
     assert live.unknown_history() == [], "it has no use to recall"
+
+
+@virtual
+async def test_what_ended_and_is_held_is_shown_with_its_removal_after_that(b: Harness) -> None:
+    live = b.keeper.live
+    live.enabled = True
+    thing = b.ended("eval", ago=MINUTE)
+    hold = Hold("ann", b.now(), b.now() + 9 * HOUR)
+    await b.ledger.append([Held(at=b.now(), ref=thing.ref, by="ann", hold=hold)])
+    await reclaim(b.keeper, b.platform, b.book, act=False)
+    for _ in live.forecast(b.book, b.now()):
+        pass
+    ((fact,),) = (place.facts.values() for place in live.places.values())
+    (step,) = workload_line(fact, "m", b.now()).steps
+    assert (fact.decision.rule, step.action, step.at) == ("hold", Action.REMOVE, hold.until)
