@@ -19,7 +19,7 @@ from gpukeeper.model.unknown import Unknown
 _ENDS = {Action.STOP: "be stopped", Action.REMOVE: "be removed"}
 DELETED = ", then deleted"
 _STEPS = re.compile(
-    r"; (?:(?:first warned|warned again) at|(?:warned, )?(?:will|would) be) [^;]*"
+    r"; (?:(?:first warned|warned again|next attempt) at|(?:warned, )?(?:will|would) be) [^;]*"
 )  # as written by `staged`
 _REACH = "for admins: see notify.owners and warnings.require_delivery"
 DAY = timedelta(days=1)
@@ -96,7 +96,7 @@ def _not_heard(view: View, settings: Settings, now: datetime, to: Countdown, sen
     if now >= again:
         return _warn(view, settings, now, to, sent, lapsed, len(to.stages) - 1, again)
     words = f"{to.condition}; kept, because no warning could be delivered to its owner ({_REACH}); next attempt"
-    return Answer(to.rule, Verdict.REPORT, f"{words} in {in_words(again - now)}", due=again, since=to.since)
+    return Answer(to.rule, Verdict.REPORT, f"{words} {due_in_words(again, now)}", due=again, since=to.since)
 
 
 def _counting(view: View, settings: Settings, now: datetime, to: Countdown) -> tuple[list[Warned], str, datetime]:

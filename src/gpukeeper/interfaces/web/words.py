@@ -10,9 +10,11 @@ from markupsafe import Markup, escape
 
 from gpukeeper.lifecycle.coming import NextStep, done_word, phrases
 from gpukeeper.lifecycle.rules.hold import only_in_words
+from gpukeeper.lifecycle.warnings import without_steps
 from gpukeeper.model.durations import SOON, UTC_TIME, in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import MachineView, PlaceState
+from gpukeeper.views.live import MachineView, PlaceState, WorkloadLine
+from gpukeeper.views.top import GpuLine
 
 
 def moment(at: datetime | None, mode: str = "time") -> Markup:
@@ -48,6 +50,11 @@ def coming(steps: Sequence[NextStep]) -> Markup:
         for one in phrases(steps)
     ]
     return Markup("").join(parts)
+
+
+def reason(one: GpuLine | WorkloadLine) -> Markup:
+    """Why, without the times that its steps have: those in the reason are as old as the last pass."""
+    return said(without_steps(one.reason) if one.steps else one.reason)
 
 
 def known(value: object, unit: str = "", missing: str = "not measured") -> Markup:
@@ -103,4 +110,5 @@ def install(environment: Environment) -> None:
         said=said,
         done_word=done_word,
         rules=only_in_words,
+        reason=reason,
     )

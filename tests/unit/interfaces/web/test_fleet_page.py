@@ -165,6 +165,19 @@ def test_all_pages_say_what_comes_on_which_condition_and_that_mode_plan_does_not
     assert NOT_UNATTENDED.replace("'", "&#39;") in site.get(f"/workload/{tile.workload}", "ann").text
 
 
+def test_pages_name_each_time_once_because_those_in_a_reason_are_of_the_last_pass(site: Dashboard) -> None:
+    view = view_of(site)
+    warn = NextStep("warn", None, "idle", STAYS_IDLE)
+    why = "idle for 1h1m, allowed 5h; will be stopped at 2026-03-10 13:00 UTC (in 3h59m), then deleted 1d later. Use it"
+    rows = tuple(msgspec.structs.replace(one, steps=(warn,), next="warn", reason=why) for one in view.workloads)
+    tiles = tuple(msgspec.structs.replace(one, steps=(warn,), reason=why) for one in view.gpus)
+    shows(site, msgspec.structs.replace(view, gpus=tiles, workloads=rows))
+    for address in ("/", "/workloads", "/plan", f"/workload/{tiles[0].workload}"):
+        page = site.get(address, "ann").text
+        assert "idle for 1h1m, allowed 5h" in page, address
+        assert "in 3h59m" not in page, address
+
+
 def test_the_plan_page_has_what_is_only_reported_as_the_command_has(site: Dashboard) -> None:
     view = view_of(site)
     assert "Only reported" not in site.get("/plan", "ann").text
