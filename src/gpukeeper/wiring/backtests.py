@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from gpukeeper.engine.schedule import opening
 from gpukeeper.lifecycle.backtest.limits import NOTHING_LIMITED, Limited
 from gpukeeper.lifecycle.backtest.outcome import JudgedRun, Judging, Usage, judge
 from gpukeeper.lifecycle.backtest.parts import earlier, later
-from gpukeeper.lifecycle.backtest.replay import Passes, ReplayedStep, beginning, proposals, replay
+from gpukeeper.lifecycle.backtest.replay import Listed, Passes, beginning, proposals, replay
 from gpukeeper.lifecycle.backtest.variants import Variant, applied, covering, deciding
 from gpukeeper.lifecycle.decide import answers
 from gpukeeper.lifecycle.settings import Rulebook
@@ -72,7 +72,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     made: Mapping[PlaceKey, MadePasses] = {}
     scarce: tuple[datetime, ...] | None = None
     limits: tuple[Limited, ...] = ()
-    within: timedelta | None = None  # how long passes are listed in which a run would be stopped
+    listed: Mapping[str, tuple[Listed, ...]] = {}  # of each run, for each variant: to be continued
 
 
 class Judge:
@@ -97,11 +97,13 @@ class Judge:
             found.append(same[key])
         return tuple(found)
 
-    def proposed(self, run: RecordedRun, within: timedelta) -> tuple[tuple[ReplayedStep, ...], ...]:
+    def proposed(self, run: RecordedRun) -> tuple[Listed, ...]:
         given, place = self.given, (run.platform, run.place)
         return tuple(
-            proposals(run, book, passes, given.time, given.signals, limits.of(run.name, place).closed, within)
-            for (book, passes), limits in zip(self._for(place), self._limits, strict=True)
+            proposals(run, book, passes, given.time, given.signals, limits.of(run.name, place).closed, known)
+            for (book, passes), limits, known in zip(
+                self._for(place), self._limits, given.listed[run.name], strict=True
+            )
         )
 
     def _for(self, place: PlaceKey) -> list[tuple[Rulebook, Passes]]:
@@ -155,10 +157,9 @@ def judged(name: str, given: Comparison, runs: Sequence[RecordedRun]) -> Results
     return [judge.judged(run) for run in runs]
 
 
-def proposed(name: str, given: Comparison, runs: Sequence[RecordedRun]) -> list[tuple[tuple[ReplayedStep, ...], ...]]:
-    judge, within = _judge(name, given), given.within
-    assert within is not None, "only asked with a time"
-    return [judge.proposed(run, within) for run in runs]
+def proposed(name: str, given: Comparison, runs: Sequence[RecordedRun]) -> list[tuple[Listed, ...]]:
+    judge = _judge(name, given)
+    return [judge.proposed(run) for run in runs]
 
 
 def _judge(name: str, given: Comparison) -> Judge:

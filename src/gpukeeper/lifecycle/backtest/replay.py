@@ -108,6 +108,42 @@ class Refused(msgspec.Struct, frozen=True):
         return at in self.closed or (action in ACTING and self.stop_from is not None and at < self.stop_from)
 
 
+class Mark(msgspec.Struct, frozen=True):
+    """A pass from which a course can be continued. `memory` None: nothing was done before it. `acted`: the last pass in
+    which a step was taken."""
+
+    at: datetime
+    memory: Memory | None = None
+    acted: datetime | None = None
+
+
+BEGINNING = Mark(EPOCH)
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """The passes in which a run would be stopped if no stop were allowed, until `within` after the first. `warned`:
+    those in which a warning was due, taken or refused. `goes_on`: the first one not evaluated; None: it is whole."""
+
+    within: timedelta
+    steps: tuple[ReplayedStep, ...] = ()
+    warned: tuple[Mark, ...] = ()
+    goes_on: Mark | None = BEGINNING
+
+    @property
+    def is_short(self) -> bool:
+        return self.goes_on is not None and (not self.steps or self.goes_on.at < self.steps[0].at + self.within)
+
+    def until_changed(self, changed: Collection[datetime]) -> Listed:
+        """Without what may differ if the breaker was open, or was not, in these passes. Stops are refused anyway, so
+        only warnings make a difference."""
+        first = next((mark for mark in self.warned if mark.at in changed), None)
+        if first is None:
+            return self
+        steps = tuple(step for step in self.steps if step.at < first.at)
+        warned = tuple(mark for mark in self.warned if mark.at < first.at)
+        return Listed(self.within, steps, warned, first)
+
+
 Watch = Callable[[datetime, View, Decision], None]
 NOTHING_REFUSED = Refused()
 
@@ -138,16 +174,17 @@ def proposals(
     time: TraceTime,
     recorded: Collection[str],
     closed: frozenset[datetime],
-    within: timedelta,
-) -> tuple[ReplayedStep, ...]:
-    """Each pass in which it would be stopped if all earlier ones of them had not been allowed to, until `within` after
-    the first."""
-    found: list[ReplayedStep] = []
+    known: Listed,
+) -> Listed:
+    """What is known, continued as far as it is to reach."""
+    if known.goes_on is None or not known.is_short:
+        return known
     course = _Course(run, book, passes, time, recorded, None, Refused(closed, NEVER))
-    course.proposed = found.append
-    for _warning in course.steps(within):
+    course.within = known.within
+    course.proposed, course.warned = list(known.steps), list(known.warned)
+    for _warning in course.steps(known.goes_on):
         pass
-    return tuple(found)
+    return Listed(known.within, tuple(course.proposed), tuple(course.warned), course.goes_on)
 
 
 class _Course:
@@ -166,7 +203,10 @@ class _Course:
         if run.stopped:
             self.end += MOMENT  # in the very pass that stopped it
         self.watch = watch
-        self.proposed: Callable[[ReplayedStep], None] | None = None  # gets stops that are refused
+        self.within: timedelta | None = None  # not longer than this after the first stop that is refused
+        self.proposed: list[ReplayedStep] = []  # stops that were refused
+        self.warned: list[Mark] = []  # where warnings were due
+        self.goes_on: Mark | None = None  # where it was not longer than `within`
         self.also: datetime | None = None
         self.class_ = self.kept = ""
         self.evaluated = 0
@@ -178,11 +218,15 @@ class _Course:
             if name not in recorded or name in run.absent
         )
 
-    def steps(self, within: timedelta | None = None) -> Iterator[ReplayedStep]:
-        """`within`: not longer than this after the first stop that is refused."""
+    def steps(self, begin: Mark = BEGINNING) -> Iterator[ReplayedStep]:
         view = beginning(self.run)
-        at, acted, end = self.passes.first(self.begin), None, self.end
-        while at < end:
+        if begin.memory is not None:
+            view = msgspec.structs.replace(view, memory=begin.memory)
+        at, acted = max(self.passes.first(self.begin), begin.at), begin.acted
+        while at < self.end:
+            if self._is_long_enough(at):
+                self.goes_on = Mark(at, view.memory, acted)
+                return
             view = self._seen(view, at)
             decision = decide(view, self.book, at)
             self.evaluated += 1
@@ -200,11 +244,11 @@ class _Course:
             step = ReplayedStep(
                 at, decision.action, decision.rule, decision.reason, decision.stage, decision.since, decision.due
             )
+            if decision.action is Action.WARN:
+                self.warned.append(Mark(at, view.memory, acted))
             if self.refused.refuses(decision.action, at):
-                if decision.action in ACTING and self.proposed is not None:
-                    self.proposed(step)
-                    end = end if within is None else min(end, at + within)
-                    within = None
+                if decision.action in ACTING:
+                    self.proposed.append(step)
                 at = self.passes.after(at)
                 continue
             acted = at
@@ -215,6 +259,9 @@ class _Course:
                 return
             view = changed
             at = self.passes.after(at)
+
+    def _is_long_enough(self, at: datetime) -> bool:
+        return self.within is not None and bool(self.proposed) and at >= self.proposed[0].at + self.within
 
     def _next(self, view: View, decision: Decision, at: datetime) -> datetime:
         """The first pass in which anything may be done. What is unknown or protected may change in every pass."""
