@@ -1,13 +1,15 @@
 """Every Python that gpukeeper starts ignores the current directory: root may work where any user can leave `json.py`.
+Modules of gpukeeper get no other variables than child_python.environment passes on.
 
-One test with every place that starts one another way; the others plant such a place and expect it to be found.
+A test for each of the two finds every place that starts one another way; the others plant such a place and expect it to
+be found.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import pytest
@@ -16,6 +18,7 @@ from tests.architecture.tree import ROOT, lines, modules, name_of, parsed, refus
 
 SAFE = {"-P", "-I"}
 ADVICE = "use child_python.module_command, or -I for a program of its own"
+STARTS = {"Popen", "run", "call", "check_call", "check_output", "create_subprocess_exec", "subprocess_exec"}
 # PyTorch is started by other Pythons, which may be too old for -P: by PYTHONSAFEPATH, and in the root directory.
 OTHER_PYTHONS = {"src/gpukeeper/acceptance/bench/probing.py", "src/gpukeeper/acceptance/bench/interpreter.py"}
 # Where the Python that runs us is named, or a program beside it is started: one with a first line of its own.
@@ -40,6 +43,31 @@ _TEXTS = {".tpl", ".sh", ".yml", ".yaml", ".service", ".timer", ".toml", ""}
 def test_a_python_is_started_without_the_current_directory() -> None:
     files = [*modules(), *(ROOT / "deploy").rglob("*.py")]
     refuse(((path, line, what) for path in files for line, what in unsafe(parsed(path), name_of(path))), ADVICE)
+
+
+def test_a_module_of_ours_is_started_with_a_small_environment_in_the_root_directory() -> None:
+    places = [(path, found) for path in modules() if (found := list(starts(parsed(path))))]
+    assert len(places) == 5, "driver, disk, web, apprise, demo"
+    bare = ((path, line, "a module of ours with another environment") for path, found in places for line in bad(found))
+    refuse(bare, "env=environment(), cwd=DIRECTORY of child_python")
+
+
+@pytest.mark.parametrize(
+    ("options", "is_fine"),
+    [
+        ("env=environment(), cwd=DIRECTORY", True),
+        ("cwd=DIRECTORY, env={**environment(), 'HOME': HOME}, stdin=none", True),
+        ("cwd=DIRECTORY", False),
+        ("env=environment()", False),
+        ("env=os.environ, cwd=DIRECTORY", False),
+        ("env={**os.environ, **environment()}, cwd=DIRECTORY", False),
+        ("env=environment(os.environ | more), cwd=DIRECTORY", False),
+        ("**options", False),
+    ],
+)
+def test_a_start_with_another_environment_is_found(options: str, is_fine: bool) -> None:
+    code = f"from gpukeeper.child_python import module_command\nprocess = subprocess.Popen(command, {options})"
+    assert (not list(bad(starts(ast.parse(code))))) is is_fine
 
 
 def test_scripts_units_and_manifests_start_it_so_too() -> None:
@@ -143,6 +171,26 @@ def unsafe(tree: ast.AST, name: str = "") -> Iterator[tuple[int, str]]:
             yield getattr(node, "lineno", 1), "the Python that runs us, without -P or -I"
         if (starter := _starter(node)) and name not in EXCUSED:
             yield getattr(node, "lineno", 1), starter
+
+
+def starts(tree: ast.AST) -> Iterator[ast.Call]:
+    """Of processes, in a file that starts modules of ours."""
+    all_nodes = list(ast.walk(tree))
+    imported = (node for node in all_nodes if isinstance(node, ast.ImportFrom | ast.Import))
+    if any("child_python" in ast.unparse(node) for node in imported):
+        for node in all_nodes:
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in STARTS:
+                yield node
+
+
+def bad(calls: Iterable[ast.Call]) -> Iterator[int]:
+    """The lines of those without our environment and directory."""
+    for call in calls:
+        options = {one.arg: ast.unparse(one.value) for one in call.keywords}
+        environ = options.get("env", "")
+        has_ours = "environment()" in environ and "os.environ" not in environ
+        if not has_ours or options.get("cwd") != "DIRECTORY":
+            yield call.lineno
 
 
 def _words(node: ast.AST) -> list[ast.expr]:

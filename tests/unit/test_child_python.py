@@ -1,25 +1,35 @@
-"""Processes of our own Python: nothing that lies in the current directory runs in them."""
+"""Processes of our own Python: nothing that lies in the current directory runs in them, and nothing that a variable
+names, unless it leads to what their parent has found by it."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
+import py_compile
+import socket
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import cache_from_source
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import gpukeeper
+from gpukeeper.child_python import environment
 from gpukeeper.devices.driver import client as driver
 from gpukeeper.disk import worker_pool
 from gpukeeper.interfaces.daemon import web_child
-from gpukeeper.notify import apprise
+from gpukeeper.interfaces.link import Welcome
+from gpukeeper.interfaces.revocations import new_revocations
+from gpukeeper.notify import apprise, apprise_child
 from gpukeeper.rayjobs import entry
 from gpukeeper.wiring import demo_backtest
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, PATIENT
 
 COMMANDS = {
     "driver": driver.CHILD,
@@ -31,6 +41,79 @@ COMMANDS = {
 HOSTILE = "import pathlib; pathlib.Path({mark!r}).touch(); raise SystemExit\n"
 
 
+def start_driver(folder: Path) -> None:
+    driver.query_once("inventory", PATIENT)
+
+
+def start_disk(folder: Path) -> None:
+    (folder / "measured").mkdir()
+    top = os.open(folder, os.O_RDONLY)
+    settings = {"open": [], "depth_max": 9, "locking": False, "quantum": 9}
+    try:
+        with worker_pool.WorkerPool("measure", top, settings) as pool:
+            pool.share_out([(b"measured", 1)], lambda answer: None, lambda: False)
+    finally:
+        os.close(top)
+
+
+class NoBackend:
+    def __init__(self) -> None:
+        self.revocations = new_revocations()
+
+    async def welcome(self) -> Welcome:
+        return Welcome(machine="m", version="0", key=b"k", anonymous=True, session_seconds=1)
+
+    async def publish(self, send: Any) -> None:
+        await asyncio.Event().wait()
+
+
+def start_web(folder: Path) -> None:
+    async def answered(listener: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        try:
+            await reader.readline()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+    async def story(listener: socket.socket) -> None:
+        child: Any = web_child.WebChild(NoBackend(), listener, lambda line: None)  # type: ignore[arg-type]
+        both = [asyncio.create_task(child._run()), asyncio.create_task(answered(listener))]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for one in both:
+            one.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asyncio.run(story(listener))
+
+
+def start_apprise(folder: Path) -> None:
+    async def story() -> None:
+        service = apprise.ServiceProcess()
+        found = await service._start()
+        if not isinstance(found, apprise_child.Reply):
+            found.kill()
+            await found.wait()
+
+    asyncio.run(story())
+
+
+def start_demo(folder: Path) -> None:
+    with demo_backtest._start("not a policy") as running:
+        running.communicate()
+
+
+STARTS: dict[str, Callable[[Path], None]] = {
+    "driver": start_driver,
+    "disk": start_disk,
+    "web": start_web,
+    "apprise": start_apprise,
+    "demo": start_demo,
+}
+
+
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
     """A directory where another user left modules that are imported early."""
@@ -39,6 +122,18 @@ def hostile(tmp_path: Path) -> Path:
     package = tmp_path / "gpukeeper"
     package.mkdir()
     (package / "__init__.py").write_text(HOSTILE.format(mark=str(tmp_path / "taken over")))
+    return tmp_path
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with bytecode of gpukeeper that another user has made."""
+    source = tmp_path / "hostile.py"
+    source.write_text(HOSTILE.format(mark=str(tmp_path / "taken over")))
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "pycache_prefix", str(tmp_path))
+        place = cache_from_source(str(gpukeeper.__file__))
+    py_compile.compile(str(source), place, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     return tmp_path
 
 
@@ -61,6 +156,78 @@ def test_without_the_option_they_would_be(hostile: Path) -> None:
     """So that the test above can fail."""
     run_in(hostile, [word for word in COMMANDS["web"] if word != "-P"])
     assert (hostile / "taken over").exists()
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_no_code_is_run_that_only_a_variable_names(planted: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(planted))
+    STARTS[name](planted)
+    assert not (planted / "taken over").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_with_that_variable_it_would_be(planted: Path, name: str) -> None:
+    """So that the test above can fail."""
+    run_in(planted, COMMANDS[name], PYTHONPYCACHEPREFIX=str(planted))
+    assert (planted / "taken over").exists()
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_packages_that_are_found_by_a_variable_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'found')!r}).touch()\n")
+    monkeypatch.setenv("PYTHONPATH", f":{tmp_path}")
+    STARTS[name](tmp_path)
+    assert (tmp_path / "found").exists()
+
+
+def test_what_is_not_needed_is_not_passed_on() -> None:
+    needed = {"PATH": "/bin", "HOME": "/root", "LANG": "C.UTF-8", "LC_TIME": "de_DE", "TZ": "UTC", "PYTHONUTF8": "1"}
+    libraries = ["LD_PRELOAD", "LD_AUDIT", "OPENSSL_CONF", "SSLKEYLOGFILE", "BASH_ENV"]
+    python = ["PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS", "PYTHONBREAKPOINT", "PYTHONPYCACHEPREFIX"]
+    secrets = ["GPUKEEPER_GROUP_SECRET", "RAY_AUTH_TOKEN", "KUBECONFIG", "SSH_AUTH_SOCK"]
+    hostile = dict.fromkeys([*libraries, *python, *secrets], "/tmp/x")
+    assert environment({**needed, **hostile}) == needed
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        ("/opt/a:/opt/b", "/opt/a:/opt/b"),
+        (":/opt/a", "/opt/a"),
+        ("/opt/a:", "/opt/a"),
+        ("src:/opt/a:.:../b", "/opt/a"),
+        ("src", None),
+        ("", None),
+    ],
+)
+@pytest.mark.parametrize("name", ["PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH"])
+def test_of_directories_only_absolute_ones_are_passed_on(name: str, given: str, passed_on: str | None) -> None:
+    assert environment({name: given}).get(name) == passed_on
+
+
+@pytest.mark.parametrize("name", ["HOME", "PYTHONUSERBASE", "TMPDIR"])
+def test_a_single_directory_is_passed_on_if_it_is_absolute(name: str) -> None:
+    assert environment({name: "/opt/a:b"}) == {name: "/opt/a:b"}
+    assert not environment({name: "a"})
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("-P", {"PYTHONPATH": "/opt/a", "PYTHONUTF8": "1"}),
+        ("-E", {}),
+        ("-s", {"PYTHONPATH": "/opt/a", "PYTHONUTF8": "1", "PYTHONNOUSERSITE": "1"}),
+        ("-I", {"PYTHONNOUSERSITE": "1"}),
+    ],
+)
+def test_what_a_process_ignores_its_children_ignore(option: str, expected: dict[str, str]) -> None:
+    ask = "import json; from gpukeeper.child_python import environment; print(json.dumps(environment()))"
+    environ = {"PYTHONPATH": "/opt/a", "PYTHONUTF8": "1"}
+    printed = subprocess.check_output([sys.executable, option, "-c", ask], env=environ, timeout=PATIENCE)
+    found = json.loads(printed)
+    assert {name: value for name, value in found.items() if name.startswith("PYTHON")} == expected
 
 
 def test_the_processes_of_a_backtest_do_not_import_them_either(hostile: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
-from gpukeeper.child_python import DIRECTORY, module_command
+from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.disk.walk import OUT_OF_TIME, Pending
 
 # -P: the directory we were started in is not trusted, and -m would import from it first.
@@ -146,6 +146,7 @@ def _started(work: str, top: int, settings: Mapping[str, Any]) -> subprocess.Pop
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(top, memory),
+            env=environment(),
             cwd=DIRECTORY,
         )
     finally:

@@ -21,7 +21,7 @@ from urllib.parse import quote
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.child_python import module_command
+from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.ledger.secret_file import read_secret
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_local_time, in_words
@@ -39,9 +39,9 @@ FILE_DEADLINE = timedelta(seconds=5)
 IDLE = timedelta(minutes=1)  # then the process is ended
 PAUSES = (timedelta(minutes=1), timedelta(minutes=15))  # after a timeout: the first and the longest
 ADDRESS_FIELD = "{address}"
+HOME = "/nonexistent"  # apprise and its plugins read files there, such as .netrc
 TITLE_MAX, BODY_MAX = 200, 4000  # characters
 TITLE_BYTES = 240  # encoded for a header they are up to four times as many, and a mail server takes 998 on one line
-_PASSED_ON = ("LANG",)
 # Chat services take these as links or mentions; names that others chose must not make any.
 _HARMLESS = str.maketrans(
     {"<": "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}", ">": "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"}
@@ -217,15 +217,14 @@ class ServiceProcess:
         return found
 
     async def _start(self) -> Process | Reply:
-        environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         try:
             running = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                env={**environ, "PATH": PATH, "HOME": "/nonexistent"},
-                cwd="/",
+                env={**environment(), "PATH": PATH, "HOME": HOME},
+                cwd=DIRECTORY,
                 start_new_session=True,
             )
         except OSError as error:

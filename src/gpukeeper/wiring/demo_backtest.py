@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from gpukeeper.child_python import DIRECTORY, module_command
+from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.config.digest import deciding_digest
 from gpukeeper.config.load import Loaded, load_text
 from gpukeeper.ledger.backtest_record import BacktestRecord, record_backtest
@@ -46,8 +46,9 @@ async def record_in_background(ledger: SqliteLedger, clock: Clock, loaded: Loade
 
 
 def _start(text: str) -> subprocess.Popen[bytes]:
-    none = subprocess.DEVNULL
-    return subprocess.Popen([*CHILD, text], stdin=none, stdout=subprocess.PIPE, stderr=none, cwd=DIRECTORY)
+    none, out = subprocess.DEVNULL, subprocess.PIPE
+    command = [*CHILD, text]
+    return subprocess.Popen(command, stdin=none, stdout=out, stderr=none, env=environment(), cwd=DIRECTORY)
 
 
 def computed(policy: Policy, workloads: int = WORKLOADS, hours: tuple[int, ...] = HOURS) -> BacktestRecord:

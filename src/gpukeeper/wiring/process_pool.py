@@ -1,4 +1,8 @@
-"""Processes that multiprocessing starts. Nothing else of gpukeeper uses it: child_python starts a single program."""
+"""Processes that multiprocessing starts. Nothing else of gpukeeper uses it: child_python starts a single program.
+
+They inherit the environment: multiprocessing has no way to give them another, and to change ours meanwhile would change
+it for all threads. They do what the command itself does, as its user, in its directory, and as it was started (-I, -E).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A driver for the GPUs of an engine.
 
 It stands where gpukeeper expects its interpreter. The program that asks the driver is
-started as `PYTHON -P -m gpukeeper.devices.driver.child`, and is answered here from the file $GPUKEEPER_BED_DRIVER:
+started as `PYTHON -P -m gpukeeper.devices.driver.child`, and is answered here from the file driver.json in $HOME, which
+is one of the few variables that this program gets:
 
     gpus      [{index, uuid, minor, busy, memory_used_mib, …}]; pids as /proc has them unless they are given
     instead   by question: a record that is printed, or a command that runs (a driver that never answers, say)
@@ -44,7 +45,7 @@ def main(arguments: list[str]) -> None:
 
 
 def world() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(os.environ["GPUKEEPER_BED_DRIVER"]).read_text())
+    found: dict[str, Any] = json.loads(Path(os.environ["HOME"], "driver.json").read_text())
     return found
 
 

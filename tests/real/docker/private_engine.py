@@ -444,10 +444,9 @@ class PrivateEngine:
             if not key.startswith(_OF_THIS_MACHINE) and not forked.is_of_the_interpreter(key)
         }
         return kept | {
-            "HOME": str(self.folder),
+            "HOME": str(self.folder),  # with the driver.json that fake_driver reads
             "DOCKER_HOST": self.host,
             "GPUKEEPER_STATE": str(self.folder / "state"),
-            "GPUKEEPER_BED_DRIVER": str(self.folder / "driver.json"),
             "COLUMNS": "200",
             "TERM": "dumb",
             "NO_COLOR": "1",

@@ -410,9 +410,10 @@ def test_the_operator_of_the_chart_reclaims_a_finished_job(
 # The agent, with a driver of the test
 
 DRIVER = """
-import sys
+import os, sys
 if "gpukeeper.devices.driver.child" in sys.orig_argv:
     import fake_driver
+    os.environ["HOME"] = os.path.dirname(fake_driver.__file__)
     fake_driver.main([fake_driver.CHILD])
     raise SystemExit
 """
@@ -460,7 +461,7 @@ def test_the_agent_publishes_which_pod_uses_which_gpu(
     shutil.copy(fake_driver.__file__, fake)
     (fake / "sitecustomize.py").write_text(DRIVER)
     gpus = [gpu(0, 90.0, [*node.pids(uids["trainer"]), 1]), gpu(1, 0.0, []), gpu(2, 50.0, [])]
-    (fake / "world.json").write_text(json.dumps({"gpus": gpus, "instead": {}}))
+    (fake / "driver.json").write_text(json.dumps({"gpus": gpus, "instead": {}}))
     entry = {"ContainerName": "main", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ["GPU-1"]}}
     record = {"Data": {"PodDeviceEntries": [{"PodUID": uids["holder"], **entry}], "RegisteredDevices": {}}}
     (devices / RECORD).write_text(json.dumps({**record, "Checksum": 1}))
@@ -468,10 +469,7 @@ def test_the_agent_publishes_which_pod_uses_which_gpu(
     agent = {
         "hostPaths": [str(fake)],
         "kubelet": {"devicePlugins": str(devices), "podLogs": f"{node.folder}/logs"},
-        "env": [
-            {"name": "PYTHONPATH", "value": str(fake)},
-            {"name": "GPUKEEPER_BED_DRIVER", "value": str(fake / "world.json")},
-        ],
+        "env": [{"name": "PYTHONPATH", "value": str(fake)}],
         "podSpec": node.placement,
     }
     values = {"mode": "agent", "image": LOCAL, "agent": agent}

@@ -24,7 +24,7 @@ from datetime import timedelta
 
 import msgspec
 
-from gpukeeper.child_python import DIRECTORY, module_command
+from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.devices.driver.protocol import NO_ID, DriverReply, DriverRequest, FactGroup
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
@@ -176,6 +176,7 @@ class _Program:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
+            env=environment(),
             cwd=DIRECTORY,
         )
         self._received = bytearray()

@@ -6,7 +6,6 @@ What it is sent and how its questions are answered is the Backend's: a daemon's,
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -14,7 +13,7 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from gpukeeper.blocking import real_seconds
-from gpukeeper.child_python import DIRECTORY, module_command
+from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.interfaces.link import LARGEST_QUESTION, Answer, Question, Welcome, frame, read_frame
 from gpukeeper.interfaces.revocations import Revocations
@@ -121,7 +120,7 @@ class WebChild:
                 *(*CHILD, *map(str, inherited)),
                 pass_fds=inherited,
                 stdin=asyncio.subprocess.DEVNULL,
-                env=_environment(),
+                env=environment(),
                 cwd=DIRECTORY,
             )
         try:
@@ -176,13 +175,6 @@ class WebChild:
     def _answered(self, task: asyncio.Task[None]) -> None:
         self._replies.discard(task)
         self._room.release()
-
-
-def _environment() -> dict[str, str]:
-    """Of ours only what Python needs: no secrets."""
-    return {
-        name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "LC_", "LANG", "PATH", "TZ"))
-    }
 
 
 def _ending(code: int) -> str:
