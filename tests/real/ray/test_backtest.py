@@ -47,16 +47,20 @@ def write_policy(cluster: Cluster) -> None:
     (cluster.root / "short.yaml").write_text("preset: ds01\nscope: {docker: {}}\n")
 
 
-def test_a_cluster_gives_the_very_same_as_one_process(cluster: Cluster) -> None:
+@pytest.fixture(scope="module")
+def by_one_process(cluster: Cluster) -> str:
     here = backtest(cluster, "--workers", "1")
     assert here.returncode == 0, here.stderr
+    return here.stdout
+
+
+def test_a_cluster_gives_the_very_same_as_one_process(cluster: Cluster, by_one_process: str) -> None:
     there = backtest(cluster, "--on", cluster.address, *TRUSTED)
     assert there.returncode == 0, there.stderr
-    assert there.stdout == here.stdout
+    assert there.stdout == by_one_process
 
 
-def test_a_node_that_dies_in_the_middle_changes_nothing(cluster: Cluster) -> None:
-    here = backtest(cluster, "--workers", "1")
+def test_a_node_that_dies_in_the_middle_changes_nothing(cluster: Cluster, by_one_process: str) -> None:
     lost = cluster.add_node()
     command = [str(cluster.python), "-m", "gpukeeper", *OPTIONS, "--on", cluster.address, *TRUSTED]
     child = subprocess.Popen(
@@ -71,7 +75,7 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(cluster: Cluster) -> Non
         child.kill()
         child.wait()
     assert child.returncode == 0, err
-    assert out == here.stdout
+    assert out == by_one_process
 
 
 def test_nodes_without_gpukeeper_are_named_as_the_reason(bare_cluster: Cluster) -> None:
