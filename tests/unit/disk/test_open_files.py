@@ -392,7 +392,7 @@ def test_while_numbers_only_rise_no_process_is_inspected_again(tmp_path: Path) -
     "how",
     [
         pytest.param({"last": 420}, id="they began anew"),
-        pytest.param({"last": 501, "pid_max": 301}, id="there are so few that they may have"),
+        pytest.param({"last": 501, "pid_max": 1}, id="there are so few that they may have"),
         pytest.param({"last": 501, "usable": False}, id="the last one is of another namespace"),
         pytest.param({"last": 0}, id="the last one is not reported"),
     ],
