@@ -23,6 +23,7 @@ from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Event
 
 FORMAT = 1
+LINE_MAX = 64 * 2**20  # bytes. The longest line keeps what an engine said of a removed object: a few MiB at most
 _ROWS = "SELECT seq, at, line FROM journal WHERE seq BETWEEN ? AND ? AND type <> 'checkpoint' ORDER BY seq"
 
 
@@ -154,16 +155,27 @@ def _opened(path: Path) -> gzip.GzipFile:
 
 def _take_header(path: Path, packed: gzip.GzipFile) -> Header:
     try:
-        return _HEADER.decode(packed.readline())
+        return _HEADER.decode(_line(path, packed))
     except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as error:
         raise _unreadable(path, error) from error
 
 
 def _lines(path: Path, packed: gzip.GzipFile) -> Iterator[bytes]:
     try:
-        yield from packed
+        while line := _line(path, packed):
+            yield line
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from error
+
+
+def _line(path: Path, packed: gzip.GzipFile) -> bytes:
+    """A file of some KiB can unpack to one line that fills the memory."""
+    line = packed.readline(LINE_MAX + 1)
+    if len(line) > LINE_MAX:
+        raise LedgerError(
+            f"The archive {path} cannot be read (a line is over {LINE_MAX >> 20} MiB). Nothing was changed."
+        )
+    return line
 
 
 def _unreadable(path: Path, error: Exception) -> LedgerError:

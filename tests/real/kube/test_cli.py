@@ -86,7 +86,8 @@ def ended(api: Api, namespace: str, *made: Object) -> None:
         job = api.wait_for("jobs", namespace, one["metadata"]["name"], _is_over)
         if '"test/exit-code": "0"' in json.dumps(one) and condition(job, "Complete") != "True":
             # Its pod was lost, most likely with a node that an earlier test was just removing.
-            raise EngineLate(f"a Job that was to succeed has failed: {json.dumps(job['status'])}")
+            happened = [f"{one['reason']}: {one['message']}" for one in api.list("events", namespace)]
+            raise EngineLate(f"a Job that was to succeed has failed: {json.dumps(job['status'])}, events: {happened}")
 
 
 def _is_over(job: Mapping[str, Any] | None) -> bool:

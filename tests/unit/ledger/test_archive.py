@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpukeeper.ledger import archive_file
 from gpukeeper.ledger.archive import Rotation, rotate, status
 from gpukeeper.ledger.archive_file import read_archive
 from gpukeeper.ledger.in_memory import InMemoryLedger
@@ -217,6 +219,27 @@ def test_a_damaged_file_is_never_taken_for_the_lines_it_should_hold(tmp_path: Pa
         ledger.close()
 
     run(story())
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_line_that_would_fill_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: int
+) -> None:
+    monkeypatch.setattr(archive_file, "LINE_MAX", 2000)
+
+    async def story() -> None:
+        ledger = await filled(tmp_path / "ledger.db")
+        await rotate(ledger, KEEP, NOW)
+        ledger.close()
+
+    run(story())
+    (file,) = (tmp_path / "archive").glob("journal-*")
+    lines = gzip.decompress(file.read_bytes()).splitlines(keepends=True)
+    file.write_bytes(gzip.compress(b"".join([*lines[:good], b" " * 1990 + lines[good]])))
+    with pytest.raises(LedgerError, match="a line is over"):
+        archive_file.verify(file)
+    with pytest.raises(LedgerError, match="a line is over"):
+        list(archive_file.read_archive(file))
 
 
 def test_archives_of_an_earlier_ledger_are_not_mistaken_for_this_one(tmp_path: Path) -> None:
