@@ -78,9 +78,13 @@ def _rules_for(shape: Shape, state: State | None) -> tuple[tuple[str, Evaluator]
     )
 
 
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeio" else "a"
+
+
 _APPLICABLE = {(shape, state): _rules_for(shape, state) for shape in Shape for state in (*State, None)}
 _NOT_FOR = {
-    shape: tuple((rule.NAME, Answer(rule.NAME, Verdict.SILENT, f"not for a {shape}")) for rule in RULES)
+    shape: tuple((rule.NAME, Answer(rule.NAME, Verdict.SILENT, f"not for {_article(shape)} {shape}")) for rule in RULES)
     for shape in Shape
 }
 _NOTHING = Answer("none", Verdict.SILENT, "no rule applies to it")

@@ -149,7 +149,7 @@ def test_every_rule_answers_for_every_shape() -> None:
 
 def test_rules_of_another_shape_report_it() -> None:
     given = {a.rule: a for a in answers(View(subject(shape=Shape.IMAGE)), BOOK, NOW)}
-    assert given["idle"].reason == "not for a image"
+    assert given["idle"].reason == "not for an image"
     assert given["target"].verdict is Verdict.SILENT
 
 
