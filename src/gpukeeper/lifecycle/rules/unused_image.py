@@ -62,6 +62,11 @@ def free_since(view: View, images: Images) -> datetime | Answer:
         return Answer(NAME, Verdict.PROTECT, f'images.keep names it ("{kept_by}")')
     if child := subject.labels.get("child"):
         return Answer(NAME, Verdict.PROTECT, f"{child} is built on it")
+    if len(names := subject.labels.get("names", "").split()) > 1:
+        # An engine can remove a name only if it refers to some image, and it may refer to another one by then.
+        return Answer(
+            NAME, Verdict.PROTECT, f"it has several names ({', '.join(names)}); remove the unneeded ones by hand"
+        )
     since = unused_since(view)
     return Answer(NAME, Verdict.UNKNOWN, since.why) if isinstance(since, Unknown) else since
 
