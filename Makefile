@@ -122,10 +122,10 @@ bundle: package ## one file to install from without a network, for this Python; 
 	$(BIN)/python deploy/bundle/build.py dist $(PYTHONS)
 
 pins: ## resolve the requirements files again (needs uv); existing pins stay where they still fit
-	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra all -o requirements.txt
-	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra all --extra parquet --group dev -c requirements.txt \
+	uv pip compile -q --no-strip-extras --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra all -o requirements.txt
+	uv pip compile -q --no-strip-extras --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra all --extra parquet --group dev -c requirements.txt \
 		-o requirements-dev.txt
-	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 --group docs -o requirements-docs.txt
+	uv pip compile -q --no-strip-extras --universal --generate-hashes --no-header --python-version 3.11 --group docs -o requirements-docs.txt
 
 image: ## build the acceptance image: make image IMAGE=NAME:TAG BASE=IMAGE NCCL_TESTS=DIRECTORY NCCL_TESTS_BASE=IMAGE
 	@PYTHON=$(PYTHON) NCCL_TESTS=$(NCCL_TESTS) deploy/acceptance/context.sh build/image

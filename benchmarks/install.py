@@ -11,6 +11,7 @@ ACCEPT=1 also installs PyTorch, several gigabytes; without it the extra `accept`
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -85,9 +86,13 @@ def _wheel(folder: Path) -> Path:
 
 
 def _pins(folder: Path) -> Path:
-    """Constraints cannot have hashes where a file without one, our wheel, is installed."""
+    """Constraints cannot have extras, nor hashes where a file without one, our wheel, is installed."""
     lines = (ROOT / "requirements.txt").read_text().splitlines()
-    pins = [line.removesuffix("\\").rstrip() for line in lines if "==" in line and not line.startswith((" ", "#"))]
+    pins = [
+        re.sub(r"\[.*?\]", "", line.removesuffix("\\")).rstrip()
+        for line in lines
+        if "==" in line and not line.startswith((" ", "#"))
+    ]
     path = folder / "constraints.txt"
     path.write_text("\n".join(pins) + "\n")
     return path

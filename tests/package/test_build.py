@@ -131,9 +131,9 @@ def _hashes(component: dict[str, Any]) -> set[str]:
 
 
 def _pins(requirements: Path) -> dict[tuple[str, str], set[str]]:
-    """Name, version and hashes; one pin is several lines."""
-    pins = re.split(r"^(?=[\w-]+==)", requirements.read_text(), flags=re.MULTILINE)[1:]
-    named = [(re.match(r"([\w-]+)==([^\s;]+)", pin), pin) for pin in pins]
+    """Name (without extras), version and hashes; one pin is several lines."""
+    pins = re.split(r"^(?=[\w-]+[\[=])", requirements.read_text(), flags=re.MULTILINE)[1:]
+    named = [(re.match(r"([\w-]+)(?:\[[^]]*\])?==([^\s;]+)", pin), pin) for pin in pins]
     return {(found[1], found[2]): set(re.findall(r"sha256:(\w+)", pin)) for found, pin in named if found}
 
 
