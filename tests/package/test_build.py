@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.pins import read_pins
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,18 +125,12 @@ def test_the_wheel_has_an_sbom_with_every_pin_and_its_hashes(committed: Path, bu
     sbom = json.loads(text)
     assert (sbom["bomFormat"], sbom["metadata"]["component"]["name"]) == ("CycloneDX", "gpukeeper")
     listed = {(one["name"], one["version"]): _hashes(one) for one in sbom["components"]}
-    assert listed == _pins(committed / "requirements.txt")
+    pins = read_pins(committed / "requirements.txt")
+    assert listed == {(pin.requirement.name, pin.version): pin.hashes for pin in pins}
 
 
 def _hashes(component: dict[str, Any]) -> set[str]:
     return {digest["content"] for source in component["externalReferences"] for digest in source["hashes"]}
-
-
-def _pins(requirements: Path) -> dict[tuple[str, str], set[str]]:
-    """Name (without extras), version and hashes; one pin is several lines."""
-    pins = re.split(r"^(?=[\w-]+[\[=])", requirements.read_text(), flags=re.MULTILINE)[1:]
-    named = [(re.match(r"([\w-]+)(?:\[[^]]*\])?==([^\s;]+)", pin), pin) for pin in pins]
-    return {(found[1], found[2]): set(re.findall(r"sha256:(\w+)", pin)) for found, pin in named if found}
 
 
 def test_every_file_of_the_package_is_in_the_wheel(committed: Path, built: dict[str, Path]) -> None:
