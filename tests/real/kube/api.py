@@ -245,9 +245,10 @@ class Api:
             if predicate(seen):
                 return seen
             if time.monotonic() > ends:
+                taints = seen and seen.get("spec", {}).get("taints")
                 raise (AssertionError if words == GONE else EngineLate)(
                     f"not within {timeout:.0f} s: {words or 'as awaited'}: {what} {namespace}/{name}; last seen: "
-                    f"{json.dumps(seen and seen.get('status'), indent=1)}"
+                    f"{f'taints {json.dumps(taints)}, ' if taints else ''}{json.dumps(seen and seen.get('status'))}"
                 )
             time.sleep(0.05)
 

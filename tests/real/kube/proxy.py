@@ -207,7 +207,8 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for writer in self._open:
-            writer.transport.abort()
+            with suppress(AttributeError):  # Python 3.11.2 (Debian 12), of a TLS connection that has ended
+                writer.transport.abort()
         await asyncio.sleep(0.05)  # their ends are told in the next turns of the loop
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
