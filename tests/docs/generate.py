@@ -246,7 +246,7 @@ def _flag(flag: Any) -> str:
 
 
 def _help(one: Any) -> str:
-    default = f" Default: `{one.default}`." if one.default not in (None, False, "") else ""
+    default = f" Default: `{one.default}`." if one.default not in (None, False, "", []) else ""
     return (one.help or "").replace("|", "\\|") + default
 
 

@@ -5,7 +5,7 @@ The rules themselves decide, over simulated time; what the world is assumed to d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -52,7 +52,7 @@ class WorkloadWords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     platform: str = "docker"
     class_: str = msgspec.field(default="", name="class")
     name: str = "example"
-    label: tuple[str, ...] = ()
+    label: Sequence[str] = ()
     image: str = ""
     kind: str = ""
     namespace: str = ""

@@ -38,29 +38,19 @@ WITH_WORKLOADS = (DOCKER, KUBERNETES)  # on the others there are trees and devic
 
 
 class WorkloadDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload as described. None: not given."""
+    """The words, and what was read from those that are more than words. `place` empty: not given."""
 
-    platform: str = DOCKER
-    place: str | None = None
-    namespace: str | None = None
-    kind: str | None = None
-    name: str = "example"
-    class_: str | None = None
-    image: str | None = None
-    labels: Mapping[str, str] = {}
-    owner: str | None = None
-    group: str | None = None
-    environment: str | None = None
-    gpus: int = 1
-    state: State = State.RUNNING
-    outcome: Outcome | None = None
-    running_for: timedelta = timedelta()
-    idle_for: timedelta = timedelta()
-    ended_since: timedelta = timedelta()
-    ttl: timedelta | None = None
-    hold: timedelta | None = None
-    busy: bool = False
-    demand: bool = False
+    words: WorkloadWords
+    platform: str
+    place: str
+    labels: Mapping[str, str]
+    state: State
+    outcome: Outcome | None
+    running_for: timedelta
+    idle_for: timedelta
+    ended_since: timedelta
+    ttl: timedelta | None
+    hold: timedelta | None
 
 
 def try_policy(loaded: Loaded, described: WorkloadDescription, now: datetime) -> PolicyTrial:
@@ -83,7 +73,7 @@ def try_policy(loaded: Loaded, described: WorkloadDescription, now: datetime) ->
 
 def _because(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> str:
     """Why it has its class."""
-    if described.class_ is not None:
+    if described.words.class_:
         return "by --class"
     if found.match is not None:
         return f"by match[{found.match}], {loaded.origin(('match', found.match))}"
@@ -96,18 +86,10 @@ def read_description(words: WorkloadWords) -> WorkloadDescription:
     platform, _, place = words.platform.partition("/")
     ended = bool(words.ended_since or words.outcome)
     return WorkloadDescription(
+        words=words,
         platform=platform,
-        place=place or None,
-        namespace=words.namespace or None,
-        kind=words.kind or None,
-        name=words.name,
-        class_=words.class_ or None,
-        image=words.image or None,
+        place=place,
         labels=_labels(words.label),
-        owner=words.owner or None,
-        group=words.group or None,
-        environment=words.environment or None,
-        gpus=words.gpus,
         state=_state(words.state, ended=ended),
         outcome=_outcome(words.outcome),
         running_for=_span(words.running_for, "--running-for") or timedelta(),
@@ -115,8 +97,6 @@ def read_description(words: WorkloadWords) -> WorkloadDescription:
         ended_since=_span(words.ended_since, "--ended-since") or timedelta(),
         ttl=_span(words.ttl, "--ttl"),
         hold=_span(words.hold, "--hold"),
-        busy=words.busy,
-        demand=words.demand,
     )
 
 
@@ -152,40 +132,42 @@ def hypothetical_workload(one: WorkloadDescription, policy: Policy, now: datetim
     """The workload, and the policy as it applies to it: with its owner in the group that was named, and without `match`
     where the class was. Raises UsageError for what contradicts itself or does not exist."""
     _check(one, policy)
-    policy = _with_member(policy, one)
-    if one.class_ is not None:
+    policy = _with_member(policy, one.words)
+    if one.words.class_:
         policy = msgspec.structs.replace(policy, match=())
     subject = _subject(one, policy, now)
     return TrialInput(
         subject=subject,
         idle_for=one.idle_for,
-        busy=one.busy,
-        demand=one.demand,
+        busy=one.words.busy,
+        demand=one.words.demand,
         hold=one.hold,
         after_stop=State.SUSPENDED if one.platform == KUBERNETES else State.ENDED,
     ), policy
 
 
 def _check(one: WorkloadDescription, policy: Policy) -> None:
+    words = one.words
     if one.platform not in WITH_WORKLOADS:
         raise UsageError(
             f'--platform "{one.platform}": only {" and ".join(WITH_WORKLOADS)} have workloads. '
             "On other platforms gpukeeper acts on directory trees only."
         )
-    if one.class_ is not None and one.class_ not in policy.classes:
-        raise UsageError(f'the policy has no class "{one.class_}". {did_you_mean(one.class_, list(policy.classes))}')
-    if one.group is not None and one.group not in policy.groups:
-        known = did_you_mean(one.group, list(policy.groups)) if policy.groups else "It has no groups."
-        raise UsageError(f'the policy has no group "{one.group}". {known}')
-    if one.environment is not None and one.environment not in policy.environments:
+    if words.class_ and words.class_ not in policy.classes:
+        known = did_you_mean(words.class_, list(policy.classes))
+        raise UsageError(f'the policy has no class "{words.class_}". {known}')
+    if words.group and words.group not in policy.groups:
+        known = did_you_mean(words.group, list(policy.groups)) if policy.groups else "It has no groups."
+        raise UsageError(f'the policy has no group "{words.group}". {known}')
+    if words.environment and words.environment not in policy.environments:
         names = list(policy.environments)
-        known = did_you_mean(one.environment, names) if names else "It has no environments."
-        raise UsageError(f'the policy has no environment "{one.environment}". {known}')
-    if one.platform == KUBERNETES and (one.kind or "job").lower() not in BY_NAME:
-        raise UsageError(f'--kind "{one.kind}": {did_you_mean(str(one.kind), list(BY_NAME))}')
-    if one.platform == DOCKER and one.kind not in (None, CONTAINER):
-        raise UsageError(f'--kind "{one.kind}": on docker every workload is a {CONTAINER}.')
-    if one.platform == DOCKER and one.namespace is not None:
+        known = did_you_mean(words.environment, names) if names else "It has no environments."
+        raise UsageError(f'the policy has no environment "{words.environment}". {known}')
+    if one.platform == KUBERNETES and (words.kind or "job").lower() not in BY_NAME:
+        raise UsageError(f'--kind "{words.kind}": {did_you_mean(words.kind, list(BY_NAME))}')
+    if one.platform == DOCKER and words.kind not in ("", CONTAINER):
+        raise UsageError(f'--kind "{words.kind}": on docker every workload is a {CONTAINER}.')
+    if one.platform == DOCKER and words.namespace:
         raise UsageError("--namespace: docker has no namespaces.")
     _check_times(one)
 
@@ -193,7 +175,7 @@ def _check(one: WorkloadDescription, policy: Policy) -> None:
 def _check_times(one: WorkloadDescription) -> None:
     """Options that describe a state must fit the state."""
     nothing = timedelta()
-    if one.state is not State.RUNNING and (one.running_for or one.idle_for or one.busy):
+    if one.state is not State.RUNNING and (one.running_for or one.idle_for or one.words.busy):
         raise UsageError(f"--running-for, --idle-for and --busy describe running work; this one is {one.state}.")
     if one.state is not State.ENDED and (one.ended_since or one.outcome is not None):
         raise UsageError(f"--ended-since and --outcome describe ended work; this one is {one.state}.")
@@ -201,38 +183,38 @@ def _check_times(one: WorkloadDescription) -> None:
         raise UsageError(
             f"a workload cannot be idle for {in_words(one.idle_for)} and run for {in_words(one.running_for)} only."
         )
-    if one.busy and one.idle_for:
+    if one.words.busy and one.idle_for:
         raise UsageError("--busy and --idle-for cannot be combined.")
-    if one.hold is not None and one.owner is None:
+    if one.hold is not None and not one.words.owner:
         raise UsageError("--hold needs --owner: the user who holds it.")
-    if one.group is not None and one.owner is None:
+    if one.words.group and not one.words.owner:
         raise UsageError("--group needs --owner: the member of that group.")
 
 
-def _with_member(policy: Policy, one: WorkloadDescription) -> Policy:
-    if one.group is None or one.owner is None or one.owner in policy.groups[one.group].members:
+def _with_member(policy: Policy, words: WorkloadWords) -> Policy:
+    if not words.group or words.owner in policy.groups[words.group].members:
         return policy
-    group = policy.groups[one.group]
-    joined = msgspec.structs.replace(group, members=(*group.members, one.owner))
-    return msgspec.structs.replace(policy, groups={**policy.groups, one.group: joined})
+    group = policy.groups[words.group]
+    joined = msgspec.structs.replace(group, members=(*group.members, words.owner))
+    return msgspec.structs.replace(policy, groups={**policy.groups, words.group: joined})
 
 
 def _subject(one: WorkloadDescription, policy: Policy, now: datetime) -> Subject:
-    ref, ran = _ref(one, policy), max(one.running_for, one.idle_for)
+    words, ref, ran = one.words, _ref(one, policy), max(one.running_for, one.idle_for)
     started = {State.RUNNING: now - ran, State.ENDED: now - one.ended_since, State.CREATED: None}[one.state]
     outcome = one.outcome or Outcome.SUCCEEDED
-    labels = {**one.labels, **({"image": one.image} if one.image else {})}
+    labels = {**one.labels, **({"image": words.image} if words.image else {})}
     return Subject(
         seen=Seen(ref, INCARNATION, "", now),
         state=one.state,
-        owner=one.owner,
-        class_=one.class_ or _recognized(one, ref),
-        environment=one.environment,
+        owner=words.owner or None,
+        class_=words.class_ or _recognized(one, ref),
+        environment=words.environment or None,
         created=started or now,
         started=started,
         ended=now - one.ended_since if one.state is State.ENDED else None,
         outcome=outcome if one.state is State.ENDED else None,
-        devices=tuple(f"GPU-{number}" for number in range(one.gpus)),
+        devices=tuple(f"GPU-{number}" for number in range(words.gpus)),
         goes_when_stopped=ref.platform == KUBERNETES and BY_NAME[ref.kind].lever is Lever.NONE,
         marks=Marks(ttl=one.ttl),
         labels=labels,
@@ -244,9 +226,9 @@ def _ref(one: WorkloadDescription, policy: Policy) -> Ref:
     scope = policy.scope.get(one.platform)
     place = one.place or _covered(scope.places if scope is not None else ())
     if one.platform == DOCKER:
-        return Ref(DOCKER, place, CONTAINER, one.name, "example")
-    namespace = one.namespace or _covered(scope.namespaces if scope is not None else ())
-    return Ref(KUBERNETES, place, (one.kind or "job").lower(), one.name, "example", namespace)
+        return Ref(DOCKER, place, CONTAINER, one.words.name, "example")
+    namespace = one.words.namespace or _covered(scope.namespaces if scope is not None else ())
+    return Ref(KUBERNETES, place, (one.words.kind or "job").lower(), one.words.name, "example", namespace)
 
 
 def _covered(patterns: tuple[str, ...]) -> str:
@@ -259,8 +241,8 @@ def _recognized(one: WorkloadDescription, ref: Ref) -> str:
     """The class that its platform gives it, by the platform's own function."""
     if ref.platform == KUBERNETES:
         meta = Meta(name=ref.name, namespace=ref.namespace, labels=dict(one.labels))
-        held = PodTotals(devices=[f"{ref.name}/{number}" for number in range(one.gpus)])
+        held = PodTotals(devices=[f"{ref.name}/{number}" for number in range(one.words.gpus)])
         return class_in_cluster(BY_NAME[ref.kind], meta, None, held)
-    if not one.gpus:
+    if not one.words.gpus:
         return WITHOUT_GPU
-    return "unknown" if one.owner is None else class_by_labels(one.labels, published=False)
+    return "unknown" if not one.words.owner else class_by_labels(one.labels, published=False)

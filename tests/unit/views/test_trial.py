@@ -9,9 +9,10 @@ import pytest
 
 from gpukeeper.config.load import load_text
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.policy import Policy
 from gpukeeper.model.subject import Outcome, State
-from gpukeeper.views.trial import TrialView, trial
-from gpukeeper.wiring.hypothetical import WorkloadDescription, hypothetical_workload
+from gpukeeper.views.trial import TrialView, WorkloadWords, trial
+from gpukeeper.wiring.hypothetical import hypothetical_workload, read_description
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -32,7 +33,12 @@ match:
 
 
 def tried(more: str = "", **facts: Any) -> TrialView:
-    assumed, policy = hypothetical_workload(WorkloadDescription(**facts), load_text(POLICY + more).policy, NOW)
+    return tried_with(load_text(POLICY + more).policy, **facts)
+
+
+def tried_with(given: Policy, **facts: Any) -> TrialView:
+    words = {name: f"{one // MINUTE}m" if isinstance(one, timedelta) else one for name, one in facts.items()}
+    assumed, policy = hypothetical_workload(read_description(WorkloadWords(**words)), given, NOW)
     return trial(policy, assumed, NOW)
 
 
@@ -58,8 +64,7 @@ def test_idle_work_is_warned_twice_stopped_and_removed() -> None:
 
 def test_the_built_in_times_keep_what_was_idle_for_a_day() -> None:
     shared = load_text("preset: shared-host\nmode: enforce\nscope: {docker: {}}\n").policy
-    assumed, policy = hypothetical_workload(WorkloadDescription(owner="ann", demand=True), shared, NOW)
-    found = trial(policy, assumed, NOW)
+    found = tried_with(shared, owner="ann", demand=True)
     assert timeline(found) == [
         (90 * MINUTE, "warn 1", "idle"),
         (5 * HOUR + 15 * MINUTE, "warn 2", "idle"),
@@ -157,11 +162,11 @@ def test_what_is_never_touched_reports_it() -> None:
 
 def test_outside_the_scope_nothing_happens() -> None:
     assert tried(owner="bob").subject.ref.place == "node-1"
-    assert tried(owner="bob", place="other").end == "No action: outside the policy's scope."
+    assert tried(owner="bob", platform="docker/other").end == "No action: outside the policy's scope."
 
 
 def test_the_platform_itself_gives_the_class() -> None:
-    assert tried(owner="bob", labels={"devcontainer.local_folder": "x"}).class_ == "devcontainer"
+    assert tried(owner="bob", label=("devcontainer.local_folder=x",)).class_ == "devcontainer"
     assert tried().class_ == "unknown"
     assert tried(platform="kubernetes", kind="daemonset", owner="bob").class_ == "infrastructure"
     assert tried(platform="kubernetes", kind="rayservice", owner="bob").class_ == "serving"
@@ -206,10 +211,7 @@ def test_what_it_assumes_is_reported() -> None:
     for words in ("stays idle", "warning is delivered", "budget (50 a pass, 600 an hour)", "pass runs every 5m"):
         assert words in said
     assert "mode is plan" not in said
-    assumed, policy = hypothetical_workload(
-        WorkloadDescription(owner="bob"), load_text(POLICY.replace("enforce", "plan")).policy, NOW
-    )
-    planned = trial(policy, assumed, NOW)
+    planned = tried_with(load_text(POLICY.replace("enforce", "plan")).policy, owner="bob")
     assert any("The mode is plan" in words for words in planned.assumes)
 
 
@@ -224,7 +226,7 @@ def test_what_it_assumes_is_reported() -> None:
         ({"kind": "job"}, "on docker every workload is a container"),
         ({"namespace": "lab"}, "docker has no namespaces"),
         ({"state": State.ENDED, "idle_for": HOUR}, "describe running work; this one is ended"),
-        ({"ended_since": HOUR}, "describe ended work; this one is running"),
+        ({"state": State.RUNNING, "ended_since": HOUR}, "describe ended work; this one is running"),
         ({"running_for": HOUR, "idle_for": 2 * HOUR}, "cannot be idle for 2h and run for 1h only"),
         ({"running_for": HOUR, "idle_for": HOUR, "busy": True}, "--busy and --idle-for"),
         ({"hold": HOUR}, "--hold needs --owner"),

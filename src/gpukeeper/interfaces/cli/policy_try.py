@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
 
+import msgspec
 import typer
 
 from gpukeeper.config.load import Loaded, load_policy
@@ -17,12 +17,9 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.views.trial import PolicyTrial, WorkloadWords
 from gpukeeper.wiring.hypothetical import WorkloadDescription, read_description, try_policy
 
-Span = str | None
 
-
-@dataclass(frozen=True, kw_only=True)
-class WorkloadOptions:
-    """The workload in words."""
+class WorkloadOptions(WorkloadWords, frozen=True, kw_only=True):
+    """The same words, each with its flag."""
 
     platform: Annotated[
         str,
@@ -34,59 +31,59 @@ class WorkloadOptions:
         ),
     ] = "docker"
     class_: Annotated[
-        str | None,
+        str,
         typer.Option("--class", metavar="NAME", help="Class. Default: by match, else as recognized by the platform."),
-    ] = None
+    ] = ""
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the workload.")] = "example"
-    label: Annotated[list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label; may be repeated.")] = (
-        None
+    label: Annotated[list[str], typer.Option("--label", metavar="KEY=VALUE", help="Label; may be repeated.")] = (
+        msgspec.field(default_factory=list)
     )
-    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="Container image.")] = None
+    image: Annotated[str, typer.Option("--image", metavar="IMAGE", help="Container image.")] = ""
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="KIND", help="Kubernetes kind: job, trainjob, pod, … Default: job.")
-    ] = None
-    namespace: Annotated[str | None, typer.Option("--namespace", metavar="NAME", help="Kubernetes namespace.")] = None
+        str, typer.Option("--kind", metavar="KIND", help="Kubernetes kind: job, trainjob, pod, … Default: job.")
+    ] = ""
+    namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Kubernetes namespace.")] = ""
     environment: Annotated[
-        str | None,
+        str,
         typer.Option("--environment", metavar="NAME", help="Environment, one of `environments` in the policy."),
-    ] = None
-    owner: Annotated[str | None, typer.Option("--owner", metavar="USER", help="Owner. Default: unknown.")] = None
+    ] = ""
+    owner: Annotated[str, typer.Option("--owner", metavar="USER", help="Owner. Default: unknown.")] = ""
     group: Annotated[
-        str | None,
+        str,
         typer.Option("--group", metavar="NAME", help="Group of the owner, in addition to those in the policy."),
-    ] = None
+    ] = ""
     gpus: Annotated[int, typer.Option("--gpus", min=0, max=1024, metavar="N", help="Number of GPUs.")] = 1
     state: Annotated[
-        str | None,
+        str,
         typer.Option(
             "--state",
             metavar="STATE",
             help="running, ended or created. Default: running, or as implied by other options.",
         ),
-    ] = None
+    ] = ""
     outcome: Annotated[
-        str | None,
+        str,
         typer.Option(
             "--outcome",
             metavar="OUTCOME",
             help="Outcome of ended work: succeeded (default), failed or stopped.",
             autocompletion=completion.outcomes,
         ),
-    ] = None
+    ] = ""
     running_for: Annotated[
-        Span, typer.Option("--running-for", metavar="DURATION", help="Time since the start: 2h, 3d, …")
-    ] = None
+        str, typer.Option("--running-for", metavar="DURATION", help="Time since the start: 2h, 3d, …")
+    ] = ""
     idle_for: Annotated[
-        Span, typer.Option("--idle-for", metavar="DURATION", help="Idle time so far: 20m, … Default: idle from now on.")
-    ] = None
+        str, typer.Option("--idle-for", metavar="DURATION", help="Idle time so far: 20m, … Default: idle from now on.")
+    ] = ""
     busy: Annotated[bool, typer.Option("--busy", help="The GPUs are in use all the time.")] = False
     ended_since: Annotated[
-        Span, typer.Option("--ended-since", metavar="DURATION", help="Time since the end: 2h, 3d, …")
-    ] = None
-    ttl: Annotated[Span, typer.Option("--ttl", metavar="DURATION", help="The workload's own TTL after its end.")] = None
+        str, typer.Option("--ended-since", metavar="DURATION", help="Time since the end: 2h, 3d, …")
+    ] = ""
+    ttl: Annotated[str, typer.Option("--ttl", metavar="DURATION", help="The workload's own TTL after its end.")] = ""
     hold: Annotated[
-        Span, typer.Option("--hold", metavar="DURATION", help="The owner holds it for this time, from now on.")
-    ] = None
+        str, typer.Option("--hold", metavar="DURATION", help="The owner holds it for this time, from now on.")
+    ] = ""
     demand: Annotated[
         bool, typer.Option("--demand", help="Assume that GPUs are scarce; see `demand` in the policy.")
     ] = False
@@ -95,18 +92,13 @@ class WorkloadOptions:
 @o.with_options
 def try_(*, policy: o.PolicyFile = None, options: WorkloadOptions, json: o.Json = False) -> None:
     """Apply a policy to a hypothetical workload. Shows its class, and when it would be warned, stopped and removed."""
-    described = read_description(_words(options))
+    described = read_description(options)
     loaded = load_policy(policy)
     found = try_policy(loaded, described, datetime.now(UTC).replace(second=0, microsecond=0))
     if json:
         show.as_json("policy-try", found)
     else:
         _print(loaded, described, found)
-
-
-def _words(options: WorkloadOptions) -> WorkloadWords:
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    return WorkloadWords(**{**given, "label": tuple(options.label or ())})
 
 
 def _print(loaded: Loaded, described: WorkloadDescription, found: PolicyTrial) -> None:
@@ -122,16 +114,16 @@ def _print(loaded: Loaded, described: WorkloadDescription, found: PolicyTrial) -
 
 
 def _facts(described: WorkloadDescription, found: PolicyTrial) -> list[tuple[str, str]]:
-    subject, now = found.workload, found.at
+    words, subject, now = described.words, found.workload, found.at
     ran = f" for {in_words(now - subject.started)}" if isinstance(subject.started, datetime) else ""
     state = f"{subject.outcome} {in_words(described.ended_since)} ago" if subject.outcome else f"{subject.state}{ran}"
-    idle = ", in use" if described.busy else f", idle for {in_words(described.idle_for)}" if described.idle_for else ""
+    idle = ", in use" if words.busy else f", idle for {in_words(described.idle_for)}" if described.idle_for else ""
     groups = f" (group {', '.join(found.groups)})" if found.groups else ""
     return [
         ("workload", subject.ref.path),
         ("class", f"{found.class_} ({found.class_because})"),
-        ("owner", f"{described.owner or 'unknown'}{groups}"),
-        ("state", f"{state}{idle}, {described.gpus} GPU{'' if described.gpus == 1 else 's'}"),
+        ("owner", f"{words.owner or 'unknown'}{groups}"),
+        ("state", f"{state}{idle}, {words.gpus} GPU{'' if words.gpus == 1 else 's'}"),
         ("now", f"{found.decision.action}: {found.decision.reason}"),
     ]
 

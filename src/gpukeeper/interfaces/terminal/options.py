@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_type_hints
 
+import msgspec
 import typer
 
 from gpukeeper.interfaces.terminal import completion
@@ -134,13 +135,13 @@ class SelectionByClass(Selection):
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Typer gets each option of the command's parameters that are dataclasses; the command gets them as one value."""
+    """Typer gets each option of the command's parameters that are dataclasses or structs; the command gets these."""
     hints = get_type_hints(command, include_extras=True)
-    kinds = {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
+    kinds = {name: kind for name, kind in hints.items() if isinstance(kind, type) and _defaults(kind)}
 
     @wraps(command)
     def run(**given: Any) -> None:
-        values = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in kinds.items()}
+        values = {name: kind(**{one: given.pop(one) for one in _defaults(kind)}) for name, kind in kinds.items()}
         command(**values, **given)
 
     parameters = [
@@ -155,7 +156,17 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _options_of(kind: type[Any]) -> list[inspect.Parameter]:
     hints = get_type_hints(kind, include_extras=True)
-    return [_parameter(one.name, hints[one.name], one.default) for one in fields(kind)]
+    return [_parameter(name, hints[name], default) for name, default in _defaults(kind).items()]
+
+
+def _defaults(kind: type[Any]) -> dict[str, Any]:
+    """Of each option, in order; an empty one has to be given. Nothing: it is no value of options."""
+    if is_dataclass(kind):
+        return {one.name: inspect.Parameter.empty if one.default is MISSING else one.default for one in fields(kind)}
+    if not issubclass(kind, msgspec.Struct):
+        return {}
+    found = msgspec.structs.fields(kind)
+    return {one.name: one.default_factory() if one.default is msgspec.NODEFAULT else one.default for one in found}
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
