@@ -12,9 +12,9 @@ import pytest
 from gpukeeper.acceptance.record import Report
 from gpukeeper.acceptance.reports.store import ReportFolder
 from gpukeeper.interfaces.cli import accept_run
+from gpukeeper.interfaces.cli.accept_options import RunOptions
 from gpukeeper.interfaces.cli.accept_run import (
     LEAST_KEPT,
-    AcceptOptions,
     _history,
     _pruned,
     exit_code,
@@ -22,7 +22,6 @@ from gpukeeper.interfaces.cli.accept_run import (
     recorded,
     written,
 )
-from gpukeeper.interfaces.cli.accept_settings import Flags
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.grade import Grade
@@ -54,7 +53,7 @@ def test_exit_codes(verdict: Grade, plain: int, strict: int) -> None:
 @pytest.mark.parametrize("name", ["foo/bar", "../x", "report.json", ""])
 def test_a_name_for_the_summary_that_cannot_be_written_is_refused_before_the_run(name: str) -> None:
     with pytest.raises(UsageError, match="not a plain file name"):
-        prepare(AcceptOptions(Flags(), summary=name), {})
+        prepare(RunOptions(report_name=name), {})
 
 
 def test_old_reports_go_but_not_the_last_twenty_nor_kept_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +65,12 @@ def test_old_reports_go_but_not_the_last_twenty_nor_kept_ones(tmp_path: Path, mo
         age = timedelta(days=100 + number)
         old = report(run=f"old-{number:02}", started=now.started - age, ended=now.ended - age)
         store.write(old, keep=number == LEAST_KEPT + 3)
-    folder, problems = written(AcceptOptions(Flags()), now, {"ranks-1/torchrun": "words"})
+    folder, problems = written(RunOptions(), now, {"ranks-1/torchrun": "words"})
     assert not problems
     assert Path(folder, "log-ranks-1-torchrun").read_text() == "words"
-    assert _pruned(AcceptOptions(Flags(), folder=store.path), now) == []
+    assert _pruned(RunOptions(report_dir=store.path), now) == []
     assert len(store.list()) == LEAST_KEPT + 5, "a folder that somebody named"
-    assert _pruned(AcceptOptions(Flags()), now) == []
+    assert _pruned(RunOptions(), now) == []
     left = {entry.run for entry in store.list()}
     assert left == {"now", *(f"old-{number:02}" for number in range(LEAST_KEPT - 1)), f"old-{LEAST_KEPT + 3}"}
 
@@ -87,7 +86,7 @@ def test_reports_that_are_together_too_large_go_but_not_the_newest(
     day = timedelta(days=1)
     store.write(report(run="yesterday", started=now.started - day, ended=now.ended - day))
     store.write(now)
-    assert _pruned(AcceptOptions(Flags()), now) == []
+    assert _pruned(RunOptions(), now) == []
     assert [entry.run for entry in store.list()] == ["now"]
     assert "Deleted the 1 oldest reports" in capsys.readouterr().err
 
@@ -95,7 +94,7 @@ def test_reports_that_are_together_too_large_go_but_not_the_newest(
 def test_a_report_that_cannot_be_written_is_reported_and_the_verdict_stays(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("")
-    folder, problems = written(AcceptOptions(Flags(), folder=taken), report(), {})
+    folder, problems = written(RunOptions(report_dir=taken), report(), {})
     assert folder == ""
     assert "could not be written" in problems[0]
 
@@ -132,7 +131,7 @@ def test_old_reports_that_cannot_be_read_are_reported(tmp_path: Path, monkeypatc
     """After the ledger's line, and without taking anything from the verdict."""
     monkeypatch.setenv("GPUKEEPER_STATE", str(tmp_path))
     (tmp_path / "reports").write_text("")
-    (problem,) = _pruned(AcceptOptions(Flags()), report())
+    (problem,) = _pruned(RunOptions(), report())
     assert problem.startswith("Old reports could not be deleted: ")
 
 
@@ -146,7 +145,7 @@ def test_of_the_older_kits_files_none_is_left_of_another_run(tmp_path: Path) -> 
     for name, content in ours.items():
         (tmp_path / name).write_bytes(msgspec.json.encode(content))
     (tmp_path / "ddp_tests_result.json.bak").write_text("old")
-    _, problems = written(AcceptOptions(Flags(), folder=tmp_path, legacy=True), report(), {})
+    _, problems = written(RunOptions(report_dir=tmp_path, legacy=True), report(), {})
     assert not problems
     left = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert not left & set(ours)
@@ -158,7 +157,7 @@ def test_of_the_older_kits_files_none_is_left_of_another_run(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["results.json", "summary.json", "gpu_tests_result.json"])
 def test_a_file_of_another_user_is_neither_replaced_nor_deleted(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    _, problems = written(AcceptOptions(Flags(), folder=tmp_path, legacy=True), report(), {})
+    _, problems = written(RunOptions(report_dir=tmp_path, legacy=True), report(), {})
     assert (tmp_path / name).read_bytes() == content
     assert problems == [f"Not written, because existing files in {tmp_path} are not from an acceptance run: {name}."]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(f".{name}")]

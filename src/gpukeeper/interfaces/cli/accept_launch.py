@@ -6,7 +6,6 @@ import asyncio
 import getpass
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -20,8 +19,9 @@ from gpukeeper.acceptance.fleet.status import RunSummary
 from gpukeeper.acceptance.launchers import story
 from gpukeeper.acceptance.launchers.archive import RunArchive
 from gpukeeper.config.units import read_span
+from gpukeeper.interfaces.cli.accept_options import LaunchOptions, RunOptions
 from gpukeeper.interfaces.cli.accept_run import PARTLY, run_name
-from gpukeeper.interfaces.cli.accept_settings import Flags, run_request
+from gpukeeper.interfaces.cli.accept_settings import run_request
 from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.acceptance_run import RunPrinter, print_ended
@@ -37,59 +37,61 @@ from gpukeeper.wiring.launchers import open_launcher
 NOTHING = "Nothing was started."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """What was typed. `arguments`: of `gpukeeper accept` on each node."""
-
-    engine: str
-    form: str = ""
-    nodes: str = "all"
-    gpus_per_node: int | None = None
-    image: str = ""
-    timeout: str | None = None
-    together: bool = False
-    options: tuple[str, ...] = ()
-    namespace: str | None = None
-    owner: str | None = None
-    keep_objects: bool = False
-    render: bool = False
-    flags: Flags
-    arguments: tuple[str, ...] = ()
-    folder: Path | None = None
-    strict: bool = False
-    json: bool = False
-
-
-def launch(wanted: Launch) -> int:
+def launch(options: RunOptions, wanted: LaunchOptions) -> int:
     """The exit code. Everything that can be refused is refused before anything is started."""
-    spec = _spec(wanted)
-    launcher = open_launcher(wanted.engine, spec.options)
-    return asyncio.run(_launched(wanted, spec, launcher))
+    local = {
+        "--reference": options.reference,
+        "--legacy": options.legacy,
+        "--self-test": options.self_test,
+        "--report-to-log": options.report_to_log,
+    }
+    if refused := [flag for flag, given in local.items() if given]:
+        raise UsageError(f"{', '.join(refused)}: not with --on. {NOTHING}")
+    spec = _spec(options, wanted)
+    launcher = open_launcher(spec.engine, spec.options)
+    return asyncio.run(_launched(options, wanted, spec, launcher))
 
 
-def _spec(wanted: Launch) -> RunSpec:
-    known = (*CHECKS, group_plan.CHECK) if wanted.together else CHECKS
-    request = run_request(wanted.flags, EnvironmentSettings(), known)
-    names, selector = _nodes(wanted.nodes)
+def _spec(options: RunOptions, wanted: LaunchOptions) -> RunSpec:
+    assert wanted.on is not None, "without --on this machine is tested"
+    known = (*CHECKS, group_plan.CHECK) if options.together else CHECKS
+    request = run_request(options, EnvironmentSettings(), known)
+    names, selector = _nodes(wanted.nodes or "all")
     now = SystemClock().now()
-    arguments = wanted.arguments
-    if wanted.gpus_per_node is not None and wanted.flags.expect is None:
+    arguments = _forwarded(options)
+    if wanted.gpus_per_node is not None and options.expect is None:
         arguments = ("--expect", str(wanted.gpus_per_node), *arguments)
     return RunSpec(
         run=run_name(now),
         owner=wanted.owner or getpass.getuser(),
         created=now,
-        engine=wanted.engine,
-        form=wanted.form,
+        engine=wanted.on,
+        form=wanted.as_ or "",
         nodes=names,
         selector=selector,
         gpus_per_node=wanted.gpus_per_node,
-        image=wanted.image,
+        image=wanted.image or "",
         arguments=arguments,
-        together=wanted.together,
+        together=options.together,
         deadline_s=_deadline(wanted.timeout, request.within_s),
-        options=engine_options(wanted.options, wanted.namespace),
+        options=engine_options(wanted.option, wanted.namespace),
     )
+
+
+def _forwarded(options: RunOptions) -> tuple[str, ...]:
+    """The words of the same run on one node."""
+    switches = {"--quick": options.quick, "--full": options.full, "--strict": options.strict}
+    switches |= {"--verbose": options.verbose, "--together": options.together}
+    words = [flag for flag, given in switches.items() if given]
+    single = {"--within": options.within, "--expect": options.expect, "--ranks": options.ranks}
+    single |= {"--python": options.python, "--device": options.device if options.device != "cuda" else None}
+    for flag, value in single.items():
+        words += [] if value is None else [flag, str(value)]
+    several = {"--gpus": options.gpus, "--check": options.check, "--skip": options.skip, "--set": options.set_}
+    for flag, values in several.items():
+        for one in values or ():
+            words += [flag, one]
+    return tuple(words)
 
 
 def _nodes(words: str) -> tuple[tuple[str, ...], str]:
@@ -114,9 +116,9 @@ def _deadline(words: str | None, within_s: float) -> float:
     return seconds
 
 
-def engine_options(words: Sequence[str], namespace: str | None) -> dict[str, str]:
+def engine_options(words: Sequence[str] | None, namespace: str | None) -> dict[str, str]:
     found = {}
-    for one in words:
+    for one in words or ():
         key, equals, value = one.partition("=")
         if not equals or not key:
             raise UsageError(f'--option "{one}": write it like KEY=VALUE. {NOTHING}')
@@ -124,16 +126,16 @@ def engine_options(words: Sequence[str], namespace: str | None) -> dict[str, str
     return {**found, "namespace": namespace} if namespace else found
 
 
-async def _launched(wanted: Launch, spec: RunSpec, launcher: Launcher) -> int:
-    printer = RunPrinter(to_stderr=wanted.json)
+async def _launched(options: RunOptions, wanted: LaunchOptions, spec: RunSpec, launcher: Launcher) -> int:
+    printer = RunPrinter(to_stderr=options.json)
     try:
         targets = await launcher.targets(spec)
         if not targets:
-            raise UsageError(f"--nodes {wanted.nodes}: no node was selected. {NOTHING}")
+            raise UsageError(f"--nodes {wanted.nodes or 'all'}: no node was selected. {NOTHING}")
         if wanted.render:
             typer.echo(launcher.render(spec, [one for one in targets if not one.excluded]), nl=False)
             return 0
-        folder = made_reports(wanted.folder)
+        folder = made_reports(options.report_dir)
         await _clear_leftovers(launcher, folder, spec.owner, printer)
         setting = setting_of(launcher, RunArchive(folder, spec.run), printer)
         printer.begin(spec, targets)
@@ -142,7 +144,7 @@ async def _launched(wanted: Launch, spec: RunSpec, launcher: Launcher) -> int:
     finally:
         printer.close()
         await launcher.close()
-    return conclude(ended, setting.archive.path, json=wanted.json, strict=wanted.strict)
+    return conclude(ended, setting.archive.path, json=options.json, strict=options.strict)
 
 
 def conclude(ended: story.Ended, folder: Path, *, json: bool, strict: bool) -> int:

@@ -25,7 +25,8 @@ from gpukeeper.acceptance.record import Report
 from gpukeeper.acceptance.reports.document import encodable, report_json
 from gpukeeper.acceptance.reports.store import ReportFolder, folder_name
 from gpukeeper.interfaces.cli import accept_run
-from gpukeeper.interfaces.cli.accept_run import INCONCLUSIVE, INTERRUPTED, AcceptOptions
+from gpukeeper.interfaces.cli.accept_options import RunOptions
+from gpukeeper.interfaces.cli.accept_run import INCONCLUSIVE, INTERRUPTED
 from gpukeeper.interfaces.terminal import acceptance
 from gpukeeper.interfaces.terminal.acceptance_progress import ProgressPrinter
 from gpukeeper.interfaces.terminal.messages import print_message
@@ -40,13 +41,13 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108
 STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
-def run_on_node(options: AcceptOptions, run: str) -> int:
+def run_on_node(options: RunOptions, run: str) -> int:
     _refuse(options, run)
     environ = os.environ
-    options.run, options.node = run, environ.get("GPUKEEPER_NODE") or node_name()
+    node = environ.get("GPUKEEPER_NODE") or node_name()
     _use_memory_for_files()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also before and after the checks it ends with a report
-    report, code = _earlier(options, environ) or _tested(options, environ)
+    report, code = _earlier(options, run, node, environ) or _tested(options, run, node, environ)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     _send(report, environ)
     if environ.get("GPUKEEPER_STAY") == "1" and not report.interrupted:
@@ -54,7 +55,7 @@ def run_on_node(options: AcceptOptions, run: str) -> int:
     return code
 
 
-def _refuse(options: AcceptOptions, run: str) -> None:
+def _refuse(options: RunOptions, run: str) -> None:
     if not RUN_ID.fullmatch(run):
         raise UsageError(
             f"--report-to-log {run!r}: not a valid run id. "
@@ -64,36 +65,36 @@ def _refuse(options: AcceptOptions, run: str) -> None:
         raise UsageError("--json and --report-to-log cannot be combined: the report is printed as lines of the log.")
 
 
-def _earlier(options: AcceptOptions, environ: Mapping[str, str]) -> tuple[Report, int] | None:
+def _earlier(options: RunOptions, run: str, node: str, environ: Mapping[str, str]) -> tuple[Report, int] | None:
     """The engine started this program again after it had reported: with a report directory, its report is there."""
-    directory = options.folder or (Path(environ["REPORT_DIR"]) if environ.get("REPORT_DIR") else None)
+    directory = options.report_dir or (Path(environ["REPORT_DIR"]) if environ.get("REPORT_DIR") else None)
     if directory is None:
         return None
     try:
-        report = ReportFolder(directory).load(str(directory / folder_name(options.run, options.node)), samples=False)
+        report = ReportFolder(directory).load(str(directory / folder_name(run, node)), samples=False)
     except KeeperError:
         return None
-    if (report.run, report.node) != (options.run, options.node) or report.interrupted:
+    if (report.run, report.node) != (run, node) or report.interrupted:
         return None
-    print_message(f"This node has already reported to run {options.run}; the report is printed again.")
+    print_message(f"This node has already reported to run {run}; the report is printed again.")
     return report, accept_run.exit_code(report, strict=options.strict)
 
 
-def _tested(options: AcceptOptions, environ: Mapping[str, str]) -> tuple[Report, int]:
+def _tested(options: RunOptions, run: str, node: str, environ: Mapping[str, str]) -> tuple[Report, int]:
     """A report in any case, and the exit code."""
-    started, wish, interrupted = SystemClock().now(), RunRequest(device=options.flags.device), False
+    started, wish, interrupted = SystemClock().now(), RunRequest(device=options.device), False
     try:
         prepared = accept_run.prepare(options, environ)
-        wish = prepared.wish
+        options, wish = prepared.options, prepared.wish
         for one in prepared.environment.notes:
             print_message(f"from the environment: {one}")
         printer = ProgressPrinter(wish, acceptance.to_stdout, verbose=options.verbose)
         with _ledger() as ledger:
-            report, logs = asyncio.run(accept_run.leased_run(options, prepared, ledger, printer))
+            report, logs = asyncio.run(accept_run.leased_run(prepared, ledger, printer, node))
             folder, problems = "", list[str]()
             report = encodable(report)
-            if options.folder is not None:
-                folder, problems = accept_run.written(options, report, logs)
+            if options.report_dir is not None:
+                folder, problems = accept_run.written(options, report, logs, folder_name(run, node))
             problems += accept_run.recorded(ledger, report, folder)
         with acceptance.reader_may_leave():
             accept_run.print_result(options, report, folder, printer)
@@ -109,8 +110,8 @@ def _tested(options: AcceptOptions, environ: Mapping[str, str]) -> tuple[Report,
         traceback.print_exc()
         why, code = f"this is a bug in gpukeeper ({type(error).__name__}: {error}).", 1
     report = delivery.without_result(
-        run=options.run,
-        node=options.node,
+        run=run,
+        node=node,
         version=__version__,
         wish=wish,
         started=started,

@@ -112,13 +112,13 @@ def _checked(wanted: Wanted) -> Coroutine[Any, Any, tuple[Finding, ...]]:
         return docker(wanted.image, wanted.shm)
     names, selector = selected(wanted.nodes)
     if wanted.on == "ray":
-        return ray(names, selector, engine_options(wanted.option or (), None), wanted.gpus_per_node)
+        return ray(names, selector, engine_options(wanted.option, None), wanted.gpus_per_node)
     if wanted.on == "ssh":
         if selector:
             raise UsageError("hosts have no labels; name them: --nodes HOST,HOST or --option hosts=FILE")
         given = HostOptions(
             names=names,
-            options=engine_options(wanted.option or (), None),
+            options=engine_options(wanted.option, None),
             gpus_per_node=wanted.gpus_per_node,
             shm=wanted.shm,
             together=wanted.together,

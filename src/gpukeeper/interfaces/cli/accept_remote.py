@@ -83,7 +83,7 @@ def logs(
                 typer.echo(plain(line) if node is not None else f"{name}: {plain(line)}")
 
     with reader_may_leave():
-        _with(on, engine_options(option or (), namespace), printed)
+        _with(on, engine_options(option, namespace), printed)
 
 
 def _collected(folder: Path, node: str) -> bytes | None:
@@ -100,7 +100,7 @@ def fetch(
     json: o.Json = False,
 ) -> None:
     """Collect the reports of a run and write its report. Removes nothing. Exit code 0, 4 or 5."""
-    _ended(run, on, engine_options(option or (), namespace), report_dir, json, story.rescue)
+    _ended(run, on, engine_options(option, namespace), report_dir, json, story.rescue)
 
 
 def remove(
@@ -112,7 +112,7 @@ def remove(
     json: o.Json = False,
 ) -> None:
     """Remove every object of a run, running or not. Reports that are there are collected first. Exit code 0, 4 or 5."""
-    _ended(run, on, engine_options(option or (), namespace), report_dir, json, story.remove_run)
+    _ended(run, on, engine_options(option, namespace), report_dir, json, story.remove_run)
 
 
 def _ended(

@@ -61,7 +61,7 @@ def list_(
 ) -> None:
     """List the runs in the report directory, newest first. With --on: the runs that an engine has."""
     if on is not None:
-        list_runs(on, engine_options(option or (), namespace), json=json)
+        list_runs(on, engine_options(option, namespace), json=json)
         return
     folder = _folder(report_dir)
     many = [_of_many(path, one) for path, one in stored_runs(folder.path)]
@@ -92,7 +92,7 @@ def show(
 ) -> None:
     """Show the report of one run. With findings, GPUs, what was not tested, and the verdict."""
     if on is not None:
-        show_run(run, on, engine_options(option or (), namespace), json=json)
+        show_run(run, on, engine_options(option, namespace), json=json)
         return
     folder = _folder(report_dir)
     if (many := _run_of_many(folder.path, run)) is not None:

@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -23,12 +23,13 @@ from gpukeeper.acceptance.record import Report, Thresholds
 from gpukeeper.acceptance.recording import history_of, line_of, ref_of
 from gpukeeper.acceptance.reports import legacy
 from gpukeeper.acceptance.reports.document import encodable
-from gpukeeper.acceptance.reports.store import ReportFolder, folder_name, read, refuse_summary
+from gpukeeper.acceptance.reports.store import ReportFolder, read, refuse_summary
 from gpukeeper.acceptance.run import RunConfig, accept
 from gpukeeper.config.load import load_policy
 from gpukeeper.config.own_reference import read_rows
 from gpukeeper.interfaces.cli.accept_group import GroupRun, read_group, with_group, without_group
-from gpukeeper.interfaces.cli.accept_settings import Flags, run_request
+from gpukeeper.interfaces.cli.accept_options import RunOptions
+from gpukeeper.interfaces.cli.accept_settings import run_request
 from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings, read_variables
 from gpukeeper.interfaces.terminal import acceptance, show
 from gpukeeper.interfaces.terminal.acceptance_progress import (
@@ -57,36 +58,19 @@ LEASE = "acceptance"
 STOPPING = "Interrupted: stopping the checks, then writing the report. Press Ctrl-C again to exit at once."
 
 
-@dataclass
-class AcceptOptions:
-    """What was typed. Variables of the environment come in when it is understood."""
-
-    flags: Flags
-    reference: Path | None = None
-    python: str | None = None
-    folder: Path | None = None
-    summary: str = "summary.json"
-    keep: bool = False
-    legacy: bool = False
-    strict: bool = False
-    verbose: bool = False
-    json: bool = False
-    together: bool = False  # with other nodes as one run
-    run: str = ""  # of a run over many nodes; empty: one is made
-    node: str = ""  # what this machine is called in it
-
-
 @dataclass(frozen=True)
 class PreparedRun:
+    options: RunOptions  # with what the variables of the environment add
     wish: RunRequest
     rows: tuple[ReferenceRow, ...]
     environment: EnvironmentSettings
     group: GroupRun | None = None  # with other nodes as one run
 
 
-def run(options: AcceptOptions) -> int:
+def run(options: RunOptions) -> int:
     """The exit code. Everything that can be refused is refused before anything runs."""
     prepared = prepare(options, os.environ)
+    options = prepared.options
     for one in prepared.environment.notes:
         print_message(f"from the environment: {one}")
     echo = acceptance.to_stderr if options.json else acceptance.to_stdout
@@ -94,7 +78,7 @@ def run(options: AcceptOptions) -> int:
     ledger = open_ledger(ledger_path(), write=True)
     try:
         must_be_writable(folder_of(options))
-        report, logs = asyncio.run(leased_run(options, prepared, ledger, printer))
+        report, logs = asyncio.run(leased_run(prepared, ledger, printer))
         report = encodable(report)
         folder, problems = written(options, report, logs)
         problems += recorded(ledger, report, folder)
@@ -108,19 +92,22 @@ def run(options: AcceptOptions) -> int:
     return exit_code(report, strict=options.strict) or (PARTLY if problems else 0)
 
 
-def prepare(options: AcceptOptions, environ: Mapping[str, str]) -> PreparedRun:
-    refuse_summary(options.summary)
-    environment = read_variables(environ, of_many=bool(options.run) or options.together)
-    options.verbose = options.verbose or environment.verbose
-    options.python = options.python or environment.python
-    if options.folder is None and environment.report_dir:
+def prepare(options: RunOptions, environ: Mapping[str, str]) -> PreparedRun:
+    refuse_summary(options.report_name)
+    run = options.report_to_log or ""
+    environment = read_variables(environ, of_many=bool(run) or options.together)
+    options = replace(
+        options, verbose=options.verbose or environment.verbose, python=options.python or environment.python
+    )
+    if options.report_dir is None and environment.report_dir:
         # Users who set REPORT_DIR read the files of the older kits.
-        options.folder, options.legacy = Path(environment.report_dir), True
+        options = replace(options, report_dir=Path(environment.report_dir), legacy=True)
     rows = read_rows(options.reference) if options.reference is not None else ()
     if not options.together:
-        return PreparedRun(run_request(options.flags, environment, CHECKS), rows, environment)
-    wish = run_request(options.flags, environment, (*CHECKS, group_plan.CHECK))
-    return PreparedRun(without_group(wish), rows, environment, read_group(wish, options.run, options.python, environ))
+        return PreparedRun(options, run_request(options, environment, CHECKS), rows, environment)
+    wish = run_request(options, environment, (*CHECKS, group_plan.CHECK))
+    group = read_group(wish, run, options.python, environ)
+    return PreparedRun(options, without_group(wish), rows, environment, group)
 
 
 def exit_code(report: Report, *, strict: bool) -> int:
@@ -131,18 +118,19 @@ def exit_code(report: Report, *, strict: bool) -> int:
 
 
 async def leased_run(
-    options: AcceptOptions, prepared: PreparedRun, ledger: SqliteLedger, printer: ProgressPrinter
+    prepared: PreparedRun, ledger: SqliteLedger, printer: ProgressPrinter, node: str = ""
 ) -> tuple[Report, Mapping[str, str]]:
-    """The report, and the output of the programs. One run at a time: two would slow each other."""
-    node = options.node or node_name()
-    async with ledger.lease(LEASE, node):
-        history = await _history(ledger, node)
-        bench = open_bench(prepared.wish, python=options.python, count=options.flags.ranks)
+    """The report, and the output of the programs. One run at a time: two would slow each other. `node`: what this
+    machine is called in a run over many."""
+    options, name = prepared.options, node or node_name()
+    async with ledger.lease(LEASE, name):
+        history = await _history(ledger, name)
+        bench = open_bench(prepared.wish, python=options.python, count=options.ranks)
         stop = asyncio.Event()
         drawing = asyncio.create_task(printer.moving())
         with until_stopped(stop, STOPPING):
             try:
-                order = _order(options, prepared, bench.clock.now(), history, printer)
+                order = _order(prepared, bench.clock.now(), history, printer, node)
                 report = await accept(bench.workbench, order, bench.clock, stop)
                 if prepared.group is None:
                     return report, bench.logs()
@@ -165,18 +153,18 @@ async def _history(ledger: SqliteLedger, node: str) -> Mapping[str, tuple[Past, 
 
 
 def _order(
-    options: AcceptOptions,
     prepared: PreparedRun,
     now: datetime,
     history: Mapping[str, tuple[Past, ...]],
     printer: ProgressPrinter,
+    node: str,
 ) -> RunConfig:
     def limits(gpu: Gpu, check: str, metric: str, method: str) -> Thresholds:
         return reference.limits(gpu, check, metric, method, own=prepared.rows)
 
     return RunConfig(
-        run=options.run or run_name(now),
-        node=options.node,
+        run=prepared.options.report_to_log or run_name(now),
+        node=node,
         version=__version__,
         wish=prepared.wish,
         checks=CHECKS,
@@ -191,9 +179,9 @@ def run_name(at: datetime) -> str:
     return f"{at:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def folder_of(options: AcceptOptions) -> Path:
+def folder_of(options: RunOptions) -> Path:
     """Absolute: the ledger stores it, and is read from other directories."""
-    return (options.folder or reports_folder(ledger_path())).expanduser().absolute()
+    return (options.report_dir or reports_folder(ledger_path())).expanduser().absolute()
 
 
 def must_be_writable(folder: Path) -> None:
@@ -212,8 +200,9 @@ def must_be_writable(folder: Path) -> None:
         )
 
 
-def written(options: AcceptOptions, report: Report, logs: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Where it is; and what did not go well, which takes nothing from the verdict."""
+def written(options: RunOptions, report: Report, logs: Mapping[str, str], named: str = "") -> tuple[str, list[str]]:
+    """Where it is; and what did not go well, which takes nothing from the verdict. `named`: the folder of a run that
+    has a name already; empty: one is made."""
     store = ReportFolder(folder_of(options))
     extra = {f"log-{name.replace('/', '-')}": words.encode("utf-8", "replace") for name, words in logs.items()}
     try:
@@ -221,40 +210,39 @@ def written(options: AcceptOptions, report: Report, logs: Mapping[str, str]) -> 
             report,
             keep=options.keep,
             with_legacy=options.legacy,
-            summary=options.summary,
+            summary=options.report_name,
             extra=extra,
-            name=folder_name(options.run, options.node) if options.run else "",
+            name=named,
         )
     except KeeperError as problem:
         return "", [str(problem)]
     return str(folder), _written_beside(options, folder)
 
 
-def _written_beside(options: AcceptOptions, folder: Path) -> list[str]:
+def _written_beside(options: RunOptions, folder: Path) -> list[str]:
     """The older kits wrote into the directory itself, each time: readers of those files expect them there."""
-    if not options.legacy or options.folder is None:
+    into = options.report_dir
+    if not options.legacy or into is None:
         return []
-    names = {options.summary, *legacy.LEGACY_FIELDS, *legacy.SKIPPED.values()}
+    names = {options.report_name, *legacy.LEGACY_FIELDS, *legacy.SKIPPED.values()}
     strange = []
     try:
         for path in sorted(folder.iterdir()):
             if path.name in names or path.name.startswith("gpu_accept_"):
-                if _cleared(options.folder / path.name):
-                    made = options.folder / f".{path.name}.{secrets.token_hex(4)}"
+                if _cleared(into / path.name):
+                    made = into / f".{path.name}.{secrets.token_hex(4)}"
                     made.write_bytes(path.read_bytes())
-                    made.replace(options.folder / path.name)
+                    made.replace(into / path.name)
                 else:
                     strange.append(path.name)
         for result, skipped in legacy.SKIPPED.items():
             # An earlier run's: a result beside the word that nothing ran would be taken for this run's.
             old = result if (folder / skipped).exists() else skipped
-            if not _cleared(options.folder / old):
+            if not _cleared(into / old):
                 strange.append(old)
     except OSError as error:
-        return [f"The files of the older test kits could not be written to {options.folder}: {error.strerror}."]
-    problem = (
-        f"Not written, because existing files in {options.folder} are not from an acceptance run: {', '.join(strange)}."
-    )
+        return [f"The files of the older test kits could not be written to {into}: {error.strerror}."]
+    problem = f"Not written, because existing files in {into} are not from an acceptance run: {', '.join(strange)}."
     return [problem] if strange else []
 
 
@@ -278,10 +266,10 @@ def _cleared(path: Path) -> bool:
     return ours
 
 
-def _pruned(options: AcceptOptions, report: Report) -> list[str]:
+def _pruned(options: RunOptions, report: Report) -> list[str]:
     """Last of all: whatever is wrong with old reports, this one is written, recorded and told. Only in our own folder:
     in one that somebody named nothing is deleted."""
-    if options.folder is not None:
+    if options.report_dir is not None:
         return []
     try:
         folder = ReportFolder(folder_of(options))
@@ -320,18 +308,18 @@ def _admins_notified(line: NodeTested) -> list[str]:
     return asyncio.run(send_to_admins(settings, line))
 
 
-def print_result(options: AcceptOptions, report: Report, folder: str, printer: ProgressPrinter) -> None:
+def print_result(options: RunOptions, report: Report, folder: str, printer: ProgressPrinter) -> None:
     if options.json:
         show.as_json("acceptance", acceptance_document(report, folder))
     else:
         acceptance.ending(report, folder, acceptance.to_stdout, verbose=options.verbose, once=printer.once)
 
 
-def self_test(options: AcceptOptions) -> int:
+def self_test(options: RunOptions) -> int:
     """0 every planted fault was found and nothing else; 4 not so; 5 nothing could be planted on this machine itself."""
-    prepare(options, os.environ)
+    options = prepare(options, os.environ).options
     printed = attempt_printer(options.json)
-    found = asyncio.run(try_detectors(python=options.python, device=options.flags.device, tell=printed))
+    found = asyncio.run(try_detectors(python=options.python, device=options.device, tell=printed))
     with acceptance.reader_may_leave():
         if options.json:
             show.as_json("self-test", {"verdict": found.verdict, "reason": found.reason, "attempts": found.attempts})

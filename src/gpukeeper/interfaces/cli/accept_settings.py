@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from gpukeeper.acceptance.check import ALWAYS, Check, CheckContext, RunRequest
 from gpukeeper.acceptance.record import Machine, Thresholds
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.config.units import read_span
+from gpukeeper.interfaces.cli.accept_options import RunOptions
 from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Gpu
@@ -23,40 +23,24 @@ MOST_GPUS = 1024  # in one machine; more is a slip of the finger
 NOTHING = "Nothing was run."
 
 
-@dataclass
-class Flags:
-    """As they were typed. None and empty: not typed."""
-
-    quick: bool = False
-    full: bool = False
-    within: str | None = None
-    gpus: Sequence[str] = ()
-    expect: int | None = None
-    device: str = "cuda"
-    ranks: int | None = None
-    check: Sequence[str] = ()
-    skip: Sequence[str] = ()
-    set_: Sequence[str] = field(default_factory=tuple)
-
-
-def run_request(flags: Flags, environment: EnvironmentSettings, checks: Sequence[Check]) -> RunRequest:
+def run_request(options: RunOptions, environment: EnvironmentSettings, checks: Sequence[Check]) -> RunRequest:
     """Raises UsageError with every problem, a line each."""
     problems: list[str] = []
-    profile, within_s = _length(flags, environment, problems)
+    profile, within_s = _length(options, environment, problems)
     names = [one.name for one in checks]
-    only, skip = _words(flags.check), _words(flags.skip)
+    only, skip = _words(options.check), _words(options.skip)
     _unknown_checks(only, skip, names, problems)
-    _device(flags, problems)
-    expected = environment.expect if flags.expect is None else flags.expect
+    _device(options, problems)
+    expected = environment.expect if options.expect is None else options.expect
     if expected is not None and not 1 <= expected <= MOST_GPUS:
         problems.append(f"--expect {expected} is not a valid number of GPUs (1 to {MOST_GPUS}).")
-    params = _params([*environment.settings, *flags.set_], checks, problems)
+    params = _params([*environment.settings, *(options.set_ or ())], checks, problems)
     if problems:
         raise UsageError("\n".join([*problems, NOTHING]))
     wish = RunRequest(
-        device=flags.device,
+        device=options.device,
         expected=expected,
-        gpus=tuple(_words(flags.gpus)),
+        gpus=tuple(_words(options.gpus)),
         within_s=within_s,
         profile=profile,
         only=tuple(only),
@@ -86,12 +70,12 @@ def refuse_impossible(wish: RunRequest, checks: Sequence[Check]) -> None:
         raise UsageError("\n".join([*problems, NOTHING]))
 
 
-def _length(flags: Flags, environment: EnvironmentSettings, problems: list[str]) -> tuple[str, float]:
-    lengths = [word for word, given in (("--quick", flags.quick), ("--full", flags.full)) if given]
-    lengths += ["--within"] if flags.within is not None else []
+def _length(options: RunOptions, environment: EnvironmentSettings, problems: list[str]) -> tuple[str, float]:
+    lengths = [word for word, given in (("--quick", options.quick), ("--full", options.full)) if given]
+    lengths += ["--within"] if options.within is not None else []
     if len(lengths) > 1:
         problems.append(f"{' and '.join(lengths)} cannot be combined.")
-    words = flags.within or (FULL if flags.full else None) or (None if flags.quick else environment.within)
+    words = options.within or (FULL if options.full else None) or (None if options.quick else environment.within)
     if words is None:
         return "quick", QUICK_S
     try:
@@ -104,13 +88,13 @@ def _length(flags: Flags, environment: EnvironmentSettings, problems: list[str])
     return words, seconds
 
 
-def _device(flags: Flags, problems: list[str]) -> None:
-    if flags.device not in DEVICES:
-        problems.append(f'--device "{flags.device}" is not a valid value. Use cuda for GPUs, or cpu or simulated.')
-    if flags.ranks is not None and flags.device == "cuda":
+def _device(options: RunOptions, problems: list[str]) -> None:
+    if options.device not in DEVICES:
+        problems.append(f'--device "{options.device}" is not a valid value. Use cuda for GPUs, or cpu or simulated.')
+    if options.ranks is not None and options.device == "cuda":
         problems.append("--ranks needs --device cpu or simulated: on GPUs there is one rank per GPU.")
-    if flags.ranks is not None and not 1 <= flags.ranks <= LARGEST_CPUS:
-        problems.append(f"--ranks {flags.ranks} is not between 1 and {LARGEST_CPUS}.")
+    if options.ranks is not None and not 1 <= options.ranks <= LARGEST_CPUS:
+        problems.append(f"--ranks {options.ranks} is not between 1 and {LARGEST_CPUS}.")
 
 
 def _unknown_checks(only: Sequence[str], skip: Sequence[str], names: Sequence[str], problems: list[str]) -> None:
@@ -205,6 +189,6 @@ def _plain(text: str) -> Any:
         return {"null": None, "none": None, "true": True, "false": False}.get(text.lower(), text)
 
 
-def _words(given: Sequence[str]) -> list[str]:
+def _words(given: Sequence[str] | None) -> list[str]:
     """Repeated, or with commas."""
-    return [word.strip() for one in given for word in one.split(",") if word.strip()]
+    return [word.strip() for one in given or () for word in one.split(",") if word.strip()]
