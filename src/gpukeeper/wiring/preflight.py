@@ -6,9 +6,9 @@ import os
 import shutil
 from collections.abc import Mapping
 
-import msgspec
+from msgspec.structs import replace
 
-from gpukeeper.acceptance.fleet.preflight.cluster import ClusterFacts, ClusterRequest, targets
+from gpukeeper.acceptance.fleet.preflight.cluster import ClusterFacts, targets
 from gpukeeper.acceptance.fleet.preflight.finding import Finding, in_order, passed, unchecked, warning
 from gpukeeper.acceptance.fleet.preflight.kubernetes import judge
 from gpukeeper.acceptance.fleet.preflight.trial import drivers as trial_drivers
@@ -22,58 +22,25 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.wiring.cluster_api import cluster_api
 
 
-class PreflightOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What was typed, the same for every engine. `names` empty and no selector: all nodes."""
-
-    names: tuple[str, ...] = ()
-    selector: str = ""
-    image: str = ""
-    namespace: str = ""
-    context: str = ""
-    pull_secrets: tuple[str, ...] = ()
-    gpus_per_node: int | None = None
-    shm: str = "16Gi"
-    rdma: str = ""
-    form: str = "job"
-    together: bool = False
-    trial: bool = False
-    trial_on: tuple[str, ...] = ()  # names, or all
-    trial_s: float = 300.0
-    run: str = ""  # of the trial
-    owner: str = ""
-
-
-async def kubernetes(options: PreflightOptions, environ: Mapping[str, str] = os.environ) -> tuple[Finding, ...]:
+async def kubernetes(
+    wanted: TrialRequest, context: str, environ: Mapping[str, str] = os.environ, *, trial: bool
+) -> tuple[Finding, ...]:
+    """No namespace: that of the context. `trial`: start one; else only the cluster is checked."""
     try:
-        api = cluster_api({"context": options.context}, environ)
+        api = cluster_api({"context": context}, environ)
     except UsageError as problem:
         return (unchecked("cluster", str(problem), (), ["kubectl config get-contexts"]),)
     try:
         reached = await _reached(api)
         if reached.verdict is not Grade.PASS:
             return (reached,)
-        request = cluster_request(options, api.namespace)
+        request = replace(wanted.cluster, namespace=wanted.cluster.namespace or api.namespace)
         facts = await gather(api, request)
-        tried = await _trial(api, options, request, facts)
+        tried = await _trial(api, replace(wanted, cluster=request), facts) if trial else ()
         found = [one for one in judge(facts, request) if not is_proven(one, tried)]
         return in_order((reached, _client(environ), *found, *tried))
     finally:
         await api.close()
-
-
-def cluster_request(options: PreflightOptions, namespace: str) -> ClusterRequest:
-    return ClusterRequest(
-        namespace=options.namespace or namespace,
-        image=options.image,
-        pull_secrets=options.pull_secrets,
-        nodes=options.names,
-        selector=options.selector,
-        gpus_per_node=options.gpus_per_node,
-        shm=options.shm,
-        rdma=options.rdma,
-        form=options.form,
-        together=options.together,
-    )
 
 
 def is_proven(one: Finding, tried: tuple[Finding, ...]) -> bool:
@@ -86,20 +53,14 @@ def is_proven(one: Finding, tried: tuple[Finding, ...]) -> bool:
     return bool(one.about) and seen.issuperset(one.about)
 
 
-async def _trial(
-    api: Api, options: PreflightOptions, request: ClusterRequest, facts: ClusterFacts
-) -> tuple[Finding, ...]:
-    """Empty: none was wanted."""
-    if not (options.trial or options.trial_on):
-        return ()
-    if not request.image:
+async def _trial(api: Api, wanted: TrialRequest, facts: ClusterFacts) -> tuple[Finding, ...]:
+    if not wanted.cluster.image:
         raise UsageError("--trial needs the image of the run: --image REGISTRY/NAME:TAG")
-    nodes = options.trial_on
-    if nodes == ("all",):
-        nodes = () if isinstance(facts.nodes, Unknown) else tuple(one.name for one in targets(facts, request))
-    asked = TrialRequest(run=options.run, owner=options.owner, cluster=request, nodes=nodes, deadline_s=options.trial_s)
-    before = await leftovers(api, request.namespace, options.owner)
-    done = await tried(api, asked)
+    if wanted.nodes == ("all",):
+        known = () if isinstance(facts.nodes, Unknown) else targets(facts, wanted.cluster)
+        wanted = replace(wanted, nodes=tuple(one.name for one in known))
+    before = await leftovers(api, wanted.cluster.namespace, wanted.owner)
+    done = await tried(api, wanted)
     found = [finding for one in done for finding in judge_trial(one)]
     return (*before, *found, *trial_drivers(done), *network_advice(done))
 

@@ -6,8 +6,6 @@ import asyncio
 import shlex
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from gpukeeper import __version__
 from gpukeeper.acceptance.fleet.preflight.finding import Finding, unchecked
 from gpukeeper.acceptance.fleet.preflight.hosts import HostFacts, HostsRequest, judge_hosts
@@ -20,27 +18,19 @@ from gpukeeper.ssh.hosts import Host, selected
 from gpukeeper.wiring.launch_hosts import PROGRAM, known_hosts, ssh_client
 
 
-class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What was typed. `names` empty: all of the list."""
-
-    names: tuple[str, ...] = ()
-    options: Mapping[str, str] = {}
-    gpus_per_node: int | None = None
-    shm: str = "16Gi"
-    together: bool = False
-
-
-async def ssh(wanted: HostOptions) -> tuple[Finding, ...]:
-    options = wanted.options
+async def ssh(
+    names: tuple[str, ...], options: Mapping[str, str], gpus_per_node: int | None, shm: str, *, together: bool
+) -> tuple[Finding, ...]:
+    """No names: all of the list."""
     client, listed = ssh_client(options), known_hosts(options)
-    if not (listed or wanted.names):
+    if not (listed or names):
         raise UsageError("no host is named; add --nodes HOST,HOST or --option hosts=FILE")
-    hosts = selected(listed, wanted.names)
+    hosts = selected(listed, names)
     program, master = options.get("program", PROGRAM), options.get("master") or hosts[0].address
     try:
         found = await asyncio.gather(*(_facts(client, one, program, options) for one in hosts))
         reached = len(hosts) > 1 and not any(one.silent for one in found)
-        apart = await unmet(client, hosts, master, PORT) if wanted.together and reached else None
+        apart = await unmet(client, hosts, master, PORT) if together and reached else None
     except UsageError as problem:
         return (unchecked("host-login", str(problem), (), ["ssh -V"]),)
     finally:
@@ -48,9 +38,9 @@ async def ssh(wanted: HostOptions) -> tuple[Finding, ...]:
     request = HostsRequest(
         program=program,
         version=f"gpukeeper {__version__}",
-        gpus_per_node=wanted.gpus_per_node,
-        shm=wanted.shm,
-        together=wanted.together,
+        gpus_per_node=gpus_per_node,
+        shm=shm,
+        together=together,
         master=master,
         port=PORT,
         unmet=apart,

@@ -14,7 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
+from gpukeeper.acceptance.fleet.preflight.cluster import ClusterRequest
 from gpukeeper.acceptance.fleet.preflight.finding import EXIT, Finding, verdict_of
+from gpukeeper.acceptance.launchers.preflight.trial import TrialRequest
 from gpukeeper.interfaces.cli.accept_launch import engine_options
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
@@ -24,9 +26,9 @@ from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.printable import plain
-from gpukeeper.wiring import preflight as checks
+from gpukeeper.wiring.preflight import kubernetes
 from gpukeeper.wiring.preflight_docker import docker
-from gpukeeper.wiring.preflight_hosts import HostOptions, ssh
+from gpukeeper.wiring.preflight_hosts import ssh
 from gpukeeper.wiring.preflight_ray import ray
 
 ENGINES = ("docker", "kubernetes", "ray", "ssh")
@@ -34,7 +36,7 @@ INDENT = " " * 14
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class PreflightOptions:
     """The run that is to be prepared, with the options of `gpukeeper accept --on`."""
 
     on: Annotated[str, typer.Option("--on", metavar="ENGINE", help=f"The engine: {', '.join(ENGINES)}.")] = ""
@@ -85,7 +87,7 @@ class Wanted:
 
 
 @o.with_options
-def preflight(wanted: Wanted) -> None:
+def preflight(wanted: PreflightOptions) -> None:
     """Check what would prevent a run on the nodes of an engine. Exit code 0: nothing, 4: a FAIL, 5: could not check.
 
     Each finding has the command that fixes it. Changes nothing without --trial."""
@@ -99,7 +101,7 @@ def preflight(wanted: Wanted) -> None:
     raise typer.Exit(EXIT[verdict])
 
 
-def _checked(wanted: Wanted) -> Coroutine[Any, Any, tuple[Finding, ...]]:
+def _checked(wanted: PreflightOptions) -> Coroutine[Any, Any, tuple[Finding, ...]]:
     if wanted.on not in ENGINES:
         raise UsageError(f'--on "{wanted.on}" is not an engine. Name one: {", ".join(ENGINES)}')
     if wanted.on != "kubernetes" and (wanted.trial or wanted.trial_on):
@@ -116,33 +118,28 @@ def _checked(wanted: Wanted) -> Coroutine[Any, Any, tuple[Finding, ...]]:
     if wanted.on == "ssh":
         if selector:
             raise UsageError("hosts have no labels; name them: --nodes HOST,HOST or --option hosts=FILE")
-        given = HostOptions(
-            names=names,
-            options=engine_options(wanted.option, None),
-            gpus_per_node=wanted.gpus_per_node,
-            shm=wanted.shm,
-            together=wanted.together,
-        )
-        return ssh(given)
-    options = checks.PreflightOptions(
-        names=names,
-        selector=selector,
-        image=wanted.image,
+        found = engine_options(wanted.option, None)
+        return ssh(names, found, wanted.gpus_per_node, wanted.shm, together=wanted.together)
+    cluster = ClusterRequest(
         namespace=wanted.namespace,
-        context=wanted.context,
+        image=wanted.image,
         pull_secrets=tuple(wanted.pull_secret or ()),
+        nodes=names,
+        selector=selector,
         gpus_per_node=wanted.gpus_per_node,
         shm=wanted.shm,
         rdma=wanted.rdma,
         form=wanted.form,
         together=wanted.together,
-        trial=wanted.trial,
-        trial_on=tuple(part.strip() for part in wanted.trial_on.split(",") if part.strip()),
-        trial_s=_seconds(wanted.trial_within),
+    )
+    trial = TrialRequest(
         run=f"preflight-{secrets.token_hex(4)}",
         owner=getpass.getuser(),
+        cluster=cluster,
+        nodes=tuple(part.strip() for part in wanted.trial_on.split(",") if part.strip()),
+        deadline_s=_seconds(wanted.trial_within),
     )
-    return checks.kubernetes(options)
+    return kubernetes(trial, wanted.context, trial=wanted.trial or bool(trial.nodes))
 
 
 async def _interruptible(work: Coroutine[Any, Any, tuple[Finding, ...]]) -> tuple[Finding, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -91,47 +92,41 @@ def _collected(folder: Path, node: str) -> bytes | None:
     return read(path) if path.is_file() else None
 
 
-def fetch(
-    run: RunId,
-    on: Needed,
-    report_dir: Into = None,
-    namespace: Namespace = None,
-    option: Options = None,
-    json: o.Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CollectOptions:
+    """Which run, of which engine, and where its reports go."""
+
+    run: RunId
+    on: Needed
+    report_dir: Into = None
+    namespace: Namespace = None
+    option: Options = None
+    json: o.Json = False
+
+
+@o.with_options
+def fetch(wanted: CollectOptions) -> None:
     """Collect the reports of a run and write its report. Removes nothing. Exit code 0, 4 or 5."""
-    _ended(run, on, engine_options(option, namespace), report_dir, json, story.rescue)
+    _ended(wanted, story.rescue)
 
 
-def remove(
-    run: RunId,
-    on: Needed,
-    report_dir: Into = None,
-    namespace: Namespace = None,
-    option: Options = None,
-    json: o.Json = False,
-) -> None:
+@o.with_options
+def remove(wanted: CollectOptions) -> None:
     """Remove every object of a run, running or not. Reports that are there are collected first. Exit code 0, 4 or 5."""
-    _ended(run, on, engine_options(option, namespace), report_dir, json, story.remove_run)
+    _ended(wanted, story.remove_run)
 
 
-def _ended(
-    run: str,
-    engine: str,
-    options: Mapping[str, str],
-    report_dir: Path | None,
-    json: bool,
-    act: Callable[[story.Setting, RunSummary], Awaitable[story.Ended]],
-) -> None:
-    archive = RunArchive(reports(report_dir), run)
+def _ended(wanted: CollectOptions, act: Callable[[story.Setting, RunSummary], Awaitable[story.Ended]]) -> None:
+    options = engine_options(wanted.option, wanted.namespace)
+    archive = RunArchive(reports(wanted.report_dir), wanted.run)
 
     async def acted(launcher: Launcher) -> story.Ended:
-        summary = await _the_run(launcher, run)
-        made_reports(report_dir)
+        summary = await _the_run(launcher, wanted.run)
+        made_reports(wanted.report_dir)
         printer = RunPrinter(to_stderr=True)
         return await act(setting_of(launcher, archive, printer), summary)
 
-    raise typer.Exit(conclude(_with(engine, options, acted), archive.path, json=json, strict=False))
+    raise typer.Exit(conclude(_with(wanted.on, options, acted), archive.path, json=wanted.json, strict=False))
 
 
 def list_runs(engine: str, options: Mapping[str, str], *, json: bool) -> None:
