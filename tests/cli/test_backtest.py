@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from gpukeeper.__main__ import app
 from gpukeeper.config.load import load_policy
-from gpukeeper.interfaces.cli.backtest import where_of
+from gpukeeper.interfaces.cli.backtest import ReplayOptions, where_of
 from gpukeeper.ledger.backtest_record import BacktestRecord, newest_backtest
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.paths import ledger_path
@@ -190,7 +190,7 @@ def test_root_says_that_it_trusts_the_cluster(verb: str) -> None:
 
 def test_an_ordinary_user_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert where_of(None, "auto", None, trust_cluster=False).on == "auto"
+    assert where_of(ReplayOptions(on="auto")).on == "auto"
 
 
 UNREACHED = "warnings: {require_delivery: false}\n"  # otherwise owners with only terminals are warned about, too

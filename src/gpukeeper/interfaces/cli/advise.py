@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +12,9 @@ import typer
 from gpukeeper.config.load import Loaded, load_policy
 from gpukeeper.config.units import read_percent
 from gpukeeper.interfaces.cli.backtest import (
-    Horizon,
     Mapping,
-    On,
-    Restart,
-    Resume,
+    ReplayOptions,
     Source,
-    TrustCluster,
-    Workers,
     judging_of,
     progress,
     swept,
@@ -38,22 +34,25 @@ from gpukeeper.wiring.advice import Asked, advice_on
 from gpukeeper.wiring.backtests import Where
 
 
-def advise(
-    source: Source,
-    mapping: Mapping = None,
+@dataclass(frozen=True, kw_only=True)
+class AdviceOptions:
+    """Which work, and what is tried on it."""
+
+    source: Source
+    mapping: Mapping = None
     regret: Annotated[
         str, typer.Option("--regret", metavar="PERCENT", help="At most this share of stops may be regretted.")
-    ] = "2%",
-    sweep: Annotated[
-        str, typer.Option("--sweep", metavar="RANGES", help="Idle times and GPU thresholds to try.")
-    ] = "window=15m..24h",
-    policy: o.PolicyFile = None,
-    horizon: Horizon = "3d",
-    restart: Restart = "30m",
-    workers: Workers = None,
-    on: On = None,
-    trust_cluster: TrustCluster = False,
-    resume: Resume = None,
+    ] = "2%"
+    sweep: Annotated[str, typer.Option("--sweep", metavar="RANGES", help="Idle times and GPU thresholds to try.")] = (
+        "window=15m..24h"
+    )
+    policy: o.PolicyFile = None
+
+
+@o.with_options
+def advise(
+    options: AdviceOptions,
+    replay: ReplayOptions,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the advice as a policy, with its figures.")
     ] = None,
@@ -64,9 +63,9 @@ def advise(
     They are found on the first two thirds of the recorded time; other signals, owners who come back and acting hours
     are tried, too. The figures are from the last third, which was not used to find them. Nothing is switched on.
     """
-    where = where_of(workers, on, resume, trust_cluster=trust_cluster)
-    loaded = load_policy(policy)
-    found = _advice(source, mapping, loaded, _allowed(regret), sweep, (horizon, restart), where)
+    where = where_of(replay)
+    loaded = load_policy(options.policy)
+    found = _advice(options, replay, loaded, where)
     if out is not None and not found.refused:
         write(out, as_policy(found, loaded.policy))
     if json:
@@ -87,26 +86,18 @@ def _allowed(words: str) -> float:
     return allowed
 
 
-def _advice(
-    source: str,
-    mapping: Path | None,
-    loaded: Loaded,
-    allowed: float,
-    sweep: str,
-    judged_by: tuple[str, str],
-    where: Where,
-) -> Advice:
-    variants = swept(sweep)
+def _advice(options: AdviceOptions, replay: ReplayOptions, loaded: Loaded, where: Where) -> Advice:
+    allowed, variants = _allowed(options.regret), swept(options.sweep)
     if not variants:
         raise UsageError("--sweep names nothing to try. Write it like window=15m..24h.")
     asked = Asked(
         policy=loaded.policy,
         source=loaded.source,
         grid=variants,
-        judging=judging_of(loaded, *judged_by),
+        judging=judging_of(loaded, replay),
         allowed=allowed,
     )
-    trace = open_trace(source, mapping)
+    trace = open_trace(options.source, options.mapping)
     return advice_on(trace, asked, partial(trace_facts, trace, loaded), where, progress)
 
 

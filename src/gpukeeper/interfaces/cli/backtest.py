@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -55,44 +56,54 @@ Source = Annotated[
 Mapping = Annotated[
     Path | None, typer.Option("--mapping", metavar="FILE", help="What the columns of a table mean, as YAML.")
 ]
-Horizon = Annotated[
-    str, typer.Option("--horizon", metavar="DURATION", help="Use within this time after a stop counts as regret.")
-]
-Restart = Annotated[
-    str, typer.Option("--restart", metavar="DURATION", help="What a restart costs: this time of all its GPUs.")
-]
-Workers = Annotated[
-    int | None, typer.Option("--workers", metavar="N", min=1, max=256, help="Processes. Default: one for each core.")
-]
-On = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar="ADDRESS",
-        help="Replay on the cores of this Ray cluster: auto, HOST:PORT or ray://HOST:PORT. The result is the same.",
-    ),
-]
-TrustCluster = Annotated[
-    bool,
-    typer.Option(
-        "--trust-cluster",
-        help="With --on as root: everyone who can run code on that cluster can run code as root here.",
-    ),
-]
-Resume = Annotated[
-    Path | None,
-    typer.Option(
-        "--resume",
-        metavar="FILE",
-        help="Keep partial results in this file, and continue from it after an interruption.",
-    ),
-]
 
 
-def backtest(
-    source: Source,
-    mapping: Mapping = None,
-    policy: o.PolicyFile = None,
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """Where recorded work is replayed, and how a stop is judged."""
+
+    horizon: Annotated[
+        str, typer.Option("--horizon", metavar="DURATION", help="Use within this time after a stop counts as regret.")
+    ] = "3d"
+    restart: Annotated[
+        str, typer.Option("--restart", metavar="DURATION", help="What a restart costs: this time of all its GPUs.")
+    ] = "30m"
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, max=256, help="Processes. Default: one for each core."),
+    ] = None
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="ADDRESS",
+            help="Replay on the cores of this Ray cluster: auto, HOST:PORT or ray://HOST:PORT. The result is the same.",
+        ),
+    ] = None
+    trust_cluster: Annotated[
+        bool,
+        typer.Option(
+            "--trust-cluster",
+            help="With --on as root: everyone who can run code on that cluster can run code as root here.",
+        ),
+    ] = False
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="FILE",
+            help="Keep partial results in this file, and continue from it after an interruption.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BacktestOptions:
+    """Which work, and what of it is shown."""
+
+    source: Source
+    mapping: Mapping = None
+    policy: o.PolicyFile = None
     sweep: Annotated[
         str | None,
         typer.Option(
@@ -100,13 +111,13 @@ def backtest(
             metavar="RANGES",
             help="Also other idle times and GPU thresholds: window=15m..6h,threshold=1%..10%, or window=30m/2h/5h.",
         ),
-    ] = None,
+    ] = None
     workload: Annotated[
         str | None, typer.Option("--workload", metavar="NAME", help="Only this run: each decision about it, and why.")
-    ] = None,
+    ] = None
     at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="With --workload: the answer of every rule at this time.")
-    ] = None,
+    ] = None
     gpus: Annotated[
         int | None,
         typer.Option(
@@ -115,13 +126,13 @@ def backtest(
             min=1,
             help="How many GPUs there were, to replay high demand from how many were held.",
         ),
-    ] = None,
-    horizon: Horizon = "3d",
-    restart: Restart = "30m",
-    workers: Workers = None,
-    on: On = None,
-    trust_cluster: TrustCluster = False,
-    resume: Resume = None,
+    ] = None
+
+
+@o.with_options
+def backtest(
+    options: BacktestOptions,
+    replay: ReplayOptions,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one HTML file.")
     ] = None,
@@ -138,23 +149,23 @@ def backtest(
 
     What would have been stopped, when, and at which cost, by the rules that plan and apply use. Nothing is changed.
     """
-    if at is not None and workload is None:
+    if options.at is not None and options.workload is None:
         raise UsageError("--at needs --workload: the run that is explained.")
-    if record and source.startswith(SYNTHETIC):
+    if record and options.source.startswith(SYNTHETIC):
         raise UsageError("--record needs recorded work: a synthetic trace says nothing about the work on this machine.")
     if html is not None and not html.parent.is_dir():
         raise UsageError(f"--html {html}: there is no directory {html.parent}. Nothing was replayed.")
-    where = where_of(workers, on, resume, trust_cluster=trust_cluster)
-    variants = (GIVEN, *swept(sweep))
+    where = where_of(replay)
+    variants = (GIVEN, *swept(options.sweep))
     if record and len(variants) > MOST_POINTS:
         raise UsageError(
             f"--record keeps {MOST_POINTS} combinations at most; --sweep has {len(variants) - 1}. Name fewer of them."
         )
-    loaded, trace = load_policy(policy), open_trace(source, mapping)
-    if workload is not None:
-        _explain(trace, loaded, workload, at, html, gpus, json=json)
+    loaded, trace = load_policy(options.policy), open_trace(options.source, options.mapping)
+    if options.workload is not None:
+        _explain(trace, loaded, options, html, json=json)
         return
-    found = _answer(trace, loaded, variants, judging_of(loaded, horizon, restart), where, gpus)
+    found = _answer(trace, loaded, variants, judging_of(loaded, replay), where, options.gpus)
     if record:
         asyncio.run(_record(loaded, found))
     if html is not None:
@@ -165,18 +176,18 @@ def backtest(
         _print(found)
 
 
-def where_of(workers: int | None, on: str | None, resume: Path | None, *, trust_cluster: bool) -> Where:
+def where_of(replay: ReplayOptions) -> Where:
     """Raises UsageError. Ray makes objects of what a worker sends before we see it, and the worker chooses how: code of
     the cluster can run here, whatever we ask for."""
-    if trust_cluster and on is None:
+    if replay.trust_cluster and replay.on is None:
         raise UsageError("--trust-cluster needs --on: the cluster that is trusted.")
-    if on is not None and os.geteuid() == 0 and not trust_cluster:
+    if replay.on is not None and os.geteuid() == 0 and not replay.trust_cluster:
         raise UsageError(
-            f"--on {on} as root: Ray returns Python objects, so everyone who can run code on that cluster could run "
-            "code as root here. Run it as an ordinary user. If only root can use the cluster, add --trust-cluster. "
+            f"--on {replay.on} as root: Ray returns Python objects, so everyone who can run code on that cluster could "
+            "run code as root here. Run it as an ordinary user. If only root can use the cluster, add --trust-cluster. "
             "Nothing was computed."
         )
-    return Where(workers, on, resume)
+    return Where(replay.workers, replay.on, replay.resume)
 
 
 async def _record(loaded: Loaded, found: BacktestReport) -> None:
@@ -189,13 +200,13 @@ async def _record(loaded: Loaded, found: BacktestReport) -> None:
     print_message("Recorded for `gpukeeper policy check`, `gpukeeper doctor` and the dashboard.")
 
 
-def judging_of(loaded: Loaded, horizon: str, restart: str) -> Judging:
+def judging_of(loaded: Loaded, replay: ReplayOptions) -> Judging:
     activity = loaded.policy.activity
     return Judging(
         threshold=activity.gpu,
         slice_threshold=activity.gpu_slice,
-        horizon=_span(horizon, "--horizon"),
-        restart=_span(restart, "--restart"),
+        horizon=_span(replay.horizon, "--horizon"),
+        restart=_span(replay.restart, "--restart"),
     )
 
 
@@ -314,14 +325,14 @@ def _print_table(one: Table) -> None:
         show.table(one.rows, one.head)
 
 
-def _explain(
-    trace: Trace, loaded: Loaded, name: str, at: str | None, html: Path | None, gpus: int | None, *, json: bool
-) -> None:
-    run = next((one for one in trace.runs() if one.name == name), None)
+def _explain(trace: Trace, loaded: Loaded, options: BacktestOptions, html: Path | None, *, json: bool) -> None:
+    run = next((one for one in trace.runs() if one.name == options.workload), None)
     if run is None:
-        raise UsageError(f'the trace has no run "{name}". The names: gpukeeper backtest … --json, under stops.')
+        words = f'the trace has no run "{options.workload}".'
+        raise UsageError(f"{words} The names: gpukeeper backtest … --json, under stops.")
+    name, at = run.name, options.at
     moment = None if at is None else _moment(at)
-    course = course_of(run, loaded.policy, trace, _scarce(trace, loaded, gpus), moment)
+    course = course_of(run, loaded.policy, trace, _scarce(trace, loaded, options.gpus), moment)
     if not course:
         raise UsageError(f'"{name}" ran between two passes only; no decision was made about it.')
     end = run.ended or trace.end
