@@ -15,7 +15,7 @@ from gpukeeper.model.errors import UsageError
 
 
 def wish(**flags: Any) -> RunRequest:
-    return run_request(RunOptions(**flags), EnvironmentSettings(), CHECKS)
+    return run_request(RunOptions(**flags), CHECKS)
 
 
 def refused(**flags: Any) -> str:
@@ -41,7 +41,7 @@ def test_without_flags_it_is_quick_and_everything() -> None:
 def test_how_long_it_takes_is_reported_by_flags_first(
     flags: dict[str, Any], environment: EnvironmentSettings, length: tuple[str, float]
 ) -> None:
-    found = run_request(RunOptions(**flags), environment, CHECKS)
+    found = run_request(environment.below(RunOptions(**flags)), CHECKS)
     assert (found.profile, found.within_s) == length
 
 
@@ -52,9 +52,9 @@ def test_lists_may_be_repeated_or_have_commas() -> None:
 
 def test_flags_win_over_variables() -> None:
     environment = EnvironmentSettings(expect=8, settings=["training.epochs=3"])
-    found = run_request(RunOptions(expect=4, set_=["training.epochs=5"]), environment, CHECKS)
+    found = run_request(environment.below(RunOptions(expect=4, set_=["training.epochs=5"])), CHECKS)
     assert (found.expected, found.params) == (4, {"training": {"epochs": 5}})
-    assert run_request(RunOptions(), environment, CHECKS).expected == 8
+    assert run_request(environment.below(RunOptions()), CHECKS).expected == 8
 
 
 @pytest.mark.parametrize(

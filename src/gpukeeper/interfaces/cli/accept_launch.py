@@ -22,7 +22,6 @@ from gpukeeper.config.units import read_span
 from gpukeeper.interfaces.cli.accept_options import LaunchOptions, RunOptions
 from gpukeeper.interfaces.cli.accept_run import PARTLY, run_name
 from gpukeeper.interfaces.cli.accept_settings import run_request
-from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.acceptance_run import RunPrinter, print_ended
 from gpukeeper.interfaces.terminal.messages import print_message
@@ -55,7 +54,7 @@ def launch(options: RunOptions, wanted: LaunchOptions) -> int:
 def _spec(options: RunOptions, wanted: LaunchOptions) -> RunSpec:
     assert wanted.on is not None, "without --on this machine is tested"
     known = (*CHECKS, group_plan.CHECK) if options.together else CHECKS
-    request = run_request(options, EnvironmentSettings(), known)
+    request = run_request(options, known)
     names, selector = _nodes(wanted.nodes or "all")
     now = SystemClock().now()
     arguments = _forwarded(options)

@@ -86,7 +86,7 @@ def _tested(options: RunOptions, run: str, node: str, environ: Mapping[str, str]
     try:
         prepared = accept_run.prepare(options, environ)
         options, wish = prepared.options, prepared.wish
-        for one in prepared.environment.notes:
+        for one in prepared.notes:
             print_message(f"from the environment: {one}")
         printer = ProgressPrinter(wish, acceptance.to_stdout, verbose=options.verbose)
         with _ledger() as ledger:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from gpukeeper.config.own_reference import read_rows
 from gpukeeper.interfaces.cli.accept_group import GroupRun, read_group, with_group, without_group
 from gpukeeper.interfaces.cli.accept_options import RunOptions
 from gpukeeper.interfaces.cli.accept_settings import run_request
-from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings, read_variables
+from gpukeeper.interfaces.cli.accept_variables import read_variables
 from gpukeeper.interfaces.terminal import acceptance, show
 from gpukeeper.interfaces.terminal.acceptance_progress import (
     ATTEMPT_HEAD,
@@ -63,7 +63,7 @@ class PreparedRun:
     options: RunOptions  # with what the variables of the environment add
     wish: RunRequest
     rows: tuple[ReferenceRow, ...]
-    environment: EnvironmentSettings
+    notes: Sequence[str]  # what was understood of the variables
     group: GroupRun | None = None  # with other nodes as one run
 
 
@@ -71,7 +71,7 @@ def run(options: RunOptions) -> int:
     """The exit code. Everything that can be refused is refused before anything runs."""
     prepared = prepare(options, os.environ)
     options = prepared.options
-    for one in prepared.environment.notes:
+    for one in prepared.notes:
         print_message(f"from the environment: {one}")
     echo = acceptance.to_stderr if options.json else acceptance.to_stdout
     printer = ProgressPrinter(prepared.wish, echo, verbose=options.verbose)
@@ -96,18 +96,13 @@ def prepare(options: RunOptions, environ: Mapping[str, str]) -> PreparedRun:
     refuse_summary(options.report_name)
     run = options.report_to_log or ""
     environment = read_variables(environ, of_many=bool(run) or options.together)
-    options = replace(
-        options, verbose=options.verbose or environment.verbose, python=options.python or environment.python
-    )
-    if options.report_dir is None and environment.report_dir:
-        # Users who set REPORT_DIR read the files of the older kits.
-        options = replace(options, report_dir=Path(environment.report_dir), legacy=True)
+    options = environment.below(options)
     rows = read_rows(options.reference) if options.reference is not None else ()
     if not options.together:
-        return PreparedRun(options, run_request(options, environment, CHECKS), rows, environment)
-    wish = run_request(options, environment, (*CHECKS, group_plan.CHECK))
+        return PreparedRun(options, run_request(options, CHECKS), rows, environment.notes)
+    wish = run_request(options, (*CHECKS, group_plan.CHECK))
     group = read_group(wish, run, options.python, environ)
-    return PreparedRun(options, without_group(wish), rows, environment, group)
+    return PreparedRun(options, without_group(wish), rows, environment.notes, group)
 
 
 def exit_code(report: Report, *, strict: bool) -> int:

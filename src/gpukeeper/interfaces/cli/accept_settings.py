@@ -1,4 +1,4 @@
-"""From flags and variables to the requested run: every problem is reported before anything runs."""
+"""From options to the requested run: every problem is reported before anything runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from gpukeeper.acceptance.record import Machine, Thresholds
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.config.units import read_span
 from gpukeeper.interfaces.cli.accept_options import RunOptions
-from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Gpu
 
@@ -23,18 +22,18 @@ MOST_GPUS = 1024  # in one machine; more is a slip of the finger
 NOTHING = "Nothing was run."
 
 
-def run_request(options: RunOptions, environment: EnvironmentSettings, checks: Sequence[Check]) -> RunRequest:
+def run_request(options: RunOptions, checks: Sequence[Check]) -> RunRequest:
     """Raises UsageError with every problem, a line each."""
     problems: list[str] = []
-    profile, within_s = _length(options, environment, problems)
+    profile, within_s = _length(options, problems)
     names = [one.name for one in checks]
     only, skip = _words(options.check), _words(options.skip)
     _unknown_checks(only, skip, names, problems)
     _device(options, problems)
-    expected = environment.expect if options.expect is None else options.expect
+    expected = options.expect
     if expected is not None and not 1 <= expected <= MOST_GPUS:
         problems.append(f"--expect {expected} is not a valid number of GPUs (1 to {MOST_GPUS}).")
-    params = _params([*environment.settings, *(options.set_ or ())], checks, problems)
+    params = _params(options.set_ or (), checks, problems)
     if problems:
         raise UsageError("\n".join([*problems, NOTHING]))
     wish = RunRequest(
@@ -70,12 +69,12 @@ def refuse_impossible(wish: RunRequest, checks: Sequence[Check]) -> None:
         raise UsageError("\n".join([*problems, NOTHING]))
 
 
-def _length(options: RunOptions, environment: EnvironmentSettings, problems: list[str]) -> tuple[str, float]:
+def _length(options: RunOptions, problems: list[str]) -> tuple[str, float]:
     lengths = [word for word, given in (("--quick", options.quick), ("--full", options.full)) if given]
     lengths += ["--within"] if options.within is not None else []
     if len(lengths) > 1:
         problems.append(f"{' and '.join(lengths)} cannot be combined.")
-    words = options.within or (FULL if options.full else None) or (None if options.quick else environment.within)
+    words = options.within or (FULL if options.full else None)
     if words is None:
         return "quick", QUICK_S
     try:

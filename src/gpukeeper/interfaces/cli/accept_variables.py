@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from gpukeeper.interfaces.cli.accept_options import RunOptions
 from gpukeeper.model.errors import UsageError
 
 LONGER = "5m"  # what QUICK=0 requested: the older kit's full run took minutes
@@ -30,6 +32,22 @@ class EnvironmentSettings:
     python: str | None = None
     settings: list[str] = field(default_factory=list)  # as --set writes them
     notes: list[str] = field(default_factory=list)  # a sentence each: what was understood
+
+    def below(self, options: RunOptions) -> RunOptions:
+        """The options, with what the variables request where no flag does."""
+        timed = options.quick or options.full or options.within
+        options = replace(
+            options,
+            within=options.within if timed else self.within or options.within,
+            expect=self.expect if options.expect is None else options.expect,
+            set_=[*self.settings, *(options.set_ or ())],
+            python=options.python or self.python,
+            verbose=options.verbose or self.verbose,
+        )
+        if options.report_dir is not None or not self.report_dir:
+            return options
+        # Users who set REPORT_DIR read the files of the older kits.
+        return replace(options, report_dir=Path(self.report_dir), legacy=True)
 
 
 def read_variables(environ: Mapping[str, str], *, of_many: bool = False) -> EnvironmentSettings:
