@@ -8,9 +8,8 @@ import pytest
 
 from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
-from gpukeeper.interfaces.cli.accept_options import RunOptions
+from gpukeeper.interfaces.cli.accept_options import EnvironmentSettings, RunOptions
 from gpukeeper.interfaces.cli.accept_settings import run_request
-from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings
 from gpukeeper.model.errors import UsageError
 
 

@@ -28,9 +28,8 @@ from gpukeeper.acceptance.run import RunConfig, accept
 from gpukeeper.config.load import load_policy
 from gpukeeper.config.own_reference import read_rows
 from gpukeeper.interfaces.cli.accept_group import GroupRun, read_group, with_group, without_group
-from gpukeeper.interfaces.cli.accept_options import RunOptions
+from gpukeeper.interfaces.cli.accept_options import RunOptions, read_variables
 from gpukeeper.interfaces.cli.accept_settings import run_request
-from gpukeeper.interfaces.cli.accept_variables import read_variables
 from gpukeeper.interfaces.terminal import acceptance, show
 from gpukeeper.interfaces.terminal.acceptance_progress import (
     ATTEMPT_HEAD,
