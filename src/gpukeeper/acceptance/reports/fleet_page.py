@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpukeeper.acceptance.reports import plots
-from gpukeeper.acceptance.reports.html import badge, document, section, verdict_box
-from gpukeeper.acceptance.reports.markup import Markup, element, table
+from gpukeeper.acceptance.reports.html import badge, verdict_box
 from gpukeeper.acceptance.reports.merge import FleetFigure, FleetReport, by_verdict, why_missing
 from gpukeeper.acceptance.reports.wording import figure, less_is_better, moment, percent
+from gpukeeper.markup.elements import Markup, document, element, section, table
 from gpukeeper.model.grade import Grade
 
 _MOST_NAMES = 16  # the table below has all of them
@@ -28,7 +28,7 @@ def page(fleet: FleetReport, about: Mapping[str, str] | None = None, pages: Mapp
         _figures(fleet),
         element("footer", f"{fleet.schema} · merged from {len(fleet.nodes)} reports"),
     )
-    return document(f"{total} nodes: {fleet.verdict}", element("main", *sections))
+    return document(f"Acceptance of {total} nodes: {fleet.verdict}", element("main", *sections))
 
 
 def _notes(fleet: FleetReport) -> Iterable[str]:

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpukeeper.acceptance.record import Delta, Finding, Remedy, Report
 from gpukeeper.acceptance.reports import pictures
-from gpukeeper.acceptance.reports.markup import Child, Markup, element, join, table
 from gpukeeper.acceptance.reports.plots import SYMBOLS
-from gpukeeper.acceptance.reports.style import STYLE
 from gpukeeper.acceptance.reports.wording import (
     DUTIES,
     duty,
@@ -28,6 +26,7 @@ from gpukeeper.acceptance.reports.wording import (
     serial_of,
     worst_first,
 )
+from gpukeeper.markup.elements import Child, Markup, document, element, facts, join, section, table
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.gpu import Fact, Gpu
 from gpukeeper.model.grade import Grade, rank, worst
@@ -42,7 +41,6 @@ MEANING: Mapping[Grade, str] = {
 }
 _AT_FIRST = 6  # findings of a GPU that are shown as they are; the rest unfolds
 _FEW = 3  # findings of a check that need no table
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(report: Report) -> str:
@@ -59,27 +57,14 @@ def page(report: Report) -> str:
         _again(report),
         _footer(report),
     )
-    return document(f"{report.node}: {report.verdict}", element("main", *sections))
-
-
-def document(title: str, body: Markup) -> str:
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", **{"http-equiv": "Content-Security-Policy"}, content=_POLICY),
-        element("title", f"Acceptance of {title}"),
-        element("style", Markup(STYLE)),
-    )
-    return f"<!doctype html>\n{element('html', head, element('body', body), lang='en')}\n"
+    return document(f"Acceptance of {report.node}: {report.verdict}", element("main", *sections))
 
 
 def badge(grade: Grade) -> Markup:
     return element("span", f"{SYMBOLS[grade]} {grade}", class_=f"badge {grade}")
 
 
-def verdict_box(eyebrow: str, title: str, grade: Grade, reason: str, act: str, facts: Mapping[str, str]) -> Markup:
-    listed = (element("div", element("dt", name), element("dd", value)) for name, value in facts.items())
+def verdict_box(eyebrow: str, title: str, grade: Grade, reason: str, act: str, known: Mapping[str, str]) -> Markup:
     return element(
         "header",
         element("p", eyebrow, class_="eyebrow"),
@@ -87,13 +72,9 @@ def verdict_box(eyebrow: str, title: str, grade: Grade, reason: str, act: str, f
         element("p", f"{SYMBOLS[grade]} {grade}: {MEANING[grade]}", class_="word"),
         element("p", reason, class_="reason"),
         element("p", element("strong", "Action required: "), act),
-        element("dl", *listed, class_="facts"),
+        facts(known),
         class_=f"verdict {grade}",
     )
-
-
-def section(name: str, title: str, *children: Child) -> Markup:
-    return element("section", element("h2", title, id=name), *children, aria_labelledby=name)
 
 
 def _header(report: Report) -> Markup:
@@ -274,14 +255,13 @@ def _gpu(report: Report, gpu: Gpu, grade: Grade, reason: str, *, unfold: bool) -
     known: dict[str, Fact] = {"model": gpu.name, "serial": gpu.serial, "uuid": gpu.uuid, "PCI": gpu.pci}
     known |= {"memory": gpu.memory_mib if isinstance(gpu.memory_mib, Unknown) else f"{gpu.memory_mib:,} MiB"}
     known |= {"part of": gpu.part_of, "slice": gpu.profile} if gpu.part_of else {}
-    facts = {name: fact(value) for name, value in {**known, **gpu.facts}.items()}
-    listed = (element("div", element("dt", name), element("dd", value)) for name, value in facts.items())
+    shown = {name: fact(value) for name, value in {**known, **gpu.facts}.items()}
     serial = f", serial {serial_of(gpu)}" if serial_of(gpu) else ""
     summary = element("summary", badge(grade), f"  {gpu_words(report, gpu.uuid)}{serial}")
     drawn = pictures.of_gpu(report, gpu.uuid)
     body = (
         element("p", reason),
-        element("dl", *listed, class_="facts"),
+        facts(shown),
         element("div", drawn, class_="plots wide") if drawn else None,
         _history(report, gpu),
     )

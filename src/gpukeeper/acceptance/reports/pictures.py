@@ -8,7 +8,6 @@ from statistics import median
 
 from gpukeeper.acceptance.record import Finding, Report
 from gpukeeper.acceptance.reports import plots
-from gpukeeper.acceptance.reports.markup import Markup, element
 from gpukeeper.acceptance.reports.records import floats, mappings, probe_records
 from gpukeeper.acceptance.reports.wording import (
     direction,
@@ -20,6 +19,7 @@ from gpukeeper.acceptance.reports.wording import (
     unit_words,
     value_of,
 )
+from gpukeeper.markup.elements import Markup, element
 from gpukeeper.model.gpu import Reading
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from gpukeeper.acceptance.reports.markup import Markup, element
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.markup import svg
+from gpukeeper.markup.elements import Markup, element
 from gpukeeper.model.durations import in_words
 from gpukeeper.views.backtest import VariantRow
 
@@ -46,16 +47,7 @@ def tradeoff(rows: Sequence[VariantRow], *, best: Variant | None = None, allowed
     for one in points:
         parts += _marks(one, best)
     words = "; ".join(f"{row.words}: {_point_words(row, regret)}" for row, regret in placed)
-    height = TOP + HEIGHT + 44
-    return element(
-        "svg",
-        element("title", TITLE),
-        element("desc", words or "no policy has a stop with a known end"),
-        *parts,
-        viewBox=f"0 0 {WIDTH:g} {height:g}",
-        role="img",
-        aria_label=TITLE,
-    )
+    return svg.frame(TITLE, words or "no policy has a stop with a known end", WIDTH, TOP + HEIGHT + 44, *parts)
 
 
 def point_key(variant: Variant) -> str:
@@ -77,7 +69,7 @@ def _windows(line: Sequence[Point], others: Sequence[Point]) -> Iterable[Markup]
         is_free = not any(abs(x - left) < LABEL[0] and abs(y - top) < LABEL[1] for left, top in near)
         if one.row.variant.window is not None and is_free:
             near.append((x, y))
-            yield _text(in_words(one.row.variant.window), x, y, "start")
+            yield svg.label(in_words(one.row.variant.window), x, y, "start", "small ink")
 
 
 def _marks(one: Point, best: Variant | None) -> Iterable[Markup]:
@@ -86,29 +78,29 @@ def _marks(one: Point, best: Variant | None) -> Iterable[Markup]:
     if one.row.variant == GIVEN:
         title = element("title", f"this policy: {words}")
         yield element("circle", title, cx=one.x, cy=one.y, r=8, class_="today")
-        yield _text("this policy", one.x + 12, one.y + 4, "start")
+        yield svg.label("this policy", one.x + 12, one.y + 4, "start", "small ink")
     if one.row.variant == best:
         title = element("title", f"best within the allowed regret: {words}")
         yield element("circle", title, cx=one.x, cy=one.y, r=10, class_="best")
-        yield _text("best", one.x + 14, one.y + 20, "start")
+        yield svg.label("best", one.x + 14, one.y + 20, "start", "small ink")
 
 
 def _allowed(share: float | None, worst: float) -> Iterable[Markup]:
     """Beyond the picture: all of it is allowed."""
     if share is not None and share <= worst:
-        x, title = _x(share, worst), element("title", f"allowed regret: {share:.1%}")
-        yield element("line", title, x1=x, x2=x, y1=TOP, y2=TOP + HEIGHT, class_="allowed")
-        yield _text(f"allowed: {share:.0%}", x + 6, TOP + HEIGHT - 8, "start")
+        x = _x(share, worst)
+        yield svg.line(x, TOP, x, TOP + HEIGHT, "allowed", f"allowed regret: {share:.1%}")
+        yield svg.label(f"allowed: {share:.0%}", x + 6, TOP + HEIGHT - 8, "start", "small ink")
 
 
 def _axes(most: float, worst: float) -> Iterable[Markup]:
     bottom = TOP + HEIGHT
     for part in (0.0, 0.5, 1.0):
         y, x = _y(most * part, most), _x(worst * part, worst)
-        yield element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="grid")
-        yield _text(f"{most * part:,.0f} h", LEFT - 8, y + 4, "end")
-        yield _text(f"{worst * part:.1%}", x, bottom + 18, "middle")
-    yield _text("stops that were used again", (LEFT + WIDTH) / 2, bottom + 38, "middle")
+        yield svg.line(LEFT, y, WIDTH - RIGHT, y, "grid")
+        yield svg.label(f"{most * part:,.0f} h", LEFT - 8, y + 4, "end", "small ink")
+        yield svg.label(f"{worst * part:.1%}", x, bottom + 18, "middle", "small ink")
+    yield svg.label("stops that were used again", (LEFT + WIDTH) / 2, bottom + 38, "middle", "small ink")
 
 
 def _x(regret: float, worst: float) -> float:
@@ -121,7 +113,3 @@ def _y(won: float, most: float) -> float:
 
 def _point_words(row: VariantRow, regret: float) -> str:
     return f"{row.words}: {row.tally.won:,.0f} GPU-hours won, {row.tally.stops} stops, {regret:.1%} regretted"
-
-
-def _text(words: str, x: float, y: float, anchor: str) -> Markup:
-    return element("text", words, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor, class_="small ink")

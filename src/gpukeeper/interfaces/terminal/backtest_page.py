@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpukeeper.acceptance.reports.html import section
-from gpukeeper.acceptance.reports.markup import Markup, element
 from gpukeeper.interfaces.terminal.backtest_chart import tradeoff
-from gpukeeper.interfaces.terminal.backtest_tables import Table, facts, share, stops, tables, worst_first
-from gpukeeper.interfaces.terminal.usage_page import document, table
+from gpukeeper.interfaces.terminal.backtest_tables import Table, share, stops, tables, worst_first
+from gpukeeper.interfaces.terminal.backtest_tables import facts as report_facts
+from gpukeeper.interfaces.terminal.usage_page import text_table, usage_document
+from gpukeeper.markup.elements import Markup, element, facts, section
 from gpukeeper.views.backtest import BacktestReport
 
 STYLE = """
@@ -19,16 +19,15 @@ svg .line-1{stroke:var(--idle)}svg .line-2{stroke:var(--free)}svg .line-3{stroke
 
 
 def page(report: BacktestReport) -> str:
-    return document("Backtest of a policy", STYLE, _sections(report))
+    return usage_document("Backtest of a policy", STYLE, _sections(report))
 
 
 def _sections(report: BacktestReport) -> Iterator[Markup]:
-    listed = (element("div", element("dt", name), element("dd", words)) for name, words in facts(report).items())
     yield element(
         "header",
         element("p", "What this policy would have done", class_="eyebrow"),
         element("h1", f"{report.total.stops} of {report.total.runs} runs stopped, {share(report.regret)} regretted"),
-        element("dl", *listed, class_="facts"),
+        facts(report_facts(report)),
         class_="card",
     )
     yield from (element("p", words, class_="note") for words in report.notes)
@@ -42,7 +41,7 @@ def _sections(report: BacktestReport) -> Iterator[Markup]:
 
 
 def _described(one: Table) -> list[Markup]:
-    return [table(one.head, one.rows, one.title)] if one.rows else [element("p", "None.")]
+    return [text_table(one.head, one.rows, one.title)] if one.rows else [element("p", "None.")]
 
 
 def _figure(report: BacktestReport) -> Markup:

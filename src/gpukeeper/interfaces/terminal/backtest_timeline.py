@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from math import isnan
 
-from gpukeeper.acceptance.reports.html import section
-from gpukeeper.acceptance.reports.markup import Markup, element
 from gpukeeper.interfaces.terminal.backtest_tables import stamp
-from gpukeeper.interfaces.terminal.usage_charts import hatch
-from gpukeeper.interfaces.terminal.usage_page import document, table
+from gpukeeper.interfaces.terminal.usage_charts import UNMEASURED
+from gpukeeper.interfaces.terminal.usage_page import text_table, usage_document
+from gpukeeper.markup import svg
+from gpukeeper.markup.elements import Markup, element, facts, section
 from gpukeeper.model.decision import Action
 from gpukeeper.model.series import Signal
 from gpukeeper.model.trace import RecordedRun, TraceTime
@@ -25,7 +25,7 @@ svg .warn{stroke:var(--idle);stroke-width:2}svg .stop{stroke:#c0392b;stroke-widt
 
 
 def timeline_page(run: RecordedRun, time: TraceTime, changes: Sequence[Evaluation], threshold: float) -> str:
-    return document(f"{run.name}: backtest", STYLE, _sections(run, time, changes, threshold))
+    return usage_document(f"{run.name}: backtest", STYLE, _sections(run, time, changes, threshold))
 
 
 def _sections(run: RecordedRun, time: TraceTime, changes: Sequence[Evaluation], threshold: float) -> Iterator[Markup]:
@@ -37,12 +37,11 @@ def _sections(run: RecordedRun, time: TraceTime, changes: Sequence[Evaluation], 
         "started": stamp(run.started),
         "ended": "it still ran when the trace ended" if run.ended is None else stamp(run.ended),
     }
-    facts = (element("div", element("dt", name), element("dd", words)) for name, words in about.items())
     yield element(
         "header",
         element("p", "What the policy would have decided", class_="eyebrow"),
         element("h1", run.name),
-        element("dl", *facts, class_="facts"),
+        facts(about),
         class_="card",
     )
     caption = "Highest use of its GPUs, in percent. Hatched: not measured. Dashed: counts as use from there on."
@@ -56,9 +55,8 @@ def _sections(run: RecordedRun, time: TraceTime, changes: Sequence[Evaluation], 
         ),
     )
     rows = [(stamp(one.at), one.decision.action.value, one.decision.rule, one.decision.reason) for one in changes]
-    yield section(
-        "decisions", "Decisions", table(("at", "decision", "rule", "why"), rows, "Where the decision changed")
-    )
+    listed = text_table(("at", "decision", "rule", "why"), rows, "Where the decision changed")
+    yield section("decisions", "Decisions", listed)
     yield element("footer", "gpukeeper backtest · times in UTC")
 
 
@@ -69,39 +67,25 @@ def picture(run: RecordedRun, time: TraceTime, changes: Sequence[Evaluation], th
     def x(at: datetime) -> float:
         return LEFT + (WIDTH - LEFT - 10) * min(max((at - begin) / span, 0.0), 1.0)
 
-    parts: list[Markup] = [hatch(), *_axis(begin, end, x(begin), x(end))]
+    parts: list[Markup] = [svg.hatching(*UNMEASURED), *_axis(begin, end, x(begin), x(end))]
     width = (WIDTH - LEFT - 10) / COLUMNS
     for number, value in enumerate(highest(run, begin, end)):
         left = LEFT + number * width
         if value is None:
-            parts.append(element("rect", x=f"{left:.1f}", y=TOP, width=f"{width:.2f}", height=HEIGHT, class_="gap"))
+            parts.append(element("rect", x=left, y=TOP, width=f"{width:.2f}", height=HEIGHT, class_="gap"))
         elif value > 0:
             size = HEIGHT * min(value, 100.0) / 100
-            box = {
-                "x": f"{left:.1f}",
-                "y": f"{TOP + HEIGHT - size:.1f}",
-                "width": f"{width:.2f}",
-                "height": f"{size:.1f}",
-            }
-            parts.append(element("rect", class_="use", **box))
-    y = f"{TOP + HEIGHT * (1 - threshold / 100):.1f}"
-    parts.append(element("line", x1=LEFT, x2=WIDTH - 10, y1=y, y2=y, class_="threshold"))
+            at = TOP + HEIGHT - size
+            parts.append(element("rect", class_="use", x=left, y=at, width=f"{width:.2f}", height=size))
+    y = TOP + HEIGHT * (1 - threshold / 100)
+    parts.append(svg.line(LEFT, y, WIDTH - 10, y, "threshold"))
     acts = [one for one in changes if one.decision.action is not Action.KEEP]
     for one in acts:
         kind = "warn" if one.decision.action is Action.WARN else "stop"
-        title = element("title", f"{stamp(one.at)} {one.decision.action}: {one.decision.reason}")
-        at = f"{x(one.at):.1f}"
-        parts.append(element("line", title, x1=at, x2=at, y1=TOP, y2=TOP + HEIGHT, class_=kind))
+        title = f"{stamp(one.at)} {one.decision.action}: {one.decision.reason}"
+        parts.append(svg.line(x(one.at), TOP, x(one.at), TOP + HEIGHT, kind, title))
     words = "; ".join(f"{stamp(one.at)} {one.decision.action}" for one in acts) or "no warning and no stop"
-    return element(
-        "svg",
-        element("title", f"Use of {run.name} over time"),
-        element("desc", words),
-        *parts,
-        viewBox=f"0 0 {WIDTH:g} {TOP + HEIGHT + 26:g}",
-        role="img",
-        aria_label=f"Use of {run.name} over time: {words}",
-    )
+    return svg.frame(f"Use of {run.name} over time", words, WIDTH, TOP + HEIGHT + 26, *parts)
 
 
 def highest(run: RecordedRun, begin: datetime, end: datetime) -> list[float | None]:
@@ -127,8 +111,8 @@ def highest(run: RecordedRun, begin: datetime, end: datetime) -> list[float | No
 def _axis(begin: datetime, end: datetime, left: float, right: float) -> Iterable[Markup]:
     for percent in (0, 50, 100):
         y = TOP + HEIGHT * (1 - percent / 100)
-        yield element("line", x1=LEFT, x2=WIDTH - 10, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="grid")
-        yield element("text", f"{percent}%", x=LEFT - 8, y=f"{y + 4:.1f}", text_anchor="end", class_="small")
+        yield svg.line(LEFT, y, WIDTH - 10, y, "grid")
+        yield svg.label(f"{percent}%", LEFT - 8, y + 4, "end", "small")
     bottom = TOP + HEIGHT + 18
-    yield element("text", stamp(begin), x=f"{left:.1f}", y=bottom, text_anchor="start", class_="small")
-    yield element("text", stamp(end), x=f"{right:.1f}", y=bottom, text_anchor="end", class_="small")
+    yield svg.label(stamp(begin), left, bottom, "start", "small")
+    yield svg.label(stamp(end), right, bottom, "end", "small")

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpukeeper.acceptance.reports.markup import Markup, element
 from gpukeeper.interfaces.terminal.usage_tables import STATES
+from gpukeeper.markup import svg
+from gpukeeper.markup.elements import Markup, element
 from gpukeeper.views.usage import GpuHours, HeatRow, UsageRow
 
 WIDTH, LEFT, TOP, HEIGHT = 1000.0, 64.0, 10.0, 220.0
 _CELL, _ROW = 38.0, 26.0
+UNMEASURED = ("unmeasured", 5, "hatching")  # what is hatched in every picture of use
 CHART_STYLE = """
 :root{--active:#2a7453;--idle:#b86b00;--free:#8fb7cf;--unknown:#8b9299}
 @media (prefers-color-scheme:dark){:root{--active:#5fb98f;--idle:#e3a04a;--free:#3f6f8c;--unknown:#7d868d}}
@@ -37,7 +39,7 @@ def bars(days: Sequence[UsageRow]) -> Markup:
     """A bar for each day, split by state."""
     highest = max((row.hours.all for row in days), default=0.0) or 1.0
     bottom, wide = TOP + HEIGHT, (WIDTH - LEFT - 10) / max(len(days), 1)
-    parts = [hatch(), *_axis(highest, bottom)]
+    parts = [svg.hatching(*UNMEASURED), *_axis(highest, bottom)]
     every = max(1, round(52 / wide + 0.5))
     for number, row in enumerate(days):
         left, at = LEFT + wide * number, bottom
@@ -50,21 +52,21 @@ def bars(days: Sequence[UsageRow]) -> Markup:
                 box = {"x": left + wide * 0.1, "y": at, "width": max(wide * 0.8, 1.0), "height": size}
                 parts.append(element("rect", title, class_=name, **box))
         if number % every == 0:
-            parts.append(_text(row.name[5:], left + wide / 2, bottom + 16, "middle", "small"))
+            parts.append(svg.label(row.name[5:], left + wide / 2, bottom + 16, "middle", "small"))
     words = "; ".join(f"{row.name} {_in_words(row.hours)}" for row in days)
-    return _svg("GPU-hours by day", words or "no data", bottom + 24, *parts)
+    return svg.frame("GPU-hours by day", words or "no data", WIDTH, bottom + 24, *parts)
 
 
 def heat(rows: Sequence[HeatRow], state: str, title: str) -> Markup:
     """The share of the measured time in that state, in percent, by day of the week and hour of the day."""
     highest = max((share for row in rows for one in row.hours if (share := _share(one, state)) is not None), default=0)
-    parts = [hatch()]
-    parts += [_text(f"{hour:02}", LEFT + 20 + _CELL * (hour + 0.5), 14, "middle", "small") for hour in range(24)]
+    parts = [svg.hatching(*UNMEASURED)]
+    parts += [svg.label(f"{hour:02}", LEFT + 20 + _CELL * (hour + 0.5), 14, "middle", "small") for hour in range(24)]
     for y, row in enumerate(rows):
-        parts.append(_text(row.day[:3], LEFT + 10, 22 + _ROW * y + 17, "end", "small"))
+        parts.append(svg.label(row.day[:3], LEFT + 10, 22 + _ROW * y + 17, "end", "small"))
         for x, hours in enumerate(row.hours):
             parts += _heat_cell(hours, state, highest, LEFT + 20 + _CELL * x, 22 + _ROW * y, f"{row.day} {x:02}")
-    return _svg(title, _heat_words(rows, state), 22 + _ROW * len(rows) + 6, *parts)
+    return svg.frame(title, _heat_words(rows, state), WIDTH, 22 + _ROW * len(rows) + 6, *parts)
 
 
 def _heat_cell(hours: GpuHours, state: str, highest: float, x: float, y: float, when: str) -> Iterator[Markup]:
@@ -76,7 +78,7 @@ def _heat_cell(hours: GpuHours, state: str, highest: float, x: float, y: float, 
     full = share / highest if highest else 0.0
     title = element("title", f"{when}: {share:.0%} of {hours.all - hours.unknown:.1f} measured GPU-hours")
     yield element("rect", title, class_=state, fill_opacity=f"{0.05 + 0.5 * full:.2f}", **box)
-    yield _text(f"{share * 100:.0f}", x + _CELL / 2, y + 17, "middle", "small ink")
+    yield svg.label(f"{share * 100:.0f}", x + _CELL / 2, y + 17, "middle", "small ink")
 
 
 def _share(hours: GpuHours, state: str) -> float | None:
@@ -101,39 +103,7 @@ def _in_words(hours: GpuHours) -> str:
 def _axis(highest: float, bottom: float) -> Iterator[Markup]:
     for share in (0.0, 0.5, 1.0):
         y = bottom - HEIGHT * share
-        yield element("line", x1=LEFT, x2=WIDTH - 10, y1=y, y2=y, class_="grid")
-        yield _text(
+        yield svg.line(LEFT, y, WIDTH - 10, y, "grid")
+        yield svg.label(
             f"{highest * share:.0f} h" if highest >= 10 else f"{highest * share:.1f} h", LEFT - 8, y + 4, "end", "small"
         )
-
-
-def hatch() -> Markup:
-    line = element("line", x1=0, y1=0, x2=0, y2=5, class_="hatching")
-    return element(
-        "defs",
-        element(
-            "pattern",
-            line,
-            id="unmeasured",
-            width=5,
-            height=5,
-            patternUnits="userSpaceOnUse",
-            patternTransform="rotate(45)",
-        ),
-    )
-
-
-def _text(words: str, x: float, y: float, anchor: str, class_: str) -> Markup:
-    return element("text", words, x=x, y=y, text_anchor=anchor, class_=class_)
-
-
-def _svg(title: str, words: str, height: float, *parts: Markup) -> Markup:
-    return element(
-        "svg",
-        element("title", title),
-        element("desc", words),
-        *parts,
-        viewBox=f"0 0 {WIDTH:g} {height:g}",
-        role="img",
-        aria_label=f"{title}: {words}",
-    )

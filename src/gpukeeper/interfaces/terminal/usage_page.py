@@ -4,32 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpukeeper.acceptance.reports.html import section
-from gpukeeper.acceptance.reports.markup import Child, Markup, element
-from gpukeeper.acceptance.reports.style import STYLE
 from gpukeeper.interfaces.terminal.usage_charts import CHART_STYLE, bars, heat, legend
 from gpukeeper.interfaces.terminal.usage_tables import STATES, Table, headline, money_line, regret_line, tables
+from gpukeeper.markup.elements import Child, Markup, document, element, facts, section, table
 from gpukeeper.model.durations import in_words
 from gpukeeper.views.usage_report import UsageReport
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-
 
 def page(report: UsageReport) -> str:
-    return document(headline(report), "", _sections(report))
+    return usage_document(headline(report), "", _sections(report))
 
 
-def document(title: str, style: str, sections: Iterable[Markup]) -> str:
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", **{"http-equiv": "Content-Security-Policy"}, content=_POLICY),
-        element("title", title),
-        element("style", Markup(STYLE + CHART_STYLE + style)),
-    )
-    body = element("main", *sections)
-    return f"<!doctype html>\n{element('html', head, element('body', body), lang='en')}\n"
+def usage_document(title: str, style: str, sections: Iterable[Markup]) -> str:
+    return document(title, element("main", *sections), style=CHART_STYLE + style)
 
 
 def _sections(report: UsageReport) -> Iterable[Markup]:
@@ -56,18 +43,17 @@ def _sections(report: UsageReport) -> Iterable[Markup]:
 
 
 def _header(report: UsageReport) -> Markup:
-    hours, facts = report.total, dict[str, str]()
+    hours, shown = report.total, dict[str, str]()
     for name, words in STATES:
         share = getattr(hours, name) / hours.all if hours.all else 0.0
-        facts[words] = f"{getattr(hours, name):,.1f} GPU-hours ({share:.0%})"
-    facts["given back"] = f"{report.savings.total.gpu_hours:,.1f} GPU-hours in {report.savings.total.steps} steps"
-    listed = [element("div", element("dt", name), element("dd", value)) for name, value in facts.items()]
+        shown[words] = f"{getattr(hours, name):,.1f} GPU-hours ({share:.0%})"
+    shown["given back"] = f"{report.savings.total.gpu_hours:,.1f} GPU-hours in {report.savings.total.steps} steps"
     cost = money_line(report)
     return element(
         "header",
         element("p", "GPU usage and savings", class_="eyebrow"),
         element("h1", headline(report)),
-        element("dl", *listed, class_="facts"),
+        facts(shown),
         None if cost is None else element("p", cost),
         class_="card",
     )
@@ -76,40 +62,23 @@ def _header(report: UsageReport) -> Markup:
 def _described(one: Table) -> list[Markup]:
     if not one.rows:
         return [element("p", "None.")]
-    return [table(one.head, one.rows, one.about[:1].upper() + one.about[1:])]
+    return [text_table(one.head, one.rows, one.about[:1].upper() + one.about[1:])]
 
 
 def _regrets(report: UsageReport) -> list[Markup]:
     rows = [(one.path, one.owner, one.rule, f"{one.how} after {in_words(one.after)}") for one in report.savings.regrets]
-    return [table(("workload", "owner", "rule", "what happened"), rows, "Steps that were undone")] if rows else []
+    return [text_table(("workload", "owner", "rule", "what happened"), rows, "Steps that were undone")] if rows else []
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> Markup:
-    lines = list(rows)
-    numeric = [all(_is_number(row[i]) for row in lines) for i in range(len(head))]
-    columns = (element("th", name.strip(), scope="col", class_=_class(numeric[i])) for i, name in enumerate(head))
-    body = (_line(row, numeric) for row in lines)
-    made = element(
-        "table",
-        element("caption", caption),
-        element("thead", element("tr", *columns)),
-        element("tbody", *body),
-    )
-    return element("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
-
-
-def _line(row: Sequence[str], numeric: Sequence[bool]) -> Markup:
-    first = element("th", row[0], scope="row")
-    cells = (element("td", cell.strip(), class_=_class(numeric[i])) for i, cell in enumerate(row[1:], 1))
-    return element("tr", first, *cells)
+def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> Markup:
+    """Of plain cells; columns that hold only numbers are aligned as such."""
+    lines = [[row[0], *(cell.strip() for cell in row[1:])] for row in rows]
+    numbers = [all(_is_number(row[i]) for row in lines) for i in range(len(head))]
+    return table([name.strip() for name in head], lines, caption, numbers=numbers)
 
 
 def _is_number(cell: str) -> bool:
     return cell.strip()[:1].isdecimal() or cell.strip() in ("", "-")
-
-
-def _class(numeric: bool) -> str | None:
-    return "num" if numeric else None
 
 
 def _figure(*children: Child) -> Markup:

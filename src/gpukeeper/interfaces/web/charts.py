@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from markupsafe import Markup
-
 from gpukeeper.engine.live import STEPS
 from gpukeeper.lifecycle.explain import amount
+from gpukeeper.markup import svg
+from gpukeeper.markup.elements import Markup, element
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.series import Signal
 from gpukeeper.views.acceptance_history import Figure, FigurePoint
@@ -21,24 +21,16 @@ def sparkline(
     """One line over the last `steps`, so that a short one is short; a gap where nothing was measured.
     Described in words for those who do not see it."""
     if not any(one is not None for one in values):
-        return Markup('<span class="spark none">not measured</span>')
+        return element("span", "not measured", class_="spark none")
     step = width / max(len(values) - 1, steps - 1, 1)
     first = width - step * (len(values) - 1)
-    runs: list[list[str]] = [[]]
-    for number, value in enumerate(values):
-        if value is None:
-            runs.append([])
-        else:
-            y = height - 1 - min(max(value / most, 0.0), 1.0) * (height - 2)
-            runs[-1].append(f"{first + number * step:.1f},{y:.1f}")
-    lines = Markup("").join(
-        Markup('<polyline points="{}"/>').format(" ".join(run if len(run) > 1 else run * 2)) for run in runs if run
+    points = (
+        None if value is None else (first + number * step, _height(value, most, height, height - 2))
+        for number, value in enumerate(values)
     )
     known = [one for one in values if one is not None]
     title = f"use over time: mean {sum(known) / len(known):.0f} %, now {known[-1]:.0f} %"
-    return Markup(
-        '<svg class="spark" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}</svg>'
-    ).format(width, height, title, lines)
+    return svg.small("spark", title, width, height, *svg.broken_line(points), stretched=True)
 
 
 def stacked(parts: Sequence[tuple[str, float]], *, label: str) -> Markup:
@@ -48,13 +40,9 @@ def stacked(parts: Sequence[tuple[str, float]], *, label: str) -> Markup:
     for name, size in parts:
         share = 100.0 * size / total
         if size:
-            rects.append(
-                Markup('<rect class="s-{}" x="{:.3f}" y="0" width="{:.3f}" height="10"/>').format(name, x, share)
-            )
+            rects.append(element("rect", class_=f"s-{name}", x=f"{x:.3f}", y=0, width=f"{share:.3f}", height=10))
         x += share
-    return Markup(
-        '<svg class="stacked" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
-    ).format(label, Markup("").join(rects))
+    return svg.small("stacked", label, 100, 10, *rects, stretched=True)
 
 
 def figure_lines(found: Figure, *, width: int = 480, height: int = 120) -> Markup:
@@ -67,22 +55,16 @@ def figure_lines(found: Figure, *, width: int = 480, height: int = 120) -> Marku
     low, high = low - 0.1 * room, high + 0.1 * room
     step = (width - 20) / max(len(points) - 1, 1)
 
-    def at(number: int, value: float) -> str:
-        return f"{10 + number * step:.1f},{height - (value - low) / (high - low) * height:.1f}"
+    def at(number: int, value: float) -> tuple[float, float]:
+        return 10 + number * step, height - (value - low) / (high - low) * height
 
-    parts = [_line("peers", [at(number, value) for number, value in peers])]
+    parts = [_line("peers", [at(number, value) for number, value in peers])] if peers else []
     if floor is not None:
-        y = at(0, floor).partition(",")[2]
-        parts.append(
-            Markup('<line class="floor" x1="0" x2="{0}" y1="{1}" y2="{1}"><title>floor {2:g}</title></line>').format(
-                width, y, floor
-            )
-        )
+        y = at(0, floor)[1]
+        parts.append(svg.line(0, y, width, y, "floor", f"floor {floor:g}"))
     parts.append(_line("own", [at(number, one.value) for number, one in enumerate(points)]))
-    parts += [_dot(one, *at(number, one.value).split(",")) for number, one in enumerate(points)]
-    return Markup('<svg class="figure" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        width, height, figure_in_words(found), Markup("").join(parts)
-    )
+    parts += [_dot(one, *at(number, one.value)) for number, one in enumerate(points)]
+    return svg.small("figure", figure_in_words(found), width, height, *parts)
 
 
 def figure_in_words(found: Figure) -> str:
@@ -94,15 +76,14 @@ def figure_in_words(found: Figure) -> str:
     return "; ".join(words)
 
 
-def _line(name: str, points: Sequence[str]) -> Markup:
-    return Markup('<polyline class="{}" points="{}"/>').format(name, " ".join(points)) if points else Markup("")
+def _line(name: str, points: Sequence[tuple[float, float]]) -> Markup:
+    return element("polyline", class_=name, points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points))
 
 
-def _dot(one: FigurePoint, x: str, y: str) -> Markup:
-    title = f"{one.at:%Y-%m-%d}: {one.value:g}{'' if one.passed else ', did not pass'}"
-    return Markup('<circle class="{}" cx="{}" cy="{}" r="{}"><title>{}</title></circle>').format(
-        "dot" if one.passed else "dot failed", x, y, 3 if one.passed else 5, title
-    )
+def _dot(one: FigurePoint, x: float, y: float) -> Markup:
+    title = element("title", f"{one.at:%Y-%m-%d}: {one.value:g}{'' if one.passed else ', did not pass'}")
+    size, name = (3, "dot") if one.passed else (5, "dot failed")
+    return element("circle", title, class_=name, cx=x, cy=y, r=size)
 
 
 def timeline_chart(found: Timeline, *, width: int = 960, height: int = 160) -> Markup:
@@ -110,15 +91,13 @@ def timeline_chart(found: Timeline, *, width: int = 960, height: int = 160) -> M
     x = _scale(found, width)
     gpus = [one for one in found.series if one.signal is Signal.GPU]
     parts = [
-        Markup('<line class="grid" x1="0" x2="{0}" y1="{1}" y2="{1}"/>').format(width, height),
-        _window(found, x, width, height),
+        svg.line(0, height, width, height, "grid"),
+        *_window(found, x, width, height),
         *(_held(one, found, x) for one in found.marks if one.kind == "hold" and one.until is not None),
         *(line for one in gpus for line in _polylines(one, x, height, most=100.0)),
         *(_mark(one, x, height) for one in found.marks),
     ]
-    return Markup(
-        '<svg class="timeline" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}</svg>'
-    ).format(width, height, timeline_in_words(found), Markup("").join(parts))
+    return svg.small("timeline", timeline_in_words(found), width, height, *parts, stretched=True)
 
 
 def timeline_in_words(found: Timeline) -> str:
@@ -155,16 +134,8 @@ def signal_charts(found: Timeline, *, width: int = 960, height: int = 56) -> lis
         if one.signal is Signal.GPU or not known:
             continue
         title = f"{_SIGNALS[one.signal]}: at most {amount(one.signal, max(known))}"
-        lines = _polylines(one, x, height, most=max(known) or 1.0)
-        made.append(
-            (
-                title,
-                Markup(
-                    '<svg class="timeline small" viewBox="0 0 {} {}" role="img" aria-label="{}"'
-                    ' preserveAspectRatio="none">{}{}</svg>'
-                ).format(width, height, title, _window(found, x, width, height), Markup("").join(lines)),
-            )
-        )
+        parts = [*_window(found, x, width, height), *_polylines(one, x, height, most=max(known) or 1.0)]
+        made.append((title, svg.small("timeline small", title, width, height, *parts, stretched=True)))
     return made
 
 
@@ -177,34 +148,32 @@ def _scale(found: Timeline, width: int) -> X:
     return lambda at: min(max((at - found.since).total_seconds() / span, 0.0), 1.0) * width
 
 
-def _window(found: Timeline, x: X, width: int, height: int) -> Markup:
+def _window(found: Timeline, x: X, width: int, height: int) -> list[Markup]:
     if found.idle_window is None:
-        return Markup("")
+        return []
     left = x(found.now - found.idle_window)
-    return Markup('<rect class="window" x="{:.1f}" y="0" width="{:.1f}" height="{}"><title>{}</title></rect>').format(
-        left, width - left, height, f"idle window: {in_words(found.idle_window)}"
-    )
+    title = element("title", f"idle window: {in_words(found.idle_window)}")
+    return [element("rect", title, class_="window", x=left, y=0, width=width - left, height=height)]
 
 
 def _held(hold: TimelineMark, found: Timeline, x: X) -> Markup:
     left, right = x(hold.at), x(min(hold.until or found.now, found.now))
-    return Markup('<rect class="held" x="{:.1f}" y="0" width="{:.1f}" height="8"><title>{}</title></rect>').format(
-        left, max(right - left, 2), hold.words
+    return element(
+        "rect", element("title", hold.words), class_="held", x=left, y=0, width=max(right - left, 2), height=8
     )
 
 
 def _mark(mark: TimelineMark, x: X, height: int) -> Markup:
-    return Markup('<line class="mark m-{}" x1="{:.1f}" x2="{:.1f}" y1="0" y2="{}"><title>{}</title></line>').format(
-        mark.kind, x(mark.at), x(mark.at), height, f"{mark.at:%Y-%m-%d %H:%M} UTC: {mark.words}"
-    )
+    at = x(mark.at)
+    return svg.line(at, 0, at, height, f"mark m-{mark.kind}", f"{mark.at:%Y-%m-%d %H:%M} UTC: {mark.words}")
 
 
 def _polylines(one: TimelineSeries, x: X, height: int, *, most: float) -> list[Markup]:
-    runs: list[list[str]] = [[]]
-    for number, value in enumerate(one.values):
-        if value is None:
-            runs.append([])
-        else:
-            y = height - 1 - min(max(value / most, 0.0), 1.0) * (height - 12)
-            runs[-1].append(f"{x(one.start + number * STEP):.1f},{y:.1f}")
-    return [Markup('<polyline points="{}"/>').format(" ".join(run if len(run) > 1 else run * 2)) for run in runs if run]
+    return svg.broken_line(
+        None if value is None else (x(one.start + number * STEP), _height(value, most, height, height - 12))
+        for number, value in enumerate(one.values)
+    )
+
+
+def _height(value: float, most: float, height: int, room: int) -> float:
+    return height - 1 - min(max(value / most, 0.0), 1.0) * room

@@ -59,7 +59,8 @@ def test_it_is_whole_and_needs_nothing_from_outside(name: str) -> None:
     assert not {"script", "img", "link", "iframe", "object"} & set(page.tags)
     assert all(link.startswith("#") for link in page.links)
     assert "url(http" not in written
-    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    assert ("content", policy) in page.attributes
     assert "prefers-color-scheme:dark" in written
     assert "@media print" in written
 

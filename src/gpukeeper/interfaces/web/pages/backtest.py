@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.pages.asking import ask_for, machine_of
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.markup.elements import Markup
 from gpukeeper.model.durations import in_words
 from gpukeeper.views.backtest_tradeoff import BacktestOnRecord, LimitRow, limit_rows
 
@@ -50,7 +50,7 @@ def _picture(rows: Sequence[LimitRow], best: Variant | None, allowed: float) -> 
     """None: no point has a place on it."""
     if all(one.row.regret is None for one in rows):
         return None
-    return Markup(tradeoff([one.row for one in rows], best=best, allowed=allowed))  # noqa: S704 - of escaped elements
+    return tradeoff([one.row for one in rows], best=best, allowed=allowed)
 
 
 def _start(rows: Sequence[LimitRow]) -> LimitRow | None:
