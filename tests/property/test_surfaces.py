@@ -29,7 +29,7 @@ from gpukeeper.interfaces.terminal.show import claim_row, plan_row
 from gpukeeper.interfaces.terminal.top_picture import Age, Display, picture
 from gpukeeper.lifecycle.coming import NextStep, coming_in_brief, coming_in_words, next_actions
 from gpukeeper.lifecycle.decide import decide
-from gpukeeper.lifecycle.forecast import NOT_USED, REACHED, STAYS_IDLE, ahead
+from gpukeeper.lifecycle.forecast import NOT_FOUND_IDLE, NOT_USED, REACHED, STAYS_IDLE, ahead
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
@@ -229,6 +229,10 @@ def test_what_is_compared_is_of_every_kind() -> None:
     assert any(not steps for steps in found)
     assert {step.would for steps in found for step in steps} == {True, False}
     given = {step.provided for steps in found for step in steps}
-    assert given == {"", *(f"{one}{reached}" for one in (STAYS_IDLE, NOT_USED) for reached in ("", f" and {REACHED}"))}
+    assert given == {
+        "",
+        NOT_FOUND_IDLE,
+        *(f"{one}{reached}" for one in (STAYS_IDLE, NOT_USED) for reached in ("", f" and {REACHED}")),
+    }
     assert any(step.at is None for steps in found for step in steps)
     assert any(one.subject.shape is Shape.WORKLOAD for one in some_work(1).views)

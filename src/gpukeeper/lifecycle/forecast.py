@@ -31,6 +31,7 @@ STEPS = 100  # more than all rules together have stages, and people have holds
 
 STAYS_IDLE = "it stays idle"
 NOT_USED = "it is not used from now on"  # of what is in use now
+NOT_FOUND_IDLE = "it is not found idle before"  # of what is not measured, or not yet
 FAILS_ON = "it goes on failing"
 REACHED = "a warning reaches its owner"  # where none did
 
@@ -116,13 +117,14 @@ def course(
     condition = NOT_USED if idle.in_use(view, book.settings(view.subject), now) else STAYS_IDLE
     if _unreached(view, book):
         condition += f" and {REACHED}"
-    provided, would = "", book.policy.mode is Mode.PLAN
+    provided, otherwise, would = "", "", book.policy.mode is Mode.PLAN
     conditions, measure = {idle.NAME: condition}, assumed.measure
     if view.subject.crashes is not None and restart_loop.is_failing(view.subject.crashes, now):
         conditions[restart_loop.NAME], measure = FAILS_ON, _failing_on(view.subject.crashes, measure)
     for _ in range(assumed.steps):
         view = measure(view, at)
         decision = decide(view, book, at)
+        otherwise = _unless_idle(view, decision) if at == now else otherwise
         if decision.action is Action.KEEP:
             if assumed.reports and decision.verdict is Verdict.REPORT and decision.rule not in reported:
                 reported.add(decision.rule)
@@ -148,7 +150,7 @@ def course(
             decision = _at_its_time(view, book, decision, opened, measure)
         earliest = acted = opened
         if view.subject.state in LIVE:  # what follows a stop depends on what the stop depends on
-            provided = conditions.get(decision.rule, "")
+            provided = conditions.get(decision.rule, otherwise)
         yield UpcomingAction(
             opened,
             decision.action,
@@ -170,6 +172,12 @@ def _failing_on(seen: Crashes, measured: Measure) -> Measure:
         return measured(msgspec.structs.replace(view, subject=subject), at)
 
     return measure
+
+
+def _unless_idle(view: View, decision: Decision) -> str:
+    """What the idle rule may stop as soon as its use is measured is not said to run until another rule is due."""
+    unknown = (decision.rule, decision.verdict) == (idle.NAME, Verdict.UNKNOWN)
+    return NOT_FOUND_IDLE if unknown and view.subject.state in LIVE else ""
 
 
 def _unreached(view: View, book: Rulebook) -> bool:

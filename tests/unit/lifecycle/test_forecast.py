@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.lifecycle.forecast import FAILS_ON, ahead, at_any_time
+from gpukeeper.lifecycle.forecast import FAILS_ON, NOT_FOUND_IDLE, ahead, at_any_time
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
 from gpukeeper.model.memory import Hold, Memory, Warned
@@ -107,6 +107,14 @@ def test_after_a_gap_the_idle_time_begins_again_and_is_forecast() -> None:
 @pytest.mark.parametrize("until", [4 * MINUTE, 2 * HOUR])
 def test_what_is_not_measured_any_more_is_not_forecast_to_be_idle(until: timedelta) -> None:
     assert {words for _, words in told(measured(3 * HOUR, until))} == {"warn max_runtime", "stop max_runtime"}
+
+
+def test_what_is_not_measured_yet_runs_until_another_rule_only_if_it_is_not_found_idle_before() -> None:
+    """It was said to be stopped in four days, and was stopped when the idle time was over."""
+    book = Rulebook(msgspec.structs.replace(POLICY, classes={"managed": ClassSettings(**LIMITS)}))
+    started = msgspec.structs.replace(measured(30 * SECOND), series=())
+    found = ahead(started, book, NOW, tuple(Action), at_any_time)
+    assert {(one.rule, one.provided) for one in found} == {("max_runtime", NOT_FOUND_IDLE)}
 
 
 def test_where_no_warning_was_delivered_the_stop_depends_on_it() -> None:
