@@ -64,17 +64,6 @@ class CheckView(msgspec.Struct, frozen=True):
     check: CheckFacts
 
 
-class GpuVerdict(msgspec.Struct, frozen=True):
-    """`busy`: share of the time; None: not measured."""
-
-    verdict: Grade
-    gpu: str
-    name: str
-    serial: str
-    busy: float | None
-    reason: str
-
-
 class NodeVerdict(msgspec.Struct, frozen=True):
     """`gpus`: None: unknown. A node without a report has no run."""
 
@@ -163,12 +152,13 @@ def _kind(report: Report | None) -> str:
     return "CPU" if report is not None and report.device == "cpu" else "GPU"
 
 
-def gpu_verdicts(report: Report) -> Iterator[GpuVerdict]:
+def gpu_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    """Of each GPU its verdict, path, model, serial number, share of the time that it was busy, and the reason."""
     for tally in report.tallies:
         assert not isinstance(report.machine.gpus, Unknown), "a tally belongs to a known GPU"
         gpu = next(one for one in report.machine.gpus if one.uuid == tally.gpu)
-        words, name = gpu_words(report, gpu.uuid), fact(gpu.name)
-        yield GpuVerdict(tally.verdict, words, name, gpu.identity, tally.busy, tally.reason)
+        busy = "-" if tally.busy is None else f"{tally.busy:.0%}"
+        yield (tally.verdict.value, gpu_words(report, gpu.uuid), fact(gpu.name), gpu.identity, busy, tally.reason)
 
 
 def node_verdicts(fleet: FleetReport) -> Iterator[NodeVerdict]:

@@ -13,8 +13,7 @@ from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
 from gpukeeper.lifecycle import contradictions
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.subject import Shape, State, Subject
-from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.subject import Subject
 
 EVERYTHING = "everything"  # what a place that could not be listed at all reports as unseen
 
@@ -32,19 +31,6 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
     subjects: tuple[Subject, ...]
     findings: tuple[FindingView, ...]
     unseen: tuple[UnseenAt, ...]
-
-
-class SubjectRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One object in a line. `state` is its shape if it is no workload; `since`: its latest known time."""
-
-    state: State | str | Unknown
-    path: str
-    owner: str | Unknown | None
-    class_: str | Unknown | None
-    devices: int | Unknown
-    size: int | Unknown
-    since: datetime | None
-    at: datetime
 
 
 def fleet_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime) -> FleetView:
@@ -74,32 +60,6 @@ def all_findings(found: FleetSnapshot, book: Rulebook, now: datetime) -> tuple[c
 def fitting(found: FleetSnapshot, narrow: Narrow, now: datetime) -> set[str]:
     """Keys of what was requested."""
     return {view.subject.ref.key for view in found.views if narrow.fits(view.subject, now)}
-
-
-def subject_row(subject: Subject) -> SubjectRow:
-    if subject.shape is Shape.DEVICE:
-        return SubjectRow(
-            state="gpu",
-            path=subject.ref.path,
-            owner=None,
-            class_=subject.labels.get("model") or None,
-            devices=0,
-            size=0,
-            since=None,
-            at=subject.seen.at,
-        )
-    times = (subject.ended, subject.last_used, subject.started, subject.created)
-    return SubjectRow(
-        state=subject.state if subject.shape is Shape.WORKLOAD else subject.shape.value,
-        path=subject.ref.path,
-        owner=subject.owner,
-        class_=subject.class_,
-        devices=subject.devices if isinstance(subject.devices, Unknown) else len(subject.devices),
-        size=subject.size,
-        # A tree may have been read since its last recorded read: its last use is then ahead.
-        since=next((one for one in times if isinstance(one, datetime) and one <= subject.seen.at), None),
-        at=subject.seen.at,
-    )
 
 
 class UnseenItem(Protocol):

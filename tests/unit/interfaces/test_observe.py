@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpukeeper.engine.fleet import observe_fleet
@@ -15,12 +16,14 @@ from gpukeeper.interfaces.cli import observe
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Action, Guard, Snapshot, Unseen
+from gpukeeper.model.durations import when_in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Event, Quarantined, Returned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.series import Sample, Signal
-from gpukeeper.model.subject import Subject
-from tests.unit.lifecycle.examples import BOOK, MINUTE, NOW
+from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.model.unknown import Unknown
+from tests.unit.lifecycle.examples import BOOK, HOUR, MINUTE, NOW, ended, subject
 from tests.unit.lifecycle.test_claims import bare, device, named
 
 
@@ -116,3 +119,12 @@ def test_a_place_that_does_not_answer_hides_nothing_of_the_others(capsys: pytest
     assert [row[:3] for row in rows] == [["running", "GPU-0", "docker/node-3/eval"]]
     assert "host/node-3 could not be read (host did not answer)" in said
     assert "incomplete: some could not be read" in said
+
+
+def test_the_row_of_a_thing_has_its_latest_known_time_and_no_zero_for_what_is_unknown() -> None:
+    row = observe.subject_row(msgspec.structs.replace(ended(2 * HOUR), devices=Unknown("not measured")))
+    assert (row[0], *row[4:]) == ("ended", "?", "?", "2h ago")
+    assert observe.subject_row(subject())[-1] == "3h ago"
+    assert observe.subject_row(device(0, model="H200").subject)[3:] == ("H200", "-", "-", "-")
+    tree = msgspec.structs.replace(subject(), shape=Shape.TREE, last_used=NOW + 20 * HOUR, started=None)
+    assert observe.subject_row(tree)[-1] == when_in_words(tree.created, NOW), "read since; nothing begins in the future"

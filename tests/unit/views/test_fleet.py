@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
 from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Unseen
-from gpukeeper.model.subject import Shape
-from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.fleet import fleet_view, subject_row, unseen_everywhere, unseen_lines, untouched
+from gpukeeper.views.fleet import fleet_view, unseen_everywhere, unseen_lines, untouched
 from gpukeeper.views.gpus import gpus_view, waste_view
-from tests.unit.lifecycle.examples import BOOK, HOUR, NOW, ended, idle_view, subject
+from tests.unit.lifecycle.examples import BOOK, NOW, idle_view
 from tests.unit.lifecycle.test_claims import device, named
 
 EVERYTHING = Narrow()
@@ -51,16 +47,6 @@ def test_a_place_of_which_not_everything_was_listed_proves_nothing_missing() -> 
     assert [one.kind for one in fleet_view(found, BOOK, EVERYTHING, NOW).findings] == ["missing device"]
     found.unseen = [UnseenAt("host", "node-3", "slices", "the driver is silent")]
     assert not fleet_view(found, BOOK, EVERYTHING, NOW).findings
-
-
-def test_the_row_of_a_thing_has_its_latest_known_time_and_no_zero_for_what_is_unknown() -> None:
-    unknown = Unknown("not measured")
-    row = subject_row(msgspec.structs.replace(ended(2 * HOUR), devices=unknown))
-    assert (row.state, row.since, row.devices, row.size) == ("ended", NOW - 2 * HOUR, unknown, unknown)
-    assert subject_row(subject()).since == NOW - 3 * HOUR
-    assert subject_row(device(0, model="H200").subject).class_ == "H200"
-    tree = msgspec.structs.replace(subject(), shape=Shape.TREE, last_used=NOW + 20 * HOUR, started=None)
-    assert subject_row(tree).since == tree.created, "it may have been read since; nothing begins in the future"
 
 
 def test_one_reason_for_many_kinds_is_one_sentence() -> None:

@@ -11,6 +11,7 @@ from gpukeeper.engine.counts import Counts, TreeCount
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.outlook import Outlooks, PlaceOutlook, PolicyHead
 from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.terminal.show import decision_row
 from gpukeeper.model.decision import Action, Decision, Plan, Step, Unseen, Verdict
 from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.unknown import Unknown
@@ -24,7 +25,7 @@ from gpukeeper.views.plan import (
     plan_view,
     summary,
 )
-from gpukeeper.views.workload import workload_row, workloads_view
+from gpukeeper.views.workload import workloads_view
 from tests.unit.lifecycle.examples import HOUR, NOW, decision
 
 HEAD = PolicyHead("policy.yaml", "d1", "development", Mode.ENFORCE)
@@ -119,10 +120,11 @@ def test_what_a_daemon_tells_is_the_same_view() -> None:
 
 
 def test_a_workload_in_a_line() -> None:
-    row = workload_row(kept(1, Verdict.UNKNOWN, owner="", gpus=2, size=UNKNOWN))
-    assert (row.next, row.owner, row.gpus, row.size) == ("unknown", None, 2, None)
-    assert workload_row(decision(1)).next == "remove"
-    assert workload_row(kept(1, rule="temporary_tree", size=UNKNOWN)).size == UNKNOWN, "of a tree its bytes matter"
+    row = decision_row(kept(1, Verdict.UNKNOWN, owner="", gpus=2, size=UNKNOWN))
+    assert (row[0], *row[2:4]) == ("unknown", "-", "2 GPUs")
+    assert decision_row(decision(1))[0] == "remove"
+    assert decision_row(kept(1, size=UNKNOWN))[3] == "-"
+    assert decision_row(kept(1, rule="temporary_tree", size=UNKNOWN))[3] == "?", "of a tree its bytes matter"
     gpu = msgspec.structs.replace(decision(1).seen.ref, kind="gpu")
     device = msgspec.structs.replace(decision(1), seen=msgspec.structs.replace(decision(1).seen, ref=gpu))
     assert workloads_view([device, decision(2)], Mode.PLAN).decisions == (decision(2),)

@@ -26,7 +26,7 @@ from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.fleet import FleetView, SubjectRow, fleet_view, subject_row, unseen_everywhere
+from gpukeeper.views.fleet import FleetView, fleet_view, unseen_everywhere
 from gpukeeper.views.gpus import GpusView, WasteView, gpus_view, one_row_each, waste_view
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _print_rows(view: View) -> int:
 
 def _print_subjects(subjects: Sequence[Subject]) -> None:
     """Work and what it left, and below that the nodes and disks it is on."""
-    things = [_row(subject_row(one)) for one in subjects if one.shape is not Shape.NODE]
+    things = [subject_row(one) for one in subjects if one.shape is not Shape.NODE]
     below = [nodes.row(one) for one in subjects if one.shape is Shape.NODE]
     show.table(things, head=HEAD)
     if things and below:
@@ -138,8 +138,16 @@ def _waste_row(one: Waste, now: datetime) -> tuple[str, ...]:
     return (span, one.ref.path, show.fact(one.owner), show.fact(one.class_), ", ".join(one.devices))
 
 
-def _row(row: SubjectRow) -> tuple[str, ...]:
-    devices = show.fact(row.devices or None) if not isinstance(row.devices, Unknown) else "?"
-    size = "?" if isinstance(row.size, Unknown) else size_in_words(row.size) if row.size else "-"
-    facts = (show.fact(row.owner), show.fact(row.class_), devices, size, show.when(row.since, row.at))
-    return (show.fact(row.state), row.path, *facts)
+def subject_row(one: Subject) -> tuple[str, ...]:
+    """What is no workload has its shape for a state. Since: its latest known time."""
+    path = one.ref.path
+    if one.shape is Shape.DEVICE:
+        return ("gpu", path, "-", one.labels.get("model") or "-", "-", "-", "-")
+    state = one.state if one.shape is Shape.WORKLOAD else one.shape.value
+    devices = "?" if isinstance(one.devices, Unknown) else str(len(one.devices) or "-")
+    size = "?" if isinstance(one.size, Unknown) else size_in_words(one.size) if one.size else "-"
+    times = (one.ended, one.last_used, one.started, one.created)
+    # A tree may have been read since its last recorded read: its last use is then ahead.
+    since = next((at for at in times if isinstance(at, datetime) and at <= one.seen.at), None)
+    facts = (show.fact(one.owner), show.fact(one.class_), devices, size, show.when(since, one.seen.at))
+    return (show.fact(state), path, *facts)

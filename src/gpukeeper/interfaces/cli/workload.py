@@ -25,7 +25,7 @@ from gpukeeper.model.decision import Decision
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Mode
 from gpukeeper.views.plan import unseen_notes
-from gpukeeper.views.workload import WorkloadRow, workload_row, workloads_view
+from gpukeeper.views.workload import next_word, workloads_view
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,7 +65,7 @@ def _print_list(decisions: Iterable[Decision], mode: Mode, now: datetime, *, jso
     if json:
         shown.as_json("workload-list", view)
         return True
-    rows = [_row(workload_row(d), now) for d in view.decisions]
+    rows = [_row(d, now) for d in view.decisions]
     shown.table(rows, head=("next", "workload", "owner", "class", "holds", "due", "reason"))
     if not rows:
         print_message("No workloads found in the scope of the policy.")
@@ -74,9 +74,9 @@ def _print_list(decisions: Iterable[Decision], mode: Mode, now: datetime, *, jso
     return bool(rows)
 
 
-def _row(row: WorkloadRow, now: datetime) -> tuple[str, ...]:
-    holds, due = shown.holds(row), shown.when(row.due, now)
-    return (row.next, row.path, row.owner or "-", row.class_ or "-", holds, due, row.reason)
+def _row(d: Decision, now: datetime) -> tuple[str, ...]:
+    holds, due = shown.holds(d), shown.when(d.due, now)
+    return (next_word(d), d.seen.ref.path, d.owner or "-", d.class_ or "-", holds, due, d.reason)
 
 
 @app.command()

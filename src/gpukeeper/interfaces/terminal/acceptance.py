@@ -15,13 +15,7 @@ from gpukeeper.acceptance.reports import lines
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.layout import width_of, wrapped
 from gpukeeper.model.printable import plain
-from gpukeeper.views.acceptance import (
-    GpuVerdict,
-    coverage_lines,
-    gpu_verdicts,
-    next_steps,
-    verdict_line,
-)
+from gpukeeper.views.acceptance import coverage_lines, gpu_rows, next_steps, verdict_line
 
 
 class AdviceFilter:
@@ -47,7 +41,7 @@ def ending(
     for words in lines.closing(report, folder):
         echo(plain(words))
     echo("")
-    show.table([_gpu_row(one, once) for one in gpu_verdicts(report)], head=_HEAD)
+    show.table([(*facts, once(reason)) for *facts, reason in gpu_rows(report)], head=_HEAD)
     for words in coverage_lines(report.coverage, verbose=verbose):
         echo(plain(words))
     if report.tallies or report.coverage:
@@ -60,11 +54,6 @@ def ending(
 
 
 _HEAD = ("verdict", "gpu", "name", "serial", "busy", "reason")
-
-
-def _gpu_row(one: GpuVerdict, once: AdviceFilter) -> tuple[str, ...]:
-    busy = "-" if one.busy is None else f"{one.busy:.0%}"
-    return (one.verdict.value, one.gpu, one.name, one.serial, busy, once(one.reason))
 
 
 @contextmanager

@@ -13,12 +13,13 @@ import typer
 
 from gpukeeper.interfaces.terminal.colours import colours, overwrites
 from gpukeeper.interfaces.terminal.layout import laid_out, width_of, wrapped
+from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.model.decision import Decision, Result
 from gpukeeper.model.durations import in_words, size_in_words, when_in_words
 from gpukeeper.model.event import Closed, WarningSent
 from gpukeeper.model.printable import plain
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.workload import WorkloadRow, workload_row
+from gpukeeper.views.workload import next_word
 
 if TYPE_CHECKING:  # of the commands that print them
     from gpukeeper.lifecycle.claims import GpuClaim
@@ -94,8 +95,7 @@ def progress_line(words: str) -> None:
 
 
 def decision_row(d: Decision) -> tuple[str, ...]:
-    row = workload_row(d)
-    return (row.next, row.path, row.owner or "-", holds(row), row.reason)
+    return (next_word(d), d.seen.ref.path, d.owner or "-", holds(d), d.reason)
 
 
 def plan_row(d: Decision, *, verbose: bool) -> tuple[str, ...]:
@@ -104,13 +104,15 @@ def plan_row(d: Decision, *, verbose: bool) -> tuple[str, ...]:
     return (word, path, owner, d.class_ or "-", holds_, reason) if verbose else (word, path, owner, holds_, reason)
 
 
-def holds(row: WorkloadRow) -> str:
-    """GPUs of what runs, bytes of what lies around."""
-    if isinstance(row.gpus, Unknown):
+def holds(d: Decision) -> str:
+    """GPUs of what runs, bytes of what lies around: of a tree they are what matters, elsewhere seldom measured."""
+    if isinstance(d.gpus, Unknown):
         return "? GPUs"
-    if row.gpus:
-        return f"{row.gpus} GPU{'s' if row.gpus > 1 else ''}"
-    return "?" if isinstance(row.size, Unknown) else "-" if row.size is None else size_in_words(row.size)
+    if d.gpus:
+        return f"{d.gpus} GPU{'s' if d.gpus > 1 else ''}"
+    if isinstance(d.size, Unknown):
+        return "?" if d.rule in TREES and not d.size.by_design else "-"
+    return size_in_words(d.size) if d.size else "-"
 
 
 def outcome_row(line: Closed) -> tuple[str, ...]:
