@@ -28,7 +28,7 @@ from gpukeeper.model.series import Sample, Series, Signal
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import MachineView, gpu_order, patched
-from gpukeeper.views.live_facts import gpu_tile, workload_line
+from gpukeeper.views.live_facts import NOTHING, gpu_tile, live_tile, next_of, workload_line
 from gpukeeper.views.live_rows import LiveRows
 from tests.unit.lifecycle.examples import BOOK, NOW, POLICY
 from tests.unit.lifecycle.test_claims import bare, device, named, stopped_by_hand
@@ -175,7 +175,9 @@ class Machine:
             key, gpu = one.holder.key if one.holder is not None else "", devices.get((one.place, one.device))
             memory = EMPTY if gpu is None else self.remembered.get(gpu.ref.key, EMPTY)
             history = self.live.history.get((key, one.device))
-            found.append(gpu_tile(one, gpu, facts.get(key), history, memory, self.now, "m"))
+            fact = facts.get(key)
+            coming = NOTHING if fact is None else next_of(fact, self.now, would=False)
+            found.append(live_tile(gpu_tile(one, gpu, coming, memory, self.now, "m"), fact, history, self.now))
         return tuple(sorted(found, key=gpu_order))
 
 

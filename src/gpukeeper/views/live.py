@@ -1,4 +1,5 @@
-"""One machine as of now: its GPUs, workloads and places. Behind the web dashboard and the fleet's copy.
+"""One machine as of now: its GPUs, workloads and places. Behind the web dashboard and the fleet's copy;
+its rows of GPUs are also those of `top`.
 
 A `MachineView` is complete. A `Delta` is what changed since another one, so that what is sent follows what happened and
 not the size of the fleet. `for_reader` removes what a reader may not see. How rows are made: live_rows.py.
@@ -14,12 +15,14 @@ from hashlib import blake2b
 import msgspec
 
 from gpukeeper.engine.outlook import NOT_SHOWN, PolicyHead
+from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.coming import NextStep
 from gpukeeper.model.decision import Unseen, Verdict
 from gpukeeper.model.direct import direct
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.top import GpuLine
+
+NOT_MEASURED = Unknown("not measured")
 
 
 @direct
@@ -45,10 +48,28 @@ class ShownHold(msgspec.Struct, frozen=True):
     only: tuple[str, ...] = ()
 
 
-class GpuTile(GpuLine, frozen=True, kw_only=True):
-    """`history`: mean use in steps of five minutes from `history_start` on; None: not measured. `as_of`: its machine
-    was not seen since then, when its state was `last_state`; None: it is current."""
+class GpuTile(msgspec.Struct, frozen=True, kw_only=True):
+    """One device and one holder. `use`: percent; None: nothing runs on it. `steps`: what comes if nothing changes, up
+    to the act and the removal that follows it; `reason`: why, or why nothing comes. `history`: mean use in steps of
+    five minutes from `history_start` on; None: not measured. `as_of`: its machine was not seen since then, when its
+    state was `last_state`; None: it is current."""
 
+    key: str  # of the holder
+    name: str
+    place: str
+    how: ClaimState
+    device: str = ""  # empty: unknown which
+    count: int = 1  # of devices, if they are not known one by one
+    holder: str = ""  # its path, or the processes
+    owner: str | Unknown | None = None
+    class_: str | Unknown = ""
+    since: datetime | None = None
+    use: float | Unknown | None = None
+    use_is_old: bool = False
+    memory_used_mib: int | Unknown = NOT_MEASURED
+    memory_total_mib: int | Unknown = NOT_MEASURED
+    steps: tuple[NextStep, ...] = ()
+    reason: str = ""
     id: str
     workload: str = ""  # id of the holder's line
     platform: str

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from math import ceil
 
+import msgspec
+
 from gpukeeper.engine.live import STEP, STEPS, LiveFact, LivePlace, UseHistory, step_of, step_start
 from gpukeeper.lifecycle.claims import ClaimState, GpuClaim, runs_on_gpus
 from gpukeeper.lifecycle.coming import NextActions, as_next
@@ -19,13 +21,15 @@ from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.memory import Memory
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import GpuState, GpuTile, PlaceState, ShownHold, WorkloadLine, row_id
-from gpukeeper.views.top import OLD, GpuLine, gpu_line
+from gpukeeper.views.live import NOT_MEASURED, GpuState, GpuTile, PlaceState, ShownHold, WorkloadLine, row_id
 from gpukeeper.views.workload import next_word
 
 DIRTY = (CheckResult.DIRTY, CheckResult.RESET_FAILED, CheckResult.ORPHANED_SHARED)
+NOTHING = NextActions("", ())  # comes
+OLD = timedelta(minutes=2)  # a measurement older than this is marked
 NEVER = datetime.max.replace(tzinfo=UTC)
 _MOMENT = timedelta(microseconds=1)
+_UNUSED = (ClaimState.KEPT, ClaimState.FREE, ClaimState.UNSURE, ClaimState.QUARANTINE)  # nothing runs that could use it
 _STATES = {
     ClaimState.FREE: GpuState.FREE,
     ClaimState.BARE: GpuState.OUTSIDE,
@@ -51,33 +55,59 @@ def place_state(key: PlaceKey, place: LivePlace) -> PlaceState:
 
 
 def gpu_tile(
-    claim: GpuClaim,
-    device: Subject | None,
-    fact: LiveFact | None,
-    history: UseHistory | None,
-    memory: Memory,
-    now: datetime,
-    machine: str,
-    *,
-    would: bool = False,
+    claim: GpuClaim, device: Subject | None, coming: NextActions, memory: Memory, now: datetime, machine: str = ""
 ) -> GpuTile:
-    """`fact`: of its holder. `memory`: what the ledger remembers of the device. `would`: the policy's mode is plan."""
+    """`coming`: to its holder. `memory`: what the ledger remembers of the device."""
     key = "" if claim.holder is None else claim.holder.key
-    waste = None if fact is None else fact.waste
-    coming = {} if fact is None else {key: _next(fact, now, would=would)}
-    line = gpu_line(claim, device, coming, now)
     return GpuTile(
-        **{name: getattr(line, name) for name in GpuLine.__struct_fields__},
+        key=key,
+        name=claim.name,
+        place=claim.place,
+        how=claim.how,
+        device=claim.device,
+        holder=claim.by if claim.holder is None else claim.holder.path,
+        owner=claim.owner,
+        class_=coming.class_,
+        since=claim.since,
+        use=_use(claim, device),
+        use_is_old=claim.use_at is not None and now - claim.use_at >= OLD,
+        memory_used_mib=_mib(device, "memory_used_mib"),
+        memory_total_mib=_mib(device, "memory_total_mib"),
+        steps=coming.steps,
+        reason=coming.reason or claim.next,
         id=row_id(machine, claim.place, claim.device, key),
-        workload="" if claim.holder is None else row_id(machine, key),
-        platform=claim.holder.platform if claim.holder is not None else "",
-        state=_state(claim, idle=waste is not None, memory=memory),
+        workload=row_id(machine, key) if key else "",
+        platform="" if claim.holder is None else claim.holder.platform,
+        state=_state(claim, memory),
         model="" if device is None else device.labels.get("model", ""),
+    )
+
+
+def live_tile(tile: GpuTile, fact: LiveFact | None, history: UseHistory | None, now: datetime) -> GpuTile:
+    """With what a daemon knows of its holder (`fact`), and of how it was used."""
+    waste = None if fact is None else fact.waste
+    return msgspec.structs.replace(
+        tile,
+        state=tile.state if waste is None else GpuState.IDLE,
         idle_since=None if waste is None else waste.since,
         hold=None if fact is None else _hold(fact, now),
         history_start=None if history is None else step_start(history.start),
         history=() if history is None else _until(history, now),
     )
+
+
+def _use(claim: GpuClaim, device: Subject | None) -> float | Unknown | None:
+    if claim.how in _UNUSED:
+        return None
+    if not isinstance(claim.use, Unknown) or claim.holder is not None or device is None:
+        return claim.use
+    words = device.labels.get("utilisation_percent", "")  # held by processes that are no workload
+    return float(words) if words.isascii() and words.isdecimal() else claim.use
+
+
+def _mib(device: Subject | None, label: str) -> int | Unknown:
+    words = "" if device is None else device.labels.get(label, "")
+    return int(words) if words.isascii() and words.isdecimal() else NOT_MEASURED
 
 
 def tile_moments(claim: GpuClaim, fact: LiveFact | None, history: UseHistory | None, now: datetime) -> list[datetime]:
@@ -92,7 +122,7 @@ def tile_moments(claim: GpuClaim, fact: LiveFact | None, history: UseHistory | N
     return found
 
 
-def _next(fact: LiveFact, now: datetime, *, would: bool) -> NextActions:
+def next_of(fact: LiveFact, now: datetime, *, would: bool) -> NextActions:
     """A pass decides on nothing that the place does not offer."""
     return as_next(fact.ahead, fact.decision, fact.view.subject.class_, now, would=would, offered=True)
 
@@ -125,7 +155,7 @@ def workload_line(fact: LiveFact, machine: str, now: datetime, *, would: bool = 
         rule=decision.rule,
         verdict=decision.verdict,
         reason=decision.reason,
-        steps=_next(fact, now, would=would).steps,
+        steps=next_of(fact, now, would=would).steps,
         idle_since=None if fact.waste is None else fact.waste.since,
         held_by="" if held is None else held.by,
         hold_until=None if held is None else held.until,
@@ -175,9 +205,7 @@ def _until(history: UseHistory, now: datetime) -> tuple[float | None, ...]:
     return means + (None,) * min(max(missing, 0), STEPS)
 
 
-def _state(claim: GpuClaim, *, idle: bool, memory: Memory) -> GpuState:
-    if idle:
-        return GpuState.IDLE
+def _state(claim: GpuClaim, memory: Memory) -> GpuState:
     gpu = memory.gpu
     if claim.how in (ClaimState.FREE, ClaimState.UNSURE) and gpu is not None and gpu.result in DIRTY:
         return GpuState.DIRTY

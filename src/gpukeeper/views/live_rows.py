@@ -31,7 +31,17 @@ from gpukeeper.model.memory import EMPTY, Memory
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.views.live import Delta, GpuTile, MachineView, WorkloadLine, gpu_order, row_id
-from gpukeeper.views.live_facts import NEVER, gpu_tile, line_moments, next_moment, tile_moments, workload_line
+from gpukeeper.views.live_facts import (
+    NEVER,
+    NOTHING,
+    gpu_tile,
+    line_moments,
+    live_tile,
+    next_moment,
+    next_of,
+    tile_moments,
+    workload_line,
+)
 
 Device = tuple[str, str]  # place, and uid; without a uid: a workload there has a GPU, and which is unknown
 GONE = 10_000  # ids of rows that are kept for readers
@@ -251,7 +261,8 @@ class LiveRows:
             key = "" if claim.holder is None else claim.holder.key
             fact = self._entries[key].fact if key else None
             history = live.history.get((key, claim.device))
-            tile = gpu_tile(claim, subject, fact, history, memory, now, self._machine, would=would)
+            coming = NOTHING if fact is None else next_of(fact, now, would=would)
+            tile = live_tile(gpu_tile(claim, subject, coming, memory, now, self._machine), fact, history, now)
             self._set(self._gpus, tile.id, tile)
             ids.append(tile.id)
             moments += tile_moments(claim, fact, history, now)

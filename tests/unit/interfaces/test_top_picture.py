@@ -12,12 +12,16 @@ from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.coming import NextStep
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.top import GpuLine, TopView
+from gpukeeper.views.live import GpuState, GpuTile
+from gpukeeper.views.top import TopView
 from tests.unit.lifecycle.examples import HOUR, MINUTE, NOW
 
 AS_LISTED = Display()
 FRESH = Age(timedelta(seconds=2))
-TRAIN = GpuLine(
+TRAIN = GpuTile(
+    id="w",
+    platform="docker",
+    state=GpuState.HELD,
     key="docker/node-3/c0ffee",
     name="host/node-3/gpu-0",
     device="GPU-0",
@@ -33,7 +37,10 @@ TRAIN = GpuLine(
     steps=(NextStep("warn", NOW + 10 * MINUTE, "idle"), NextStep("stop", NOW + 30 * MINUTE, "idle")),
     reason="idle for 20m, allowed 30m",
 )
-UNMEASURED = GpuLine(
+UNMEASURED = GpuTile(
+    id="w",
+    platform="docker",
+    state=GpuState.HELD,
     key="docker/node-3/beef",
     name="host/node-3/gpu-1",
     device="GPU-1",
@@ -45,7 +52,10 @@ UNMEASURED = GpuLine(
     use=Unknown("the driver is silent"),
     reason="kept: GPU use was not measured yet",
 )
-FREE = GpuLine(
+FREE = GpuTile(
+    id="f",
+    platform="",
+    state=GpuState.FREE,
     key="",
     name="host/node-3/gpu-2",
     device="GPU-2",
@@ -149,7 +159,7 @@ def test_names_cannot_drive_the_terminal_and_wide_letters_keep_the_columns() -> 
     assert cell_len(found[2].partition("3h")[0]) == cell_len(found[1].partition("SINCE")[0])
 
 
-def _replaced(line: GpuLine, **facts: object) -> GpuLine:
+def _replaced(line: GpuTile, **facts: object) -> GpuTile:
     import msgspec
 
     return msgspec.structs.replace(line, **facts)

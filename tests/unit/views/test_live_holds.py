@@ -10,7 +10,7 @@ from gpukeeper.lifecycle.decide import decide
 from gpukeeper.model.decision import View
 from gpukeeper.model.memory import EMPTY, RESTORE, Hold, Memory, Warned
 from gpukeeper.views.live import GpuTile, ShownHold, WorkloadLine
-from gpukeeper.views.live_facts import gpu_tile, tile_moments, workload_line
+from gpukeeper.views.live_facts import NOTHING, gpu_tile, live_tile, tile_moments, workload_line
 from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, quiet, subject
 
 HELD = Hold("ann", NOW - HOUR, NOW + 3 * HOUR)
@@ -25,7 +25,7 @@ def fact(*holds: Hold, rule: str = "idle", limited: bool = True) -> LiveFact:
 
 def tile(one: LiveFact) -> GpuTile:
     claim = claim_on("GPU-0", one.view, ClaimState.RUNNING, Inventory([]), "", None, NOW)
-    return gpu_tile(claim, None, one, None, EMPTY, NOW, "m")
+    return live_tile(gpu_tile(claim, None, NOTHING, EMPTY, NOW, "m"), one, None, NOW)
 
 
 def line(one: LiveFact) -> WorkloadLine:

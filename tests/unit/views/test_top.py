@@ -17,7 +17,8 @@ from gpukeeper.model.memory import Memory
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.series import Series, Signal
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.top import GpuLine, TopView, ordered, top_view, with_daemon_plan, with_notes
+from gpukeeper.views.live import GpuState, GpuTile
+from gpukeeper.views.top import TopView, ordered, top_view, with_daemon_plan, with_notes
 from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, decision, idle_view, quiet, subject, warned
 from tests.unit.lifecycle.test_claims import device, named, opened
 
@@ -141,8 +142,10 @@ def test_a_workload_that_only_the_daemon_sees_is_shown_without_its_devices() -> 
 
 
 def test_the_order_puts_what_is_unknown_last() -> None:
-    def line(name: str, **facts: Any) -> GpuLine:
-        return GpuLine(key=name, name=name, place="n", how=ClaimState.RUNNING, **facts)
+    def line(name: str, **facts: Any) -> GpuTile:
+        known: dict[str, Any] = dict.fromkeys(("id", "key", "name"), name)
+        known |= {"platform": "docker", "place": "n", "state": GpuState.HELD, "how": ClaimState.RUNNING}
+        return GpuTile(**known, **facts)
 
     lines = [
         line("a", use=Unknown("?"), memory_used_mib=5, owner=None),

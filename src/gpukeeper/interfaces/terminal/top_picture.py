@@ -16,7 +16,8 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.printable import plain
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.top import GpuLine, TopView, ordered
+from gpukeeper.views.live import GpuTile
+from gpukeeper.views.top import TopView, ordered
 
 WIDE = 150  # columns from which a GPU and its next step fit into one line
 SOON = timedelta(hours=1)
@@ -138,7 +139,7 @@ def _fitting(blocks: Sequence[list[Text]], room: int) -> tuple[list[Text], int]:
     return lines, len(blocks)
 
 
-def _block(line: GpuLine, view: TopView, now: datetime, width: int) -> list[Text]:
+def _block(line: GpuTile, view: TopView, now: datetime, width: int) -> list[Text]:
     several = len({one.place for one in view.gpus}) > 1
     cells = (
         _name(line, several=several),
@@ -161,7 +162,7 @@ def _block(line: GpuLine, view: TopView, now: datetime, width: int) -> list[Text
     return [first, below.append(": " if line.holder else "").append(coming)]
 
 
-def _name(line: GpuLine, *, several: bool) -> str:
+def _name(line: GpuTile, *, several: bool) -> str:
     """Its own name is the last part; with several places the end of the place is before it."""
     own = line.name.rpartition("/")[2]
     if not several or cell_len(own) >= WIDTHS[0]:
@@ -170,19 +171,19 @@ def _name(line: GpuLine, *, several: bool) -> str:
     return f"{line.place[-room:]}/{own}" if room > 1 else own
 
 
-def _short(line: GpuLine) -> str:
+def _short(line: GpuTile) -> str:
     """Without platform and place, which are the GPU's."""
     parts = line.holder.split("/", 2)
     return plain(parts[2] if line.key and len(parts) == 3 else line.holder)
 
 
-def _use(line: GpuLine) -> str:
+def _use(line: GpuTile) -> str:
     if line.use is None:
         return "-"
     return "?" if isinstance(line.use, Unknown) else f"{'~' if line.use_is_old else ''}{line.use:.0f}%"
 
 
-def _memory(line: GpuLine) -> str:
+def _memory(line: GpuTile) -> str:
     """ "71/80G": used and all of it, in GiB."""
     if isinstance(line.memory_used_mib, Unknown):
         return "?"
@@ -190,7 +191,7 @@ def _memory(line: GpuLine) -> str:
     return f"{used}G" if isinstance(line.memory_total_mib, Unknown) else f"{used}/{line.memory_total_mib / 1024:.0f}G"
 
 
-def _next(line: GpuLine, now: datetime) -> Text:
+def _next(line: GpuTile, now: datetime) -> Text:
     """ "if it stays idle, will be warned in 1h, then stopped in 1h30m (idle): idle for 10m, allowed 1h"."""
     if not line.steps:
         return Text(plain(line.reason))

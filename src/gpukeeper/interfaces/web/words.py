@@ -13,8 +13,7 @@ from gpukeeper.lifecycle.rules.hold import only_in_words
 from gpukeeper.lifecycle.warnings import without_steps
 from gpukeeper.model.durations import SOON, UTC_TIME, in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import MachineView, PlaceState, WorkloadLine
-from gpukeeper.views.top import GpuLine
+from gpukeeper.views.live import GpuTile, MachineView, PlaceState, WorkloadLine
 
 
 def moment(at: datetime | None, mode: str = "time") -> Markup:
@@ -52,7 +51,7 @@ def coming(steps: Sequence[NextStep]) -> Markup:
     return Markup("").join(parts)
 
 
-def reason(one: GpuLine | WorkloadLine) -> Markup:
+def reason(one: GpuTile | WorkloadLine) -> Markup:
     """Why, without the times that its steps have: those in the reason are as old as the last pass."""
     return said(without_steps(one.reason) if one.steps else one.reason)
 
