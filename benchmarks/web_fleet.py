@@ -34,7 +34,6 @@ from gpukeeper.model.subject import Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
 from gpukeeper.views.live import MachineView, difference
-from gpukeeper.views.live_facts import place_state
 from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.wiring.clock import SystemClock
 
@@ -170,7 +169,7 @@ async def view_of(fleet: LargeFleet) -> MachineView:
         version="0",
         policy=PolicyHead("benchmark policy", book.policy.digest, book.policy.preset, book.policy.mode),
         paused=None,
-        places=tuple(place_state(*one) for one in keeper.live.places.items()),
+        places=tuple(one.state for one in keeper.live.places.values()),
         gpus=(),
         workloads=(),
     )

@@ -12,7 +12,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.engine.live import LiveFact, LivePass, LiveState
+from gpukeeper.engine.live import LiveFact, LiveState, PlaceState
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.lifecycle.claims import Inventory, claims
@@ -119,7 +119,8 @@ class Machine:
         live.begin(platform, whole=whole)
         for view in views:
             live.note(platform, view, decide(view, self.book, now), now, wasted(view, self.book, now))
-        live.finish(LivePass(platform=key_of(platform), at=now, whole=whole, unseen=unseen), [])
+        name, place = key_of(platform)
+        live.finish(PlaceState(platform=name, place=place, at=now, seen=0, running=0, unseen=unseen), [], whole=whole)
 
     def change(self, rows: LiveRows, what: str, *words: Any) -> None:
         match what, *words:
@@ -155,7 +156,7 @@ class Machine:
         """Built at once, from everything."""
         facts = {key: one for place in self.live.places.values() for key, one in place.facts.items()}
         views = [one.view for one in facts.values()]
-        doubtful = {key[1] for key, place in self.live.places.items() if place.last.unseen}
+        doubtful = {key[1] for key, place in self.live.places.items() if place.state.unseen}
         notes = findings(views, self.book, self.now, recorded=self.remembered, doubtful=doubtful)
         lines = [
             workload_line(one, "m", self.now) for one in facts.values() if one.view.subject.shape is not Shape.DEVICE

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from gpukeeper.engine.explain import Explanation
 from gpukeeper.engine.fleet import FleetSnapshot
-from gpukeeper.engine.live import LiveFact, LivePass, LivePlace, LiveState
+from gpukeeper.engine.live import LiveFact, LivePlace, LiveState, PlaceState
 from gpukeeper.engine.requests import not_prevented
 from gpukeeper.engine.schedule import opening
 from gpukeeper.interfaces.cli.explain import _print
@@ -103,9 +103,8 @@ def shows(site: Dashboard, some: Work) -> None:
     live, opens = LiveState(), opening(some.book.policy.schedule)
     for one in some.views:
         ref = one.subject.ref
-        place = live.places.setdefault(
-            (ref.platform, ref.place), LivePlace(LivePass(platform=(ref.platform, ref.place), at=NOW))
-        )
+        state = PlaceState(platform=ref.platform, place=ref.place, at=NOW, seen=0, running=0)
+        place = live.places.setdefault((ref.platform, ref.place), LivePlace(state))
         decision = decide(one, some.book, NOW)
         place.facts[ref.key] = LiveFact(one, decision, ahead(one, some.book, NOW, EVERY, opens))
     rows = LiveRows("m")

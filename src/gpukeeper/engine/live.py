@@ -21,7 +21,7 @@ from gpukeeper.lifecycle.claims import runs_on_gpus
 from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.lifecycle.waste import Waste, wasted
-from gpukeeper.model.decision import Action, Decision, Unseen, Verdict, View
+from gpukeeper.model.decision import Action, Decision, PlaceHead, Unseen, Verdict, View
 from gpukeeper.model.identity import PlaceKey, Ref
 from gpukeeper.model.series import Sample, Series, Signal
 from gpukeeper.model.subject import Shape, State, Subject
@@ -87,27 +87,22 @@ class UseHistory(msgspec.Struct):
         return tuple(s / n if n else None for s, n in zip(self.sums, self.counts, strict=True))
 
 
-class LivePass(msgspec.Struct, frozen=True, kw_only=True):
-    """What the last pass at a place found in sum, and what it is going to do. A narrow one has only its own steps."""
+class PlaceState(PlaceHead, frozen=True, kw_only=True):
+    """`steps` and `deferred`: of the last pass; keys of workloads, in order. A narrow one has only its own."""
 
-    platform: PlaceKey
-    at: datetime
-    whole: bool = True
     unseen: tuple[Unseen, ...] = ()
     breaker: str | None = None
-    seen: int = 0
-    running: int = 0
-    steps: tuple[Decision, ...] = ()
-    deferred: tuple[Decision, ...] = ()
+    steps: tuple[str, ...] = ()
+    deferred: tuple[str, ...] = ()
+    left_out: int = 0
 
 
 @dataclass
 class LivePlace:
     """What the last passes found at one place."""
 
-    last: LivePass
+    state: PlaceState
     facts: dict[str, LiveFact] = field(default_factory=dict)  # by key
-    left_out: int = 0
 
 
 @dataclass
@@ -152,7 +147,8 @@ class LiveState:
             into = self._place(place, now).facts
         key = subject.ref.key
         if key not in into and len(into) >= MOST:
-            self._place(place, now).left_out += 1
+            here = self._place(place, now)
+            here.state = msgspec.structs.replace(here.state, left_out=here.state.left_out + 1)
             return
         if self._renewed and now < self._renewed.get((place, key), now):  # read before a request changed it
             known = self._place(place, now).facts.get(key)
@@ -208,26 +204,27 @@ class LiveState:
             if fact.view.subject.ref.ends_with(words)
         ]
 
-    def finish(self, last: LivePass, gone: Iterable[Ref]) -> None:
+    def finish(self, state: PlaceState, gone: Iterable[Ref], *, whole: bool = True) -> None:
         """After the last object. What a whole pass did not list is dropped only if everything could be listed;
         otherwise it is shown as it was, with its age."""
         if not self.enabled:
             return
-        here = self._place(last.platform, last.at)
-        found = self._pending.pop(last.platform, None)
+        place = (state.platform, state.place)
+        here = self._place(place, state.at)
+        found = self._pending.pop(place, None)
         if found is not None:
-            here.facts = {**here.facts, **found} if last.unseen else found
-            self._unforecast.update({key: last.platform for key, one in found.items() if one.unforecast is not None})
-        if not last.whole:  # what it could not read, and the totals, are those of the last whole pass
-            last = msgspec.structs.replace(last, unseen=here.last.unseen)
-        here.last = last
+            here.facts = {**here.facts, **found} if state.unseen else found
+            self._unforecast.update({key: place for key, one in found.items() if one.unforecast is not None})
+        # Of a narrow pass what could not be read is that of the last whole one, like the totals.
+        unseen = state.unseen if whole else here.state.unseen
+        here.state = msgspec.structs.replace(state, unseen=unseen, left_out=here.state.left_out)
         self._unrecalled |= {
             key for key, one in here.facts.items() if one.unforecast is not None and runs_on_gpus(one.view.subject)
         }
         for ref in gone:
             here.facts.pop(ref.key, None)
         if found is not None:
-            self._renewed = {key: at for key, at in self._renewed.items() if key[0] != last.platform or at >= last.at}
+            self._renewed = {key: at for key, at in self._renewed.items() if key[0] != place or at >= state.at}
         self._drop_history()
         self._has_changed(read=True)
 
@@ -285,7 +282,8 @@ class LiveState:
         return self.history.setdefault((key, device), UseHistory(step_of(at), [], []))
 
     def _place(self, place: PlaceKey, at: datetime) -> LivePlace:
-        return self.places.setdefault(place, LivePlace(LivePass(platform=place, at=at)))
+        state = PlaceState(platform=place[0], place=place[1], at=at, seen=0, running=0)
+        return self.places.setdefault(place, LivePlace(state))
 
     def _drop_history(self) -> None:
         places = [place.facts for place in self.places.values()]

@@ -28,7 +28,7 @@ from gpukeeper.lifecycle.rules.idle import may_be_idle
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.lifecycle.waste import Waste, wasted
-from gpukeeper.model.decision import Action, Decision, Snapshot, Unseen, Verdict, View
+from gpukeeper.model.decision import Action, Decision, PlaceHead, Snapshot, Unseen, Verdict, View
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Event, Held
 from gpukeeper.model.identity import Ref
@@ -61,6 +61,17 @@ class Survey:
     @property
     def due(self) -> list[Decision]:
         return [d for d in self.decisions if d.action is not Action.KEEP]
+
+    def head(self, breaker: str | None = None) -> PlaceHead:
+        return PlaceHead(
+            platform=self.platform.name,
+            place=self.platform.place,
+            at=self.at,
+            seen=self.counts.seen,
+            running=self.counts.running,
+            unseen=tuple(self.unseen),
+            breaker=breaker,
+        )
 
     def budget_facts(self, acts: int, trees: int, clock: str | None, broken: str | None = None) -> BudgetFacts:
         found = self.counts

@@ -10,13 +10,13 @@ import msgspec
 
 from gpukeeper.engine.explain import without_reason
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.live import LivePass
+from gpukeeper.engine.live import PlaceState
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.request_state import Outlook
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Action, Decision, Plan, Result, Unseen
+from gpukeeper.model.decision import Action, Decision, PlaceHead, Plan, Result, head_fields
 from gpukeeper.model.event import Closed
 from gpukeeper.model.policy import Mode
 
@@ -34,14 +34,9 @@ class PolicyHead(msgspec.Struct, frozen=True):
     mode: Mode
 
 
-class PlaceOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    platform: str
-    place: str
-    at: datetime  # of the last read
-    seen: int
-    running: int
-    unseen: tuple[Unseen, ...]
-    breaker: str | None
+class PlaceOutlook(PlaceHead, frozen=True, kw_only=True):
+    """As of the last read."""
+
     decisions: tuple[Decision, ...]
     left_out: int
 
@@ -74,7 +69,7 @@ def begin(keeper: Keeper, platform: Platform, now: datetime, *, whole: bool) -> 
     """For a pass that begins. A narrow one changes what the last whole one found."""
     keeper.live.begin(platform, whole=whole)
     known = keeper.request_state.outlooks.get(key_of(platform))
-    return Outlook(now) if whole or known is None else known
+    return Outlook(Survey(platform, now).head()) if whole or known is None else known
 
 
 def add(outlook: Outlook, decisions: Iterable[Decision], trees: Collection[str]) -> None:
@@ -91,30 +86,19 @@ def add(outlook: Outlook, decisions: Iterable[Decision], trees: Collection[str])
 
 def show(keeper: Keeper, found: Survey, plan: Plan, outlook: Outlook) -> None:
     """From now on users are sent this. Nothing is kept without a socket."""
-    keeper.live.finish(_live_pass(found, plan), [one.ref for one in found.gone])
+    head = found.head(plan.breaker)
+    state = PlaceState(
+        **head_fields(head),
+        steps=tuple(step.decision.seen.ref.key for step in plan.steps),
+        deferred=tuple(one.seen.ref.key for one in plan.deferred),
+    )
+    keeper.live.finish(state, [one.ref for one in found.gone], whole=found.whole)
     if not keeper.request_state.enabled:
         return
     for one in found.gone:
         outlook.decisions.pop(one.ref.key, None)
-    outlook.at, outlook.seen, outlook.running = found.at, found.counts.seen, found.counts.running
-    outlook.breaker = plan.breaker
-    if found.whole:
-        outlook.unseen = tuple(found.unseen)
+    outlook.head = head if found.whole else msgspec.structs.replace(head, unseen=outlook.head.unseen)
     keeper.request_state.outlooks[key_of(found.platform)] = outlook
-
-
-def _live_pass(found: Survey, plan: Plan) -> LivePass:
-    return LivePass(
-        platform=key_of(found.platform),
-        at=found.at,
-        whole=found.whole,
-        unseen=tuple(found.unseen),
-        breaker=plan.breaker,
-        seen=found.counts.seen,
-        running=found.counts.running,
-        steps=tuple(step.decision for step in plan.steps),
-        deferred=plan.deferred,
-    )
 
 
 def forget(outlook: Outlook, outcomes: Sequence[Closed]) -> None:
@@ -133,7 +117,7 @@ async def outlooks(keeper: Keeper, book: Rulebook, who: str, source: str) -> Out
         policy=PolicyHead(source, policy.digest, policy.preset, policy.mode),
         paused=await keeper.ledger.paused(),
         places=tuple(
-            _shown_to(*place, one, who, admin=admin)
+            _shown_to(one, who, admin=admin)
             for place, one in keeper.request_state.outlooks.items()
             if place[0] in policy.scope
         ),
@@ -142,21 +126,12 @@ async def outlooks(keeper: Keeper, book: Rulebook, who: str, source: str) -> Out
     )
 
 
-def _shown_to(platform: str, place: str, one: Outlook, who: str, *, admin: bool) -> PlaceOutlook:
+def _shown_to(one: Outlook, who: str, *, admin: bool) -> PlaceOutlook:
     everything = list(one.decisions.values())
     mine = [d for d in everything if admin or d.owner == who]
     others = [] if admin else [without_reason(d, NOT_SHOWN) for d in everything if d.owner != who]
-    return PlaceOutlook(
-        platform=platform,
-        place=place,
-        at=one.at,
-        seen=one.seen,
-        running=one.running,
-        unseen=one.unseen[:UNSEEN],
-        breaker=one.breaker,
-        decisions=(*mine, *others),
-        left_out=one.left_out,
-    )
+    head = msgspec.structs.replace(one.head, unseen=one.head.unseen[:UNSEEN])
+    return PlaceOutlook(**head_fields(head), decisions=(*mine, *others), left_out=one.left_out)
 
 
 def daemon_state(keeper: Keeper) -> DaemonState:

@@ -22,7 +22,7 @@ from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import TREES, duplicate_sentences, hourly_budget, make_plan
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Action, Decision, Plan, Result, Step, Unseen
+from gpukeeper.model.decision import Action, Decision, PlaceHead, Plan, Result, Step, Unseen
 from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.model.event import Closed, Complaint, GpuChecked, Passed, Vanished, WarningSent
 from gpukeeper.model.identity import Ref
@@ -55,6 +55,10 @@ class PassReport:
     under_way: UnderWay = lambda report: None  # called after observing, and after each step
     stopped: str | None = None  # why it did not get to its end: a platform that failed midway, or a bug
     leased: str | None = None  # the holder of the lease; then nothing was read or touched
+
+    @property
+    def head(self) -> PlaceHead:
+        return self.survey.head(self.plan.breaker)
 
     @property
     def reclaimed(self) -> list[Closed]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from gpukeeper.engine.confirm import Confirmations
-from gpukeeper.model.decision import Decision, Unseen
+from gpukeeper.model.decision import Decision, PlaceHead
 from gpukeeper.model.identity import PlaceKey, Ref
 
 
@@ -28,13 +27,9 @@ class Listing:
 class Outlook:
     """What the passes at a place decided about each object there."""
 
-    at: datetime
+    head: PlaceHead
     decisions: dict[str, Decision] = field(default_factory=dict)  # by key
     left_out: int = 0  # beyond what is kept
-    seen: int = 0
-    running: int = 0
-    unseen: tuple[Unseen, ...] = ()
-    breaker: str | None = None
 
 
 @dataclass

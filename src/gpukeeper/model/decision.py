@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -119,6 +120,23 @@ class Snapshot(msgspec.Struct, frozen=True):
     at: datetime
     subjects: tuple[Subject, ...]
     unseen: tuple[Unseen, ...] = ()
+
+
+class PlaceHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pass found at a place in sum, and why it may not act there. Every account of a place begins with it."""
+
+    platform: str
+    place: str
+    at: datetime
+    seen: int
+    running: int
+    unseen: tuple[Unseen, ...]
+    breaker: str | None
+
+
+def head_fields(place: PlaceHead) -> dict[str, Any]:
+    """To begin another account of that place with."""
+    return {name: getattr(place, name) for name in PlaceHead.__struct_fields__}
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):

@@ -14,10 +14,11 @@ from hashlib import blake2b
 
 import msgspec
 
+from gpukeeper.engine.live import PlaceState
 from gpukeeper.engine.outlook import NOT_SHOWN, PolicyHead
 from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.coming import NextStep
-from gpukeeper.model.decision import Unseen, Verdict
+from gpukeeper.model.decision import Verdict
 from gpukeeper.model.direct import direct
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
@@ -123,21 +124,6 @@ class WorkloadLine(msgspec.Struct, frozen=True, kw_only=True):
     def uid(self) -> str:
         """Requests name it by this: another object may have its name by now."""
         return self.key[len(self.platform) + len(self.place) + 2 :]
-
-
-class PlaceState(msgspec.Struct, frozen=True, kw_only=True):
-    """`steps` and `deferred`: of the last pass; keys of workloads, in order."""
-
-    platform: str
-    place: str
-    at: datetime
-    seen: int
-    running: int
-    unseen: tuple[Unseen, ...] = ()
-    breaker: str | None = None
-    steps: tuple[str, ...] = ()
-    deferred: tuple[str, ...] = ()
-    left_out: int = 0
 
 
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):

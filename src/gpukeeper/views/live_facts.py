@@ -1,4 +1,4 @@
-"""From the facts of a daemon to the rows of its live view: one tile, one line, one place; and at which moments a row
+"""From the facts of a daemon to the rows of its live view: one tile, one line; and at which moments a row
 changes although its facts stay the same. Countdowns do not count: readers are sent the time that they run to.
 """
 
@@ -10,18 +10,17 @@ from math import ceil
 
 import msgspec
 
-from gpukeeper.engine.live import STEP, STEPS, LiveFact, LivePlace, UseHistory, step_of, step_start
+from gpukeeper.engine.live import STEP, STEPS, LiveFact, UseHistory, step_of, step_start
 from gpukeeper.lifecycle.claims import ClaimState, GpuClaim, runs_on_gpus
 from gpukeeper.lifecycle.coming import NextActions, as_next
 from gpukeeper.lifecycle.decide import NOT_HELD
 from gpukeeper.lifecycle.rules import max_runtime
 from gpukeeper.lifecycle.rules.hold import only_of, precedence, suspends
 from gpukeeper.model.condition import CheckResult
-from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.memory import Memory
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import NOT_MEASURED, GpuState, GpuTile, PlaceState, ShownHold, WorkloadLine, row_id
+from gpukeeper.views.live import NOT_MEASURED, GpuState, GpuTile, ShownHold, WorkloadLine, row_id
 from gpukeeper.views.workload import next_word
 
 DIRTY = (CheckResult.DIRTY, CheckResult.RESET_FAILED, CheckResult.ORPHANED_SHARED)
@@ -36,22 +35,6 @@ _STATES = {
     ClaimState.QUARANTINE: GpuState.QUARANTINED,
     ClaimState.UNSURE: GpuState.UNKNOWN,
 }
-
-
-def place_state(key: PlaceKey, place: LivePlace) -> PlaceState:
-    last = place.last
-    return PlaceState(
-        platform=key[0],
-        place=key[1],
-        at=last.at,
-        seen=last.seen,
-        running=last.running,
-        unseen=last.unseen,
-        breaker=last.breaker,
-        steps=tuple(one.seen.ref.key for one in last.steps),
-        deferred=tuple(one.seen.ref.key for one in last.deferred),
-        left_out=place.left_out,
-    )
 
 
 def gpu_tile(

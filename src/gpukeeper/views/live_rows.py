@@ -139,7 +139,7 @@ class LiveRows:
             yield
         self._book = book
         self._take_inventory()
-        self._doubt(frozenset(key[1] for key, place in live.places.items() if place.last.unseen))
+        self._doubt(frozenset(key[1] for key, place in live.places.items() if place.state.unseen))
 
     def update_gpus(self, live: LiveState, now: datetime, remembered: Mapping[str, Memory]) -> Iterator[None]:
         """The second part, at the same time: tiles and notes. `remembered`: of each of `devices`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 
 import msgspec
 
@@ -13,7 +12,7 @@ from gpukeeper.engine.outlook import Outlooks, PolicyHead
 from gpukeeper.engine.permission import STOPPING
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.lifecycle.budget import backlog_sentence, duplicate_sentences
-from gpukeeper.model.decision import Action, Decision, Unseen, Verdict
+from gpukeeper.model.decision import Action, Decision, PlaceHead, Verdict, head_fields
 from gpukeeper.model.durations import when_in_words
 from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.subject import Category
@@ -37,16 +36,9 @@ class TreeTotals(msgspec.Struct, frozen=True):
     remove: TreeCount
 
 
-class PlacePlan(msgspec.Struct, frozen=True, kw_only=True):
+class PlacePlan(PlaceHead, frozen=True, kw_only=True):
     """`steps`: what would be acted on now, in that order. `stopped`: why this place could not be planned."""
 
-    platform: str
-    place: str
-    at: datetime
-    seen: int
-    running: int
-    unseen: tuple[Unseen, ...]
-    breaker: str | None
     paused: str | None
     stopped: str | None
     steps: tuple[Decision, ...]
@@ -83,13 +75,7 @@ def plan_view(reports: Sequence[PassReport], policy: PolicyHead) -> PlanView:
 def _place(report: PassReport) -> PlacePlan:
     found = report.survey
     return PlacePlan(
-        platform=found.platform.name,
-        place=found.platform.place,
-        at=found.at,
-        seen=found.counts.seen,
-        running=found.counts.running,
-        unseen=tuple(found.unseen),
-        breaker=report.plan.breaker,
+        **head_fields(report.head),
         paused=report.paused,
         stopped=report.stopped,
         steps=tuple(step.decision for step in report.plan.steps),
@@ -120,13 +106,7 @@ def daemon_plan_view(found: Outlooks) -> PlanView:
         found.policy,
         tuple(
             PlacePlan(
-                platform=one.platform,
-                place=one.place,
-                at=one.at,
-                seen=one.seen,
-                running=one.running,
-                unseen=one.unseen,
-                breaker=one.breaker,
+                **head_fields(one),
                 paused=found.paused,
                 stopped=None,
                 steps=tuple(one.due),

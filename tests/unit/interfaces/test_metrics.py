@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from gpukeeper import __version__
 from gpukeeper.disk.usage import Usage
 from gpukeeper.engine.counts import Counts, TreeCount
-from gpukeeper.engine.live import LiveFact, LivePass, LivePlace, LiveState
+from gpukeeper.engine.live import LiveFact, LivePlace, LiveState, PlaceState
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.interfaces.telemetry import machine, owners
@@ -669,8 +669,9 @@ def test_of_many_owners_those_with_the_most_gpus_are_told(monkeypatch: pytest.Mo
 
 def test_cpu_of_owners_is_the_newest_measurement_and_an_old_one_is_none() -> None:
     live = LiveState(enabled=True, gpus_only=True)
+    state = PlaceState(platform="docker", place="n1", at=NOW, seen=0, running=0)
     for name, owner in (("a", "ann"), ("b", "ann"), ("c", "bob"), ("d", "eve")):
-        live.places.setdefault(("docker", "n1"), LivePlace(LivePass(platform=("docker", "n1"), at=NOW)))
+        live.places.setdefault(("docker", "n1"), LivePlace(state))
         view: Any = SimpleNamespace(subject=SimpleNamespace(owner=owner))
         live.places["docker", "n1"].facts[name] = LiveFact(view, decision(name))
     old = NOW - owners.RECENT
@@ -684,10 +685,10 @@ def test_cpu_of_owners_is_the_newest_measurement_and_an_old_one_is_none() -> Non
     ]
     live.measured(samples)
     assert owners.cores_by_owner(live, NOW) == {"ann": 2.0}
-    live.finish(LivePass(platform=("docker", "n1"), at=NOW, whole=False), [ref("x")])
+    live.finish(state, [ref("x")], whole=False)
     assert set(live.cpu) == {"a", "b", "c", "d"}
     del live.places["docker", "n1"].facts["a"]
-    live.finish(LivePass(platform=("docker", "n1"), at=NOW, whole=False), [])
+    live.finish(state, [], whole=False)
     assert set(live.cpu) == {"b", "c", "d"}, "bounded by what is there"
 
 

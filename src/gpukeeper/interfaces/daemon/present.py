@@ -12,7 +12,6 @@ from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.slices import in_slices
 from gpukeeper.model.memory import Memory
 from gpukeeper.views.live import Delta, MachineView
-from gpukeeper.views.live_facts import place_state
 from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.wiring.session import Session
 
@@ -57,7 +56,7 @@ class PresentView:
             version=__version__,
             policy=PolicyHead(session.loaded.source, policy.digest, policy.preset, policy.mode),
             paused=await keeper.ledger.paused(),
-            places=tuple(place_state(key, place) for key, place in sorted(live.places.items())),
+            places=tuple(place.state for _, place in sorted(live.places.items())),
             gpus=(),
             workloads=(),
             notes=self._rows.notes,

@@ -8,12 +8,13 @@ from datetime import UTC, datetime, timedelta
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from gpukeeper.engine.live import PlaceState
 from gpukeeper.lifecycle.coming import NextStep, done_word, phrases
 from gpukeeper.lifecycle.rules.hold import only_in_words
 from gpukeeper.lifecycle.warnings import without_steps
 from gpukeeper.model.durations import SOON, UTC_TIME, in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import GpuTile, MachineView, PlaceState, WorkloadLine
+from gpukeeper.views.live import GpuTile, MachineView, WorkloadLine
 
 
 def moment(at: datetime | None, mode: str = "time") -> Markup:

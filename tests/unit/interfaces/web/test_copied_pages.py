@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
+from gpukeeper.engine.live import PlaceState
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED, Answer, Condition, Credentials, Person
@@ -17,7 +18,7 @@ from gpukeeper.interfaces.web.application import make_app
 from gpukeeper.interfaces.web.source import Listener, SourceSettings
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import Mode
-from gpukeeper.views.live import MachineView, PlaceState
+from gpukeeper.views.live import MachineView
 
 NOW = datetime.now(UTC)
 PLACE = PlaceState(platform="docker", place="gpu1", at=NOW, seen=3, running=1, unseen=(), breaker=None)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from gpukeeper.engine.find import read_subject
-from gpukeeper.engine.live import LivePass
-from gpukeeper.engine.ports import key_of
+from gpukeeper.engine.live import PlaceState
+from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.refresh import refresh
 from gpukeeper.engine.requests import Request, fulfil
 from gpukeeper.lifecycle.decide import decide
@@ -29,6 +29,10 @@ def holders(site: Dashboard) -> list[str]:
     return [hold.by for fact in facts for hold in fact.view.memory.holds]
 
 
+def place_at(platform: Platform, at: datetime) -> PlaceState:
+    return PlaceState(platform=platform.name, place=platform.place, at=at, seen=0, running=0)
+
+
 def test_a_pass_that_read_it_before_the_request_does_not_undo_what_is_shown(site: Dashboard) -> None:
     keeper, book = site.session.keeper, site.session.book
     platform = keeper.platforms[0]
@@ -43,12 +47,12 @@ def test_a_pass_that_read_it_before_the_request_does_not_undo_what_is_shown(site
         await refresh(keeper, book, "train")
         assert holders(site) == ["ann"]
         keeper.live.note(platform, before.view, decide(before.view, book, begun), begun, None)
-        keeper.live.finish(LivePass(platform=key_of(platform), at=begun), [])
+        keeper.live.finish(place_at(platform, begun), [])
         assert holders(site) == ["ann"]
         later = keeper.clock.now() + timedelta(seconds=1)
         keeper.live.begin(platform, whole=True)
         keeper.live.note(platform, before.view, decide(before.view, book, later), later, None)
-        keeper.live.finish(LivePass(platform=key_of(platform), at=later), [])
+        keeper.live.finish(place_at(platform, later), [])
         assert holders(site) == [], "the next pass shows what it read"
 
     site.call(do)

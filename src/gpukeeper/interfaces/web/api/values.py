@@ -7,12 +7,13 @@ from zoneinfo import available_timezones
 
 import msgspec
 
+from gpukeeper.engine.live import PlaceState
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.ledger.lines import TYPES
 from gpukeeper.model.reading import TEXT_MAX, Moment
 from gpukeeper.model.subject import Outcome
 from gpukeeper.views.explain import ExplainView
-from gpukeeper.views.live import GpuState, GpuTile, PlaceState, WorkloadLine
+from gpukeeper.views.live import GpuState, GpuTile, WorkloadLine
 from gpukeeper.views.plan import PlanView
 from gpukeeper.views.trial import STATES, WorkloadWords
 
