@@ -88,11 +88,11 @@ class UseHistory(msgspec.Struct):
 
 
 class PlaceState(PlaceHead, frozen=True, kw_only=True):
-    """`steps` and `deferred`: of the last pass; keys of workloads, in order. A narrow one has only its own."""
+    """`steps` and `deferred`: of the last pass; keys of workloads, in order."""
 
     unseen: tuple[Unseen, ...] = ()
     breaker: str | None = None
-    steps: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()  # a narrow pass has only its own
     deferred: tuple[str, ...] = ()
     left_out: int = 0
 

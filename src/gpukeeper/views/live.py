@@ -50,11 +50,10 @@ class ShownHold(msgspec.Struct, frozen=True):
 
 
 class GpuTile(msgspec.Struct, frozen=True, kw_only=True):
-    """One device and one holder. `use`: percent; None: nothing runs on it. `steps`: what comes if nothing changes, up
-    to the act and the removal that follows it; `reason`: why, or why nothing comes. `history`: mean use in steps of
-    five minutes from `history_start` on; None: not measured. `as_of`: its machine was not seen since then, when its
-    state was `last_state`; None: it is current."""
+    """`history`: mean use in steps of five minutes from `history_start` on; None: not measured. `as_of`: its machine
+    was not seen since then, when its state was `last_state`; None: it is current."""
 
+    # One device and one holder.
     key: str  # of the holder
     name: str
     place: str
@@ -65,12 +64,12 @@ class GpuTile(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | Unknown | None = None
     class_: str | Unknown = ""
     since: datetime | None = None
-    use: float | Unknown | None = None
+    use: float | Unknown | None = None  # percent; None: nothing runs on it
     use_is_old: bool = False
     memory_used_mib: int | Unknown = NOT_MEASURED
     memory_total_mib: int | Unknown = NOT_MEASURED
-    steps: tuple[NextStep, ...] = ()
-    reason: str = ""
+    steps: tuple[NextStep, ...] = ()  # if nothing changes: up to the act and the removal that follows it
+    reason: str = ""  # why, or why nothing comes
     id: str
     workload: str = ""  # id of the holder's line
     platform: str
