@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.view import build_views
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Action, View
+from gpukeeper.model.decision import Action, Unseen, View
 from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Memory
 
 
-class UnseenAt(msgspec.Struct, frozen=True):
-    """What could not be listed at a place, and why."""
+class UnseenAt(Unseen, frozen=True):
+    """With its place."""
 
     platform: str
     place: str
-    what: str
-    why: str
 
 
 @dataclass
@@ -50,11 +46,11 @@ async def observe_fleet(keeper: Keeper, book: Rulebook) -> FleetSnapshot:
         try:
             await _observe_place(keeper, book, platform, found)
         except PlatformError as problem:
-            found.unseen.append(UnseenAt(platform.name, platform.place, "everything", str(problem)))
+            found.unseen.append(UnseenAt("everything", str(problem), *key_of(platform)))
         except KeeperError:
             raise
         except Exception as bug:  # of one adapter: the other places are shown
-            found.unseen.append(UnseenAt(platform.name, platform.place, "everything", bug_words(bug)))
+            found.unseen.append(UnseenAt("everything", bug_words(bug), *key_of(platform)))
     return found
 
 
@@ -69,7 +65,7 @@ async def _observe_place(keeper: Keeper, book: Rulebook, platform: Platform, fou
         keys = [subject.ref.key for subject in page.subjects]
         listed.update(keys)
         complete = complete and not page.unseen
-        found.unseen += (UnseenAt(platform.name, platform.place, one.what, one.why) for one in page.unseen)
+        found.unseen += (UnseenAt(one.what, one.why, *key_of(platform)) for one in page.unseen)
         found.recorded.update(await keeper.ledger.memories(keys))
         found.views += await build_views(keeper, platform, page.subjects, book, [], keeper.clock.now())
     if complete:  # only a complete list shows what is missing

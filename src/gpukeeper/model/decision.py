@@ -122,6 +122,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     unseen: tuple[Unseen, ...] = ()
 
 
+_KEPT = {Verdict.REPORT: "report", Verdict.UNKNOWN: "unknown"}
+
+
 class PlaceHead(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass found at a place in sum, and why it may not act there. Every account of a place begins with it."""
 
@@ -165,6 +168,11 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     class_: str = ""  # whose limits apply: by the policy's match, else as the platform recognized it
     announced: datetime | None = None  # of a warning: the time that it announces
     unheard: Announcement | None = None  # of a warning: what it announces instead if it is not delivered
+
+    @property
+    def word(self) -> str:
+        """The action, or how it is kept."""
+        return self.action.value if self.action is not Action.KEEP else _KEPT.get(self.verdict, "kept")
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):

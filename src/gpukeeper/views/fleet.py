@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Protocol
 
 import msgspec
 
@@ -13,6 +12,7 @@ from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
 from gpukeeper.lifecycle import contradictions
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Unseen
 from gpukeeper.model.subject import Subject
 
 EVERYTHING = "everything"  # what a place that could not be listed at all reports as unseen
@@ -62,15 +62,6 @@ def fitting(found: FleetSnapshot, narrow: Narrow, now: datetime) -> set[str]:
     return {view.subject.ref.key for view in found.views if narrow.fits(view.subject, now)}
 
 
-class UnseenItem(Protocol):
-    """What could not be listed, with or without its place."""
-
-    @property
-    def what(self) -> str: ...
-    @property
-    def why(self) -> str: ...
-
-
 def unseen_everywhere(unseen: Sequence[UnseenAt]) -> list[str]:
     """Sentences about each place in turn."""
     places = dict.fromkeys((one.platform, one.place) for one in unseen)
@@ -81,10 +72,10 @@ def unseen_everywhere(unseen: Sequence[UnseenAt]) -> list[str]:
     ]
 
 
-def unseen_lines(platform: str, place: str, unseen: Iterable[UnseenItem]) -> list[str]:
+def unseen_lines(platform: str, place: str, unseen: Iterable[Unseen]) -> list[str]:
     """One sentence for each reason: a missing right concerns a dozen kinds, in the same words but for their names."""
     where = f"{platform}/{place}"
-    alike: dict[str, list[UnseenItem]] = {}
+    alike: dict[str, list[Unseen]] = {}
     for one in unseen:
         alike.setdefault(_gist(one), []).append(one)
     lines = []
@@ -101,7 +92,7 @@ def untouched(lines: Iterable[str]) -> list[str]:
     return [f"{line}. Its state is unknown, so it is not changed." for line in lines]
 
 
-def _gist(one: UnseenItem) -> str:
+def _gist(one: Unseen) -> str:
     """Its reason without names: those in quotes, and its own."""
     kind = re.escape(one.what.partition(" ")[0])
     return re.sub(rf'"[^"]*"|\b{kind}[\w.-]*', "…", one.why)

@@ -21,7 +21,6 @@ from gpukeeper.model.memory import Memory
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import NOT_MEASURED, GpuState, GpuTile, ShownHold, WorkloadLine, row_id
-from gpukeeper.views.workload import next_word
 
 DIRTY = (CheckResult.DIRTY, CheckResult.RESET_FAILED, CheckResult.ORPHANED_SHARED)
 NOTHING = NextActions("", ())  # comes
@@ -133,7 +132,7 @@ def workload_line(fact: LiveFact, machine: str, now: datetime, *, would: bool = 
         class_=decision.class_ or str(subject.class_),
         gpus=decision.gpus if runs_on_gpus(subject) or not isinstance(decision.gpus, Unknown) else 0,
         since=next((one for one in times if isinstance(one, datetime)), None),
-        next=next_word(decision),
+        next=decision.word,
         due=decision.due,
         rule=decision.rule,
         verdict=decision.verdict,

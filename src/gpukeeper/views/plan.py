@@ -1,4 +1,7 @@
-"""What would be done now and what is kept, place by place; observed now, or by the daemon in its last passes."""
+"""What would be done now and what is kept, place by place; observed now, or by the daemon in its last passes.
+
+Behind `plan` and `workload list`.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.subject import Category
 from gpukeeper.views.fleet import unseen_lines, untouched
 
+DEVICES = ("gpu", "slice")  # kinds that are no workload
 WHY_KEPT = {
     Verdict.WAIT: "waiting",
     Verdict.PROTECT: "protected",
@@ -66,6 +70,15 @@ class PlanView(msgspec.Struct, frozen=True):
     @property
     def trees(self) -> tuple[TreeTotals, ...]:
         return _added(one for place in self.places for one in place.trees)
+
+
+class WorkloadsView(msgspec.Struct, frozen=True):
+    mode: Mode
+    decisions: tuple[Decision, ...]
+
+
+def workloads_view(decisions: Iterable[Decision], mode: Mode) -> WorkloadsView:
+    return WorkloadsView(mode, tuple(one for one in decisions if one.seen.ref.kind not in DEVICES))
 
 
 def plan_view(reports: Sequence[PassReport], policy: PolicyHead) -> PlanView:

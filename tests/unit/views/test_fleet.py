@@ -45,7 +45,7 @@ def test_waste_is_what_holds_gpus_without_use() -> None:
 def test_a_place_of_which_not_everything_was_listed_proves_nothing_missing() -> None:
     found = FleetSnapshot(views=[device(0), named("eval", "GPU-7")])
     assert [one.kind for one in fleet_view(found, BOOK, EVERYTHING, NOW).findings] == ["missing device"]
-    found.unseen = [UnseenAt("host", "node-3", "slices", "the driver is silent")]
+    found.unseen = [UnseenAt("slices", "the driver is silent", "host", "node-3")]
     assert not fleet_view(found, BOOK, EVERYTHING, NOW).findings
 
 
@@ -61,5 +61,5 @@ def test_one_reason_for_many_kinds_is_one_sentence() -> None:
 
 
 def test_each_place_has_its_own_sentences() -> None:
-    unseen = [UnseenAt("host", "a", "GPUs", "silent"), UnseenAt("host", "b", "host/b", "silent")]
+    unseen = [UnseenAt("GPUs", "silent", "host", "a"), UnseenAt("host/b", "silent", "host", "b")]
     assert unseen_everywhere(unseen) == ["host/a: GPUs could not be read (silent)", "host/b could not be read (silent)"]

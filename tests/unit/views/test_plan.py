@@ -24,8 +24,8 @@ from gpukeeper.views.plan import (
     notes,
     plan_view,
     summary,
+    workloads_view,
 )
-from gpukeeper.views.workload import workloads_view
 from tests.unit.lifecycle.examples import HOUR, NOW, decision
 
 HEAD = PolicyHead("policy.yaml", "d1", "development", Mode.ENFORCE)

@@ -89,7 +89,7 @@ def test_an_action_that_the_platform_does_not_offer_does_not_come() -> None:
 
 def test_one_persons_gpus_and_what_was_not_seen() -> None:
     views = (device(0), named("eval", "GPU-0"), named("train", "GPU-1", owner="bob"))
-    view = shown(*views, narrow=Narrow(owner="bob"), unseen=[UnseenAt("host", "node-3", "GPUs", "silent")])
+    view = shown(*views, narrow=Narrow(owner="bob"), unseen=[UnseenAt("GPUs", "silent", "host", "node-3")])
     assert [one.holder for one in view.gpus] == ["docker/node-3/train"]
     assert view.notes[0] == "host/node-3: GPUs could not be read (silent)"
 
@@ -158,6 +158,6 @@ def test_the_order_puts_what_is_unknown_last() -> None:
 
 
 def test_what_a_session_says_comes_after_what_was_not_seen() -> None:
-    view = shown(device(0), unseen=[UnseenAt("host", "node-3", "slices", "silent")])
+    view = shown(device(0), unseen=[UnseenAt("slices", "silent", "host", "node-3")])
     assert with_notes(view, ["docker: no socket"]).notes[-1] == "docker: no socket"
     assert len(with_notes(view, ["docker: no socket"]).notes) == 2

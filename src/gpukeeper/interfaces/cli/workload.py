@@ -24,8 +24,7 @@ from gpukeeper.lifecycle.coming import NOT_UNATTENDED
 from gpukeeper.model.decision import Decision
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Mode
-from gpukeeper.views.plan import unseen_notes
-from gpukeeper.views.workload import next_word, workloads_view
+from gpukeeper.views.plan import unseen_notes, workloads_view
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -76,7 +75,7 @@ def _print_list(decisions: Iterable[Decision], mode: Mode, now: datetime, *, jso
 
 def _row(d: Decision, now: datetime) -> tuple[str, ...]:
     holds, due = shown.holds(d), shown.when(d.due, now)
-    return (next_word(d), d.seen.ref.path, d.owner or "-", d.class_ or "-", holds, due, d.reason)
+    return (d.word, d.seen.ref.path, d.owner or "-", d.class_ or "-", holds, due, d.reason)
 
 
 @app.command()

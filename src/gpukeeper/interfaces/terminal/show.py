@@ -19,7 +19,6 @@ from gpukeeper.model.durations import in_words, size_in_words, when_in_words
 from gpukeeper.model.event import Closed, WarningSent
 from gpukeeper.model.printable import plain
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.workload import next_word
 
 if TYPE_CHECKING:  # of the commands that print them
     from gpukeeper.lifecycle.claims import GpuClaim
@@ -95,7 +94,7 @@ def progress_line(words: str) -> None:
 
 
 def decision_row(d: Decision) -> tuple[str, ...]:
-    return (next_word(d), d.seen.ref.path, d.owner or "-", holds(d), d.reason)
+    return (d.word, d.seen.ref.path, d.owner or "-", holds(d), d.reason)
 
 
 def plan_row(d: Decision, *, verbose: bool) -> tuple[str, ...]:
