@@ -173,10 +173,10 @@ class Machine:
         decisions = {key: one.decision for key, one in facts.items()}
         found = []
         for one in claims(views, self.book, self.now, recorded=self.remembered, decisions=decisions):
-            key, gpu = one.holder.key if one.holder is not None else "", devices.get((one.place, one.device))
+            gpu = devices.get((one.place, one.device))
             memory = EMPTY if gpu is None else self.remembered.get(gpu.ref.key, EMPTY)
-            history = self.live.history.get((key, one.device))
-            fact = facts.get(key)
+            history = self.live.history.get((one.key, one.device))
+            fact = facts.get(one.key)
             coming = NOTHING if fact is None else next_of(fact, self.now, would=False)
             found.append(live_tile(gpu_tile(one, gpu, coming, memory, self.now, "m"), fact, history, self.now))
         return tuple(sorted(found, key=gpu_order))

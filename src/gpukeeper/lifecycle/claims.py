@@ -72,6 +72,11 @@ class GpuClaim(msgspec.Struct, frozen=True, kw_only=True):
     next: str = ""  # what happens next, or why nothing does, in words
     next_at: datetime | None = None
 
+    @property
+    def key(self) -> str:
+        """Of its holder; empty: it has none."""
+        return "" if self.holder is None else self.holder.key
+
 
 def claims(
     views: Sequence[View],

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref
 
 RECLAIMED: Final = "reclaimed"
@@ -33,11 +34,6 @@ class StepOutcome(msgspec.Struct, frozen=True):
     reason: str
 
 
-class _Unseen(msgspec.Struct, frozen=True):
-    what: str
-    why: str
-
-
 class PlacePass(msgspec.Struct, frozen=True, kw_only=True):
     """`leased`, `stopped`, `breaker`, `paused`: why nothing, or not everything, was done."""
 
@@ -46,7 +42,7 @@ class PlacePass(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[PlannedStep, ...] = ()
     outcomes: tuple[StepOutcome, ...] = ()
     deferred: tuple[PlannedStep, ...] = ()
-    unseen: tuple[_Unseen, ...] = ()
+    unseen: tuple[Unseen, ...] = ()
     bytes_back: int = 0
     leased: str | None = None
     stopped: str | None = None

@@ -39,7 +39,7 @@ def gpus_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetim
     upcoming = upcoming_of(found, held, book, now)
     return GpusView(
         at=now,
-        gpus=tuple(_with_next(one, upcoming.get(one.holder.key), now) if one.holder else one for one in held),
+        gpus=tuple(_with_next(one, upcoming.get(one.key), now) for one in held),
         findings=findings_view(found, book, narrow, now),
         unseen=tuple(found.unseen),
     )
@@ -82,7 +82,7 @@ def upcoming_of(
 ) -> dict[str, NextActions]:
     """What comes next to each holder, by its key."""
     opens = opening(book.policy.schedule)
-    holders = {one.holder.key for one in held if one.holder is not None}
+    holders = {one.key for one in held}
     return {
         ref.key: next_actions(view, book, now, found.offers.get((ref.platform, ref.place), ()), opens)
         for view in found.views
@@ -103,4 +103,4 @@ def claims_of(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetim
     """Those of what was requested. A free device has no owner, so it is shown only when nothing was narrowed."""
     everything = claims(found.views, book, now, recorded=found.recorded, offers=found.offers)
     fits, alone = fitting(found, narrow, now), narrow == Narrow()
-    return tuple(one for one in everything if (one.holder.key in fits if one.holder is not None else alone))
+    return tuple(one for one in everything if (one.key in fits if one.holder is not None else alone))

@@ -40,9 +40,8 @@ def gpu_tile(
     claim: GpuClaim, device: Subject | None, coming: NextActions, memory: Memory, now: datetime, machine: str = ""
 ) -> GpuTile:
     """`coming`: to its holder. `memory`: what the ledger remembers of the device."""
-    key = "" if claim.holder is None else claim.holder.key
     return GpuTile(
-        key=key,
+        key=claim.key,
         name=claim.name,
         place=claim.place,
         how=claim.how,
@@ -57,8 +56,8 @@ def gpu_tile(
         memory_total_mib=_mib(device, "memory_total_mib"),
         steps=coming.steps,
         reason=coming.reason or claim.next,
-        id=row_id(machine, claim.place, claim.device, key),
-        workload=row_id(machine, key) if key else "",
+        id=row_id(machine, claim.place, claim.device, claim.key),
+        workload=row_id(machine, claim.key) if claim.key else "",
         platform="" if claim.holder is None else claim.holder.platform,
         state=_state(claim, memory),
         model="" if device is None else device.labels.get("model", ""),

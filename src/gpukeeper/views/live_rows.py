@@ -258,9 +258,8 @@ class LiveRows:
         would = self._book is not None and self._book.policy.mode is Mode.PLAN
         ids, moments = [], []
         for claim in self._claims(device, now):
-            key = "" if claim.holder is None else claim.holder.key
-            fact = self._entries[key].fact if key else None
-            history = live.history.get((key, claim.device))
+            fact = self._entries[claim.key].fact if claim.key else None
+            history = live.history.get((claim.key, claim.device))
             coming = NOTHING if fact is None else next_of(fact, now, would=would)
             tile = live_tile(gpu_tile(claim, subject, coming, memory, now, self._machine), fact, history, now)
             self._set(self._gpus, tile.id, tile)

@@ -54,8 +54,7 @@ def top_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime
     def tile(claim: GpuClaim) -> GpuTile:
         device = devices.get((claim.place, claim.device))
         memory = EMPTY if device is None else found.recorded.get(device.ref.key, EMPTY)
-        coming = NOTHING if claim.holder is None else upcoming.get(claim.holder.key, NOTHING)
-        return gpu_tile(claim, device, coming, memory, now)
+        return gpu_tile(claim, device, upcoming.get(claim.key, NOTHING), memory, now)
 
     return TopView(
         at=now,
