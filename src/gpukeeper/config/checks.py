@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from gpukeeper.config.presets import PRESETS
 from gpukeeper.config.problems import Path, Problem, did_you_mean, in_words
-from gpukeeper.config.sections import PLATFORMS, Exemption, Match, PolicyFile, Retention, Scope
+from gpukeeper.config.sections import PLATFORMS, PolicyFile, Scope
 from gpukeeper.config.tree_checks import check_trees
 from gpukeeper.config.units import share_in_words
 from gpukeeper.config.units import span_in_words as words
@@ -17,7 +17,7 @@ from gpukeeper.config.web_checks import check_web
 from gpukeeper.engine.schedule import acts_in_a_row
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.lifecycle.warnings import valid_for
-from gpukeeper.model.policy import Mode, OnLimit, Policy, Schedule
+from gpukeeper.model.policy import Exemption, Match, Mode, OnLimit, Policy, Retention, Schedule
 
 NO_SCOPE = (
     "scope is not set, so the policy would cover nothing."
@@ -51,7 +51,7 @@ def _scope(file: PolicyFile) -> Iterator[Problem]:
         yield Problem((("scope",),), NO_SCOPE, name_setting=False)
     for name, places in covered.items():
         for key in ("places", "namespaces"):
-            if getattr(places, key, None) == []:
+            if getattr(places, key, None) == ():
                 yield Problem(
                     (("scope", name, key),), 'an empty list covers nothing. List names, or write ["*"] for all.'
                 )
@@ -188,7 +188,7 @@ def _expiring(schedule: Schedule, limit: str, stages: int, valid: str) -> str:
     )
 
 
-def _stages(stages: list[float], at: Path) -> Iterator[Problem]:
+def _stages(stages: tuple[float, ...], at: Path) -> Iterator[Problem]:
     if not stages:
         yield Problem((at,), "an empty list means no warnings. Write at least one share, like [80%].")
     if any(stage >= 1 for stage in stages):
@@ -266,8 +266,7 @@ def _matches(file: PolicyFile) -> Iterator[Problem]:
 
 
 def _match_fits(match: Match, at: Path) -> Iterator[Problem]:
-    patterns = match.model_dump(exclude={"class_"}, exclude_none=True)
-    if not patterns:
+    if match == Match(class_=match.class_):
         yield Problem(
             (at,), 'no pattern is given, so the entry would match everything. Write one, like name: "triton-*".'
         )

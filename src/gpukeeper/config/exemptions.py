@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpukeeper.config import document, sections
-from gpukeeper.config.build import build_exemption
+from gpukeeper.config import document
 from gpukeeper.config.checks import RULE_NAMES, check_exemption
 from gpukeeper.config.problems import Problem
-from gpukeeper.config.validation import schema_problems
+from gpukeeper.config.validation import read_section
 from gpukeeper.model.policy import Exemption
 from gpukeeper.model.unknown import Unknown
 
@@ -47,9 +46,10 @@ def _everything_kept(why: str) -> FromFile:
 def _entries(read: document.Document, name: str, classes: list[str]) -> FromFile:
     exemptions, origins, complaints = [], [], []
     for i, entry in enumerate(read.tree):
-        problems = [problem for problem in read.problems if problem.paths[0][0] == i] or _problems(entry, classes)
+        given, mistakes = _checked(entry, classes)
+        problems = [problem for problem in read.problems if problem.paths[0][0] == i] or mistakes
         line = read.lines.get((i,), 1)
-        if problems:
+        if problems or given is None:
             why = f"{name}:{problems[0].line or line}: {problems[0].sentence}"
             understood = _as_far_as_understood(entry, why, classes)
             if understood is None:
@@ -57,14 +57,14 @@ def _entries(read: document.Document, name: str, classes: list[str]) -> FromFile
             complaints.append(f"{why} Kept until it is fixed.")
             exemptions.append(understood)
         else:
-            exemptions.append(build_exemption(sections.Exemption.model_validate(entry)))
+            exemptions.append(given)
         origins.append(f"{name}:{line}")
     return FromFile(tuple(exemptions), tuple(origins), tuple(complaints))
 
 
-def _problems(entry: Any, classes: list[str]) -> list[Problem]:
-    problems = schema_problems(sections.Exemption, entry)
-    return problems or list(check_exemption(sections.Exemption.model_validate(entry), (), classes))
+def _checked(entry: Any, classes: list[str]) -> tuple[Exemption | None, list[Problem]]:
+    given, problems = read_section(Exemption, entry)
+    return given, problems if given is None else list(check_exemption(given, (), classes))
 
 
 def _as_far_as_understood(entry: Any, why: str, classes: list[str]) -> Exemption | None:

@@ -1,39 +1,52 @@
-"""The kinds of value a policy file has: how each is read, written back, and described to an editor."""
+"""How each kind of value in a policy file is read, written back, and described to an editor."""
 
 from __future__ import annotations
 
+import ipaddress
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
-from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from cronsim import CronSim, CronSimError
-from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from gpukeeper.config import units
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.ledger.copy.connect import problem_of_address, problem_of_machine
 from gpukeeper.model import reading
-from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, ChannelSettings, Mode, OnLimit
+from gpukeeper.model.policy import Amount, Capture, ChannelSettings
+from gpukeeper.model.series import Signal
 from gpukeeper.notify.addresses import problem_of_address as problem_of_owner_address
 from gpukeeper.notify.addresses import problem_of_template
 from gpukeeper.notify.catalog import ADMIN_KINDS, OWNER_KINDS
 from gpukeeper.notify.channel import ChannelKind
 from gpukeeper.notify.command import CommandKind
+from gpukeeper.notify.quiet import EXAMPLE as QUIET_EXAMPLE
 from gpukeeper.notify.quiet import read_quiet_hours
-from gpukeeper.platforms.ray.settings import Counted
 
 _SPAN_PATTERN = r"(\d+(\.\d+)?(w|d|h|ms|us|m|s))+"
 
 
-def kind(read: Callable[[Any], Any], write: Callable[[Any], Any], schema: dict[str, Any]) -> tuple[Any, ...]:
-    return PlainValidator(read), PlainSerializer(write), WithJsonSchema(schema)
+@dataclass(frozen=True, eq=False)  # hashed as it is, for an annotation
+class Form:
+    """How one value is written."""
+
+    read: Callable[[Any], Any]  # raises ValueError with a sentence about what to write instead
+    write: Callable[[Any], Any]
+    schema: Mapping[str, Any]
+    examples: str = ""  # in the place of {examples} in the description of a setting
 
 
-def _span_or(*words: str, meaning: str) -> tuple[Any, ...]:
+def _or_none(read: Callable[[Any], Any], schema: Mapping[str, Any], examples: str = "") -> Form:
+    """Where the word none is None."""
+    return Form(lambda value: None if value == "none" else read(value), lambda value: value or "none", schema, examples)
+
+
+def _span_or(*words: str, meaning: str) -> Form:
     """A duration, or one of the words, which is None."""
 
     def read(value: object) -> timedelta | None:
@@ -45,7 +58,7 @@ def _span_or(*words: str, meaning: str) -> tuple[Any, ...]:
         return words[0] if span is None else units.span_in_words(span)
 
     pattern = rf"^({_SPAN_PATTERN}|0|{'|'.join(words)})$"
-    return kind(read, write, {"type": ["string", "integer"], "pattern": pattern, "x-kind": f"duration or {words[0]}"})
+    return Form(read, write, {"pattern": pattern, "type": ["string", "integer"], "x-kind": f"duration or {words[0]}"})
 
 
 def _read_as_class(value: object) -> timedelta | float | None:
@@ -63,8 +76,8 @@ def _write_as_class(value: timedelta | float | None) -> str:
 
 
 _AS_CLASS_SCHEMA = {
-    "type": ["string", "integer"],
     "pattern": rf"^({_SPAN_PATTERN}|0|\d+(\.\d+)?x|as class)$",
+    "type": ["string", "integer"],
     "x-kind": "duration, factor or as class",
 }
 
@@ -76,46 +89,26 @@ def _longer_than_nothing(value: object) -> timedelta:
     return span
 
 
-_SPAN_SCHEMA = {"type": ["string", "integer"], "pattern": rf"^({_SPAN_PATTERN}|0)$", "x-kind": "duration"}
+_SPAN_SCHEMA = {"pattern": rf"^({_SPAN_PATTERN}|0)$", "type": ["string", "integer"], "x-kind": "duration"}
 _SIZE_SCHEMA = {
-    "type": ["string", "integer"],
     "pattern": r"^(\d+(\.\d+)? ?(B|kB|[MGTP]B|[KMGTP]iB)|0)$",
+    "type": ["string", "integer"],
     "x-kind": "size",
 }
-_PERCENT_SCHEMA = {"type": "string", "pattern": r"^\d+(\.\d+)? ?%$", "x-kind": "percentage"}
-
-Span = Annotated[timedelta, *kind(units.read_span, units.span_in_words, _SPAN_SCHEMA)]
-Interval = Annotated[timedelta, *kind(_longer_than_nothing, units.span_in_words, _SPAN_SCHEMA)]
-Limit = Annotated[timedelta | None, *_span_or("none", "never", meaning="for no limit")]
-Kept = Annotated[timedelta | None, *_span_or("manual", meaning="to keep it until a person removes it")]
-AsClass = Annotated[timedelta | float | None, *kind(_read_as_class, _write_as_class, _AS_CLASS_SCHEMA)]
-Size = Annotated[int, *kind(units.read_size, units.size_in_words, _SIZE_SCHEMA)]
-Percent = Annotated[float, *kind(units.read_percent, units.percent_in_words, _PERCENT_SCHEMA)]
-Share = Annotated[float, *kind(units.read_share, units.share_in_words, _PERCENT_SCHEMA)]
+_PERCENT_SCHEMA = {"pattern": r"^\d+(\.\d+)? ?%$", "type": "string", "x-kind": "percentage"}
 
 
-def one_of(value: object, known: list[str]) -> str:
+def _one_of(value: object, known: list[str]) -> str:
     if isinstance(value, str) and value in known:
         return value
     hint = did_you_mean(value, known) if isinstance(value, str) else f"Valid values: {', '.join(known)}."
     raise ValueError(f"{units.shown(value)} is not a valid value. {hint}")
 
 
-def _words(words: type[StrEnum]) -> tuple[Any, ...]:
-    known = [word.value for word in words]
-    return kind(lambda value: words(one_of(value, known)), str, {"enum": known, "x-kind": " or ".join(known)})
-
-
-def word(*known: str) -> tuple[Any, ...]:
-    """One of these words, as text."""
-    return kind(lambda value: one_of(value, list(known)), str, {"enum": list(known), "x-kind": " or ".join(known)})
-
-
-ModeWord = Annotated[Mode, *_words(Mode)]
-AtFinishWord = Annotated[AtFinish, *_words(AtFinish)]
-CountedWord = Annotated[Counted, *_words(Counted)]
-OnLimitWord = Annotated[OnLimit, *_words(OnLimit)]
-AfterIdleWord = Annotated[AfterIdle, *_words(AfterIdle)]
+def words_of(known: Sequence[str], read: Callable[[str], Any] = str) -> Form:
+    """One of these words."""
+    known = list(known)
+    return Form(lambda value: read(_one_of(value, known)), str, {"enum": known, "x-kind": " or ".join(known)})
 
 
 def _read_count(value: object, least: int = 1) -> int:
@@ -126,19 +119,10 @@ def _read_count(value: object, least: int = 1) -> int:
     return value
 
 
-Count = Annotated[int, *kind(_read_count, int, {"type": "integer", "minimum": 1, "x-kind": "number"})]
-CountOrZero = Annotated[
-    int, *kind(lambda value: _read_count(value, 0), int, {"type": "integer", "minimum": 0, "x-kind": "number"})
-]
-
-
 def _read_rate(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise ValueError(f"{units.shown(value)} is not a number above 0. Write it like 20.")
     return float(value)
-
-
-Rate = Annotated[float, *kind(_read_rate, float, {"type": "number", "exclusiveMinimum": 0, "x-kind": "number"})]
 
 
 def _read_price(value: object) -> float:
@@ -147,16 +131,27 @@ def _read_price(value: object) -> float:
     return float(value)
 
 
-Price = Annotated[float, *kind(_read_price, float, {"type": "number", "minimum": 0, "x-kind": "price"})]
+def _read_text(value: object) -> str:
+    if not isinstance(value, str):
+        quote = f' Put it in quotes: "{value}".' if isinstance(value, int | float) else " Write one name."
+        raise ValueError(f"{units.shown(value)} is not text.{quote}")
+    return value
+
+
+def _read_truth(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{units.shown(value)} is neither true nor false. Write true or false.")
+    return value
+
+
+TEXT = Form(_read_text, str, {"type": "string"})
+TRUTH = Form(_read_truth, bool, {"type": "boolean"})
 
 
 def _read_currency(value: object) -> str:
     if not isinstance(value, str) or len(value) > 8 or not value.isprintable():
         raise ValueError(f"{units.shown(value)} is not a currency. Write it like EUR.")
     return value
-
-
-Currency = Annotated[str, *kind(_read_currency, str, {"type": "string", "maxLength": 8, "x-kind": "text"})]
 
 
 def _read_amount(value: object) -> Amount:
@@ -173,7 +168,7 @@ def _read_amount(value: object) -> Amount:
     raise ValueError(f"{units.shown(value)} is not an amount. Write it like 20, 10% or {{count: 20, share: 10%}}.")
 
 
-def write_amount(amount: Amount) -> int | str | dict[str, int | str]:
+def _write_amount(amount: Amount) -> int | str | dict[str, int | str]:
     if amount.share is None:
         return amount.count or 0
     share = units.share_in_words(amount.share)
@@ -182,17 +177,16 @@ def write_amount(amount: Amount) -> int | str | dict[str, int | str]:
 
 _AMOUNT_SCHEMA = {
     "oneOf": [
-        {"type": "integer", "minimum": 1},
+        {"minimum": 1, "type": "integer"},
         _PERCENT_SCHEMA,
         {
-            "type": "object",
-            "properties": {"count": {"type": "integer", "minimum": 1}, "share": _PERCENT_SCHEMA},
             "additionalProperties": False,
+            "properties": {"count": {"minimum": 1, "type": "integer"}, "share": _PERCENT_SCHEMA},
+            "type": "object",
         },
     ],
     "x-kind": "number, percentage or both",
 }
-AmountValue = Annotated[Amount, *kind(_read_amount, write_amount, _AMOUNT_SCHEMA)]
 
 
 def _read_until(value: object) -> datetime:
@@ -211,16 +205,6 @@ def _read_until(value: object) -> datetime:
     return until
 
 
-Until = Annotated[
-    datetime | None,
-    *kind(
-        _read_until,
-        lambda until: until and until.isoformat().replace("+00:00", "Z"),
-        {"type": "string", "x-kind": "date"},
-    ),
-]
-
-
 def _read_cron(value: object) -> str:
     try:
         if not isinstance(value, str):
@@ -234,17 +218,13 @@ def _read_cron(value: object) -> str:
     return value
 
 
-Cron = Annotated[str | None, *kind(_read_cron, lambda words: words, {"type": "string", "x-kind": "cron expression"})]
-
-
 def _read_folder(value: object) -> str:
     if not isinstance(value, str) or not PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts:
         raise ValueError(f'{units.shown(value)} is not an absolute path. Begin it with /, and do not use "..".')
     return value
 
 
-_FOLDER_SCHEMA = {"type": "string", "pattern": "^/", "x-kind": "absolute path"}
-Folder = Annotated[str, *kind(_read_folder, str, _FOLDER_SCHEMA)]
+_FOLDER_SCHEMA = {"pattern": "^/", "type": "string", "x-kind": "absolute path"}
 
 # A typo here would delete what cannot be restored, so these are never temporary.
 _NEVER_TEMPORARY = frozenset(
@@ -265,9 +245,6 @@ def _read_root(value: object) -> str:
     return directory
 
 
-Root = Annotated[str, *kind(_read_root, str, _FOLDER_SCHEMA)]
-
-
 def _read_pattern(value: object) -> str:
     if not isinstance(value, str) or not value.strip() or value in {".", ".."}:
         raise ValueError(f"{units.shown(value)} is not a pattern for a name. Write it like tmp* or pip-*.")
@@ -276,12 +253,7 @@ def _read_pattern(value: object) -> str:
     return value
 
 
-NamePattern = Annotated[str, *kind(_read_pattern, str, {"type": "string", "pattern": "^[^/]+$", "x-kind": "pattern"})]
-
-
-def _read_address(value: object) -> str | None:
-    if value == "none":
-        return None
+def _read_address(value: object) -> str:
     parts = urlsplit(value) if isinstance(value, str) else None
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
         advice = "Write it like http://localhost:9400/metrics, or none."
@@ -289,10 +261,10 @@ def _read_address(value: object) -> str | None:
     return str(value)
 
 
-_ADDRESS_SCHEMA = {"type": "string", "pattern": "^(https?://.+|none)$", "x-kind": "address or none"}
+_ADDRESS_SCHEMA = {"pattern": "^(https?://.+|none)$", "type": "string", "x-kind": "address or none"}
 
 
-def _channel(kinds: Mapping[str, ChannelKind]) -> tuple[Any, ...]:
+def _channel(kinds: Mapping[str, ChannelKind]) -> Form:
     """One kind of channel and its words: {command: [/usr/bin/mail, root]}."""
 
     def read(value: object) -> ChannelSettings:
@@ -300,7 +272,7 @@ def _channel(kinds: Mapping[str, ChannelKind]) -> tuple[Any, ...]:
         if not isinstance(value, dict) or len(value) != 1:
             raise ValueError(f"this is not a channel. Write it like {example}.")
         name, words = next(iter(value.items()))
-        kind = kinds[one_of(name, list(kinds))]
+        kind = kinds[_one_of(name, list(kinds))]
         words = [words] if isinstance(words, str) else words
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise ValueError(
@@ -315,20 +287,16 @@ def _channel(kinds: Mapping[str, ChannelKind]) -> tuple[Any, ...]:
         """For people: its words may be secret."""
         return f"{one.kind}: {kinds[one.kind].shown(one.words)}"
 
-    words = {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    words = {"oneOf": [{"type": "string"}, {"items": {"type": "string"}, "type": "array"}]}
     schema = {
-        "type": "object",
-        "properties": dict.fromkeys(kinds, words),
-        "minProperties": 1,
-        "maxProperties": 1,
         "additionalProperties": False,
+        "maxProperties": 1,
+        "minProperties": 1,
+        "properties": dict.fromkeys(kinds, words),
+        "type": "object",
         "x-kind": "channel",
     }
-    return kind(read, write, schema)
-
-
-AdminChannelValue = Annotated[ChannelSettings, *_channel(ADMIN_KINDS)]
-OwnerChannelValue = Annotated[ChannelSettings, *_channel(OWNER_KINDS)]
+    return Form(read, write, schema, "; ".join(f"`{name}: {kind.example}`" for name, kind in kinds.items()))
 
 
 def _read_owner_address(value: object) -> str:
@@ -338,25 +306,17 @@ def _read_owner_address(value: object) -> str:
     return str(value)
 
 
-OwnerAddress = Annotated[str, *kind(_read_owner_address, str, {"type": "string", "x-kind": "address"})]
-
-
-def _read_template(value: object) -> str | None:
-    if value == "none":
-        return None
+def _read_template(value: object) -> str:
     problem = problem_of_template(value) if isinstance(value, str) else "it is not text"
     if problem is not None:
         raise ValueError(f'this is not a template of addresses: {problem}. Write it like "{{owner}}@uni.example".')
     return str(value)
 
 
-_TEMPLATE_SCHEMA = {"type": "string", "pattern": r"^(.*\{owner\}.*|none)$", "x-kind": "template or none"}
-AddressTemplate = Annotated[str | None, *kind(_read_template, lambda template: template or "none", _TEMPLATE_SCHEMA)]
+_TEMPLATE_SCHEMA = {"pattern": r"^(.*\{owner\}.*|none)$", "type": "string", "x-kind": "template or none"}
 
 
-def _read_command(value: object) -> ChannelSettings | None:
-    if value == "none":
-        return None
+def _read_command(value: object) -> ChannelSettings:
     words = [value] if isinstance(value, str) else value
     example = "[/usr/local/bin/address-of]"
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -367,29 +327,20 @@ def _read_command(value: object) -> ChannelSettings | None:
 
 
 _COMMAND_SCHEMA = {
-    "oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+    "oneOf": [{"type": "string"}, {"items": {"type": "string"}, "type": "array"}],
     "x-kind": "command or none",
 }
-AddressCommand = Annotated[
-    ChannelSettings | None,
-    *kind(_read_command, lambda one: "none" if one is None else CommandKind().shown(one.words), _COMMAND_SCHEMA),
-]
 
 
-def _read_quiet(value: object) -> str | None:
-    if value == "none":
-        return None
+def _read_quiet(value: object) -> str:
     read_quiet_hours(value if isinstance(value, str) else "")
     return str(value)
 
 
-_QUIET_SCHEMA = {"type": "string", "pattern": r"^(\d\d:\d\d-\d\d:\d\d \S+|none)$", "x-kind": "hours or none"}
-Quiet = Annotated[str | None, *kind(_read_quiet, lambda words: words or "none", _QUIET_SCHEMA)]
+_QUIET_SCHEMA = {"pattern": r"^(\d\d:\d\d-\d\d:\d\d \S+|none)$", "type": "string", "x-kind": "hours or none"}
 
 
-def _read_web_address(value: object) -> str | None:
-    if value == "none":
-        return None
+def _read_web_address(value: object) -> str:
     parts = urlsplit(value) if isinstance(value, str) else None
     plain = parts is not None and parts.scheme in {"http", "https"} and bool(parts.hostname)
     if parts is None or not plain or parts.username is not None or parts.query or parts.fragment:
@@ -397,16 +348,10 @@ def _read_web_address(value: object) -> str | None:
     return str(value).rstrip("/")
 
 
-_WEB_SCHEMA = {"type": "string", "pattern": "^(https?://[^?#]+|none)$", "x-kind": "address or none"}
-WebAddress = Annotated[str | None, *kind(_read_web_address, lambda address: address or "none", _WEB_SCHEMA)]
+_WEB_SCHEMA = {"pattern": "^(https?://[^?#]+|none)$", "type": "string", "x-kind": "address or none"}
 
 
-Address = Annotated[str | None, *kind(_read_address, lambda address: address or "none", _ADDRESS_SCHEMA)]
-
-
-def _read_database(value: object) -> str | None:
-    if value == "none":
-        return None
+def _read_database(value: object) -> str:
     problem = problem_of_address(value) if isinstance(value, str) else "it is not text"
     if problem is not None:
         shown = f"{units.shown(value)} is" if "password" not in problem else "this is"
@@ -415,27 +360,110 @@ def _read_database(value: object) -> str | None:
     return str(value)
 
 
-_DATABASE_SCHEMA = {"type": "string", "pattern": "^(postgres(ql)?://.*|none)$", "x-kind": "address or none"}
-DatabaseAddress = Annotated[str | None, *kind(_read_database, lambda address: address or "none", _DATABASE_SCHEMA)]
+_DATABASE_SCHEMA = {"pattern": "^(postgres(ql)?://.*|none)$", "type": "string", "x-kind": "address or none"}
 
 
-def _read_secret_file(value: object) -> str | None:
-    return None if value == "none" else _read_folder(value)
+_FILE_SCHEMA = {"pattern": "^(/.*|none)$", "type": "string", "x-kind": "absolute path or none"}
 
 
-_SECRET_SCHEMA = {"type": "string", "pattern": "^(/.*|none)$", "x-kind": "absolute path or none"}
-SecretFile = Annotated[str | None, *kind(_read_secret_file, lambda path: path or "none", _SECRET_SCHEMA)]
-FilePath = SecretFile  # one that others may read
-
-
-def _read_machine_name(value: object) -> str | None:
-    if value == "none":
-        return None
+def _read_machine_name(value: object) -> str:
     problem = problem_of_machine(value) if isinstance(value, str) else "it is not text"
     if problem is not None:
         raise ValueError(f"{units.shown(value)} is not a name for a machine: {problem}.")
     return str(value)
 
 
-_MACHINE_SCHEMA = {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,44}$", "x-kind": "name or none"}
-MachineName = Annotated[str | None, *kind(_read_machine_name, lambda name: name or "none", _MACHINE_SCHEMA)]
+_MACHINE_SCHEMA = {"pattern": "^[a-z0-9][a-z0-9._-]{0,44}$", "type": "string", "x-kind": "name or none"}
+
+
+def _read_account(value: object) -> str:
+    if not isinstance(value, str) or not _ACCOUNT.fullmatch(value):
+        raise ValueError(f"{units.shown(value)} is not the name of a user. Write it like nobody or www-data.")
+    return value
+
+
+_ACCOUNT = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
+_ACCOUNT_SCHEMA = {"pattern": f"^{_ACCOUNT.pattern}$", "type": "string", "x-kind": "user"}
+
+
+def _read_header(value: object) -> str:
+    if not isinstance(value, str) or not _HEADER.fullmatch(value):
+        raise ValueError(f"{units.shown(value)} is not the name of a header. Write it like X-Forwarded-User.")
+    if value.lower() in _OTHER_HEADERS:
+        raise ValueError(f"{value} has another meaning. Use a header that only the proxy sets, like X-Forwarded-User.")
+    return value
+
+
+_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")  # proxies drop those with an underscore, or confuse them
+_OTHER_HEADERS = frozenset(
+    (
+        *("accept", "authorization", "connection", "content-length", "content-type", "cookie", "forwarded", "host"),
+        *("if-none-match", "origin", "referer", "transfer-encoding", "upgrade", "user-agent", "via", "x-csrf-token"),
+        *("x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"),
+    )
+)
+_HEADER_SCHEMA = {"pattern": f"^{_HEADER.pattern}$", "type": "string", "x-kind": "header or none"}
+
+
+def _read_network(value: object) -> str:
+    example = "Write it like 10.0.0.2, 10.1.0.0/24 or fd00::2."
+    try:
+        network = ipaddress.ip_network(value if isinstance(value, str) else "")
+    except ValueError as error:
+        why = f" ({error})" if "host bits" in str(error) else ""
+        raise ValueError(f"{units.shown(value)} is not an address or a network{why}. {example}") from None
+    if network.prefixlen == 0:
+        raise ValueError(
+            f"{units.shown(value)} includes every address, so any client could act as any person. {example}"
+        )
+    return str(value)
+
+
+FORMS: dict[str, Form] = {
+    "span": Form(units.read_span, units.span_in_words, _SPAN_SCHEMA),
+    "interval": Form(_longer_than_nothing, units.span_in_words, _SPAN_SCHEMA),
+    "limit": _span_or("none", "never", meaning="for no limit"),
+    "retained": _span_or("manual", meaning="to keep it until a person removes it"),
+    "as class": Form(_read_as_class, _write_as_class, _AS_CLASS_SCHEMA),
+    "size": Form(units.read_size, units.size_in_words, _SIZE_SCHEMA),
+    "percent": Form(units.read_percent, units.percent_in_words, _PERCENT_SCHEMA),
+    "share": Form(units.read_share, units.share_in_words, _PERCENT_SCHEMA),
+    "count": Form(_read_count, int, {"minimum": 1, "type": "integer", "x-kind": "number"}),
+    "count or zero": Form(
+        lambda value: _read_count(value, 0), int, {"minimum": 0, "type": "integer", "x-kind": "number"}
+    ),
+    "rate": Form(_read_rate, float, {"exclusiveMinimum": 0, "type": "number", "x-kind": "number"}),
+    "price": Form(_read_price, float, {"minimum": 0, "type": "number", "x-kind": "price"}),
+    "currency": Form(_read_currency, str, {"maxLength": 8, "type": "string", "x-kind": "text"}),
+    "amount": Form(_read_amount, _write_amount, _AMOUNT_SCHEMA),
+    "until": Form(
+        _read_until,
+        lambda until: until and until.isoformat().replace("+00:00", "Z"),
+        {"type": "string", "x-kind": "date"},
+    ),
+    "cron": Form(_read_cron, lambda words: words, {"type": "string", "x-kind": "cron expression"}),
+    "folder": Form(_read_folder, str, _FOLDER_SCHEMA),
+    "root": Form(_read_root, str, _FOLDER_SCHEMA),
+    "name pattern": Form(_read_pattern, str, {"pattern": "^[^/]+$", "type": "string", "x-kind": "pattern"}),
+    "admin channel": _channel(ADMIN_KINDS),
+    "owner channel": _channel(OWNER_KINDS),
+    "owner address": Form(_read_owner_address, str, {"type": "string", "x-kind": "address"}),
+    "address template": _or_none(_read_template, _TEMPLATE_SCHEMA),
+    "address command": Form(
+        lambda value: None if value == "none" else _read_command(value),
+        lambda one: "none" if one is None else CommandKind().shown(one.words),
+        _COMMAND_SCHEMA,
+    ),
+    "quiet": _or_none(_read_quiet, _QUIET_SCHEMA, QUIET_EXAMPLE),
+    "web address": _or_none(_read_web_address, _WEB_SCHEMA),
+    "address": _or_none(_read_address, _ADDRESS_SCHEMA),
+    "database address": _or_none(_read_database, _DATABASE_SCHEMA),
+    "file or none": _or_none(_read_folder, _FILE_SCHEMA),
+    "machine name": _or_none(_read_machine_name, _MACHINE_SCHEMA),
+    "account": Form(_read_account, str, _ACCOUNT_SCHEMA),
+    "account or none": _or_none(_read_account, {**_ACCOUNT_SCHEMA, "x-kind": "user or none"}),
+    "header name": _or_none(_read_header, _HEADER_SCHEMA),
+    "network": Form(_read_network, str, {"type": "string", "x-kind": "address or network"}),
+    "signal": words_of([signal.value for signal in Signal if signal is not Signal.GPU]),
+    "evidence": words_of(Capture().what),
+}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args, get_origin
-
-from pydantic import BaseModel
+from typing import Any
 
 from gpukeeper.config.presets import BUILT_IN
 from gpukeeper.config.problems import Path, did_you_mean
-from gpukeeper.config.sections import PLATFORMS, Class, PolicyFile
+from gpukeeper.config.section import Entries, Section, section_in, settings_of
+from gpukeeper.config.sections import PLATFORMS, PolicyFile
+from gpukeeper.model.policy import ClassSettings
 
 MANY = 3  # homes of a word; with more of them it gives no hint about what was meant
 # Words that people bring along and whose nearest neighbour by letters is the wrong setting.
@@ -35,7 +35,7 @@ def for_unknown(path: Path, value: Any, known: list[str]) -> str:
         return f"Platforms belong under scope. Write {_covered(word)}."
     if len(path) == 1 and _is_class(word, value):
         return f"Classes belong under classes. Write classes: {{{word}: {{idle: 30m}}}}."
-    homes = [in_words for in_words, section in _sections(PolicyFile, "") if word in _names(section)]
+    homes = [in_words for in_words, section in _sections(PolicyFile, "") if word in settings_of(section)]
     if homes and len(homes) <= MANY:
         return f"It belongs under {' or '.join(homes)}."
     return did_you_mean(word, known, "settings")
@@ -62,25 +62,17 @@ def _covered(platform: str) -> str:
 
 
 def _is_class(word: str, value: Any) -> bool:
-    return word in BUILT_IN["classes"] or (isinstance(value, dict) and bool(value) and set(value) <= set(_names(Class)))
+    return word in BUILT_IN["classes"] or (
+        isinstance(value, dict) and bool(value) and set(value) <= set(settings_of(ClassSettings))
+    )
 
 
-def _names(section: type[BaseModel]) -> list[str]:
-    return [info.alias or name for name, info in section.model_fields.items()]
-
-
-def _sections(section: type[BaseModel], at: str) -> Iterator[tuple[str, type[BaseModel]]]:
+def _sections(section: Section, at: str) -> Iterator[tuple[str, Section]]:
     """Every section below this one, by where it is in a file; NAME is a name of the user's choice."""
-    for name, info in section.model_fields.items():
-        here = f"{at}.{info.alias or name}".lstrip(".")
-        for kind in _inner(info.annotation):
-            place = f"{here}.NAME" if get_origin(info.annotation) is dict else here
-            yield place, kind
-            yield from _sections(kind, place)
-
-
-def _inner(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _inner(part)
+    for name, setting in settings_of(section).items():
+        inside = section_in(setting.shape)
+        if inside is not None:
+            here = f"{at}.{name}".lstrip(".")
+            place = f"{here}.NAME" if isinstance(setting.shape, Entries) else here
+            yield place, inside
+            yield from _sections(inside, place)

@@ -6,51 +6,81 @@ configuration, which also has jump hosts, keys and everything else about connect
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import msgspec
-from pydantic import Field
 
 from gpukeeper.config import document, problems
+from gpukeeper.config.fields import TEXT, Form
 from gpukeeper.config.load import load_file
 from gpukeeper.config.problems import Problem, did_you_mean
-from gpukeeper.config.section import Section, about
-from gpukeeper.config.validation import schema_problems
+from gpukeeper.config.units import shown
+from gpukeeper.config.validation import read_section
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, PolicyError, UsageError
 from gpukeeper.rollout.wanted import DIRECTORY, EVERY, PYTHON, Bundle, PolicyText, Unit, Wanted
 from gpukeeper.ssh.hosts import Host, host
 
-_PLAIN = r"^/[A-Za-z0-9_./+-]{1,200}$"  # in unit files and in a remote command
-_PYTHON_NAME = r"^[A-Za-z0-9_/][A-Za-z0-9_/.+-]{0,200}$"
+
+def _matching(pattern: str) -> Form:
+    def read(value: Any) -> str:
+        if not re.fullmatch(pattern, TEXT.read(value)):
+            raise _refused(value, f"String should match pattern '^{pattern}$'")
+        return str(value)
+
+    return Form(read, str, {})
 
 
-class ServerSettings(Section):
+def _read_unit(value: Any) -> str:
+    if value not in tuple(Unit):
+        raise _refused(value, "Input should be 'systemd', 'timer' or 'cron'")
+    return str(value)
+
+
+def _read_port(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _refused(value, "Input should be a valid integer")
+    return value
+
+
+def _refused(value: Any, rule: str) -> ValueError:
+    return ValueError(f"{shown(value)} cannot be used: {rule}.")
+
+
+# In unit files and in a remote command.
+Directory = Annotated[str, _matching(r"/[A-Za-z0-9_./+-]{1,200}")]
+Python = Annotated[str, _matching(r"[A-Za-z0-9_/][A-Za-z0-9_/.+-]{0,200}")]
+UnitName = Annotated[str, Form(_read_unit, str, {})]
+Port = Annotated[int, Form(_read_port, int, {})]
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """May be given in defaults, in a group and for a host."""
 
-    bundle: str | None = about(None, "The file of make bundle that is installed; relative to this file.")
-    policy: str | None = about(None, "The policy of the server; relative to this file.")
-    unit: Literal["systemd", "timer", "cron"] | None = about(None, "How passes are started: systemd, timer or cron.")
-    every: str | None = about(None, "With timer and cron: how often, such as 1h.")
-    directory: str | None = about(None, "Where gpukeeper is installed on the server.", pattern=_PLAIN)
-    python: str | None = about(None, "The interpreter on the server.", pattern=_PYTHON_NAME)
-    timeout: str | None = about(None, "The most time for one request to the server, such as 10m.")
-    metrics: str | None = about(None, "The address at which the daemon serves metrics, such as 127.0.0.1:9101.")
+    bundle: Annotated[str | None, "The file of make bundle that is installed; relative to this file."] = None
+    policy: Annotated[str | None, "The policy of the server; relative to this file."] = None
+    unit: Annotated[UnitName | None, "How passes are started: systemd, timer or cron."] = None
+    every: Annotated[str | None, "With timer and cron: how often, such as 1h."] = None
+    directory: Annotated[Directory | None, "Where gpukeeper is installed on the server."] = None
+    python: Annotated[Python | None, "The interpreter on the server."] = None
+    timeout: Annotated[str | None, "The most time for one request to the server, such as 10m."] = None
+    metrics: Annotated[str | None, "The address at which the daemon serves metrics, such as 127.0.0.1:9101."] = None
 
 
-class HostSection(ServerSettings):
-    address: str | None = about(None, "Another name or address for ssh than the name of the host.")
-    user: str | None = about(None, "The user to log in as.")
-    port: int | None = about(None, "The port of the ssh server.")
-    group: str | None = about(None, "The name of a group below groups.")
+class HostSection(ServerSettings, frozen=True, kw_only=True):
+    address: Annotated[str | None, "Another name or address for ssh than the name of the host."] = None
+    user: Annotated[str | None, "The user to log in as."] = None
+    port: Annotated[Port | None, "The port of the ssh server."] = None
+    group: Annotated[str | None, "The name of a group below groups."] = None
 
 
-class HostsFile(Section):
-    defaults: ServerSettings = Field(default_factory=ServerSettings, description="Settings of all hosts.")
-    groups: dict[str, ServerSettings] = about({}, "Settings of some hosts, by the name of the group.")
-    hosts: dict[str, HostSection] = Field(description="The servers, by their names.")
+class HostsFile(msgspec.Struct, frozen=True, kw_only=True):
+    defaults: Annotated[ServerSettings, "Settings of all hosts."] = ServerSettings()
+    groups: Annotated[Mapping[str, ServerSettings], "Settings of some hosts, by the name of the group."] = {}
+    hosts: Annotated[Mapping[str, HostSection], "The servers, by their names."]
 
 
 class Servers(msgspec.Struct, frozen=True):
@@ -82,9 +112,10 @@ class _Reader:
         tree = self._with_names(read) if isinstance(read.tree, dict) else None
         if tree is None and not self._found:
             self._found.append(Problem(((),), "there are no settings. Write hosts: and below it the servers.", line=1))
+        wanted: tuple[Wanted, ...] = ()
         if not self._found:
-            self._found += schema_problems(HostsFile, tree, of_policy=False)
-        wanted = () if self._found else tuple(self._wanted(HostsFile.model_validate(tree)))
+            file, self._found = read_section(HostsFile, tree, of_policy=False)
+            wanted = () if file is None else tuple(self._wanted(file))
         if self._found:
             lines = problems.messages_in_order(self._found, str(self._path), read.lines)
             raise UsageError("\n".join((*lines, "Nothing was done. All settings: docs/reference/hosts-file.md")))

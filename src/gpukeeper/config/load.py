@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpukeeper.config import document, problems
-from gpukeeper.config.build import build, build_exemption
+from gpukeeper.config.build import build
 from gpukeeper.config.checks import NO_SCOPE, check, never_reached, never_stopped
 from gpukeeper.config.exemptions import FromFile, read_exemptions
 from gpukeeper.config.layers import BUILT_IN_ORIGIN, Layered
@@ -170,9 +170,8 @@ def _loaded(file: PolicyFile, layers: Layered, name: str, directory: Path) -> Lo
     more = FromFile(())
     if file.exemptions_from is not None:
         more = read_exemptions(directory / file.exemptions_from, file.classes)
-    inline = tuple(build_exemption(one) for one in file.exemptions)
-    inline_origins = tuple(layers.origins.get(("exemptions", i), name) for i in range(len(inline)))
-    exemptions = more.exemptions if isinstance(more.exemptions, Unknown) else (*inline, *more.exemptions)
+    inline_origins = tuple(layers.origins.get(("exemptions", i), name) for i in range(len(file.exemptions)))
+    exemptions = more.exemptions if isinstance(more.exemptions, Unknown) else (*file.exemptions, *more.exemptions)
     policy = build(file, exemptions)
     return Loaded(
         policy,

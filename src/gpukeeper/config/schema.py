@@ -2,43 +2,73 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic.json_schema import PydanticJsonSchemaWarning
-
+from gpukeeper.config.fields import Form
 from gpukeeper.config.presets import PRESETS
-from gpukeeper.config.section import Section
-from gpukeeper.config.sections import PolicyFile
+from gpukeeper.config.section import (
+    Entries,
+    Items,
+    Maybe,
+    Section,
+    Setting,
+    Shape,
+    settings_of,
+    value_as_written,
+)
+from gpukeeper.config.sections import KubernetesPlaces, PolicyFile
+from gpukeeper.model.policy import DiskMarks, LedgerKeep, MarkSettings
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_NAMES = {DiskMarks: "Disk", LedgerKeep: "Ledger", MarkSettings: "Marks"}
 
 
 def json_schema() -> dict[str, Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PydanticJsonSchemaWarning)  # defaults are written again below
-        schema = PolicyFile.model_json_schema(by_alias=True)
-    sections = {one.__name__: one for one in Section.__subclasses__()}
-    for name, part in schema["$defs"].items():
-        _in_file_words(part, sections[name])
-    _in_file_words(schema, PolicyFile)
+    parts: dict[str, Any] = {}
+    schema = _section(PolicyFile, parts)
     schema["properties"]["preset"]["enum"] = list(PRESETS)
     retention, environments = schema["properties"]["retention"], schema["properties"]["environments"]
     retention["anyOf"] = [{"$ref": retention.pop("$ref")}, {"const": "manual"}]
     environments["additionalProperties"] = {"anyOf": [environments["additionalProperties"], {"const": "manual"}]}
-    return {"$schema": _DIALECT, **schema, "title": "gpukeeper policy", "required": ["scope"]}
+    head = {"$schema": _DIALECT, "$defs": dict(sorted(parts.items()))}
+    return head | schema | {"title": "gpukeeper policy", "required": ["scope"]}
 
 
-def _in_file_words(part: dict[str, Any], section: type[BaseModel]) -> None:
-    """Defaults as people write them; no null, which a policy file does not have; no titles made of names."""
-    defaults = section.model_construct().model_dump(mode="json", by_alias=True, warnings=False)
-    part.pop("title", None)
-    for name, setting in part.get("properties", {}).items():
-        setting.pop("title", None)
-        setting.pop("default", None)
-        if "anyOf" in setting:
-            choices = [choice for choice in setting.pop("anyOf") if choice != {"type": "null"}]
-            setting.update(choices[0] if len(choices) == 1 else {"anyOf": choices})
-        if not isinstance(defaults.get(name), dict | None):  # the sections inside have their own
-            setting["default"] = defaults[name]
+def _section(section: Section, parts: dict[str, Any]) -> dict[str, Any]:
+    """Those inside are added to `parts`."""
+    settings = settings_of(section).values()
+    found: dict[str, Any] = {"additionalProperties": False}
+    if section in (PolicyFile, KubernetesPlaces):
+        found["description"] = section.__doc__
+    found["properties"] = {one.name: _setting(one, parts) for one in settings}
+    if required := [one.name for one in settings if one.required]:
+        found["required"] = required
+    return found | {"type": "object"}
+
+
+def _setting(setting: Setting, parts: dict[str, Any]) -> dict[str, Any]:
+    """Defaults as people write them; no null, which a policy file does not have."""
+    found = {"description": setting.about} | _shape(setting.shape, parts)
+    if not isinstance(setting.shape, Maybe):
+        found = dict(sorted(found.items()))
+    default = None if setting.required else value_as_written(setting.default, setting.shape)
+    if not isinstance(default, dict | None):  # the sections inside have their own
+        found["default"] = default
+    return found
+
+
+def _shape(shape: Shape, parts: dict[str, Any]) -> dict[str, Any]:
+    match shape:
+        case Form():
+            return dict(shape.schema)
+        case Items(of):
+            return {"items": _shape(of, parts), "type": "array"}
+        case Entries(of):
+            return {"additionalProperties": _shape(of, parts), "type": "object"}
+        case Maybe(of):
+            return _shape(of, parts)
+        case section:
+            name = _NAMES.get(section, section.__name__.removesuffix("Settings"))
+            if name not in parts:
+                parts[name] = _section(section, parts)
+            return {"$ref": f"#/$defs/{name}"}

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpukeeper.config.load import Loaded
 from gpukeeper.config.problems import Path, in_words, nearest
+from gpukeeper.config.section import as_written, settings_of
 from gpukeeper.config.sections import PolicyFile
 from gpukeeper.config.units import factor_in_words, span_in_words
 from gpukeeper.lifecycle.settings import BY_GROUP, limits_for, of_group
@@ -55,13 +56,13 @@ def _text(value: Any) -> str:
 
 def rows(loaded: Loaded) -> list[Row]:
     """The whole policy, one value a row, in the order of the reference page."""
-    tree = loaded.file.model_dump(mode="json", by_alias=True)
+    tree = as_written(loaded.file)
     inside = {"exemptions": None}  # shown from the policy itself: it has those of the other file too
     found = [Row(in_words(path), value, loaded.origin(path)) for path, value in _values(tree | inside, ())]
     return found + _exemptions(loaded)
 
 
-SECTIONS = tuple(info.alias or name for name, info in PolicyFile.model_fields.items())
+SECTIONS = tuple(settings_of(PolicyFile))
 
 
 def part_of(found: list[Row], section: str) -> list[Row]:
@@ -217,8 +218,8 @@ def _limit(value: timedelta | str | None, none: str) -> str:
 
 
 def _section_rows(loaded: Loaded, section: str) -> list[Row]:
-    dumped = getattr(loaded.file, section).model_dump(mode="json", by_alias=True)
-    return [Row(f"{section}.{key}", value, loaded.origin((section, key))) for key, value in dumped.items()]
+    written = as_written(getattr(loaded.file, section))
+    return [Row(f"{section}.{key}", value, loaded.origin((section, key))) for key, value in written.items()]
 
 
 def _owner_exemptions(loaded: Loaded, owner: str) -> list[Row]:

@@ -7,12 +7,11 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-from gpukeeper.config.disk_sections import Ray, Temporary
 from gpukeeper.config.problems import Path, Problem
 from gpukeeper.config.sections import PolicyFile
 from gpukeeper.config.units import share_in_words
 from gpukeeper.config.units import span_in_words as words
-from gpukeeper.model.policy import HOUR
+from gpukeeper.model.policy import HOUR, Temporary
 from gpukeeper.platforms.ray.settings import RaySettings
 
 _PRESSED = RaySettings().under_pressure
@@ -30,7 +29,7 @@ def check_trees(file: PolicyFile) -> Iterator[Problem]:
         yield from _apart(file, root, ("reports", "roots", i))
 
 
-def _names(entry: Temporary | Ray, at: Path) -> Iterator[Problem]:
+def _names(entry: Temporary | RaySettings, at: Path) -> Iterator[Problem]:
     if not entry.names:
         yield Problem(((*at, "names"),), 'no name is given, so nothing would be deleted. Write names, like ["tmp*"].')
     elif set(entry.names) <= set(entry.keep) or "*" in entry.keep:
@@ -98,7 +97,7 @@ def _apart(file: PolicyFile, root: str, at: Path) -> Iterator[Problem]:
             )
 
 
-def _temporary_roots(file: PolicyFile) -> Iterator[tuple[Path, str, str, list[str]]]:
+def _temporary_roots(file: PolicyFile) -> Iterator[tuple[Path, str, str, tuple[str, ...]]]:
     """Its position, its name, the root, and the names of trees there. Of nodes only if any are covered."""
     for i, entry in enumerate(file.temporary):
         yield ("temporary", i, "root"), f"temporary[{i}].root", entry.root, entry.names
@@ -106,7 +105,7 @@ def _temporary_roots(file: PolicyFile) -> Iterator[tuple[Path, str, str, list[st
         yield ("ray", "roots", i), f"ray.roots[{i}]", root, file.ray.names
 
 
-def _is_named(reports: PurePosixPath, temporary: PurePosixPath, names: list[str]) -> bool:
+def _is_named(reports: PurePosixPath, temporary: PurePosixPath, names: tuple[str, ...]) -> bool:
     """It lies in a tree that may be deleted as a whole."""
     if reports == temporary or not reports.is_relative_to(temporary):
         return False

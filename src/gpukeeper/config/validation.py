@@ -1,20 +1,21 @@
-"""A merged tree → PolicyFile, with every mistake the schema finds, in our words.
+"""A merged tree → PolicyFile, with every mistake that its declaration shows, in our words.
 
-What is wrong is taken out and the rest validated again, so that one mistake does not hide the others.
+What is wrong is taken out and the rest read again, so that one mistake does not hide the others.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+import msgspec
 
 from gpukeeper.config import hints
+from gpukeeper.config.fields import Form
 from gpukeeper.config.layers import Layered, layered
 from gpukeeper.config.problems import Path, Problem, did_you_mean
+from gpukeeper.config.section import Entries, Items, Maybe, Shape, section_in, settings_of
 from gpukeeper.config.sections import PolicyFile
 from gpukeeper.config.units import shown
 
@@ -25,6 +26,14 @@ _STAND_INS: dict[str | int, dict[str, Any]] = {
     "exemptions": {"owner": "-", "reason": "-"},
     "temporary": {"root": "/-", "names": ["-"]},
 }
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class _Mistake(NamedTuple):
+    path: Path  # of a missing setting: where it should be
+    value: Any
+    problem: Problem
+    missing: bool = False
 
 
 def validated(tree: dict[str, Any], lines: Mapping[Path, int], name: str) -> tuple[PolicyFile, Layered, list[Problem]]:
@@ -33,86 +42,85 @@ def validated(tree: dict[str, Any], lines: Mapping[Path, int], name: str) -> tup
     tree = copy.deepcopy(tree)
     while True:
         whole = layered(tree, lines, name)
-        try:
-            return PolicyFile.model_validate(whole.tree), whole, problems
-        except ValidationError as error:
-            before = copy.deepcopy(tree)
-            reported = {path for one in problems for path in one.paths}
-            for mistake in error.errors(include_url=False):
-                if _inherited(mistake["loc"], before):
-                    continue  # reported where it is written
-                taken_out = mistake["type"] == "missing" and mistake["loc"] in reported
-                if mistake["input"] is not None and not taken_out:  # a missing value was reported by the reader
-                    problems.append(_in_our_words(mistake))
-                _take_out(tree, mistake["loc"])
-            assert tree != before, "what is built in does not fit the schema"
+        reader = _Reader()
+        file = reader.section(PolicyFile, whole.tree, ())
+        if not reader.mistakes:
+            assert isinstance(file, PolicyFile)
+            return file, whole, problems
+        before = copy.deepcopy(tree)
+        reported = {path for one in problems for path in one.paths}
+        for mistake in reader.mistakes:
+            if _inherited(mistake.path, before):
+                continue  # reported where it is written
+            taken_out = mistake.missing and mistake.path in reported
+            if mistake.value is not None and not taken_out:  # a missing value was reported by the reader
+                problems.append(mistake.problem)
+            _take_out(tree, mistake.path)
+        assert tree != before, "what is built in does not fit its declaration"
 
 
-def schema_problems(kind: type[BaseModel], value: object, *, of_policy: bool = True) -> list[Problem]:
-    """The mistakes in one value of a section, or in a file that is no policy."""
-    try:
-        kind.model_validate(value)
-    except ValidationError as error:
-        return [_in_our_words(mistake, kind, of_policy=of_policy) for mistake in error.errors(include_url=False)]
-    return []
+def read_section(section: type[S], value: object, *, of_policy: bool = True) -> tuple[S | None, list[Problem]]:
+    """One section, or a file that is no policy. None: it has mistakes."""
+    reader = _Reader(of_policy=of_policy)
+    found = reader.section(section, value, ())
+    return found, [mistake.problem for mistake in reader.mistakes]
 
 
-def _in_our_words(mistake: ErrorDetails, root: type[BaseModel] = PolicyFile, *, of_policy: bool = True) -> Problem:
-    path, value = mistake["loc"], mistake["input"]
-    match mistake["type"]:
-        case "extra_forbidden":
-            return _unknown_setting(path, value, root, of_policy=of_policy)
-        case "missing":
-            return Problem((path[:-1],), _missing(path, root))
-        case "value_error":
-            return Problem((path,), hints.with_modes(path, str(mistake["ctx"]["error"])))
-        case "string_type":
-            quote = f' Put it in quotes: "{value}".' if isinstance(value, int | float) else " Write one name."
-            return Problem((path,), f"{shown(value)} is not text.{quote}")
-        case "bool_type":
-            return Problem((path,), f"{shown(value)} is neither true nor false. Write true or false.")
-        case "list_type":
-            example = f"[{value}]" if isinstance(value, str) and value.isidentifier() else "[a, b]"
-            return Problem((path,), f"{shown(value)} is not a list. Write it in brackets, like {example}.")
-        case "dict_type" | "model_type" | "model_attributes_type":
-            return Problem((path,), f"{shown(value)} is not a mapping. {hints.for_no_mapping(path)}")
-        case _:
-            return Problem((path,), f"{shown(value)} cannot be used: {mistake['msg']}.")
+class _Reader:
+    def __init__(self, *, of_policy: bool = True) -> None:
+        self.mistakes: list[_Mistake] = []
+        self._of_policy = of_policy
 
+    def section(self, section: type[S], value: Any, path: Path) -> S | None:
+        if not isinstance(value, dict):
+            self._no_mapping(value, path)
+            return None
+        settings, before = settings_of(section), len(self.mistakes)
+        given = {}
+        for name, setting in settings.items():
+            if name in value:
+                given[setting.field] = self._value(setting.shape, value[name], (*path, name))
+            elif setting.required:
+                sentence = f'"{name}" is missing. Add it: {setting.about[:1].lower()}{setting.about[1:]}'
+                self.mistakes.append(_Mistake((*path, name), value, Problem((path,), sentence), missing=True))
+        for name in value:
+            if name not in settings:
+                self._unknown((*path, name), value[name], list(settings))
+        return section(**given) if len(self.mistakes) == before else None
 
-def _unknown_setting(path: Path, value: Any, root: type[BaseModel], *, of_policy: bool) -> Problem:
-    known = _settings(_section(path[:-1], root))
-    hint = hints.for_unknown(path, value, known) if of_policy else did_you_mean(str(path[-1]), known, "settings")
-    return Problem((path,), f'unknown setting "{path[-1]}". {hint}', name_setting=False)
+    def _value(self, shape: Shape, value: Any, path: Path) -> Any:
+        match shape:
+            case Form(read):
+                try:
+                    return read(value)
+                except ValueError as error:
+                    return self._complain(path, value, hints.with_modes(path, str(error)))
+            case Maybe(of):
+                return None if value is None else self._value(of, value, path)
+            case Items(of) if isinstance(value, list):
+                return tuple(self._value(of, one, (*path, i)) for i, one in enumerate(value))
+            case Items():
+                example = f"[{value}]" if isinstance(value, str) and value.isidentifier() else "[a, b]"
+                return self._complain(
+                    path, value, f"{shown(value)} is not a list. Write it in brackets, like {example}."
+                )
+            case Entries(of) if isinstance(value, dict):
+                return {name: self._value(of, one, (*path, name)) for name, one in value.items()}
+            case Entries():
+                return self._no_mapping(value, path)
+            case section:
+                return self.section(section, value, path)
 
+    def _no_mapping(self, value: Any, path: Path) -> None:
+        self._complain(path, value, f"{shown(value)} is not a mapping. {hints.for_no_mapping(path)}")
 
-def _missing(path: Path, root: type[BaseModel]) -> str:
-    section, name = _section(path[:-1], root), str(path[-1])
-    about = next(f.description or "" for key, f in section.model_fields.items() if (f.alias or key) == name)
-    return f'"{name}" is missing. Add it: {about[:1].lower()}{about[1:]}'
+    def _unknown(self, path: Path, value: Any, known: list[str]) -> None:
+        name = str(path[-1])
+        hint = hints.for_unknown(path, value, known) if self._of_policy else did_you_mean(name, known, "settings")
+        self._complain(path, value, f'unknown setting "{name}". {hint}', name_setting=False)
 
-
-def _settings(section: type[BaseModel]) -> list[str]:
-    return [info.alias or name for name, info in section.model_fields.items()]
-
-
-def _section(path: Path, root: type[BaseModel]) -> type[BaseModel]:
-    """The section at this path. A name in an open mapping is stepped over, even when a setting is called so too."""
-    section, step_over = root, False
-    for part in path:
-        if step_over:
-            step_over = False
-            continue
-        annotation = next(f.annotation for name, f in section.model_fields.items() if (f.alias or name) == part)
-        section, step_over = _inner(annotation), get_origin(annotation) in (dict, list)
-    return section
-
-
-def _inner(annotation: Any) -> type[BaseModel]:
-    """The section inside list[…], dict[str, …] or … | None."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(_inner(part) for part in reversed(get_args(annotation)) if part not in (type(None), str))
+    def _complain(self, path: Path, value: Any, sentence: str, *, name_setting: bool = True) -> None:
+        self.mistakes.append(_Mistake(path, value, Problem((path,), sentence, name_setting=name_setting)))
 
 
 def _inherited(path: Path, tree: dict[str, Any]) -> bool:
@@ -142,12 +150,14 @@ def _take_out(tree: dict[str, Any], path: Path) -> None:
 def _take_out_of(entries: list[Any], path: Path) -> None:
     number, setting = int(path[1]), path[2] if len(path) > 2 else None
     entry = entries[number]
-    if isinstance(entry, dict) and setting in entry and not _is_required(path[:2], str(setting)):
+    if isinstance(entry, dict) and setting in entry and not _is_required(str(path[0]), str(setting)):
         del entry[setting]
     else:
         entries[number] = dict(_STAND_INS[path[0]])
 
 
-def _is_required(section: Path, setting: str) -> bool:
-    fields = _section(section, PolicyFile).model_fields
-    return any(info.is_required() for name, info in fields.items() if (info.alias or name) == setting)
+def _is_required(entries: str, setting: str) -> bool:
+    section = section_in(settings_of(PolicyFile)[entries].shape)
+    assert section is not None
+    known = settings_of(section).get(setting)
+    return known is not None and known.required

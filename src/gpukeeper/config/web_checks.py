@@ -8,7 +8,7 @@ from ipaddress import ip_network
 
 from gpukeeper.config.problems import Problem
 from gpukeeper.config.units import span_in_words
-from gpukeeper.config.web_section import Web
+from gpukeeper.model.policy import Web
 
 LONGEST_SESSION = timedelta(days=31)
 

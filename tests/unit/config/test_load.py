@@ -14,6 +14,7 @@ from gpukeeper.config import build
 from gpukeeper.config.layers import Layered
 from gpukeeper.config.load import Loaded, builtin_policy, load_file, load_policy, load_text
 from gpukeeper.config.presets import PRESETS
+from gpukeeper.config.section import as_written, settings_of
 from gpukeeper.config.sections import PLATFORMS, PolicyFile
 from gpukeeper.config.unix_groups import members_of
 from gpukeeper.model import policy as model
@@ -39,8 +40,9 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [name for name in PolicyFile.model_fields if not name.startswith("exemptions")]
-)  # those have a file of their own
+    "setting",
+    sorted({*settings_of(PolicyFile)} - {*settings_of(model.Settings), "exemptions", "exemptions_from"}),
+)  # what file and policy share is passed on as a whole; exemptions have a file of their own
 def test_every_setting_of_the_file_reaches_the_policy(setting: str) -> None:
     """One that is read and not passed on would silently have no effect."""
     assert f"file.{setting}" in inspect.getsource(build), f"config/build.py does not use {setting}"
@@ -193,7 +195,7 @@ def test_the_digest_of_the_same_policy_stays_the_same() -> None:
 def test_the_effective_values_are_a_policy_file_with_the_same_meaning(path: Path, tmp_path: Path) -> None:
     loaded = load_file(path)
     written = tmp_path / "effective.yaml"
-    effective = loaded.file.model_dump(mode="json", by_alias=True)
+    effective = as_written(loaded.file)
     effective["notify"]["owners"] = [
         {one.kind: list(one.words)} for one in loaded.policy.notify.owners
     ]  # not secret here

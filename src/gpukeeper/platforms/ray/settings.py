@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 from enum import StrEnum
+from typing import Annotated
 
+from gpukeeper.model import setting as s
 from gpukeeper.model.direct import direct
 from gpukeeper.model.policy import DAY, HOUR, MINUTE, Policy, Value
 
@@ -20,22 +22,34 @@ class Counted(StrEnum):
 class RaySettings(Value, frozen=True, kw_only=True):
     """Ray nodes on this machine, in containers and beside them."""
 
-    workers: tuple[str, ...] = ("ray-worker*",)  # containers that are nodes, by name, or by label as key=value
-    dashboard: str | None = None  # None: as the cluster itself reports it
-    roots: tuple[str, ...] = ("/tmp",)  # noqa: S108 - of each node, as it sees them itself
-    names: tuple[str, ...] = (
+    workers: Annotated[
+        tuple[str, ...], "Containers that are Ray nodes: names, or labels as `key=value`. Shell patterns."
+    ] = ("ray-worker*",)
+    dashboard: Annotated[s.Address, "URL of Ray's dashboard. Default: as reported by the cluster."] = None
+    roots: Annotated[tuple[s.Root, ...], "Directories of temporary files, as seen by each node."] = ("/tmp",)  # noqa: S108
+    names: Annotated[tuple[s.NamePattern, ...], "Names of trees directly below a root. Shell patterns."] = (
         *("ray_tmp_*", "pip-*", "tmp*", "pymp-*"),
         *("checkpoint_tmp_*", "ray_shuffle_disk_*", "lightning_checkpoints-job_id=*"),
     )
-    keep: tuple[str, ...] = ()
-    above: int = 5_000_000_000
-    above_counts: Counted = Counted.NAMED
-    older_than: timedelta = HOUR
-    under_pressure: timedelta = 10 * MINUTE
-    cpu: float = 5.0  # percent of one core, of everything except Ray itself; more is busy
-    window: timedelta = timedelta(seconds=10)  # measured at least this long
-    sessions: timedelta | None = DAY  # dead ones, by the newest file inside; never less than an hour
-    logs: timedelta | None = 7 * DAY  # of processes that ended
+    keep: Annotated[tuple[s.NamePattern, ...], "Names that are never deleted. Shell patterns."] = ()
+    above: Annotated[
+        s.Size, "Delete only if all matching trees of a node, in all its roots, together are larger than this."
+    ] = 5_000_000_000
+    above_counts: Annotated[
+        Counted, "`all`: compare `above` with everything in the roots, not only with trees that may be deleted."
+    ] = Counted.NAMED
+    older_than: Annotated[s.Span, "Minimum time without use, on a node that Ray reports as idle."] = HOUR
+    under_pressure: Annotated[s.Span, "The same while the disk is too full; see `disk`."] = 10 * MINUTE
+    cpu: Annotated[
+        s.Percent, "A node above this CPU usage is busy in any case: percent of one core, without Ray's processes."
+    ] = 5.0
+    window: Annotated[s.Interval, "Minimum window of the CPU measurement."] = timedelta(seconds=10)
+    sessions: Annotated[
+        s.Limit, "Delete dead sessions after this time without use; at least 1h. `none`: only report."
+    ] = DAY
+    logs: Annotated[
+        s.Limit, "The same for logs of ended processes of a live session, with a resolution of one hour."
+    ] = 7 * DAY
 
 
 DEFAULT = RaySettings()
