@@ -32,8 +32,12 @@ CORE_WORDS = re.compile(
     r"|trainjobs?|rayjobs?|annotations?|helm)\b",
     re.IGNORECASE,
 )
-# What a line of the core may say: the import, and keys of the policy file that a message names, as documented.
-NOT_SAID = re.compile(r"from __future__ import annotations|kubernetes\.release")
+# What a line of the core may say: the import, keys of the policy file that a message names, as documented, and texts of
+# settings for those who write that file.
+NOT_SAID = re.compile(
+    r"from __future__ import annotations|kubernetes\.release"
+    r"|without a container\b|of a container engine\b|of images, containers and logs\b"
+)
 READERS = {"src/gpukeeper/model/reading.py"}
 # Programs of ours that import nothing.
 OWN_FOLDERS = (

@@ -1,7 +1,7 @@
 """The kinds of value that settings of a policy have. `config.fields` reads and writes each of them.
 
-A setting is a field of a struct with an annotation: `idle: Annotated[Limit, "What it means."]`. A field without such a
-text is not in the file.
+A setting is a field of a struct with a text beside its type: `idle: Annotated[Limit, "What it means."]`. A field
+without one is not in the file.
 """
 
 from __future__ import annotations
