@@ -11,7 +11,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime, timedelta
 
 import msgspec
@@ -19,13 +18,12 @@ import msgspec
 from benchmarks.report import Figure, met, print_figure, print_table, timed
 from benchmarks.size import sized
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.reclaim import PassReport, look_and_plan
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Evidence, Guard, NothingToCapture, Refused, Snapshot, Step
-from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import ClassSettings, Mode, PlaceScope, Policy
 from gpukeeper.model.subject import Gone, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -57,33 +55,22 @@ class FixedClock:
         return BEGIN + DAY
 
 
-class PagedPlatform:
+class PagedPlatform(Platform):
     """Makes its workloads as they are asked for: half ended, of which a quarter is due; half run."""
 
     name = "docker"
     place = "large"
-    precise = tidies = False
     local = True
     guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
 
     def __init__(self, workloads: int) -> None:
         self._workloads = workloads
 
-    def at_once(self, kind: str) -> int:
-        return 1
-
-    def follow(self, policy: Policy) -> None:
-        """What it shows does not depend on the policy."""
-
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         rng, now = random.Random(7), FixedClock().now()
         for first in range(0, self._workloads, PAGE):
             numbers = range(first, min(first + PAGE, self._workloads))
             yield Snapshot(self.name, self.place, now, tuple(self._subject(n, rng, now) for n in numbers))
-
-    async def wake(self) -> AsyncIterator[Ref | None]:
-        return
-        yield None
 
     async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         return Unknown("a place to list only")
@@ -99,27 +86,6 @@ class PagedPlatform:
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Refused | Unknown:
         return NO_VERB
-
-    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
-
-    async def notify(self, subject: Subject, message: str) -> bool:
-        return False
-
-    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
-        """It is in the ledger."""
-
-    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
-        return None
-
-    async def parts(self, words: str) -> Sequence[Ref]:
-        return ()
-
-    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
-        return Diagnosis()
-
-    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
-        """A stop here is one command: nothing is changed on the way."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         return NO_VERB

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -11,22 +10,7 @@ from gpukeeper.engine.ports import Platform, Ports, key_of
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Vanished
 from gpukeeper.model.identity import PlaceKey, Ref
-from gpukeeper.model.subject import Gone, Subject
-from gpukeeper.model.unknown import Unknown
-
-MOST_READS = 1_000  # in one pass, if a platform can only be queried for one at a time; the rest waits for the next
-AT_ONCE = 16
-
-
-async def gone_by_reading(
-    read: Callable[[Ref], Awaitable[Subject | Gone | Unknown]], refs: Sequence[Ref]
-) -> Sequence[Gone]:
-    """One read for each, for platforms without a bulk query."""
-    found: list[Gone] = []
-    for first in range(0, min(len(refs), MOST_READS), AT_ONCE):
-        some = refs[first : min(first + AT_ONCE, MOST_READS)]
-        found += [one for one in await asyncio.gather(*map(read, some)) if isinstance(one, Gone)]
-    return found
+from gpukeeper.model.subject import Gone
 
 
 async def confirmed(platform: Platform, missing: Sequence[Ref]) -> Sequence[Gone]:

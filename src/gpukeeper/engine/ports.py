@@ -1,14 +1,16 @@
 """What the engine needs, as Protocols. Async; every implementation gives each call a deadline.
 
 A platform returns values. A fact that could not be read is Unknown; what could not be listed is in Snapshot.unseen.
-It raises PlatformError only when nothing at all could be read.
+It raises PlatformError only when nothing at all could be read. Adapters inherit from Platform: where a method has a
+default, it is the answer of a place that has nothing of that kind.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -36,6 +38,9 @@ from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.usage import UsageFold
 
+MOST_READS = 1_000  # in one pass, if a platform can only be queried for one at a time; the rest waits for the next
+READS_AT_ONCE = 16
+
 
 class Platform(Protocol):
     """One place of one platform: a Docker host, a cluster, a Ray node, this machine."""
@@ -52,34 +57,36 @@ class Platform(Protocol):
     @property
     def precise(self) -> bool:
         """Its hints name everything that may have changed, so that a pass may read just that."""
-        ...
+        return False
 
     def at_once(self, kind: str) -> int:
         """How many steps on ended objects of that kind may run in parallel. More than one if they do not disturb each
         other, and if one read for many steps costs as much as for a single one."""
-        ...
+        return 1
 
     @property
     def local(self) -> bool:
         """Its workloads run on this machine, so that their GPUs can be inspected here."""
-        ...
+        return False
 
     @property
     def tidies(self) -> bool:
         """It removes by itself what ended, so that the absence of such an object does not open the breaker."""
-        ...
+        return False
 
     def follow(self, policy: Policy) -> None:
         """A changed policy applies from the next read on."""
-        ...
+        return
 
     def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         """Pages, so that memory follows the page."""
         ...
 
-    def wake(self) -> AsyncIterator[Ref | None]:
+    async def wake(self) -> AsyncIterator[Ref | None]:
         """Hints that something changed (None: it is unknown what). Never facts. Ends when the platform has none."""
-        ...
+        hints: tuple[Ref | None, ...] = ()
+        for hint in hints:
+            yield hint
 
     async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         """One object, by uid. Gone only if it provably does not exist."""
@@ -90,9 +97,13 @@ class Platform(Protocol):
         ...
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        """Those of them that provably do not exist; checked in bulk, by uid. What could not be checked is left out,
-        like what exists."""
-        ...
+        """Those of them that provably do not exist; checked by uid, in bulk where the platform has such a query, or
+        else one by one. What could not be checked is left out, like what exists."""
+        found: list[Gone] = []
+        for first in range(0, min(len(refs), MOST_READS), READS_AT_ONCE):
+            some = refs[first : min(first + READS_AT_ONCE, MOST_READS)]
+            found += [one for one in await asyncio.gather(*map(self.read, some)) if isinstance(one, Gone)]
+        return found
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown: ...
 
@@ -102,32 +113,33 @@ class Platform(Protocol):
 
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         """Steps on all of these run inside this context: what they need may be read for all of them at once."""
-        ...
+        return nullcontext()
 
     async def notify(self, subject: Subject, message: str) -> bool:
         """Send a message to users inside the workload. False: there are none, or they cannot be reached."""
-        ...
+        return False
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
         """Store a warning on the object itself, for its owner and for other instances of gpukeeper. A platform that
         cannot store it does nothing: the ledger has it."""
-        ...
+        return
 
     async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
         """Write a hold onto the object itself, or remove it. None if only the ledger stores holds."""
-        ...
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         """Parts of workloads with this name. Only whole workloads are observed; parts are for users who name one."""
-        ...
+        return ()
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
-        """What it is part of and made of, and why it still exists. Read-only."""
-        ...
+        """What it is part of and made of, and why it still exists; the rules add the rest. Read-only."""
+        return Diagnosis()
 
     async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
-        """A stop was interrupted and did not complete: undo what it has changed. The workload runs on as before."""
-        ...
+        """A stop was interrupted and did not complete: undo what it has changed. The workload runs on as before.
+        Nothing, where a stop is one call."""
+        return
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         """Restore what gpukeeper stopped (no evidence) or removed (from its evidence)."""

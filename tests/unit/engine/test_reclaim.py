@@ -12,7 +12,7 @@ import pytest
 from gpukeeper.engine.backoff import BACK_OFF
 from gpukeeper.engine.explain import explained
 from gpukeeper.engine.find import find
-from gpukeeper.engine.missing import MOST_READS
+from gpukeeper.engine.ports import MOST_READS
 from gpukeeper.engine.reclaim import look_and_plan, reclaim
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Action, Plan, Result

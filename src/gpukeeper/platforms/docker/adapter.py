@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from datetime import datetime, timedelta
+from contextlib import suppress
+from datetime import timedelta
 
 import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices.counters import processes_of
 from gpukeeper.devices.holders import Holder
-from gpukeeper.engine.missing import gone_by_reading
+from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -32,10 +32,8 @@ from gpukeeper.model.decision import (
     Step,
     Unseen,
 )
-from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.storage import StorageBytes
@@ -65,13 +63,11 @@ PAGE = 200
 RECONCILE = timedelta(seconds=60)
 RECONNECT = (1.0, 5.0, 15.0, 60.0)  # seconds between attempts to read the events again
 TELLING = timedelta(seconds=5)
-
-
 NO_POLICY = Policy()
 
 
-class DockerPlatform:
-    precise = tidies = False
+class DockerPlatform(Platform):
+    name = translate.PLATFORM
     guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.NOT_RUNNING}
 
     def __init__(
@@ -103,10 +99,6 @@ class DockerPlatform:
         self._orphans = Orphans(self.records, self._around, clock, self._at, proc)
 
     @property
-    def name(self) -> str:
-        return translate.PLATFORM
-
-    @property
     def place(self) -> str:
         return self._place
 
@@ -120,9 +112,6 @@ class DockerPlatform:
         self._around.follow(policy.owner_labels, policy.keep_alive)
         self._leftovers.follow(policy)
         self._attachments.follow(policy)
-
-    def at_once(self, kind: str) -> int:
-        return 1
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
@@ -181,9 +170,6 @@ class DockerPlatform:
     async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         return await self.read(Ref(self.name, self._place, translate.CONTAINER, uid, uid))
 
-    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_reading(self.read, refs)
-
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         attachable = subject.shape in (Shape.VOLUME, Shape.NETWORK)
         if subject.shape is not Shape.WORKLOAD and not attachable:
@@ -219,9 +205,6 @@ class DockerPlatform:
             return Unknown(str(problem))
         return Refused(f"a {fresh.ref.kind} cannot be stopped, only removed")
 
-    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
-
     async def notify(self, subject: Subject, message: str) -> bool:
         """Sends it to the terminals inside, from outside: nothing is run or written in the container."""
         container = self.records.known(subject.ref.uid)
@@ -243,15 +226,6 @@ class DockerPlatform:
                 return await self._acts.restore(ref, evidence)
         except PlatformError as problem:
             return Unknown(str(problem))
-
-    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
-        """Nothing to do: the hold is in the ledger."""
-
-    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
-        return None
-
-    async def parts(self, words: str) -> Sequence[Ref]:
-        return ()
 
     async def called(self, patterns: Sequence[str]) -> Sequence[Inspected] | Unknown:
         """Containers with these names, or with labels given as key=value, for platforms that read their files from this
@@ -295,10 +269,6 @@ class DockerPlatform:
     async def read_storage(self) -> StorageBytes:
         async with self._engine.opened():
             return await read_storage(self._engine, self.records, self._clock.now())
-
-    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
-        """Its components; the rules add the rest."""
-        return Diagnosis()
 
     async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
         with suppress(PlatformError):

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from datetime import datetime
 from functools import partial
 from typing import TypeAlias
 
@@ -20,7 +18,7 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.devices.inventory import inventory as read_inventory
 from gpukeeper.disk import filesystems, open_files
 from gpukeeper.disk.measure import MeasureLimits
-from gpukeeper.engine.missing import gone_by_reading
+from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
@@ -34,9 +32,7 @@ from gpukeeper.model.decision import (
     Step,
     Unseen,
 )
-from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import DiskMarks, PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
@@ -50,7 +46,6 @@ from gpukeeper.platforms.host.gpus import HostGpus, Inventory
 from gpukeeper.platforms.host.roots import roots_of
 from gpukeeper.platforms.host.trees import Trees
 
-OFFERED: Mapping[Action, Guard] = {Action.REMOVE: Guard.ATOMIC}
 AT_ONCE = 100  # concurrent removals for which open files and processes are read together
 TREES = (translate.TREE, translate.REPORT)
 Busy: TypeAlias = Callable[[str], Awaitable[str | Unknown | None]]
@@ -60,7 +55,11 @@ async def nothing_known(root: str) -> None:
     """Used if no cluster of this machine can be queried."""
 
 
-class HostPlatform:
+class HostPlatform(Platform):
+    name, local = translate.PLATFORM, True
+    # A tree that changed since it was read, or is opened in the meantime, is put back.
+    guards: Mapping[Action, Guard] = {Action.REMOVE: Guard.ATOMIC}
+
     def __init__(
         self,
         place: str,
@@ -102,33 +101,12 @@ class HostPlatform:
         self._trees.follow(self._named(policy.temporary, policy.reports, policy.disk))
 
     @property
-    def name(self) -> str:
-        return translate.PLATFORM
-
-    @property
     def place(self) -> str:
         return self._place
-
-    @property
-    def precise(self) -> bool:
-        return False
 
     def at_once(self, kind: str) -> int:
         """A report is saved as a whole first, so one at a time."""
         return AT_ONCE if kind == translate.TREE else 1
-
-    @property
-    def local(self) -> bool:
-        return True
-
-    @property
-    def tidies(self) -> bool:
-        return False
-
-    @property
-    def guards(self) -> Mapping[Action, Guard]:
-        """A removal is atomic: a tree that changed since it was read, or is opened in the meantime, is put back."""
-        return OFFERED
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
@@ -178,9 +156,6 @@ class HostPlatform:
     async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         return Unknown("no process outside containers carries the id of a workload")
 
-    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_reading(self.read, refs)
-
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is not Shape.TREE:
             return Unknown(f"evidence of a {subject.ref.kind} on the machine itself is not supported")
@@ -194,28 +169,6 @@ class HostPlatform:
         if step.decision.action not in self.guards or fresh.shape is not Shape.TREE:
             return errors.READ_ONLY
         return await self._removals.remove(fresh, self._trees.named, step.uid)
-
-    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
-
-    async def notify(self, subject: Subject, message: str) -> bool:
-        return False  # users of the machine itself use its terminals
-
-    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
-        """Nothing to do: the hold is in the ledger."""
-
-    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
-        return None
-
-    async def parts(self, words: str) -> Sequence[Ref]:
-        return ()
-
-    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
-        """Its components; the rules add the rest."""
-        return Diagnosis()
-
-    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
-        """A stop here is one call: nothing has to be undone."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         """A report that was saved. Other trees cannot be restored."""

@@ -12,7 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.engine.missing import gone_by_reading
+from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -62,9 +62,9 @@ from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
 STUCK_MAX = 20  # in one full pass
 
 
-class KubernetesPlatform:
+class KubernetesPlatform(Platform):
+    name = translate.PLATFORM
     precise = tidies = True
-    local = False
     guards: Mapping[Action, Guard] = {
         Action.STOP: Guard.ATOMIC,
         Action.TRIM: Guard.ATOMIC,
@@ -104,10 +104,6 @@ class KubernetesPlatform:
         """Use a changed policy."""
         self._policy = policy
         self._reader.follow(policy)
-
-    @property
-    def name(self) -> str:
-        return translate.PLATFORM
 
     @property
     def place(self) -> str:
@@ -186,9 +182,7 @@ class KubernetesPlatform:
         async with self._cluster.opened():
             everywhere = scope is not None and self._wanted(scope).named is None
             found = await absent(self._cluster, self._discovery.served, remaining, everywhere=everywhere)
-            removed = await gone_by_reading(
-                self.read, list(followed.values())
-            )  # what it had running may still need its grace
+            removed = await super().gone(list(followed.values()))  # what it had running may still need its grace
         return [*removed, *(Gone(ref, now, announced=True) for ref in announced), *(Gone(ref, now) for ref in found)]
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
@@ -307,10 +301,8 @@ class KubernetesPlatform:
         same = now.source.metadata.generation == before.source.metadata.generation
         return found if same else Changed("its spec changed since it was read")
 
-    async def notify(self, subject: Subject, message: str) -> bool:
-        return False  # an Event does not prove that it was read
-
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """As an Event and an annotation. Neither proves that it was read: nobody counts as notified here."""
         await self._write(subject.ref, "WillBeReclaimed", message, warning=True)
         async with self._cluster.opened():
             await self._annotations.warn(subject.ref, subject.marks.warned, warned)

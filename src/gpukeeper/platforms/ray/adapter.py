@@ -9,8 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TypeVar
 
 import msgspec
@@ -19,7 +18,7 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.engine.missing import gone_by_reading
+from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
@@ -37,7 +36,6 @@ from gpukeeper.model.diagnosis import Cause, Diagnosis
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
@@ -63,9 +61,8 @@ LOGS = "logs"  # the policy's name for this kind of evidence
 T = TypeVar("T")
 
 
-class RayPlatform:
-    precise = tidies = False
-    local = True
+class RayPlatform(Platform):
+    name, local = translate.PLATFORM, True
     guards: Mapping[Action, Guard] = {Action.REMOVE: Guard.ATOMIC}
 
     def __init__(
@@ -110,10 +107,6 @@ class RayPlatform:
         self._speaking: SharedQuestion[dict[str, str]] = SharedQuestion(self._query_dashboards)
         self._together: dict[str, int | Unknown] = {}  # by node, of the last observe
         self._under_way: set[str] = set()  # uids; a thread that hangs may still continue later
-
-    @property
-    def name(self) -> str:
-        return translate.PLATFORM
 
     @property
     def place(self) -> str:
@@ -162,12 +155,6 @@ class RayPlatform:
             for page in self._pages(node, found, load, queries, known):
                 yield page
 
-    async def wake(self) -> AsyncIterator[Ref | None]:
-        """Nodes give no hints; the next pass reads them."""
-        hints: tuple[Ref | None, ...] = ()
-        for hint in hints:
-            yield hint
-
     async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         try:
             return await self._read(ref)
@@ -193,9 +180,6 @@ class RayPlatform:
 
     async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         return Unknown("the processes of Ray do not carry the id of a workload")
-
-    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.ref.kind not in {translate.SESSION, translate.LOGS} or subject.category is Category.UNFINISHED:
@@ -235,21 +219,6 @@ class RayPlatform:
 
         return await self._in_thread(work, self._timeouts.removal, fresh.ref.name)
 
-    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
-
-    async def notify(self, subject: Subject, message: str) -> bool:
-        return False  # a tree has no terminals
-
-    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
-        """Nothing to do: the hold is in the ledger."""
-
-    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
-        return None
-
-    async def parts(self, words: str) -> Sequence[Ref]:
-        return ()
-
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         """Which process, socket or work keeps it."""
         found = await self.read(ref)
@@ -260,9 +229,6 @@ class RayPlatform:
             causes.append(Cause(f"work runs on {ref.namespace or ref.name}: {found.busy}"))
         causes += [Cause(fact.why) for fact in (found.in_use, found.busy) if isinstance(fact, Unknown)]
         return Diagnosis(tree=(ref.path,), causes=tuple(causes))
-
-    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
-        """A removal itself puts back what it does not delete."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         return errors.NOT_BROUGHT_BACK

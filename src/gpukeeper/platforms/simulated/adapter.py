@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
 import msgspec
 
-from gpukeeper.engine.missing import gone_by_reading
+from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -25,12 +24,10 @@ from gpukeeper.model.decision import (
     Step,
     Unseen,
 )
-from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Warned
 from gpukeeper.model.message import Delivered, Message, NotDelivered
-from gpukeeper.model.policy import PlaceScope, Policy
+from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Category, Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -56,9 +53,10 @@ class AdapterBug(Exception):
     """A bug in the adapter: an exception that the port does not allow."""
 
 
-class SimulatedPlatform:
+class SimulatedPlatform(Platform):
     """One place of the world. It uses the name of the platform that it simulates."""
 
+    local = True
     guards: Mapping[Action, Guard] = {
         Action.STOP: Guard.LOOKED,
         Action.TRIM: Guard.ATOMIC,
@@ -88,15 +86,8 @@ class SimulatedPlatform:
         return 8 if self.precise else 1
 
     @property
-    def local(self) -> bool:
-        return True
-
-    @property
     def tidies(self) -> bool:
         return self.precise
-
-    def follow(self, policy: Policy) -> None:
-        """What it shows does not depend on the policy."""
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         await self._call()
@@ -153,9 +144,6 @@ class SimulatedPlatform:
     async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         thing = self._world.things[self._place.key].get(uid)
         return await self.read(Ref(self.name, self.place, "container" if thing is None else thing.ref.kind, uid, uid))
-
-    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         await self._call()
@@ -215,28 +203,6 @@ class SimulatedPlatform:
         thing.end(now, Outcome.FAILED)
         world.note("person", thing, effect=RAN_MEANWHILE)
         return "it was started at the same time; that run is lost"
-
-    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
-
-    async def notify(self, subject: Subject, message: str) -> bool:
-        return False
-
-    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
-        """Nothing to do: the hold is in the ledger."""
-
-    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
-        return None
-
-    async def parts(self, words: str) -> Sequence[Ref]:
-        return ()
-
-    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
-        """Its components; the rules add the rest."""
-        return Diagnosis()
-
-    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
-        """A stop here is one call: nothing has to be undone."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         await self._call()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import UTC, datetime
 from io import BufferedRandom
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.engine.missing import gone_by_reading
+from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -30,10 +29,8 @@ from gpukeeper.model.decision import (
     Step,
     Unseen,
 )
-from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import Warned
-from gpukeeper.model.policy import PlaceScope, Policy
+from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Marks, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -56,9 +53,8 @@ class Workload(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     labels: dict[str, str] = {}
 
 
-class FolderPlatform:
+class FolderPlatform(Platform):
     name = "docker"
-    precise = tidies = False
     local = True
     guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
 
@@ -68,12 +64,6 @@ class FolderPlatform:
     @property
     def place(self) -> str:
         return self._folder.name
-
-    def at_once(self, kind: str) -> int:
-        return 1
-
-    def follow(self, policy: Policy) -> None:
-        """What it shows does not depend on the policy."""
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         now = datetime.now(UTC)
@@ -86,10 +76,6 @@ class FolderPlatform:
                 unseen.append(Unseen(path.name, found.why))
         yield Snapshot(self.name, self.place, now, tuple(subjects), tuple(unseen))
 
-    async def wake(self) -> AsyncIterator[Ref | None]:
-        return
-        yield None
-
     async def read(self, ref: Ref) -> Subject | Gone | Unknown:
         """By inode, whatever its name is now: a renamed file is not gone."""
         now = datetime.now(UTC)
@@ -101,9 +87,6 @@ class FolderPlatform:
 
     async def read_by_id(self, uid: str) -> Subject | Gone | Unknown:
         return await self.read(Ref(self.name, self.place, "container", uid, uid))
-
-    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
-        return await gone_by_reading(self.read, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         try:
@@ -121,28 +104,6 @@ class FolderPlatform:
             return Changed("its file is gone")
         except OSError as error:
             return Refused(str(error))
-
-    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
-
-    async def notify(self, subject: Subject, message: str) -> bool:
-        return False
-
-    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
-        """Nothing to do: the hold is in the ledger."""
-
-    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
-        return None
-
-    async def parts(self, words: str) -> Sequence[Ref]:
-        return ()
-
-    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
-        """Its components; the rules add the rest."""
-        return Diagnosis()
-
-    async def revert_stop(self, ref: Ref, evidence: Evidence) -> None:
-        """A stop here is one call: nothing has to be undone."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         if evidence is None:
