@@ -107,7 +107,7 @@ def _text(read: Callable[[str], object]) -> Callable[[bytes], object]:
 # What becomes of a subject
 
 
-_BOOK = Rulebook(load.builtin_policy(("docker", "kubernetes", "host", "ray")))
+_BOOK = Rulebook(load.load_builtin(("docker", "kubernetes", "host", "ray")).policy)
 
 
 def _told(subject: Subject) -> None:

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.engine.usage import UsageTracker
-from gpukeeper.ledger.usage import InMemoryUsage
 from gpukeeper.lifecycle.usage import DeviceSeen, Holding, Sight, Vacancy, fold
 from gpukeeper.model.policy import Activity
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
 from gpukeeper.model.usage import WHOLE_HOUR, Holder, RecordedHour, UsageFold, minute_of
 from gpukeeper.views.usage import UsageSums, portions, total
 from tests.effort import examples
+from tests.usage_in_memory import InMemoryUsage
 
 NINE = datetime(2026, 11, 16, 9, 30, tzinfo=UTC)
 WINDOW = (minute_of(NINE), minute_of(NINE) + 120)

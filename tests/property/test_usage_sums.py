@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.ledger.usage import InMemoryUsage
 from gpukeeper.model.usage import (
     FREE,
     OUTSIDE,
@@ -29,6 +28,7 @@ from gpukeeper.model.usage import (
     moment_of,
 )
 from gpukeeper.views.usage import DAYS, UsageSums
+from tests.usage_in_memory import InMemoryUsage
 
 HOUR = minute_of(datetime(2026, 10, 24, 22, tzinfo=UTC)) // 60  # the night in which clocks in Berlin change
 ZONES = (UTC, ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata"), ZoneInfo("Australia/Lord_Howe"))

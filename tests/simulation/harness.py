@@ -51,7 +51,7 @@ from gpukeeper.notify.messages import Messages
 from gpukeeper.notify.workload import InsideWorkload
 from gpukeeper.platforms.simulated.adapter import AdapterBug, SimulatedMeter, SimulatedPlatform, SimulatedTerminal
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
-from gpukeeper.platforms.simulated.faults import CALM, ROUGH, Faults
+from gpukeeper.platforms.simulated.faults import CALM, Faults
 from gpukeeper.platforms.simulated.users import SimulatedUsers
 from gpukeeper.platforms.simulated.world import Crashed, LogEntry, SimulatedPlace, World
 
@@ -59,6 +59,25 @@ MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 ROUGH_HOURS, CALM_HOURS = 2, 1.25
 PEOPLE = ("ann", "bob", "eve")
 USED_WHILE_DOWN = "used while gpukeeper was down"
+ROUGH = Faults(
+    change=0.02,
+    snatch=0.05,
+    silent=0.01,
+    partial=0.02,
+    blind=0.03,
+    vague=0.15,
+    mute=0.2,
+    lost=0.05,
+    halfway=0.06,
+    garbled=0.04,
+    refused=0.02,
+    late=0.05,
+    uncaptured=0.05,
+    unmeasured=0.03,
+    undelivered=0.1,
+    crash=0.003,
+    jump=0.0005,
+)
 BUGGY = msgspec.structs.replace(ROUGH, bug=0.01)
 UNSTEADY = msgspec.structs.replace(ROUGH, jump=0.01, jumps=(-0.5, 0.4, 1), crash=0.05)
 

@@ -42,10 +42,9 @@ from gpukeeper.notify.messages import Messages
 from gpukeeper.notify.workload import InsideWorkload
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform, SimulatedTerminal
 from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop, run_virtually
-from gpukeeper.platforms.simulated.faults import ROUGH
 from gpukeeper.platforms.simulated.users import SimulatedUsers
 from gpukeeper.platforms.simulated.world import Crashed, World
-from tests.simulation.harness import PLACES, POLICY
+from tests.simulation.harness import PLACES, POLICY, ROUGH
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 FAULTS = msgspec.structs.replace(ROUGH, crash=0.0001, bug=0.0005, change=0.002)

@@ -12,7 +12,6 @@ import pytest
 
 from gpukeeper.config.load import load_text
 from gpukeeper.engine.loop import Watch, watch
-from gpukeeper.ledger.usage import InMemoryUsage
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.subject import Outcome, Shape, State
 from gpukeeper.model.usage import RecordedHour, UsageFold, minute_of
@@ -22,6 +21,7 @@ from gpukeeper.platforms.simulated.week import simulated_keeper
 from gpukeeper.platforms.simulated.world import World
 from gpukeeper.views.usage import UsageSums, portions, total
 from gpukeeper.wiring.demo import DEMO_POLICY
+from tests.usage_in_memory import InMemoryUsage
 
 pytestmark = pytest.mark.slow
 

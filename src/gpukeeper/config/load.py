@@ -201,7 +201,3 @@ def load_builtin(platforms: Iterable[str]) -> Loaded:
     file, layers, found = validated(without_a_file(list(platforms)), {}, BUILT_IN_ORIGIN)
     assert not found, [problem.sentence for problem in found]
     return _loaded(file, layers, BUILT_IN_ORIGIN, Path())
-
-
-def builtin_policy(platforms: Iterable[str]) -> Policy:
-    return load_builtin(platforms).policy

@@ -46,14 +46,12 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     gpu_instance: int | Unknown = NOT_QUERIED  # of a slice
     energy_mj: int | Unknown = NOT_QUERIED  # of a whole GPU
     covered_s: float = 0.0  # `busy` is the mean of so many seconds up to the reading
-    latched: bool = False  # reported as busy without a process: neither activity nor dirt
 
 
 class UsageJudge:
-    """Keeps what one reading must be compared with. `layout_changed`: when the slices of a GPU last changed."""
+    """Keeps what one reading must be compared with."""
 
     def __init__(self) -> None:
-        self.layout_changed: dict[str, datetime] = {}
         self._layouts: dict[str, tuple[bool, frozenset[str]]] = {}
         self._energy: dict[str, Heartbeat] = {}
         self._exported_energy: dict[tuple[str, int | None], Heartbeat] = {}
@@ -112,7 +110,7 @@ class UsageJudge:
             return Unknown(f"whether it is split into slices is unknown: {gpu.sliced.why}")
         if isinstance(gpu.slices, Unknown):
             return Unknown(f"its slices could not be listed: {gpu.slices.why}")
-        if self._layout_changed(uuid, gpu.sliced, gpu.slices, now):
+        if self._layout_changed(uuid, gpu.sliced, gpu.slices):
             return Unknown("its slices changed since the previous reading")
         if energy.settles(now):
             return Unknown("the driver was loaded less than a minute ago")
@@ -120,7 +118,7 @@ class UsageJudge:
             return Unknown("its energy counter does not grow, so the driver's values are stale")
         return None
 
-    def _layout_changed(self, uuid: str, sliced: bool, parts: Sequence[SliceFacts], now: datetime) -> bool:
+    def _layout_changed(self, uuid: str, sliced: bool, parts: Sequence[SliceFacts]) -> bool:
         layout = (sliced, frozenset(part.uuid for part in parts))
         before = self._layouts.get(uuid)
         self._layouts[uuid] = layout
@@ -129,7 +127,6 @@ class UsageJudge:
         for gone in before[1] - layout[1] | {uuid}:
             for kept in (self._last, self._alone, self._floor):
                 kept.pop(gone, None)
-        self.layout_changed[uuid] = now
         return True
 
     def _whole(
@@ -195,7 +192,7 @@ class UsageJudge:
         if use.busy < LATCHED_FROM:
             return use
         why = f"it reports {use.busy:.0f} % without a process and without memory in use"
-        return msgspec.structs.replace(use, busy=Unknown(why), latched=True)
+        return msgspec.structs.replace(use, busy=Unknown(why))
 
     def _is_empty(self, use: GpuUse) -> bool:
         used = use.memory_used_mib

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeAlias
 
@@ -52,11 +52,6 @@ class GpuUsage:
         exported = await self._exported()
         gpus = gpus_in(await self._query(), self._driver.exists())
         return gpus if isinstance(gpus, Unknown) else self._judge.judge(gpus, self._clock.now(), exported)
-
-    @property
-    def layout_changed(self) -> Mapping[str, datetime]:
-        """When the slices of a GPU, by its uuid, were last seen to differ from before."""
-        return self._judge.layout_changed
 
     def close(self) -> None:
         """Ends the process and so closes the driver. The next reading starts another."""

@@ -284,15 +284,8 @@ async def _confirmed(keeper: Keeper, book: Rulebook, pending: Pending) -> FoundS
     return found
 
 
-async def act_now(
-    keeper: Keeper, book: Rulebook, words: str, who: str, action: Action, *, uid: int | None = None
-) -> Closed:
-    """Stop or remove one object at the request of its owner or an admin. Same evidence, condition and outcome as a
-    pass."""
-    return await _act_on(keeper, book, Asker(who, uid), await find(keeper, book, words, acting=True), action)
-
-
 async def _act_on(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubject, action: Action) -> Closed:
+    """Same evidence, condition and outcome as a pass."""
     may_be_done(keeper, book, asker, found, action)
     if not is_admin(book, asker.name):
         await _let_pass(keeper, found)

@@ -51,12 +51,6 @@ class Index(msgspec.Struct, frozen=True):
     files: Mapping[str, SavedFile]  # by the name the platform gave
 
 
-class EvidenceUsage(msgspec.Struct, frozen=True):
-    bytes: int
-    folders: int
-    quota: int
-
-
 _INDEX = reading.Decoder(Index)
 
 
@@ -87,9 +81,6 @@ class DirectoryEvidence:
         """Days that lie wholly before `now - keep` are deleted. How many bytes that gave back."""
         return await in_thread(lambda: self._prune(f"{now - keep:%Y%m%d}"), WALKED_WITHIN)
 
-    async def usage(self) -> EvidenceUsage:
-        return await in_thread(self._usage, WALKED_WITHIN)
-
     def _save(self, ref: Ref, step: str, at: datetime, evidence: Evidence) -> str | Unknown:
         files = _files(ref, step, at, evidence)
         needed = sum(map(len, files.values()))
@@ -111,7 +102,7 @@ class DirectoryEvidence:
         with self._turn:
             while self._used is None or self._used + self._reserved + needed > self.quota:
                 if not self._reserved:
-                    self._used = self._usage().bytes
+                    self._used = self._bytes()
                     break
                 if not self._turn.wait(deadline - time.monotonic()):
                     raise TimeoutError(f"other captures are still being written after {ROOM_WITHIN:g} s")
@@ -171,7 +162,7 @@ class DirectoryEvidence:
         if not self.root.is_dir():
             return 0
         with _folder(self.root) as root:
-            used = self._usage().bytes
+            used = self._bytes()
             for day in os.listdir(root):  # noqa: PTH208 (a descriptor, not a path)
                 # Only days; any other entry here is not ours to delete.
                 if _DAY.fullmatch(day) and day < before:
@@ -179,19 +170,18 @@ class DirectoryEvidence:
             os.fsync(root)
         with self._turn:
             self._used = None
-        return used - self._usage().bytes
+        return used - self._bytes()
 
-    def _usage(self) -> EvidenceUsage:
-        size = directories = 0
+    def _bytes(self) -> int:
+        size = 0
         if not self.root.is_dir():
-            return EvidenceUsage(0, 0, self.quota)
+            return size
         for _, below, files, fd in os.fwalk(self.root, follow_symlinks=False):
-            directories += INDEX in files
             below.sort()
             for file in files:
                 with suppress(FileNotFoundError):
                     size += os.stat(file, dir_fd=fd, follow_symlinks=False).st_size
-        return EvidenceUsage(size, directories, self.quota)
+        return size
 
 
 def _prune_day(root: int, day: str) -> None:

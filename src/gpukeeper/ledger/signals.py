@@ -31,11 +31,10 @@ def open_signals(path: Path, *, write: bool) -> SqliteSignals:
 
 
 class SqliteSignals:
-    """Made by `open_signals`. `dropped` counts samples that a full disk did not take: they are not measured."""
+    """Made by `open_signals`. Samples that a full disk did not take are not measured."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
-        self.dropped = 0
         self._connection = connection
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="signals")
 
@@ -68,7 +67,6 @@ class SqliteSignals:
             if not is_full(error):
                 raise
             # The reserve is for outcomes. What was not stored was not measured, and unmeasured keeps.
-            self.dropped += len(samples)
 
     async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def do() -> T:

@@ -20,7 +20,6 @@ import msgspec
 from gpukeeper.ledger.database import (
     open_for_reading,
     open_for_writing,
-    open_in_memory,
     shrink_file,
     transaction,
     translated,
@@ -71,19 +70,6 @@ class SqliteUsage:
                 return work(self._connection)
 
         return await asyncio.wrap_future(self._thread.submit(do))
-
-
-class InMemoryUsage:
-    """The same for simulations: no file, no thread."""
-
-    def __init__(self) -> None:
-        self._connection = open_in_memory(USAGE)
-
-    async def record(self, found: UsageFold) -> None:
-        record(self._connection, found)
-
-    def reader(self) -> UsageReader:
-        return UsageReader(self._connection)
 
 
 class UsageReader:

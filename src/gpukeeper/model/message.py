@@ -1,4 +1,4 @@
-"""A message to people, its audience, and whether it was delivered. Channels deliver it."""
+"""A message to people, and whether it was delivered. Channels deliver it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ import msgspec
 
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Subject
-
-
-class Audience(StrEnum):
-    OWNER = "owner"
-    ADMIN = "admin"
 
 
 class MessageKind(StrEnum):

@@ -20,7 +20,6 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool
     message: str = ""
     gpus: float = 0.0
-    gpu_type: str = ""
     labels: Mapping[str, str] = {}
 
 

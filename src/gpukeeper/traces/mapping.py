@@ -21,7 +21,6 @@ from gpukeeper.model.series import MINUTE, Signal
 PAGE = "Keys and examples: docs/reference/traces.md, examples/traces."
 EVERY_MAX = timedelta(hours=1)
 _LARGEST = 1024 * 1024
-_BYTES_A_SECOND = frozenset({Signal.NETWORK, Signal.DISK})
 _UNITS: Mapping[Signal, frozenset[str]] = {
     Signal.GPU: frozenset({"percent", "ratio"}),
     Signal.CPU: frozenset({"percent", "ratio"}),

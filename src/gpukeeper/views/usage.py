@@ -4,7 +4,7 @@ of the week. Behind `gpukeeper report`; nothing is ever acted on by it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, tzinfo
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -13,7 +13,6 @@ import msgspec
 from gpukeeper.model.policy import Prices
 from gpukeeper.model.usage import FREE, WHOLE_HOUR, Holder, HourUse, RecordedHour, minute_of, moment_of
 
-QUARTER = timedelta(minutes=15)  # every time zone is a multiple of this away from UTC
 _QUARTER_MASK = (1 << 15) - 1
 OTHERS = "others"  # to who may not see whose they are
 UNKNOWN = "unknown"

@@ -212,7 +212,6 @@ def _known(found: T | Unknown) -> T:
 
 
 def _node(one: _Node) -> RayNode:
-    types = [name.partition(":")[2] for name in one.resources_total if name.startswith("accelerator_type:")]
     return RayNode(
         node_id=one.node_id,
         ip=one.node_ip,
@@ -220,7 +219,6 @@ def _node(one: _Node) -> RayNode:
         alive=one.state == "ALIVE",
         message=one.state_message or "",
         gpus=one.resources_total.get("GPU", 0.0),
-        gpu_type=", ".join(sorted(types)),
         labels=one.labels or {},
     )
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import ClusterState, busy, foreign, quiet
-from gpukeeper.platforms.ray.state import StateApi, addresses, find_api
+from gpukeeper.platforms.ray.state import DEADLINE, StateApi, addresses
 from tests.real.ray.clusters import Node, until
 
 
+def api_that_reports(node: Node, deadline: timedelta = DEADLINE) -> StateApi | None:
+    """The first address in the arguments of the raylet that reports its session."""
+    for address in addresses(node.argv):
+        api = StateApi(address, deadline=deadline)
+        version = asyncio.run(api.version())
+        if not isinstance(version, Unknown) and version.session == node.session:
+            return api
+    return None
+
+
 def api_of(node: Node) -> StateApi:
-    found = asyncio.run(find_api(node.session, None, addresses(node.argv)))
-    assert isinstance(found, StateApi), found
+    found = api_that_reports(node)
+    assert found is not None, addresses(node.argv)
     return found
 
 

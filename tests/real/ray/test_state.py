@@ -17,8 +17,10 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import ClusterState, busy
-from gpukeeper.platforms.ray.state import StateApi, addresses, find_api
-from tests.real.ray.asking import answers_of, api_of, ray_says, until_idle
+from gpukeeper.platforms.ray.dashboards import DashboardQueries
+from gpukeeper.platforms.ray.processes import raylet_of, read_all
+from gpukeeper.platforms.ray.state import StateApi
+from tests.real.ray.asking import answers_of, api_of, api_that_reports, ray_says, until_idle
 from tests.real.ray.clusters import NEWEST, VERSIONS, Cluster, until
 from tests.real.ray.test_versions import SLEEPER
 
@@ -72,8 +74,7 @@ def test_without_dashboard_or_its_store_nothing_is_known(fresh_cluster: Fresh) -
 
     os.kill(dashboard, signal.SIGKILL)
     until(lambda: "refused" in _why(api, cluster), "nobody listens", lambda: _why(api, cluster))
-    lost = asyncio.run(find_api(head.session, None, addresses(head.argv), deadline=SOON))
-    assert isinstance(lost, Unknown)
+    assert api_that_reports(head, SOON) is None
 
 
 def test_a_token_goes_to_the_address_that_the_policy_names_and_to_no_other(fresh_cluster: Fresh) -> None:
@@ -81,26 +82,26 @@ def test_a_token_goes_to_the_address_that_the_policy_names_and_to_no_other(fresh
     cluster = fresh_cluster(env={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token})
     head = cluster.head
 
-    def asked(setting: str | None, given: str | None) -> StateApi | Unknown:
-        return asyncio.run(find_api(head.session, setting, addresses(head.argv), given))
+    (raylet,) = (one for process in read_all() if (one := raylet_of(process)) and one.node_id == head.node_id)
+
+    def asked(setting: str | None, given: str | None) -> str | Unknown | None:
+        environ = {} if given is None else {"RAY_AUTH_TOKEN": given}
+        return asyncio.run(DashboardQueries(setting, environ).busy([raylet]))
 
     assert "requires a token" in str(asked(None, token))
     assert "requires a token" in str(asked(cluster.dashboard, None))
     assert "refused the token" in str(asked(cluster.dashboard, "f" * 32))
-    api = asked(cluster.dashboard, token)
-    assert isinstance(api, StateApi)
-    assert busy(head.node_id, _answers(api, cluster)) is None
+    assert asked(cluster.dashboard, token) is None
 
 
 @pytest.mark.parametrize("any_cluster", [NEWEST], indirect=True)
 def test_another_session_is_not_accepted(any_cluster: Cluster) -> None:
     """A port is used again by the next cluster, or by somebody else's."""
     gone = "session_2026-01-01_00-00-00_000000_1"
-    found = asyncio.run(find_api(gone, any_cluster.dashboard, ()))
+    answers = asyncio.run(StateApi(any_cluster.dashboard).answers(gone))
+    found = busy(any_cluster.head.node_id, answers)
     assert isinstance(found, Unknown)
     assert f"is {any_cluster.head.session}, not {gone}" in found.why
-    answers = asyncio.run(StateApi(any_cluster.dashboard).answers(gone))
-    assert isinstance(busy(any_cluster.head.node_id, answers), Unknown)
 
 
 @pytest.mark.parametrize("any_cluster", [NEWEST], indirect=True)

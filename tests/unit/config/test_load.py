@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from gpukeeper.config import build
 from gpukeeper.config.layers import Layered
-from gpukeeper.config.load import Loaded, builtin_policy, load_file, load_policy, load_text
+from gpukeeper.config.load import Loaded, load_builtin, load_file, load_policy, load_text
 from gpukeeper.config.presets import PRESETS
 from gpukeeper.config.section import as_written, settings_of
 from gpukeeper.config.sections import PLATFORMS, PolicyFile
@@ -187,7 +187,7 @@ def test_the_digest_depends_on_values_only() -> None:
 
 def test_the_digest_of_the_same_policy_stays_the_same() -> None:
     """Not for ever: a new setting changes it. But never by chance."""
-    digests = {builtin_policy(PLATFORMS).digest for _ in range(3)}
+    digests = {load_builtin(PLATFORMS).policy.digest for _ in range(3)}
     assert len(digests) == 1
 
 
@@ -308,7 +308,7 @@ def test_without_any_file_the_built_in_policy_holds(tmp_path: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
     loaded = load_policy(None, ["host"], environ, tmp_path / "none.yaml")
     assert loaded.source == "built-in"
-    assert loaded.policy == builtin_policy(["host"])
+    assert loaded.policy == load_builtin(["host"]).policy
 
 
 def test_no_policy_is_taken_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from gpukeeper.config.load import builtin_policy, load_text
+from gpukeeper.config.load import load_builtin, load_text
 from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, AtFinish, Mode, OnLimit, Policy, Retention
 
 M, H, D = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -154,7 +154,7 @@ def test_warnings() -> None:
 
 def test_without_a_file_everything_found_is_read_and_nothing_changed() -> None:
     """C10.3: the named trees below the named root, older than 1h; C10.1: above 5,000 MB."""
-    policy = builtin_policy(["host", "kubernetes"])
+    policy = load_builtin(["host", "kubernetes"]).policy
     assert (policy.preset, policy.mode) == ("shared-host", Mode.PLAN)
     assert {name: (s.places, s.namespaces) for name, s in policy.scope.items()} == {
         "host": (("*",), ("*",)),

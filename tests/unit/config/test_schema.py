@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpukeeper.config.reference import reference_page
 from gpukeeper.config.schema import json_schema
+from tests.docs.policy_page import reference_page
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "policy.md"
 
@@ -44,7 +44,7 @@ def test_only_the_scope_is_required() -> None:
 
 def test_the_reference_page_is_not_stale() -> None:
     assert PAGE.read_text() == reference_page(), (
-        "Write it anew: python -m gpukeeper.config.reference > docs/reference/policy.md"
+        "Write it anew: python -m tests.docs.policy_page > docs/reference/policy.md"
     )
 
 

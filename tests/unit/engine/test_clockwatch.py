@@ -12,7 +12,7 @@ from gpukeeper.engine import requests
 from gpukeeper.engine.clockwatch import SETTLE, ClockWatch, behind_the_ledger
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import look_and_plan, reclaim
-from gpukeeper.model.decision import Action
+from gpukeeper.engine.requests import Request
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Passed
 from gpukeeper.model.memory import ClockRecord
@@ -229,8 +229,8 @@ async def test_a_request_of_a_user_is_refused_by_a_new_process_as_by_the_old_one
     await reclaim(b.keeper, b.platform, b.book)
     b.clock.skew = HOUR
     b.crash()
-    closed = await requests.act_now(b.keeper, b.book, "eval", "ann", Action.REMOVE)
-    assert closed.reason == "The clock jumped, so ages are not trusted for 15m more"
+    reply = await requests.fulfil(b.keeper, b.book, "ann", Request(verb="remove", workload="eval"))
+    assert reply.words.endswith(": The clock jumped, so ages are not trusted for 15m more")
     assert is_there(b, thing)
 
 

@@ -11,7 +11,7 @@ from gpukeeper.engine import requests
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Reply, Request
 from gpukeeper.model import reading
-from gpukeeper.model.decision import Action, Result
+from gpukeeper.model.decision import Result
 from gpukeeper.model.errors import LeaseHeld
 from gpukeeper.model.event import Closed, Held, Intended, Paused, Released
 from gpukeeper.model.policy import ClassSettings
@@ -147,8 +147,8 @@ async def test_infrastructure_is_not_stopped_on_request_either(b: Harness) -> No
 async def test_a_request_needs_the_verb_the_lease_and_no_pause(b: Harness) -> None:
     b.running("train")
     async with b.ledger.lease("docker", "node-3"):
-        with pytest.raises(LeaseHeld):
-            await requests.act_now(b.keeper, b.book, "train", "ann", Action.STOP)
+        reply = await ask(b, "stop", "train")
+    assert (reply.done, reply.exit_code) == (False, LeaseHeld.exit_code)
     assert (await ask(b, "pause", who="root", reason="maintenance")).done
     assert "everything is paused (maintenance, by root since " in (await ask(b, "stop", "train")).words
     assert "maintenance, by root" in (await ask(b, "resume", who="root")).words
@@ -202,7 +202,7 @@ def test_a_request_never_names_who_asks() -> None:
 async def test_open_intents_are_settled_before_a_request(b: Harness) -> None:
     thing = b.running("train")
     await b.ledger.append([intent(b, thing)])
-    assert (await requests.act_now(b.keeper, b.book, "train", "ann", Action.STOP)).result is Result.RECLAIMED
+    assert (await ask(b, "stop", "train")).done
     assert [(line.step, line.result) for line in b.lines(Closed)] == [
         ("7.1", Result.STILL_THERE),
         ("8.1", Result.RECLAIMED),
@@ -220,8 +220,7 @@ async def test_a_request_about_unknown_limits_needs_no_grace(b: Harness) -> None
 
     b.platform = Vague(b.world, HERE)
     b.running("train")
-    line = await requests.act_now(b.keeper, b.book, "train", "ann", Action.STOP)
-    assert line.result is Result.RECLAIMED
+    assert (await ask(b, "stop", "train")).done
     assert isinstance(b.lines(Intended)[0].gpus, Unknown)
 
 

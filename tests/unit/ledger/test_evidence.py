@@ -26,6 +26,10 @@ MIB = 2**20
 LOGS = Evidence({"logs.txt": b"epoch 1\n", "manifest.json": b"{}"})
 
 
+def size_below(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def save(store: DirectoryEvidence, evidence: Evidence = LOGS, ref: Ref = EVAL, step: str = "s1") -> str:
     name = run(store.save(ref, step, NOW, evidence))
     assert isinstance(name, str)
@@ -85,9 +89,7 @@ def test_over_the_quota_nothing_is_saved_and_the_answer_reports_it(tmp_path: Pat
     assert isinstance(refused, Unknown)
     assert "quota of 4.9 KiB" in refused.why
     assert [p.name for p in (tmp_path / "20260310").iterdir()] == ["eval-s1"]
-    usage = run(store.usage())
-    assert (usage.folders, usage.quota) == (1, 5000)
-    assert 3000 < usage.bytes < 5000
+    assert 3000 < size_below(tmp_path) < 5000
     # Another process made room.
     for file in (tmp_path / name).iterdir():
         file.unlink()
@@ -103,7 +105,7 @@ def test_captures_that_are_saved_at_once_stay_below_the_quota_together(tmp_path:
         return list(await asyncio.gather(*(store.save(EVAL, f"s{n}", NOW, _logs(size)) for n in range(tries))))
 
     saved = run(together())
-    assert run(store.usage()).bytes <= quota
+    assert size_below(tmp_path) <= quota
     # None is refused that fits: what others reserve is not counted twice.
     assert sum(isinstance(one, str) for one in saved) == quota // (size + 1000)
     assert all("quota" in one.why for one in saved if isinstance(one, Unknown))
@@ -160,9 +162,7 @@ def test_old_days_are_pruned_and_foreign_files_are_not(tmp_path: Path) -> None:
     (tmp_path / "evidence" / "notes.txt").write_text("mine")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "evidence" / "2020").symlink_to(tmp_path / "elsewhere")
-    before = run(store.usage())
     assert run(store.prune(timedelta(days=90), NOW)) > 0
-    assert run(store.usage()).folders == before.folders - 1 == 2
     assert {p.name for p in (tmp_path / "evidence").iterdir()} == {"20251210", "20260309", "notes.txt", "2020"}
 
 

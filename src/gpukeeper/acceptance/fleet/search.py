@@ -199,7 +199,7 @@ class Search:
         mask = problem.masks[suspect]
         trials = tuple(trial for index, trial in enumerate(problem.trials) if mask >> index & 1)
         passes = self.evidence.passes_of(suspect)
-        return Named(suspect, _reason(suspect, trials, passes), tuple(one.number for one in trials), passes > 0)
+        return Named(suspect, _reason(suspect, trials, passes), tuple(one.number for one in trials))
 
     def _open(self) -> list[Undecided]:
         problem = blame.problem_of(self.evidence, self._certain)

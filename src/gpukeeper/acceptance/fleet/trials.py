@@ -50,7 +50,6 @@ class Named(msgspec.Struct, frozen=True):
     suspect: Suspect
     reason: str
     trials: tuple[int, ...]
-    intermittent: bool = False
 
 
 class Undecided(msgspec.Struct, frozen=True):

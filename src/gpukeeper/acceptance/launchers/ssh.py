@@ -80,10 +80,6 @@ class RemoveReply(msgspec.Struct, frozen=True):
     left: list[str]
 
 
-class SweptReply(msgspec.Struct, frozen=True):
-    swept: list[str]
-
-
 class SshLauncher:
     """`known`: the list of hosts; empty: the names in `spec.nodes` are hosts. `program`: gpukeeper on the hosts."""
 
@@ -243,14 +239,6 @@ class SshLauncher:
                 removed.append(f"{host.node}:{reply.removed}")
             self._read.pop((run, host.node), None)
         return Removal(removed=tuple(removed), left=tuple(left))
-
-    async def expire(self) -> Mapping[str, tuple[str, ...] | HostError]:
-        """On each host: end what is past its deadline, remove what is past its retention. What was removed."""
-
-        async def one(host: Host) -> tuple[str, ...]:
-            return tuple((await self._client.request(host, SweptReply, "expire")).swept)
-
-        return {host.node: swept for host, swept in (await self._all(tuple(self._named.values()), one)).items()}
 
     async def close(self) -> None:
         await self._client.close()

@@ -22,7 +22,6 @@ from gpukeeper.acceptance.probes.nccl_log import own_log, read_log
 from gpukeeper.acceptance.probes.progress import begin
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
-_SUMS = ("all_reduce", "reduce_scatter")
 # Integers up to these are exact in the dtype: the bound of every sum.
 EXACT = {"fp64": 2**53, "fp32": 2**24, "fp16": 2**11, "bf16": 2**8, "int32": 2**31 - 1, "int64": 2**62}
 _LARGEST = 2**15  # a rank's own value; more tells nothing more

@@ -65,10 +65,6 @@ def started(params: Mapping[str, object], check: str) -> str:
     return line(_VERBOSE.get(plain(check), SHELL), f"{check} {settings}".rstrip())
 
 
-def shell(command: str) -> str:
-    return line(SHELL, f"cmd: {command}")
-
-
 def closing(report: Report, saved: str = "") -> list[str]:
     """[SUMMARY] for every check, then the [RESULT]. `saved`: where the report lies."""
     found = [line(SUMMARY, f"{check}: {grade}") for check, grade in by_check(report.findings).items()]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PAGE = 500
 _NEWEST = "ledger = (SELECT max(ledger) FROM gpukeeper.ledgers g WHERE g.machine = l.machine)"
 _LEDGER = """
-SELECT g.shipped, l.at, m.seen FROM gpukeeper.machines m
+SELECT g.shipped, l.at FROM gpukeeper.machines m
 LEFT JOIN LATERAL (SELECT ledger, shipped FROM gpukeeper.ledgers g WHERE g.machine = m.name
     ORDER BY ledger DESC LIMIT 1) g ON true
 LEFT JOIN gpukeeper.lines l ON l.machine = m.name AND l.ledger = g.ledger AND l.line = g.shipped
@@ -56,7 +56,6 @@ class CopiedLedger(msgspec.Struct, frozen=True, kw_only=True):
 
     lines: int
     newest: datetime | None
-    seen: datetime | None
 
 
 class SignalMinute(msgspec.Struct, frozen=True):
@@ -87,8 +86,8 @@ def copied_lines(connection: Connection, machine: str, wanted: LineFilter) -> li
 
 def copied_ledger(connection: Connection, machine: str) -> CopiedLedger:
     found = connection.execute(_LEDGER, (machine,)).fetchone()
-    shipped, newest, seen = found or (None, None, None)
-    return CopiedLedger(lines=shipped or 0, newest=newest, seen=seen)
+    shipped, newest = found or (None, None)
+    return CopiedLedger(lines=shipped or 0, newest=newest)
 
 
 def outcomes(connection: Connection, machines: Sequence[str], since: datetime, until: datetime) -> Iterator[Event]:

@@ -49,7 +49,7 @@ class Login:
         self.namespace = config.namespace
         self.address = config.cluster.server.rstrip("/")
         self.plugin = plugin
-        self._config, self._more, self._user = config, more, user
+        self._config, self._more = config, more
         self._headers = _impersonation(user)
         self._seen = self._stamps()
         self._made_with = ""

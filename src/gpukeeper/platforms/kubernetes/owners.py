@@ -51,11 +51,6 @@ async def climb(cluster: Cluster, served: Served, meta: Meta) -> Climb:
     return Climb(tuple(above))
 
 
-async def root_of(cluster: Cluster, served: Served, meta: Meta) -> TreeNode | Unknown | None:
-    """The topmost living owner. None: it is the root itself. Whether an owner is gone, only `climb` reports."""
-    return (await climb(cluster, served, meta)).root
-
-
 async def _owner(cluster: Cluster, served: Served, owner: Owner, namespace: str) -> TreeNode | Unknown | None:
     """None: proven gone."""
     called = f"{owner.kind} {owner.name}"

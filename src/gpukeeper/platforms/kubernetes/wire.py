@@ -140,7 +140,6 @@ class RunPolicy(Wire, frozen=True):
     clean_pod_policy: str | None = None
     suspend: bool | None = None
     managed_by: str | None = None
-    active_deadline_seconds: int | None = None
 
 
 class ReplicaSpec(Wire, frozen=True):
@@ -150,7 +149,6 @@ class ReplicaSpec(Wire, frozen=True):
 
 class JobTemplateSpec(Wire, frozen=True):
     template: Template | None = None
-    parallelism: int | None = None
     ttl_seconds_after_finished: int | None = None  # written at the wrong level: a JobSet removes its Jobs itself
 
 
@@ -165,7 +163,6 @@ class ReplicatedJob(Wire, frozen=True):
 
 
 class RayGroup(Wire, frozen=True):
-    group_name: str = ""
     replicas: int | None = None
     suspend: bool | None = None
     template: Template | None = None
@@ -196,9 +193,7 @@ class Spec(Wire, frozen=True):
     suspend: bool | None = None
     managed_by: str | None = None
     ttl_seconds_after_finished: int | None = None
-    active_deadline_seconds: int | None = None
     replicas: int | None = None
-    parallelism: int | None = None
     selector: Selector | None = None  # Job, Deployment, StatefulSet, DaemonSet: which pods are its
     template: Template | None = None  # the same
     run_policy: RunPolicy | None = None

@@ -95,8 +95,6 @@ class DashboardQueries:
                 whys.append(f"Ray at {api.address} belongs to another session, {version.session}")
             else:
                 return Dashboard(raylet.session_name, version.ray, api)
-        if not whys:
-            return Unknown("the address of its dashboard is unknown; set ray.dashboard in the policy")
         advice = why_out_of_reach(raylet.process.argv)
         if advice is not None and not self._setting:
             return Unknown(advice)

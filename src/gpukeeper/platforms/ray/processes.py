@@ -50,7 +50,6 @@ class Raylet(msgspec.Struct, frozen=True, kw_only=True):
     process: Process
     node_id: str
     session_name: str
-    session_dir: str
     temp_dir: str
 
 
@@ -113,12 +112,10 @@ def raylet_of(process: Process) -> Raylet | None:
     if not process.argv or Path(process.argv[0]).name != "raylet":
         return None
     flags = flags_of(process.argv)
-    session = flags.get("session_dir", "")
     return Raylet(
         process=process,
         node_id=flags.get("node_id", ""),
-        session_name=flags.get("session_name") or Path(session).name,
-        session_dir=session,
+        session_name=flags.get("session_name") or Path(flags.get("session_dir", "")).name,
         temp_dir=flags.get("temp_dir", ""),
     )
 

@@ -97,10 +97,6 @@ class StateApi:
             )
         return ClusterState(nodes=nodes, workers=workers, actors=actors, tasks=tasks, groups=groups, jobs=jobs)
 
-    async def serves(self, session: str) -> Unknown | None:
-        """None: this address reports that session itself."""
-        return self._mismatch(await self.version(), session)
-
     def _mismatch(self, version: Version | Unknown, session: str) -> Unknown | None:
         if isinstance(version, Unknown):
             return version
@@ -186,28 +182,6 @@ class StateApi:
         if answer.status >= 300:
             raise ValueError(refusal(answer))
         return answer.body
-
-
-async def find_api(
-    session: str,
-    setting: str | None,
-    found: Iterable[str],
-    token: str | None = None,
-    *,
-    deadline: timedelta = DEADLINE,
-) -> StateApi | Unknown:
-    """The first address that reports this session. Only `setting`, which a person wrote, gets the token."""
-    tries = [StateApi(setting, token, deadline=deadline)] if setting else []
-    tries += [StateApi(address, deadline=deadline) for address in found]
-    whys: list[str] = []
-    for api in tries:
-        stranger = await api.serves(session)
-        if stranger is None:
-            return api
-        whys.append(stranger.why)
-    if not whys:
-        return Unknown(f"the address of the dashboard of {session} is unknown; set ray.dashboard in the policy")
-    return Unknown("; ".join(dict.fromkeys(whys)))
 
 
 def addresses(raylet: Sequence[str]) -> list[str]:

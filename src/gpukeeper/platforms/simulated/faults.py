@@ -28,22 +28,3 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CALM = Faults()
-ROUGH = Faults(
-    change=0.02,
-    snatch=0.05,
-    silent=0.01,
-    partial=0.02,
-    blind=0.03,
-    vague=0.15,
-    mute=0.2,
-    lost=0.05,
-    halfway=0.06,
-    garbled=0.04,
-    refused=0.02,
-    late=0.05,
-    uncaptured=0.05,
-    unmeasured=0.03,
-    undelivered=0.1,
-    crash=0.003,
-    jump=0.0005,
-)

@@ -114,9 +114,6 @@ class World:
             self.note("crash")
             raise Crashed
 
-    def next_event(self) -> datetime | None:
-        return self._agenda[0][0] if self._agenda else None
-
     def change_something(self) -> None:
         """A user does something to something, right now."""
         present = [t for things in self.things.values() for t in things.values() if t.shape is not Shape.DEVICE]

@@ -48,7 +48,6 @@ def test_the_bad_node_is_named_with_its_trials() -> None:
     assert named.suspect == Suspect("node", ("b2",))
     assert len(named.trials) >= 3
     assert "partners that passed with others" in named.reason
-    assert not named.intermittent
 
 
 def test_two_nodes_that_only_failed_with_each_other_are_undecided() -> None:

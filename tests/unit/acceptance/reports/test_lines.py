@@ -64,7 +64,6 @@ def test_verbose_lines_have_their_tags() -> None:
     assert lines.started({"n": 8192}, "gemm") == "[MUL] gemm n=8192"
     assert lines.started({"samples": 4000}, "training") == "[DATASET] training samples=4000"
     assert lines.started({"model": "resnet50"}, "throughput") == "[MODEL] throughput model=resnet50"
-    assert lines.shell("nvidia-smi -L") == "[SHELL] cmd: nvidia-smi -L"
     assert lines.running("gemm", "bf16") == "[RUN] gemm: bf16"
 
 

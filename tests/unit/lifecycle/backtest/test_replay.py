@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpukeeper.config.load import builtin_policy
+from gpukeeper.config.load import load_builtin
 from gpukeeper.model.decision import Action
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import ClassSettings, Schedule
@@ -27,7 +27,7 @@ def test_idle_work_is_warned_at_80_and_95_percent_and_stopped_in_the_pass_at_its
 
 def test_after_an_early_warning_and_a_late_one_it_is_stopped_at_its_idle_time() -> None:
     """The built-in times: each warning is sent once, and the first one counts until the stop."""
-    day = builtin_policy(["docker"])
+    day = load_builtin(["docker"]).policy
     found = replayed(run((2 * HOUR, 90.0), (20 * HOUR, 0.0), class_="managed"), day)
     assert [(step.action, step.at - T0) for step in found.steps] == [
         (Action.WARN, 3 * HOUR),

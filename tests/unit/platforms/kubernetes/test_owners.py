@@ -16,7 +16,7 @@ from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.owners import climb, descendants, root_of
+from gpukeeper.platforms.kubernetes.owners import climb, descendants
 from gpukeeper.platforms.kubernetes.tree import Climb, Descendants
 from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.unit.platforms.kubernetes.examples import meta, pod_json
@@ -67,10 +67,6 @@ def test_a_pod_is_climbed_from_to_its_trainjob() -> None:
     assert [node.words for node in found.above] == ["job/run-7-node-0", "jobset/run-7", "trainjob/run-7"]
     assert found.root is found.above[-1]
     assert (found.gone, found.made_by, found.unknown) == (None, None, None)
-    root = asyncio.run(root_of(cluster.as_cluster, cluster.served, read(POD_)))
-    assert root is not None
-    assert not isinstance(root, Unknown)
-    assert root.words == "trainjob/run-7"
 
 
 def test_what_has_no_owner_is_a_root() -> None:

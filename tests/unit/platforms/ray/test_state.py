@@ -18,8 +18,11 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import ClusterState, busy
-from gpukeeper.platforms.ray.state import StateApi, addresses, find_api, read_token, why_out_of_reach
+from gpukeeper.platforms.ray.dashboards import Dashboard as FoundDashboard
+from gpukeeper.platforms.ray.dashboards import DashboardQueries
+from gpukeeper.platforms.ray.state import StateApi, addresses, read_token, why_out_of_reach
 from tests.patience import PATIENT
+from tests.unit.platforms.ray.nodes_here import as_raylet, process
 
 SESSION, NODE = "session_2026-11-15_13-26-05_963367_26613", "a" * 56
 RECORDED = sorted(Path(__file__).with_name("recorded").glob("ray-*.json"))
@@ -250,28 +253,37 @@ def test_no_address_of_another_kind_is_opened(tmp_path: Path) -> None:
     assert "not a valid dashboard address" in str(asyncio.run(StateApi(f"file://{tmp_path}").version()))
 
 
+def found_dashboard(
+    session: str, urls: list[str], *, setting: str | None = None, token: str = ""
+) -> FoundDashboard | Unknown:
+    """Of a raylet with these addresses in its arguments."""
+    webuis = [f"--webui={url.removeprefix('http://')}" for url in urls]
+    raylet = as_raylet(process(2**22, "raylet", f"--session_name={session}", *webuis))
+    queries = DashboardQueries(setting, {"RAY_AUTH_TOKEN": token} if token else {}, PATIENT)
+    return asyncio.run(queries.dashboard(raylet))
+
+
 def test_the_first_address_that_names_the_session_is_taken(dashboard: Dashboard) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = f"http://127.0.0.1:{server.getsockname()[1]}"
-    api = asyncio.run(find_api(SESSION, None, [nobody, dashboard.url], deadline=PATIENT))
-    assert isinstance(api, StateApi)
-    assert api.address == dashboard.url
-    lost = asyncio.run(find_api("session_x", None, [nobody, dashboard.url], deadline=PATIENT))
+    found = found_dashboard(SESSION, [nobody, dashboard.url])
+    assert isinstance(found, FoundDashboard)
+    assert found.api.address == dashboard.url
+    lost = found_dashboard("session_x", [nobody, dashboard.url])
     assert isinstance(lost, Unknown)
     assert nobody in lost.why
-    assert f"{dashboard.url} is {SESSION}" in lost.why
-    assert "ray.dashboard" in str(asyncio.run(find_api(SESSION, None, [])))
+    assert f"{dashboard.url} belongs to another session, {SESSION}" in lost.why
 
 
 def test_only_the_address_of_the_policy_gets_the_token(dashboard: Dashboard) -> None:
     dashboard.token = "secret"
-    said = asyncio.run(find_api(SESSION, None, [dashboard.url], "secret", deadline=PATIENT))
+    said = found_dashboard(SESSION, [dashboard.url], token="secret")
     assert "requires a token" in str(said)
     assert dashboard.logins == [None]
-    api = asyncio.run(find_api(SESSION, dashboard.url, [], "secret", deadline=PATIENT))
-    assert isinstance(api, StateApi)
-    assert busy(NODE, asyncio.run(api.answers(SESSION))) is None
-    assert "refused" in str(asyncio.run(find_api(SESSION, dashboard.url, [], "wrong", deadline=PATIENT)))
+    found = found_dashboard(SESSION, [], setting=dashboard.url, token="secret")
+    assert isinstance(found, FoundDashboard)
+    assert busy(NODE, asyncio.run(found.api.answers(SESSION))) is None
+    assert "refused" in str(found_dashboard(SESSION, [], setting=dashboard.url, token="wrong"))
 
 
 def test_the_token_is_found_as_ray_finds_it(tmp_path: Path) -> None:

@@ -117,18 +117,13 @@ def remove(request: dict[str, Any]) -> Any:
     return {"removed": str(folder) if existed else None, "left": left}, b""
 
 
-def expire(request: dict[str, Any]) -> Any:
-    with locked():
-        return {"swept": sweep(request.get("now") or time.time())}, b""
-
-
 def checks(request: dict[str, Any]) -> Any:
     """By a program that the request contains: host_checks.py."""
     exec(request["source"], scope := {"__name__": "checks"})  # noqa: S102 - from the launcher, as this program is
     return scope["check"](request, root()), b""  # type: ignore[operator]
 
 
-COMMANDS = {one.__name__: one for one in (start, status, listed, output, remove, expire, checks)}
+COMMANDS = {one.__name__: one for one in (start, status, listed, output, remove, checks)}
 
 
 # Directories.

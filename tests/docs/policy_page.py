@@ -1,4 +1,4 @@
-"""The reference page of the policy file, written from its schema: `python -m gpukeeper.config.reference`."""
+"""The reference page of the policy file, written from its schema: `python -m tests.docs.policy_page`."""
 
 from __future__ import annotations
 
