@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
@@ -59,13 +60,15 @@ def _interpret(results: Mapping[int, Values], context: CheckContext) -> tuple[Fi
 
 
 def _parameters(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
-    """Any rank that saw a difference counts: the wrong one may report no difference."""
+    """Any rank that saw a difference counts: the wrong one may report no difference. No confirmation of a difference: a
+    second try that shows none does not undo the first."""
     differing = next((one for one in results.values() if one["hashes_equal"] is not True), None)
     evidence = {"digests": {str(rank): one.get("digest") for rank, one in results.items()}}
+    parameters = partial(Finding, check=NAME, metric="parameters", method=METHOD, evidence=evidence)
     if differing is None:
         steps = results[0]["steps"]
         message = f"All {len(results)} ranks had bit-identical parameters after each of {steps} steps."
-        return (_finding("parameters", None, Grade.PASS, "ddp-parameters-ok", message, Remedy.NONE, evidence),)
+        return (parameters(verdict=Grade.PASS, code="ddp-parameters-ok", message=message),)
     odd, step = [int(rank) for rank in differing["differing"]], differing.get("first_step")
     if not differing.get("majority"):
         message = (
@@ -73,18 +76,17 @@ def _parameters(results: Mapping[int, Values], context: CheckContext) -> tuple[F
             " that shows which is wrong. All get the same gradients, so one corrupts data: see exact and training,"
             " and test each with a third GPU."
         )
-        return (_finding("parameters", None, Grade.FAIL, "ddp-ranks-differ", message, Remedy.CONTACT_VENDOR, evidence),)
+        action = Remedy.CONTACT_VENDOR
+        return (parameters(verdict=Grade.FAIL, code="ddp-ranks-differ", message=message, action=action),)
     return tuple(
-        _finding(
-            "parameters",
-            ranks.uuid(rank, context),
-            Grade.FAIL,
-            "ddp-rank-differs",
-            f"From step {step} on, {ranks.named([rank], context)} had different parameters from the"
+        parameters(
+            gpu=ranks.uuid(rank, context),
+            verdict=Grade.FAIL,
+            code="ddp-rank-differs",
+            message=f"From step {step} on, {ranks.named([rank], context)} had different parameters from the"
             f" {len(results) - len(odd)} ranks that agree. All get the same gradients, so it corrupts data. Take it"
             " out of service.",
-            Remedy.REPLACE_GPU,
-            evidence,
+            action=Remedy.REPLACE_GPU,
         )
         for rank in odd
     )
@@ -109,23 +111,6 @@ def _loss(result: Values) -> Finding:
         samples=(fall,) if math.isfinite(fall) else (),
         floor=least,
         confirm=not good,
-    )
-
-
-def _finding(
-    metric: str, gpu: str | None, grade: Grade, code: str, message: str, action: Remedy, evidence: dict[str, Any]
-) -> Finding:
-    """No confirmation of a difference: a second try that shows none does not undo the first."""
-    return Finding(
-        check=NAME,
-        metric=metric,
-        gpu=gpu,
-        verdict=grade,
-        code=code,
-        message=message,
-        action=action,
-        method=METHOD,
-        evidence=evidence,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
@@ -102,9 +103,10 @@ def _repeat(gpu: str, result: Values) -> Finding:
     runs, promised = result["runs"], result.get("deterministic")
     if len(runs) < 2:
         return missing(NAME, "repeat", gpu, "it trained only once, so nothing was compared; do not turn off `twice`")
+    repeat = partial(Finding, check=NAME, metric="repeat", gpu=gpu, method=METHOD, evidence=_evidence(result))
     if result["equal"] is True and promised is True:
         message = f"Trained twice from one seed: losses, gradients and weights are bit-identical ({runs[0]['hash']})."
-        return _verdict(gpu, "repeat", Grade.PASS, "training-repeat-ok", message, Remedy.NONE, _evidence(result))
+        return repeat(verdict=Grade.PASS, code="training-repeat-ok", message=message)
     if promised is not True:
         why = f"results are not deterministic here ({promised}), so two runs cannot be compared"
         return missing(NAME, "repeat", gpu, why)
@@ -112,8 +114,8 @@ def _repeat(gpu: str, result: Values) -> Finding:
         f"Trained twice from one seed with different results: {_first_difference(result)}. Deterministic kernels give"
         " bit-identical results on a healthy GPU, so this one corrupts data. Take it out of service."
     )
-    evidence = _evidence(result)
-    return _verdict(gpu, "repeat", Grade.FAIL, "training-not-deterministic", message, Remedy.REPLACE_GPU, evidence)
+    action = Remedy.REPLACE_GPU
+    return repeat(verdict=Grade.FAIL, code="training-not-deterministic", message=message, action=action)
 
 
 def _first_difference(result: Values) -> str:
@@ -131,22 +133,22 @@ def _first_difference(result: Values) -> str:
 
 
 def _vote(gpu: str, stand: str, n: int, result: Values) -> Finding:
+    peers = partial(Finding, check=NAME, metric="peers", gpu=gpu, method=METHOD, evidence=_evidence(result))
     if stand == "like":
         message = f"Its weights after training are bit-identical to those of the {n - 1} other GPUs of its model."
-        return _verdict(gpu, "peers", Grade.PASS, "training-peers-ok", message, Remedy.NONE, _evidence(result))
+        return peers(verdict=Grade.PASS, code="training-peers-ok", message=message)
     if stand == "odd":
         message = (
             f"Its weights after training with the same seed and steps differ from those of most of {n} identical"
             " GPUs. It corrupts data reproducibly. Take it out of service."
         )
-        code, grade, action = "training-differs-from-peers", Grade.FAIL, Remedy.REPLACE_GPU
-    else:
-        message = (
-            f"The weights of {n} identical GPUs differ after the same training, and there is no majority that shows"
-            " which one is wrong. Test them with a third GPU, or with exact and --within 30m."
-        )
-        code, grade, action = "training-split", Grade.WARN, Remedy.RETEST
-    return _verdict(gpu, "peers", grade, code, message, action, _evidence(result))
+        code, action = "training-differs-from-peers", Remedy.REPLACE_GPU
+        return peers(verdict=Grade.FAIL, code=code, message=message, action=action)
+    message = (
+        f"The weights of {n} identical GPUs differ after the same training, and there is no majority that shows which"
+        " one is wrong. Test them with a third GPU, or with exact and --within 30m."
+    )
+    return peers(verdict=Grade.WARN, code="training-split", message=message, action=Remedy.RETEST)
 
 
 def _digest(result: Values) -> str | None:
@@ -162,22 +164,6 @@ def _transformer(result: Values) -> list[Mapping[str, Any]]:
 
 def _evidence(result: Values) -> dict[str, Any]:
     return {"hashes": [run.get("hash") for run in (*result["runs"], *_transformer(result))]}
-
-
-def _verdict(
-    gpu: str, metric: str, grade: Grade, code: str, message: str, action: Remedy, evidence: dict[str, Any]
-) -> Finding:
-    return Finding(
-        check=NAME,
-        metric=metric,
-        gpu=gpu,
-        verdict=grade,
-        code=code,
-        message=message,
-        action=action,
-        method=METHOD,
-        evidence=evidence,
-    )
 
 
 CHECK = Check(
