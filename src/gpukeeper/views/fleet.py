@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 
 from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
-from gpukeeper.lifecycle import contradictions
+from gpukeeper.lifecycle.contradictions import Contradiction, findings
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Unseen
@@ -51,8 +51,8 @@ def findings_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: dat
     return tuple(FindingView(one.kind, tuple(ref.path for ref in one.about), one.words) for one in everything)
 
 
-def all_findings(found: FleetSnapshot, book: Rulebook, now: datetime) -> tuple[contradictions.Contradiction, ...]:
-    return contradictions.findings(
+def all_findings(found: FleetSnapshot, book: Rulebook, now: datetime) -> tuple[Contradiction, ...]:
+    return findings(
         found.views, book, now, recorded=found.recorded, absent=found.absent, doubtful=found.doubtful
     )
 
