@@ -87,16 +87,14 @@ class PassReport:
         ]
 
 
-async def look_and_plan(
-    keeper: Keeper, platform: Platform, book: Rulebook, narrow: Narrow | None = None, allow: int | None = None
-) -> PassReport:
+async def look_and_plan(keeper: Keeper, platform: Platform, book: Rulebook, narrow: Narrow | None = None) -> PassReport:
     """What a pass would do now. Changes nothing, writes nothing."""
     report = empty_report(keeper, platform, book, acted=False)
     try:
         await keeper.clock_watch.recall(keeper)
         report.survey = await survey(keeper, platform, book, narrow)
         doubt = keeper.clock_watch.doubt(keeper.clock.now()) or await _behind(keeper)
-        report.plan = await _plan(keeper, report.survey, book, 0, allow, doubt)
+        report.plan = await _plan(keeper, report.survey, book, 0, None, doubt)
         report.paused = await keeper.ledger.paused()
     except Exception as problem:
         _concerns_this_place(problem)

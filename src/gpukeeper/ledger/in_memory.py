@@ -6,7 +6,7 @@ import bisect
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from math import isnan
 
 from gpukeeper.model.decision import Evidence
@@ -31,7 +31,6 @@ from gpukeeper.model.ports import Signals
 from gpukeeper.model.series import NOT_MEASURED, Sample, Series, Signal, unbroken
 from gpukeeper.model.unknown import Unknown
 
-MINUTE = timedelta(minutes=1)
 BACK_MAX = 2 * 24 * 60  # minutes that a clock may go back without what was measured ahead of it being dropped
 
 

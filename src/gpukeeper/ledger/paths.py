@@ -65,16 +65,14 @@ def usage_path(ledger: Path) -> Path:
     return ledger.parent / "usage.db"
 
 
-def socket_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
+def socket_path() -> Path:
     """Where the daemon listens: `$GPUKEEPER_SOCKET`; /run/gpukeeper for root's, which every user may query; else below
     the state directory."""
-    if configured := environ.get("GPUKEEPER_SOCKET"):
+    if configured := os.environ.get("GPUKEEPER_SOCKET"):
         return Path(configured)
-    if environ.get("GPUKEEPER_STATE"):
-        return state_folder(environ, uid) / "socket"
-    if may_exist(ROOT_SOCKET) or (os.geteuid() if uid is None else uid) == 0:
+    if not os.environ.get("GPUKEEPER_STATE") and (may_exist(ROOT_SOCKET) or os.geteuid() == 0):
         return ROOT_SOCKET
-    return state_folder(environ, uid) / "socket"
+    return state_folder() / "socket"
 
 
 def may_exist(path: Path) -> bool:

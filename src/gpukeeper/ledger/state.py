@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import TypeVar
 
 import msgspec
 
@@ -17,7 +16,6 @@ from gpukeeper.model.fold import closes, decision_words, is_gone, newest_clocks,
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, ClockRecord, Memory
 
-T = TypeVar("T")
 _MEMORY = reading.Decoder(Memory)
 _REF = reading.Decoder(Ref)
 _CLOCKS = reading.Decoder(dict[str, ClockRecord])

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
 from typing_extensions import TypeIs
@@ -24,9 +24,6 @@ class Unknown(msgspec.Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         return f"unknown: {self.why}"
-
-
-Known: TypeAlias = T | Unknown
 
 
 def is_known(fact: T | Unknown) -> TypeIs[T]:

@@ -10,7 +10,7 @@ import msgspec
 from gpukeeper.model.subject import Disk, Subject
 from gpukeeper.model.unknown import Unknown
 
-NODE, DISK = "node", "disk"
+DISK = "disk"
 
 
 class Bytes(NamedTuple):

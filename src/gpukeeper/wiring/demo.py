@@ -25,11 +25,11 @@ def play(seed: int, length: timedelta, on_report: Callable[[PassReport], None] =
     return week.play(seed, length, load_text(WEEK_POLICY, "demo policy").policy, on_report)
 
 
-def simulated_fleet(seed: int = FLEET_SEED) -> AbstractContextManager[LiveFleet]:
+def simulated_fleet() -> AbstractContextManager[LiveFleet]:
     """The fleet of the demo, to be watched."""
     from gpukeeper.platforms.simulated.live import live_fleet
 
-    return live_fleet(seed, load_text(DEMO_POLICY, "demo policy").policy)
+    return live_fleet(FLEET_SEED, load_text(DEMO_POLICY, "demo policy").policy)
 
 
 DEMO_POLICY = """

@@ -17,10 +17,10 @@ from gpukeeper.wiring.launch_ray import jobs_api
 OPTIONS = ("address", "again", "ca", "deadline", "program", "python")
 
 
-def ray_passes(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> RayPasses:
+def ray_passes(options: Mapping[str, str]) -> RayPasses:
     """`address`: of the dashboard; without it RAY_API_SERVER_ADDRESS, RAY_ADDRESS, then the usual port of this host."""
     check_options("ray", options, OPTIONS)
-    api = jobs_api(options, environ)
+    api = jobs_api(options, os.environ)
     settings = RayPassSettings(
         token=secrets.token_hex(8),
         python=options.get("python", "python3"),

@@ -19,7 +19,6 @@ from gpukeeper.model.errors import UsageError
 
 NAME = "group"
 PROBES = ("collectives", "ddp", "throughput")
-START_S = 90.0  # programs start on every node, PyTorch from a cold disk
 _ROUNDS = 20  # twice the ranks, as on one node, would be thousands
 _FEW = 5
 _SIZES: Mapping[str, CheckSize] = {

@@ -10,7 +10,7 @@ import asyncio
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -25,7 +25,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.ssh.client import HostError
 from gpukeeper.ssh.hosts import Host, selected
 
-T = TypeVar("T")
 LOG_MAX = 64 * 1024 * 1024  # bytes; a program that writes more is ended
 RETENTION = timedelta(days=7)  # of a run that ended and that nobody removed
 LOST = "its processes are gone and left no exit code: the host was restarted, or they were killed"

@@ -130,14 +130,6 @@ def is_ours(name: str, content: bytes) -> bool:
     return bool(found) and found.keys() <= {field.partition(".")[0] for field in fields}
 
 
-def exit_code(report: Report) -> int:
-    """For scripts of the older kits. 3 only when nothing but work over several GPUs failed; never 0 without a test."""
-    if report.verdict in {Grade.PASS, Grade.WARN}:
-        return ACCEPTED
-    guilty = {_kind(finding) for finding in report.findings if finding.verdict is Grade.FAIL}
-    return COLLECTIVE_FAILED if guilty and guilty <= _TOGETHER else GPU_FAILED
-
-
 def files(report: Report, summary: str = SUMMARY) -> dict[str, str]:
     """By name. What did not run has a `…_skipped.json` with the reason instead."""
     written: dict[str, Any] = {summary: _summary(report)}

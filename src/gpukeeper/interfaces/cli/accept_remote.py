@@ -162,10 +162,7 @@ def list_runs(engine: str, options: Mapping[str, str], *, json: bool) -> None:
 
 
 def show_run(run: str, engine: str, options: Mapping[str, str], *, json: bool) -> None:
-    async def read_it(launcher: Launcher) -> RunSummary:
-        return await _the_run(launcher, run)
-
-    summary = _with(engine, options, read_it)
+    summary = _with(engine, options, lambda launcher: _the_run(launcher, run))
     if json:
         shown.as_json("accept-run-status", RunStatusView(summary))
         return

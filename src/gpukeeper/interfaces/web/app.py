@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from urllib.parse import parse_qsl, urlsplit
 
-import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -204,7 +203,3 @@ async def form_of(request: HttpRequest) -> dict[str, str]:
 async def form_pairs(request: HttpRequest) -> list[tuple[str, str]]:
     """With every value of a field that is given more than once."""
     return parse_qsl((await request.body()).decode(errors="replace"), keep_blank_values=True)
-
-
-def as_json(value: object) -> bytes:
-    return msgspec.json.encode(value)

@@ -45,8 +45,9 @@ def stacked(parts: Sequence[tuple[str, float]], *, label: str) -> Markup:
     return svg.small("stacked", label, 100, 10, *rects, stretched=True)
 
 
-def figure_lines(found: Figure, *, width: int = 480, height: int = 120) -> Markup:
+def figure_lines(found: Figure) -> Markup:
     """A figure of one GPU over its runs, the median of its peers as a dashed line, and the floor as a dotted one."""
+    width, height = 480, 120
     points, floor = found.points, found.floor
     peers = [(number, one.peers) for number, one in enumerate(points) if one.peers is not None]
     known = [*(one.value for one in points), *(value for _, value in peers), *([] if floor is None else [floor])]
@@ -86,8 +87,9 @@ def _dot(one: FigurePoint, x: float, y: float) -> Markup:
     return element("circle", title, class_=name, cx=x, cy=y, r=size)
 
 
-def timeline_chart(found: Timeline, *, width: int = 960, height: int = 160) -> Markup:
+def timeline_chart(found: Timeline) -> Markup:
     """Use of each GPU over time; the idle window as a band that ends now; marks as vertical lines."""
+    width, height = 960, 160
     x = _scale(found, width)
     gpus = [one for one in found.series if one.signal is Signal.GPU]
     parts = [
@@ -125,9 +127,9 @@ def _measured(gpus: int, means: Sequence[float]) -> str:
     )
 
 
-def signal_charts(found: Timeline, *, width: int = 960, height: int = 56) -> list[tuple[str, Markup]]:
+def signal_charts(found: Timeline) -> list[tuple[str, Markup]]:
     """Every other signal that was recorded (CPU, network, disk, terminal), each in its own scale, with its title."""
-    made = []
+    width, height, made = 960, 56, []
     x = _scale(found, width)
     for one in found.series:
         known = [value for value in one.values if value is not None]

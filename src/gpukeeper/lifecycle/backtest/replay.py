@@ -31,7 +31,6 @@ from gpukeeper.model.trace import RecordedRun, RecordedSeries, TraceTime
 from gpukeeper.model.unknown import Unknown
 
 HOUR = timedelta(hours=1)
-NOTHING = timedelta()
 INCARNATION = "recorded"
 NOT_RECORDED = Unknown("not in the trace", by_design=True)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

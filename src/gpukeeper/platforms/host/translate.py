@@ -10,7 +10,6 @@ import msgspec
 
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
-from gpukeeper.disk import naming
 from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import TreeMeasurement, printable
 from gpukeeper.disk.usage import Usage
@@ -25,7 +24,6 @@ GPU, SLICE, PROCESS, TREE, REPORT, DISK = "gpu", "slice", "process", "tree", "re
 FIRST_PERSON_UID = 1000  # lower uids are system users, among them the driver's services
 SETTLED = timedelta(seconds=60)  # younger processes may end by themselves before they are reported
 NOT_MEASURED = "not measured"
-is_named = naming.is_named
 HARDWARE = Unknown("a GPU neither begins nor ends", by_design=True)
 FILESYSTEM = Unknown("a disk neither begins nor ends", by_design=True)
 NOT_ON_DISK = Unknown("it is not on a disk", by_design=True)

@@ -67,10 +67,9 @@ class Trees:
         timeouts: Timeouts,
         mentioned: Mentioned = mentions.below,
         needed: Needed = nothing_needed,
-        watch: FileWatcher | None = None,
     ) -> None:
         self._at, self._scan, self._limits, self._timeouts = at, scan, limits, timeouts
-        self._mentioned, self._needed, self.watch = mentioned, needed, watch or FileWatcher()
+        self._mentioned, self._needed, self.watch = mentioned, needed, FileWatcher()
         self._answering = Responsiveness()
         self.follow(named)
 

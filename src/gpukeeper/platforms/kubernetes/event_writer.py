@@ -17,8 +17,8 @@ NAME = 200  # of the object's name in the event's: a suffix must fit into 253
 
 
 class EventWriter:
-    def __init__(self, cluster: Cluster, clock: Clock, instance: str = US) -> None:
-        self._cluster, self._clock, self._instance = cluster, clock, instance
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self._cluster, self._clock = cluster, clock
         self._written: dict[tuple[str, str, str], datetime] = {}
 
     async def write(
@@ -58,7 +58,7 @@ class EventWriter:
             "message": shortened(words),
             "source": {"component": US},
             "reportingComponent": US,
-            "reportingInstance": self._instance,
+            "reportingInstance": US,
             "firstTimestamp": at,
             "lastTimestamp": at,
             "count": 1,

@@ -9,7 +9,7 @@ existing until it can be. Generators such as CronJob do not keep their runs, wit
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -54,8 +54,8 @@ def others(meta: Meta) -> tuple[Owner, ...]:
 class OtherOwners:
     """Results are cached for full passes, never for a re-check just before acting."""
 
-    def __init__(self, cluster: Cluster, discovery: ApiDiscovery, clock: Callable[[], float] = time.monotonic) -> None:
-        self._cluster, self._discovery, self._clock = cluster, discovery, clock
+    def __init__(self, cluster: Cluster, discovery: ApiDiscovery) -> None:
+        self._cluster, self._discovery = cluster, discovery
         self._known: dict[str, tuple[float, Exists]] = {}  # by uid
         self._left = MOST_CALLS
 
@@ -85,14 +85,14 @@ class OtherOwners:
         open_: dict[tuple[str, str, str], list[Owner]] = {}
         for (namespace, uid), owner in owners.items():
             at, known = self._known.get(uid, (None, None))
-            if at is not None and known is not None and self._clock() - at < CACHE_TIME.total_seconds():
+            if at is not None and known is not None and time.monotonic() - at < CACHE_TIME.total_seconds():
                 exists[uid] = known
             else:
                 open_.setdefault((owner.api_version, owner.kind, namespace), []).append(owner)
         for (_, _, namespace), group in open_.items():
             found = await self._check_group(group, namespace)
             exists |= found
-            now = self._clock()
+            now = time.monotonic()
             self._known |= {uid: (now, one) for uid, one in found.items() if not isinstance(one, Unknown)}
         return exists
 

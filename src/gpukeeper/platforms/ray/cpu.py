@@ -16,7 +16,6 @@ from gpukeeper.platforms.ray.processes import TICKS, Process
 OLDEST = 30 * 60.0  # seconds: an older reading is not used
 FRESH = 60.0  # seconds: a newer result is reused
 NOT_YET = Unknown("the CPU use was not measured yet")
-Read = Callable[[], Sequence[Process]]
 
 
 class Cpu:

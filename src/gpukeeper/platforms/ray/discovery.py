@@ -135,9 +135,9 @@ class Discovery:
         return ProtectedPaths(machine, nodes, hosts)
 
 
-def names_here(place: str, environ: Mapping[str, str], proc: str = "/proc") -> tuple[str, ...]:
+def names_here(place: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The nodes that can be found without a container engine. OSError if processes cannot be listed."""
-    here = Discovery(place, Policy(), no_containers, environ, proc=proc)
+    here = Discovery(place, Policy(), no_containers, environ)
     return tuple(node.name for node in here.find(()).found.nodes)
 
 

@@ -154,26 +154,6 @@ def test_the_file_of_the_host_is_named_after_it() -> None:
     assert legacy.host_file("../../etc/x y") == "gpu_accept_.._.._etc_x_y.json"
 
 
-@pytest.mark.parametrize(
-    ("report", "code"),
-    [
-        (examples.one_good_gpu(), 0),
-        (examples.one_good_gpu(verdict=Grade.WARN), 0),
-        (examples.eight_gpus(), 2),
-        (examples.on_the_cpu(), 2),
-        (examples.interrupted(), 2),
-        (examples.empty(), 2),
-        (examples.report([], [examples.finding("collectives", None, Grade.FAIL)]), 3),
-        (examples.report([], [examples.finding("ddp", None, Grade.FAIL)]), 3),
-        (examples.report([], [examples.finding(check, None, Grade.FAIL) for check in ("gemm", "ddp")]), 2),
-    ],
-    ids=["pass", "warn", "fail", "cpu", "interrupted", "nothing tested", "collective", "training over all", "both"],
-)
-def test_the_old_exit_codes(report: Report, code: int) -> None:
-    """C2.1: without a GPU the old kits ended with 0."""
-    assert legacy.exit_code(report) == code
-
-
 def test_a_cpu_run_has_no_gpu() -> None:
     assert files(examples.on_the_cpu())["summary.json"]["env"]["cuda_available"] is False
 

@@ -11,6 +11,7 @@ from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
 from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import TreeMeasurement
+from gpukeeper.disk.naming import is_named
 from gpukeeper.disk.usage import Usage
 from gpukeeper.model.subject import Disk, Shape, State
 from gpukeeper.model.unknown import Unknown
@@ -23,7 +24,6 @@ from gpukeeper.platforms.host.translate import (
     disk_subject,
     gpu_subjects,
     is_bare,
-    is_named,
     process_subject,
     tree_subject,
     two_numbers,

@@ -16,7 +16,7 @@ from gpukeeper.model.unknown import Unknown
 T = TypeVar("T")
 Manifest: TypeAlias = Mapping[str, Any]
 PatchType: TypeAlias = Literal["merge", "json", "strategic"]
-ALREADY_EXISTS, CONFLICT, FORBIDDEN, INVALID = "AlreadyExists", "Conflict", "Forbidden", "Invalid"
+ALREADY_EXISTS, CONFLICT = "AlreadyExists", "Conflict"
 
 
 class Resource(msgspec.Struct, frozen=True):

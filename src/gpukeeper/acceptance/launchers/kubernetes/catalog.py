@@ -36,7 +36,6 @@ FORMS: dict[str, Callable[[Plan], list[Item]]] = {
     "jobset": job_set.items,
 }
 STAYING = frozenset({"daemonset", "statefulset"})  # its pods never end by themselves
-TOGETHER = frozenset(FORMS) - {"job", "daemonset"}  # one run over all nodes in any case
 ROOTS = (
     job.RESOURCE,
     daemon_set.RESOURCE,

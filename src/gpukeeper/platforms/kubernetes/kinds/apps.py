@@ -7,7 +7,14 @@ from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.wire import Root
 
 
-class _StatefulSet(Kind, frozen=True):
+class _Apps(Kind, frozen=True, kw_only=True):
+    group: str = "apps"
+    versions: tuple[str, ...] = ("v1",)
+    runs: bool = True
+    watched: bool = False
+
+
+class _StatefulSet(_Apps, frozen=True):
     """gpukeeper never deletes volumes, but the cluster may do it when the set is deleted or scaled."""
 
     def why_not_stopped(self, root: Root) -> str | None:
@@ -28,25 +35,17 @@ class _StatefulSet(Kind, frozen=True):
         )
 
 
-REPLICASET = Kind(
+REPLICASET = _Apps(
     kind="ReplicaSet",
     plural="replicasets",
-    group="apps",
-    versions=("v1",),
     children=(POD,),
-    runs=True,
     matters=Matters.NEVER,
-    watched=False,
 )
-DEPLOYMENT = Kind(
+DEPLOYMENT = _Apps(
     kind="Deployment",
     plural="deployments",
-    group="apps",
-    versions=("v1",),
     children=(REPLICASET,),
-    runs=True,
     matters=Matters.WITH_GPU,
-    watched=False,
     in_runs=True,
     lever=Lever.SCALE,
     counts_annotations=True,
@@ -54,24 +53,16 @@ DEPLOYMENT = Kind(
 STATEFULSET = _StatefulSet(
     kind="StatefulSet",
     plural="statefulsets",
-    group="apps",
-    versions=("v1",),
     children=(POD,),
-    runs=True,
     matters=Matters.WITH_GPU,
-    watched=False,
     in_runs=True,
     lever=Lever.SCALE,
 )
-DAEMONSET = Kind(
+DAEMONSET = _Apps(
     kind="DaemonSet",
     plural="daemonsets",
-    group="apps",
-    versions=("v1",),
     children=(POD,),
-    runs=True,
     matters=Matters.NEVER,
-    watched=False,
     in_runs=True,
     class_=INFRASTRUCTURE,
 )

@@ -8,7 +8,6 @@ from gpukeeper.acceptance.launchers.kubernetes import pod, rendezvous
 from gpukeeper.acceptance.launchers.kubernetes.api import JOBS
 from gpukeeper.acceptance.launchers.kubernetes.plan import Item, Plan, head, names
 
-RESOURCE = JOBS
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
