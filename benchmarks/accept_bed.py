@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.needs import CannotMeasure, need
-from gpukeeper.acceptance.bench.interpreter import find_python
+from gpukeeper.acceptance.bench.probing import find_python
 from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 from gpukeeper.acceptance.record import ProbeFailure, ProbeRequest
 from gpukeeper.model.unknown import Unknown

@@ -21,15 +21,14 @@ import msgspec
 
 from benchmarks.report import Figure, print_figure, print_table, timed
 from benchmarks.size import sized
-from gpukeeper.acceptance.fleet import frames
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase, Removal, RunSummary
+from gpukeeper.acceptance.fleet.collect import encode_frames
+from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase, Removal, RunSpec, RunSummary, Target
 from gpukeeper.acceptance.launchers import story
-from gpukeeper.acceptance.launchers.archive import RunArchive
+from gpukeeper.acceptance.launchers.story import RunArchive
 from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.reports.document import report_json
+from gpukeeper.acceptance.reports.formats import report_json
+from gpukeeper.blocking import SystemClock
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.wiring.clock import SystemClock
 from gpukeeper.wiring.launch_simulated import SimulatedNodes
 
 NODES, RUN = sized(512, tiny=4), "bench-collect"
@@ -108,7 +107,7 @@ def _reports(spec: RunSpec) -> Iterator[Report]:
 
 
 def _log(report: Report) -> bytes:
-    return "".join(f"{line}\n" for line in frames.encode(report_json(report), RUN, report.node)).encode()
+    return "".join(f"{line}\n" for line in encode_frames(report_json(report), RUN, report.node)).encode()
 
 
 def _plain(logs: dict[str, bytes], at: Path) -> None:

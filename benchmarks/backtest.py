@@ -27,17 +27,15 @@ from benchmarks.report import Figure, met, print_figure, print_table
 from benchmarks.size import sized
 from gpukeeper.config.load import load_policy
 from gpukeeper.lifecycle.backtest.outcome import JudgedStop, Judging
-from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant, grid
-from gpukeeper.model.durations import in_words
+from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant, grid
 from gpukeeper.model.policy import OnLimit, Policy
-from gpukeeper.model.series import Signal
-from gpukeeper.model.trace import RecordedRun
+from gpukeeper.model.series import RecordedRun, Signal
+from gpukeeper.model.words import in_words
 from gpukeeper.traces.synthetic import SyntheticTrace, Truth
-from gpukeeper.views.advice import Advice
-from gpukeeper.views.advice_rules import Rule, under
+from gpukeeper.views.advice import Advice, Rule, under
 from gpukeeper.views.backtest import TraceFacts, tally
-from gpukeeper.wiring.advice import Asked, Replays, advice_on
 from gpukeeper.wiring.backtests import Where, compare
+from gpukeeper.wiring.replays import Asked, Replays, advice_on
 
 SECONDS_MAX = 60.0
 TINY = sized(False, tiny=True)  # without what is installed or started for it: polars and Ray

@@ -21,11 +21,11 @@ from benchmarks.report import print_table
 from benchmarks.size import sized
 from gpukeeper.config.load import load_policy
 from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.variants import GIVEN, grid
-from gpukeeper.model.trace import RecordedRun, TraceTime
+from gpukeeper.lifecycle.backtest.replay import GIVEN, grid
+from gpukeeper.model.series import RecordedRun, TraceTime
 from gpukeeper.traces.synthetic import SyntheticTrace
 from gpukeeper.wiring.backtests import Comparison, Where, compare, judged
-from gpukeeper.wiring.ray_tasks import ray_tasks
+from gpukeeper.wiring.workers import ray_tasks
 from tests.engines import has_ray
 from tests.real.ray.clusters import NEWEST
 from tests.real.ray.with_gpukeeper import PROJECT, cluster_with, environment

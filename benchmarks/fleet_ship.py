@@ -19,13 +19,13 @@ from benchmarks.report import Figure, fastest, met, print_figure, print_table
 from benchmarks.size import sized
 from gpukeeper.ledger.copy.admin import add_machine, initialize
 from gpukeeper.ledger.copy.connect import connect
-from gpukeeper.ledger.copy.identity import ensure_identity
 from gpukeeper.ledger.copy.outbox import Outbox
 from gpukeeper.ledger.copy.shipper import CopySettings, Shipper
 from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.meta import ensure_identity
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Event, Intended
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Ref
 from tests.engines import has_postgres
 from tests.real.postgres.server import Server, a_server
 

@@ -63,7 +63,7 @@ WE_LIST = """
 import asyncio, os, resource, sys, time
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.gpus import requested
-from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.gpus import PodTotals
 from gpukeeper.platforms.kubernetes.wire import Pod
 def cpu():
     used = resource.getrusage(resource.RUSAGE_SELF)

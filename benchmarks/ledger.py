@@ -18,8 +18,7 @@ from benchmarks.size import sized
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Event, Intended, Noticed
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Ref, State
 
 STEPS, RUNS = sized(500, tiny=10), sized(3, tiny=1)
 KNOWN, PAGE = sized(10_000, tiny=500), 500

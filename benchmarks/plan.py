@@ -23,12 +23,11 @@ from gpukeeper.engine.reclaim import PassReport, look_and_plan
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Evidence, Guard, NothingToCapture, Refused, Snapshot, Step
-from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import ClassSettings, Mode, PlaceScope, Policy
-from gpukeeper.model.subject import Gone, Outcome, State, Subject
+from gpukeeper.model.subject import Gone, Outcome, Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
-from gpukeeper.platforms.simulated.clock import BEGIN
+from gpukeeper.platforms.simulated.world import BEGIN
 
 WORKLOADS, PAGE, RUNS = sized(100_000, tiny=1_000), 500, sized(3, tiny=1)
 SECONDS, MEMORY = 5.0, 300.0  # targets; MiB

@@ -8,11 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 from gpukeeper.config.load import load_text
 from gpukeeper.model.decision import View
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import Hold, Memory, Warned
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
-from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
+from gpukeeper.model.subject import Hold, Marks, Memory, Outcome, Ref, Seen, Shape, State, Subject, Warned
 from gpukeeper.model.unknown import Unknown
 
 NOW = datetime(2026, 3, 10, 12, 0, 20, 123456, tzinfo=UTC)

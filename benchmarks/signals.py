@@ -27,11 +27,10 @@ from benchmarks.report import Figure, fastest, print_figure, print_table
 from benchmarks.size import sized
 from gpukeeper.ledger.database import open_for_writing, transaction
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.minutes import pack_days
-from gpukeeper.ledger.signals import open_signals
+from gpukeeper.ledger.signals import open_signals, pack_days
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.traces.recorded import RecordedTrace
-from gpukeeper.traces.synthetic_lives import LEVELS, pool
+from gpukeeper.traces.synthetic import LEVELS, draw_pool
 
 WORKLOADS, DAY = sized(10, tiny=1), 24 * 60
 GPUS, YEAR, DAYS = sized(100, tiny=10), 365, 5
@@ -93,7 +92,7 @@ def _values(number: int, signal: Signal) -> Iterator[float]:
     random = Random(f"{number}/{signal}")
     for hour in range(DAY // 60):
         low, high, share = LEVELS[HOURS[(number + hour) % len(HOURS)]][signal]
-        yield from (round(value, 1) for value in pool(random, low, high, share, 60))
+        yield from (round(value, 1) for value in draw_pool(random, low, high, share, 60))
 
 
 def _ledger(path: Path, minutes: Sequence[dict[Signal, list[float]]]) -> tuple[int, int]:

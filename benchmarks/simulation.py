@@ -11,7 +11,7 @@ import os
 
 from benchmarks.report import Figure, print_figure, print_table, timed
 from benchmarks.size import sized
-from gpukeeper.platforms.simulated.faults import CALM
+from gpukeeper.platforms.simulated.world import CALM
 
 # By name: the tests are not checked as strictly as what is here, and mypy would follow an import.
 HARNESS = importlib.import_module("tests.simulation.harness")

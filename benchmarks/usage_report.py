@@ -19,11 +19,11 @@ from pathlib import Path
 
 from benchmarks.report import Figure, met, print_figure, print_table, timed
 from benchmarks.size import sized
-from gpukeeper.interfaces.terminal.usage_report import read_report
+from gpukeeper.interfaces.terminal.usage import read_report
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.usage import SqliteUsage, open_usage
 from gpukeeper.model.policy import Prices
-from gpukeeper.model.usage import WHOLE_HOUR, minute_of
+from gpukeeper.model.series import WHOLE_HOUR, minute_of
 from gpukeeper.views.usage_report import ReportQuery, UsageReport
 
 GPUS, DAYS, RUNS = sized((1_000, 30, 2), tiny=(20, 2, 1))

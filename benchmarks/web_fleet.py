@@ -16,26 +16,25 @@ import msgspec
 
 from benchmarks.plan import PAGE, PagedPlatform
 from benchmarks.size import sized
+from gpukeeper.blocking import SystemClock
 from gpukeeper.config.load import load_text
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.loop import in_slices
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Request
-from gpukeeper.engine.slices import in_slices
 from gpukeeper.interfaces.link import Answer, Condition, Credentials
 from gpukeeper.interfaces.web.source import Listener, Machines, SourceLost, SourceSettings
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Snapshot
-from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.series import Sample, Signal
-from gpukeeper.model.subject import Gone, Outcome, Shape, State, Subject
+from gpukeeper.model.subject import Gone, Outcome, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
 from gpukeeper.views.live import MachineView, difference
 from gpukeeper.views.live_rows import LiveRows
-from gpukeeper.wiring.clock import SystemClock
 
 LARGE, SMALL = sized(((10_000, 2_000), (300, 64)), tiny=((200, 40), (60, 16)))  # workloads, GPUs
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

@@ -29,8 +29,7 @@ from benchmarks.size import sized
 from benchmarks.web_fleet import LARGE, POLICY, SMALL, LargeFleet, cpu_of, measure_before, percentile, whole_pass
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.interfaces.daemon.requests import WebLogins
-from gpukeeper.interfaces.daemon.web import web_process
-from gpukeeper.interfaces.daemon.web_child import listen
+from gpukeeper.interfaces.daemon.web import listen, web_process
 from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.ledger.logins import open_logins
 from gpukeeper.lifecycle.settings import Rulebook

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukeeper.model.event import Captured, Closed, Event, Intended
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Ref
 from gpukeeper.wiring import session as wiring_session
 
 CAPTURED = "captured"  # the evidence was read, nothing is saved

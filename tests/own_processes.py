@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import open_files, procfs
+from gpukeeper.disk import open_files
+from gpukeeper.disk.kernel import STATUS_MAX, read_proc, stat_fields
 from gpukeeper.disk.open_files import OpenFiles
 
 # The first process of a machine, as a kernel thread (PF_KTHREAD), which has no files: without it a scan reports that
@@ -30,7 +31,7 @@ def own_pids() -> list[int]:
     for home in Path("/proc").iterdir():
         if home.name.isdecimal():
             with suppress(OSError):  # it ended, or may not be read: then it is none of ours
-                parent = int(procfs.stat_fields(procfs.read(f"{home}/stat", procfs.STATUS))[1])
+                parent = int(stat_fields(read_proc(f"{home}/stat", STATUS_MAX))[1])
                 children[parent].append(int(home.name))
     found = [os.getpid()]
     for pid in found:

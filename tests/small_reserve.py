@@ -7,11 +7,11 @@ tests and in the one that forks commands. A command with an interpreter of its o
 
 from __future__ import annotations
 
-from gpukeeper.ledger import reserve
+from gpukeeper.ledger import journal
 
-USUAL = reserve.RESERVE_BYTES
+USUAL = journal.RESERVE_BYTES
 SMALL = 4096
 
 
 def install() -> None:
-    reserve.RESERVE_BYTES = SMALL
+    journal.RESERVE_BYTES = SMALL

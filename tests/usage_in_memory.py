@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpukeeper.ledger.database import open_in_memory
 from gpukeeper.ledger.usage import USAGE, UsageReader, record
-from gpukeeper.model.usage import UsageFold
+from gpukeeper.model.series import UsageFold
 
 
 class InMemoryUsage:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from gpukeeper.interfaces.cli.lazy import Entry
-from gpukeeper.interfaces.cli.main import COMMANDS, GROUPS, root_app, run_app
+from gpukeeper.interfaces.cli.main import COMMANDS, GROUPS, Entry, root_app, run_app
 
 SERVICES = {
     "serve": Entry(
-        "gpukeeper.interfaces.daemon.command:serve", "Run the daemon: watch, measure and, in mode enforce, reclaim."
+        "gpukeeper.interfaces.daemon.serve:serve", "Run the daemon: watch, measure and, in mode enforce, reclaim."
     ),
     "operator": Entry(
-        "gpukeeper.interfaces.operator.command:operator",
+        "gpukeeper.interfaces.operator:operator",
         "Run the daemon inside a Kubernetes cluster.",
     ),
 }

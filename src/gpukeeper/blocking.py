@@ -1,4 +1,6 @@
-"""Blocking work (a driver, a disk) in a thread of its own that can be abandoned: nothing may block the event loop."""
+"""Real time. Blocking work (a driver, a disk) in a thread of its own that can be abandoned: nothing may block the
+event loop. And the clock of this machine.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import asyncio
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -67,3 +69,8 @@ async def in_thread(work: Callable[[], T], deadline: timedelta, *, purpose: str 
         if not answer.done() or answer.cancelled():
             left.add(thread)
         raise
+
+
+class SystemClock:
+    def now(self) -> datetime:
+        return datetime.now(UTC)

@@ -21,10 +21,10 @@ PLATFORM_FOLDERS = {SOURCE / "platforms", SOURCE / "acceptance" / "launchers"}
 # Edges that speak a platform's language: what /proc says of a holder, the event names of the export, an adapter.
 MAY_SAY_CONTAINER = {
     "src/gpukeeper/devices/holders.py",
-    "src/gpukeeper/ledger/export.py",
-    "src/gpukeeper/wiring/cluster_api.py",
-    "src/gpukeeper/wiring/docker_api.py",
-    "src/gpukeeper/wiring/ray_jobs.py",
+    "src/gpukeeper/ledger/lines.py",
+    "src/gpukeeper/wiring/kubernetes.py",
+    "src/gpukeeper/wiring/launch_hosts.py",
+    "src/gpukeeper/wiring/ray.py",
 }
 # In the core not even in comments and messages. Names of platforms are values there, never words.
 CORE_WORDS = re.compile(
@@ -43,22 +43,22 @@ READERS = {"src/gpukeeper/model/reading.py"}
 OWN_FOLDERS = (
     "src/gpukeeper/acceptance/launchers/programs/",
     "src/gpukeeper/rollout/programs/",
-    "src/gpukeeper/rayjobs/entry.py",
+    "src/gpukeeper/rayjobs.py",
     "src/gpukeeper/acceptance/probes/",
     "src/gpukeeper/platforms/simulated/",
     "src/gpukeeper/disk/worker",
 )
 # Templates that are constants.
-CONSTANTS = {("lease.py", "_PATH"), ("pod_counters.py", "words")}
+CONSTANTS = {("lease.py", "_PATH"), ("meter.py", "words")}
 KUBERNETES = SOURCE / "platforms" / "kubernetes"
 # Modules of its kinds that the rest of the adapter may know.
-SHARED_KINDS = {"catalog", "controller", "ending", "kind", "pod", "ttl"}
+SHARED_KINDS = {"catalog", "kind", "pod"}
 # Extras, what only one option needs, and what takes long and is not needed for help and completion.
 IMPORT_IN_FUNCTIONS = {
-    "demo/command.py",
+    "demo.py",
     *(f"cli/{name}.py" for name in ("accept", "explain", "plan", "policy", "top")),
-    *(f"terminal/{name}.py" for name in ("completion", "on_ray", "session")),
-    *("daemon/metrics.py", "operator/command.py"),
+    *(f"terminal/{name}.py" for name in ("completion", "pass_options", "session")),
+    *("daemon/serve.py", "operator.py"),
 }
 
 
@@ -182,7 +182,7 @@ def test_outside_kinds_the_kubernetes_adapter_asks_a_kind_and_knows_none() -> No
 
 
 def test_interfaces_import_at_the_top() -> None:
-    """A command is loaded when it is used (interfaces/cli/lazy.py), so its module need not defer its imports."""
+    """A command is loaded when it is used (interfaces/cli/main.py), so its module need not defer its imports."""
     found = {
         (path, node.lineno)
         for path, function in _nodes("interfaces")

@@ -20,11 +20,9 @@ import pytest
 from gpukeeper.lifecycle.decide import RULES, answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Tenant, View
-from gpukeeper.model.identity import Seen
-from gpukeeper.model.memory import Hold, Memory
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import Series, Signal
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.subject import Hold, Memory, Seen, Subject
 from gpukeeper.model.unknown import Unknown
 
 HERE = Path(__file__).parent

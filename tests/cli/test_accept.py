@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.ledger.lease import lease_name
+from gpukeeper.ledger.journal import lease_name
 from tests.cli.fleet import Fleet
 from tests.engines import has_gpu
 from tests.patience import PATIENCE

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.acceptance.fleet import delivery, frames
+from gpukeeper.acceptance.fleet.collect import FRAME_MARK, decode_frames, read_message
 from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.reports.document import read_report
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.reports.formats import read_report
+from gpukeeper.model.gpu import Grade
 from tests.cli.fleet import Fleet
 from tests.engines import has_gpu
 from tests.patience import PATIENCE
@@ -28,7 +28,7 @@ SMALL = ("accept", "--report-to-log", RUN, "--device", "simulated", "--ranks", "
 
 
 def sent(out: str, node: str = "gpu-1") -> Report:
-    found = frames.decode(out.encode(), RUN, node)
+    found = decode_frames(out.encode(), RUN, node)
     assert (len(found.reports), found.problems) == (1, ()), out
     return read_report(found.reports[0], "log")
 
@@ -39,8 +39,8 @@ def test_the_report_is_in_the_log_and_the_verdict_in_the_termination_message(fle
     assert ran.code == 5, "a simulation accepts no GPU"
     report = sent(ran.out)
     assert (report.run, report.node, report.machine.node, len(report.tallies)) == (RUN, "gpu-1", "gpu-1", 2)
-    assert "[COMPUTE] PASS 2 GPUs gemm.bf16" in ran.out.partition(frames.MARK)[0], "the normal log comes first"
-    told = delivery.read_message(message.read_text())
+    assert "[COMPUTE] PASS 2 GPUs gemm.bf16" in ran.out.partition(FRAME_MARK)[0], "the normal log comes first"
+    told = read_message(message.read_text())
     assert told is not None
     assert (told.verdict, told.run, told.node, told.reason) == (report.verdict, RUN, "gpu-1", report.reason)
     assert not (fleet.state / "reports").exists(), "nothing is left on the node"

@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 from gpukeeper.__main__ import app
 from gpukeeper.config.load import load_policy
 from gpukeeper.interfaces.cli.backtest import ReplayOptions, where_of
-from gpukeeper.ledger.backtest_record import BacktestRecord, newest_backtest
+from gpukeeper.ledger.files import ledger_path
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.paths import ledger_path
+from gpukeeper.ledger.meta import BacktestRecord, newest_backtest
 from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
 from gpukeeper.model.errors import UsageError
 from gpukeeper.traces.synthetic import SyntheticTrace
 from gpukeeper.wiring.backtests import Where, compare

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpukeeper.acceptance.catalog import CHECKS
+from gpukeeper.acceptance.suite import CHECKS
 from tests.cli.fleet import Fleet
 
 

@@ -11,9 +11,8 @@ from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.series import Sample, Signal
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Ref, State
 from gpukeeper.model.unknown import Unknown
 from tests.cli.fleet import Fleet, ago
 from tests.docs.markdown import ROOT

@@ -17,12 +17,11 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from gpukeeper.ledger.files import ledger_path
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.paths import ledger_path
 from gpukeeper.model.event import NodeTested
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import State
+from gpukeeper.model.gpu import Grade
+from gpukeeper.model.subject import Ref, State
 from tests import engines
 from tests.cli.fleet import Fleet, ago
 from tests.docs.markdown import ROOT

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from gpukeeper.__main__ import app
 from gpukeeper.config.load import load_text
 from gpukeeper.interfaces.terminal.session import narrowed, own_only
-from gpukeeper.ledger.lease import take_lease
+from gpukeeper.ledger.journal import take_lease
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import UsageError

@@ -12,14 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.ledger.files import make_private, usage_path
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.paths import usage_path
-from gpukeeper.ledger.trust import make_private
 from gpukeeper.ledger.usage import open_usage
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Restored
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.usage import WHOLE_HOUR, DevicePresence, Holder, HourUse, UsageFold, minute_of
+from gpukeeper.model.series import WHOLE_HOUR, DevicePresence, Holder, HourUse, UsageFold, minute_of
+from gpukeeper.model.subject import Ref
 from tests.cli.fleet import POLICY, Fleet
 from tests.cli.terminal import on_terminal
 

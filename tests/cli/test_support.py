@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.engine.loop import TOO_SLOW
-from gpukeeper.interfaces.cli.doctor_machine import last_pass, measuring, space
+from gpukeeper.interfaces.cli.doctor import last_pass, measuring, space
 from gpukeeper.interfaces.cli.support import GONE, without_secrets
 from gpukeeper.model.event import Complaint, Passed
 from tests.cli.fleet import Fleet

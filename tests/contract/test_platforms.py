@@ -32,18 +32,23 @@ from gpukeeper.model.decision import (
     Snapshot,
     Step,
 )
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import PlaceScope, Policy, Reports, Temporary
-from gpukeeper.model.subject import Gone, Outcome, State, Subject
+from gpukeeper.model.subject import Gone, Outcome, Ref, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.adapter import HostPlatform
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.settings import RaySettings
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.folder import FolderPlatform, Workload
-from gpukeeper.platforms.simulated.thing import Thing
-from gpukeeper.platforms.simulated.world import SimulatedPlace, World
+from gpukeeper.platforms.simulated.world import (
+    BEGIN,
+    SimulatedPlace,
+    Thing,
+    VirtualClock,
+    VirtualLoop,
+    World,
+    run_virtually,
+)
 from tests.own_processes import everything_seen
 
 

@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.launchers.kubernetes.catalog import items
+from gpukeeper.acceptance.fleet.launcher import RunSpec, Target
+from gpukeeper.acceptance.launchers.kubernetes.forms import items
 from gpukeeper.acceptance.launchers.kubernetes.launcher import as_yaml
-from gpukeeper.acceptance.launchers.kubernetes.options import options_of
-from gpukeeper.acceptance.launchers.kubernetes.plan import Plan
+from gpukeeper.acceptance.launchers.kubernetes.objects import Plan, options_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "acceptance-on-kubernetes"
 IMAGE = "registry.example/gpukeeper-accept:1"

@@ -12,7 +12,7 @@ import typer
 from typer._click.exceptions import UsageError
 
 from gpukeeper.__main__ import app
-from gpukeeper.interfaces.cli.lazy import LazyCommand
+from gpukeeper.interfaces.cli.main import LazyCommand
 
 _ENDS = re.compile(r"[|&;<>(){}]+")  # tokens that end a simple command
 _BEFORE = {"if", "until", "while", "then", "do", "else", "!", "sudo", "exec", "time"}

@@ -18,10 +18,10 @@ from typing import Any
 import typer
 
 from gpukeeper.__main__ import app
-from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Check, RunMode
 from gpukeeper.acceptance.judging.reference import ROWS
-from gpukeeper.interfaces.cli.lazy import LazyCommand
+from gpukeeper.acceptance.suite import CHECKS
+from gpukeeper.interfaces.cli.main import LazyCommand
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model.subject import Shape
 from tests.docs import manual

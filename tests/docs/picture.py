@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from gpukeeper.ledger.paths import LEDGER_FILE
+from gpukeeper.ledger.files import LEDGER_FILE
 from gpukeeper.ledger.signals import open_signals
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.series import Sample, Signal
+from gpukeeper.model.subject import Ref
 from tests.docs.markdown import ROOT
 
 PICTURE = ROOT / "docs" / "images" / "plan.svg"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from typing import Any
 
 from gpukeeper.config.checks import RULE_NAMES
-from gpukeeper.config.presets import BUILT_IN, PRESETS
+from gpukeeper.config.layers import BUILT_IN, PRESETS
 from gpukeeper.config.schema import json_schema
 
 _OPENING = """\

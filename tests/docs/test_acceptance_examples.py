@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.acceptance.reports import html
+from gpukeeper.acceptance.reports.html import page_of_report
 from gpukeeper.acceptance.reports.store import ReportFolder
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.docs.markdown import ROOT
 
 FOLDER = ROOT / "examples" / "acceptance"
@@ -24,7 +24,7 @@ def test_a_report_is_whole_and_can_be_drawn(run: str) -> None:
     report = reports.load(run)
     assert (report.verdict, report.device, len(report.tallies)) == (Grade.PASS, "cuda", 1)
     assert report.timeline, "the clocks, power and temperature of the run"
-    page = html.page(report)
+    page = page_of_report(report)
     assert "NVIDIA H200" in page
     assert "accepted" in page
 

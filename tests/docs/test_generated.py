@@ -7,7 +7,7 @@ import re
 import typer
 
 from gpukeeper.__main__ import app
-from gpukeeper.acceptance.catalog import CHECKS
+from gpukeeper.acceptance.suite import CHECKS
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model import errors
 from tests.docs import generate, manual

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gpukeeper.interfaces.web.api.routes import API
-from gpukeeper.interfaces.web.api.table import PREFIX
+from gpukeeper.interfaces.web.api import API
+from gpukeeper.interfaces.web.api_table import PREFIX
 from tests.docs.markdown import ROOT
 
 

@@ -16,7 +16,7 @@ from gpukeeper.config.load import load_text
 from gpukeeper.model.policy import Mode
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever
-from gpukeeper.wiring import node_marks
+from gpukeeper.wiring import kubernetes
 from tests import engines
 from tests.patience import PATIENCE
 
@@ -89,10 +89,10 @@ def test_marks_change_nodes_only_and_delete_nothing() -> None:
     read = {(verb, "", "nodes") for verb in ("get", "list")}
     assert of_tier("mark") == read | {("patch", "", "nodes"), ("patch", "", "nodes/status")}
     (lease,) = [one for _, one in objects("Role") if one["metadata"]["name"] == "gpukeeper-mark"]
-    assert lease["metadata"]["namespace"] == node_marks.NAMESPACE
+    assert lease["metadata"]["namespace"] == kubernetes.NAMESPACE
     assert rights(lease) == {(verb, "coordination.k8s.io", "leases") for verb in ("get", "update", "create")}
     (named,) = [rule["resourceNames"] for rule in lease["rules"] if "create" not in rule["verbs"]]
-    assert named == [node_marks.LEASE]
+    assert named == [kubernetes.LEASE]
 
 
 def test_reclaim_deletes_roots_only() -> None:

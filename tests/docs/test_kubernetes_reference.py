@@ -7,19 +7,30 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from gpukeeper.config.load import load_text
-from gpukeeper.platforms.kubernetes import acceptance, archive, capture, gpus, lease, marks, namespaces, translate
+from gpukeeper.platforms.kubernetes import gpus, lease, marks, translate
+from gpukeeper.platforms.kubernetes.capture import (
+    ALL_BYTES,
+    EVENTS,
+    LOG_BYTES,
+    LOG_LINES,
+    MANIFEST,
+    PODS,
+    RESTORED_FROM,
+    TREE,
+    WAS_OWNED,
+)
 from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import TTL, Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import GATE
-from gpukeeper.platforms.kubernetes.kinds.ttl import TTL
+from gpukeeper.platforms.kubernetes.marks import ENVIRONMENT, RUN_APPS, RUN_ENDED
 from tests.docs.markdown import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "kubernetes.md").read_text()
 HOW_TO = (ROOT / "docs" / "how-to" / "keep-a-cluster-tidy.md").read_text()
 MARKS = (
-    *(TTL, marks.HOLD_UNTIL, marks.OWNER, marks.EXEMPT, marks.INFRASTRUCTURE, namespaces.ENVIRONMENT),
-    *(acceptance.RUN_ENDED, translate.STOPPED, archive.RESTORED_FROM, archive.WAS_OWNED, GATE),
+    *(TTL, marks.HOLD_UNTIL, marks.OWNER, marks.EXEMPT, marks.INFRASTRUCTURE, ENVIRONMENT),
+    *(RUN_ENDED, translate.STOPPED, RESTORED_FROM, WAS_OWNED, GATE),
     *(marks.JANITOR_TTL, marks.JANITOR_EXPIRES, marks.TWIN_TTL, marks.KYVERNO_TTL, marks.EXCLUDE, marks.EXCLUDE_UNTIL),
     *(marks.MULTIKUEUE_ORIGIN, *(name for name, _value in marks.POD_HOLDS)),
 )
@@ -58,7 +69,7 @@ def test_every_resource_that_is_a_gpu_is_there() -> None:
 
 
 def test_every_label_of_an_acceptance_run_is_there() -> None:
-    assert [label for label in sorted(acceptance.APPS) if f"`{label}`" not in section("Acceptance runs")] == []
+    assert [label for label in sorted(RUN_APPS) if f"`{label}`" not in section("Acceptance runs")] == []
 
 
 def test_the_finalizers_are_those_of_the_code() -> None:
@@ -68,10 +79,10 @@ def test_the_finalizers_are_those_of_the_code() -> None:
 
 def test_the_files_of_the_evidence_and_its_limits() -> None:
     page = section("Evidence")
-    assert all(f"`{name}`" in page for name in (archive.MANIFEST, archive.TREE, archive.EVENTS))
-    assert f"{capture.LOG_BYTES >> 20} MiB and {capture.LOG_LINES[0]:,} lines" in page
-    assert f"All together {capture.ALL_BYTES >> 20} MiB" in page
-    assert f"{capture.PODS} of them" in page
+    assert all(f"`{name}`" in page for name in (MANIFEST, TREE, EVENTS))
+    assert f"{LOG_BYTES >> 20} MiB and {LOG_LINES[0]:,} lines" in page
+    assert f"All together {ALL_BYTES >> 20} MiB" in page
+    assert f"{PODS} of them" in page
 
 
 def test_the_numbers_of_the_lease() -> None:

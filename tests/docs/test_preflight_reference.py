@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpukeeper.acceptance.fleet.preflight.finding import CODES
+from gpukeeper.acceptance.fleet.preflight.facts import CODES
 from tests.docs.markdown import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "preflight.md"

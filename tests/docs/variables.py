@@ -19,7 +19,7 @@ MAPPINGS = ("environ", "_environ", "variables")
 PROBES = "acceptance/probes/"  # where the mapping is called `environment`, and a reader of it `read`
 # Of another process, or of a Prometheus; no mapping of ours.
 _IS_BEGINNING = re.compile(r"[A-Z]+_")
-NOT_OURS = ("platforms/host/mentions.py", "devices/counters.py")
+NOT_OURS = ("platforms/host/trees.py", "devices/counters.py")
 
 
 @cache

@@ -21,63 +21,73 @@ import msgspec
 
 from gpukeeper import http_client
 from gpukeeper.acceptance.bench import probing
-from gpukeeper.acceptance.fleet import delivery, frames
+from gpukeeper.acceptance.fleet.collect import FrameReader, encode_frames, read_message, termination_message
 from gpukeeper.acceptance.fleet.group_jobs import Job, Member, RankDevice
-from gpukeeper.acceptance.group import messages
-from gpukeeper.acceptance.reports import compare, html, legacy, merge
-from gpukeeper.acceptance.reports.document import read_report, read_samples, report_json, samples_json
+from gpukeeper.acceptance.group.members import (
+    Challenge,
+    Order,
+    Present,
+    Proof,
+    ProtocolError,
+    Stop,
+    decode_message,
+    encode_message,
+)
+from gpukeeper.acceptance.reports import compare, legacy, merge
+from gpukeeper.acceptance.reports.formats import read_report, read_samples, report_json, samples_json
+from gpukeeper.acceptance.reports.html import page_of_report
 from gpukeeper.config import document, load, units
-from gpukeeper.config.exemptions import read_exemptions
 from gpukeeper.config.importing import ds01, janitor
 from gpukeeper.config.importing.result import Imported
-from gpukeeper.devices import condition, counters, dcgm, health, holders, inventory, kernel_log, naming
-from gpukeeper.devices import prometheus as prometheus_api
+from gpukeeper.config.load import read_exemptions
+from gpukeeper.devices import counters, holders
 from gpukeeper.devices.busy import UsageJudge
-from gpukeeper.devices.driver.protocol import DriverReply
-from gpukeeper.devices.gpus import shares_of
+from gpukeeper.devices.driver import client
+from gpukeeper.devices.driver.client import gpus_of, health_of
+from gpukeeper.devices.driver.facts import DriverReply, resolve_names
+from gpukeeper.devices.gpus import find_gpu, parse_parent, parse_xids, shares_of
+from gpukeeper.devices.prometheus import _data, _lines, _Scalar, read_dcgm
 from gpukeeper.disk import mounts, open_files, process_files
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.show import decision_row
 from gpukeeper.ledger import archive_file, evidence, lines
-from gpukeeper.ledger.copy import signing
-from gpukeeper.ledger.copy.usage_rows import recorded_hours
+from gpukeeper.ledger.copy import inbox
+from gpukeeper.ledger.copy.ship import recorded_hours
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence, View
 from gpukeeper.model.errors import KeeperError, PlatformError, PolicyError, UsageError
 from gpukeeper.model.event import Decided, Noticed
-from gpukeeper.model.memory import EMPTY
-from gpukeeper.model.printable import plain
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.subject import EMPTY, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker import archive as docker_archive
+from gpukeeper.model.words import plain
 from gpukeeper.platforms.docker import connect as docker_api
-from gpukeeper.platforms.docker import gpu_requests, owners
 from gpukeeper.platforms.docker import translate as docker
 from gpukeeper.platforms.docker import wire as docker_wire
+from gpukeeper.platforms.docker.capture import BEFORE_STOP, MANIFEST, demultiplexed, recipe_of
+from gpukeeper.platforms.docker.owners import KnownUsers, folders_of, owned
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.kubernetes import auth, gpus, manifests, marks, plugin
-from gpukeeper.platforms.kubernetes import decoding as kube_decoding
+from gpukeeper.platforms.docker.translate import devices_of, requested_gpus
+from gpukeeper.platforms.kubernetes import auth, gpus, marks
 from gpukeeper.platforms.kubernetes import translate as kube
 from gpukeeper.platforms.kubernetes import wire as kube_wire
-from gpukeeper.platforms.kubernetes.errors import refusal
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.auth import ExecCredential
+from gpukeeper.platforms.kubernetes.exchange import ChangedObject, Decoders, lines_of_stream, refusal, watch_event
+from gpukeeper.platforms.kubernetes.gpus import PodTotals
+from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import TTL
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB, V1_KINDS, merged_manifest
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
-from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.kinds.ttl import TTL
-from gpukeeper.platforms.kubernetes.namespaces import facts_of
-from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.marks import namespace_facts
 from gpukeeper.platforms.ray import busy
-from gpukeeper.platforms.ray import state as ray_api
-from gpukeeper.traces.mapping import parse_mapping, read_mapping
+from gpukeeper.platforms.ray.state import Version, _StateResponse, addresses
 from gpukeeper.traces.parquet import open_parquet
 from gpukeeper.traces.sacct import read_sacct
 from gpukeeper.traces.spool import Spool
-from gpukeeper.traces.table import open_table
-from gpukeeper.views.fleet_copy import aged, read_view
+from gpukeeper.traces.table import open_table, parse_mapping, read_mapping
+from gpukeeper.views.live import aged, read_view
 from gpukeeper.views.usage import UsageSums
 from tests.unit.acceptance.reports import examples as report_examples
 from tests.unit.ledger import examples as ledger_examples
@@ -140,16 +150,16 @@ def _told(subject: Subject) -> None:
 
 def _container(data: bytes) -> None:
     found = docker_api._decode(data, docker_wire.Inspected, "/containers/x/json")
-    asked = gpu_requests.requested_gpus(found)
+    asked = requested_gpus(found)
     inventory = (docker_examples.WHOLE, docker_examples.CUT)
-    people = owners.KnownUsers({1000: "ann"}, frozenset({"ann"}), {})
+    people = KnownUsers({1000: "ann"}, frozenset({"ann"}), {})
     facts = docker_examples.facts(
         asks=asked,
-        devices=gpu_requests.devices_of(found, asked, (), inventory),
-        owned=owners.owned(found, people),
+        devices=devices_of(found, asked, (), inventory),
+        owned=owned(found, people),
     )
     docker.anonymous_volumes(found)
-    owners.folders_of(found)
+    folders_of(found)
     _told(docker.container_subject(found, facts, docker_examples.AT))
 
 
@@ -191,8 +201,8 @@ def _engine_event(data: bytes) -> None:
 
 
 def _recipe(data: bytes) -> None:
-    before = docker_archive.BEFORE_STOP + docker_archive.MANIFEST
-    docker_archive.recipe(Evidence({docker_archive.MANIFEST: data, before: data}))
+    before = BEFORE_STOP + MANIFEST
+    recipe_of(Evidence({MANIFEST: data, before: data}))
 
 
 _MADE = {"Labels": {"com.docker.compose.project": "lab"}, "Options": None, "Scope": "local"}
@@ -223,7 +233,7 @@ _CONTAINERS = [
 
 # Kubernetes
 
-_NAMESPACE = facts_of(kube_wire.Meta(name="team-a"), {}, kube_examples.NOW)
+_NAMESPACE = namespace_facts(kube_wire.Meta(name="team-a"), {}, kube_examples.NOW)
 _READING = kube.TranslationSettings(
     ("owner",), (marks.JANITOR_TTL, marks.JANITOR_EXPIRES, marks.TWIN_TTL, marks.KYVERNO_TTL)
 )
@@ -257,7 +267,7 @@ def _roots(data: bytes) -> None:
             _told(kube.root_subject(kind, root, PodTotals(), _NAMESPACE, kube_examples.AT, _READING))
 
 
-_DECODERS = kube_decoding.Decoders()
+_DECODERS = Decoders()
 
 
 def _watch(data: bytes) -> None:
@@ -266,16 +276,16 @@ def _watch(data: bytes) -> None:
         yield data[len(data) // 2 :]
 
     async def read() -> None:
-        decoder = reading.Decoder(kube_decoding.ChangedObject)
-        async for line in kube_decoding.lines(chunks(), 5):
-            kube_decoding.event(line, decoder)
+        decoder = reading.Decoder(ChangedObject)
+        async for line in lines_of_stream(chunks(), 5):
+            watch_event(line, decoder)
 
     asyncio.run(read())
 
 
 def _namespace(data: bytes) -> None:
     found = reading.decode(data, type=kube_wire.Meta)
-    facts_of(found, {"team-*": "research"}, kube_examples.NOW)
+    namespace_facts(found, {"team-*": "research"}, kube_examples.NOW)
 
 
 def _kubeconfig(data: bytes) -> None:
@@ -319,7 +329,7 @@ _ROOTS = [
 
 def _ray(kind: type[Any], name: str) -> Callable[[bytes], object]:
     def read(data: bytes) -> None:
-        answer = reading.decode(data, type=ray_api._StateResponse[kind], strict=False)  # type: ignore[valid-type]
+        answer = reading.decode(data, type=_StateResponse[kind], strict=False)  # type: ignore[valid-type]
         rows = answer.data.result.result if answer.data.result is not None else ()
         nodes = (busy.RayNode("n", "10.0.0.1", "ALIVE", True),)
         said: dict[str, Any] = {"nodes": nodes, "workers": (), "actors": (), "tasks": (), "groups": (), "jobs": ()}
@@ -387,7 +397,7 @@ _KERNEL = (
         _NAMES,
     ),
     Parser("stat", _kernel(holders.parse_stat, b"7 (", b")" + _STAT, b""), _NAMES),
-    Parser("stat of a parent", _kernel(condition.parse_parent, b"7 (", b")" + _STAT, b""), _NAMES),
+    Parser("stat of a parent", _kernel(parse_parent, b"7 (", b")" + _STAT, b""), _NAMES),
     Parser("processor time", _kernel(counters.parse_cpu_time, b"7 (", b")" + _STAT, b""), _NAMES),
     Parser("status", _kernel(holders.parse_uid, b"Name:\t", b"\nUid:\t0\t0\t0\t0\n", b"\n\\"), _NAMES),
     Parser("cgroup", _kernel(holders.parse_containers, b"0::/", b"\n", b"\n\\"), _NAMES),
@@ -427,24 +437,24 @@ _DRIVER_RECORD = {
 
 
 def _xids(data: bytes) -> None:
-    kernel_log.parse([data.decode("utf-8", "replace")], "00000000:1B:00.0", timedelta())
+    parse_xids([data.decode("utf-8", "replace")], "00000000:1B:00.0", timedelta())
 
 
 def _resolve(text: str) -> None:
-    naming.resolve(text, (docker_examples.WHOLE, docker_examples.SECOND, docker_examples.CUT))
+    resolve_names(text, (docker_examples.WHOLE, docker_examples.SECOND, docker_examples.CUT))
 
 
 def _driver(data: bytes) -> None:
     """What inventory, condition, usage and health make of an answer."""
-    found = inventory.gpus_in(reading.decode(data, type=DriverReply), driver_loaded=True)
+    found = client.gpus_in(reading.decode(data, type=DriverReply), driver_loaded=True)
     if isinstance(found, Unknown):
         return
     UsageJudge().judge(found, NOW, None)
     shares_of(found)
-    health.gpus_of(found)
-    health.health_of(found, NOW, lambda *_: (), {})
+    gpus_of(found)
+    health_of(found, NOW, lambda *_: (), {})
     for uuid in ("GPU-a", "MIG-1"):
-        condition.find(found, uuid)
+        find_gpu(found, uuid)
 
 
 def _exited(data: bytes) -> None:
@@ -518,7 +528,7 @@ _STORED = tuple(b'{"seq":%d,"line":%s}' % (number, line) for number, line in enu
 
 def _frames(data: bytes) -> None:
     """The log of a node, in two parts that overlap, and what it sent."""
-    reader = frames.FrameReader("r-1", "gpu-1")
+    reader = FrameReader("r-1", "gpu-1")
     reader.feed(data[: len(data) // 2 + 100])
     reader.feed(data[len(data) // 2 :])
     for report in reader.result().reports:
@@ -526,15 +536,13 @@ def _frames(data: bytes) -> None:
 
 
 _GROUP_MESSAGES = tuple(
-    messages.encode(one)[4:]
+    encode_message(one)[4:]
     for one in (
-        messages.Challenge(nonce="0f"),
-        messages.Proof(run="r-1", index=1, size=2, nonce="1e", proof="2d"),
-        messages.Present(
-            member=Member(index=1, node="gpu-1", devices=(RankDevice(uuid="GPU-1", index=0, name="H100"),))
-        ),
-        messages.Order(job=Job(number=1, probe="ddp", members=(0, 1), why="x"), first=0, world=2, address="a", port=9),
-        messages.Stop(job=1, why="x", hang=True),
+        Challenge(nonce="0f"),
+        Proof(run="r-1", index=1, size=2, nonce="1e", proof="2d"),
+        Present(member=Member(index=1, node="gpu-1", devices=(RankDevice(uuid="GPU-1", index=0, name="H100"),))),
+        Order(job=Job(number=1, probe="ddp", members=(0, 1), why="x"), first=0, world=2, address="a", port=9),
+        Stop(job=1, why="x", hang=True),
     )
 )
 
@@ -542,8 +550,8 @@ _GROUP_MESSAGES = tuple(
 def _report(data: bytes) -> None:
     report = read_report(data, "report.json")
     compare.text(compare.compare(report, report))
-    merge.csv(merge.merge([report, report_examples.one_good_gpu()]))
-    html.page(report)
+    merge.fleet_csv(merge.merge([report, report_examples.one_good_gpu()]))
+    page_of_report(report)
     legacy.files(report)
 
 
@@ -572,7 +580,7 @@ def _valid(found: Imported) -> None:
 
 def _manifests(text: str) -> None:
     trees = [document.read(part).tree for part in text.split("\n---\n")]
-    found = manifests.merge([one for one in trees if isinstance(one, dict)], "run-7")
+    found = merged_manifest([one for one in trees if isinstance(one, dict)], "run-7")
     [plain(line) for line in found.lines()]
 
 
@@ -693,15 +701,15 @@ PARSERS: tuple[Parser, ...] = (
     Parser(
         "report in a log",
         _frames,
-        ("\n".join(frames.encode(report_json(report_examples.eight_gpus()), "r-1", "gpu-1")).encode(),),
+        ("\n".join(encode_frames(report_json(report_examples.eight_gpus()), "r-1", "gpu-1")).encode(),),
         (KeeperError,),
         SLOW,
     ),
-    Parser("message of a group", messages.decode, _GROUP_MESSAGES, (messages.ProtocolError,)),
+    Parser("message of a group", decode_message, _GROUP_MESSAGES, (ProtocolError,)),
     Parser(
         "termination message",
-        _text(delivery.read_message),
-        (delivery.message(report_examples.one_good_gpu(), b"text"),),
+        _text(read_message),
+        (termination_message(report_examples.one_good_gpu(), b"text"),),
     ),
     Parser("duration", _text(reading.span), _DURATIONS, (ValueError,)),
     Parser("time", _text(reading.moment), _TIMES, (ValueError,)),
@@ -723,7 +731,7 @@ PARSERS: tuple[Parser, ...] = (
     Parser("network list", _networks, _json([_NETWORK]), (PlatformError,)),
     Parser("engine event", _engine_event, _json(*(event for one in _ANSWERS for event in one["events"])), UNREADABLE),
     Parser("captured container", _recipe, _json(*_CONTAINERS)),
-    Parser("container log", docker_archive.demultiplexed, (bytes.fromhex(_ANSWERS[0]["log_hex"]),)),
+    Parser("container log", demultiplexed, (bytes.fromhex(_ANSWERS[0]["log_hex"]),)),
     Parser("pod list", _pods, _json({**_LIST, "items": _PODS}), (PlatformError,)),
     Parser("object list", _roots, _json({**_LIST, "kind": "JobList", "items": _ROOTS}), (PlatformError,)),
     Parser(
@@ -747,7 +755,7 @@ PARSERS: tuple[Parser, ...] = (
     ),
     Parser(
         "login plugin",
-        lambda data: reading.decode(data, type=plugin.ExecCredential),
+        lambda data: reading.decode(data, type=ExecCredential),
         _json(
             {
                 "kind": "ExecCredential",
@@ -761,7 +769,7 @@ PARSERS: tuple[Parser, ...] = (
     *(Parser(f"Ray {name}", _ray(kind, name), _json(_page(row)), UNREADABLE) for name, (kind, row) in _RAY.items()),
     Parser(
         "Ray version",
-        lambda data: reading.decode(data, type=ray_api.Version, strict=False),
+        lambda data: reading.decode(data, type=Version, strict=False),
         _json({"ray_version": "2.53.0", "session_name": "session_x"}),
         UNREADABLE,
     ),
@@ -772,7 +780,7 @@ PARSERS: tuple[Parser, ...] = (
     ),
     Parser(
         "arguments of a raylet",
-        _text(lambda text: ray_api.addresses([text, f"--gcs-address={text}"])),
+        _text(lambda text: addresses([text, f"--gcs-address={text}"])),
         (b"--webui=127.0.0.1:8265", b"10.0.0.1:6379"),
     ),
     Parser(
@@ -790,14 +798,14 @@ PARSERS: tuple[Parser, ...] = (
         (b"1f\r\n", b"0;name=value\r\n"),
         (http_client.NotHttp,),
     ),
-    Parser("Prometheus matrix", prometheus_api._lines, _json(_MATRIX), (ValueError,)),
+    Parser("Prometheus matrix", _lines, _json(_MATRIX), (ValueError,)),
     Parser(
         "Prometheus clock",
-        lambda data: reading.instant(prometheus_api._data(data, prometheus_api._Scalar).result[0]),
+        lambda data: reading.instant(_data(data, _Scalar).result[0]),
         _json({"status": "success", "data": {"resultType": "scalar", "result": [1794726490.5, "1"]}}),
         (ValueError,),
     ),
-    Parser("DCGM exporter", _text(dcgm.read_dcgm), (_DCGM,)),
+    Parser("DCGM exporter", _text(read_dcgm), (_DCGM,)),
     Parser(
         "kernel log",
         _xids,
@@ -899,7 +907,7 @@ PARSERS: tuple[Parser, ...] = (
     ),
     Parser(
         "request through the fleet database",
-        _text(lambda document: signing.verify(document, signing.signature_of(document, "key"), "key", "node-1", NOW)),
+        _text(lambda document: inbox.verify(document, inbox.signature_of(document, "key"), "key", "node-1", NOW)),
         _json(
             {
                 "machine": "node-1",

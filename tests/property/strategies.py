@@ -17,8 +17,6 @@ import msgspec
 from hypothesis import strategies as st
 
 from gpukeeper.model.decision import View
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import KEEP_ALIVE, Hold, Memory, Stopped, Warned
 from gpukeeper.model.policy import (
     Activity,
     AfterIdle,
@@ -39,7 +37,22 @@ from gpukeeper.model.policy import (
     Volumes,
 )
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
-from gpukeeper.model.subject import Category, Disk, Marks, Outcome, Shape, State, Subject
+from gpukeeper.model.subject import (
+    KEEP_ALIVE,
+    Category,
+    Disk,
+    Hold,
+    Marks,
+    Memory,
+    Outcome,
+    Ref,
+    Seen,
+    Shape,
+    State,
+    Stopped,
+    Subject,
+    Warned,
+)
 from gpukeeper.model.unknown import Unknown
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)

@@ -8,14 +8,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.lifecycle.compressed import KEPT, CompressedBook
 from gpukeeper.lifecycle.decide import decide
-from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.lifecycle.settings import NOT_COMPRESSED, CompressedBook, Rulebook
 from gpukeeper.model.decision import Action, View
-from gpukeeper.model.identity import Seen
-from gpukeeper.model.memory import Memory
 from gpukeeper.model.policy import ClassSettings, PlaceScope, Policy, Retention
-from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
+from gpukeeper.model.subject import Marks, Memory, Outcome, Seen, Shape, State, Subject
 from tests.effort import examples
 from tests.property.strategies import DAY, HOUR, MINUTE, NOW, REFS, Dozens, dozens, pair
 
@@ -31,7 +28,7 @@ def test_what_is_not_named_is_kept(pairs: Dozens[tuple[View, Policy]], names: se
     for view, rules in pairs:
         subject, found = view.subject, decide(view, CompressedBook(rules, divisor, names), NOW)
         if subject.shape is not Shape.WORKLOAD or subject.ref.path not in names:
-            assert (found.action, found.begins, found.reason) == (Action.KEEP, None, KEPT)
+            assert (found.action, found.begins, found.reason) == (Action.KEEP, None, NOT_COMPRESSED)
         elif found.action is not Action.KEEP:
             assert f"(times divided by {divisor})" in found.reason
 

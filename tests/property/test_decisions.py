@@ -14,10 +14,8 @@ from gpukeeper.lifecycle.budget import TREES, BudgetFacts, make_plan
 from gpukeeper.lifecycle.decide import RULES, answers, decide, still_holds
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import ACTING, Action, Decision, Step, Verdict, View
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import Amount, Budget, ClassSettings, Policy, Retention
-from gpukeeper.model.subject import Category, Shape, State
+from gpukeeper.model.subject import Category, Hold, Ref, Seen, Shape, State
 from tests.effort import examples
 from tests.property.strategies import DAY, HOUR, MINUTE, NOW, Dozens, dozens, hold, pair, policy, view
 

@@ -10,16 +10,15 @@ import msgspec
 from hypothesis import Phase, given, note, reject, settings
 from hypothesis import strategies as st
 
-from gpukeeper.engine.find import read_subject
 from gpukeeper.engine.schedule import opening
+from gpukeeper.engine.view import read_subject
 from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
 from gpukeeper.lifecycle.rules import idle
 from gpukeeper.model.decision import Action
 from gpukeeper.model.event import Closed, Held, WarningSent
-from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import ClassSettings, Schedule
 from gpukeeper.model.series import Sample
-from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.subject import Hold, State, Subject
 from tests.unit.engine.harness import DAY, HERE, HOUR, MINUTE, Harness, virtual
 from tests.unit.engine.test_loop import Quiet, serve
 

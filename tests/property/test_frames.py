@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.acceptance.fleet import frames
+from gpukeeper.acceptance.fleet.collect import FRAME_COPIES, FRAME_MAX, FrameReader, decode_frames, encode_frames
 from tests.effort import examples
 
 RUN, NODE = "20261117-010203-ab12", "gpu-7"
@@ -16,7 +16,7 @@ names = st.text(min_size=1, max_size=300)
 
 
 def printed(report: bytes, run: str = RUN, node: str = NODE) -> bytes:
-    return ("\n".join(frames.encode(report, run, node)) + "\n").encode()
+    return ("\n".join(encode_frames(report, run, node)) + "\n").encode()
 
 
 def noisy(lines: list[bytes], rng: random.Random) -> bytes:
@@ -32,10 +32,10 @@ def noisy(lines: list[bytes], rng: random.Random) -> bytes:
 @given(reports, names, st.integers(0, 9))
 @examples(0.5)
 def test_what_was_sent_is_read(report: bytes, node: str, seed: int) -> None:
-    lines = frames.encode(report, RUN, node)
-    assert all(len(line) <= frames.LINE_MAX and line.isascii() for line in lines)
+    lines = encode_frames(report, RUN, node)
+    assert all(len(line) <= FRAME_MAX and line.isascii() for line in lines)
     log = noisy([line.encode() for line in lines], random.Random(seed))
-    assert frames.decode(log, RUN, node).reports == (report,)
+    assert decode_frames(log, RUN, node).reports == (report,)
 
 
 @given(st.binary(min_size=9000, max_size=60_000), st.data())
@@ -43,9 +43,9 @@ def test_what_was_sent_is_read(report: bytes, node: str, seed: int) -> None:
 def test_a_cut_log_has_each_part_once_while_half_of_it_is_there(report: bytes, data: st.DataObject) -> None:
     """Cut at any byte, at both ends, as long as what is left is as long as one of the two sets and a line."""
     log = printed(random.Random(report).randbytes(40_000))
-    kept = len(log) // 2 + frames.LINE_MAX
+    kept = len(log) // 2 + FRAME_MAX
     start = data.draw(st.integers(0, len(log) - kept))
-    found = frames.decode(log[start : start + kept], RUN, NODE)
+    found = decode_frames(log[start : start + kept], RUN, NODE)
     assert len(found.reports) == 1
     assert found.missing == ()
 
@@ -54,10 +54,10 @@ def test_a_cut_log_has_each_part_once_while_half_of_it_is_there(report: bytes, d
 def test_missing_parts_are_named_and_asked_for_again(seed: int) -> None:
     rng = random.Random(seed)
     report = rng.randbytes(rng.randrange(5_000, 60_000))
-    lines = [line.encode() for line in frames.encode(report, RUN, NODE)]
-    total = len(lines) // frames.COPIES
+    lines = [line.encode() for line in encode_frames(report, RUN, NODE)]
+    total = len(lines) // FRAME_COPIES
     lost = set(rng.sample(range(total), rng.randrange(1, total + 1)))
-    reader = frames.FrameReader(RUN, NODE)
+    reader = FrameReader(RUN, NODE)
     reader.feed(b"\n".join(line for place, line in enumerate(lines) if place % total not in lost))
     first = reader.result()
     assert first.reports == ()
@@ -76,18 +76,18 @@ def test_a_damaged_log_gives_the_report_or_nothing(report: bytes, seed: int) -> 
         log[at : at + rng.choice((1, 1, 5000))] = rng.choice((b"", b"\n", b"=", bytes([rng.randrange(256)])))
         if not log:
             break
-    assert set(frames.decode(bytes(log), RUN, NODE).reports) <= {report}
+    assert set(decode_frames(bytes(log), RUN, NODE).reports) <= {report}
 
 
 @given(reports, reports)
 @examples(0.4)
 def test_another_run_and_another_node_never_count(report: bytes, other: bytes) -> None:
     strange = printed(other, run="another") + printed(other, node="gpu-8")
-    found = frames.decode(strange + printed(report), RUN, NODE)
+    found = decode_frames(strange + printed(report), RUN, NODE)
     assert found.reports == (report,)
     assert [words.partition(" (")[0] for words in found.problems] == [
         f"a line belongs to run another, not to {RUN}",
         "a line belongs to node gpu-8, not to gpu-7",
     ]
-    alone = frames.decode(strange, RUN, NODE)
+    alone = decode_frames(strange, RUN, NODE)
     assert (alone.reports, alone.total) == ((), 0)

@@ -18,11 +18,11 @@ import msgspec
 import pytest
 
 from gpukeeper.acceptance.reports import legacy
-from gpukeeper.acceptance.reports.document import read_report, read_samples
+from gpukeeper.acceptance.reports.formats import read_report, read_samples
 from gpukeeper.ledger import archive_file, backup
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, LedgerError
-from gpukeeper.wiring.backtest_results import KeptResults
+from gpukeeper.wiring.backtests import KeptResults
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DEEP, DIGITS = 100_000, 100_000

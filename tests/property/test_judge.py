@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpukeeper.acceptance.judging import judge
 from gpukeeper.acceptance.record import Finding, Measurement, Thresholds
-from gpukeeper.model.grade import Grade, rank
+from gpukeeper.model.gpu import Grade, rank
 from tests.effort import examples
 from tests.unit.acceptance.machines import METHOD, context, gpus, past
 

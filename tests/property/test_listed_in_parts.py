@@ -12,14 +12,13 @@ import pytest
 from gpukeeper.config.load import load_policy
 from gpukeeper.engine.schedule import opening
 from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.replay import Listed, Passes, proposals
-from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant, covering
+from gpukeeper.lifecycle.backtest.replay import GIVEN, Listed, Passes, Variant, covering, proposals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.policy import Amount, Breaker, Budget, Schedule
-from gpukeeper.model.trace import RecordedRun, TraceTime
+from gpukeeper.model.series import RecordedRun, TraceTime
 from gpukeeper.traces.synthetic import SyntheticTrace
-from gpukeeper.wiring import backtest_limits
-from gpukeeper.wiring.backtest_limits import compare_together
+from gpukeeper.wiring import replays
+from gpukeeper.wiring.replays import compare_together
 
 HOUR = timedelta(hours=1)
 POLICY = load_policy(None).policy
@@ -73,5 +72,5 @@ def test_turns_do_not_depend_on_how_far_passes_are_listed(
     variants = (GIVEN, Variant(2 * HOUR))
     in_parts = compare_together(trace, policy, variants, Judging())
     assert in_parts.limits
-    monkeypatch.setattr(backtest_limits, "FIRST", timedelta(days=100))
+    monkeypatch.setattr(replays, "FIRST", timedelta(days=100))
     assert compare_together(trace, policy, variants, Judging()) == in_parts

@@ -15,21 +15,18 @@ from hypothesis import strategies as st
 from gpukeeper.engine.live import LiveFact, LiveState, PlaceState
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.ports import Platform, key_of
-from gpukeeper.lifecycle.claims import Inventory, claims
-from gpukeeper.lifecycle.contradictions import findings
+from gpukeeper.lifecycle.activity import wasted
+from gpukeeper.lifecycle.claims import Inventory, claims, contradictions
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.lifecycle.waste import wasted
-from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.decision import Action, Unseen, View
-from gpukeeper.model.memory import EMPTY, Hold, Memory, Stopped, Warned
+from gpukeeper.model.gpu import GpuMemory
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.series import Sample, Series, Signal
-from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.subject import EMPTY, Hold, Memory, Shape, State, Stopped, Warned
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import MachineView, gpu_order, patched
-from gpukeeper.views.live_facts import NOTHING, gpu_tile, live_tile, next_of, workload_line
-from gpukeeper.views.live_rows import LiveRows
+from gpukeeper.views.live_rows import NOTHING, LiveRows, gpu_tile, live_tile, next_of, workload_line
 from tests.unit.lifecycle.examples import BOOK, NOW, POLICY
 from tests.unit.lifecycle.test_claims import bare, device, named, stopped_by_hand
 
@@ -157,7 +154,7 @@ class Machine:
         facts = {key: one for place in self.live.places.values() for key, one in place.facts.items()}
         views = [one.view for one in facts.values()]
         doubtful = {key[1] for key, place in self.live.places.items() if place.state.unseen}
-        notes = findings(views, self.book, self.now, recorded=self.remembered, doubtful=doubtful)
+        notes = contradictions(views, self.book, self.now, recorded=self.remembered, doubtful=doubtful)
         lines = [
             workload_line(one, "m", self.now) for one in facts.values() if one.view.subject.shape is not Shape.DEVICE
         ]

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.ledger.database import open_in_memory, transaction
-from gpukeeper.ledger.minutes import pack_days
-from gpukeeper.ledger.signals import SqliteSignals
+from gpukeeper.ledger.signals import SqliteSignals, pack_days
 from gpukeeper.model.series import Sample, Series, Signal
 from gpukeeper.model.unknown import Unknown
 

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.model.errors import UsageError
-from gpukeeper.traces.mapping import TableMapping, parse_mapping
 from gpukeeper.traces.parquet import open_parquet
 from gpukeeper.traces.spool import Spool
-from gpukeeper.traces.table import open_table
+from gpukeeper.traces.table import TableMapping, open_table, parse_mapping
 from tests.effort import examples
 from tests.unit.traces.parquet_examples import as_parquet
 

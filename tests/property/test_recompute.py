@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpukeeper.acceptance.recompute import recomputed
 from gpukeeper.acceptance.record import Report
-from gpukeeper.model.grade import Grade, rank
+from gpukeeper.model.gpu import Grade, rank
 from tests.unit.acceptance.reports import altered
 
 FAULTS: tuple[dict[str, object], ...] = (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.model.event import NodeMarked, NodeTested
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.views.register import register
 from tests.unit.views.test_register import NOW, marked, run_line
 

@@ -10,12 +10,11 @@ import pytest
 
 from gpukeeper.config.load import load_policy
 from gpukeeper.engine.schedule import opening
-from gpukeeper.lifecycle.backtest.replay import Passes, ReplayedRun, _Course, replay
-from gpukeeper.lifecycle.backtest.variants import Variant, applied, covering
+from gpukeeper.lifecycle.backtest.replay import Passes, ReplayedRun, Variant, _Course, applied, covering, replay
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Decision, View
 from gpukeeper.model.policy import Policy, Schedule
-from gpukeeper.model.trace import TraceTime
+from gpukeeper.model.series import TraceTime
 from gpukeeper.traces.synthetic import SyntheticTrace
 
 BUILT_IN = load_policy(None).policy

@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.model.decision import Decision, Plan, Snapshot
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.event import Event
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Memory
 from gpukeeper.model.policy import Policy
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.subject import Memory, Ref, Subject
+from gpukeeper.model.words import in_words
 from tests.effort import examples
 from tests.property.strategies import any_of
 

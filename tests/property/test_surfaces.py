@@ -19,25 +19,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.engine.explain import Explanation
-from gpukeeper.engine.fleet import FleetSnapshot
 from gpukeeper.engine.live import LiveFact, LivePlace, LiveState, PlaceState
+from gpukeeper.engine.outlook import Explanation
 from gpukeeper.engine.requests import not_prevented
 from gpukeeper.engine.schedule import opening
+from gpukeeper.engine.view import FleetSnapshot
 from gpukeeper.interfaces.cli.explain import _print
 from gpukeeper.interfaces.terminal.show import claim_row, plan_row
-from gpukeeper.interfaces.terminal.top_picture import Age, Display, picture
-from gpukeeper.lifecycle.coming import NextStep, coming_in_brief, coming_in_words, next_actions
+from gpukeeper.interfaces.terminal.top_screen import Age, Display, picture
 from gpukeeper.lifecycle.decide import decide
-from gpukeeper.lifecycle.forecast import NOT_FOUND_IDLE, NOT_USED, REACHED, STAYS_IDLE, ahead
-from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.lifecycle.forecast import (
+    NOT_FOUND_IDLE,
+    NOT_USED,
+    REACHED,
+    STAYS_IDLE,
+    NextStep,
+    ahead,
+    coming_in_brief,
+    coming_in_words,
+    next_actions,
+)
+from gpukeeper.lifecycle.settings import Narrow, Rulebook
 from gpukeeper.model.decision import Action, View
-from gpukeeper.model.durations import due_in_words
-from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import Mode
-from gpukeeper.model.subject import Shape
-from gpukeeper.views.gpus import gpus_view
+from gpukeeper.model.subject import Hold, Shape
+from gpukeeper.model.words import due_in_words
+from gpukeeper.views.fleet import gpus_view
 from gpukeeper.views.live import Delta, row_id
 from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.views.top import top_view

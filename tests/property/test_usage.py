@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from gpukeeper.engine.usage import UsageTracker
 from gpukeeper.lifecycle.usage import DeviceSeen, Holding, Sight, Vacancy, fold
 from gpukeeper.model.policy import Activity
-from gpukeeper.model.series import NOT_MEASURED, Series, Signal
-from gpukeeper.model.usage import WHOLE_HOUR, Holder, RecordedHour, UsageFold, minute_of
+from gpukeeper.model.series import NOT_MEASURED, WHOLE_HOUR, Holder, RecordedHour, Series, Signal, UsageFold, minute_of
 from gpukeeper.views.usage import UsageSums, portions, total
 from tests.effort import examples
 from tests.usage_in_memory import InMemoryUsage

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.model.usage import (
+from gpukeeper.model.series import (
     FREE,
     OUTSIDE,
     QUARANTINE,

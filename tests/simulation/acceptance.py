@@ -15,14 +15,13 @@ from typing import Any
 import msgspec
 
 from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
-from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import Machine, ProbeFailure, ProbeReply, ProbeRequest, ProbeResult, Report
-from gpukeeper.acceptance.reports import document
+from gpukeeper.acceptance.reports import formats
 from gpukeeper.acceptance.run import RunConfig, accept
-from gpukeeper.model.gpu import Health
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.suite import CHECKS
+from gpukeeper.model.gpu import Grade, Health
 from gpukeeper.model.unknown import Unknown
 
 TROUBLES = ("", "", "silent GPU", "no answer", "crash", "driver", "no driver", "missing", "late", "interrupted", "none")
@@ -131,7 +130,7 @@ def simulate_acceptance(seed: int) -> AcceptanceRun:
     report = asyncio.run(accept(bench, order, bench.clock, stop))
     truth.cut = rng.choice(CUTS)
     left = cut(report, truth.cut, rng)
-    return AcceptanceRun(seed, truth, report, document.read_report(document.report_json(left), "report.json"))
+    return AcceptanceRun(seed, truth, report, formats.read_report(formats.report_json(left), "report.json"))
 
 
 def cut(report: Report, how: str, rng: random.Random) -> Report:

@@ -17,14 +17,13 @@ from gpukeeper.engine.live import LiveState, coming_of
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.ports import Platform
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
+from gpukeeper.lifecycle.activity import Waste
 from gpukeeper.lifecycle.claims import runs_on_gpus
 from gpukeeper.lifecycle.forecast import UpcomingAction
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.lifecycle.waste import Waste
 from gpukeeper.model.decision import Decision, View
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Event, Intended
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import (
     Activity,
     Amount,
@@ -45,15 +44,24 @@ from gpukeeper.model.policy import (
     Warnings,
 )
 from gpukeeper.model.series import Signal
-from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.subject import Ref, Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
-from gpukeeper.notify.workload import InsideWorkload
+from gpukeeper.notify.terminals import InsideWorkload
 from gpukeeper.platforms.simulated.adapter import AdapterBug, SimulatedMeter, SimulatedPlatform, SimulatedTerminal
-from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
-from gpukeeper.platforms.simulated.faults import CALM, Faults
 from gpukeeper.platforms.simulated.users import SimulatedUsers
-from gpukeeper.platforms.simulated.world import Crashed, LogEntry, SimulatedPlace, World
+from gpukeeper.platforms.simulated.world import (
+    BEGIN,
+    CALM,
+    Crashed,
+    Faults,
+    LogEntry,
+    SimulatedPlace,
+    VirtualClock,
+    VirtualLoop,
+    World,
+    run_virtually,
+)
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 ROUGH_HOURS, CALM_HOURS = 2, 1.25

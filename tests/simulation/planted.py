@@ -15,9 +15,8 @@ from gpukeeper.engine import loop as engine_loop
 from gpukeeper.engine import observe as engine_observe
 from gpukeeper.engine import reclaim as engine_reclaim
 from gpukeeper.engine import view as engine_view
-from gpukeeper.engine.beside import WorkBeside
-from gpukeeper.engine.clockwatch import ClockWatch
-from gpukeeper.engine.pressure import Pressure
+from gpukeeper.engine.keeper import ClockWatch
+from gpukeeper.engine.memory import Pressure, WorkBeside
 from gpukeeper.lifecycle import activity, budget, decide, forecast, warnings
 from gpukeeper.lifecycle.rules import (
     hold,
@@ -38,7 +37,7 @@ from gpukeeper.model.message import Delivery, Message
 from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
-from gpukeeper.platforms.simulated import thing as simulated_thing
+from gpukeeper.platforms.simulated import world as simulated_thing
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from tests.simulation.harness import LoggedLedger
 

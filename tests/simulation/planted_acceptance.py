@@ -12,8 +12,8 @@ from gpukeeper.acceptance.checks import environment, health
 from gpukeeper.acceptance.judging import replies as acceptance_replies
 from gpukeeper.acceptance.judging import verdicts
 from gpukeeper.acceptance.record import Finding, Remedy, Report
-from gpukeeper.acceptance.reports import document
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.reports import formats
+from gpukeeper.model.gpu import Grade
 from tests.simulation.planted import planted, swapped
 
 
@@ -33,7 +33,7 @@ def count_a_check_not_run_as_passed() -> Iterator[None]:
 
 @planted("could_not_test")
 def trust_the_verdict_of_a_report() -> Iterator[None]:
-    with swapped(document, "recomputed", lambda report, doubts=(): report):
+    with swapped(formats, "recomputed", lambda report, doubts=(): report):
         yield
 
 
@@ -45,7 +45,7 @@ def forget_findings_that_a_report_has_lost() -> Iterator[None]:
         left = {"verdict": verdicts.worst(one.verdict for one in report.findings)}
         return msgspec.structs.replace(report, **left)
 
-    with swapped(document, "recomputed", careless):
+    with swapped(formats, "recomputed", careless):
         yield
 
 

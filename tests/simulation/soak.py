@@ -30,20 +30,18 @@ from gpukeeper.ledger.in_memory import InMemoryEvidence
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.signals import SqliteSignals, open_signals
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.condition import Advice, Condition
 from gpukeeper.model.decision import Accepted, Evidence
 from gpukeeper.model.errors import KeeperError
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.gpu import Advice, Condition
 from gpukeeper.model.policy import LedgerKeep, Policy
 from gpukeeper.model.series import Signal
-from gpukeeper.model.subject import Shape
+from gpukeeper.model.subject import Ref, Shape
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
-from gpukeeper.notify.workload import InsideWorkload
+from gpukeeper.notify.terminals import InsideWorkload
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform, SimulatedTerminal
-from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.users import SimulatedUsers
-from gpukeeper.platforms.simulated.world import Crashed, World
+from gpukeeper.platforms.simulated.world import Crashed, VirtualClock, VirtualLoop, World, run_virtually
 from tests.simulation.harness import PLACES, POLICY, ROUGH
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -13,17 +13,15 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from gpukeeper.acceptance.fleet.collect import RunReport
-from gpukeeper.acceptance.fleet.frames import decode
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.fleet.status import Phase, Removal, RunSummary
+from gpukeeper.acceptance.fleet.collect import RunReport, decode_frames
+from gpukeeper.acceptance.fleet.launcher import Phase, Removal, RunSpec, RunSummary, Target
 from gpukeeper.acceptance.launchers import story
-from gpukeeper.acceptance.launchers.archive import RunArchive
 from gpukeeper.acceptance.launchers.simulated import Script, SimulatedLauncher
+from gpukeeper.acceptance.launchers.story import RunArchive
 from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.reports.document import report_json
+from gpukeeper.acceptance.reports.formats import report_json
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.simulation.seeds import failing_with
 from tests.unit.acceptance.reports import examples
@@ -100,7 +98,7 @@ class FaultyLauncher:
         there = await self._inner.run(run)
         for one in there.nodes if there is not None else ():
             output = await self._inner.output(there.spec, one.node) if there is not None else b""
-            if not isinstance(output, Unknown) and decode(output, run, one.node).reports:
+            if not isinstance(output, Unknown) and decode_frames(output, run, one.node).reports:
                 assert one.node in self._archive.reports(run), f"the report of {one.node} would be lost"
         return await self._call(lambda: self._inner.remove(run))
 

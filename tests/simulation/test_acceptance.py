@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.simulation.acceptance import simulate_acceptance
 from tests.simulation.promises import broken_in_acceptance
 

@@ -21,18 +21,18 @@ from gpukeeper.ledger.in_memory import InMemoryLedger, InMemorySignals
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.lifecycle.backtest.outcome import Afterwards, Judging
-from gpukeeper.lifecycle.backtest.variants import GIVEN
+from gpukeeper.lifecycle.backtest.replay import GIVEN
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Event, Passed
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import Sample
-from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
-from gpukeeper.platforms.simulated.fleet import demo_world
-from gpukeeper.platforms.simulated.week import owners_hold, simulated_keeper
+from gpukeeper.platforms.simulated.demo import owners_hold, simulated_keeper
+from gpukeeper.platforms.simulated.users import demo_world
+from gpukeeper.platforms.simulated.world import VirtualLoop, run_virtually
 from gpukeeper.traces.recorded import RecordedTrace
-from gpukeeper.wiring.backtest_limits import Compared, compare_together
 from gpukeeper.wiring.demo import DEMO_POLICY
+from gpukeeper.wiring.replays import Compared, compare_together
 
 pytestmark = pytest.mark.slow
 

@@ -13,12 +13,11 @@ import pytest
 from gpukeeper.config.load import load_text
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.series import RecordedHour, UsageFold, minute_of
 from gpukeeper.model.subject import Outcome, Shape, State
-from gpukeeper.model.usage import RecordedHour, UsageFold, minute_of
-from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
-from gpukeeper.platforms.simulated.fleet import demo_world
-from gpukeeper.platforms.simulated.week import simulated_keeper
-from gpukeeper.platforms.simulated.world import World
+from gpukeeper.platforms.simulated.demo import simulated_keeper
+from gpukeeper.platforms.simulated.users import demo_world
+from gpukeeper.platforms.simulated.world import VirtualLoop, World, run_virtually
 from gpukeeper.views.usage import UsageSums, portions, total
 from gpukeeper.wiring.demo import DEMO_POLICY
 from tests.usage_in_memory import InMemoryUsage

@@ -20,21 +20,20 @@ from typing import Any
 import pytest
 
 import gpukeeper
+from gpukeeper import rayjobs
 from gpukeeper.child_python import environment
-from gpukeeper.devices.driver import client as driver
+from gpukeeper.devices.driver.client import CHILD, query_once
 from gpukeeper.disk import worker_pool
-from gpukeeper.interfaces.daemon import web_child
-from gpukeeper.interfaces.link import Welcome
-from gpukeeper.interfaces.revocations import new_revocations
+from gpukeeper.interfaces.daemon import web
+from gpukeeper.interfaces.link import Welcome, new_revocations
 from gpukeeper.notify import apprise, apprise_child
-from gpukeeper.rayjobs import entry
 from gpukeeper.wiring import demo_backtest
 from tests.patience import PATIENCE, PATIENT
 
 COMMANDS = {
-    "driver": driver.CHILD,
+    "driver": CHILD,
     "disk": worker_pool.CHILD,
-    "web": web_child.CHILD,
+    "web": web.CHILD,
     "apprise": apprise.CHILD,
     "demo": demo_backtest.CHILD,
 }
@@ -42,7 +41,7 @@ HOSTILE = "import pathlib; pathlib.Path({mark!r}).touch(); raise SystemExit\n"
 
 
 def start_driver(folder: Path) -> None:
-    driver.query_once("inventory", PATIENT)
+    query_once("inventory", PATIENT)
 
 
 def start_disk(folder: Path) -> None:
@@ -78,7 +77,7 @@ def start_web(folder: Path) -> None:
             await writer.wait_closed()
 
     async def story(listener: socket.socket) -> None:
-        child: Any = web_child.WebChild(NoBackend(), listener, lambda line: None)  # type: ignore[arg-type]
+        child: Any = web.WebChild(NoBackend(), listener, lambda line: None)  # type: ignore[arg-type]
         both = [asyncio.create_task(child._run()), asyncio.create_task(answered(listener))]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         for one in both:
@@ -240,7 +239,7 @@ def test_the_processes_of_a_backtest_do_not_import_them_either(hostile: Path) ->
 
 def test_nor_does_the_driver_of_a_ray_job(hostile: Path) -> None:
     program = base64.b64encode(zlib.compress(b"import json; print(json)")).decode()
-    command = entry.entrypoint(sys.executable)
-    given = json.dumps({"metadata": {entry.PROGRAM: program}})
+    command = rayjobs.entrypoint(sys.executable)
+    given = json.dumps({"metadata": {rayjobs.PROGRAM: program}})
     assert "json" in run_in(hostile, ["sh", "-c", command], RAY_JOB_CONFIG_JSON_ENV_VAR=given)
     assert not (hostile / "taken over").exists()

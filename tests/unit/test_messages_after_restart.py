@@ -9,11 +9,10 @@ from pathlib import Path
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Event, Notified, WarningSent
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.message import Delivered, Message, MessageKind
 from gpukeeper.model.policy import Policy, Web
-from gpukeeper.notify.digest import DIGEST
-from gpukeeper.notify.messages import Messages
+from gpukeeper.model.subject import Ref
+from gpukeeper.notify.messages import DIGEST, Messages
 from gpukeeper.wiring.messages import configure, continue_messages
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)

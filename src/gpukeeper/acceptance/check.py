@@ -10,8 +10,7 @@ import msgspec
 
 from gpukeeper.acceptance.record import Finding, Machine, ProbeReply, ProbeRequest, Thresholds, Values
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.gpu import Gpu, Health, Reading
-from gpukeeper.model.grade import Past
+from gpukeeper.model.gpu import Gpu, Health, Past, Reading
 
 ALWAYS = ("environment", "health")  # they cost nothing, and without them it is unknown what was tested
 

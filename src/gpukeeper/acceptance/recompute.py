@@ -14,13 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from gpukeeper.acceptance import catalog
+from gpukeeper.acceptance import suite
 from gpukeeper.acceptance.check import CheckContext, CheckRun, CheckSize, RunRequest
 from gpukeeper.acceptance.checks import environment, health
 from gpukeeper.acceptance.judging import verdicts
 from gpukeeper.acceptance.record import Finding, GpuSummary, Remedy, Report, Thresholds
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade, rank, worst
+from gpukeeper.model.gpu import Gpu, Grade, rank, worst
 from gpukeeper.model.unknown import Unknown
 
 NAME = "report"
@@ -115,7 +114,7 @@ def _absent(report: Report) -> list[str]:
     judged = {one.check for one in report.findings}
     early = report.interrupted or worst(one.verdict for one in report.findings) is Grade.FAIL
     judged |= {one.check for one in report.coverage if early or not (report.programme or one.what)}
-    planned = report.programme or tuple(check.name for check in catalog.CHECKS)
+    planned = report.programme or tuple(check.name for check in suite.CHECKS)
     return [name for name in dict.fromkeys((environment.NAME, health.NAME, *planned)) if name not in judged]
 
 

@@ -13,11 +13,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.model.condition import NOT_QUERIED
-from gpukeeper.model.direct import direct
-from gpukeeper.model.gpu import Fact, Gpu, Reading
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.gpu import NOT_QUERIED, Fact, Gpu, Grade, Reading
+from gpukeeper.model.unknown import Unknown, direct
 
 SCHEMA = "gpukeeper/acceptance/v1"
 GROUP_SCHEMA = "gpukeeper/acceptance-group/v1"
@@ -71,7 +68,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
     """A probe that returned no measurement."""
 
-    kind: str  # one of acceptance/judging/messages.py
+    kind: str  # one of acceptance/judging/replies.py
     words: str
     seconds: float = 0.0
 

@@ -9,9 +9,8 @@ import msgspec
 
 from gpukeeper.acceptance.record import Finding, Machine, Report
 from gpukeeper.model.event import NodeTested
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade, Past, worst
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.gpu import Gpu, Grade, Past, worst
+from gpukeeper.model.subject import Ref
 from gpukeeper.model.unknown import Unknown
 
 

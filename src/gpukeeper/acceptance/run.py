@@ -1,5 +1,5 @@
 """The story of an acceptance run: observe the machine, decide which checks fit, act (run them), verify (judge; what
-fails is seen again before it counts), record.
+fails is seen again before it counts), record. And what it needs of the machine under test, as a Protocol.
 
 Nothing here depends on a single check. An interruption leaves a report of the results so far, which accepts no node.
 """
@@ -11,15 +11,15 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, count
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from gpukeeper.acceptance import suite
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, RunMode, RunRequest
-from gpukeeper.acceptance.judging import circumstances, judge, verdicts
-from gpukeeper.acceptance.judging.power import detection_power
-from gpukeeper.acceptance.ports import Workbench
+from gpukeeper.acceptance.judging import judge, verdicts
+from gpukeeper.acceptance.judging.judge import detection_power
+from gpukeeper.acceptance.judging.verdicts import qualified
 from gpukeeper.acceptance.record import (
     Delta,
     Finding,
@@ -27,6 +27,7 @@ from gpukeeper.acceptance.record import (
     NotTested,
     ProbeFailure,
     ProbeReply,
+    ProbeRequest,
     ProbeResult,
     Remedy,
     Report,
@@ -36,10 +37,36 @@ from gpukeeper.acceptance.record import (
 from gpukeeper.acceptance.recording import with_unique_serials
 from gpukeeper.acceptance.suite import CheckPlan, PlannedCheck
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.gpu import Gpu, Health, Reading
-from gpukeeper.model.grade import Grade, Past
+from gpukeeper.model.gpu import Gpu, Grade, Health, Past, Reading
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.unknown import Unknown
+
+
+class Workbench(Protocol):
+    """The machine under test: reads its state and runs probes on it. The caller that opened it closes it."""
+
+    async def machine(self) -> Machine:
+        """The machine before the first check. What could not be read is Unknown."""
+        ...
+
+    async def health(self) -> Mapping[str, Health] | Unknown:
+        """Every GPU now, by uuid; Xids since the workbench was opened."""
+        ...
+
+    async def readings(self) -> Sequence[Reading]:
+        """Readings since the last call, two per second; `at` counts from when the workbench was opened."""
+        ...
+
+    async def each(self, jobs: Mapping[str, ProbeRequest]) -> Mapping[str, ProbeReply]:
+        """A probe on each of these GPUs, by uuid, on all at the same time. A reply for each, whatever happens."""
+        ...
+
+    async def together(self, gpus: Sequence[str], job: ProbeRequest) -> Mapping[str, ProbeReply]:
+        """One probe over these GPUs, one rank per GPU. A reply for every rank, by its number."""
+        ...
+
+    async def close(self) -> None: ...
+
 
 ATTEMPTS = 3  # a FAIL that could be chance counts when two of three agree
 NO_DELTA = ("energy_mj", "violation_power_ns")  # they always rise
@@ -338,7 +365,7 @@ async def _verified(workbench: Workbench, run: RunState, one: PlannedCheck, cloc
 def _read(run: RunState, one: PlannedCheck, trial: CheckRun, latest: CheckRun) -> tuple[Finding, ...]:
     """`latest`: the try that was just made; what else was going on meanwhile decides what a slow figure is worth."""
     context = run.context()
-    return circumstances.qualified(one.check.interpret(trial, context), latest, context)
+    return qualified(one.check.interpret(trial, context), latest, context)
 
 
 def _suspects(tries: Sequence[tuple[Finding, ...]]) -> set[str | None]:

@@ -13,11 +13,9 @@ from typing import Any
 import msgspec
 
 from gpukeeper.acceptance.check import Check, RunRequest
-from gpukeeper.acceptance.ports import Workbench
 from gpukeeper.acceptance.record import Finding, Machine, Report, Thresholds
-from gpukeeper.acceptance.run import RunConfig, accept
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.run import RunConfig, Workbench, accept
+from gpukeeper.model.gpu import Gpu, Grade
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.unknown import Unknown
 

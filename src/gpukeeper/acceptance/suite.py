@@ -1,4 +1,7 @@
-"""Which checks fit into the available time: most informative checks first. Lists what is skipped. Pure."""
+"""Every check, and which of them fit into the available time: most informative checks first. Pure.
+
+A new check is one line of CHECKS, cheap and informative ones first. Lists what is skipped.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,50 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpukeeper.acceptance.check import ALWAYS, Check, CheckSize, RunMode, RunRequest
+from gpukeeper.acceptance.checks import (
+    collectives,
+    copies,
+    ddp,
+    environment,
+    exact,
+    gemm,
+    health,
+    links,
+    memory_bandwidth,
+    memory_pattern,
+    nccl_tests,
+    stress,
+    throughput,
+    topology,
+    training,
+)
 from gpukeeper.acceptance.record import NotTested
 from gpukeeper.model.gpu import Gpu
+
+CHECKS: tuple[Check, ...] = (
+    environment.CHECK,
+    health.CHECK,
+    gemm.CHECK,
+    memory_bandwidth.CHECK,
+    copies.CHECK,
+    exact.CHECK,
+    training.CHECK,
+    memory_pattern.CHECK,
+    topology.CHECK,
+    links.CHECK,
+    collectives.CHECK,
+    collectives.NVLINK,
+    collectives.NETWORK,
+    ddp.CHECK,
+    throughput.CHECK,
+    nccl_tests.CHECK,
+    stress.CHECK,
+)
+
+
+def find_check(name: str) -> Check | None:
+    return next((check for check in CHECKS if check.name == name), None)
+
 
 NOT_SELECTED = "not among the selected checks"
 _NOT_SELECTED_BEFORE = "not among the checks asked for"  # in reports of earlier versions

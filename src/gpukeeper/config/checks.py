@@ -1,23 +1,27 @@
-"""What the schema cannot check: values that are valid alone and contradict each other. One sentence for each."""
+"""What the schema cannot check: values that are valid alone and contradict each other, would delete too much, or
+would let the wrong people in. One sentence for each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from ipaddress import ip_network
 from itertools import pairwise
+from pathlib import PurePosixPath
 
-from gpukeeper.config.presets import PRESETS
+from gpukeeper.config.layers import PRESETS
+from gpukeeper.config.machine import members_of
 from gpukeeper.config.problems import Path, Problem, did_you_mean, in_words
 from gpukeeper.config.sections import PLATFORMS, PolicyFile, Scope
-from gpukeeper.config.tree_checks import check_trees
-from gpukeeper.config.units import share_in_words
+from gpukeeper.config.units import share_in_words, span_in_words
 from gpukeeper.config.units import span_in_words as words
-from gpukeeper.config.unix_groups import members_of
-from gpukeeper.config.web_checks import check_web
 from gpukeeper.engine.schedule import acts_in_a_row
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.lifecycle.warnings import valid_for
-from gpukeeper.model.policy import Exemption, Match, Mode, OnLimit, Policy, Retention, Schedule
+from gpukeeper.model.policy import HOUR, Exemption, Match, Mode, OnLimit, Policy, Retention, Schedule, Temporary, Web
+from gpukeeper.platforms.ray.settings import RaySettings
 
 NO_SCOPE = (
     "scope is not set, so the policy would cover nothing."
@@ -300,3 +304,153 @@ def check_exemption(one: Exemption, at: Path, classes: Iterable[str]) -> Iterato
                 ((*at, "rules"),),
                 f'unknown rule "{rule}", or one that cannot be suspended. {did_you_mean(rule, RULE_NAMES)}',
             )
+
+
+_PRESSED = RaySettings().under_pressure
+
+
+def check_trees(file: PolicyFile) -> Iterator[Problem]:
+    for i, entry in enumerate(file.temporary):
+        yield from _names(entry, ("temporary", i))
+    yield from _names(file.ray, ("ray",))
+    yield from _images(file)
+    yield from _sessions(file)
+    yield from _logs(file)
+    yield from _marks(file)
+    for i, root in enumerate(file.reports.roots):
+        yield from _apart(file, root, ("reports", "roots", i))
+
+
+def _names(entry: Temporary | RaySettings, at: Path) -> Iterator[Problem]:
+    if not entry.names:
+        yield Problem(((*at, "names"),), 'no name is given, so nothing would be deleted. Write names, like ["tmp*"].')
+    elif set(entry.names) <= set(entry.keep) or "*" in entry.keep:
+        yield Problem(
+            ((*at, "keep"), (*at, "names")),
+            "every name is also listed under keep, so nothing would be deleted. Remove names from keep.",
+        )
+    # The built-in value may well be more than a short age; the shorter of the two holds.
+    if entry.under_pressure != _PRESSED:
+        yield from _sooner(entry.under_pressure, entry.older_than, at, "older_than")
+
+
+def _images(file: PolicyFile) -> Iterator[Problem]:
+    if file.images.unused is not None and file.images.under_pressure is not None:
+        yield from _sooner(file.images.under_pressure, file.images.unused, ("images",), "unused")
+
+
+def _sooner(pressed: timedelta, usual: timedelta, at: Path, name: str) -> Iterator[Problem]:
+    if pressed > usual:
+        yield Problem(
+            ((*at, "under_pressure"), (*at, name)),
+            f"under_pressure ({words(pressed)}) must not be longer than {name}"
+            f" ({words(usual)}). Write at most {words(usual)}.",
+        )
+
+
+def _sessions(file: PolicyFile) -> Iterator[Problem]:
+    if file.ray.sessions is not None and file.ray.sessions < HOUR:
+        yield Problem(
+            (("ray", "sessions"),),
+            f"{words(file.ray.sessions)} is too short: a session that is just starting has directories but no"
+            " processes yet. Write at least 1h, or none to only report dead sessions.",
+        )
+
+
+def _logs(file: PolicyFile) -> Iterator[Problem]:
+    if file.ray.logs is not None and file.ray.logs < HOUR:
+        yield Problem(
+            (("ray", "logs"),),
+            f"{words(file.ray.logs)} is too short: the age of logs has a resolution of one hour."
+            " Write at least 1h, or none to only report them.",
+        )
+
+
+def _marks(file: PolicyFile) -> Iterator[Problem]:
+    low, high = file.disk.low, file.disk.high
+    if low >= high:
+        yield Problem(
+            (("disk", "low"), ("disk", "high")),
+            f"low is {share_in_words(low)} and high is {share_in_words(high)}, but low must be smaller"
+            " than high. Write them like 70% and 80%.",
+        )
+
+
+def _apart(file: PolicyFile, root: str, at: Path) -> Iterator[Problem]:
+    """Reports have ages and archives of their own, which a temporary root around or inside them would undo."""
+    for path, called, other, names in _temporary_roots(file):
+        reports, temporary = PurePosixPath(root), PurePosixPath(other)
+        taken = _is_named(reports, temporary, names) or temporary.is_relative_to(reports)
+        if taken:
+            yield Problem(
+                (at, path),
+                f"{root} and {called} {other} overlap, so reports would be deleted as temporary trees, or"
+                " the reverse. Use a separate directory for reports.",
+            )
+
+
+def _temporary_roots(file: PolicyFile) -> Iterator[tuple[Path, str, str, tuple[str, ...]]]:
+    """Its position, its name, the root, and the names of trees there. Of nodes only if any are covered."""
+    for i, entry in enumerate(file.temporary):
+        yield ("temporary", i, "root"), f"temporary[{i}].root", entry.root, entry.names
+    for i, root in enumerate(file.ray.roots if file.scope.ray is not None else ()):
+        yield ("ray", "roots", i), f"ray.roots[{i}]", root, file.ray.names
+
+
+def _is_named(reports: PurePosixPath, temporary: PurePosixPath, names: tuple[str, ...]) -> bool:
+    """It lies in a tree that may be deleted as a whole."""
+    if reports == temporary or not reports.is_relative_to(temporary):
+        return False
+    return any(fnmatchcase(reports.relative_to(temporary).parts[0], pattern) for pattern in names)
+
+
+LONGEST_SESSION = timedelta(days=31)
+
+
+def check_web(web: Web) -> Iterator[Problem]:
+    yield from _proxy(web)
+    yield from _tls(web)
+    if web.user == "root":
+        yield Problem((("web", "user"),), "the web process must not run as root. Write it like nobody.")
+    if web.sessions > LONGEST_SESSION:
+        yield Problem(
+            (("web", "sessions"),),
+            f"a session of {span_in_words(web.sessions)} is too long. Write at most {span_in_words(LONGEST_SESSION)};"
+            " for programs, use a token: gpukeeper login --token NAME.",
+        )
+
+
+def _proxy(web: Web) -> Iterator[Problem]:
+    header, allowed, user = web.proxy.header, web.proxy.from_, web.proxy.user
+    if header is not None and not allowed:
+        yield Problem(
+            (("web", "proxy"),),
+            "from is missing, so any client could send the header and act as any person."
+            " Write the addresses of the proxy, like from: [10.0.0.2].",
+        )
+    if header is None and (allowed or user is not None):
+        yield Problem((("web", "proxy"),), "header is missing. Write it like header: X-Forwarded-User.")
+    if user is None and any(_is_loopback(one) for one in allowed):
+        yield Problem(
+            (("web", "proxy", "from"),),
+            "every user of this machine can connect from loopback, and could send the header."
+            " Write the user that the proxy runs as, like user: www-data.",
+        )
+
+
+def _is_loopback(network: str) -> bool:
+    """Or includes it. IPv4 addresses may be written as IPv6 (::ffff:127.0.0.1)."""
+    found = ip_network(network)
+    loopback = (ip_network("127.0.0.0/8"), ip_network("::1/128"), ip_network("::ffff:127.0.0.0/104"))
+    return any(found.version == one.version and found.overlaps(one) for one in loopback)
+
+
+def _tls(web: Web) -> Iterator[Problem]:
+    certificate, key = web.tls.certificate, web.tls.key
+    if (certificate is None) != (key is None):
+        missing, example = (
+            ("key", "/etc/gpukeeper/tls.key") if key is None else ("certificate", "/etc/gpukeeper/tls.crt")
+        )
+        yield Problem((("web", "tls"),), f"{missing} is missing. Write it like {missing}: {example}.")
+    if certificate is not None and web.url is not None and web.url.startswith("http:"):
+        yield Problem((("web", "url"), ("web", "tls")), "with TLS the URL begins with https://.")

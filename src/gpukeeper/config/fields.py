@@ -20,13 +20,10 @@ from gpukeeper.ledger.copy.connect import problem_of_address, problem_of_machine
 from gpukeeper.model import reading
 from gpukeeper.model.policy import Amount, Capture, ChannelSettings
 from gpukeeper.model.series import Signal
-from gpukeeper.notify.addresses import problem_of_address as problem_of_owner_address
-from gpukeeper.notify.addresses import problem_of_template
-from gpukeeper.notify.catalog import ADMIN_KINDS, OWNER_KINDS
-from gpukeeper.notify.channel import ChannelKind
-from gpukeeper.notify.command import CommandKind
-from gpukeeper.notify.quiet import EXAMPLE as QUIET_EXAMPLE
-from gpukeeper.notify.quiet import read_quiet_hours
+from gpukeeper.notify.catalog import ADMIN_KINDS, OWNER_KINDS, ChannelKind
+from gpukeeper.notify.command import CommandKind, problem_of_template
+from gpukeeper.notify.command import problem_of_address as problem_of_owner_address
+from gpukeeper.notify.messages import QUIET_EXAMPLE, read_quiet_hours
 
 _SPAN_PATTERN = r"(\d+(\.\d+)?(w|d|h|ms|us|m|s))+"
 

@@ -21,8 +21,8 @@ from gpukeeper.config.units import shown
 from gpukeeper.config.validation import read_section
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, PolicyError, UsageError
-from gpukeeper.rollout.wanted import DIRECTORY, EVERY, PYTHON, Bundle, PolicyText, Unit, Wanted
-from gpukeeper.ssh.hosts import Host, host
+from gpukeeper.rollout.plan import DIRECTORY, EVERY, PYTHON, Bundle, PolicyText, Unit, Wanted
+from gpukeeper.ssh import Host, host
 
 
 def _matching(pattern: str) -> Form:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from gpukeeper.config.fields import Form
-from gpukeeper.config.presets import PRESETS
-from gpukeeper.config.section import (
+from gpukeeper.config.layers import PRESETS
+from gpukeeper.config.sections import (
     Entries,
     Items,
+    KubernetesPlaces,
     Maybe,
+    PolicyFile,
     Section,
     Setting,
     Shape,
     settings_of,
     value_as_written,
 )
-from gpukeeper.config.sections import KubernetesPlaces, PolicyFile
 from gpukeeper.model.policy import DiskMarks, LedgerKeep, MarkSettings
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

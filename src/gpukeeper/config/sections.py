@@ -1,14 +1,136 @@
-"""The policy file, where it differs from the policy: what covers which platform, and settings that stand elsewhere."""
+"""The policy file as sections: the settings of each, as its struct declares them (see `model.setting`), what the file
+has that the policy has not, and the way from one to the other. Nothing is decided here; only the members of Unix groups
+are added.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from datetime import timedelta
+from enum import StrEnum
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
 
+import msgspec
+
+from gpukeeper.config.digest import digest_of
+from gpukeeper.config.fields import FORMS, TEXT, TRUTH, Form, words_of
+from gpukeeper.config.machine import members_of
 from gpukeeper.model import policy as model
 from gpukeeper.model import setting as s
 from gpukeeper.model.policy import Value
+from gpukeeper.model.setting import InFile, Kind
+from gpukeeper.model.subject import Category
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.settings import KubernetesSettings
 from gpukeeper.platforms.ray.settings import RaySettings
+
+Section: TypeAlias = type[msgspec.Struct]
+
+
+class Items(NamedTuple):
+    """A list."""
+
+    of: Shape
+
+
+class Entries(NamedTuple):
+    """A mapping from names that the user chooses."""
+
+    of: Shape
+
+
+class Maybe(NamedTuple):
+    """What need not be there."""
+
+    of: Shape
+
+
+Shape: TypeAlias = Form | Items | Entries | Maybe | Section
+
+
+class Setting(NamedTuple):
+    name: str  # in the file
+    field: str  # of the struct
+    shape: Shape
+    about: str
+    required: bool
+    default: Any = None
+
+
+@cache
+def settings_of(section: Section) -> Mapping[str, Setting]:
+    """By name, in the order of the file."""
+    found: list[Setting] = []
+    for field in msgspec.structs.fields(section):
+        _, *notes = get_args(field.type) if get_origin(field.type) is Annotated else (field.type,)
+        about = next((note for note in notes if isinstance(note, str)), None)
+        if about is None:
+            continue
+        place = next((note for note in notes if isinstance(note, InFile)), InFile())
+        shape = _shape(field.type)
+        leaf = shape.of if isinstance(shape, Items) else shape
+        if isinstance(leaf, Form):
+            about = about.replace("{examples}", leaf.examples)
+        made = None if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        default = made if field.default is msgspec.NODEFAULT else field.default
+        setting = Setting(place.name or field.name, field.name, shape, about, field.required, default)
+        before = [one.name for one in found].index(place.after) + 1 if place.after else len(found)
+        found.insert(before, setting)
+    return {one.name: one for one in found}
+
+
+def _shape(given: Any) -> Shape:
+    if get_origin(given) is Annotated:
+        given, *notes = get_args(given)
+        form = next((_form(note) for note in notes if isinstance(note, Kind | Form)), None)
+        return form or _shape(given)
+    inner = [part for part in get_args(given) if part not in (NoneType, Ellipsis)]
+    if NoneType in get_args(given):
+        return Maybe(_shape(inner[0]))
+    if get_origin(given) is tuple:
+        return Items(_shape(inner[0]))
+    if get_origin(given) is Mapping:
+        return Entries(_shape(inner[1]))
+    if given in (str, bool):
+        return TEXT if given is str else TRUTH
+    if issubclass(given, StrEnum):
+        return words_of([word.value for word in given], given)
+    section: Section = given
+    return section
+
+
+def _form(note: Kind | Form) -> Form:
+    return FORMS[note.name] if isinstance(note, Kind) else note
+
+
+def section_in(shape: Shape) -> Section | None:
+    """The section that it is, or that each of its items or entries is."""
+    if isinstance(shape, Items | Entries | Maybe):
+        return section_in(shape.of)
+    return None if isinstance(shape, Form) else shape
+
+
+def as_written(section: msgspec.Struct) -> dict[str, Any]:
+    """As plain values in the words of a policy file."""
+    settings = settings_of(type(section)).values()
+    return {one.name: value_as_written(getattr(section, one.field), one.shape) for one in settings}
+
+
+def value_as_written(value: Any, shape: Shape) -> Any:
+    match shape:
+        case Form():
+            return shape.write(value)
+        case Maybe(of):
+            return None if value is None else value_as_written(value, of)
+        case Items(of):
+            return [value_as_written(one, of) for one in value]
+        case Entries(of):
+            return {name: value_as_written(one, of) for name, one in value.items()}
+        case _:
+            return as_written(value)
+
 
 PLATFORMS = ("host", "docker", "kubernetes", "ray")
 _P = model.Policy()
@@ -85,3 +207,64 @@ class PolicyFile(model.Settings, frozen=True, kw_only=True):
     acceptance: Annotated[
         Acceptance, "What acceptance runs and quarantines may change on nodes.", s.InFile(after="kubernetes")
     ] = Acceptance()
+
+
+def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -> model.Policy:
+    shared = _fields(file, model.Settings) | {
+        "groups": {name: _group(one) for name, one in file.groups.items()},
+        "temporary": (*file.temporary, *_of_nodes(file)),
+    }
+    policy = model.Policy(
+        **shared,
+        scope=_scope(file),
+        own_ttl=file.ttl.own,
+        foreign_ttl=file.ttl.foreign,
+        exemptions=exemptions,
+        kept=_kept(file),
+        hold_total=file.holds.total,
+        hold_within=file.holds.within,
+        keep_alive=file.holds.keep_alive,
+        release=file.kubernetes.release,
+        platforms={
+            "kubernetes": KubernetesSettings(**_fields(file.kubernetes, KubernetesSettings)),
+            "ray": file.ray,
+        },
+        marks=file.acceptance.marks,
+    )
+    return msgspec.structs.replace(policy, digest=digest_of(policy))
+
+
+def _fields(value: model.Value, kind: type[model.Value]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in kind.__struct_fields__}
+
+
+def _of_nodes(file: PolicyFile) -> tuple[model.Temporary, ...]:
+    """The temporary directories of Ray nodes, where Ray is covered, are judged like those of the machine itself."""
+    if file.scope.ray is None:
+        return ()
+    same = {name: getattr(file.ray, name) for name in ("names", "keep", "above", "older_than", "under_pressure")}
+    return tuple(model.Temporary(root=root, platform="ray", **same) for root in file.ray.roots)
+
+
+def _kept(file: PolicyFile) -> dict[str, model.Kept]:
+    """An hour is the least for a session: one that is just starting has directories and no processes yet."""
+    return {
+        Category.UNFINISHED.value: model.Kept(older_than=timedelta()),
+        Category.DEAD_SESSION.value: model.Kept(older_than=file.ray.sessions, under_pressure=model.HOUR),
+        Category.DEAD_LOGS.value: model.Kept(older_than=file.ray.logs, under_pressure=model.DAY),
+        Category.REPORT.value: model.Kept(older_than=file.reports.older_than),
+    }
+
+
+def _scope(file: PolicyFile) -> dict[str, model.PlaceScope]:
+    covered = {name: getattr(file.scope, name) for name in PLATFORMS}
+    return {
+        name: model.PlaceScope(places=one.places, namespaces=getattr(one, "namespaces", ("*",)))
+        for name, one in covered.items()
+        if one is not None
+    }
+
+
+def _group(group: model.Group) -> model.Group:
+    added = members_of(group.unix_group) if group.unix_group is not None else None
+    return msgspec.structs.replace(group, members=tuple(dict.fromkeys((*group.members, *(added or ())))))

@@ -10,8 +10,7 @@ from typing import Any
 
 from gpukeeper.config.load import Loaded
 from gpukeeper.config.problems import Path, in_words, nearest
-from gpukeeper.config.section import as_written, settings_of
-from gpukeeper.config.sections import PolicyFile
+from gpukeeper.config.sections import PolicyFile, as_written, settings_of
 from gpukeeper.config.units import factor_in_words, span_in_words
 from gpukeeper.lifecycle.settings import BY_GROUP, limits_for, of_group
 from gpukeeper.model.errors import UsageError

@@ -1,4 +1,4 @@
-"""A merged tree → PolicyFile, with every mistake that its declaration shows, in our words.
+"""A merged tree → PolicyFile, with every mistake that its declaration shows, in our words and with a hint.
 
 What is wrong is taken out and the rest read again, so that one mistake does not hide the others.
 """
@@ -6,18 +6,94 @@ What is wrong is taken out and the rest read again, so that one mistake does not
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from gpukeeper.config import hints
 from gpukeeper.config.fields import Form
-from gpukeeper.config.layers import Layered, layered
+from gpukeeper.config.layers import BUILT_IN, Layered, layered
 from gpukeeper.config.problems import Path, Problem, did_you_mean
-from gpukeeper.config.section import Entries, Items, Maybe, Shape, section_in, settings_of
-from gpukeeper.config.sections import PolicyFile
+from gpukeeper.config.sections import (
+    PLATFORMS,
+    Entries,
+    Items,
+    Maybe,
+    PolicyFile,
+    Section,
+    Shape,
+    section_in,
+    settings_of,
+)
 from gpukeeper.config.units import shown
+from gpukeeper.model.policy import ClassSettings
+
+MANY = 3  # homes of a word; with more of them it gives no hint about what was meant
+# Words that people bring along and whose nearest neighbour by letters is the wrong setting.
+_OTHER_WORDS = {"stop_grace": "grace", "idle_after": "idle", "idle_timeout": "idle", "namespace": "namespaces"}
+_OTHER_WORDS["podman"] = "docker"  # by the same API
+
+# Settings that a policy may still have, and why they are gone.
+_REMOVED = {
+    "gpu_shares": "The setting had no effect and was removed. Delete the line.",
+    "coverage": "The setting was removed: a gap in the measurements always ends the idle time. Delete the line.",
+}
+
+
+def for_unknown(path: Path, value: Any, known: list[str]) -> str:
+    """For a setting that is unknown in its section."""
+    word = str(path[-1])
+    if word in _REMOVED:
+        return _REMOVED[word]
+    other = _OTHER_WORDS.get(word)
+    if other in known:
+        return f'Did you mean "{other}"?'
+    if len(path) == 1 and word in PLATFORMS:
+        return f"Platforms belong under scope. Write {_covered(word)}."
+    if len(path) == 1 and _is_class(word, value):
+        return f"Classes belong under classes. Write classes: {{{word}: {{idle: 30m}}}}."
+    homes = [in_words for in_words, section in _sections(PolicyFile, "") if word in settings_of(section)]
+    if homes and len(homes) <= MANY:
+        return f"It belongs under {' or '.join(homes)}."
+    return did_you_mean(word, known, "settings")
+
+
+def with_modes(path: Path, sentence: str) -> str:
+    """Where a mode of another tool was written, such as dry-run."""
+    foreign = path == ("mode",) and "Did you mean" not in sentence
+    return f"{sentence} plan is a dry run; enforce acts unattended." if foreign else sentence
+
+
+def for_no_mapping(path: Path) -> str:
+    """For a value where settings should be."""
+    if path == ("scope",):
+        return "Write it like scope: {docker: {}}."
+    if len(path) == 2 and path[0] == "scope":
+        return f"To cover it, write {_covered(str(path[1]))}."
+    return "Write its settings as {name: value}."
+
+
+def _covered(platform: str) -> str:
+    inner = "kubernetes: {namespaces: [research]}" if platform == "kubernetes" else f"{platform}: {{}}"
+    return f"scope: {{{inner}}}"
+
+
+def _is_class(word: str, value: Any) -> bool:
+    return word in BUILT_IN["classes"] or (
+        isinstance(value, dict) and bool(value) and set(value) <= set(settings_of(ClassSettings))
+    )
+
+
+def _sections(section: Section, at: str) -> Iterator[tuple[str, Section]]:
+    """Every section below this one, by where it is in a file; NAME is a name of the user's choice."""
+    for name, setting in settings_of(section).items():
+        inside = section_in(setting.shape)
+        if inside is not None:
+            here = f"{at}.{name}".lstrip(".")
+            place = f"{here}.NAME" if isinstance(setting.shape, Entries) else here
+            yield place, inside
+            yield from _sections(inside, place)
+
 
 # In the place of an entry that cannot be used, so that the others keep their numbers and are checked. Each is valid;
 # a result of the checks there is not reported, since a mistake there was.
@@ -94,7 +170,7 @@ class _Reader:
                 try:
                     return read(value)
                 except ValueError as error:
-                    return self._complain(path, value, hints.with_modes(path, str(error)))
+                    return self._complain(path, value, with_modes(path, str(error)))
             case Maybe(of):
                 return None if value is None else self._value(of, value, path)
             case Items(of) if isinstance(value, list):
@@ -112,11 +188,11 @@ class _Reader:
                 return self.section(section, value, path)
 
     def _no_mapping(self, value: Any, path: Path) -> None:
-        self._complain(path, value, f"{shown(value)} is not a mapping. {hints.for_no_mapping(path)}")
+        self._complain(path, value, f"{shown(value)} is not a mapping. {for_no_mapping(path)}")
 
     def _unknown(self, path: Path, value: Any, known: list[str]) -> None:
         name = str(path[-1])
-        hint = hints.for_unknown(path, value, known) if self._of_policy else did_you_mean(name, known, "settings")
+        hint = for_unknown(path, value, known) if self._of_policy else did_you_mean(name, known, "settings")
         self._complain(path, value, f'unknown setting "{name}". {hint}', name_setting=False)
 
     def _complain(self, path: Path, value: Any, sentence: str, *, name_setting: bool = True) -> None:

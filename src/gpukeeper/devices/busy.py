@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.devices.dcgm import ExportedGpu
 from gpukeeper.devices.driver.facts import ActivityFacts, GpuFacts, SliceFacts
-from gpukeeper.model.condition import NOT_QUERIED
+from gpukeeper.devices.prometheus import ExportedGpu
+from gpukeeper.model.gpu import NOT_QUERIED
 from gpukeeper.model.unknown import Unknown
 
 Export: TypeAlias = Mapping[tuple[str, int | None], ExportedGpu]

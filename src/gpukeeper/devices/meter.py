@@ -1,7 +1,8 @@
-"""Readings of what workloads on this machine do: their GPUs, and everything else by counters that grow.
+"""Readings of what workloads on this machine do: how busy each GPU is, read through one process that keeps the driver
+open, and everything else by counters that grow.
 
 A device that several share counts as busy for all of them: it cannot always be attributed, and busy means keep.
-Counters are compared with those of the previous reading; a first reading takes a short window of its own.
+While GPUs are read the driver has one client more, and no GPU can be reset: close() it before.
 """
 
 from __future__ import annotations
@@ -9,20 +10,70 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.devices.busy import GpuUse
+from gpukeeper.devices.busy import Export, GpuUse, UsageJudge
 from gpukeeper.devices.counters import Counters, rates
-from gpukeeper.devices.usage import GpuUsage
+from gpukeeper.devices.driver.client import CHILD, DRIVER_LOADED, TO_OPEN, DriverClient, gpus_in
+from gpukeeper.devices.driver.facts import DriverReply
+from gpukeeper.devices.prometheus import fetch_dcgm
 from gpukeeper.model.ports import Clock, Meter
 from gpukeeper.model.series import BRIDGED_MAX, Sample, Signal
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
+
+DRIVER_DEADLINE = timedelta(seconds=10)
+FIRST_PAUSE = timedelta(seconds=5)
+
+FetchExport: TypeAlias = Callable[[str, timedelta], Awaitable[Export | Unknown]]
+
+
+class GpuUsage:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        exporter: str | None = None,  # address of a DCGM exporter
+        deadline: timedelta = DRIVER_DEADLINE,
+        child: Sequence[str] = CHILD,
+        driver: str = DRIVER_LOADED,
+        ticks: Callable[[], float] = time.monotonic,
+        fetch: FetchExport = fetch_dcgm,
+    ) -> None:
+        self._clock, self._exporter, self._deadline, self._fetch = clock, exporter, deadline, fetch
+        self._driver = Path(driver)
+        self._client = DriverClient(child, deadline, to_open=TO_OPEN, pause=FIRST_PAUSE, ticks=ticks)
+        self._judge = UsageJudge()
+
+    async def read(self) -> Mapping[str, GpuUse] | Unknown:
+        """Since the previous reading, by uuid. A GPU or slice that is not included is unknown."""
+        # The driver is queried last and nothing is awaited afterwards: so readings are judged in the order they were
+        # made.
+        exported = await self._exported()
+        gpus = gpus_in(await self._query(), self._driver.exists())
+        return gpus if isinstance(gpus, Unknown) else self._judge.judge(gpus, self._clock.now(), exported)
+
+    def close(self) -> None:
+        """Ends the process and so closes the driver. The next reading starts another."""
+        self._client.close()
+
+    async def _query(self) -> DriverReply | Unknown:
+        longest = self._client.longest
+        try:
+            return await in_thread(lambda: self._client.query("usage"), longest)
+        except TimeoutError:
+            return Unknown(f"the NVIDIA driver did not answer within {in_words(longest)}")
+
+    async def _exported(self) -> Export | Unknown | None:
+        return None if self._exporter is None else await self._fetch(self._exporter, self._deadline)
+
 
 WINDOW = 2.0  # seconds, if there is no previous reading
 READING = timedelta(seconds=20)

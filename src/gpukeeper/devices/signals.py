@@ -18,8 +18,8 @@ import msgspec
 
 from gpukeeper.devices.holders import parse_containers, parse_stat, text_of
 from gpukeeper.model.decision import Accepted, Changed, Refused
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 PATIENCE = timedelta(seconds=5)
 # SIGKILL of these froze GPUs until a reboot (dcgm-exporter #84); SIGTERM is all they ever get.

@@ -1,8 +1,8 @@
-"""Kernel calls that Python does not offer: opening without leaving a directory, renaming without replacing.
-
-Relies on openat2 (Linux 5.6) and renameat2. If openat2 is missing or forbidden (an old kernel, a seccomp filter),
-directories are opened one name at a time without following links, and their mounts are compared. If a filesystem cannot
-rename without replacing there is no substitute, and the caller gets the error.
+"""What Python does not offer of the kernel: opening without leaving a directory, renaming without replacing, and files
+of /proc as bytes, up to a limit. If openat2 is missing or forbidden, directories are opened one name at a time
+without following links; a filesystem that cannot rename without replacing has no substitute, and the caller gets
+the error. Names in /proc are chosen by any user and may contain any byte except NUL and what the kernel escapes:
+only a newline ends a line there, and only a blank or a tab ends a field.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import signal
 from functools import cache
 
@@ -238,3 +239,51 @@ def _by_steps(directory: int, path: bytes, flags: int) -> int:
 def _failure(path: Name) -> OSError:
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number), path)
+
+
+STATUS_MAX = 64 * 1024
+TABLE_MAX = 32 * 1024 * 1024  # of maps and mountinfo: more than 65,530 mappings with usual names
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+
+
+class TooLong(OSError):
+    """The file is longer than what is read of one process."""
+
+
+def read_proc(path: str, limit: int) -> bytes:
+    """The whole file, or TooLong."""
+    found = read_proc_part(path, limit + 1)
+    if len(found) > limit:
+        raise TooLong(0, f"more than {limit:,} bytes", path)
+    return found
+
+
+def read_proc_part(path: str, limit: int) -> bytes:
+    """Its beginning. The kernel returns such files in pieces, whatever size is requested."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pieces, size = [], 0
+        while size < limit and (piece := os.read(fd, min(limit - size, 1 << 18))):
+            pieces.append(piece)
+            size += len(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(fd)
+
+
+def stat_fields(stat: bytes) -> list[bytes]:
+    """Of /proc/PID/stat, from the state on. The name before it is in brackets and may contain brackets itself."""
+    return stat[stat.rindex(b")") + 2 :].split()
+
+
+def status_value(status: bytes, key: bytes) -> bytes | None:
+    """Of /proc/PID/status and fdinfo: what follows `key:` and a tab."""
+    for line in status.split(b"\n"):
+        if line.startswith(key + b":"):
+            return line[len(key) + 1 :].strip()
+    return None
+
+
+def unescaped(field: bytes) -> str:
+    """A name as the kernel writes it in tables: blank, tab, newline and backslash are \\040, \\011, \\012, \\134."""
+    return os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8) & 0xFF]), field))

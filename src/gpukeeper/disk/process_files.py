@@ -14,10 +14,18 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import kernel, procfs
-from gpukeeper.disk.mount_scan import MOUNT_NAMESPACE, MountScan
-from gpukeeper.disk.mounts import MountEntry, covering, source_of
-from gpukeeper.disk.unresponsive import may_hang
+from gpukeeper.disk import kernel
+from gpukeeper.disk.kernel import (
+    STATUS_MAX,
+    TABLE_MAX,
+    TooLong,
+    read_proc,
+    read_proc_part,
+    stat_fields,
+    status_value,
+    unescaped,
+)
+from gpukeeper.disk.mounts import MOUNT_NAMESPACE, MountEntry, MountScan, covering, may_hang, source_of
 from gpukeeper.disk.walk import ANY_DEVICE, BLOCK, Identity
 
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's fixed number for the one of the machine itself
@@ -110,7 +118,7 @@ class ProcessScan:
                 self.add_threads(home, _Process(pid, self.comparable), has_ended)
         except (FileNotFoundError, ProcessLookupError):
             return  # it ended
-        except procfs.TooLong as error:
+        except TooLong as error:
             self.unsteady.append(f"pid {pid} has {error.strerror} in {Path(error.filename).name}")
         except (OSError, ValueError, IndexError):
             if not self.is_vouched(home):
@@ -121,8 +129,8 @@ class ProcessScan:
         any process that may not be read, no matter which user runs it.
         """
         try:
-            name = procfs.read(f"{home}/comm", procfs.STATUS).removesuffix(b"\n")
-            uids = procfs.status_value(procfs.read(f"{home}/status", procfs.STATUS), b"Uid")
+            name = read_proc(f"{home}/comm", STATUS_MAX).removesuffix(b"\n")
+            uids = status_value(read_proc(f"{home}/status", STATUS_MAX), b"Uid")
         except OSError:
             return False
         return os.fsdecode(name) in self.vouched and uids == b"0\t0\t0\t0"
@@ -157,7 +165,7 @@ class ProcessScan:
 
     def add_mapped(self, home: Path, pid: int, mounts: tuple[MountEntry, ...]) -> None:
         self.add_path(f"{home}/exe", self.read_link(f"{home}/exe"), pid, mounts)
-        maps = procfs.read(f"{home}/maps", procfs.TABLE)
+        maps = read_proc(f"{home}/maps", TABLE_MAX)
         for ring in _MAPPED_RING.findall(maps):
             self.mapped_rings.setdefault(int(ring), pid)
         for identity, path in parse_maps(maps):
@@ -202,7 +210,7 @@ class ProcessScan:
                     self.add_path(f"{home}/{name}", path, pid, mounts)
         numbers = os.listdir(f"{home}/fd") if tables else []  # noqa: PTH208 - as text, since there are many
         if len(numbers) > DESCRIPTORS:
-            raise procfs.TooLong(0, f"more than {DESCRIPTORS:,} descriptors", f"{home}/fd")
+            raise TooLong(0, f"more than {DESCRIPTORS:,} descriptors", f"{home}/fd")
         is_counted = not tables or os.stat(f"{home}/fd").st_size == len(numbers)  # noqa: PTH116
         for number in numbers:
             path = self.read_link(f"{home}/fd/{number}")
@@ -240,15 +248,15 @@ class ProcessScan:
         file. False: it was closed in the meantime.
         """
         try:
-            about = procfs.read_part(f"{home}/fdinfo/{number}", 512)
+            about = read_proc_part(f"{home}/fdinfo/{number}", 512)
         except (FileNotFoundError, ProcessLookupError):
             about = b""
-        inode = int(procfs.status_value(about, b"ino") or 0)
-        mount = self.mounts.by_number.get(int(procfs.status_value(about, b"mnt_id") or 0))
+        inode = int(status_value(about, b"ino") or 0)
+        mount = self.mounts.by_number.get(int(status_value(about, b"mnt_id") or 0))
         if path:
             self.paths.setdefault(path.removesuffix(DELETED), pid)
         if inode and mount is None and not path.startswith(OF_NO_MOUNT):
-            self.detached.append((int(procfs.status_value(about, b"mnt_id") or 0), inode, pid))
+            self.detached.append((int(status_value(about, b"mnt_id") or 0), inode, pid))
             return True
         if mount is not None and may_hang(mount.kind):
             if (match := _DEVICE.fullmatch(mount.device)) and inode:
@@ -271,7 +279,7 @@ class ProcessScan:
         shown. None: it was closed since it was listed, or is locked by a request.
         """
         try:
-            text = procfs.read(about, procfs.TABLE)
+            text = read_proc(about, TABLE_MAX)
             self.rings.add(kernel.status_of(link).ino)
         except (FileNotFoundError, ProcessLookupError):
             return None
@@ -280,7 +288,7 @@ class ProcessScan:
             return None
         for path in registered:
             if not path.startswith("/"):
-                raise procfs.TooLong(0, "files registered with an io_uring, of which only names are shown", about)
+                raise TooLong(0, "files registered with an io_uring, of which only names are shown", about)
             self.paths.setdefault(path, pid)
             if not path.startswith(OF_NO_MOUNT) and (source := source_of(path, mounts)) is not None:
                 self.mounts.mounted.add(source)  # for a process in another mount namespace
@@ -376,7 +384,7 @@ class _Process:
 def parse_maps(maps: bytes) -> Iterator[tuple[Identity, str]]:
     """The mapped files, each once. Device numbers are hexadecimal here; entries without an inode are no files."""
     for major, minor, inode, path in dict.fromkeys(_MAPPED.findall(maps)):
-        name = procfs.unescaped(path).removesuffix(DELETED)
+        name = unescaped(path).removesuffix(DELETED)
         yield (os.makedev(int(major, 16), int(minor, 16)), int(inode)), name
 
 
@@ -388,7 +396,7 @@ def parse_registered(fdinfo: bytes) -> list[str] | None:
     if listed is None:
         return None
     entries = [line.split(b": ", 1)[1] for line in listed[1].splitlines()]
-    return [procfs.unescaped(one).removesuffix(DELETED) for one in entries if one and not _OF_NO_NAME.fullmatch(one)]
+    return [unescaped(one).removesuffix(DELETED) for one in entries if one and not _OF_NO_NAME.fullmatch(one)]
 
 
 def _numbers(proc: str) -> list[int]:
@@ -404,14 +412,14 @@ def _processes(proc: str) -> list[tuple[int, bytes]]:
 def _number(path: str) -> int:
     """The last word of the file; 0 if there is none."""
     try:
-        return int(procfs.read(path, procfs.STATUS).split()[-1])
+        return int(read_proc(path, STATUS_MAX).split()[-1])
     except (OSError, ValueError, IndexError):
         return 0
 
 
 def _start(stat: str) -> bytes:
     try:
-        return procfs.stat_fields(procfs.read(stat, procfs.STATUS))[19]
+        return stat_fields(read_proc(stat, STATUS_MAX))[19]
     except (FileNotFoundError, ProcessLookupError):
         return ENDED
     except (OSError, ValueError, IndexError):
@@ -429,17 +437,17 @@ def _tids(home: Path, pid: int) -> list[int]:
 
 def _state(home: Path) -> tuple[int, bool]:
     """Its flags, and whether it ended and was not yet reaped."""
-    fields = procfs.stat_fields(procfs.read(f"{home}/stat", procfs.STATUS))
+    fields = stat_fields(read_proc(f"{home}/stat", STATUS_MAX))
     return int(fields[6]), fields[0] in {b"Z", b"X", b"x"}
 
 
 def _is_own(proc: str) -> bool:
     """Whether its numbers mean for the kernel what they mean for us: it may be that of another pid namespace."""
     try:
-        status = procfs.read(f"{proc}/self/status", procfs.STATUS)
+        status = read_proc(f"{proc}/self/status", STATUS_MAX)
     except OSError:
         return False
-    return procfs.status_value(status, b"NSpid") == str(os.getpid()).encode()
+    return status_value(status, b"NSpid") == str(os.getpid()).encode()
 
 
 def _namespace(proc: str) -> str | None:

@@ -1,7 +1,7 @@
-"""Removing one tree, from beginning to end: move it to the trash, check it again, and only then delete it.
-
-Whatever the second check finds (a user, a lock, a change, something it could not read) puts the tree back. After it no
-process can reach the tree any more, so deleting cannot race. Blocks: call it in a thread.
+"""Removing one tree, or many closed files of one directory, from beginning to end: moved to the trash, checked again,
+and only then deleted; and whether a user could remove a tree without our help, which root checks first for a
+request. Whatever the second check finds (a user, a lock, a change, something it could not read) puts the tree back.
+After it no process can reach the tree any more, so deleting cannot race. Blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.disk import kernel, measure, rights, trash, worker_pool
+from gpukeeper.disk import kernel, measure, trash, worker_pool
 from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.disk.kernel import KERNEL
 from gpukeeper.disk.open_files import OpenFiles, is_named_by_kernel, users_of_trash
@@ -24,6 +25,70 @@ from gpukeeper.disk.trash import Trash, TrashedTree
 from gpukeeper.disk.walk import LOCKED, OPEN, Identity, TreeWalk, WalkStopped, WalkTotals, printable
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
+
+_CLIMB = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ACL = "system.posix_acl_access"
+_WRITE, _SEARCH = 0o3, 0o1  # as the last digit of a mode: removing an entry requires write and search permission
+DEEPEST = 4096  # nested directories; a path of the kernel cannot have more
+SHOWN = 3
+
+
+def others_in(uids: Iterable[int], uid: int) -> str | None:
+    """Why a tree with entries of these users may not be removed by that user. None: all of it is theirs."""
+    foreign = sorted(set(uids) - {uid})
+    if not foreign:
+        return None
+    named = ", ".join(map(str, foreign[:SHOWN])) + (f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else "")
+    return f"not everything in it belongs to uid {uid}: entries of uid {named}. Ask an admin"
+
+
+def why_not_removable(directory: int, entry_uid: int, uid: int) -> str | None:
+    """Why that user may not remove an entry of the open directory that belongs to `entry_uid`. None: they may. They
+    must own the entry, which a sticky directory requires as well, and must be able to write to the directory and reach
+    it.
+    """
+    if entry_uid != uid:
+        return f"it belongs to uid {entry_uid}, and the request is from uid {uid}. Ask an admin"
+    if not _may(directory, uid, _WRITE):
+        return f"uid {uid} may not write to its directory, and so may not remove it. Ask an admin"
+    return None if _may_reach(directory, uid) else f"uid {uid} may not enter a directory above it. Ask an admin"
+
+
+def _may_reach(directory: int, uid: int) -> bool:
+    """Search permission on every parent directory, by descriptor up to the root."""
+    at = os.dup(directory)
+    try:
+        for _ in range(DEEPEST):
+            above = os.open("..", _CLIMB, dir_fd=at)
+            here, there = os.fstat(at), os.fstat(above)
+            os.close(at)
+            at = above
+            if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+                return True
+            if not _may(at, uid, _SEARCH):
+                return False
+        return False
+    finally:
+        os.close(at)
+
+
+def _may(directory: int, uid: int, wanted: int) -> bool:
+    found = os.fstat(directory)
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid == uid:
+        return mode >> 6 & wanted == wanted
+    # As one of the others. A member of its group gets only the group's permissions, so both must allow it.
+    return mode & wanted == wanted and mode >> 3 & wanted == wanted and not _has_acl(directory)
+
+
+def _has_acl(directory: int) -> bool:
+    """An ACL may deny one user what all others have."""
+    try:
+        os.getxattr(f"/proc/self/fd/{directory}", _ACL)
+    except OSError as error:
+        return error.errno not in {errno.ENODATA, errno.EOPNOTSUPP}
+    return True
+
 
 ALONE = 2_000  # entries; larger trees are deleted by worker processes, so that this one stays responsive
 SHARE = 5_000  # entries after which such a process returns what is left, and reports
@@ -287,7 +352,7 @@ def as_expected(directory: int, name: str, expected: ExpectedTree) -> os.stat_re
     if (found.st_dev, found.st_ino) != expected.identity:
         return Changed("another entry has its name now")
     if expected.uid is not None:
-        why = rights.why_not_removable(directory, found.st_uid, expected.uid)
+        why = why_not_removable(directory, found.st_uid, expected.uid)
         if why is not None:
             return Refused(f"it was not removed: {why}")
     if found.st_ctime_ns > expected.ctime_ns:
@@ -304,7 +369,7 @@ def _found(tally: WalkTotals, checks: _Checks) -> Changed | Unknown | None:
             return Changed(used)
     if tally.problems:
         return Unknown(measure.in_short(tally.problems))
-    if checks.uid is not None and (why := rights.others_in(tally.uids, checks.uid)) is not None:
+    if checks.uid is not None and (why := others_in(tally.uids, checks.uid)) is not None:
         return Changed(why)
     if checks.ctime_ns is not None and tally.ctime_ns > checks.ctime_ns:
         return Changed("something in it changed since it was read")
@@ -353,3 +418,93 @@ def free_bytes(fd: int) -> int:
 
 def _is_past(until: float) -> bool:
     return time.monotonic() > until
+
+
+_NOTHING = TreeRemoval(entries=0, bytes_back=0)
+
+
+class FileRemoval(msgspec.Struct, frozen=True, kw_only=True):
+    """Of many files: what was removed, and for each of the others why it was not."""
+
+    removal: TreeRemoval
+    removed: tuple[str, ...]
+    kept: dict[str, Changed | Refused | Unknown]
+
+
+def remove_files(
+    directory: int,
+    files: Sequence[tuple[str, ExpectedTree]],
+    *,
+    scan: Callable[[], OpenFiles],
+    until: float,
+) -> FileRemoval:
+    """Many closed files of one directory, with one read of open files."""
+    kept: dict[str, Changed | Refused | Unknown] = {}
+    with trash.making(directory, trash.SEVERAL) as bin_:
+        if isinstance(bin_, Refused):
+            return FileRemoval(removal=_NOTHING, removed=(), kept={name: bin_ for name, _ in files})
+        taken: list[tuple[TrashedTree, os.stat_result]] = []
+        for name, expected in files:
+            before = as_expected(directory, name, expected)
+            got = bin_.take(name, expected.identity) if isinstance(before, os.stat_result) else before
+            if isinstance(got, TrashedTree) and isinstance(before, os.stat_result):
+                taken.append((got, before))
+            elif not isinstance(got, TrashedTree):
+                kept[name] = got
+        try:
+            free = _keep_used(bin_, taken, scan, kept)
+        except BaseException:
+            for one, _ in taken:
+                bin_.put_back(one)
+            raise
+        if not free:
+            return FileRemoval(removal=_NOTHING, removed=(), kept=kept)
+        before_bytes = free_bytes(bin_.fd)
+        bin_.mark_for_deletion()
+        eraser = TreeDeleter(until)
+        for name in free:
+            eraser.remove_file(bin_.fd, name)
+        gone = tuple(name for name in free if not _is_there(bin_.fd, name))
+        return FileRemoval(removal=removal_of(eraser, before_bytes, bin_), removed=gone, kept=kept)
+
+
+def _keep_used(
+    bin_: Trash,
+    taken: list[tuple[TrashedTree, os.stat_result]],
+    scan: Callable[[], OpenFiles],
+    kept: dict[str, Changed | Refused | Unknown],
+) -> list[str]:
+    """Puts back what is used or changed, and returns the names of the others."""
+    open_files = scan()
+    inside = f"/{bin_.name}/"
+    used = {path.partition(inside)[2]: pid for path, pid in open_files.paths.items() if inside in path}
+    seen_through = users_of_trash(bin_.name, open_files)
+    free = []
+    for one, before in taken:
+        why: Changed | Unknown | None = None
+        found = os.stat(one.name, dir_fd=bin_.fd, follow_symlinks=False)
+        user = used.get(one.name, open_files.user_of(one.identity))
+        if user is not None:
+            why = Changed(used_by(user))
+        elif seen_through == KERNEL:
+            why = Changed(used_by(KERNEL))
+        elif open_files.hidden:
+            why = Unknown(f"whether it is in use is unknown: {open_files.hidden}")
+        elif not stat.S_ISREG(found.st_mode):
+            why = Changed("it is not a regular file")
+        elif (found.st_mtime_ns, found.st_size) != (before.st_mtime_ns, before.st_size):
+            why = Changed("it changed since it was read")
+        elif kernel.is_open(bin_.fd, one.name):
+            why = Changed(OPEN)
+        if why is None:
+            free.append(one.name)
+        else:
+            kept[one.name] = bin_.put_back(one) or why
+    return free
+
+
+def _is_there(directory: int, name: str) -> bool:
+    with suppress(FileNotFoundError):
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+        return True
+    return False

@@ -1,25 +1,20 @@
-"""Moving a tree out of the reach of all processes in one step, so that it can be checked again, and put back.
-
-The trash is a directory of ours beside the tree, which no other user may enter, with a random name. A link in it names
-the directory and the tree it was made for; the name of that link shows whether the tree was only moved (a crash puts it
-back) or is being deleted (a crash leaves it to be finished). A link needs no data block, so this works on a full disk.
-
-Meanwhile an empty file of ours that no user may open has the name of the tree, so that it is not taken; another link
-records which. If a filesystem cannot exchange two names, or a user removed that file and created another entry, a tree
-that is put back gets a visible name beside it: it never stays where its owner cannot reach it.
-
-All names around it are untrusted: a directory that looks like our trash and does not prove it is left alone.
+"""Moving a tree out of the reach of all processes in one step, so that it can be checked again, and put back; and
+which names may be deleted at all. The trash is a directory of ours beside the tree that no other user may enter. A
+link in it names the tree, and whether it was only moved (a crash puts it back) or is being deleted (a crash leaves
+it to be finished). Meanwhile an empty file of ours has the name of the tree, so that it is not taken; a tree whose
+name is taken is put back under a visible name beside it. All names around it are untrusted.
 """
 
 from __future__ import annotations
 
 import errno
+import fnmatch
 import os
 import re
 import secrets
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -441,3 +436,24 @@ def _refusal(error: OSError) -> str:
     if error.errno == errno.EPERM and error.strerror != os.strerror(errno.EPERM):
         known = error.strerror  # ours, and more specific
     return f"it was not removed: {known or error.strerror}"
+
+
+# Names that others rely on, with root's trust: a user who could create them again after a removal would gain that
+# trust.
+WELL_KNOWN = (
+    *("lost+found", "ray", "_ray_lockfiles", "session_latest", "ray_current_cluster"),
+    *(".X11-unix", ".XIM-unix", ".ICE-unix", ".font-unix", ".Test-unix"),
+    *(".snap", "snap-private-tmp", "systemd-private-*"),
+)
+
+
+def is_named(name: str, patterns: Iterable[str]) -> bool:
+    """As in a shell: a hidden name needs a pattern that begins with a dot. A well-known name is never matched, nor is
+    the trash of a removal in progress.
+    """
+    if is_trash(name) or any(fnmatch.fnmatchcase(name, known) for known in WELL_KNOWN):
+        return False
+    return any(
+        fnmatch.fnmatchcase(name, pattern) and (pattern.startswith(".") or not name.startswith("."))
+        for pattern in patterns
+    )

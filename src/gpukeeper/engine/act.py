@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper.engine.followed import FollowedRemoval
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.memory import FollowedRemoval
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import gpu_hours, verify
 from gpukeeper.engine.view import build_views
@@ -30,10 +30,9 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.event import Captured, Closed, Complaint, Held, Intended, WarningSent
 from gpukeeper.model.fold import warned_by
-from gpukeeper.model.memory import RESTORE, Hold
 from gpukeeper.model.message import Delivery, Message, MessageKind
 from gpukeeper.model.policy import Mode
-from gpukeeper.model.subject import Disk, Gone, Shape, State, Subject
+from gpukeeper.model.subject import RESTORE, Disk, Gone, Hold, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR = timedelta(hours=1)

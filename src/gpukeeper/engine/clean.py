@@ -14,22 +14,28 @@ from itertools import pairwise
 
 import msgspec
 
-from gpukeeper.engine.gpu_checks import RECENT, GpuCheck
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.memory import RECENT_END, GpuCheck
 from gpukeeper.engine.ports import Gpus, Platform, Ports
 from gpukeeper.engine.view import build_views
-from gpukeeper.lifecycle.cleanliness import Cleanliness, CleanStatus, Life, Lives, assess_gpu, new_baseline
-from gpukeeper.lifecycle.reset import ResetFacts, why_not
+from gpukeeper.lifecycle.cleanliness import (
+    Cleanliness,
+    CleanStatus,
+    Life,
+    Lives,
+    ResetFacts,
+    assess_gpu,
+    new_baseline,
+    why_no_reset,
+)
 from gpukeeper.lifecycle.rules import stop_hold
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.condition import CheckResult, Condition, GpuMemory
 from gpukeeper.model.decision import Accepted, Verdict, View
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import BaselineSeen, Event, GpuChecked, Noticed, Quarantined, ResetTried, Returned
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY
+from gpukeeper.model.gpu import CheckResult, Condition, GpuMemory
 from gpukeeper.model.policy import Mode, PlaceScope
-from gpukeeper.model.subject import Gone, Shape, State, Subject
+from gpukeeper.model.subject import EMPTY, Gone, Ref, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 CHECKS_AT = (timedelta(seconds=1), timedelta(seconds=5), timedelta(seconds=30))  # after the end; then once at `settle`
@@ -67,7 +73,7 @@ async def newly_ended(keeper: Keeper, platform: Platform, lines: Iterable[Event]
         return []
     ended = [one for one in lines if isinstance(one, Noticed) and one.state is State.ENDED]
     # What ended long ago, and is only new to us, proves nothing about its GPUs of today.
-    refs = [one.ref for one in ended if one.ref and (one.ended is None or one.at - one.ended < RECENT)]
+    refs = [one.ref for one in ended if one.ref and (one.ended is None or one.at - one.ended < RECENT_END)]
     found = [await held(keeper, platform, ref) for ref in refs]
     given_back = [one for one in found if one is not None]
     return [one for one in given_back if not keeper.gpu_checks.is_proven(one.ref.key, one.incarnation)]
@@ -291,7 +297,7 @@ async def _why_no_reset(
         users=await _users(keeper, book, check.uuid),
         last_reset=(await remembered(keeper, check.uuid)).last_reset,
     )
-    return why_not(facts, keeper.clock.now())
+    return why_no_reset(facts, keeper.clock.now())
 
 
 async def _users(keeper: Keeper, book: Rulebook, uuid: str) -> tuple[str, ...] | Unknown:

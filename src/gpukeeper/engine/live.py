@@ -17,14 +17,13 @@ import msgspec
 
 from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.schedule import opening
+from gpukeeper.lifecycle.activity import Waste, wasted
 from gpukeeper.lifecycle.claims import runs_on_gpus
 from gpukeeper.lifecycle.forecast import UpcomingAction, ahead
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.lifecycle.waste import Waste, wasted
 from gpukeeper.model.decision import Action, Decision, PlaceHead, Unseen, Verdict, View
-from gpukeeper.model.identity import PlaceKey, Ref
 from gpukeeper.model.series import Sample, Series, Signal
-from gpukeeper.model.subject import Shape, State, Subject
+from gpukeeper.model.subject import PlaceKey, Ref, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 MOST = 20_000  # entries of one place

@@ -1,4 +1,5 @@
-"""The loop of `serve`: wake hints, timers at due times, meter ticks; one pass at a time on each place.
+"""The loop of `serve`: wake hints, timers at due times, meter ticks; one pass at a time on each place. Long work goes
+in slices: passes, measurements and requests run in between.
 
 A hint or a timer only makes the next pass come sooner. What is done follows from what that pass itself reads.
 """
@@ -6,29 +7,47 @@ A hint or a timer only makes the next pass come sooner. What is done follows fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from gpukeeper.blocking import real_seconds
 from gpukeeper.engine.clean import finish, learn_baselines
-from gpukeeper.engine.failures import LogThrottle, bug_words
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.ports import Platform, key_of
+from gpukeeper.engine.ports import LogThrottle, Platform, bug_words, key_of
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.engine.schedule import may_act_now
 from gpukeeper.engine.usage import EVERY as USAGE_EVERY
 from gpukeeper.engine.usage import record_usage
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Verdict
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import KeeperError, LeaseHeld, LedgerError, PlatformError
 from gpukeeper.model.event import Complaint
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.ports import Meter
 from gpukeeper.model.series import BRIDGED_MAX
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.subject import Ref, Subject
+from gpukeeper.model.words import in_words
+
+SLICE = 0.01  # seconds
+
+
+async def in_slices(work: Iterator[None], most: float = float("inf")) -> float:
+    """Until it ends, or has taken so many seconds. Returns the seconds that it took, without those of others."""
+    clock, spent = asyncio.get_running_loop().time, 0.0
+    slice_, most = real_seconds(SLICE), real_seconds(most)
+    begun = clock()
+    for _ in work:
+        now = clock()
+        if now - begun >= slice_:
+            spent += now - begun
+            if spent >= most:
+                return spent
+            await asyncio.sleep(0)
+            begun = clock()
+    return spent + clock() - begun
+
 
 GAP = timedelta(seconds=5)  # least time between two passes, however many hints come
 SHORT_GAP = timedelta(milliseconds=200)  # the same for narrow passes

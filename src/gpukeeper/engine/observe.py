@@ -1,40 +1,163 @@
-"""Observe and decide: everything at one place, page by page, joined with memory and signals. Writes nothing: what the
-ledger does not know yet, a lease that begins included, are lines for the pass to append."""
+"""Observe and decide: everything at one place, page by page, joined with memory and signals; and how much that is,
+for breaker, budget and metrics. Writes nothing: what the ledger does not know yet, a lease that begins included, are
+lines for the pass to append.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.engine.counts import Counts
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.missing import confirmed
-from gpukeeper.engine.ports import Platform, key_of
-from gpukeeper.engine.record import PendingLines
-from gpukeeper.engine.request_state import Listing
-from gpukeeper.engine.tenants import Tenancies, note_tenants
+from gpukeeper.engine.memory import Listing, Tenancies, confirmed_gone, note_tenants
+from gpukeeper.engine.ports import Platform, Ports, key_of
 from gpukeeper.engine.usage import SightCollector
-from gpukeeper.engine.view import build_views, recall
+from gpukeeper.engine.view import build_views, is_strange, recall
+from gpukeeper.lifecycle.activity import Waste, wasted
 from gpukeeper.lifecycle.budget import BudgetFacts
 from gpukeeper.lifecycle.claims import blocks_use, claim_state
 from gpukeeper.lifecycle.decide import decide
-from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.rules.idle import may_be_idle
+from gpukeeper.lifecycle.rules.idle import may_be_idle, watched
 from gpukeeper.lifecycle.rules.target import in_scope
-from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.lifecycle.waste import Waste, wasted
+from gpukeeper.lifecycle.settings import Narrow, Rulebook
 from gpukeeper.model.decision import Action, Decision, PlaceHead, Snapshot, Unseen, Verdict, View
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.event import Event, Held
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY, Hold
-from gpukeeper.model.subject import Gone, Shape, State, Subject
+from gpukeeper.model.event import Complaint, Decided, Event, Held
+from gpukeeper.model.subject import EMPTY, Gone, Hold, Outcome, Ref, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+AGES, OLDER = ((HOUR, "<1h"), (DAY, "<1d"), (7 * DAY, "<7d"), (30 * DAY, "<30d")), ">=30d"
+LIVE = "live"  # of a tree that is no leftover of anything: what it belongs to runs; in place of its category
+_RUNNING = (State.RUNNING, State.PAUSED)
+
+
+@dataclass
+class TreeCount:
+    """So many trees, and what those that were measured add up to. `unsized`: the size of these could not be learned."""
+
+    number: int = 0
+    bytes: int = 0
+    sized: int = 0
+    unsized: int = 0
+
+    def add(self, size: int | Unknown) -> None:
+        self.number += 1
+        if isinstance(size, Unknown):
+            self.unsized += not size.by_design
+        else:
+            self.sized += 1
+            self.bytes += size
+
+    def __add__(self, other: TreeCount) -> TreeCount:
+        both = (self.number + other.number, self.bytes + other.bytes)
+        return TreeCount(*both, self.sized + other.sized, self.unsized + other.unsized)
+
+
+@dataclass
+class Counts:
+    seen: int = 0
+    running: int = 0
+    before: int = 0  # in the last complete list
+    vanished: int = 0  # of those, missing now, that ought to be there
+    kinds: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # kind, state, outcome, age
+    oldest: dict[str, datetime] = field(default_factory=dict)  # by kind: the end that is longest ago
+    idle: Counter[tuple[str, str]] = field(default_factory=Counter)  # running work by what idle makes of it, and class
+    decided: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # class, action, verdict, rule
+    trees: dict[tuple[str, bool], TreeCount] = field(default_factory=dict)  # by category, and whether they are due
+
+    def add(self, view: View, book: Rulebook, now: datetime) -> None:
+        """Only workloads and orphans are `seen`. Images, build cache and trees come and go by the hundred: they are no
+        sign of a broken place, nor may many of them raise a budget that is a share."""
+        subject = view.subject
+        if subject.shape is not Shape.WORKLOAD:
+            self.seen += subject.shape is Shape.ORPHAN and not is_strange(subject)
+            return
+        self.seen += 1
+        if subject.root is not None:
+            return
+        runs = subject.state in _RUNNING
+        self.running += runs or subject.live_children != 0
+        if runs:
+            settings = book.settings(subject)
+            self.idle[watched(view, settings, now), settings.class_name] += 1
+        self._add_kind(subject, now)
+
+    def _add_kind(self, subject: Subject, now: datetime) -> None:
+        """How much of what is there, and for how long it has been over."""
+        kind, state, outcome, age = subject.ref.kind, subject.state, "", ""
+        if state is State.ENDED:
+            ended = subject.ended
+            outcome = subject.outcome if isinstance(subject.outcome, Outcome) else ""
+            if isinstance(ended, datetime):
+                age = _age(now - ended)
+                self.oldest[kind] = min(ended, self.oldest.get(kind, ended))
+        self.kinds[kind, "unknown" if isinstance(state, Unknown) else state, outcome, age] += 1
+
+    def add_decision(self, subject: Subject, decision: Decision) -> None:
+        if subject.shape is Shape.WORKLOAD and subject.root is None:
+            self.decided[decision.class_, decision.action, decision.verdict, decision.rule] += 1
+
+    def add_tree(self, subject: Subject, *, due: bool) -> None:
+        if subject.shape is Shape.TREE:
+            category = LIVE if subject.state in _RUNNING else subject.category.value
+            self.trees.setdefault((category, due), TreeCount()).add(subject.size)
+
+
+def _age(since: timedelta) -> str:
+    for span, words in AGES:
+        if since < span:
+            return words
+    return OLDER
+
+
+TREE_LINES = 200  # of one pass: changed decisions about trees. Any user can create thousands of trees
+
+
+@dataclass
+class PendingLines:
+    """Lines for the pass to append; observing itself writes nothing."""
+
+    lines: list[Event] = field(default_factory=list)
+    tree_lines: int = 0  # about trees, in this pass
+    left_out: int = 0  # beyond TREE_LINES; the next pass finds them again
+
+    def take(self) -> list[Event]:
+        lines, self.lines = self.lines, []
+        return lines
+
+
+async def changed_decisions(
+    ports: Ports, to_write: PendingLines, decisions: Sequence[Decision], now: datetime, trees: Collection[str] = ()
+) -> list[Event]:
+    """Decisions and complaints as lines, only where they differ from what was recorded last. Of trees only those that
+    are due, or were, and no more than a bound: most are young or in use, and that changes from pass to pass."""
+    known = await ports.ledger.decided([d.seen.ref.key for d in decisions])
+    lines: list[Event] = []
+    for d in decisions:
+        if d.verdict is Verdict.SILENT:
+            continue
+        ref = d.seen.ref
+        if known.get(ref.key) == f"{d.action} {d.rule} {d.verdict}":
+            continue
+        if ref.key in trees:
+            if d.action is Action.KEEP and not d.complaints and ref.key not in known:
+                continue
+            if to_write.tree_lines >= TREE_LINES:
+                to_write.left_out += 1
+                continue
+            to_write.tree_lines += 1
+        decided = Decided(at=now, ref=ref, action=d.action, rule=d.rule, verdict=d.verdict, reason=d.reason, due=d.due)
+        lines.append(msgspec.structs.replace(decided, owner=d.owner))
+        lines += (Complaint(at=now, ref=ref, owner=d.owner, what=what) for what in d.complaints)
+    return lines
+
 
 AT_ONCE = 16  # looks; a platform paces itself
 _LIVE = (State.RUNNING, State.PAUSED)
@@ -272,7 +395,7 @@ async def _note_missing(keeper: Keeper, found: Survey, left: Collection[Ref], *,
     """Of those known before, what was not listed. Work first: it must not wait behind hundreds of images."""
     found.missing = sorted(left, key=_counts, reverse=True)
     if confirm:
-        found.gone = await confirmed(found.platform, found.missing)
+        found.gone = await confirmed_gone(found.platform, found.missing)
     announced = {one.ref.key for one in found.gone if one.announced}
     not_announced = [ref for ref in found.missing if ref.key not in announced]
     found.counts.vanished = await _vanished(keeper, found.platform, not_announced)

@@ -1,21 +1,23 @@
 """What the engine needs, as Protocols. Async; every implementation gives each call a deadline.
 
 A platform returns values. A fact that could not be read is Unknown; what could not be listed is in Snapshot.unseen.
-It raises PlatformError only when nothing at all could be read. Adapters inherit from Platform: where a method has a
-default, it is the answer of a place that has nothing of that kind.
+It raises PlatformError only when nothing at all could be read. Here is also what platforms share: one read for all
+concurrent callers, how a failure is described, how often an identical line is logged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import threading
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Protocol
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
-from gpukeeper.model.condition import Condition
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -27,16 +29,16 @@ from gpukeeper.model.decision import (
     Snapshot,
     Step,
 )
-from gpukeeper.model.diagnosis import Diagnosis
+from gpukeeper.model.errors import KeeperError
 from gpukeeper.model.event import Event, Intended
-from gpukeeper.model.identity import PlaceKey, Ref
-from gpukeeper.model.memory import ClockRecord, Hold, Memory, Warned
+from gpukeeper.model.gpu import Condition
 from gpukeeper.model.message import Delivery, Message
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock, Meter, Signals
-from gpukeeper.model.subject import Gone, Subject
+from gpukeeper.model.series import UsageFold
+from gpukeeper.model.subject import ClockRecord, Diagnosis, Gone, Hold, Memory, PlaceKey, Ref, Subject, Warned
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.model.usage import UsageFold
+from gpukeeper.model.words import in_words
 
 MOST_READS = 1_000  # in one pass, if a platform can only be queried for one at a time; the rest waits for the next
 READS_AT_ONCE = 16
@@ -261,3 +263,133 @@ class Ports:
     def platform_at(self, ref: Ref) -> Platform | None:
         """The platform it belongs to; None: not reachable from here."""
         return next((one for one in self.platforms if key_of(one) == (ref.platform, ref.place)), None)
+
+
+T = TypeVar("T")
+GATHER = 0.05  # seconds; callers of the last read soon request the next one
+
+
+class _Read(Generic[T]):
+    """One that may not have begun yet; then more may join."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.result: T
+        self.error: BaseException | None = None
+
+    def get(self) -> T:
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Shared(Generic[T]):
+    """A blocking read, called by threads. Its result is shared and must not be changed. Reads with other arguments are
+    separate.
+
+    A caller gets a read that began after its call, never an older one. Many steps may run at the same time for the
+    price of one: while a read runs, later callers wait for the next one and share it. Nothing is cached.
+    """
+
+    def __init__(self, read: Callable[..., T]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._next: dict[tuple[Hashable, ...], _Read[T]] = {}  # not begun
+        self._turn: dict[tuple[Hashable, ...], threading.Lock] = {}  # one at a time; the others gather meanwhile
+
+    def __call__(self, *about: Hashable) -> T:
+        with self._lock:
+            read = self._next.get(about)
+            if read is not None:
+                turn = None
+            else:
+                read = self._next[about] = _Read()
+                turn = self._turn.setdefault(about, threading.Lock())
+        if turn is not None:
+            self._run(read, turn, about)
+        return read.get()
+
+    def _run(self, read: _Read[T], turn: threading.Lock, about: tuple[Hashable, ...]) -> None:
+        waits = turn.locked()
+        with turn:
+            if waits:
+                threading.Event().wait(GATHER)
+            with self._lock:
+                del self._next[about]  # later callers came after it began
+            try:
+                read.result = self._read(*about)
+            except BaseException as error:  # every waiting caller gets it
+                read.error = error
+            finally:
+                read.done.set()
+
+
+class SharedQuestion(Generic[T]):
+    """The same for awaited reads. A cancelled caller does not cancel the read for others."""
+
+    def __init__(self, ask: Callable[..., Awaitable[T]]) -> None:
+        self._ask = ask
+        self._next: dict[tuple[Hashable, ...], asyncio.Task[T]] = {}
+        self._under_way: dict[tuple[Hashable, ...], asyncio.Task[T]] = {}
+
+    async def __call__(self, *about: Hashable) -> T:
+        loop = asyncio.get_running_loop()
+        question = self._next.get(about)
+        if question is None or question.done() or question.get_loop() is not loop:  # else of a loop that has ended
+            before = self._under_way.get(about)
+            if before is not None and before.get_loop() is not loop:
+                before = None
+            question = self._next[about] = asyncio.create_task(self._run(before, about))
+        return await asyncio.shield(question)
+
+    async def _run(self, before: asyncio.Task[T] | None, about: tuple[Hashable, ...]) -> T:
+        if before is not None:
+            await asyncio.wait([before])
+            await asyncio.sleep(GATHER)
+        mine = self._under_way[about] = self._next.pop(about)
+        try:
+            return await self._ask(*about)
+        finally:
+            if self._under_way.get(about) is mine:
+                del self._under_way[about]
+
+
+LOGGED_AGAIN = timedelta(minutes=15)  # for this long an identical line is counted instead of logged
+LINES_KEPT = 200
+LONGEST_BUG = 300  # characters of a foreign exception
+
+
+def bug_words(problem: Exception) -> str:
+    """One line: what it is, and where in the code it came from."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    text = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+    return f"this is a bug in gpukeeper, please report it: {text[:LONGEST_BUG]}{where}"
+
+
+def pass_stopped(place: str, problem: Exception) -> str:
+    why = str(problem) if isinstance(problem, KeeperError) else bug_words(problem)
+    return f"the pass on {place} stopped: {why}. Nothing more was touched there; the next pass continues."
+
+
+class LogThrottle:
+    """Lets an identical line through once in a while, with the number of times it was held back."""
+
+    def __init__(self) -> None:
+        self._admitted: dict[str, tuple[float, int]] = {}  # by line: when it was last let through, and how often since
+
+    def admit(self, line: str, steady: float) -> str | None:
+        """The line to log now; None: it was logged a moment ago."""
+        last, held_back = self._admitted.pop(line, (None, 0))
+        quiet = LOGGED_AGAIN.total_seconds()
+        if last is not None and steady - last < quiet:
+            self._admitted[line] = (last, held_back + 1)
+            return None
+        self._admitted[line] = (steady, 0)
+        if len(self._admitted) > LINES_KEPT:
+            del self._admitted[next(iter(self._admitted))]
+        if last is None or not held_back:
+            return line
+        span = in_words(timedelta(seconds=round(steady - last)))
+        return f"{line} ({held_back + 1} times in the last {span})"

@@ -11,21 +11,16 @@ from datetime import datetime, timedelta
 from gpukeeper.engine import outlook
 from gpukeeper.engine.act import take, warn
 from gpukeeper.engine.clean import ReleasedGpus, held, newly_ended, prove_clean
-from gpukeeper.engine.clockwatch import behind_the_ledger
-from gpukeeper.engine.failures import pass_stopped
-from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.observe import Survey, survey
-from gpukeeper.engine.permission import STOPPING
-from gpukeeper.engine.ports import Platform, key_of
-from gpukeeper.engine.record import changed_decisions
+from gpukeeper.engine.keeper import STOPPING, Keeper, behind_the_ledger
+from gpukeeper.engine.observe import Survey, changed_decisions, survey
+from gpukeeper.engine.ports import Platform, key_of, pass_stopped
 from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import TREES, duplicate_sentences, hourly_budget, make_plan
-from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.lifecycle.settings import Narrow, Rulebook
 from gpukeeper.model.decision import Action, Decision, PlaceHead, Plan, Result, Step, Unseen
 from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.model.event import Closed, Complaint, GpuChecked, Passed, Vanished, WarningSent
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Ref
 
 HOUR = timedelta(hours=1)
 IN_BULK = 2_000  # steps whose objects a platform may read together

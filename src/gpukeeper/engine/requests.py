@@ -1,4 +1,8 @@
-"""Requests of users: hold, release, stop, remove, restore, pause. The same rights by socket and by command line."""
+"""Requests of users: hold, release, stop, remove, restore, pause. The same rights by socket and by command line.
+
+And what a hold, release or stop would do to one object, without doing it: for an admin who acts on many at once. That
+preview has a revision; a request with it is executed only on the very object that was previewed.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +16,28 @@ import msgspec
 
 from gpukeeper.engine import clean
 from gpukeeper.engine.act import take
-from gpukeeper.engine.confirm import LASTS, Asker, Pending, revision_of
-from gpukeeper.engine.find import FoundSubject, find, read_subject
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.memory import CONFIRMATION_LASTS, Asker, Pending, revision_of
 from gpukeeper.engine.ports import key_of
 from gpukeeper.engine.restore import restore, restored_in_words
 from gpukeeper.engine.schedule import opening
 from gpukeeper.engine.verify import settle
-from gpukeeper.engine.view import holds_elsewhere
-from gpukeeper.lifecycle.coming import coming_in_words, next_steps
+from gpukeeper.engine.view import FoundSubject, find, holds_elsewhere, read_subject
 from gpukeeper.lifecycle.decide import NOT_HELD, REQUEST, why_not_yet
 from gpukeeper.lifecycle.explain import in_spite_of
-from gpukeeper.lifecycle.forecast import LIVE
+from gpukeeper.lifecycle.forecast import LIVE, coming_in_words, next_steps
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, release_of, whom_to_ask
 from gpukeeper.lifecycle.rules import max_runtime
 from gpukeeper.lifecycle.rules.hold import suspends
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Refused, Result, Step, Verdict, View
-from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Closed, Held, Paused, Released, Resumed
-from gpukeeper.model.memory import KEEP_ALIVE, RESTORE, Hold
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.reading import Moment
-from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.subject import KEEP_ALIVE, RESTORE, Hold, Shape, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words, size_in_words
 
 PASS_WAITED_FOR = 60  # seconds
 SECONDS_MAX = 100 * 365 * 86400.0  # of a request; more is no time that a clock has
@@ -256,7 +257,7 @@ async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -
         pending = keeper.request_state.confirmations.take(request.token, asker, action, now)
         if pending is None:
             raise UsageError(
-                f"this confirmation is unknown, was already used, or is older than {in_words(LASTS)}; "
+                f"this confirmation is unknown, was already used, or is older than {in_words(CONFIRMATION_LASTS)}; "
                 "nothing was done. Try again"
             )
         return await _act_on(keeper, book, asker, await _confirmed(keeper, book, pending), action)
@@ -437,3 +438,56 @@ def _allow(refused: NotAllowed | None) -> None:
 def _allow_admin(book: Rulebook, who: str) -> None:
     if not is_admin(book, who):
         raise UsageError(f"only an admin may do that; {who} is not one of: {', '.join(book.policy.admins)}")
+
+
+PREVIEWED = ("hold", "release", "stop")
+
+
+class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    uid: str
+    words: str  # what would be done
+    revision: str
+
+
+async def preview(keeper: Keeper, book: Rulebook, who: str, request: Request) -> RequestPreview:
+    """Raises UsageError with the reason for which the request would be refused."""
+    if not is_admin(book, who):
+        raise UsageError("only an admin may preview requests for several workloads")
+    if request.action not in PREVIEWED:
+        raise UsageError(f'there is no preview of "{request.action}"; valid values: {", ".join(PREVIEWED)}')
+    found = await find(keeper, book, request.workload)
+    seen = found.view.subject.seen
+    words = await _previewed(keeper, book, who, request, found)
+    return RequestPreview(path=seen.ref.path, uid=seen.ref.uid, words=words, revision=revision_of(seen))
+
+
+async def _previewed(keeper: Keeper, book: Rulebook, who: str, request: Request, found: FoundSubject) -> str:
+    match request.action:
+        case "hold":
+            span = None if request.seconds is None else timedelta(seconds=request.seconds)
+            granted = await hold_granted(keeper, book, found, who, span, reason=request.reason)
+            return f"hold until {until_in_words(granted)}.{not_prevented(book, found, granted)}"
+        case "release":
+            return _preview_release(keeper, book, who, found)
+        case _:
+            return await _preview_stop(keeper, book, who, found)
+
+
+def _preview_release(keeper: Keeper, book: Rulebook, who: str, found: FoundSubject) -> str:
+    ended, left = release_of(found.view, book, who, keeper.clock.now())
+    ends = (*(("its own mark",) if found.view.subject.marks.unhold else ()), *ended.words)
+    still = f" Still held afterwards: {'; '.join(left)}." if left else ""
+    if not ends:
+        raise UsageError(f"there is no hold that {who} may end.{still}")
+    return f"release {', '.join(ends)}.{still}"
+
+
+async def _preview_stop(keeper: Keeper, book: Rulebook, who: str, found: FoundSubject) -> str:
+    may_be_done(keeper, book, Asker(who), found, Action.STOP)
+    paused = await keeper.ledger.paused()
+    if paused is not None:
+        raise UsageError(f"everything is paused ({paused})")
+    if found.view.subject.state not in (State.RUNNING, State.PAUSED):
+        raise UsageError(f"it is not running ({found.view.subject.state})")
+    return described(found.view, Action.STOP)

@@ -7,22 +7,19 @@ from contextlib import suppress
 
 import msgspec
 
-from gpukeeper.engine.find import find, read_subject
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.schedule import opening
 from gpukeeper.engine.verify import evidence_of
-from gpukeeper.lifecycle.coming import coming_in_words, next_steps
+from gpukeeper.engine.view import find, read_subject
 from gpukeeper.lifecycle.decide import NOT_HELD, decide
-from gpukeeper.lifecycle.forecast import ahead
+from gpukeeper.lifecycle.forecast import ahead, coming_in_words, next_steps
 from gpukeeper.lifecycle.holds import granted_by_restore, is_admin, whom_to_ask
 from gpukeeper.lifecycle.rules import max_runtime
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Evidence, Refused, Result
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Closed, Event, Held, Restored
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import EMPTY, Ref, State
 from gpukeeper.model.unknown import Unknown
 
 

@@ -28,13 +28,11 @@ from gpukeeper.lifecycle.usage import (
     handovers,
     holdings_of,
 )
-from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.decision import View
-from gpukeeper.model.identity import PlaceKey
-from gpukeeper.model.memory import EMPTY
-from gpukeeper.model.subject import Gone, Shape, Subject
+from gpukeeper.model.gpu import GpuMemory
+from gpukeeper.model.series import DevicePresence, HourUse, UsageFold, minute_of, moment_of
+from gpukeeper.model.subject import EMPTY, Gone, PlaceKey, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.model.usage import DevicePresence, HourUse, UsageFold, minute_of, moment_of
 
 EVERY = timedelta(minutes=5)
 WINDOW = timedelta(hours=1)  # how far back minutes are read again

@@ -1,4 +1,5 @@
-"""The link between a daemon and its web process: frames over one socket pair, and what is sent in them.
+"""The link between a daemon and its web process: frames over one socket pair, what is sent in them, and a number in
+memory that tells how many times logins were revoked.
 
 The web process has no rights of its own. It forwards the secret that a browser or program presented, and the daemon
 looks up whose it is; only of a trusted reverse proxy the web process reports a name.
@@ -7,7 +8,11 @@ looks up whose it is; only of a trusted reverse proxy the web process reports a 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import mmap
+import os
 import re
+from contextlib import suppress
 from datetime import datetime
 from typing import TypeVar
 
@@ -175,3 +180,42 @@ async def read_frame(reader: asyncio.StreamReader, kind: type[T], largest: int) 
         return None
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
+
+
+_SIZE = 8
+_SEAL_FUTURE_WRITE = 0x10  # of Linux 5.1; the fcntl module does not have it
+
+
+class Revocations:
+    """`descriptor`: of the shared memory, to read, for a child."""
+
+    def __init__(self, descriptor: int, memory: mmap.mmap | None = None) -> None:
+        self.descriptor = descriptor
+        memory = memory or mmap.mmap(descriptor, _SIZE, access=mmap.ACCESS_READ)
+        self._number = memoryview(memory).cast("Q")
+
+    @property
+    def count(self) -> int:
+        return int(self._number[0])
+
+    def increase(self) -> None:
+        self._number[0] += 1
+
+    def close(self) -> None:
+        """The memory stays as long as it is used."""
+        os.close(self.descriptor)
+
+
+def new_revocations() -> Revocations:
+    """The only one that can be increased."""
+    writing = os.memfd_create("gpukeeper-revocations", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(writing, _SIZE)
+        memory = mmap.mmap(writing, _SIZE)
+        os.fchmod(writing, 0o400)  # or its reader could open it again, to write
+        with suppress(OSError):  # an older kernel
+            fcntl.fcntl(writing, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE)
+        fcntl.fcntl(writing, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return Revocations(os.open(f"/proc/self/fd/{writing}", os.O_RDONLY | os.O_CLOEXEC), memory)
+    finally:
+        os.close(writing)

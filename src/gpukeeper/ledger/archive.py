@@ -1,5 +1,5 @@
-"""Rotation: old journal lines move into compressed files, and a checkpoint takes their place. Old days of measurements
-are packed (`pack_signals`).
+"""Rotation: old journal lines move into compressed files, and a checkpoint takes their place; old days of
+measurements are packed. And is the ledger whole? That reads everything and changes nothing.
 
 A line is deleted only after a verified file holds it, in the transaction that writes the checkpoint. A crash in
 between leaves lines in both; the next run finds the file, compares it with the rows and finishes what was begun.
@@ -16,16 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.ledger import state
+from gpukeeper.ledger import tables
 from gpukeeper.ledger.archive_file import Header, digest_rows, headers, read_header, verify, write_archive
-from gpukeeper.ledger.copy.identity import shipped
 from gpukeeper.ledger.database import open_for_reading, shrink_file, translated
-from gpukeeper.ledger.journal import SqliteLedger, append
-from gpukeeper.ledger.lines import micros, moment
-from gpukeeper.ledger.minutes import pack_days
-from gpukeeper.ledger.paths import archive_folder
-from gpukeeper.ledger.reserve import Reserve
-from gpukeeper.ledger.signals import prune
+from gpukeeper.ledger.files import archive_folder
+from gpukeeper.ledger.journal import Reserve, SqliteLedger, append
+from gpukeeper.ledger.lines import decode, micros, moment
+from gpukeeper.ledger.meta import shipped
+from gpukeeper.ledger.signals import pack_days, prune, unreadable_days
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.policy import LedgerKeep
 
@@ -127,9 +125,9 @@ async def believed_now(ledger: SqliteLedger, now: datetime) -> datetime | None:
     None: this clock was not observed before."""
 
     def do(c: sqlite3.Connection) -> datetime | None:
-        last = state.meta(c, "believed_now")
+        last = tables.meta(c, "believed_now")
         believed = now if last is None else min(now, moment(int(last)) + timedelta(days=2))
-        state.set_meta(c, "believed_now", micros(believed))
+        tables.set_meta(c, "believed_now", micros(believed))
         return None if last is None else believed
 
     return await ledger.change(do)
@@ -188,11 +186,11 @@ def _last_before(c: sqlite3.Connection, horizon: datetime, now: datetime) -> int
 def _retire(c: sqlite3.Connection, header: Header, now: datetime, where: str) -> None:
     """Checkpoint and deletion are one transaction: state and journal never disagree."""
     _forget(c, header, now)
-    number = append(c, [state.checkpoint(c, now, where)])
+    number = append(c, [tables.checkpoint(c, now, where)])
     # Exactly what the file holds. Older checkpoints are state, not history: this one replaces them.
     c.execute("DELETE FROM journal WHERE seq BETWEEN ? AND ?", (header.first, header.last))
     c.execute("DELETE FROM journal WHERE type = 'checkpoint' AND seq < ?", (number,))
-    state.set_meta(c, "archived_until", max(micros(header.until), int(state.meta(c, "archived_until") or 0)))
+    tables.set_meta(c, "archived_until", max(micros(header.until), int(tables.meta(c, "archived_until") or 0)))
     shrink_file(c)
 
 
@@ -208,7 +206,7 @@ def _forget(c: sqlite3.Connection, header: Header, now: datetime) -> None:
     c.execute(f"DELETE FROM decided WHERE {silent_keys}", archived)  # noqa: S608
     silent = c.execute(f"SELECT key, memory FROM memories WHERE {silent_keys}", archived).fetchall()  # noqa: S608
     for key, stored in silent:
-        memory = state.read_memory(stored)
+        memory = tables.read_memory(stored)
         # A GPU's baseline and quarantine outlive their lines, however old those are.
         if memory.gpu is None and not memory.tested and all(hold.until <= now for hold in memory.holds):
             c.execute("DELETE FROM memories WHERE key = ?", (key,))
@@ -244,3 +242,62 @@ def _extent(c: sqlite3.Connection) -> tuple[int, datetime | None, datetime | Non
         with suppress(TypeError):  # no line: no row
             ends[i] = moment(c.execute(f"SELECT at FROM journal ORDER BY seq {order} LIMIT 1").fetchone()[0])  # noqa: S608
     return lines, ends[0], ends[1]
+
+
+MOST = 20  # problems of one kind that are listed; the rest is counted
+
+
+class LedgerFile(msgspec.Struct, frozen=True):
+    name: str
+    size: int
+
+
+class InspectionResult(msgspec.Struct, frozen=True):
+    """`problems`: a sentence each; none when everything could be read and is what it was when it was written."""
+
+    lines: int
+    archives: tuple[ArchiveInfo, ...]
+    problems: tuple[str, ...]
+
+
+async def inspect(ledger: SqliteLedger) -> InspectionResult:
+    found = await ledger.damage()
+    if found:
+        return InspectionResult(0, (), tuple(f"{ledger.path}: {words}" for words in _few(found)))
+    lines, unreadable = await ledger.read(lambda c: _read_all(c, str(ledger.path)))
+    archives = (await status(ledger, check=True)).archives
+    damaged = [one.damage for one in archives if one.damage is not None]
+    packed = await ledger.read(unreadable_days)
+    return InspectionResult(lines, archives, (*_few(unreadable), *_few(packed), *_few(damaged)))
+
+
+async def schema_of(ledger: SqliteLedger) -> int:
+    """The number of its last migration."""
+    return await ledger.read(lambda c: int(c.execute("PRAGMA user_version").fetchone()[0]))
+
+
+def files_of(ledger: SqliteLedger) -> tuple[LedgerFile, ...]:
+    """The database and what belongs to it."""
+    found = sorted(ledger.path.parent.glob(ledger.path.name + "*"))
+    return tuple(LedgerFile(path.name, path.stat().st_size) for path in found)
+
+
+def archived_size(found: LedgerStatus) -> int:
+    return sum(one.size for one in found.archives)
+
+
+def _read_all(c: sqlite3.Connection, where: str) -> tuple[int, list[str]]:
+    lines, unreadable = 0, []
+    for seq, stored in c.execute("SELECT seq, line FROM journal ORDER BY seq"):
+        try:
+            decode(stored, f"Line {seq} of {where}")
+        except LedgerError as problem:
+            unreadable.append(str(problem))
+        else:
+            lines += 1
+    return lines, unreadable
+
+
+def _few(found: list[str]) -> list[str]:
+    more = len(found) - MOST
+    return [*found[:MOST], f"and {more} more"] if more > 0 else found

@@ -23,12 +23,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpukeeper.ledger.database import check_restored, copy_to, open_for_writing, transaction
-from gpukeeper.ledger.journal import append
-from gpukeeper.ledger.lease import no_pass
-from gpukeeper.ledger.paths import LEDGER_FILE, RESTORING_FILE, archive_folder, usage_path
-from gpukeeper.ledger.schema import LEDGER, USAGE
-from gpukeeper.ledger.trust import make_private, why_untrusted
+from gpukeeper.ledger.database import LEDGER, USAGE, check_restored, copy_to, open_for_writing, transaction
+from gpukeeper.ledger.files import LEDGER_FILE, RESTORING_FILE, archive_folder, make_private, usage_path, why_untrusted
+from gpukeeper.ledger.journal import append, no_pass
 from gpukeeper.model import reading
 from gpukeeper.model.errors import LedgerError, UsageError
 from gpukeeper.model.event import Paused

@@ -22,9 +22,9 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.ledger.lines import text
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence
-from gpukeeper.model.durations import size_in_words
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Ref
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import size_in_words
 
 INDEX = "index.json"
 SAVED_WITHIN = timedelta(minutes=2)  # one capture; a mount that hangs must not keep a pass from going on

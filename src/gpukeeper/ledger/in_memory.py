@@ -25,10 +25,9 @@ from gpukeeper.model.event import (
     Resumed,
 )
 from gpukeeper.model.fold import closes, decision_words, holds_from, is_gone, newest_clocks, refs_of, remember
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY, ClockRecord, Hold, Memory
 from gpukeeper.model.ports import Signals
 from gpukeeper.model.series import NOT_MEASURED, Sample, Series, Signal, unbroken
+from gpukeeper.model.subject import EMPTY, ClockRecord, Hold, Memory, Ref
 from gpukeeper.model.unknown import Unknown
 
 BACK_MAX = 2 * 24 * 60  # minutes that a clock may go back without what was measured ahead of it being dropped

@@ -21,9 +21,9 @@ from typing import TypeVar
 import msgspec
 
 from gpukeeper.ledger.database import transaction, translated
-from gpukeeper.ledger.trust import make_private
-from gpukeeper.model.direct import direct
+from gpukeeper.ledger.files import make_private
 from gpukeeper.model.errors import LedgerError
+from gpukeeper.model.unknown import direct
 
 FILE = "logins.db"
 LINK_LASTS = timedelta(minutes=10)

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Ref
 
 PATIENCE = 0.2  # seconds; a user waits at a prompt
 MOST = 2000

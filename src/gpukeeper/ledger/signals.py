@@ -1,25 +1,281 @@
 """What was measured, in SQLite: one-minute buckets with sum and count. Prunable; losing the last minute is harmless.
-How older days are stored: `minutes.py`.
-
-Own connection and thread with synchronous=NORMAL, so that samples cost no fsync and journal lines do not wait for them.
+New minutes are a row each (`buckets`), older days of a series a row each (`days`), never both: a reading that comes
+late takes its day out again, so what is read never depends on whether a day was packed. An own connection and thread
+with synchronous=NORMAL: samples cost no fsync, and journal lines do not wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
+from itertools import accumulate, pairwise
 from math import isnan
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from gpukeeper.ledger.database import is_full, open_for_reading, open_for_writing, transaction, translated
+from gpukeeper.ledger.database import is_full, open_for_reading, open_for_writing, shrink_file, transaction, translated
 from gpukeeper.ledger.lines import text
-from gpukeeper.ledger.minutes import DAY, delete_minutes, read_means, unpack_day
-from gpukeeper.model.series import NOT_MEASURED, Sample, Series, Signal, unbroken
+from gpukeeper.model.errors import LedgerError
+from gpukeeper.model.series import MINUTE, NOT_MEASURED, Sample, Series, Signal, unbroken
 from gpukeeper.model.unknown import Unknown
+
+Minute = tuple[int, float | None, int]
+"""Minute, sum and count. Without a sum a reading of that minute was no number."""
+
+DAY_FORMAT: Final = 1
+_HEAD = struct.Struct("<BHH")
+_NOT_A_NUMBER = float("nan")  # stored for no sum: a sum is never NaN, SQLite makes it NULL
+_STEP, _COUNT, _SUM, _PLACE = "H", "I", "Q", "H"
+
+
+def encode(minutes: Sequence[Minute], begin: int = 0) -> bytes:
+    """At least one minute, in order; `begin` is the first one of the day.
+
+    The measured minutes of one series and day as one value: exact, in columns that compress well.
+
+    Format 1: version, number of minutes, number of different sums; then, as zlib, the columns: from each minute to
+    the next, counts, the different sums in the order of their bits, each as the difference to the one before, and
+    which of them each minute has. A column has the lowest byte of every number first, then the next one: equal bytes
+    side by side.
+    """
+    numbers, sums, counts = zip(*minutes, strict=True)
+    bits = _bits(sums)
+    different = sorted(set(bits))
+    place = {one: number for number, one in enumerate(different)}
+    columns = (
+        (_STEP, _steps(numbers, begin)),
+        (_COUNT, counts),
+        (_SUM, _steps(different, 0)),
+        (_PLACE, [place[one] for one in bits]),
+    )
+    body = b"".join(_column(kind, values) for kind, values in columns)
+    return _HEAD.pack(DAY_FORMAT, len(minutes), len(different)) + zlib.compress(body)
+
+
+def decode(stored: bytes, begin: int = 0) -> list[Minute]:
+    """What was encoded. ValueError: it is damaged, or of another version."""
+    minutes, counts, sums, places = _columns(stored, begin)
+    return list(zip(minutes, [sums[place] for place in places], counts, strict=True))
+
+
+def decode_means(stored: bytes, begin: int = 0) -> list[tuple[int, float | None]]:
+    """The same as means."""
+    minutes, counts, sums, places = _columns(stored, begin)
+    if min(counts) == max(counts):  # usually: each sum is divided once
+        by_place = [None if total is None else total / counts[0] for total in sums]
+        return list(zip(minutes, [by_place[place] for place in places], strict=True))
+    return [(minute, None if total is None else total / count) for minute, total, count in decode(stored, begin)]
+
+
+def minutes_packed(stored: bytes) -> int:
+    """How many minutes it has, from its first three bytes."""
+    return int.from_bytes(stored[1:3], "little")
+
+
+def _columns(stored: bytes, begin: int) -> tuple[Sequence[int], Sequence[int], Sequence[float | None], Sequence[int]]:
+    """Minutes, counts, the different sums, and which of them each minute has."""
+    try:
+        version, minutes, different = _HEAD.unpack_from(stored)
+        if version != DAY_FORMAT:
+            raise ValueError(f"format {version}, this gpukeeper reads {DAY_FORMAT}")
+        body, parts = zlib.decompress(stored[_HEAD.size :]), []
+        for kind, length in ((_STEP, minutes), (_COUNT, minutes), (_SUM, different), (_PLACE, minutes)):
+            size = length * struct.calcsize(f"<{kind}")
+            parts.append(_numbers(kind, body[:size], length))
+            body = body[size:]
+    except (struct.error, zlib.error) as error:
+        raise ValueError(str(error)) from None
+    steps, counts, sum_steps, places = parts
+    if not minutes or max(places) >= different:
+        raise ValueError("its columns do not fit together")
+    return tuple(accumulate((begin + steps[0], *steps[1:]))), counts, _sums(tuple(accumulate(sum_steps))), places
+
+
+def _bits(sums: Sequence[float | None]) -> tuple[int, ...]:
+    """Bits and not values: -0.0 equals 0.0, and NaN not even itself."""
+    numbers = (_NOT_A_NUMBER if one is None else one for one in sums)
+    return struct.unpack(f"<{len(sums)}Q", struct.pack(f"<{len(sums)}d", *numbers))
+
+
+def _sums(bits: Sequence[int]) -> list[float | None]:
+    numbers = struct.unpack(f"<{len(bits)}d", struct.pack(f"<{len(bits)}Q", *bits))
+    return [one if one == one else None for one in numbers]  # noqa: PLR0124  NaN
+
+
+def _steps(rising: Sequence[int], begin: int) -> Iterator[int]:
+    return (after - before for before, after in pairwise((begin, *rising)))
+
+
+def _column(kind: str, values: Sequence[int] | Iterator[int]) -> bytes:
+    numbers = tuple(values)
+    raw, width = struct.pack(f"<{len(numbers)}{kind}", *numbers), struct.calcsize(f"<{kind}")
+    return b"".join(raw[byte::width] for byte in range(width))
+
+
+def _numbers(kind: str, column: bytes, length: int) -> tuple[int, ...]:
+    raw, width = bytearray(len(column)), struct.calcsize(f"<{kind}")
+    for byte in range(width):
+        raw[byte::width] = column[byte * length : (byte + 1) * length]
+    return struct.unpack(f"<{length}{kind}", raw)
+
+
+_M = TypeVar("_M", Minute, tuple[int, float | None])
+DAY: Final = timedelta(days=1) // MINUTE
+# What passes read and write all the time, and what comes late, stays a row each: windows of a few hours, histories of
+# Prometheus, minutes that wait for the fleet database.
+YOUNG: Final = timedelta(days=2)
+SLICE: Final = 10  # days of series that are packed in one transaction: others wait this long, about 0.1 s
+_PAGES: Final = 128  # free pages in one transaction, more than a slice leaves
+
+_BUCKETS = "FROM buckets WHERE series = ? AND minute BETWEEN ? AND ?"
+_PACKED = "SELECT day, minutes FROM days WHERE series = ? AND day BETWEEN ? AND ?"
+# A day has a minute, so of two the second has one that is not before `since`.
+_FIRST = """
+SELECT min(minute), NULL FROM buckets WHERE series = :series AND minute >= :since
+UNION ALL SELECT * FROM (SELECT day, minutes FROM days WHERE series = :series AND day >= :day ORDER BY day LIMIT 2)
+"""
+_OLDEST = """
+SELECT id, (SELECT min(minute) FROM buckets WHERE series = id) AS oldest FROM series
+WHERE id >= ? AND oldest < ? ORDER BY id LIMIT 1
+"""
+# By series: a day has no index of its own.
+_DAYS = "FROM series s CROSS JOIN days d ON d.series = s.id WHERE d.day"
+
+
+def read_minutes(c: sqlite3.Connection, series: int, first: int, last: int) -> list[Minute]:
+    """Of this window, in minutes since 1970; in no order."""
+    return _read_packed(c, f"SELECT minute, sum, count {_BUCKETS}", decode, (series, first, last))
+
+
+def read_means(c: sqlite3.Connection, series: int, first: int, last: int) -> list[tuple[int, float | None]]:
+    """The same as means. None: a reading of that minute was no number."""
+    return _read_packed(c, f"SELECT minute, sum / count {_BUCKETS}", decode_means, (series, first, last))
+
+
+def first_minute(c: sqlite3.Connection, series: int, since: int = 0) -> int | None:
+    """The first that was measured and is not before `since`."""
+    firsts = []
+    for at, packed in c.execute(_FIRST, {"series": series, "since": since, "day": since // DAY}):
+        if packed is not None:
+            firsts += [minute for minute, _sum, _count in _unpacked(packed, series, at, decode) if minute >= since][:1]
+        elif at is not None:
+            firsts.append(at)
+    return min(firsts, default=None)
+
+
+def pack_days(c: sqlite3.Connection, now: datetime, start: int = 0, most: int = SLICE) -> int | None:
+    """Within a transaction: one slice, beginning with the series `start`. Where the next one begins; None: done."""
+    young = (int((now - YOUNG).timestamp()) // 60) // DAY
+    following: int | None = start
+    for _ in range(most):
+        found = c.execute(_OLDEST, (following, young * DAY)).fetchone()
+        if found is None:
+            following = None
+            break
+        following = int(found[0])
+        _pack(c, following, found[1] // DAY)
+    shrink_file(c, _PAGES)
+    return following
+
+
+def unpack_day(c: sqlite3.Connection, series: int, day: int) -> None:
+    """Within a transaction.
+
+    Sums are added in the order in which they came.
+    """
+    found = c.execute("SELECT minutes FROM days WHERE series = ? AND day = ?", (series, day)).fetchone()
+    if found is not None:
+        c.executemany(
+            "INSERT INTO buckets (series, minute, sum, count) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET sum = sum + excluded.sum, count = count + excluded.count",
+            ((series, *minute) for minute in _unpacked(found[0], series, day, decode)),
+        )
+        c.execute("DELETE FROM days WHERE series = ? AND day = ?", (series, day))
+
+
+def delete_minutes(c: sqlite3.Connection, before: int) -> int:
+    """Within a transaction. How many were deleted."""
+    gone = c.execute("DELETE FROM buckets WHERE minute < ?", (before,)).rowcount
+    day, offset = divmod(before, DAY)
+    whole = f"{_DAYS} < ?"
+    gone += sum(minutes_packed(head) for (head,) in c.execute(f"SELECT substr(d.minutes, 1, 3) {whole}", (day,)))
+    c.execute(f"DELETE FROM days WHERE rowid IN (SELECT d.rowid {whole})", (day,))  # noqa: S608
+    for series, packed in c.execute(f"SELECT d.series, d.minutes {_DAYS} = ?", (day,)).fetchall() if offset else ():
+        minutes = _unpacked(packed, series, day, decode)
+        kept = [minute for minute in minutes if minute[0] >= before]
+        gone += len(minutes) - len(kept)
+        c.execute("DELETE FROM days WHERE series = ? AND day = ?", (series, day))
+        if kept:
+            _insert(c, series, day, kept)
+    return gone
+
+
+def unreadable_days(c: sqlite3.Connection) -> list[str]:
+    """A sentence for each."""
+    found = []
+    for series, day, packed in c.execute("SELECT series, day, minutes FROM days"):
+        try:
+            _unpacked(packed, series, day, decode)
+        except LedgerError as problem:
+            found.append(str(problem))
+    return found
+
+
+def _pack(c: sqlite3.Connection, series: int, day: int) -> None:
+    unpack_day(c, series, day)  # only after an older gpukeeper ran on, and stored late readings by itself
+    window = (series, day * DAY, day * DAY + DAY - 1)
+    _insert(c, series, day, c.execute(f"SELECT minute, sum, count {_BUCKETS} ORDER BY minute", window).fetchall())
+    c.execute(f"DELETE {_BUCKETS}", window)
+
+
+def _insert(c: sqlite3.Connection, series: int, day: int, minutes: list[Minute]) -> None:
+    c.execute("INSERT INTO days (series, day, minutes) VALUES (?, ?, ?)", (series, day, encode(minutes, day * DAY)))
+
+
+def _read_packed(
+    c: sqlite3.Connection, question: str, unpack: Callable[[bytes, int], list[_M]], window: tuple[int, int, int]
+) -> list[_M]:
+    series, first, last = window
+    with _one_state(c):
+        found: list[_M] = c.execute(question, window).fetchall()
+        days = c.execute(_PACKED, (series, first // DAY, last // DAY)).fetchall()
+    for day, packed in days:
+        minutes = _unpacked(packed, series, day, unpack)
+        whole = first <= day * DAY and (day + 1) * DAY <= last + 1
+        found += minutes if whole else [one for one in minutes if first <= one[0] <= last]
+    return found
+
+
+@contextmanager
+def _one_state(c: sqlite3.Connection) -> Iterator[None]:
+    """Of both tables, while another process packs a day."""
+    if c.in_transaction:
+        yield
+        return
+    c.execute("BEGIN")
+    try:
+        yield
+    finally:
+        c.execute("COMMIT")
+
+
+def _unpacked(packed: bytes, series: int, day: int, unpack: Callable[[bytes, int], list[_M]]) -> list[_M]:
+    """In minutes since 1970."""
+    try:
+        return unpack(packed, day * DAY)
+    except ValueError as error:
+        on = date(1970, 1, 1) + timedelta(days=day)
+        raise LedgerError(
+            f"The measurements of series {series} on {on} in the ledger cannot be read ({error}). They were not used. "
+            "Restore a backup with `gpukeeper ledger restore FILE`."
+        ) from error
+
 
 T = TypeVar("T")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -17,16 +17,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpukeeper.ledger.database import (
-    open_for_reading,
-    open_for_writing,
-    shrink_file,
-    transaction,
-    translated,
-)
+from gpukeeper.ledger.database import USAGE, open_for_reading, open_for_writing, shrink_file, transaction, translated
 from gpukeeper.ledger.lines import text
-from gpukeeper.ledger.schema import USAGE
-from gpukeeper.model.usage import DevicePresence, Holder, HourUse, RecordedHour, UsageFold, merged, minute_of
+from gpukeeper.model.series import DevicePresence, Holder, HourUse, RecordedHour, UsageFold, merged_uses, minute_of
 
 T = TypeVar("T")
 KEPT = timedelta(days=400)  # thirteen months: a month can be compared with the same one of the year before
@@ -206,7 +199,7 @@ def _merge(c: sqlite3.Connection, use: HourUse, device: int, holder: int) -> Non
     known = c.execute(
         "SELECT active, idle, unknown, free FROM hours WHERE hour = ? AND device = ? AND holder = ?", where
     ).fetchone()
-    whole = use if known is None else merged(_with_masks(use, known), use)
+    whole = use if known is None else merged_uses(_with_masks(use, known), use)
     masks = (whole.active, whole.idle, whole.unknown, whole.free)
     if known != masks:
         c.execute("INSERT OR REPLACE INTO hours VALUES (?, ?, ?, ?, ?, ?, ?)", (*where, *masks))

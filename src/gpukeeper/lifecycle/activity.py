@@ -1,4 +1,5 @@
-"""Is it idle? Pure, from one-minute buckets; shared by plan, explain and backtests.
+"""Is it idle? Pure, from one-minute buckets; shared by plan, explain and backtests. And which GPUs running work holds
+and does not use: a report from which nothing follows.
 
 GPU first: one bucket over its threshold makes a workload active, however quiet the rest. Every other signal can only
 keep. What was not measured is never quiet: a gap in any signal ends the quiet time before it, like use does.
@@ -14,10 +15,13 @@ from math import isnan
 
 import msgspec
 
-from gpukeeper.model.direct import direct
-from gpukeeper.model.durations import in_words
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import View
 from gpukeeper.model.policy import Activity as Thresholds
 from gpukeeper.model.series import BRIDGED_MAX, Series, Signal
+from gpukeeper.model.subject import Ref, Shape, State
+from gpukeeper.model.unknown import Unknown, direct
+from gpukeeper.model.words import in_words
 
 MINUTE = timedelta(minutes=1)
 NOTHING = timedelta()
@@ -288,3 +292,47 @@ def _minute(at: datetime) -> datetime:
 
 def _ago(minutes: int) -> str:
     return "just now" if minutes == 0 else f"{minutes}m ago"
+
+
+WASTED_AFTER = timedelta(minutes=30)
+WASTED_SEARCHED = timedelta(hours=4)  # how far back its last use is searched
+_LIVE = (State.RUNNING, State.PAUSED)
+
+
+class Waste(msgspec.Struct, frozen=True, kw_only=True):
+    """One workload and the GPUs that it does not use. `at_least`: it may be longer; no use was ever seen.
+
+    Unlike the idle rule it is judged by GPU use alone, of every class, held and exempt work included: no one is
+    warned or stopped by it. What was not measured is not reported as waste.
+    """
+
+    ref: Ref
+    owner: str | Unknown | None
+    class_: str | Unknown
+    devices: tuple[str, ...]
+    since: datetime
+    at_least: bool
+
+
+def wasted(view: View, book: Rulebook, now: datetime) -> Waste | None:
+    """None: it uses its GPUs, has none, was not measured long enough, or is never touched anyway."""
+    subject = view.subject
+    if subject.shape is not Shape.WORKLOAD or subject.root is not None or subject.state not in _LIVE:
+        return None
+    if isinstance(subject.devices, Unknown) or not subject.devices or not view.series:
+        return None
+    untouchable = book.settings(subject).untouchable
+    if not isinstance(untouchable, Unknown) and untouchable:
+        return None
+    # The present minute is not over, so that it takes one more.
+    judged = assess_use(view.series, subject.devices, book.gpu_alone, WASTED_AFTER + MINUTE, now, WASTED_SEARCHED)
+    if judged.use is not Use.QUIET or judged.since is None or now - judged.since < WASTED_AFTER:
+        return None
+    return Waste(
+        ref=subject.ref,
+        owner=subject.owner,
+        class_=subject.class_,
+        devices=subject.devices,
+        since=judged.since,
+        at_least=judged.used is None,
+    )

@@ -10,8 +10,8 @@ import msgspec
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.lifecycle.declared import Turn, is_counted_once, turn_of
 from gpukeeper.model.decision import ACTING, Action, Decision, Plan, Step
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Policy
+from gpukeeper.model.words import in_words
 
 _TURNS = {rule.NAME: turn_of(rule) for rule in RULES}
 TREES = frozenset(name for name, turn in _TURNS.items() if turn is Turn.TREES)  # an hour has its own number of them

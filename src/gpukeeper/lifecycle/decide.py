@@ -38,8 +38,7 @@ from gpukeeper.lifecycle.rules import (
 from gpukeeper.lifecycle.settings import Rulebook, Settings
 from gpukeeper.lifecycle.warnings import not_before_announced
 from gpukeeper.model.decision import Action, Answer, Decision, Step, Verdict, View
-from gpukeeper.model.memory import Hold
-from gpukeeper.model.subject import Category, Shape, State, Subject
+from gpukeeper.model.subject import Category, Hold, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 RULES: tuple[ModuleType, ...] = (

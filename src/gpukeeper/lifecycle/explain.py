@@ -9,17 +9,15 @@ from math import isnan
 import msgspec
 
 from gpukeeper.lifecycle.activity import PAIR, measured_span, secondary_threshold
-from gpukeeper.lifecycle.coming import coming_in_words, next_steps
 from gpukeeper.lifecycle.decide import NOT_HELD
-from gpukeeper.lifecycle.forecast import Opens, UpcomingAction, ahead
+from gpukeeper.lifecycle.forecast import Opens, UpcomingAction, ahead, coming_in_words, next_steps
 from gpukeeper.lifecycle.rules import exemption, idle, keep_alive, max_runtime, target
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import size_in_words
-from gpukeeper.model.memory import Hold
 from gpukeeper.model.series import Series, Signal
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Hold, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import size_in_words
 
 MINUTE = timedelta(minutes=1)
 GPUKEEPER = "gpukeeper"  # who stopped it

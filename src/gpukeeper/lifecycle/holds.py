@@ -7,8 +7,8 @@ from difflib import get_close_matches
 
 import msgspec
 
-from gpukeeper.lifecycle.caps import left_to_hold
 from gpukeeper.lifecycle.decide import RULES
+from gpukeeper.lifecycle.declared import left_to_hold
 from gpukeeper.lifecycle.rules import (
     build_cache,
     leftover_tree,
@@ -24,9 +24,9 @@ from gpukeeper.lifecycle.rules import (
 from gpukeeper.lifecycle.rules.hold import mark_until
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
-from gpukeeper.model.durations import in_words
-from gpukeeper.model.memory import RESTORE, Hold, Memory
+from gpukeeper.model.subject import RESTORE, Hold, Memory
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NEVER = 9000  # a year that means no end
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

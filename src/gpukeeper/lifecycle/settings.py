@@ -1,15 +1,19 @@
-"""Which settings apply to a subject: its class by the policy's match list, its owner's groups, its environment."""
+"""Which settings apply to a subject: its class by the policy's match list, its owner's groups, its environment. Pure.
+
+And the same with short times, to try a policy on named workloads (idle times stay: use is measured by the minute);
+and the narrowing flags of plan, apply and observe, which choose among what the policy covers and never widen it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Collection, Iterator
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
 import msgspec
 
-from gpukeeper.model.policy import ClassSettings, Group, Match, Policy, Retention
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.policy import ClassSettings, Group, Match, Policy, Retention, Warnings
+from gpukeeper.model.subject import Ref, Shape, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 
 NO_LIMITS = ClassSettings(never_started=None)
@@ -175,3 +179,147 @@ def has_label(subject: Subject, wanted: str) -> bool:
     key, given, value = wanted.partition("=")
     found = subject.labels.get(key)
     return found is not None and (not given or fnmatchcase(found, value))
+
+
+NOT_COMPRESSED = "not named with --compress, so it is kept"
+
+
+class CompressedBook(Rulebook):
+    """`names`: full paths. A leftover has no name that would include it.
+
+    Divided are times after the end and before the start, runtime and the lead of warnings. Everything that is not
+    named is kept.
+    """
+
+    def __init__(self, policy: Policy, divisor: int, names: Collection[str]) -> None:
+        assert divisor > 1, "a policy is only ever made shorter"
+        super().__init__(policy)
+        self.divisor, self.names = divisor, frozenset(names)
+        self._short = Rulebook(divided(policy, divisor))
+
+    def settings(self, subject: Subject) -> Settings:
+        if subject.shape is Shape.WORKLOAD and subject.ref.path in self.names:
+            return msgspec.structs.replace(self._short.settings(subject), divisor=self.divisor)
+        return msgspec.structs.replace(super().settings(subject), kept=NOT_COMPRESSED)
+
+
+def divided(policy: Policy, by: int) -> Policy:
+    return msgspec.structs.replace(
+        policy,
+        retention=_short_retention(policy.retention, by),
+        environments={name: _short_retention(one, by) for name, one in policy.environments.items()},
+        classes={name: _short_limits(one, by) for name, one in policy.classes.items()},
+        groups={name: _short_group(one, by) for name, one in policy.groups.items()},
+        warnings=_short_warnings(policy.warnings, by),
+    )
+
+
+def _short_retention(given: Retention, by: int) -> Retention:
+    return Retention(
+        succeeded=_short_span(given.succeeded, by),
+        failed=_short_span(given.failed, by),
+        stopped=_short_span(given.stopped, by),
+        max=given.max / by,
+    )
+
+
+def _short_limits(given: ClassSettings, by: int) -> ClassSettings:
+    return msgspec.structs.replace(
+        given,
+        max_runtime=_short_span(given.max_runtime, by),
+        never_started=_short_span(given.never_started, by),
+        hold_after_stop=given.hold_after_stop / by,
+    )
+
+
+def _short_group(given: Group, by: int) -> Group:
+    """A number is a factor of the class's value, which is divided already."""
+    spans = {name: getattr(given, name) for name in ("max_runtime", "hold_after_stop")}
+    return msgspec.structs.replace(
+        given, **{name: one / by for name, one in spans.items() if isinstance(one, timedelta)}
+    )
+
+
+def _short_warnings(given: Warnings, by: int) -> Warnings:
+    return msgspec.structs.replace(given, lead=given.lead / by, undelivered=given.undelivered / by)
+
+
+def _short_span(given: timedelta | None, by: int) -> timedelta | None:
+    return None if given is None else given / by
+
+
+SHORT_ID = 12  # letters of an id that are enough to mean one image
+
+
+class Narrow(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing given means everything. A fact that is not known fits no narrowing on it."""
+
+    platform: str | None = None  # its name, or name/place
+    namespace: str | None = None
+    label: str | None = None
+    kind: str | None = None
+    owner: str | None = None
+    nobodys: bool = False  # with an owner: also what has no owner
+    class_: str | None = None
+    outcome: str | None = None
+    older_than: timedelta | None = None
+    name: str | None = None
+    image: str | None = None
+    paths: frozenset[str] | None = None  # full paths, without patterns
+
+    def fits(self, subject: Subject, now: datetime) -> bool:
+        if not self.fits_ref(subject.ref, subject.owner):
+            return False
+        if self.outcome is not None and not _like(subject.outcome, self.outcome):
+            return False
+        if self.label is not None and not has_label(subject, self.label):
+            return False
+        if self.image is not None and not is_made_from(subject, self.image):
+            return False
+        return self.older_than is None or _age_of(subject, now) >= self.older_than
+
+    def fits_ref(self, ref: Ref, owner: object) -> bool:
+        """As far as that is known without its other facts."""
+        if self.paths is not None and ref.path not in self.paths:
+            return False
+        named = (
+            (self.namespace, ref.namespace),
+            (self.kind and self.kind.lower(), ref.kind.lower()),
+            (None if self.nobodys and owner is None else self.owner, owner),
+        )
+        if not all(wanted is None or _like(value, wanted) for wanted, value in named):
+            return False
+        if self.platform is not None and not _like(f"{ref.platform}/{ref.place}", self.platform, prefix=True):
+            return False
+        return self.name is None or fnmatchcase(ref.name, self.name) or ref.ends_with(self.name)
+
+    def fits_class(self, class_: str) -> bool:
+        """The one whose limits apply, so that the policy's match list counts."""
+        return self.class_ is None or _like(class_, self.class_)
+
+
+def is_made_from(subject: Subject, wanted: str) -> bool:
+    """By the name it was made from, or by the id of its image. A name without a tag means every tag and digest of it;
+    an engine's own filter would mean `latest`."""
+    if subject.shape is not Shape.WORKLOAD:
+        return False
+    name, id_ = subject.labels.get("image", ""), subject.labels.get("image_id", "").removeprefix("sha256:")
+    hex_ = wanted.removeprefix("sha256:")
+    if len(hex_) >= SHORT_ID and id_.startswith(hex_):
+        return True
+    tagged = ":" in wanted.rpartition("/")[2] or "@" in wanted
+    patterns = (wanted,) if tagged else (wanted, f"{wanted}:*", f"{wanted}@*")
+    return bool(name) and any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _like(value: object, wanted: str, *, prefix: bool = False) -> bool:
+    if not isinstance(value, str):
+        return False
+    return fnmatchcase(value, wanted) or (prefix and value.startswith(wanted.rstrip("/") + "/"))
+
+
+def _age_of(subject: Subject, now: datetime) -> timedelta:
+    """Since its end, else its start, else its creation; what has no known time is not older than anything."""
+    times = (subject.ended, subject.last_used, subject.started, subject.created)
+    at = next((one for one in times if one is not None), None)
+    return now - at if isinstance(at, datetime) else timedelta(-1)

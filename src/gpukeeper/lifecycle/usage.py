@@ -16,12 +16,21 @@ import msgspec
 
 from gpukeeper.lifecycle.claims import ClaimState, blocks_use
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.direct import direct
 from gpukeeper.model.policy import Activity, Policy
-from gpukeeper.model.series import Series, Signal
+from gpukeeper.model.series import (
+    FREE,
+    OUTSIDE,
+    QUARANTINE,
+    WHOLE_HOUR,
+    Holder,
+    HourUse,
+    Series,
+    Signal,
+    merged_uses,
+    minute_of,
+)
 from gpukeeper.model.subject import Subject
-from gpukeeper.model.unknown import Unknown
-from gpukeeper.model.usage import FREE, OUTSIDE, QUARANTINE, WHOLE_HOUR, Holder, HourUse, merged, minute_of
+from gpukeeper.model.unknown import Unknown, direct
 
 HALF = timedelta(seconds=30)
 
@@ -285,7 +294,7 @@ def _add(
             added = HourUse(hour=hour, place=place, device=device, holder=holder, **masks)
             key = (hour, place, device, holder.key, holder.class_)
             known = found.get(key)
-            found[key] = added if known is None else msgspec.structs.replace(merged(known, added), holder=holder)
+            found[key] = added if known is None else msgspec.structs.replace(merged_uses(known, added), holder=holder)
         shifted = {state: mask >> 60 for state, mask in shifted.items() if mask >> 60}
         hour += 1
 

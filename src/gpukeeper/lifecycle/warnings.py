@@ -11,10 +11,10 @@ import msgspec
 from gpukeeper.lifecycle.rules.hold import last_end
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Announcement, Answer, Verdict, View
-from gpukeeper.model.durations import due_in_words, in_words
-from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import Mode, Policy, Warnings
+from gpukeeper.model.subject import Warned
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import due_in_words, in_words
 
 _ENDS = {Action.STOP: "be stopped", Action.REMOVE: "be removed"}
 DELETED = ", then deleted"

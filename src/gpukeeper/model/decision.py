@@ -9,12 +9,9 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.model.direct import direct
-from gpukeeper.model.identity import Seen
-from gpukeeper.model.memory import EMPTY, Hold, Memory
 from gpukeeper.model.series import Series
-from gpukeeper.model.subject import Subject
-from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.subject import EMPTY, Hold, Memory, Seen, Subject
+from gpukeeper.model.unknown import Unknown, direct
 
 
 @direct

@@ -8,13 +8,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Action, Result, Verdict
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Hold, Memory
+from gpukeeper.model.gpu import CheckResult, Grade
 from gpukeeper.model.reading import Moment
-from gpukeeper.model.subject import Outcome, State
+from gpukeeper.model.subject import Hold, Memory, Outcome, Ref, State
 from gpukeeper.model.unknown import Unknown
 
 SCHEMA_VERSION = 1

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import (
     BaselineSeen,
@@ -27,11 +26,21 @@ from gpukeeper.model.event import (
     Vanished,
     WarningSent,
 )
-from gpukeeper.model.grade import Past
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY, RESTORE, ClockRecord, Hold, Memory, Stopped, Warned
+from gpukeeper.model.gpu import GpuMemory, Past
 from gpukeeper.model.policy import WITHOUT_GPU
-from gpukeeper.model.subject import Outcome, State, Subject
+from gpukeeper.model.subject import (
+    EMPTY,
+    RESTORE,
+    ClockRecord,
+    Hold,
+    Memory,
+    Outcome,
+    Ref,
+    State,
+    Stopped,
+    Subject,
+    Warned,
+)
 
 WARNINGS_KEPT = 12
 HOLDS_KEPT = timedelta(days=30)

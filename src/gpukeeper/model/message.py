@@ -7,8 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.subject import Ref, Subject
 
 
 class MessageKind(StrEnum):

@@ -15,8 +15,7 @@ from typing import Annotated
 import msgspec
 
 from gpukeeper.model import setting as s
-from gpukeeper.model.direct import direct
-from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.unknown import Unknown, direct
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 WITHOUT_GPU = "without-gpu"  # the class of what neither holds nor requests a GPU

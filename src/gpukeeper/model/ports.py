@@ -1,4 +1,6 @@
-"""Protocols that more than one layer needs: the time, measurements, and where measurements are kept."""
+"""Protocols that more than one layer needs: the time, measurements, where measurements are kept, and bytes on disk,
+by which nothing is decided and which no pass reads.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,36 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
+import msgspec
+
 from gpukeeper.model.series import Sample, Series
-from gpukeeper.model.storage import StorageBytes
 from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
+
+
+class ImageBytes(msgspec.Struct, frozen=True):
+    """`own`: without layers that other images have, too."""
+
+    name: str
+    own: int | Unknown
+
+
+class WorkloadBytes(msgspec.Struct, frozen=True):
+    """`written`: outside of volumes. `log`: None if it has none."""
+
+    name: str
+    written: int | Unknown
+    log: int | Unknown | None
+
+
+class StorageBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """One place at one time. `layers`: of all images, each layer once. `cache`: of image builds; None: has none."""
+
+    at: datetime
+    layers: int | Unknown
+    images: tuple[ImageBytes, ...] = ()
+    workloads: tuple[WorkloadBytes, ...] = ()
+    cache: int | None = None
 
 
 class Clock(Protocol):

@@ -1,17 +1,129 @@
-"""What gpukeeper decides about: a workload, or something a workload left behind."""
+"""What gpukeeper decides about: a workload, or something a workload left behind. Its identity (a name for people, a
+uid for acting: nothing is ever acted on by its name alone), what its platform reports, and why it still exists; and
+what the ledger remembers of it, rebuilt by folding the journal.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.model.direct import direct
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import Warned
-from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.gpu import GpuMemory, Past
+from gpukeeper.model.reading import Moment
+from gpukeeper.model.unknown import Unknown, direct
+
+PlaceKey: TypeAlias = tuple[str, str]  # platform and place
+
+
+class Ref(msgspec.Struct, frozen=True, gc=False):
+    """One object at one place. `uid`: an id of its platform that is never reused, dev:inode or pid@start."""
+
+    platform: str
+    place: str
+    kind: str
+    name: str
+    uid: str
+    namespace: str = ""
+
+    @property
+    def path(self) -> str:
+        """How people write it: platform/place/name, or platform/place/namespace/kind/name."""
+        if self.namespace:
+            return f"{self.platform}/{self.place}/{self.namespace}/{self.kind}/{self.name.lstrip('/')}"
+        return f"{self.platform}/{self.place}/{self.name.lstrip('/')}"
+
+    @property
+    def key(self) -> str:
+        """What the ledger remembers it by. Names are reused, uids are not."""
+        return f"{self.platform}/{self.place}/{self.uid}"
+
+    def ends_with(self, words: str) -> bool:
+        """Any ending of the path on a word boundary names it: `eval`, `node-3/eval`, `job/run-7`."""
+        path, wanted = self.path.lower(), words.strip("/").lower()
+        return path == wanted or path.endswith("/" + wanted) or self.uid == words
+
+
+class Seen(msgspec.Struct, frozen=True, gc=False):
+    """An object as it was at one read. `incarnation` changes when it starts again under the same uid
+    (its start, resource generation, inode and newest ctime); `version` at any change at all."""
+
+    ref: Ref
+    incarnation: str
+    version: str
+    at: datetime
+
+
+KEEP_ALIVE = "keep-alive"  # `by` of a hold that a file inside the workload requested
+# `by` of a hold that a restore granted: every user who may release holds on that workload may release this one. No
+# user has a name with a space.
+RESTORE = "a restore"
+
+
+class Warned(msgspec.Struct, frozen=True, gc=False):
+    rule: str
+    stage: int
+    at: Moment
+    delivered: bool
+    incarnation: str
+    limit: timedelta = timedelta()  # what it warned about; a changed limit needs new warnings
+    until: Moment | None = None  # the announced time; nothing happens before it
+    removes: bool = False  # it announced a removal, not a stop
+
+
+class Hold(msgspec.Struct, frozen=True, gc=False):
+    """A request to leave it alone. `suspends` empty means: idle and every removal, never max runtime."""
+
+    by: str
+    at: Moment
+    until: Moment
+    reason: str = ""
+    admin: bool = False
+    suspends: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # what it held; a user's holds of one GPU add up over workloads
+    lasting: str = ""  # of a tree: see Subject.lasting; it is remembered by this uid, too
+
+
+class Stopped(msgspec.Struct, frozen=True, gc=False):
+    """Who stopped it. `by` is "gpukeeper" only when a journalled intent says so; otherwise a person did."""
+
+    by: str
+    rule: str
+    at: Moment
+    incarnation: str
+
+
+class ClockRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the processes of one boot of a machine saw of its clock. The steady clock counts from the boot and is the
+    same for all of them."""
+
+    zero: Moment  # what the clock showed when the steady one was 0; another value: the clock was set
+    doubted_until: float | None = None  # seconds of the steady clock; None: it is trusted
+    watched: bool = False  # a daemon has begun, and judged how long the machine was off before this boot
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    first_start: Moment | None = None
+    state: str = ""  # as last noticed
+    incarnation: str = ""
+    started: Moment | None = None
+    ran: timedelta = timedelta()  # of earlier incarnations
+    warnings: tuple[Warned, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    released_mark: str = ""  # what could not be read of its own hold mark when an admin released it
+    stopped: Stopped | None = None
+    first_seen_ended: Moment | None = None
+    class_: str = ""  # while it last ran, if it had to do with a GPU: a GPU that it only held is not seen when it ended
+    ended: Moment | None = None  # as last noticed; another end under the same identity is another turn of a loop
+    ends_seen: int = 0  # times this uid was seen to end; a root that ends and runs again is a loop
+    gpu: GpuMemory | None = None  # of a GPU itself: baseline, last check, quarantine
+    tested: tuple[Past, ...] = ()  # of a machine: what its GPUs showed in acceptance runs, oldest first
+
+
+EMPTY = Memory()
 
 
 @direct
@@ -171,3 +283,15 @@ class Gone(msgspec.Struct, frozen=True, gc=False):
     ref: Ref
     at: datetime
     announced: bool = False  # the platform reported its removal when it happened
+
+
+class Cause(msgspec.Struct, frozen=True):
+    words: str  # a sentence
+    remedy: str = ""  # what to do about it
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """`tree`: one line each from the root down, indented."""
+
+    tree: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()

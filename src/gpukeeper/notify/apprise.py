@@ -22,15 +22,13 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.child_python import DIRECTORY, environment, module_command
-from gpukeeper.ledger.secret_file import read_secret
+from gpukeeper.ledger.files import read_secret
 from gpukeeper.model import reading
-from gpukeeper.model.durations import in_local_time, in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.message import Category, Delivered, Message, NotDelivered
-from gpukeeper.model.printable import plain
-from gpukeeper.notify.addresses import AddressBook
+from gpukeeper.model.words import in_local_time, in_words, plain
 from gpukeeper.notify.apprise_child import NOT_INSTALLED, Outgoing, Reply
-from gpukeeper.notify.command import PATH
+from gpukeeper.notify.command import PATH, AddressBook
 
 # -P: the directory we were started in is not trusted, and -m would import from it first.
 CHILD = module_command("gpukeeper.notify.apprise_child")

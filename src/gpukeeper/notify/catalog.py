@@ -1,21 +1,60 @@
-"""Every channel, in the order of use. A channel that is not listed here does not exist."""
+"""What a channel is, and every channel, in the order of use. A channel that is not listed here does not exist. The
+log of the daemon is the simplest one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Final, Protocol
 
-from gpukeeper.model.durations import in_words
+from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.model.policy import Notify
-from gpukeeper.notify.addresses import AddressBook
+from gpukeeper.model.words import in_words
 from gpukeeper.notify.apprise import Apprise, AppriseKind, OwnerAppriseKind
-from gpukeeper.notify.channel import Channel, ChannelKind
-from gpukeeper.notify.command import Command, CommandKind
-from gpukeeper.notify.log import Log
-from gpukeeper.notify.terminals import Terminals
-from gpukeeper.notify.workload import InsideWorkload, PlatformTerminals
+from gpukeeper.notify.command import AddressBook, Command, CommandKind
+from gpukeeper.notify.terminals import InsideWorkload, PlatformTerminals, Terminals
+
+
+class Channel(Protocol):
+    @property
+    def name(self) -> str: ...
+    async def send(self, message: Message) -> Delivered | NotDelivered:
+        """Never answers Delivered unless it was. May take as long as it needs: the sender has a deadline."""
+        ...
+
+
+class ChannelKind(Protocol):
+    """A kind of channel for admins, as the policy names it: `notify: {admins: [{NAME: WORDS}]}`."""
+
+    @property
+    def example(self) -> str:
+        """Its words, as a policy would have them."""
+        ...
+
+    def problem(self, words: Sequence[str]) -> str | None:
+        """Why these words cannot be used, as a sentence that repeats none of them that may be secret."""
+        ...
+
+    def shown(self, words: Sequence[str]) -> str:
+        """The same words without secrets."""
+        ...
+
+    def make(self, words: Sequence[str], log: Callable[[str], None]) -> Channel: ...
+
+
+class Log:
+    name = "log"
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+
+    async def send(self, message: Message) -> Delivered:
+        if message.kind is not MessageKind.FAILURE:  # logged where it happens, also when the ledger cannot be written
+            self._log(f"{message.kind}: {message.text}")
+        return Delivered()
+
 
 CHECKED_WITHIN = timedelta(seconds=30)
 

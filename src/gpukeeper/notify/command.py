@@ -1,22 +1,25 @@
-"""A program as a channel for admins: it gets the message on stdin and brings it to mail, chat or a pager.
+"""Programs of a site: one as a channel for admins, which brings a message to mail, chat or a pager; one that knows
+the addresses of owners, for channels that need one (else from a map or a template).
 
-Run without a shell, as the user of the daemon, with a small environment. A program that others could change is not run:
-it would give them the rights of the daemon.
+Names of owners are untrusted input: users who may set a label choose them. A name becomes part of an address, or an
+argument of a program, only if it consists of harmless characters; the result is checked again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from asyncio.subprocess import Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path, PurePosixPath
 
-from gpukeeper.ledger.trust import why_untrusted
+from gpukeeper.ledger.files import why_untrusted
 from gpukeeper.model.message import Delivered, Message, NotDelivered
-from gpukeeper.model.printable import plain
+from gpukeeper.model.words import in_words, plain
 
 PASSED_ON = ("HOME", "LANG")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -167,3 +170,125 @@ def _environ(message: Message) -> dict[str, str]:
 def _last_line(output: bytes) -> str:
     lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     return plain(lines[-1])[:LINE_SHOWN] if lines else "no message"
+
+
+REPLY_TIME = timedelta(seconds=5)
+FOUND_FOR, FAILED_FOR = timedelta(hours=1), timedelta(minutes=5)
+ADDRESSES_KEPT = 1000  # owners
+OUTPUT_MAX = 4096  # bytes
+# No comma, semicolon, space, percent sign or control character: services take those as the end of an address.
+ADDRESS = re.compile(r"[A-Za-z0-9@#_][A-Za-z0-9@#._+=-]{0,253}", re.ASCII)
+OWNER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}", re.ASCII)
+TEMPLATE_FIELD = "{owner}"
+
+
+def problem_of_address(address: str) -> str | None:
+    if ADDRESS.fullmatch(address):
+        return None
+    return "an address has up to 254 letters, digits and the characters @ # . _ + = -"
+
+
+def problem_of_template(template: str) -> str | None:
+    if template.count(TEMPLATE_FIELD) != 1:
+        return f"it must contain {TEMPLATE_FIELD} once"
+    return problem_of_address(template.replace(TEMPLATE_FIELD, "ann"))
+
+
+class AddressBook:
+    def __init__(
+        self, known: Mapping[str, str] | None = None, template: str | None = None, command: Sequence[str] = ()
+    ) -> None:
+        self._known = known or {}
+        self._template = template
+        self._command = tuple(command)
+        self._cache: dict[str, tuple[float, str | NotDelivered]] = {}  # by owner: valid until
+
+    async def of(self, owner: str | None) -> str | NotDelivered:
+        if owner is None:
+            return _no_address("its owner is unknown")
+        if owner in self._known:
+            return self._known[owner]
+        if not self._template and not self._command:
+            return _no_address("no address of this owner is configured (notify.addresses)")
+        if not OWNER.fullmatch(owner):
+            return _no_address("the owner's name contains characters that are not used in an address")
+        if self._template:
+            return _checked_address(self._template.replace(TEMPLATE_FIELD, owner))
+        return await self._looked_up(owner)
+
+    async def _looked_up(self, owner: str) -> str | NotDelivered:
+        now = asyncio.get_running_loop().time()
+        cached = self._cache.get(owner)
+        if cached is not None and now < cached[0]:
+            return cached[1]
+        found = await self._ask(owner)
+        valid = FAILED_FOR if isinstance(found, NotDelivered) else FOUND_FOR
+        self._cache.pop(owner, None)
+        self._cache[owner] = (now + valid.total_seconds(), found)
+        while len(self._cache) > ADDRESSES_KEPT:
+            del self._cache[next(iter(self._cache))]
+        return found
+
+    async def _ask(self, owner: str) -> str | NotDelivered:
+        program = self._command[0]
+        untrusted = await asyncio.to_thread(why_untrusted, Path(program))
+        if untrusted is not None:
+            return NotDelivered(f"the address command was not run: {untrusted}")
+        try:
+            running = await _start_address_program([*self._command, owner])
+        except OSError as error:
+            return NotDelivered(f"the address command {program} cannot be started: {error.strerror or error}")
+        try:
+            async with asyncio.timeout(REPLY_TIME.total_seconds()):
+                status, output = await _address_output(running)
+        except TimeoutError:
+            return NotDelivered(f"the address command {program} timed out after {in_words(REPLY_TIME)}", transient=True)
+        finally:
+            await _end_address_program(running)
+        if status != 0:
+            return _no_address(f"the address command {program} ended with {status}")
+        return _checked_address(output.decode("utf-8", "replace").strip())
+
+
+def _checked_address(address: str) -> str | NotDelivered:
+    """What is refused is not repeated: it may contain anything."""
+    if not address:
+        return _no_address("the owner has no address")
+    problem = problem_of_address(address)
+    return address if problem is None else _no_address(f"the address of the owner is not valid: {problem}")
+
+
+def _no_address(why: str) -> NotDelivered:
+    return NotDelivered(why, recipient=True)
+
+
+async def _start_address_program(words: Sequence[str]) -> Process:
+    return await asyncio.create_subprocess_exec(
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"PATH": PATH},
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+async def _address_output(running: Process) -> tuple[int, bytes]:
+    """At most OUTPUT_MAX bytes; a program that writes more is ended by the caller."""
+    assert running.stdout is not None
+    output = b""
+    while len(output) <= OUTPUT_MAX:
+        some = await running.stdout.read(OUTPUT_MAX)
+        if not some:
+            return await running.wait(), output
+        output += some
+    return 0, b"\0"  # no address
+
+
+async def _end_address_program(running: Process) -> None:
+    """With its children."""
+    if running.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        await running.wait()

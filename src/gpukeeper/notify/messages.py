@@ -1,29 +1,192 @@
-"""Sends messages: to an owner over every owner channel at once, to admins over every admin channel in the background.
+"""Sends messages: to an owner over every owner channel at once, to admins over every admin channel in the background,
+with retries; not in quiet hours, not the same one all the time, several notices as one digest.
 
-For a warning or a loss the caller waits, because what follows may depend on whether it was delivered; further attempts
-are made in the background. For everything else it never waits, and nothing that goes wrong here reaches a pass. A
-channel that fails is logged once, and once when it works again.
+For a warning or a loss the caller waits, because what follows may depend on its delivery. For everything else it
+never waits, and nothing that goes wrong here reaches a pass.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, time, timedelta
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from gpukeeper.model.durations import in_words
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.message import Delivered, Delivery, Message, MessageKind, NotDelivered
-from gpukeeper.model.printable import plain
-from gpukeeper.notify.channel import Channel
-from gpukeeper.notify.digest import DIGEST, digest_of
-from gpukeeper.notify.log import Log
-from gpukeeper.notify.outbox import Outbox
-from gpukeeper.notify.quiet import QuietHours
-from gpukeeper.notify.repeats import Repeats
+from gpukeeper.model.subject import Ref
+from gpukeeper.model.words import in_words, plain
+from gpukeeper.notify.catalog import Channel, Log
+
+QUIET_EXAMPLE = "22:00-07:00 Europe/Berlin"
+_SHAPE = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d) ([A-Za-z0-9_+/-]{1,64})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class QuietHours:
+    begin: time
+    end: time
+    zone: ZoneInfo
+
+    def contain(self, at: datetime) -> bool:
+        now = at.astimezone(self.zone).time()
+        if self.begin < self.end:
+            return self.begin <= now < self.end
+        return now >= self.begin or now < self.end
+
+    def end_after(self, at: datetime) -> datetime:
+        """When the quiet hours that contain `at` are over."""
+        local = at.astimezone(self.zone)
+        day = local.date() if local.time() < self.end else local.date() + timedelta(days=1)
+        return datetime.combine(day, self.end, self.zone).astimezone(UTC)
+
+
+def read_quiet_hours(words: str) -> QuietHours:
+    """Raises ValueError with a sentence."""
+    found = _SHAPE.fullmatch(words)
+    if found is None:
+        raise ValueError(f"these are no quiet hours. Write them like {QUIET_EXAMPLE}.")
+    hours = [int(part) for part in found.groups()[:4]]
+    try:
+        begin, end = time(hours[0], hours[1]), time(hours[2], hours[3])
+    except ValueError:
+        raise ValueError(f"this is no time of a day. Write quiet hours like {QUIET_EXAMPLE}.") from None
+    if begin == end:
+        raise ValueError(f"quiet hours begin and end at the same time. Write them like {QUIET_EXAMPLE}.")
+    try:
+        return QuietHours(begin, end, ZoneInfo(found[5]))
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f'the time zone "{found[5]}" is unknown. Write quiet hours like {QUIET_EXAMPLE}.') from None
+
+
+REPEATED_AFTER = timedelta(days=1)  # what repeats is sent again after this
+HOUR = timedelta(hours=1)
+PER_HOUR = 30
+REMEMBERED = 1000  # kinds and keys
+
+
+@dataclass
+class Repeats:
+    """Which messages to admins are sent: not the same one all the time, and not too many of all."""
+
+    _sent: dict[tuple[str, str], float] = field(default_factory=dict)  # by kind and key: when; in that order
+    _lately: deque[float] = field(default_factory=deque)
+    _left_out: int = 0
+
+    def admit(self, message: Message, now: float) -> Message | None:
+        """The message as it is sent; None: not now. `now` in seconds of a steady clock."""
+        what = (message.kind.value, message.key)
+        last = self._sent.get(what)
+        if last is not None and now - last < REPEATED_AFTER.total_seconds():
+            return None
+        while self._lately and now - self._lately[0] >= HOUR.total_seconds():
+            self._lately.popleft()
+        if len(self._lately) >= PER_HOUR:
+            self._left_out += 1  # not noted as sent: it may come later
+            return None
+        self._lately.append(now)
+        self._sent.pop(what, None)
+        self._sent[what] = now
+        while len(self._sent) > REMEMBERED:
+            del self._sent[next(iter(self._sent))]
+        left_out, self._left_out = self._left_out, 0
+        if not left_out:
+            return message
+        more = f" ({left_out} other messages were not sent; see `gpukeeper ledger list`.)"
+        return msgspec.structs.replace(message, text=message.text + more)
+
+    def note(self, kind: str, key: str, at: float) -> None:
+        """Sent at this time, by an earlier process."""
+        self._sent.setdefault((kind, key), at)
+
+    def over(self, kind: str, key: str) -> None:
+        """It is not so any more: the next time is news."""
+        self._sent.pop((kind, key), None)
+
+
+DIGEST = "collected for the digest"  # why a notice was not delivered at once, in the ledger
+SHOWN = 50  # notices
+
+
+def digest_of(owner: str, notices: Sequence[Message], now: datetime) -> Message:
+    """One message. The newest notice of each workload counts."""
+    newest = {notice.about: notice for notice in notices}
+    shown = list(newest.values())[-SHOWN:]
+    lines = [f"{notice.text} {notice.link}".strip() for notice in shown]
+    left_out = len(newest) - len(shown)
+    more = f" And {left_out} more." if left_out else ""
+    if len(newest) == 1:
+        about, text, link = shown[0].about, shown[0].text, shown[0].link
+    else:
+        about, text, link = f"{len(newest)} workloads", " · ".join(lines) + more, ""
+    key = f"digest {now:%Y-%m-%dT%H:%M:%SZ}"
+    return Message(kind=MessageKind.NOTICE, about=about, text=text, at=now, key=key, owner=owner, link=link)
+
+
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=30), timedelta(minutes=15)
+USEFUL = timedelta(hours=1)  # for what has no end of its own
+WAITING_TO_BE_SENT = 500  # messages; more are not accepted
+
+Sender = Callable[[Channel, Message], Awaitable[Delivered | NotDelivered]]
+Report = Callable[[Message, Channel, Delivered | NotDelivered], Awaitable[None]]
+
+
+class Outbox:
+    """Messages that are sent in the background, one channel after its own queue, with retries while they are of use.
+    Nothing here delays a pass or raises into one. How each message ended is reported once.
+    """
+
+    def __init__(self, send: Sender, report: Report) -> None:
+        self._send = send
+        self._report = report
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    def put(self, channel: Channel, message: Message, wait: timedelta = timedelta()) -> None:
+        """Returns at once. `wait`: before the first attempt."""
+        full = len(self._tasks) >= WAITING_TO_BE_SENT
+        sending = self._refuse(channel, message) if full else self._deliver(channel, message, wait)
+        task = asyncio.create_task(sending)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self, grace: timedelta) -> None:
+        """What is not sent by then is reported as not delivered."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace.total_seconds())
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _refuse(self, channel: Channel, message: Message) -> None:
+        await self._report(message, channel, NotDelivered(f"{WAITING_TO_BE_SENT} messages are waiting already"))
+
+    async def _deliver(self, channel: Channel, message: Message, wait: timedelta) -> None:
+        loop = asyncio.get_running_loop()
+        useful = wait + USEFUL if message.until is None else message.until - message.at
+        ends, pause = loop.time() + useful.total_seconds(), FIRST_PAUSE
+        if wait > useful:
+            await self._report(message, channel, NotDelivered("it would have been sent too late"))
+            return
+        answer: Delivered | NotDelivered = NotDelivered("gpukeeper ended before it was sent")
+        try:
+            await asyncio.sleep(wait.total_seconds())
+            while True:
+                async with self._turns.setdefault(channel.name, asyncio.Lock()):
+                    answer = await self._send(channel, message)
+                if isinstance(answer, Delivered) or not answer.transient or loop.time() + pause.total_seconds() > ends:
+                    break
+                await asyncio.sleep(pause.total_seconds())
+                pause = min(2 * pause, LONGEST_PAUSE)
+        except asyncio.CancelledError:
+            pass  # the program ends: what is known is reported
+        await self._report(message, channel, answer)
+
 
 TO_OWNER = timedelta(seconds=15)  # for one channel
 TO_ADMINS = timedelta(seconds=30)
@@ -41,7 +204,10 @@ async def _no_record(message: Message, delivery: Delivery) -> None:
 
 
 class Messages:
-    """`owners`: terminals, always. `services`: mail and chat for owners, as configured."""
+    """`owners`: terminals, always. `services`: mail and chat for owners, as configured.
+
+    A channel that fails is logged once, and once when it works again.
+    """
 
     def __init__(self, owners: Sequence[Channel], log: Callable[[str], None] = lambda words: None) -> None:
         self.owners = tuple(owners)

@@ -1,27 +1,141 @@
-"""Looks at servers, changes them and verifies the result, over ssh. A server that fails or hangs stops no other.
+"""Looks at servers, changes them and verifies the result, over ssh; reads the bundle, and what a pass printed.
 
-What happens on a server is programs/server.py; what should happen is plan.py.
+A server that fails or hangs stops no other. What happens on a server is programs/server.py; what should happen is
+plan.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import hashlib
+import zipfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
-from gpukeeper.model.direct import direct
+from gpukeeper.model import reading
+from gpukeeper.model.decision import Unseen
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.subject import Ref
+from gpukeeper.model.unknown import direct
 from gpukeeper.rollout import plan as planning
-from gpukeeper.rollout.bundle import installer
-from gpukeeper.rollout.passes import ServerPass, why_not_all
-from gpukeeper.rollout.plan import ServerPlan
+from gpukeeper.rollout.plan import Bundle, Done, Seen, ServerPlan, Wanted
 from gpukeeper.rollout.programs import server as server_program
-from gpukeeper.rollout.seen import Done, Seen
-from gpukeeper.rollout.wanted import Wanted
-from gpukeeper.ssh.client import HostError, Program, Settings, SshClient
+from gpukeeper.ssh import HostError, Program, Settings, SshClient
+
+ABOUT, INSTALLER = "about.json", "__main__.py"
+
+
+class _About(msgspec.Struct, frozen=True):
+    version: str
+    pythons: tuple[str, ...]
+    machine: str
+
+
+def read_bundle(path: Path) -> Bundle:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            about = reading.decode(archive.read(ABOUT), type=_About)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = path.stat().st_size
+    except OSError as error:
+        raise UsageError(f"the bundle {path} cannot be read: {error.strerror}. Build one: make bundle") from error
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise UsageError(f"{path} is no bundle of gpukeeper ({error}). Build one: make bundle") from error
+    return Bundle(
+        path=str(path),
+        version=about.version,
+        sha256=digest,
+        size=size,
+        pythons=about.pythons,
+        machine=about.machine,
+    )
+
+
+def installer(bundle: Bundle) -> str:
+    with zipfile.ZipFile(bundle.path) as archive:
+        return archive.read(INSTALLER).decode()
+
+
+RECLAIMED: Final = "reclaimed"
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    ref: Ref
+
+
+class PlannedStep(msgspec.Struct, frozen=True):
+    seen: _Seen
+    action: str
+    reason: str
+
+
+class StepOutcome(msgspec.Struct, frozen=True):
+    ref: Ref
+    action: str
+    result: str
+    reason: str
+
+
+class PlacePass(msgspec.Struct, frozen=True, kw_only=True):
+    """`leased`, `stopped`, `breaker`, `paused`: why nothing, or not everything, was done."""
+
+    platform: str
+    place: str
+    steps: tuple[PlannedStep, ...] = ()
+    outcomes: tuple[StepOutcome, ...] = ()
+    deferred: tuple[PlannedStep, ...] = ()
+    unseen: tuple[Unseen, ...] = ()
+    bytes_back: int = 0
+    leased: str | None = None
+    stopped: str | None = None
+    breaker: str | None = None
+    paused: str | None = None
+
+
+class ServerPass(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of a server. `code`: of the command there, and what it `said` where that is not 0. `problem`: why it
+    printed nothing that can be read."""
+
+    code: int
+    mode: str = ""
+    places: tuple[PlacePass, ...] = ()
+    said: str = ""
+    problem: str = ""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A line for people: what would be done, or what was."""
+
+    word: str
+    path: str
+    action: str
+    reason: str
+
+
+def steps(place: PlacePass) -> Iterator[Step]:
+    for one in place.steps:
+        yield Step("due", one.seen.ref.path, one.action, one.reason)
+    for done in place.outcomes:
+        yield Step(done.result, done.ref.path, done.action, done.reason)
+
+
+def why_not_all(found: ServerPass) -> tuple[str, ...]:
+    """Why a pass is not complete, in words; empty: it is."""
+    words = [found.problem] if found.problem else []
+    for place in found.places:
+        name = f"{place.platform}/{place.place}"
+        words += [f"{name}: {why}" for why in (place.leased, place.stopped, place.breaker, place.paused) if why]
+        words += [f"{name}: {one.what} could not be read: {one.why}" for one in place.unseen]
+        failed = sum(one.result != RECLAIMED for one in place.outcomes)
+        words += [f"{name}: {failed} of {len(place.outcomes)} steps did not reclaim"] if failed else []
+        words += [f"{name}: {len(place.deferred)} deferred by the budget"] if place.deferred else []
+    return tuple(words) or ((found.said or f"exit code {found.code}",) if found.code else ())
+
 
 T = TypeVar("T")
 AT_ONCE = 10

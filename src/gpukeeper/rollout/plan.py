@@ -6,15 +6,159 @@ The same twice: after a deployment that was verified the plan has no steps.
 from __future__ import annotations
 
 import difflib
+from datetime import timedelta
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
-from gpukeeper.model.direct import direct
-from gpukeeper.model.durations import size_in_words
-from gpukeeper.rollout.seen import Seen
-from gpukeeper.rollout.wanted import Unit, Wanted
+from gpukeeper.model.unknown import direct
+from gpukeeper.model.words import size_in_words
+from gpukeeper.ssh import Host
+
+DIRECTORY: Final = "/opt/gpukeeper"
+PYTHON: Final = "python3"
+EVERY: Final = "1h"
+TIMEOUT: Final = timedelta(minutes=10)
+COPIES: Final = 6  # of the bundle: the file, its wheels, the environment; wheels are compressed
+
+
+@direct
+class Unit(StrEnum):
+    SYSTEMD = "systemd"
+    TIMER = "timer"
+    CRON = "cron"
+
+
+class Bundle(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of `make bundle`. `pythons`: versions that it has wheels for."""
+
+    path: str
+    version: str
+    sha256: str
+    size: int
+    pythons: tuple[str, ...]
+    machine: str
+
+    @property
+    def space(self) -> int:
+        """Bytes that an installation needs at most, as far as is known before."""
+        return COPIES * self.size
+
+
+class PolicyText(msgspec.Struct, frozen=True, kw_only=True):
+    source: str
+    text: str
+    mode: str
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """`policy` None: the one that is there stays; without one, the first policy of `setup host`. `bundle` None: nothing
+    is installed."""
+
+    host: Host
+    unit: Unit = Unit.SYSTEMD
+    every: str = EVERY
+    directory: str = DIRECTORY
+    python: str = PYTHON
+    timeout: timedelta = TIMEOUT
+    metrics: str = ""
+    policy: PolicyText | None = None
+    bundle: Bundle | None = None
+
+    @property
+    def name(self) -> str:
+        return self.host.node
+
+    def answers(self) -> list[str]:
+        """Arguments of `setup host` on the server."""
+        words = [] if self.unit is Unit.SYSTEMD else ["--every", self.every]
+        words += ["--cron"] if self.unit is Unit.CRON else []
+        return words + (["--metrics", self.metrics] if self.metrics else [])
+
+
+Version = tuple[int, int]
+
+
+class FoundFile(msgspec.Struct, frozen=True):
+    """As `setup host --plan --json` prints it."""
+
+    path: str
+    change: str
+    why: str = ""
+    diff: str = ""
+
+
+class FoundSetup(msgspec.Struct, frozen=True):
+    """What `setup host` would do there now."""
+
+    files: tuple[FoundFile, ...]
+    unit: str
+    active: bool
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A line of `doctor --json`."""
+
+    verdict: str
+    about: str
+    words: str
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """`root`: the reply was made as root; `by_sudo`: by a user who needs sudo for that, as for all further requests.
+    `sudo`: why a user who is not root cannot become root. `directory`: absent, link, environment or foreign. `version`:
+    of the installation; empty where it is unknown. `program`: why it does not run. `units`: None where systemd does not
+    run. `setup` None: it could not be asked; `setup_problem` says why."""
+
+    root: bool
+    by_sudo: bool = False
+    sudo: str = ""
+    python: str
+    machine: str
+    directory: str = "absent"
+    version: str = ""
+    previous: str = ""
+    program: str = ""
+    free: int | None = None
+    units: dict[str, str] | None = None
+    cron: bool = False
+    policy: str | None = None
+    mode: str = ""
+    setup: FoundSetup | None = None
+    setup_problem: str = ""
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def python_version(self) -> Version:
+        major, minor = [*self.python.split("."), "0", "0"][:2]
+        return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
+
+    @property
+    def can_become_root(self) -> bool:
+        return self.root or not self.sudo
+
+    @property
+    def active(self) -> str:
+        """The unit that starts passes; empty: none."""
+        running = [unit for unit, state in (self.units or {}).items() if state == "active"]
+        return running[0] if running else "cron" if self.cron else ""
+
+    def about(self, subject: str) -> str:
+        return next((one.words for one in self.findings if one.about == subject), "")
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return tuple(f"{one.about}: {one.words}" for one in self.findings if one.verdict == "problem")
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a request that changes a server. `problem`: what did not work, in its words."""
+
+    installed: bool = False
+    problem: str = ""
+    left: tuple[str, ...] = ()
+
 
 OLDEST: Final = (3, 11)
 NONE_YET: Final = "none is recorded yet"  # of doctor; with cron the first one comes later

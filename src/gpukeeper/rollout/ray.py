@@ -19,11 +19,22 @@ import msgspec
 from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.rayjobs.api import OVER, RayApi, RayJob, RayNode, named_nodes
-from gpukeeper.rayjobs.entry import METADATA_MAX, PLAN, PROGRAM, check_python, entrypoint, packed
-from gpukeeper.rayjobs.remove import Pauses, remove_job
-from gpukeeper.rollout.execute import Outcome, ServerResult
-from gpukeeper.rollout.passes import ServerPass, why_not_all
+from gpukeeper.rayjobs import (
+    METADATA_MAX,
+    OVER,
+    PLAN,
+    PROGRAM,
+    Pauses,
+    RayApi,
+    RayJob,
+    RayNode,
+    check_python,
+    entrypoint,
+    named_nodes,
+    packed,
+    remove_job,
+)
+from gpukeeper.rollout.execute import Outcome, ServerPass, ServerResult, why_not_all
 from gpukeeper.rollout.programs import ray_pass
 
 KIND, TOKEN = "gpukeeper.io/pass", "gpukeeper.io/token"

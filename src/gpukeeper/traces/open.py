@@ -8,18 +8,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from gpukeeper.devices.prometheus import Prometheus
-from gpukeeper.ledger.paths import LEDGER_FILE, ledger_path
+from gpukeeper.ledger.files import LEDGER_FILE, ledger_path
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.trace import Trace
-from gpukeeper.traces.mapping import read_mapping
+from gpukeeper.model.series import Trace
 from gpukeeper.traces.parquet import SUFFIXES, open_parquet
 from gpukeeper.traces.prometheus import read_prometheus
 from gpukeeper.traces.recorded import RecordedTrace
 from gpukeeper.traces.sacct import add_jobs
 from gpukeeper.traces.spool import Spool
 from gpukeeper.traces.synthetic import SyntheticTrace
-from gpukeeper.traces.table import open_table
+from gpukeeper.traces.table import open_table, read_mapping
 
 SYNTHETIC, LEDGER, PROMETHEUS = "synthetic", "ledger", "prometheus"
 DAYS = 14  # of a Prometheus

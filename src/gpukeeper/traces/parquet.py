@@ -20,9 +20,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from gpukeeper.model.errors import UsageError
-from gpukeeper.traces.mapping import TableMapping, check_columns
 from gpukeeper.traces.spool import EPOCH, Spool, SpooledTrace
-from gpukeeper.traces.table import NumberedRow, Table, fill, stamp
+from gpukeeper.traces.table import NumberedRow, Table, TableMapping, check_columns, fill, stamp
 
 NULL: Final = ""
 SUFFIXES: Final = frozenset({".parquet", ".pq"})

@@ -16,9 +16,9 @@ from typing import Protocol, TypeVar
 
 from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries
 from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.model.printable import plain
 from gpukeeper.model.series import MINUTE, NOT_MEASURED, Signal
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import plain
 from gpukeeper.platforms.kubernetes.minutes import (
     LOOK_BACK,
     NAMES,

@@ -1,4 +1,4 @@
-"""Our own ledger as a trace: what passes measured (`ledger/minutes.py`), and starts, ends and holds from the journal.
+"""Our own ledger as a trace: what passes measured (`ledger/signals.py`), and starts, ends and holds from the journal.
 
 Only reads. A workload whose lines were archived begins with what the checkpoint remembers of it, or with its first
 measured minute. Lines and minutes that are written after it was opened are left out.
@@ -18,7 +18,7 @@ import msgspec
 
 from gpukeeper.ledger.database import open_for_reading, translated
 from gpukeeper.ledger.lines import decode
-from gpukeeper.ledger.minutes import first_minute, read_means
+from gpukeeper.ledger.signals import first_minute, read_means
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.decide import REQUEST
 from gpukeeper.lifecycle.rules import idle, max_runtime
@@ -38,11 +38,8 @@ from gpukeeper.model.event import (
     WarningSent,
 )
 from gpukeeper.model.fold import remember
-from gpukeeper.model.identity import PlaceKey, Ref
-from gpukeeper.model.memory import EMPTY, Hold, Memory
-from gpukeeper.model.series import MINUTE, NOT_MEASURED, Signal
-from gpukeeper.model.subject import State
-from gpukeeper.model.trace import BadRow, MadePasses, RecordedRun, RecordedSeries
+from gpukeeper.model.series import MINUTE, NOT_MEASURED, BadRow, MadePasses, RecordedRun, RecordedSeries, Signal
+from gpukeeper.model.subject import EMPTY, Hold, Memory, PlaceKey, Ref, State
 from gpukeeper.traces.spool import EPOCH, BadRows, unique
 
 _LINES = (

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.printable import plain
-from gpukeeper.traces.mapping import Accounting, zone_of
+from gpukeeper.model.words import plain
 from gpukeeper.traces.spool import Span, Spool
+from gpukeeper.traces.table import Accounting, zone_of
 
 COMMAND = "sacct --allusers --duplicates --parsable2 --format=JobID,User,Partition,Start,End,State,AllocTRES -S DAY"
 NEEDED = ("JobID", "User", "Start", "End", "State", "AllocTRES")

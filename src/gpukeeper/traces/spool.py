@@ -22,9 +22,8 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from gpukeeper.model.errors import KeeperError
-from gpukeeper.model.identity import PlaceKey
-from gpukeeper.model.series import MINUTE, NOT_MEASURED, Signal
-from gpukeeper.model.trace import BadRow, MadePasses, RecordedRun, RecordedSeries
+from gpukeeper.model.series import MINUTE, NOT_MEASURED, BadRow, MadePasses, RecordedRun, RecordedSeries, Signal
+from gpukeeper.model.subject import PlaceKey
 
 CHUNK = 500_000  # points in memory before they are written
 BAD_KEPT = 100

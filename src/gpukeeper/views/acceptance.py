@@ -9,19 +9,19 @@ import msgspec
 
 from gpukeeper.acceptance.check import Check, CheckSize, RunRequest
 from gpukeeper.acceptance.fleet.collect import RunReport
-from gpukeeper.acceptance.fleet.status import Removal, RunSummary
+from gpukeeper.acceptance.fleet.launcher import Removal, RunSummary
 from gpukeeper.acceptance.record import Finding, Machine, NotTested, Report
-from gpukeeper.acceptance.reports import lines
 from gpukeeper.acceptance.reports.compare import Comparison
-from gpukeeper.acceptance.reports.document import report_json
+from gpukeeper.acceptance.reports.formats import report_json
+from gpukeeper.acceptance.reports.legacy import finding_line, log_line, tag_of
 from gpukeeper.acceptance.reports.merge import FleetReport, why_missing
 from gpukeeper.acceptance.reports.store import StoredRun
 from gpukeeper.acceptance.reports.wording import fact, figure, gpu_words, retest_command
 from gpukeeper.acceptance.suite import is_not_selected
 from gpukeeper.model import reading
-from gpukeeper.model.durations import in_words
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 TOGETHER = frozenset({Grade.PASS, Grade.SKIPPED, Grade.INCONCLUSIVE})  # of several GPUs in one line
 OPENING = ("driver", "cuda_driver", "torch", "cuda", "nccl")  # of the environment, in the opening line
@@ -131,7 +131,7 @@ def finding_lines(findings: Sequence[Finding], report: Report | None, *, verbose
         apart = verbose or one.gpu is None or one.verdict not in TOGETHER
         alike.setdefault((str(number),) if apart else (one.check, one.metric, one.code), []).append(one)
     return [
-        _group_line(group, report) if len(group) > 1 else lines.tagged(group[0], report)
+        _group_line(group, report) if len(group) > 1 else finding_line(group[0], report)
         for group in alike.values()
         if verbose or group[0].verdict is not Grade.SKIPPED
     ]
@@ -145,7 +145,7 @@ def _group_line(group: Sequence[Finding], report: Report | None) -> str:
     span = "" if not values else f" {least}{figure(values[-1], first.unit)}"
     why = "" if first.verdict is Grade.PASS else f": {first.message}"
     head = f"{first.verdict} {len(group)} {_kind(report)}s {name}{span}{why}"
-    return lines.line(lines.tag(first.check, first.metric), head)
+    return log_line(tag_of(first.check, first.metric), head)
 
 
 def _kind(report: Report | None) -> str:

@@ -12,8 +12,7 @@ import msgspec
 from gpukeeper.acceptance.judging.reference import limits
 from gpukeeper.acceptance.record import Thresholds
 from gpukeeper.model.event import Event, NodeTested
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Gpu, Grade
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):

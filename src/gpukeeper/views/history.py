@@ -7,7 +7,7 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.ledger.queries import Reclaimed, Totals
+from gpukeeper.ledger.tables import Reclaimed, Totals
 from gpukeeper.model.event import (
     Event,
     Held,

@@ -16,10 +16,10 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.acceptance.fleet.collect import RunReport
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.event import Event, NodeMarked, NodeTested, Quarantined, Returned
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.gpu import Grade
+from gpukeeper.model.subject import Ref
+from gpukeeper.model.words import in_words
 
 TYPES = tuple(str(one.__struct_config__.tag) for one in (NodeTested, NodeMarked, Quarantined, Returned))
 GPU, MACHINE, NODE = "gpu", "machine", "node"

@@ -8,21 +8,18 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.engine.fleet import FleetSnapshot
 from gpukeeper.engine.outlook import Outlooks
+from gpukeeper.engine.view import FleetSnapshot
 from gpukeeper.lifecycle.claims import ClaimState, GpuClaim, why_nothing
-from gpukeeper.lifecycle.coming import act_of, steps_of
-from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.lifecycle.forecast import act_of, steps_of
+from gpukeeper.lifecycle.settings import Narrow, Rulebook
 from gpukeeper.model.decision import Decision
-from gpukeeper.model.memory import EMPTY
 from gpukeeper.model.policy import Mode
-from gpukeeper.model.subject import Shape
+from gpukeeper.model.subject import EMPTY, Shape
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.fleet import findings_view, unseen_everywhere, unseen_lines
-from gpukeeper.views.gpus import claims_of, upcoming_of
+from gpukeeper.views.fleet import claims_of, findings_view, unseen_everywhere, unseen_lines, upcoming_of
 from gpukeeper.views.live import NOT_MEASURED, GpuState, GpuTile, row_id
-from gpukeeper.views.live_facts import NOTHING, gpu_tile
+from gpukeeper.views.live_rows import NOTHING, gpu_tile
 
 SORTS = ("gpu", "use", "memory", "owner", "next")
 

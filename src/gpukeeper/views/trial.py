@@ -19,12 +19,11 @@ from gpukeeper.lifecycle.rules import idle
 from gpukeeper.lifecycle.rules.idle import horizon
 from gpukeeper.lifecycle.settings import Rulebook, fits
 from gpukeeper.model.decision import ACTING, Action, Decision, View
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.memory import Memory, Stopped
 from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.series import Series, Signal
-from gpukeeper.model.subject import Outcome, State, Subject
+from gpukeeper.model.subject import Memory, Outcome, State, Stopped, Subject
+from gpukeeper.model.words import in_words
 
 INCARNATION = "run-1"
 STEPS = 5000  # one that is in use is evaluated again after every idle time

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpukeeper.model.policy import Prices
-from gpukeeper.model.usage import FREE, WHOLE_HOUR, Holder, HourUse, RecordedHour, minute_of, moment_of
+from gpukeeper.model.series import FREE, WHOLE_HOUR, Holder, HourUse, RecordedHour, minute_of, moment_of
 
 _QUARTER_MASK = (1 << 15) - 1
 OTHERS = "others"  # to who may not see whose they are

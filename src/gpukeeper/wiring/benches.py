@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpukeeper.acceptance.ports import Workbench
+from gpukeeper.acceptance.run import Workbench
+from gpukeeper.blocking import SystemClock
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.wiring.clock import SystemClock
 
 if TYPE_CHECKING:
     from gpukeeper.acceptance.bench.workbench import LocalWorkbench
@@ -60,9 +60,9 @@ async def try_detectors(
     *, python: str | None, device: str, tell: Callable[[Attempt], None] = lambda attempt: None
 ) -> SelfTestOutcome:
     """The self-test: on simulated machines, and on this one as far as it can run probes."""
-    from gpukeeper.acceptance.catalog import CHECKS
     from gpukeeper.acceptance.judging import reference
     from gpukeeper.acceptance.self_test import SelfTestSetup, self_test
+    from gpukeeper.acceptance.suite import CHECKS
 
     found = interpreter(python)
     opened: list[LocalWorkbench] = []
@@ -76,7 +76,7 @@ async def try_detectors(
 
 def interpreter(wanted: str | None) -> str | Unknown:
     """One that was named and cannot be used is a mistake; none at all is a finding of the run."""
-    from gpukeeper.acceptance.bench.interpreter import find_python
+    from gpukeeper.acceptance.bench.probing import find_python
 
     found = find_python(wanted)
     if isinstance(found, Unknown) and (wanted is not None or os.environ.get("GPUKEEPER_PYTHON")):

@@ -12,22 +12,21 @@ from gpukeeper.config.load import load_text
 from gpukeeper.engine.reclaim import PassReport
 
 if TYPE_CHECKING:
-    from gpukeeper.platforms.simulated.live import LiveFleet
-    from gpukeeper.platforms.simulated.week import Week
+    from gpukeeper.platforms.simulated.demo import LiveFleet, Week
 
 FLEET_SEED = 7
 
 
 def play(seed: int, length: timedelta, on_report: Callable[[PassReport], None] = lambda report: None) -> Week:
     """The demo: a week of the simulated fleet, under short limits, so that much is done in it."""
-    from gpukeeper.platforms.simulated import week
+    from gpukeeper.platforms.simulated.demo import play_week
 
-    return week.play(seed, length, load_text(WEEK_POLICY, "demo policy").policy, on_report)
+    return play_week(seed, length, load_text(WEEK_POLICY, "demo policy").policy, on_report)
 
 
 def simulated_fleet() -> AbstractContextManager[LiveFleet]:
     """The fleet of the demo, to be watched."""
-    from gpukeeper.platforms.simulated.live import live_fleet
+    from gpukeeper.platforms.simulated.demo import live_fleet
 
     return live_fleet(FLEET_SEED, load_text(DEMO_POLICY, "demo policy").policy)
 

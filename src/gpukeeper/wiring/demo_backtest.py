@@ -14,16 +14,15 @@ import msgspec
 from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.config.digest import deciding_digest
 from gpukeeper.config.load import Loaded, load_text
-from gpukeeper.ledger.backtest_record import BacktestRecord, record_backtest
 from gpukeeper.ledger.journal import SqliteLedger
+from gpukeeper.ledger.meta import BacktestRecord, record_backtest
 from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.variants import GIVEN, grid
+from gpukeeper.lifecycle.backtest.replay import GIVEN, grid
 from gpukeeper.model import reading
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.ports import Clock
 from gpukeeper.traces.synthetic import SyntheticTrace
-from gpukeeper.views.backtest import TraceFacts, report
-from gpukeeper.views.backtest_tradeoff import record_of
+from gpukeeper.views.backtest import TraceFacts, record_of, report
 from gpukeeper.wiring.backtests import compare
 
 SEED, WORKLOADS, DAYS = 7, 48, 14

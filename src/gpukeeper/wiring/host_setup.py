@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.config.host_files import POLICY
-from gpukeeper.ledger.trust import make_private, why_untrusted
+from gpukeeper.config.timers import POLICY
+from gpukeeper.ledger.files import make_private, why_untrusted
 from gpukeeper.model import reading
-from gpukeeper.model.direct import direct
 from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.model.unknown import direct
 
 RECORD = "setup.json"
 UNITS = Path("/etc/systemd/system")

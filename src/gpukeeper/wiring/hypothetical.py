@@ -11,15 +11,14 @@ import msgspec
 from gpukeeper.config.load import Loaded
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.config.units import read_span
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import WITHOUT_GPU, Policy
-from gpukeeper.model.subject import Marks, Outcome, State, Subject
+from gpukeeper.model.subject import Marks, Outcome, Ref, Seen, State, Subject
+from gpukeeper.model.words import in_words
 from gpukeeper.platforms.docker.translate import CONTAINER, class_by_labels
+from gpukeeper.platforms.kubernetes.gpus import PodTotals
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Lever
-from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
 from gpukeeper.platforms.kubernetes.translate import class_of as class_in_cluster
 from gpukeeper.platforms.kubernetes.wire import Meta
 from gpukeeper.views.trial import (

@@ -13,23 +13,21 @@ from urllib.parse import quote, unquote
 
 from gpukeeper import __version__
 from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
-from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.fleet.group_jobs import Member, RankDevice
-from gpukeeper.acceptance.fleet.spec import RunSpec
+from gpukeeper.acceptance.fleet.launcher import RunSpec
 from gpukeeper.acceptance.group.agent import AgentResult
-from gpukeeper.acceptance.group.node_report import merged
-from gpukeeper.acceptance.group.simulated import SimulatedGroup, simulated_report
+from gpukeeper.acceptance.group.session import SimulatedGroup, merged, simulated_report
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.launchers.simulated import GPUS, Script, SimulatedLauncher
 from gpukeeper.acceptance.record import GroupReport, Report
 from gpukeeper.acceptance.run import RunConfig, accept
+from gpukeeper.acceptance.suite import CHECKS
+from gpukeeper.blocking import SystemClock
 from gpukeeper.config.problems import did_you_mean
-from gpukeeper.ledger.paths import ledger_path
-from gpukeeper.ledger.trust import make_private
+from gpukeeper.ledger.files import ledger_path, make_private
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.wiring.clock import SystemClock
 
 OPTIONS = ("nodes", "scripts", "seconds")
 DEFAULT = (*(Script.GOOD,) * 5, Script.FAIL, Script.LOST_LOG, Script.EVICTED)

@@ -5,19 +5,24 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from urllib.parse import urlencode
 
-from gpukeeper.engine import admin_events, owner_events
+from gpukeeper.engine.messages import for_admins, notice_again, stopped_message
 from gpukeeper.ledger.journal import SqliteLedger
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Closed, Event, Notified, WarningSent
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.message import Delivery, Message, MessageKind, NotDelivered
 from gpukeeper.model.policy import Notify, Policy
 from gpukeeper.model.ports import Clock
+from gpukeeper.model.subject import Ref
 from gpukeeper.notify.catalog import admin_channels, owner_services
-from gpukeeper.notify.digest import DIGEST
-from gpukeeper.notify.messages import TO_ADMINS, Messages, end_channel, send_in_time
-from gpukeeper.notify.quiet import read_quiet_hours
-from gpukeeper.notify.repeats import AGAIN
+from gpukeeper.notify.messages import (
+    DIGEST,
+    REPEATED_AFTER,
+    TO_ADMINS,
+    Messages,
+    end_channel,
+    read_quiet_hours,
+    send_in_time,
+)
 
 SEND_AT_END = timedelta(seconds=15)  # of a command, for messages that are being sent
 STOPPED_WITHIN = timedelta(hours=1)  # an older stop is no news
@@ -62,7 +67,7 @@ async def record_message(ledger: SqliteLedger, clock: Clock, message: Message, d
 
 async def send_to_admins(settings: Notify, line: Event) -> list[str]:
     """By a program that does not stay, about one line that it wrote. Returns what was not delivered, and why."""
-    message = admin_events.message_of(line)
+    message = for_admins(line)
     if message is None:
         return []
     failed = []
@@ -77,14 +82,14 @@ async def send_to_admins(settings: Notify, line: Event) -> list[str]:
 async def continue_messages(messages: Messages, ledger: SqliteLedger, now: datetime) -> None:
     """After a restart nothing is sent twice, and what was not sent is sent."""
     types = tuple(_TYPES)
-    found = [line for _, line in await ledger.lines(last=LINES, types=types, since=now - AGAIN)]
+    found = [line for _, line in await ledger.lines(last=LINES, types=types, since=now - REPEATED_AFTER)]
     sent = {(line.kind, line.key) for line in found if isinstance(line, Notified)}
     for line in found:
         if isinstance(line, Notified) and line.owner is None:
             messages.was_sent(line.kind, line.key, now - line.at)
     messages.recollect(_collected(found))
     for line in found:
-        message = owner_events.stopped(line) if now - line.at < STOPPED_WITHIN else None
+        message = stopped_message(line) if now - line.at < STOPPED_WITHIN else None
         if message is not None and (message.kind.value, message.key) not in sent:
             messages.later(message)
 
@@ -98,6 +103,4 @@ def _collected(lines: list[Event]) -> list[Message]:
         line.owner: line.at for line in lines if isinstance(line, Notified) and line.kind == MessageKind.NOTICE.value
     }
     collected = [line for line in lines if isinstance(line, WarningSent) and line.why_not == DIGEST]
-    return [
-        owner_events.notice_again(line) for line in collected if line.owner not in last or line.at > last[line.owner]
-    ]
+    return [notice_again(line) for line in collected if line.owner not in last or line.at > last[line.owner]]

@@ -8,33 +8,31 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from gpukeeper.config.environment import FLEET
+from gpukeeper.blocking import SystemClock
 from gpukeeper.config.load import Loaded
+from gpukeeper.config.machine import FLEET
 from gpukeeper.devices.counters import Counters
 from gpukeeper.devices.gpus import LocalGpus
-from gpukeeper.devices.meter import CounterMeter, GpuMeter, Meters
+from gpukeeper.devices.meter import CounterMeter, GpuMeter, GpuUsage, Meters
 from gpukeeper.devices.prometheus import Prometheus
-from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.engine.ports import Platform
-from gpukeeper.ledger.paths import evidence_folder, ledger_path
+from gpukeeper.ledger.files import evidence_folder, ledger_path
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.ports import Meter, StorageReader
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import connect as docker
-from gpukeeper.platforms.docker import meter as docker_meter
 from gpukeeper.platforms.docker.adapter import DockerPlatform
-from gpukeeper.platforms.host import meter as host_meter
-from gpukeeper.platforms.host.adapter import Busy, HostPlatform, nothing_known
+from gpukeeper.platforms.docker.host_facts import count_container
+from gpukeeper.platforms.host.adapter import Busy, HostPlatform, count_process, nothing_known
 from gpukeeper.platforms.host.connect import Needed, hostname, nothing_needed
 from gpukeeper.platforms.kubernetes import connect as kubernetes
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.meter import ClusterMeter
 from gpukeeper.platforms.kubernetes.settings import settings_of as cluster_settings
-from gpukeeper.platforms.ray import connect as ray
 from gpukeeper.platforms.ray.adapter import RayPlatform
-from gpukeeper.platforms.ray.discovery import names_here
-from gpukeeper.wiring.clock import SystemClock
+from gpukeeper.platforms.ray.settings import NodeContainer, no_containers
+from gpukeeper.platforms.ray.survey import names_here
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ def find_platforms(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str
     address, beside = docker.find(environ), None
     busy: Busy = nothing_known
     others: list[Platform] = []
-    found.counters["host"] = host_meter.count
+    found.counters["host"] = count_process
     if address is not None:
         engine = docker.Engine(address, environ)
         place = hostname() if engine.local else engine.host
@@ -132,9 +130,9 @@ def find_platforms(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str
         others.append(beside)
         found.storage.append(beside)
         if beside.local:
-            found.counters["docker"] = partial(docker_meter.count, records=beside.records)
+            found.counters["docker"] = partial(count_container, records=beside.records)
     if _wants_ray(loaded, found.reaches):
-        inside = ray.no_containers if beside is None else partial(_nodes_in, beside)
+        inside = no_containers if beside is None else partial(_nodes_in, beside)
         own = _own_folders(loaded, environ)
         nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, directories=own)
         others.append(nodes)
@@ -192,11 +190,11 @@ def _wants_ray(loaded: Loaded, reaches: list[Reach]) -> bool:
     return True
 
 
-async def _nodes_in(engine: DockerPlatform, patterns: Sequence[str]) -> Sequence[ray.NodeContainer] | Unknown:
+async def _nodes_in(engine: DockerPlatform, patterns: Sequence[str]) -> Sequence[NodeContainer] | Unknown:
     found = await engine.called(patterns)
     if isinstance(found, Unknown):
         return found
-    return [ray.NodeContainer(one.plain_name, one.state.pid, one.id) for one in found]
+    return [NodeContainer(one.plain_name, one.state.pid, one.id) for one in found]
 
 
 def _cluster(loaded: Loaded, environ: Mapping[str, str], reaches: list[Reach]) -> kubernetes.Cluster | None:

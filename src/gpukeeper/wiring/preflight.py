@@ -1,25 +1,59 @@
-"""Checks before an acceptance run, on each engine. What one engine needs is imported when it is used."""
+"""Checks before an acceptance run, on each engine: a Kubernetes cluster, a Docker or Podman engine, hosts over ssh,
+a Ray cluster. Read-only, or leaving nothing there.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
-from gpukeeper.acceptance.fleet.preflight.cluster import ClusterFacts, targets
-from gpukeeper.acceptance.fleet.preflight.finding import Finding, in_order, passed, unchecked, warning
-from gpukeeper.acceptance.fleet.preflight.kubernetes import judge
-from gpukeeper.acceptance.fleet.preflight.trial import drivers as trial_drivers
-from gpukeeper.acceptance.fleet.preflight.trial import judge_trial, network_advice
+from gpukeeper import __version__
+from gpukeeper.acceptance.fleet.launcher import PORT, RunSpec, Target
+from gpukeeper.acceptance.fleet.preflight.engines import (
+    EngineFacts,
+    HostFacts,
+    HostsRequest,
+    RayFacts,
+    RayNodeFacts,
+    judge_engine,
+    judge_hosts,
+    judge_ray,
+)
+from gpukeeper.acceptance.fleet.preflight.facts import (
+    ClusterFacts,
+    Finding,
+    in_order,
+    passed,
+    targets,
+    unchecked,
+    warning,
+)
+from gpukeeper.acceptance.fleet.preflight.kubernetes import drivers_of_trials as trial_drivers
+from gpukeeper.acceptance.fleet.preflight.kubernetes import judge, judge_trial, network_advice
 from gpukeeper.acceptance.launchers.kubernetes.api import Api
-from gpukeeper.acceptance.launchers.preflight.kubernetes import gather
-from gpukeeper.acceptance.launchers.preflight.trial import TrialRequest, leftovers, tried
+from gpukeeper.acceptance.launchers.preflight import gather_facts
+from gpukeeper.acceptance.launchers.ssh import SshClient, host_facts, unmet
+from gpukeeper.acceptance.launchers.trial import TrialRequest, leftovers, tried
+from gpukeeper.blocking import SystemClock
+from gpukeeper.devices.driver.client import gpu_note, inventory
 from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.wiring.cluster_api import cluster_api
+from gpukeeper.platforms.docker.connect import Engine, EngineError, find
+from gpukeeper.rayjobs import RayNode, named_nodes
+from gpukeeper.ssh import Host, HostError, selected_hosts
+from gpukeeper.wiring.kubernetes import cluster_api
+from gpukeeper.wiring.launch_hosts import PROGRAM, known_hosts, ssh_client
+from gpukeeper.wiring.ray import jobs_api, ray_launcher
 
 
 async def kubernetes(
@@ -35,7 +69,7 @@ async def kubernetes(
         if reached.verdict is not Grade.PASS:
             return (reached,)
         request = replace(wanted.cluster, namespace=wanted.cluster.namespace or api.namespace)
-        facts = await gather(api, request)
+        facts = await gather_facts(api, request)
         tried = await _trial(api, replace(wanted, cluster=request), facts) if trial else ()
         found = [one for one in judge(facts, request) if not is_proven(one, tried)]
         return in_order((reached, _client(environ), *found, *tried))
@@ -78,3 +112,208 @@ def _client(environ: Mapping[str, str]) -> Finding:
         words = "kubectl is not in PATH. gpukeeper does not need it; the commands below do"
         return warning("client", words, (), ["https://kubernetes.io/docs/tasks/tools/"])
     return passed("client", f"kubectl is at {found}")
+
+
+NOT_FOUND = 404
+PATIENCE = timedelta(seconds=10)
+
+
+class _Device(msgspec.Struct):
+    id: str = msgspec.field(default="", name="ID")
+
+
+class _Info(msgspec.Struct, rename="pascal"):
+    server_version: str = ""
+    runtimes: dict[str, object] | None = None
+    mem_total: int = 0
+    security_options: tuple[str, ...] | None = None
+    discovered_devices: tuple[_Device, ...] | None = None
+
+
+async def docker(image: str, shm: str, environ: Mapping[str, str] = os.environ) -> tuple[Finding, ...]:
+    address = find(environ)
+    if address is None:
+        words = "no socket at /var/run/docker.sock and DOCKER_HOST is not set"
+        return (unchecked("engine", words, (), ["sudo systemctl start docker"]),)
+    try:
+        engine = Engine(address, environ)
+        async with engine.opened():
+            info = await engine.get("/info", _Info)
+            there = await _has(engine, image) if image else False
+    except (PlatformError, UsageError) as problem:
+        return (unchecked("engine", str(problem), (), ["docker info"]),)
+    facts = EngineFacts(
+        address=address,
+        version=info.server_version,
+        runtimes=tuple(info.runtimes or ()),
+        devices=tuple(one.id for one in info.discovered_devices or ()),
+        memory=info.mem_total,
+        rootless=any("rootless" in one for one in info.security_options or ()),
+        image=there,
+        gpus=_gpus() if engine.local else Unknown("the engine is on another machine"),
+    )
+    return judge_engine(facts, image, shm)
+
+
+async def _has(engine: Engine, image: str) -> bool | Unknown:
+    try:
+        await engine.raw(f"/images/{image}/json")
+    except EngineError as error:
+        return False if error.status == NOT_FOUND else Unknown(str(error))
+    return True
+
+
+def _gpus() -> int | Unknown:
+    if gpu_note() is not None:
+        return 0
+    found = inventory(PATIENCE)
+    return found if isinstance(found, Unknown) else len(found)
+
+
+async def ssh(
+    names: tuple[str, ...], options: Mapping[str, str], gpus_per_node: int | None, shm: str, *, together: bool
+) -> tuple[Finding, ...]:
+    """No names: all of the list."""
+    client, listed = ssh_client(options), known_hosts(options)
+    if not (listed or names):
+        raise UsageError("no host is named; add --nodes HOST,HOST or --option hosts=FILE")
+    hosts = selected_hosts(listed, names)
+    program, master = options.get("program", PROGRAM), options.get("master") or hosts[0].address
+    try:
+        found = await asyncio.gather(*(_host_facts(client, one, program, options) for one in hosts))
+        reached = len(hosts) > 1 and not any(one.silent for one in found)
+        apart = await unmet(client, hosts, master, PORT) if together and reached else None
+    except UsageError as problem:
+        return (unchecked("host-login", str(problem), (), ["ssh -V"]),)
+    finally:
+        await client.close()
+    request = HostsRequest(
+        program=program,
+        version=f"gpukeeper {__version__}",
+        gpus_per_node=gpus_per_node,
+        shm=shm,
+        together=together,
+        master=master,
+        port=PORT,
+        unmet=apart,
+    )
+    return judge_hosts(found, request)
+
+
+async def _host_facts(client: SshClient, host: Host, program: str, options: Mapping[str, str]) -> HostFacts:
+    found, where = await host_facts(client, host, program), shlex.join(_destination(host, options))
+    if isinstance(found, HostError):
+        return HostFacts(node=host.node, destination=where, code=found.code, silent=str(found))
+    reply, clock_s = found
+    return HostFacts(
+        node=host.node,
+        destination=where,
+        python=reply.python,
+        gpus=reply.gpus,
+        driver=reply.driver,
+        program=reply.program,
+        version=reply.version,
+        broken=reply.broken,
+        shm=reply.shm,
+        free=reply.free,
+        folder=reply.folder,
+        refused=reply.refused,
+        clock_s=clock_s,
+    )
+
+
+def _destination(host: Host, options: Mapping[str, str]) -> Sequence[str]:
+    """As a person types it behind ssh."""
+    user = host.user or options.get("user", "")
+    return (
+        *(("-F", options["config"]) if options.get("config") else ()),
+        *(("-i", options["identity"]) if options.get("identity") else ()),
+        *(("-p", str(host.port)) if host.port is not None else ()),
+        f"{user}@{host.address}" if user else host.address,
+    )
+
+
+T = TypeVar("T")
+
+
+async def ray(
+    names: tuple[str, ...],
+    selector: str,
+    options: Mapping[str, str],
+    gpus_per_node: int | None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[Finding, ...]:
+    engine, api = ray_launcher(options, environ), jobs_api(options, environ)
+    cluster = await _known(api.version())
+    if isinstance(cluster, Unknown):
+        fix = [f"curl -sS {api.address}/api/version", "ray start --head --dashboard-host=ADDRESS"]
+        return (unchecked("ray-cluster", cluster, (), fix),)
+    # Of a description only what selects nodes counts: nothing is started.
+    spec = RunSpec(
+        run="preflight",
+        owner="",
+        created=SystemClock().now(),
+        engine="ray",
+        nodes=names,
+        selector=selector,
+        gpus_per_node=gpus_per_node,
+    )
+    nodes, held = await _known(api.nodes()), await _known(api.held())
+    targets = nodes if isinstance(nodes, Unknown) else await _known(engine.targets(spec))
+    jobs = await _known(api.jobs())
+    facts = RayFacts(
+        address=api.address,
+        version=cluster,
+        own=_own(),
+        dead=nodes if isinstance(nodes, Unknown) else _dead(nodes, targets),
+        chosen=_chosen(nodes, targets, {} if isinstance(held, Unknown) else held),
+        held=held if isinstance(held, Unknown) else None,
+        jobs=jobs if isinstance(jobs, Unknown) else len(jobs),
+    )
+    await api.close()
+    return judge_ray(facts, gpus_per_node)
+
+
+def _chosen(
+    nodes: tuple[RayNode, ...] | Unknown, targets: tuple[Target, ...] | Unknown, held: Mapping[str, float]
+) -> tuple[RayNodeFacts, ...] | Unknown:
+    if isinstance(nodes, Unknown):
+        return nodes
+    if isinstance(targets, Unknown):
+        return targets
+    known = named_nodes(nodes)
+    return tuple(_facts(one.node, known[one.node], held, one.excluded) for one in targets)
+
+
+def _dead(nodes: tuple[RayNode, ...], targets: tuple[Target, ...] | Unknown) -> tuple[RayNodeFacts, ...]:
+    """Those that nobody named: named ones are reported as left out."""
+    chosen = set() if isinstance(targets, Unknown) else {one.node for one in targets}
+    return tuple(
+        _facts(name, node, {}, "") for name, node in named_nodes(nodes).items() if not node.alive and name not in chosen
+    )
+
+
+def _facts(name: str, node: RayNode, held: Mapping[str, float], excluded: str) -> RayNodeFacts:
+    return RayNodeFacts(
+        node=name,
+        node_id=node.node_id,
+        alive=node.alive,
+        message=node.message,
+        gpus=node.gpus,
+        held=held.get(node.node_id, 0.0),
+        excluded=excluded,
+    )
+
+
+async def _known(asked: Awaitable[T]) -> T | Unknown:
+    try:
+        return await asked
+    except PlatformError as problem:
+        return Unknown(str(problem))
+
+
+def _own() -> str:
+    try:
+        return version("ray")
+    except PackageNotFoundError:
+        return ""

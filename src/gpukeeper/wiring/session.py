@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from gpukeeper.blocking import SystemClock
 from gpukeeper.config.load import Loaded, Stamp, load_policy, policy_file, stamp
 from gpukeeper.devices.gpus import LocalGpus
 from gpukeeper.devices.holders import boot_id
-from gpukeeper.devices.meter import GpuMeter
-from gpukeeper.devices.usage import GpuUsage
-from gpukeeper.engine import admin_events, owner_events
+from gpukeeper.devices.meter import GpuMeter, GpuUsage
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.messages import breaker_closed, for_admins, overdue_message, stopped_message
 from gpukeeper.engine.ports import key_of
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.ledger.evidence import DirectoryEvidence
+from gpukeeper.ledger.files import evidence_folder, ledger_path, make_private, usage_path
 from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
-from gpukeeper.ledger.paths import evidence_folder, ledger_path, usage_path
 from gpukeeper.ledger.signals import SqliteSignals, open_signals
-from gpukeeper.ledger.trust import make_private
 from gpukeeper.ledger.usage import SqliteUsage, open_usage
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import LedgerError, PolicyError, UsageError
@@ -39,12 +38,11 @@ from gpukeeper.model.ports import StorageReader
 from gpukeeper.notify.catalog import admin_channels, owner_channels
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.host.connect import user_name
-from gpukeeper.wiring.clock import SystemClock
 from gpukeeper.wiring.messages import SEND_AT_END, configure, continue_messages, record_message
 from gpukeeper.wiring.places import Reach, find_platforms, local_meters, past_meter
 
 if TYPE_CHECKING:
-    from gpukeeper.ledger.copy.state import CopyState
+    from gpukeeper.ledger.copy.admin import CopyState
 
 
 @dataclass
@@ -106,23 +104,23 @@ class Session:
 
     def _notify_owners(self, lines: Sequence[Event]) -> None:
         for line in lines:
-            message = owner_events.stopped(line)
+            message = stopped_message(line)
             if message is not None:
                 self.messages.later(message)
 
     def _notify_of(self, lines: Sequence[Event]) -> None:
         self._notify_owners(lines)
         for line in lines:
-            closed = admin_events.breaker_closed(line)
+            closed = breaker_closed(line)
             if closed is not None:
                 self.messages.is_over(MessageKind.BREAKER, closed)
-            message = admin_events.message_of(line)
+            message = for_admins(line)
             if message is not None:
                 self.messages.to_admins(message)
 
     def passed(self, report: PassReport) -> None:
         """Called after each pass of a program that stays."""
-        message = admin_events.overdue(report, self.book.policy.mode)
+        message = overdue_message(report, self.book.policy.mode)
         if message is not None:
             self.messages.to_admins(message)
 

@@ -17,9 +17,7 @@ import pytest
 
 from gpukeeper.acceptance.check import CheckRun, CheckSize
 from gpukeeper.acceptance.checks import health as check
-from gpukeeper.model.condition import Xid
-from gpukeeper.model.gpu import Gpu, Health, Reading
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Gpu, Grade, Health, Reading, Xid
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.machines import H200, context, health
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk import open_files, unresponsive
-from gpukeeper.disk.unresponsive import Responsiveness
+from gpukeeper.disk import mounts, open_files
+from gpukeeper.disk.mounts import Responsiveness
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import PlaceScope, Temporary
 from gpukeeper.model.subject import Shape
@@ -65,7 +65,7 @@ def test_below_a_root_it_is_reported_and_the_others_are_measured(tmp_path: Path,
 def test_as_a_root_it_is_skipped_reported_and_queried_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unresponsive, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(mounts, "PATIENCE_SECONDS", 0.5)
     machine = Machine(tmp_path)
     machine.tree("tmp-a")
     roots = [Temporary(root=str(one), names=("tmp*",), above=0) for one in (tmp_path / "dead", tmp_path)]
@@ -90,7 +90,7 @@ def test_as_a_root_it_is_skipped_reported_and_queried_again_later(
 
 
 def test_what_did_not_answer_is_queried_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unresponsive, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(mounts, "PATIENCE_SECONDS", 0.2)
     now, asked = [0.0], list[float]()
     answering = Responsiveness(lambda: now[0])
     answers = answering._answers

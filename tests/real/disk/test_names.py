@@ -9,8 +9,8 @@ import pytest
 
 from gpukeeper.disk import open_files, process_files
 from gpukeeper.disk.mounts import own_mounts
-from gpukeeper.platforms.host import mentions
-from gpukeeper.platforms.ray import processes
+from gpukeeper.platforms.host.trees import NAMES_MAX, mentioned_below
+from gpukeeper.platforms.ray.nodes import read
 from tests.real.disk.filesystems import mounted, need_root
 from tests.real.host.machine import Host, first_program
 from tests.unit.disk.trees import READY, child, tree
@@ -38,8 +38,8 @@ def test_a_process_of_any_name_is_seen(tmp_path: Path, sign: str) -> None:
     file = tree(tmp_path) / "d0/f0"
     with child(program, name, file) as pid:
         assert open_files.scan().paths.get(str(file)) == pid
-        assert processes.read(pid) is not None
-        assert "tree" in mentions.below([str(tmp_path)])
+        assert read(pid) is not None
+        assert "tree" in mentioned_below([str(tmp_path)])
 
 
 def test_plan_works_beside_a_mount_of_any_name(tmp_path: Path) -> None:
@@ -58,12 +58,12 @@ def test_a_process_with_more_words_than_are_read_keeps_everything(tmp_path: Path
     (tmp_path / "tree").mkdir()
     signs = f"{tmp_path}/" + " =" * 120
     with child(f"import sys; {READY}", *([signs * 400] * 10)) as pid:
-        named = mentions.below([str(tmp_path)])
+        named = mentioned_below([str(tmp_path)])
         assert named.who("tree") is not None
         assert f"pid {pid} " in str(named.anything)
-        assert len(named) < 2 * mentions.NAMES_MAX
-        assert getattr(processes.read(pid), "cut", None) is True
-    assert mentions.below([str(tmp_path)]).who("tree") is None
+        assert len(named) < 2 * NAMES_MAX
+        assert getattr(read(pid), "cut", None) is True
+    assert mentioned_below([str(tmp_path)]).who("tree") is None
 
 
 def test_a_process_with_more_descriptors_than_are_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

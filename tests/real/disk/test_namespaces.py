@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk import mount_scan, open_files
+from gpukeeper.disk import mounts, open_files
 from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.model.decision import Changed
 from tests.real.disk.filesystems import mounted, need_root
@@ -61,7 +61,7 @@ def test_a_mount_in_a_namespace_that_only_a_mount_keeps_is_seen(tmp_path: Path) 
 def test_a_namespace_that_cannot_be_entered_is_not_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, point = tree(tmp_path), tmp_path / "point"
     point.mkdir()
-    monkeypatch.setattr(mount_scan, "mountinfo_of", lambda *_: None)
+    monkeypatch.setattr(mounts, "mountinfo_of", lambda *_: None)
     with child(KEEP_BY_DESCRIPTOR, path / "d0", point):
         scan = open_files.scan()
     assert scan.hidden is not None

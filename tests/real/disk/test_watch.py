@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk.access_times import WatchRecord
-from gpukeeper.disk.watch import FileWatcher
+from gpukeeper.disk.access_times import FileWatcher, WatchRecord
 from gpukeeper.model.unknown import Unknown
 from tests.engines import require
 from tests.real.disk.filesystems import ext4, mounted, need_root
@@ -124,7 +123,7 @@ def test_after_too_much_at_once_the_time_begins_again(disk: Path) -> None:
 
 
 def test_what_is_forgotten_is_not_known_to_be_unused(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpukeeper.disk.watch.REMEMBERED", 2)
+    monkeypatch.setattr("gpukeeper.disk.access_times.REMEMBERED", 2)
     tree(disk)
     clock = Hand()
     with watching(disk, clock) as watch:

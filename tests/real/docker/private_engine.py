@@ -29,9 +29,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from gpukeeper.devices.driver.client import CHILD
-from gpukeeper.devices.driver.facts import GpuFacts
-from gpukeeper.devices.driver.protocol import DriverReply as DriverAnswer
-from gpukeeper.devices.driver.protocol import DriverRequest
+from gpukeeper.devices.driver.facts import DriverReply as DriverAnswer
+from gpukeeper.devices.driver.facts import DriverRequest, GpuFacts
 from tests import forked
 from tests.real.docker import fake_driver, images, kernel
 from tests.real.docker.api import Answer, Api, Refused, json_lines, unframed
@@ -641,7 +640,7 @@ import datetime, os, pathlib, sys
 sys.executable = sys.argv.pop(1)
 sys.argv[0] = "gpukeeper"
 from gpukeeper.__main__ import run
-from gpukeeper.wiring.clock import SystemClock
+from gpukeeper.blocking import SystemClock
 ahead, right = os.environ.get("GPUKEEPER_BED_AHEAD"), SystemClock.now
 if ahead:
     SystemClock.now = lambda self: right(self) + datetime.timedelta(seconds=int(pathlib.Path(ahead).read_text()))

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.fleet import frames
-from gpukeeper.acceptance.fleet.ports import Launcher
-from gpukeeper.acceptance.fleet.status import Phase
+from gpukeeper.acceptance.fleet.collect import encode_frames
+from gpukeeper.acceptance.fleet.launcher import Launcher, Phase
 from gpukeeper.acceptance.launchers.docker import Container, DockerLauncher
+from gpukeeper.interfaces.cli.accept_remote import open_launcher
 from gpukeeper.platforms.docker.connect import Engine
-from gpukeeper.wiring.docker_api import DockerEngineApi
-from gpukeeper.wiring.launchers import open_launcher
+from gpukeeper.wiring.launch_hosts import DockerEngineApi
 from tests.real.docker.private_engine import DockerEngine
 from tests.real.launch.passes import Moment, Point, a_spec, kills_itself, launch, next_pass, reports
 
@@ -71,7 +70,7 @@ def node_of(engine: DockerEngine) -> str:
 
 
 def spec_of(engine: DockerEngine, run: str, environment: Mapping[str, str] | None = None, **changes: Any) -> Any:
-    lines = "\n".join(["log", *frames.encode(REPORT, run, node_of(engine)), ""])
+    lines = "\n".join(["log", *encode_frames(REPORT, run, node_of(engine)), ""])
     given = {"FRAMES": lines, **(environment or {})}
     return a_spec(run, "docker", image=IMAGE, gpus_per_node=0, environment=given, **changes)
 

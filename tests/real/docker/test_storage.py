@@ -6,9 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from gpukeeper.interfaces.telemetry.storage import StorageFacts, of_storage
+from gpukeeper.interfaces.telemetry.machine import StorageFacts, of_storage
 from gpukeeper.model.decision import Action
-from gpukeeper.model.storage import StorageBytes, WorkloadBytes
+from gpukeeper.model.ports import StorageBytes, WorkloadBytes
 from gpukeeper.model.unknown import Unknown
 from tests.cli.test_metrics import got, page_of
 from tests.real.docker.harness import Harness, ended, policy

@@ -17,13 +17,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpukeeper.devices.condition import condition, examine
+from gpukeeper.devices.driver.client import inventory
+from gpukeeper.devices.gpus import condition, examine
 from gpukeeper.devices.holders import look_up
-from gpukeeper.devices.inventory import inventory
 from gpukeeper.devices.signals import Target, end
 from gpukeeper.lifecycle.cleanliness import CleanStatus, HolderKind, assess_gpu, holder_kind, new_baseline
-from gpukeeper.model.condition import Advice, Condition
 from gpukeeper.model.decision import Accepted
+from gpukeeper.model.gpu import Advice, Condition
 from gpukeeper.model.unknown import Unknown
 from tests.engines import has_gpu, require
 

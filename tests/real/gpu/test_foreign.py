@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.acceptance.bench.interpreter import find_python
+from gpukeeper.acceptance.bench.probing import find_python
 from gpukeeper.model.unknown import Unknown
 from tests.engines import has_gpu, require
 from tests.real.gpu import beside_a_neighbour

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.devices.driver.client import inventory
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.holders import is_walled
-from gpukeeper.devices.inventory import inventory
 from tests.engines import has_gpu, require
 
 PATIENCE_S = 30.0

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.bench.interpreter import find_python
+from gpukeeper.acceptance.bench.probing import find_python
+from gpukeeper.acceptance.bench.supervisor import descendants
 from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 from gpukeeper.acceptance.record import Machine, ProbeRequest, ProbeResult
 from gpukeeper.devices.holders import is_walled
-from gpukeeper.devices.supervisor import descendants
 from gpukeeper.model.gpu import Health
 from gpukeeper.model.unknown import Unknown
 from tests.engines import has_gpu, require

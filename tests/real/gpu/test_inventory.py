@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpukeeper.devices.inventory import inventory
+from gpukeeper.devices.driver.client import inventory
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown

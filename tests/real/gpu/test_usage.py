@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 import pytest
 
 from gpukeeper.devices.busy import GpuUse
+from gpukeeper.devices.driver.facts import resolve_names
 from gpukeeper.devices.gpus import LocalGpus
-from gpukeeper.devices.naming import resolve
-from gpukeeper.devices.usage import GpuUsage
+from gpukeeper.devices.meter import GpuUsage
 from gpukeeper.model.unknown import Unknown
 from tests.engines import has_gpu, require
 
@@ -82,7 +82,7 @@ def the_gpu(uses: dict[str, GpuUse] | Unknown) -> GpuUse:
     assert not isinstance(uses, Unknown), uses
     inventory = asyncio.run(LocalGpus().inventory())
     assert not isinstance(inventory, Unknown), inventory
-    first = resolve("0", inventory)
+    first = resolve_names("0", inventory)
     assert not isinstance(first, Unknown), first
     return uses[first[0]]
 

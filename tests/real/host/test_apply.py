@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.disk.trash import DELETING, TRASH
-from gpukeeper.platforms.host import capture
+from gpukeeper.platforms.host.acts import ARCHIVE_LIMIT
 from tests.engines import require
 from tests.real.host.machine import AS_NOBODY, NOBODY, Host, can_be_nobody, held_open, sees_everybody, until
 
@@ -161,7 +161,7 @@ def test_an_old_report_is_saved_goes_and_comes_back(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_saved_stays(tmp_path: Path) -> None:
     host = Host(tmp_path, REPORTS)
     with (host.tree("run-1") / "huge").open("wb") as file:
-        file.truncate(capture.LIMIT)  # a hole: no room is needed for it
+        file.truncate(ARCHIVE_LIMIT)  # a hole: no room is needed for it
     host.tree("run-2")
     ran = host.apply()
     assert ran.outcomes()["run-1"]["result"] == "not captured"

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.interfaces.daemon.limiter import RateLimits
+from gpukeeper.interfaces.daemon.server import RateLimits
 from tests.engines import require
 from tests.real.host.machine import A_WHILE, AS_NOBODY, NOBODY, Host, can_be_nobody, sees_everybody, until
 

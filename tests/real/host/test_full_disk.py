@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk.usage import usage
+from gpukeeper.disk.mounts import usage
 from tests.engines import require
 from tests.real.host.machine import Host, can_mount, held_open, sees_everybody, small_disk
 

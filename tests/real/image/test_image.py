@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.fleet import frames
+from gpukeeper.acceptance.fleet.collect import decode_frames
 from tests.engines import has_docker, has_image, require
 from tests.real.docker.private_engine import DockerEngine, docker_engine
 from tests.real.image import acceptance_image as image
@@ -143,6 +143,6 @@ def test_a_node_that_can_write_nothing_still_reports(engine: DockerEngine) -> No
         CapDrop=["ALL"],
     )
     assert code == 5, said
-    (report,) = frames.decode(said.encode(), "r1", "gpu1").reports
+    (report,) = decode_frames(said.encode(), "r1", "gpu1").reports
     found = json.loads(report)
     assert "exact" in {one["check"] for one in found["findings"] if one["verdict"] == "PASS"}, said[:3000]

@@ -18,9 +18,8 @@ import pytest
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.model.event import Vanished
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import AtFinish
-from gpukeeper.model.subject import Gone, State, Subject
+from gpukeeper.model.subject import Gone, Ref, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.finalizers import JOB_TRACKING
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS as KINDS_OF_GPUKEEPER

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.model.diagnosis import Cause, Diagnosis
+from gpukeeper.model.subject import Cause, Diagnosis
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object
 from tests.real.kube.control_plane import ControlPlane

@@ -23,8 +23,7 @@ import pytest
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.event import Closed, Complaint, Intended
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import Outcome, State, Subject
+from gpukeeper.model.subject import Outcome, Ref, State, Subject
 from gpukeeper.model.unknown import Unknown
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object

@@ -19,7 +19,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from gpukeeper.config.load import load_text
-from gpukeeper.devices.dcgm import parse
+from gpukeeper.devices.prometheus import parse_export
 from gpukeeper.platforms.kubernetes.node_use import DEFAULT_FILES
 from tests.engines import has_helm, has_image, has_kubelet, require
 from tests.real.docker import fake_driver
@@ -436,7 +436,7 @@ def published(api: Api, namespace: str, agent: str) -> dict[tuple[str, str, str]
     address = (api.get("pods", namespace, agent) or {})["status"].get("podIP", "")
     try:
         with urllib.request.urlopen(f"http://{address}:9101/metrics", timeout=5) as page:
-            found = list(parse(page.read().decode()))
+            found = list(parse_export(page.read().decode()))
     except OSError:
         return {}
     kept = [one for one in found if one.name.startswith("DCGM")]

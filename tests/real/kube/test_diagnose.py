@@ -15,16 +15,13 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.model.diagnosis import Cause, Diagnosis
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Cause, Diagnosis, Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import finalizers
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.controller_state import Alive, Down
-from gpukeeper.platforms.kubernetes.controllers import Controllers
-from gpukeeper.platforms.kubernetes.diagnose import diagnose
+from gpukeeper.platforms.kubernetes.diagnose import Controllers, diagnose
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
-from gpukeeper.platforms.kubernetes.finalizers import FOREGROUND
+from gpukeeper.platforms.kubernetes.finalizers import FOREGROUND, Alive, Down
 from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object, Refused

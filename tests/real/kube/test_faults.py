@@ -25,12 +25,11 @@ import pytest
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.model.decision import Accepted, Action, Changed, Refused, Result
 from gpukeeper.model.event import Closed, Intended
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import Gone, Subject
+from gpukeeper.model.subject import Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.object_reader import ReadObject
+from gpukeeper.platforms.kubernetes.objects import ReadObject
 from tests.real.kube import objects
 from tests.real.kube.api import Api
 from tests.real.kube.control_plane import ControlPlane

@@ -28,15 +28,12 @@ from gpukeeper.ledger.signals import open_signals
 from gpukeeper.lifecycle.rules import idle
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import EMPTY
 from gpukeeper.model.policy import ClassSettings, Policy
 from gpukeeper.model.series import Sample, Signal
-from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.subject import EMPTY, Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.meter import ClusterMeter
-from gpukeeper.platforms.kubernetes.node_pods import PodGpu, PodGpus, PodName
-from gpukeeper.platforms.kubernetes.node_use import PodUse
+from gpukeeper.platforms.kubernetes.node_use import PodGpu, PodGpus, PodName, PodUse
 from tests.engines import has_prometheus, require
 
 MINUTE = timedelta(minutes=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from gpukeeper.platforms.kubernetes.manifests import merge
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import merged_manifest
 from tests.real.kube import objects
 from tests.real.kube.api import Object
 from tests.real.kube.control_plane import ControlPlane
@@ -53,7 +53,7 @@ def test_the_view_is_what_the_trainer_makes(trainer_v23: ControlPlane, namespace
     made = trainer_v23.api.wait_for("jobsets", namespace, "run-7", lambda one: one is not None)
     (job,) = made["spec"]["replicatedJobs"]
     real = job["template"]["spec"]["template"]["spec"]["initContainers"]
-    found = merge([runtime, train], "run-7")
+    found = merged_manifest([runtime, train], "run-7")
     assert found.problems == ()
     (view,) = found.jobs
     assert [one.name for one in view.init] == [one["name"] for one in real]

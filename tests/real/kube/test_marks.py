@@ -16,11 +16,11 @@ import msgspec
 import pytest
 from ruamel.yaml import YAML
 
-from gpukeeper.acceptance.launchers.cluster_nodes import ClusterNode
 from gpukeeper.acceptance.launchers.kubernetes.api import CONFLICT, NODES, Refused
+from gpukeeper.acceptance.launchers.marks import ClusterNode
 from gpukeeper.acceptance.reports.store import ReportFolder, folder_name, load_file
-from gpukeeper.model.grade import Grade
-from gpukeeper.wiring.cluster_api import cluster_api
+from gpukeeper.model.gpu import Grade
+from gpukeeper.wiring.kubernetes import cluster_api
 from tests import forked
 from tests.real.kube.api import Api, condition
 from tests.real.kube.control_plane import ControlPlane

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests import forked
 from tests.real.kube.api import Api
 from tests.real.kube.test_marks import (  # noqa: F401 fixtures

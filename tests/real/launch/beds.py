@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from gpukeeper.acceptance.fleet.spec import RunSpec
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase
-from gpukeeper.acceptance.launchers.kubernetes import marks
+from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase, RunSpec
+from gpukeeper.acceptance.launchers.kubernetes import objects
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.wiring.cluster_api import ClusterApi
+from gpukeeper.wiring.kubernetes import ClusterApi
 from tests.real.kube.api import Object, Objects, condition
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.nodes import GPU
@@ -101,7 +100,7 @@ class Bed:
         return self.plane.until(read, f"{wanted} nodes are {phase}")
 
     def pods(self, run: str = "r1") -> Objects:
-        return self.plane.api.list("pods", self.namespace, labels=f"{marks.RUN}={run}")
+        return self.plane.api.list("pods", self.namespace, labels=f"{objects.RUN_LABEL}={run}")
 
     def finish(self, pod: Object, code: int = 0) -> None:
         """The node lets its program end."""

@@ -14,7 +14,7 @@ import msgspec
 from gpukeeper.acceptance.bench.probing import ProbeLauncher
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.fleet.group_jobs import Member, RankDevice
-from gpukeeper.acceptance.group.membership import Membership
+from gpukeeper.acceptance.group.members import Membership
 from gpukeeper.acceptance.group.session import take_part
 from gpukeeper.acceptance.judging import reference
 

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpukeeper.acceptance.fleet import frames
-from gpukeeper.acceptance.fleet.spec import RunSpec
+from gpukeeper.acceptance.fleet.collect import encode_frames
+from gpukeeper.acceptance.fleet.launcher import RunSpec
 from gpukeeper.acceptance.launchers.kubernetes.api import Listing, Manifest, Resource
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.wiring.cluster_api import ClusterApi
+from gpukeeper.wiring.kubernetes import ClusterApi
 from tests.real.kube.nodes import DEFAULT_LOG
 from tests.real.kube.runs import SUCCEEDS
 from tests.real.launch.beds import Bed
@@ -92,7 +92,7 @@ def reporting(bed: Bed, runs: Sequence[str]) -> Iterator[None]:
     file = bed.plane.folder / "pod-default.log"
     before = file.read_text()
     pairs = [(run, node) for run in runs for node in bed.nodes]
-    sent = [line for run, node in pairs for line in frames.encode(report_of(run, node), run, node)]
+    sent = [line for run, node in pairs for line in encode_frames(report_of(run, node), run, node)]
     text = [*DEFAULT_LOG.splitlines(), *sent]
     file.write_text("".join(f"2026-01-01T00:00:00Z stdout F {line}\n" for line in text))
     try:

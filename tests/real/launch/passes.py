@@ -18,10 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from gpukeeper.acceptance.fleet import frames
-from gpukeeper.acceptance.fleet.ports import Launcher
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.fleet.status import Phase
+from gpukeeper.acceptance.fleet.collect import decode_frames
+from gpukeeper.acceptance.fleet.launcher import Launcher, Phase, RunSpec, Target
 from gpukeeper.model.unknown import Unknown
 
 T = TypeVar("T")
@@ -75,7 +73,7 @@ def keep(into: Path, run: str, node: str, output: bytes) -> None:
 def reports(into: Path, run: str, node: str) -> set[bytes]:
     """All complete ones, of whichever process collected them."""
     logs = [path.read_bytes() for path in into.glob(f"{run}-{node}-*")]
-    return {report for log in logs for report in frames.decode(log, run, node).reports}
+    return {report for log in logs for report in decode_frames(log, run, node).reports}
 
 
 class Moment(StrEnum):

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase
+from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
 from gpukeeper.model.unknown import Unknown
 from tests.real.kube.api import Object

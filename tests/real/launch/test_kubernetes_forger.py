@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.fleet.status import Phase
+from gpukeeper.acceptance.fleet.launcher import Phase
 from gpukeeper.acceptance.launchers import story
-from gpukeeper.acceptance.launchers.kubernetes import marks
+from gpukeeper.acceptance.launchers.kubernetes import objects
 from gpukeeper.model.unknown import Unknown
 from tests.real.kube.api import Object
 from tests.real.launch.beds import Bed
@@ -30,7 +30,7 @@ def test_labels_of_others_change_nothing(bed: Callable[[int], Bed], new_namespac
     _forge_job(made, elsewhere)
     _forge_pod(made, pod, elsewhere)
     _forge_pod(made, pod, made.namespace)
-    for one in api.list("pods", elsewhere, labels=f"{marks.RUN}=r1"):
+    for one in api.list("pods", elsewhere, labels=f"{objects.RUN_LABEL}=r1"):
         made.plane.finish_pod(elsewhere, one["metadata"]["name"], exit_code=4)
     made.plane.finish_pod(made.namespace, "forged", exit_code=4)
 
@@ -71,10 +71,10 @@ def _forge_job(made: Bed, namespace: str) -> None:
     spec["template"]["metadata"]["labels"] = _labels(spec["template"]["metadata"]["labels"])
     spec["template"]["spec"]["containers"][0].pop("resources", None)
     meta = _meta(job, "forged")
-    described = marks.spec_of(meta["annotations"])
+    described = objects.spec_of(meta["annotations"])
     assert described is not None
     old = msgspec.structs.replace(described, created=LONG_AGO, deadline_s=1.0)
-    meta["annotations"][marks.SPEC] = msgspec.json.encode(old).decode()
+    meta["annotations"][objects.SPEC_ANNOTATION] = msgspec.json.encode(old).decode()
     made.plane.api.create({"kind": "Job", "metadata": meta, "spec": spec}, namespace)
     made.plane.until(lambda: made.plane.api.list("pods", namespace), "the forged Job has its pod")
 

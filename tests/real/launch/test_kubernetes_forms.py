@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpukeeper.acceptance.fleet.status import Phase
+from gpukeeper.acceptance.fleet.launcher import Phase
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.launch.beds import Bed
 from tests.smoke import smoke

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.fleet.status import RunSummary
-from gpukeeper.acceptance.launchers.kubernetes import marks
+from gpukeeper.acceptance.fleet.launcher import RunSpec, RunSummary, Target
+from gpukeeper.acceptance.launchers.kubernetes import objects
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
 from gpukeeper.model.decision import Action
 from gpukeeper.model.unknown import Unknown
@@ -71,8 +70,8 @@ def test_a_launcher_killed_at_any_point_leaves_nothing_and_loses_no_report(
 
 def _begun(made: Bed, run: str) -> list[str]:
     """The nodes that have a Job, and so will send a report."""
-    jobs = made.plane.api.list("jobs", made.namespace, labels=f"{marks.RUN}={run}")
-    return [one["metadata"]["annotations"][marks.NODE] for one in jobs]
+    jobs = made.plane.api.list("jobs", made.namespace, labels=f"{objects.RUN_LABEL}={run}")
+    return [one["metadata"]["annotations"][objects.NODE_ANNOTATION] for one in jobs]
 
 
 async def _next_pass(launcher: KubernetesLauncher, into: Path) -> None:

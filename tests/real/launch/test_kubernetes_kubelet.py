@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.launchers.kubernetes import marks
+from gpukeeper.acceptance.launchers.kubernetes import objects
 from tests.engines import has_image, has_kubelet, has_ray, require
 from tests.real.docker import kernel
 from tests.real.image import acceptance_image as image
@@ -139,12 +139,12 @@ def test_a_container_that_was_killed_is_started_again_and_reports(shell: Shell, 
     running = shell.launch("daemonset", [node])
 
     def computing() -> list[int]:
-        pods = api.list("pods", shell.namespace, labels=marks.OF_RUNS)
+        pods = api.list("pods", shell.namespace, labels=objects.OF_RUNS)
         pids = [pid for one in pods for pid in node.pids(one["metadata"]["uid"])]
         return [pid for pid in pids if "--report-to-log" in kernel.read(pid, "cmdline").split("\0")]
 
     def restarts() -> int:
-        pods = api.list("pods", shell.namespace, labels=marks.OF_RUNS)
+        pods = api.list("pods", shell.namespace, labels=objects.OF_RUNS)
         return sum(status["restartCount"] for one in pods for status in one["status"].get("containerStatuses", ()))
 
     try:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from gpukeeper.acceptance.fleet.collect import MissingNode
-from gpukeeper.acceptance.fleet.spec import Target
+from gpukeeper.acceptance.fleet.launcher import Target
 from gpukeeper.acceptance.launchers import story
-from gpukeeper.acceptance.launchers.archive import NODES_CSV, RunArchive
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
-from gpukeeper.model.grade import Grade
-from gpukeeper.wiring.clock import SystemClock
+from gpukeeper.acceptance.launchers.story import NODES_CSV, RunArchive
+from gpukeeper.blocking import SystemClock
+from gpukeeper.model.gpu import Grade
 from tests.real.kube.api import Object
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.real_node import RealNode

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.cluster import ClusterRequest, Right
-from gpukeeper.acceptance.fleet.preflight.namespace import needed
-from gpukeeper.acceptance.fleet.status import Phase
+from gpukeeper.acceptance.fleet.launcher import Phase
+from gpukeeper.acceptance.fleet.preflight.facts import ClusterRequest, Right
+from gpukeeper.acceptance.fleet.preflight.kubernetes import needed
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown

@@ -14,18 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.acceptance.fleet import frames
-from gpukeeper.acceptance.fleet.ports import Launcher
-from gpukeeper.acceptance.fleet.preflight.finding import Finding
-from gpukeeper.acceptance.fleet.spec import RunSpec
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase
+from gpukeeper.acceptance.fleet.collect import encode_frames
+from gpukeeper.acceptance.fleet.launcher import Launcher, NodeStatus, Phase, RunSpec
+from gpukeeper.acceptance.fleet.preflight.facts import Finding
 from gpukeeper.acceptance.launchers.ray import RayLauncher, RaySettings
+from gpukeeper.interfaces.cli.accept_remote import open_launcher
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.grade import Grade
-from gpukeeper.rayjobs.api import RayJob
-from gpukeeper.wiring.launchers import open_launcher
-from gpukeeper.wiring.preflight_ray import ray
-from gpukeeper.wiring.ray_jobs import RayJobsApi
+from gpukeeper.model.gpu import Grade
+from gpukeeper.rayjobs import RayJob
+from gpukeeper.wiring.preflight import ray
+from gpukeeper.wiring.ray import RayJobsApi
 from tests.engines import has_ray, require
 from tests.real.launch.passes import OVER, Moment, Point, a_spec, kills_itself, launch, next_pass, reports
 from tests.real.launch.waiting import until
@@ -103,7 +101,7 @@ class Bed:
     def spec(self, run: str, **changes: object) -> RunSpec:
         """With the frames that the stub prints for it."""
         for node in NODES:
-            lines = frames.encode(report_of(run, node), run, node)
+            lines = encode_frames(report_of(run, node), run, node)
             (self.folder / "frames" / f"{run}-{node}").write_text("\n".join(["log", *lines, ""]))
         return a_spec(run, "ray", environment={"FRAMES": str(self.folder / "frames")}, **changes)
 

@@ -12,20 +12,16 @@ from typing import TypeVar
 
 import pytest
 
-from gpukeeper.acceptance.fleet import frames
-from gpukeeper.acceptance.fleet.ports import Launcher
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase
+from gpukeeper.acceptance.fleet.collect import encode_frames
+from gpukeeper.acceptance.fleet.launcher import Launcher, NodeStatus, Phase, RunSpec, Target
 from gpukeeper.acceptance.launchers import story
-from gpukeeper.acceptance.launchers.archive import RunArchive
-from gpukeeper.acceptance.launchers.ssh import SshLauncher
-from gpukeeper.acceptance.launchers.ssh_client import SshClient
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.launchers.ssh import SshClient, SshLauncher
+from gpukeeper.acceptance.launchers.story import RunArchive
+from gpukeeper.blocking import SystemClock
+from gpukeeper.interfaces.cli.accept_remote import open_launcher
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.ssh.client import Settings
-from gpukeeper.ssh.hosts import Host
-from gpukeeper.wiring.clock import SystemClock
-from gpukeeper.wiring.launchers import open_launcher
+from gpukeeper.ssh import Host, Settings
 from tests.engines import has_sshd, require
 from tests.real.launch.passes import Moment, Point, a_spec, kills_itself, launch, next_pass, reports
 from tests.real.launch.ssh_hosts import SshHosts, ssh_hosts
@@ -88,7 +84,7 @@ class Bed:
     def spec(self, run: str, **changes: object) -> RunSpec:
         """With the frames that the stub prints for it."""
         for node in self.hosts.names:
-            lines = frames.encode(report_of(run, node), run, node)
+            lines = encode_frames(report_of(run, node), run, node)
             (self.folder / "frames" / f"{run}-{node}").write_text("\n".join(["log", *lines, ""]))
         return a_spec(run, "ssh", environment={"FRAMES": str(self.folder / "frames")}, **changes)
 

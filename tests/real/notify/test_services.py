@@ -14,8 +14,8 @@ import pytest
 
 from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.notify import apprise as channel
-from gpukeeper.notify.addresses import AddressBook
 from gpukeeper.notify.apprise import Apprise
+from gpukeeper.notify.command import AddressBook
 from tests.real.notify.receiver import Receiver
 
 SECRET = "hush-hush"

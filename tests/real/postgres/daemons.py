@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.ledger.copy.inbox import ask, reply_to
-from gpukeeper.ledger.copy.signing import SignedRequest, sign
+from gpukeeper.ledger.copy.inbox import SignedRequest, ask, reply_to, sign_request
 from gpukeeper.model.subject import State
 from tests.cli.fleet import Fleet, ago
 from tests.real.postgres.fleet import FleetDatabase, wait_for
@@ -85,7 +84,7 @@ class Daemon:
             "realm": "web-1",
             "request": msgspec.Raw(msgspec.json.encode(request)),
         } | {key: value for key, value in more.items() if key != "key"}
-        return (given["expires"], *sign(SignedRequest(**given), more.get("key", self.key)))
+        return (given["expires"], *sign_request(SignedRequest(**given), more.get("key", self.key)))
 
     def ask(self, expires: datetime, document: str, signature: str) -> dict[str, Any]:
         """As the web server does. The reply, with its state."""

@@ -13,12 +13,11 @@ from typing import Any
 import psycopg
 
 from gpukeeper.ledger.copy.admin import add_machine, initialize
-from gpukeeper.ledger.copy.identity import ensure_identity
 from gpukeeper.ledger.copy.shipper import CopySettings, Shipper
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.ledger.meta import ensure_identity
 from gpukeeper.model.event import Complaint, Event, Noticed
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Ref, State
 from tests.real.postgres.server import Server
 
 PATIENCE = 120.0  # seconds; a crowded machine is slow, and a test that waits less finds only that

@@ -21,8 +21,8 @@ import pytest
 
 from gpukeeper.engine.outlook import NOT_SHOWN
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.daemon.fleet_requests import FleetRequests
-from gpukeeper.interfaces.daemon.identity import Identity
+from gpukeeper.interfaces.daemon.fleet_queries import FleetRequests
+from gpukeeper.interfaces.daemon.requests import Identity
 from gpukeeper.ledger.copy.reader import CopyReader
 from gpukeeper.ledger.logins import LoginKind, open_logins
 from tests.cli.fleet import Fleet

@@ -12,20 +12,18 @@ import pytest
 
 from gpukeeper.engine.requests import DataReply, Request
 from gpukeeper.interfaces.daemon.fleet_queries import FleetQueries, FleetReader
-from gpukeeper.interfaces.terminal.usage_report import read_report
-from gpukeeper.ledger.copy.questions import copied_ledger, copied_lines
-from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable
-from gpukeeper.ledger.copy.ship import UsageRow
+from gpukeeper.interfaces.terminal.usage import read_report
+from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable, copied_ledger, copied_lines
+from gpukeeper.ledger.copy.ship import UsageRow, usage_rows
 from gpukeeper.ledger.copy.shipper import View
-from gpukeeper.ledger.copy.usage_rows import usage_rows
-from gpukeeper.ledger.queries import LineFilter
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.ledger.usage import open_usage
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Complaint, Event
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Prices
-from gpukeeper.model.usage import DevicePresence, Holder, HourUse, UsageFold, minute_of
+from gpukeeper.model.series import DevicePresence, Holder, HourUse, UsageFold, minute_of
+from gpukeeper.model.subject import Ref
 from gpukeeper.views.usage_report import ReportQuery, UsageReport
 from tests.real.postgres.fleet import FleetDatabase, Machine, a_shipper, noticed, wait_for
 

@@ -8,8 +8,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from gpukeeper.ledger.copy.admin import set_retention, status
-from gpukeeper.ledger.copy.migrate import check_schema, migrate, migrations, schema_of
+from gpukeeper.ledger.copy.admin import check_schema, fleet_status, migrate, migrations, schema_of, set_retention
 from gpukeeper.model.errors import KeeperError, UsageError
 from tests.real.postgres.fleet import FleetDatabase
 from tests.real.postgres.server import Server
@@ -125,7 +124,7 @@ def test_what_is_past_the_retention_is_dropped(database: FleetDatabase) -> None:
         insert(database, line, now - timedelta(days=days))
     with database.connect() as connection:
         set_retention(connection, timedelta(days=60))
-        assert status(connection).retention == timedelta(days=60)
+        assert fleet_status(connection).retention == timedelta(days=60)
     assert database.sql("SELECT line FROM gpukeeper.lines ORDER BY 1") == [(1,), (2,)]
     assert len(partitions(database)) < 10
     with database.connect() as connection, pytest.raises(UsageError):

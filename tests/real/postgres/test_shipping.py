@@ -15,17 +15,17 @@ import pytest
 
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.ledger.copy.connect import connect
-from gpukeeper.ledger.copy.identity import ensure_identity
 from gpukeeper.ledger.copy.outbox import Outbox
 from gpukeeper.ledger.copy.ship import Position, UsageRow, begin
 from gpukeeper.ledger.copy.shipper import View
 from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.meta import ensure_identity
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.event import NodeTested
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.policy import LedgerKeep
 from gpukeeper.model.series import Sample, Signal
+from gpukeeper.model.subject import Ref
 from tests.real.postgres.fleet import (
     FleetDatabase,
     Machine,

@@ -22,7 +22,7 @@ from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
-from gpukeeper.platforms.ray.processes import Process, read_all
+from gpukeeper.platforms.ray.nodes import Process, read_processes
 from gpukeeper.platforms.ray.settings import RaySettings
 from tests.real.ray.clusters import NEWEST, Cluster, until
 
@@ -84,7 +84,7 @@ def platform(cluster: Cluster, ahead: timedelta = timedelta(days=2), **how: Any)
 
     def everyone() -> tuple[Process, ...]:
         known = cluster.processes()
-        return tuple(one for one in read_all() if one.pid in known)
+        return tuple(one for one in read_processes() if one.pid in known)
 
     how = {"scan": everything_seen, "everyone": everyone, "environ": {}} | how
     return RayPlatform("here", policy, Ahead(ahead), **how)

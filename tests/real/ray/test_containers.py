@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.blocking import SystemClock
 from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.ledger.files import ledger_path
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.paths import ledger_path
 from gpukeeper.model.decision import Accepted, Action, Changed, Decision, Step
 from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
@@ -26,9 +27,7 @@ from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.platforms.ray.adapter import RayPlatform
-from gpukeeper.platforms.ray.connect import NodeContainer
-from gpukeeper.platforms.ray.settings import RaySettings
-from gpukeeper.wiring.clock import SystemClock
+from gpukeeper.platforms.ray.settings import NodeContainer, RaySettings
 from tests.engines import has_ray, require
 from tests.real.docker import kernel
 from tests.real.docker.private_engine import DockerEngine

@@ -17,9 +17,8 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import ClusterState, busy
-from gpukeeper.platforms.ray.dashboards import DashboardQueries
-from gpukeeper.platforms.ray.processes import raylet_of, read_all
-from gpukeeper.platforms.ray.state import StateApi
+from gpukeeper.platforms.ray.nodes import raylet_of, read_processes
+from gpukeeper.platforms.ray.state import DashboardQueries, StateApi
 from tests.real.ray.asking import answers_of, api_of, api_that_reports, ray_says, until_idle
 from tests.real.ray.clusters import NEWEST, VERSIONS, Cluster, until
 from tests.real.ray.test_versions import SLEEPER
@@ -82,7 +81,7 @@ def test_a_token_goes_to_the_address_that_the_policy_names_and_to_no_other(fresh
     cluster = fresh_cluster(env={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token})
     head = cluster.head
 
-    (raylet,) = (one for process in read_all() if (one := raylet_of(process)) and one.node_id == head.node_id)
+    (raylet,) = (one for process in read_processes() if (one := raylet_of(process)) and one.node_id == head.node_id)
 
     def asked(setting: str | None, given: str | None) -> str | Unknown | None:
         environ = {} if given is None else {"RAY_AUTH_TOKEN": given}

@@ -21,7 +21,7 @@ from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
-from gpukeeper.platforms.ray.processes import Process, read_all
+from gpukeeper.platforms.ray.nodes import Process, read_processes
 from gpukeeper.platforms.ray.settings import RaySettings
 from tests.engines import has_ray, require
 from tests.real.ray.clusters import VERSIONS, until
@@ -44,7 +44,7 @@ def of_the_worker(here: Machines) -> RayPlatform:
     home = str(Path(f"/proc/{here.worker}/ns/pid").readlink())
 
     def everyone() -> tuple[Process, ...]:
-        return tuple(one for one in read_all() if one.pids == home)
+        return tuple(one for one in read_processes() if one.pids == home)
 
     ray = RaySettings(roots=(str(here.scratch),), cpu=1e9, window=timedelta(milliseconds=1), sessions=None, logs=None)
     temporary = (Temporary(root=str(here.scratch), names=("tmp*",), above=0, platform="ray"),)

@@ -9,8 +9,7 @@ import pytest
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, RunRequest
 from gpukeeper.acceptance.checks import copies, exact, gemm, memory_bandwidth, memory_pattern, stress, training
 from gpukeeper.acceptance.record import Finding, Machine, ProbeResult, Thresholds
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Gpu, Grade
 from tests.real.torch import installation
 
 ALL = [one.CHECK for one in (gemm, memory_bandwidth, copies, exact, training, memory_pattern, stress)]

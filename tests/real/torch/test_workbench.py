@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.bench.interpreter import find_python
+from gpukeeper.acceptance.bench.probing import find_python
+from gpukeeper.acceptance.bench.supervisor import descendants
 from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 from gpukeeper.acceptance.record import ProbeFailure, ProbeRequest, ProbeResult
-from gpukeeper.devices.supervisor import descendants
 from tests.engines import has_torch, require
 from tests.real.torch import installation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.simulation.acceptance import AcceptanceRun
 
 ACCEPTED = (Grade.PASS, Grade.WARN)

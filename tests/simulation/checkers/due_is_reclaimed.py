@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from gpukeeper.model.event import Held, Passed
 from gpukeeper.model.subject import Category, Shape, State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.thing import Thing
+from gpukeeper.platforms.simulated.world import Thing
 from tests.simulation.harness import Run
 
 SLACK = timedelta(minutes=50)

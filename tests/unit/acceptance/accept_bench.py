@@ -20,8 +20,7 @@ from gpukeeper.acceptance.record import (
     Thresholds,
 )
 from gpukeeper.acceptance.run import RunConfig, Step, accept
-from gpukeeper.model.gpu import Gpu, Health, Reading
-from gpukeeper.model.grade import Grade, Past
+from gpukeeper.model.gpu import Gpu, Grade, Health, Past, Reading
 from gpukeeper.model.unknown import Unknown
 
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)

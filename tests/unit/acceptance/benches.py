@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
-from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import Report
 from gpukeeper.acceptance.run import RunConfig, accept
+from gpukeeper.acceptance.suite import CHECKS
 from gpukeeper.model.gpu import Health, Reading
 from gpukeeper.model.unknown import Unknown
 

@@ -10,8 +10,7 @@ from typing import Any
 from gpukeeper.acceptance.check import CheckContext, RunRequest
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import Machine, Measurement, Thresholds
-from gpukeeper.model.gpu import Fact, Gpu, Health
-from gpukeeper.model.grade import Grade, Past
+from gpukeeper.model.gpu import Fact, Gpu, Grade, Health, Past
 from gpukeeper.model.unknown import Unknown
 
 T0 = datetime(2026, 3, 10, 12, tzinfo=UTC)

@@ -10,9 +10,9 @@ import pytest
 
 from gpukeeper.acceptance.recompute import PASSED, recomputed
 from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.reports import document, merge
+from gpukeeper.acceptance.reports import formats, merge
 from gpukeeper.acceptance.reports.store import MANIFEST, ReportFolder, load_file
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.reports import altered
 
 ACCEPTED = {Grade.PASS, Grade.WARN}
@@ -33,14 +33,14 @@ def test_a_report_that_nobody_changed_comes_back_as_it_is(gpus: int, faults: dic
 
 def test_a_good_report_is_accepted(tmp_path: Path) -> None:
     """Else the altered ones below would prove nothing."""
-    report = load_file(altered.put(tmp_path / "run", altered.good()) / document.REPORT)
+    report = load_file(altered.put(tmp_path / "run", altered.good()) / formats.REPORT)
     assert (report.verdict, merge.merge([report]).verdict) == (Grade.PASS, Grade.PASS)
 
 
 @pytest.mark.parametrize("name", altered.NAMES)
 def test_an_altered_report_is_never_accepted(name: str, tmp_path: Path) -> None:
     folder = altered.put(tmp_path / "run", altered.altered(name))
-    report = load_file(folder / document.REPORT)
+    report = load_file(folder / formats.REPORT)
     assert merge.merge([report]).verdict not in ACCEPTED
     (entry,) = ReportFolder(tmp_path).list()
     assert entry.verdict is report.verdict
@@ -50,7 +50,7 @@ def test_an_altered_report_is_never_accepted(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a FAIL that says PASS", "a FAIL whose verdict field says WARN", "a FAIL inside"])
 def test_a_failure_inside_is_a_failure(name: str) -> None:
-    report = document.read_report(altered.altered(name), "report.json")
+    report = formats.read_report(altered.altered(name), "report.json")
     assert report.verdict is Grade.FAIL
     assert any(one.code == "report-verdict" for one in report.findings)
     said = "WARN" if "WARN" in name else "PASS"
@@ -64,19 +64,19 @@ def test_a_worse_verdict_in_the_file_stays(name: str) -> None:
     """Evidence that is gone never makes it better."""
     report = json.loads(altered.altered(name))
     report["verdict"] = "FAIL"
-    assert document.read_report(json.dumps(report).encode(), "report.json").verdict is Grade.FAIL
+    assert formats.read_report(json.dumps(report).encode(), "report.json").verdict is Grade.FAIL
 
 
 def test_missing_gpus_are_a_failure_though_no_finding_reports_it() -> None:
-    report = document.read_report(altered.altered("8 expected and 1 present"), "report.json")
+    report = formats.read_report(altered.altered("8 expected and 1 present"), "report.json")
     assert report.verdict is Grade.FAIL
     assert "gpus-missing" in {one.code for one in report.findings}
 
 
 def test_tallies_are_of_gpus_that_are_there_and_as_bad_as_their_findings() -> None:
-    report = document.read_report(altered.altered("a FAIL that says PASS"), "report.json")
+    report = formats.read_report(altered.altered("a FAIL that says PASS"), "report.json")
     assert [one.verdict for one in report.tallies] == [Grade.FAIL if n == 2 else Grade.PASS for n in range(8)]
-    gone = document.read_report(altered.altered("findings of other GPUs"), "report.json")
+    gone = formats.read_report(altered.altered("findings of other GPUs"), "report.json")
     assert {one.gpu for one in gone.tallies} == {gpu.uuid for gpu in gone.machine.gpus}  # type: ignore[union-attr]
 
 

@@ -10,7 +10,7 @@ import msgspec
 from gpukeeper.acceptance.recording import history_of, line_of, ref_of
 from gpukeeper.acceptance.reports.wording import gpus_of
 from gpukeeper.ledger.in_memory import InMemoryLedger
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.accept_bench import FLOOR, Bench, figure_check, run
 

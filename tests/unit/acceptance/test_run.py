@@ -21,8 +21,7 @@ from gpukeeper.acceptance.record import (
 )
 from gpukeeper.acceptance.run import CheckRepeated, CheckStarted
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.gpu import Health
-from gpukeeper.model.grade import Grade, Past
+from gpukeeper.model.gpu import Grade, Health, Past
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.accept_bench import BEGIN, FLOOR, Bench, figure_check, look_check, run
 

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
-from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import ProbeReply, ProbeRequest, ProbeResult, Report
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.suite import CHECKS
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.accept_bench import run
 
 SPANS = (60.0, 300.0, 1800.0, 14400.0)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
-from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Check
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import Finding
@@ -24,7 +23,8 @@ from gpukeeper.acceptance.self_test import (
     SelfTestSetup,
     self_test,
 )
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.suite import CHECKS
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 
 NO_TORCH = Unknown("there is no PyTorch")

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from gpukeeper.acceptance import suite
-from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Check, CheckSize, RunMode, RunRequest
+from gpukeeper.acceptance.suite import CHECKS
 from gpukeeper.model.gpu import Gpu
 
 GPUS = tuple(Gpu(uuid=f"GPU-{n}", index=n) for n in range(2))

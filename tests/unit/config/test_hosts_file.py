@@ -9,7 +9,7 @@ import pytest
 
 from gpukeeper.config.hosts_file import load_hosts
 from gpukeeper.model.errors import UsageError
-from gpukeeper.rollout.wanted import Bundle, Unit, Wanted
+from gpukeeper.rollout.plan import Bundle, Unit, Wanted
 
 POLICY = "mode: enforce\nscope: {host: {}}\n"
 

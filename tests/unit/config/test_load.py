@@ -10,13 +10,11 @@ import msgspec
 import pytest
 from ruamel.yaml import YAML
 
-from gpukeeper.config import build
-from gpukeeper.config.layers import Layered
+from gpukeeper.config import sections
+from gpukeeper.config.layers import PRESETS, Layered
 from gpukeeper.config.load import Loaded, load_builtin, load_file, load_policy, load_text
-from gpukeeper.config.presets import PRESETS
-from gpukeeper.config.section import as_written, settings_of
-from gpukeeper.config.sections import PLATFORMS, PolicyFile
-from gpukeeper.config.unix_groups import members_of
+from gpukeeper.config.machine import members_of
+from gpukeeper.config.sections import PLATFORMS, PolicyFile, as_written, settings_of
 from gpukeeper.model import policy as model
 from gpukeeper.model.errors import PolicyError
 from gpukeeper.platforms.kubernetes.settings import KubernetesSettings
@@ -45,7 +43,7 @@ def test_there_are_examples() -> None:
 )  # what file and policy share is passed on as a whole; exemptions have a file of their own
 def test_every_setting_of_the_file_reaches_the_policy(setting: str) -> None:
     """One that is read and not passed on would silently have no effect."""
-    assert f"file.{setting}" in inspect.getsource(build), f"config/build.py does not use {setting}"
+    assert f"file.{setting}" in inspect.getsource(sections), f"config/sections.py does not use {setting}"
 
 
 def test_the_built_in_values_are_the_models() -> None:

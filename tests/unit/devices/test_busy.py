@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.devices.busy import GpuUse, UsageJudge, of_sources
-from gpukeeper.devices.dcgm import ExportedGpu
 from gpukeeper.devices.driver.facts import ActivityFacts, GpuFacts, SliceFacts
+from gpukeeper.devices.prometheus import ExportedGpu
 from gpukeeper.model.unknown import Unknown
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from gpukeeper.devices import child_process
-from gpukeeper.devices.child_process import ChildProcess, ProcessEnded
+from gpukeeper.acceptance.bench import child_process
+from gpukeeper.acceptance.bench.child_process import ChildProcess, ProcessEnded
 from tests.patience import PATIENCE
 
 # Starts a child in a session of its own, as torchrun does with ranks, says both pids, and waits for its input to end.
@@ -31,7 +31,7 @@ DEAF = FAMILY.format(how="signal.signal(signal.SIGTERM, signal.SIG_IGN)", then="
 LEAVES = FAMILY.format(how="", then="os._exit(7)")
 OWNER = """
 import asyncio, signal, sys
-from gpukeeper.devices.child_process import ChildProcess
+from gpukeeper.acceptance.bench.child_process import ChildProcess
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
 async def main():
     held = await ChildProcess.start([sys.executable, "-c", sys.argv[1]])

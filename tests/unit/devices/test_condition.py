@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.devices import kernel_log
-from gpukeeper.devices.condition import examine, find, parse_parent
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
-from gpukeeper.devices.reset import reset, reset_unheld
-from gpukeeper.model.condition import Advice, Condition, GpuHolder, Xid
+from gpukeeper.devices.gpus import examine, find_gpu, logged_xids, parse_parent, parse_xids, reset, reset_unheld
 from gpukeeper.model.decision import Accepted, Refused
+from gpukeeper.model.gpu import Advice, Condition, GpuHolder, Xid
 from gpukeeper.model.unknown import Unknown
 from tests.patience import PATIENT
 from tests.unit.devices.driver.programs import answering
@@ -146,13 +144,13 @@ def test_facts_that_a_model_does_not_have_are_unknown_by_design(proc: Path) -> N
 
 
 def test_a_gpu_that_fell_off_the_bus_is_not_another_one() -> None:
-    assert isinstance(find((), "GPU-1"), Unknown)
+    assert isinstance(find_gpu((), "GPU-1"), Unknown)
 
 
 def test_a_slice_whose_instance_is_unknown_is_unknown() -> None:
     part = SliceFacts(uuid="MIG-1", index=0, gpu_instance=Unknown("no permission"), compute_instance=0)
     gpu = GpuFacts(index=0, uuid="GPU-1", minor=0, sliced=True, slices=(part,))
-    assert find((gpu,), "MIG-1") == Unknown("no permission")
+    assert find_gpu((gpu,), "MIG-1") == Unknown("no permission")
 
 
 def test_the_real_child_is_read() -> None:
@@ -174,16 +172,16 @@ RECORDS = [
 
 
 def test_xids_of_this_gpu_since_the_end_are_read() -> None:
-    found = kernel_log.parse(RECORDS, "00000000:1B:00.0", timedelta(hours=1))
+    found = parse_xids(RECORDS, "00000000:1B:00.0", timedelta(hours=1))
     assert found == (Xid(79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."),)
 
 
 def test_a_record_without_a_time_counts() -> None:
-    assert kernel_log.parse(["NVRM: Xid (PCI:0000:1b:00): 79, x"], "00000000:1B:00.0", MINUTE) == (Xid(79, "x"),)
+    assert parse_xids(["NVRM: Xid (PCI:0000:1b:00): 79, x"], "00000000:1B:00.0", MINUTE) == (Xid(79, "x"),)
 
 
 def test_a_log_that_may_not_be_read_is_unknown_by_design(tmp_path: Path) -> None:
-    found = kernel_log.xids("00000000:1B:00.0", SINCE, BOOT, str(tmp_path / "none"))
+    found = logged_xids("00000000:1B:00.0", SINCE, BOOT, str(tmp_path / "none"))
     assert isinstance(found, Unknown)
     assert found.by_design
 
@@ -191,7 +189,7 @@ def test_a_log_that_may_not_be_read_is_unknown_by_design(tmp_path: Path) -> None
 def test_a_log_is_read_from_its_file(tmp_path: Path) -> None:
     """A device gives one record a read; a file gives all at once, so here is one."""
     (tmp_path / "kmsg").write_text(RECORDS[2])
-    found = kernel_log.xids("00000000:1B:00.0", SINCE, BOOT, str(tmp_path / "kmsg"))
+    found = logged_xids("00000000:1B:00.0", SINCE, BOOT, str(tmp_path / "kmsg"))
     assert isinstance(found, tuple)
     assert [xid.number for xid in found] == [79]
 
@@ -258,5 +256,5 @@ def test_a_gpu_that_a_user_opened_at_the_last_moment_is_not_reset(
 def test_what_a_user_wrote_into_the_kernels_log_is_no_error_of_a_gpu() -> None:
     """Root in a privileged workload may write there; the kernel gives that the mark of a user."""
     forged = "12,9,3900000000,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus."
-    assert kernel_log.parse([forged], "00000000:1B:00.0", MINUTE) == ()
-    assert kernel_log.parse([forged.replace("12,", "4,", 1)], "00000000:1B:00.0", MINUTE) != ()
+    assert parse_xids([forged], "00000000:1B:00.0", MINUTE) == ()
+    assert parse_xids([forged.replace("12,", "4,", 1)], "00000000:1B:00.0", MINUTE) != ()

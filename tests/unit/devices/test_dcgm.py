@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.devices import dcgm
-from gpukeeper.devices.dcgm import Metric, fetch, parse, parse_line, read_dcgm
+from gpukeeper.devices import prometheus
+from gpukeeper.devices.prometheus import Metric, fetch_dcgm, parse_export, parse_export_line, read_dcgm
 from gpukeeper.model.unknown import Unknown
 
 LABELS = (
@@ -39,14 +39,14 @@ DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{LABELS}}} 0.091734
 SLICE = LABELS + ',GPU_I_PROFILE="1g.10gb",GPU_I_ID="7"'
 
 
-def only(text: str) -> dcgm.ExportedGpu:
+def only(text: str) -> prometheus.ExportedGpu:
     found = read_dcgm(text)
     assert not isinstance(found, Unknown), found
     ((_key, export),) = found.items()
     return export
 
 
-def one(name: str, value: str, labels: str = LABELS) -> dcgm.ExportedGpu:
+def one(name: str, value: str, labels: str = LABELS) -> prometheus.ExportedGpu:
     return only(f"{name}{{{labels}}} {value}\n")
 
 
@@ -147,12 +147,12 @@ def test_what_cannot_be_read_makes_all_unknown(text: str) -> None:
 
 
 def test_escapes_braces_and_times_are_read() -> None:
-    metric = parse_line(r'a_b{x="1}, y=\"2\"\\ \n",z="",} 1.5e-3 1700000000000')
+    metric = parse_export_line(r'a_b{x="1}, y=\"2\"\\ \n",z="",} 1.5e-3 1700000000000')
     assert metric == Metric("a_b", {"x": '1}, y="2"\\ \n', "z": ""}, 0.0015, 1700000000000)
-    assert parse_line("up 1") == Metric("up", {}, 1.0)
-    assert parse_line('up { a = "b" } 1') == Metric("up", {"a": "b"}, 1.0)
-    assert math.isnan(parse_line("up NaN").value)
-    assert parse_line("up -Inf").value == -math.inf
+    assert parse_export_line("up 1") == Metric("up", {}, 1.0)
+    assert parse_export_line('up { a = "b" } 1') == Metric("up", {"a": "b"}, 1.0)
+    assert math.isnan(parse_export_line("up NaN").value)
+    assert parse_export_line("up -Inf").value == -math.inf
 
 
 def written(metric: Metric) -> str:
@@ -179,7 +179,7 @@ metrics = st.builds(
 
 @given(st.lists(metrics, max_size=5))
 def test_what_is_written_is_read_again(lines: list[Metric]) -> None:
-    assert list(parse("".join(map(written, lines)))) == lines
+    assert list(parse_export("".join(map(written, lines)))) == lines
 
 
 @given(st.text(max_size=200))
@@ -215,7 +215,7 @@ def serving(body: bytes, status: int = 200, headers: dict[str, str] | None = Non
 
 
 def fetched(url: str, deadline: timedelta = timedelta(minutes=1)) -> Any:
-    return asyncio.run(fetch(url, deadline))
+    return asyncio.run(fetch_dcgm(url, deadline))
 
 
 def test_an_exporter_is_queried_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_failures_are_unknown_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -
         assert "was cut off" in fetched(url).why  # at the end of a line, so that the text alone looks whole
     with serving(b"zz\r\n", headers={"Transfer-Encoding": "chunked"}) as url:
         assert "could not be queried" in fetched(url).why
-    monkeypatch.setattr(dcgm, "SIZE_MAX", 10)
+    monkeypatch.setattr(prometheus, "EXPORT_SIZE_MAX", 10)
     with serving(TEXT.encode()) as url:
         assert "larger than" in fetched(url).why
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from gpukeeper.devices.driver.client import HealthMonitor, gpus_of, health_of
 from gpukeeper.devices.driver.facts import NO_SLICE_UTILISATION, GpuFacts, SliceFacts
-from gpukeeper.devices.health import HealthMonitor, gpus_of, health_of
-from gpukeeper.model.condition import Advice, Xid
+from gpukeeper.model.gpu import Advice, Xid
 from gpukeeper.model.unknown import Unknown
 from tests.patience import PATIENT
 from tests.unit.devices.driver.programs import program

@@ -9,8 +9,8 @@ from time import monotonic
 import msgspec
 import pytest
 
+from gpukeeper.devices.driver.client import gpu_note, inventory
 from gpukeeper.devices.driver.facts import NO_SLICE_UTILISATION, GpuFacts, SliceFacts
-from gpukeeper.devices.inventory import gpu_note, inventory
 from gpukeeper.model.unknown import Unknown
 from tests.patience import PATIENCE, PATIENT
 from tests.unit.devices.driver.programs import answering, program

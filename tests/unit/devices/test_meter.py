@@ -9,13 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpukeeper.devices import meter
 from gpukeeper.devices.busy import GpuUse
 from gpukeeper.devices.counters import Counters
-from gpukeeper.devices.meter import CounterMeter, GpuMeter, Meters
-from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.devices.meter import NOT_READ, SECONDARY, CounterMeter, GpuMeter, Meters
 from gpukeeper.model.series import Sample, Signal
-from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.subject import Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)
@@ -101,7 +99,7 @@ def test_another_run_is_not_compared_with_the_one_before() -> None:
 
 def test_what_could_not_be_found_is_unknown_of_any_signal() -> None:
     found = read(CounterMeter("docker", Still(), lambda subject: None, window=0.0), workload("a"))
-    assert found == {("a", signal.value, ""): meter.NOT_READ for signal in meter.SECONDARY}
+    assert found == {("a", signal.value, ""): NOT_READ for signal in SECONDARY}
 
 
 def test_meters_speak_together() -> None:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
-from gpukeeper.devices.naming import resolve
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts, resolve_names
 from gpukeeper.model.unknown import Unknown
 
 
@@ -55,7 +54,7 @@ SLICES = ("MIG-0a70", "MIG-1a90", "MIG-2a10", "MIG-3a11")
     ],
 )
 def test_every_way_to_write_it(name: str, meant: tuple[str, ...]) -> None:
-    assert resolve(name, HERE) == meant
+    assert resolve_names(name, HERE) == meant
 
 
 @pytest.mark.parametrize(
@@ -83,31 +82,31 @@ def test_every_way_to_write_it(name: str, meant: tuple[str, ...]) -> None:
     ],
 )
 def test_what_fits_nothing_or_not_only_one_is_unknown(name: str, why: str) -> None:
-    found = resolve(name, HERE)
+    found = resolve_names(name, HERE)
     assert isinstance(found, Unknown)
     assert why in found.why
 
 
 def test_an_exact_uuid_wins_over_those_it_begins() -> None:
     longer = GpuFacts(uuid="GPU-aaaa-12", index=2)
-    assert resolve("GPU-aaaa-1", (longer, WHOLE)) == ("GPU-aaaa-1",)
+    assert resolve_names("GPU-aaaa-1", (longer, WHOLE)) == ("GPU-aaaa-1",)
 
 
 def test_what_the_driver_does_not_tell_is_unknown() -> None:
     lost = GpuFacts(uuid=Unknown("GPU is lost"), index=2)
     unlisted = GpuFacts(uuid="GPU-c", index=3, slices=Unknown("driver"))
-    assert isinstance(resolve("2", (lost,)), Unknown)
-    assert isinstance(resolve("3", (unlisted,)), Unknown)
-    assert isinstance(resolve("3:0", (unlisted,)), Unknown)
-    assert isinstance(resolve("all", (WHOLE, lost)), Unknown)
-    assert isinstance(resolve("nvidia1", (lost,)), Unknown)
+    assert isinstance(resolve_names("2", (lost,)), Unknown)
+    assert isinstance(resolve_names("3", (unlisted,)), Unknown)
+    assert isinstance(resolve_names("3:0", (unlisted,)), Unknown)
+    assert isinstance(resolve_names("all", (WHOLE, lost)), Unknown)
+    assert isinstance(resolve_names("nvidia1", (lost,)), Unknown)
 
 
 def test_all_of_none_is_none() -> None:
-    assert resolve("all", ()) == ()
+    assert resolve_names("all", ()) == ()
 
 
 @given(st.text(alphabet="0123456789aGPUMIGnvid-/:.=,", max_size=20))
 def test_no_text_means_what_is_not_there(name: str) -> None:
-    found = resolve(name, HERE)
+    found = resolve_names(name, HERE)
     assert isinstance(found, Unknown) or set(found) <= {"GPU-aaaa-1", *SLICES}

@@ -8,7 +8,7 @@ import pytest
 
 from gpukeeper.devices import holders
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
-from gpukeeper.devices.occupancy import Occupied, occupied
+from gpukeeper.devices.gpus import Occupied, occupied
 from gpukeeper.model.unknown import Unknown
 
 NAMES = {0: "root", 4242: "ann"}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gpukeeper.devices.busy import GpuUse
-from gpukeeper.devices.dcgm import ExportedGpu
-from gpukeeper.devices.usage import GpuUsage
+from gpukeeper.devices.meter import GpuUsage
+from gpukeeper.devices.prometheus import ExportedGpu
 from gpukeeper.model.unknown import Unknown
 from tests.unit.devices.driver.programs import program
 

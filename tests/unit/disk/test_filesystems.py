@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk import filesystems
-from gpukeeper.disk.filesystems import lasting_ids, lasting_uid
-from gpukeeper.disk.mounts import MountEntry
+from gpukeeper.disk import mounts
+from gpukeeper.disk.mounts import MountEntry, lasting_ids, lasting_uid
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
             raise PermissionError(point)
         return answers[point]
 
-    monkeypatch.setattr(filesystems, "_status_of", answer)
+    monkeypatch.setattr(mounts, "_status_of", answer)
     return answers
 
 
@@ -39,12 +38,12 @@ def test_the_id_is_the_same_under_another_number(asked: dict[str, tuple[int, int
 
 @pytest.mark.parametrize("kind", ["tmpfs", "overlay", "nfs4", "fuse.sshfs", "vfat", ""])
 def test_other_filesystems_are_not_even_asked(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystems, "_status_of", lambda point: pytest.fail(f"{point} was asked"))
+    monkeypatch.setattr(mounts, "_status_of", lambda point: pytest.fail(f"{point} was asked"))
     assert lasting_ids([mount("/data", kind)]) == {}
 
 
 def test_nothing_behind_a_filesystem_that_may_hang_is_queried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystems, "_status_of", lambda point: pytest.fail(f"{point} was asked"))
+    monkeypatch.setattr(mounts, "_status_of", lambda point: pytest.fail(f"{point} was asked"))
     assert lasting_ids([mount("/far", "nfs4", "0:50"), mount("/far/data", "ext4")]) == {}
 
 

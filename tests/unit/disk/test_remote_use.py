@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.disk.mounts import parse_mounts
-from gpukeeper.disk.remote_use import exported, parse_exports, why_unseen
+from gpukeeper.disk.open_files import exported, parse_exports, why_unseen
 
 MOUNTS = parse_mounts("""1 0 254:0 / / rw - ext4 /dev/vda rw
 2 1 0:50 / /net rw - nfs4 server:/net rw

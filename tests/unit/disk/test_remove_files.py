@@ -13,8 +13,7 @@ import pytest
 from gpukeeper.disk.kernel import KERNEL
 from gpukeeper.disk.measure import open_directory
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import used_by
-from gpukeeper.disk.remove_files import FileRemoval, remove_files
+from gpukeeper.disk.remove import FileRemoval, remove_files, used_by
 from gpukeeper.disk.walk import OPEN
 from gpukeeper.model.decision import Changed
 from gpukeeper.model.unknown import Unknown

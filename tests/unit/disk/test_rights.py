@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk import rights
+from gpukeeper.disk.remove import others_in, why_not_removable
 
 ANN = 54321
 
@@ -27,7 +27,7 @@ def folder() -> Iterator[Path]:
 def why_not(folder: Path, uid: int = ANN, entry_uid: int = ANN) -> str | None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return rights.why_not_removable(fd, entry_uid, uid)
+        return why_not_removable(fd, entry_uid, uid)
     finally:
         os.close(fd)
 
@@ -60,6 +60,6 @@ def test_a_directory_above_that_may_not_be_entered(folder: Path) -> None:
 
 
 def test_entries_of_others_are_named_and_counted() -> None:
-    assert rights.others_in({ANN}, ANN) is None
-    assert rights.others_in(set(), ANN) is None
-    assert "entries of uid 0, 1, 2 and 1 more" in (rights.others_in({0, 1, 2, 3, ANN}, ANN) or "")
+    assert others_in({ANN}, ANN) is None
+    assert others_in(set(), ANN) is None
+    assert "entries of uid 0, 1, 2 and 1 more" in (others_in({0, 1, 2, 3, ANN}, ANN) or "")

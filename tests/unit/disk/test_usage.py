@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from gpukeeper.disk.measure import estimate
+from gpukeeper.disk.mounts import usage
 from gpukeeper.disk.open_files import held_open
-from gpukeeper.disk.usage import usage
 from gpukeeper.model.unknown import Unknown
 from tests.own_processes import scan_own
 from tests.unit.disk.trees import child, tree

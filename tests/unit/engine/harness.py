@@ -17,7 +17,6 @@ from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemor
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Step
 from gpukeeper.model.event import Event, WarningSent
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import (
     Activity,
     AtFinish,
@@ -30,13 +29,11 @@ from gpukeeper.model.policy import (
     Retention,
     Warnings,
 )
-from gpukeeper.model.subject import Outcome, Shape, State
+from gpukeeper.model.subject import Outcome, Ref, Shape, State
 from gpukeeper.notify.messages import Messages
-from gpukeeper.notify.workload import InsideWorkload
+from gpukeeper.notify.terminals import InsideWorkload
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform, SimulatedTerminal
-from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop, run_virtually
-from gpukeeper.platforms.simulated.thing import Thing
-from gpukeeper.platforms.simulated.world import SimulatedPlace, World
+from gpukeeper.platforms.simulated.world import SimulatedPlace, Thing, VirtualClock, VirtualLoop, World, run_virtually
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 HERE = SimulatedPlace("docker", "node-3", ("GPU-0", "GPU-1"), ("ann", "bob"))

@@ -12,13 +12,11 @@ import pytest
 from gpukeeper.engine.act import gpu_hours, take, warn
 from gpukeeper.model.decision import Action, Evidence, NothingToCapture, Result, Step
 from gpukeeper.model.event import Captured, Closed, Intended, Paused, WarningSent
-from gpukeeper.model.memory import Stopped
 from gpukeeper.model.policy import AfterIdle, AtFinish, ClassSettings, Mode
-from gpukeeper.model.subject import Outcome, Shape, State, Subject
+from gpukeeper.model.subject import Outcome, Shape, State, Stopped, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from gpukeeper.platforms.simulated.clock import BEGIN
-from gpukeeper.platforms.simulated.faults import CALM, Faults
+from gpukeeper.platforms.simulated.world import BEGIN, CALM, Faults
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, Unwritable, virtual
 from tests.unit.engine.test_loop import serve
 

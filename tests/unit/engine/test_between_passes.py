@@ -9,15 +9,20 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from gpukeeper.engine.backoff import BACK_OFF, BackOff
-from gpukeeper.engine.beside import WorkBeside
-from gpukeeper.engine.followed import Followed, FollowedRemoval
-from gpukeeper.engine.gpu_checks import RECENT, GpuCheck, GpuChecks
-from gpukeeper.engine.last_passes import LastPasses
+from gpukeeper.engine.memory import (
+    BACK_OFF,
+    RECENT_END,
+    BackOff,
+    Followed,
+    FollowedRemoval,
+    GpuCheck,
+    GpuChecks,
+    LastPasses,
+    WorkBeside,
+)
 from gpukeeper.model.decision import Action, Decision, Result, Step
 from gpukeeper.model.event import Closed
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.subject import Gone, Shape
+from gpukeeper.model.subject import Gone, Ref, Seen, Shape
 from tests.unit.engine.harness import Harness, virtual
 from tests.unit.lifecycle.examples import NOW, subject
 
@@ -134,9 +139,9 @@ def test_a_checked_end_is_remembered_as_long_as_it_could_be_checked_again() -> N
     checks = GpuChecks()
     checks.prove("key", "run-1", NOW)
     assert (checks.is_proven("key", "run-1"), checks.is_proven("key", "run-2")) == (True, False)
-    checks.forget(NOW + RECENT - MINUTE)
+    checks.forget(NOW + RECENT_END - MINUTE)
     assert list(checks.keys()) == ["key"]
-    checks.forget(NOW + RECENT)
+    checks.forget(NOW + RECENT_END)
     assert list(checks.keys()) == []
 
 

@@ -14,15 +14,15 @@ from gpukeeper.engine.clean import ReleasedGpus, gpu_ref, learn_baselines, prove
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Request
-from gpukeeper.model.condition import Advice, CheckResult, Condition, GpuHolder
 from gpukeeper.model.decision import Accepted, Refused
 from gpukeeper.model.errors import LedgerError, PlatformError
 from gpukeeper.model.event import BaselineSeen, GpuChecked, Passed, Paused, Quarantined, ResetTried, Returned
+from gpukeeper.model.gpu import Advice, CheckResult, Condition, GpuHolder
 from gpukeeper.model.policy import GpuSettings, Mode
 from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from gpukeeper.platforms.simulated.thing import Thing
+from gpukeeper.platforms.simulated.world import Thing
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 SECOND = timedelta(seconds=1)

@@ -9,15 +9,14 @@ from datetime import timedelta
 import pytest
 
 from gpukeeper.engine import requests
-from gpukeeper.engine.clockwatch import SETTLE, ClockWatch, behind_the_ledger
+from gpukeeper.engine.keeper import CLOCK_SETTLE, ClockWatch, behind_the_ledger
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import look_and_plan, reclaim
 from gpukeeper.engine.requests import Request
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Passed
-from gpukeeper.model.memory import ClockRecord
-from gpukeeper.platforms.simulated.clock import BEGIN
-from gpukeeper.platforms.simulated.thing import Thing
+from gpukeeper.model.subject import ClockRecord
+from gpukeeper.platforms.simulated.world import BEGIN, Thing
 from tests.unit.engine.harness import DAY, HERE, HOUR, MINUTE, Harness, virtual
 from tests.unit.engine.test_loop import Quiet
 
@@ -285,7 +284,7 @@ async def test_the_clock_is_compared_with_the_steady_one(b: Harness) -> None:
     assert seen.doubt(b.clock.now()) is None, "a minute is no jump"
     b.clock.skew = timedelta(minutes=-5)
     assert seen.doubt(b.clock.now()) == "The clock jumped, so ages are not trusted for 15m more"
-    await asyncio.sleep(SETTLE.total_seconds())
+    await asyncio.sleep(CLOCK_SETTLE.total_seconds())
     assert seen.doubt(b.clock.now()) is None
 
 

@@ -6,9 +6,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpukeeper.engine.confirm import LASTS, MOST, MOST_EACH, Asker, Confirmations, revision_of
+from gpukeeper.engine.memory import (
+    CONFIRMATION_LASTS,
+    MOST_CONFIRMATIONS,
+    MOST_CONFIRMATIONS_EACH,
+    Asker,
+    Confirmations,
+    revision_of,
+)
 from gpukeeper.model.decision import Action
-from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.subject import Ref, Seen
 
 NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)
 ANN = Asker("ann", 1001)
@@ -35,7 +42,7 @@ def test_it_is_of_one_person_by_uid_and_name(other: Asker) -> None:
     assert pending.take(token, ANN, Action.REMOVE, NOW) is not None, "who tries does not use it up"
 
 
-@pytest.mark.parametrize("later", [LASTS, timedelta(days=1), timedelta(seconds=-1)])
+@pytest.mark.parametrize("later", [CONFIRMATION_LASTS, timedelta(days=1), timedelta(seconds=-1)])
 def test_it_does_not_last_whatever_the_clock_does(later: timedelta) -> None:
     pending = Confirmations()
     token = pending.ask(ANN, SEEN, Action.REMOVE, NOW)
@@ -46,10 +53,10 @@ def test_nobody_keeps_many_and_nobody_pushes_out_anothers() -> None:
     pending = Confirmations()
     first = pending.ask(ANN, SEEN, Action.REMOVE, NOW)
     eve = Asker("eve", 1003)
-    tokens = [pending.ask(eve, SEEN, Action.REMOVE, NOW) for _ in range(MOST)]
+    tokens = [pending.ask(eve, SEEN, Action.REMOVE, NOW) for _ in range(MOST_CONFIRMATIONS)]
     assert pending.take(first, ANN, Action.REMOVE, NOW) is not None
     left = [token for token in tokens if pending.take(token, eve, Action.REMOVE, NOW) is not None]
-    assert left == tokens[-MOST_EACH:]
+    assert left == tokens[-MOST_CONFIRMATIONS_EACH:]
 
 
 def test_a_revision_is_of_one_object_and_one_run_of_it() -> None:

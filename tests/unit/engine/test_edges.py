@@ -5,18 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpukeeper.engine.notice import notice
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.verify import as_found
+from gpukeeper.engine.view import notice
 from gpukeeper.lifecycle.budget import BudgetFacts, open_breaker
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.model.decision import Action, Decision, Result, View
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import EMPTY, Memory, Warned
 from gpukeeper.model.policy import Breaker, Policy
-from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.subject import EMPTY, Memory, Ref, Seen, State, Subject, Warned
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.clock import BEGIN
+from gpukeeper.platforms.simulated.world import BEGIN
 from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 
 SEEN = Seen(Ref("docker", "node-3", "container", "eval", "u1"), "run-1", "1", BEGIN)

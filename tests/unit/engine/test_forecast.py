@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from gpukeeper.engine.find import read_subject
 from gpukeeper.engine.schedule import opening
+from gpukeeper.engine.view import read_subject
 from gpukeeper.lifecycle.forecast import ahead
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
 from gpukeeper.model.event import Closed, WarningSent
-from gpukeeper.model.memory import Hold, Memory
 from gpukeeper.model.policy import ClassSettings, Schedule
+from gpukeeper.model.subject import Hold, Memory
 from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 from tests.unit.engine.test_loop import serve
 from tests.unit.engine.test_rare_passes import NIGHTLY, notebook

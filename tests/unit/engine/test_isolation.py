@@ -11,20 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.engine.find import find
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import PassReport, look_and_plan, reclaim
+from gpukeeper.engine.view import find
 from gpukeeper.model.decision import Result
 from gpukeeper.model.errors import LedgerError, PlatformError, UsageError
 from gpukeeper.model.event import Closed, Complaint, Intended, Passed
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.series import Sample
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.subject import Ref, Subject
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform
-from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
-from gpukeeper.platforms.simulated.thing import Thing
-from gpukeeper.platforms.simulated.world import SimulatedPlace
+from gpukeeper.platforms.simulated.world import SimulatedPlace, Thing, VirtualLoop, run_virtually
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 THERE = SimulatedPlace("docker", "node-4", ("GPU-2",), ("ann",))

@@ -10,13 +10,11 @@ import pytest
 
 from gpukeeper.model.decision import Action, Snapshot
 from gpukeeper.model.event import Held, Released
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import PlaceScope
-from gpukeeper.model.subject import Gone, Subject
+from gpukeeper.model.subject import Gone, Hold, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from gpukeeper.platforms.simulated.thing import Thing
+from gpukeeper.platforms.simulated.world import Thing
 from tests.unit.engine.harness import HOUR, Harness, virtual
 from tests.unit.engine.test_requests import ask
 from tests.unit.engine.test_trees import NODES, Lab

@@ -12,12 +12,10 @@ from gpukeeper.engine.reclaim import look_and_plan, reclaim
 from gpukeeper.engine.requests import Request
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.event import Held, Noticed, Vanished, WarningSent
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import KEEP_ALIVE
 from gpukeeper.model.policy import BuildCache, Capture, ClassSettings, Images
-from gpukeeper.model.subject import Marks, Outcome, Shape, State
+from gpukeeper.model.subject import KEEP_ALIVE, Marks, Outcome, Ref, Shape, State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.thing import Thing
+from gpukeeper.platforms.simulated.world import Thing
 from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 
 ASKS = Marks(keep_alive=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from gpukeeper.engine.find import read_subject
 from gpukeeper.engine.live import coming_of
 from gpukeeper.engine.reclaim import reclaim
+from gpukeeper.engine.view import read_subject
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.event import Held
-from gpukeeper.model.memory import Hold
-from gpukeeper.views.live_facts import workload_line
+from gpukeeper.model.subject import Hold
+from gpukeeper.views.live_rows import workload_line
 from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 
 

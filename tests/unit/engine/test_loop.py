@@ -14,13 +14,12 @@ from gpukeeper.engine.loop import MANY, TOO_SLOW, Watch, watch
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Complaint, Intended, Passed, WarningSent
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import ClassSettings, Mode, Schedule
 from gpukeeper.model.series import BRIDGED_MAX, Sample
-from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.subject import Ref, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform
-from gpukeeper.platforms.simulated.clock import BEGIN
+from gpukeeper.platforms.simulated.world import BEGIN
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 

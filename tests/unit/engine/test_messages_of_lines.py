@@ -7,14 +7,12 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from gpukeeper.engine.admin_events import message_of
-from gpukeeper.engine.owner_events import stopped
-from gpukeeper.model.condition import CheckResult
+from gpukeeper.engine.messages import for_admins, stopped_message
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, GpuChecked, NodeTested
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.gpu import CheckResult, Grade
 from gpukeeper.model.message import Category, MessageKind
+from gpukeeper.model.subject import Ref
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 TRAIN = Ref("docker", "node-1", "container", "my train", "c0ffee")
@@ -32,7 +30,7 @@ STOP = Closed(
 
 
 def test_a_stop_becomes_a_message_with_the_way_back() -> None:
-    message = stopped(STOP)
+    message = stopped_message(STOP)
     assert message is not None
     assert message.kind.category is Category.STOPPED
     assert (message.owner, message.ref, message.key) == ("ann", TRAIN, "s1")
@@ -53,12 +51,12 @@ def test_a_stop_becomes_a_message_with_the_way_back() -> None:
     ids=["requested by its owner", "requested, of an earlier version", "not done", "ended work", "no workload"],
 )
 def test_other_outcomes_are_no_message(change: dict[str, object]) -> None:
-    assert stopped(msgspec.structs.replace(STOP, **change)) is None
+    assert stopped_message(msgspec.structs.replace(STOP, **change)) is None
 
 
 def test_an_owner_is_notified_of_a_stop_that_another_person_requested() -> None:
     change = {"rule": "request", "requested_by": "root", "reason": "requested by root; verified"}
-    message = stopped(msgspec.structs.replace(STOP, **change))
+    message = stopped_message(msgspec.structs.replace(STOP, **change))
     assert message is not None
     assert message.owner == "ann"
     assert "was stopped: requested by root" in message.text
@@ -68,7 +66,7 @@ def test_an_owner_is_notified_of_a_stop_that_another_person_requested() -> None:
     ("result", "sent"), [(CheckResult.DIRTY, True), (CheckResult.RESET_FAILED, True), (CheckResult.CLEANED, False)]
 )
 def test_a_dirty_gpu_is_reported_to_admins(result: CheckResult, sent: bool) -> None:
-    message = message_of(GpuChecked(at=NOW, ref=GPU, result=result, reason="900 MiB are in use"))
+    message = for_admins(GpuChecked(at=NOW, ref=GPU, result=result, reason="900 MiB are in use"))
     assert (message is not None) is sent
     assert message is None or message.kind.category is Category.ALERT
 
@@ -76,6 +74,6 @@ def test_a_dirty_gpu_is_reported_to_admins(result: CheckResult, sent: bool) -> N
 @pytest.mark.parametrize(("verdict", "sent"), [(Grade.FAIL, True), (Grade.PASS, False), (Grade.INCONCLUSIVE, False)])
 def test_a_failed_acceptance_run_is_reported_to_admins(verdict: Grade, sent: bool) -> None:
     line = NodeTested(at=NOW, ref=GPU, run="r1", verdict=verdict, reason="matmul is too slow", device="cuda")
-    message = message_of(line)
+    message = for_admins(line)
     assert (message is not None) is sent
     assert message is None or (message.kind, message.key) == (MessageKind.ACCEPTANCE, "r1")

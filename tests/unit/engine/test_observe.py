@@ -9,22 +9,20 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.engine.notice import notice
-from gpukeeper.engine.observe import survey
+from gpukeeper.engine.observe import PendingLines, changed_decisions, survey
 from gpukeeper.engine.reclaim import reclaim
-from gpukeeper.engine.record import PendingLines, changed_decisions
+from gpukeeper.engine.view import notice
 from gpukeeper.ledger.in_memory import RecalledSignals
-from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.event import Complaint, Decided, Noticed, Vanished
 from gpukeeper.model.fold import remember
-from gpukeeper.model.memory import EMPTY, Memory
 from gpukeeper.model.policy import ClassSettings, PlaceScope
 from gpukeeper.model.series import Sample, Signal
-from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
+from gpukeeper.model.subject import EMPTY, Marks, Memory, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from gpukeeper.platforms.simulated.faults import CALM, Faults
+from gpukeeper.platforms.simulated.world import CALM, Faults
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 from tests.unit.lifecycle.examples import NOW, subject
 

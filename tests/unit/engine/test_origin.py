@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpukeeper.engine import requests
-from gpukeeper.engine.origin import with_origin
+from gpukeeper.engine.keeper import with_origin
 from gpukeeper.engine.requests import Request
 from gpukeeper.model.event import Captured, Closed, Held, Intended
 from tests.unit.engine.harness import Harness, virtual

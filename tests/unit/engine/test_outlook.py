@@ -6,12 +6,11 @@ import msgspec
 import pytest
 
 from gpukeeper.engine import outlook
-from gpukeeper.engine.explain import without_reason
+from gpukeeper.engine.outlook import without_reason
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.model.decision import Action, Announcement, Decision
-from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import Match
-from gpukeeper.model.subject import Category, Shape, State
+from gpukeeper.model.subject import Category, Ref, Seen, Shape, State
 from tests.unit.engine.harness import HOUR, MINUTE, Harness, virtual
 from tests.unit.lifecycle.examples import NOW
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpukeeper.engine.pressure import Pressure
+from gpukeeper.engine.memory import Pressure
 from gpukeeper.model.decision import View
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import Memory
 from gpukeeper.model.policy import Demand, DiskMarks, Images
-from gpukeeper.model.subject import Disk, Shape, State, Subject
+from gpukeeper.model.subject import Disk, Memory, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)

@@ -12,10 +12,9 @@ import pytest
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.event import Closed, Event, Held, Released, WarningSent
-from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import ClassSettings, Schedule
-from gpukeeper.model.subject import State, Subject
-from gpukeeper.platforms.simulated.clock import BEGIN
+from gpukeeper.model.subject import Hold, State, Subject
+from gpukeeper.platforms.simulated.world import BEGIN
 from tests.unit.engine.harness import DAY, HERE, HOUR, MINUTE, Harness, virtual
 from tests.unit.engine.test_loop import Quiet, serve
 

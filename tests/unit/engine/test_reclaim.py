@@ -9,22 +9,20 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.engine.backoff import BACK_OFF
-from gpukeeper.engine.explain import explained
-from gpukeeper.engine.find import find
+from gpukeeper.engine.memory import BACK_OFF
+from gpukeeper.engine.outlook import explained
 from gpukeeper.engine.ports import MOST_READS
 from gpukeeper.engine.reclaim import look_and_plan, reclaim
-from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.engine.view import find
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.decision import Action, Plan, Result
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import LeaseHeld, PlatformError
 from gpukeeper.model.event import Closed, Complaint, Intended, Passed, Paused, Vanished, WarningSent
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Amount, Breaker, Budget
-from gpukeeper.model.subject import Gone, State
+from gpukeeper.model.subject import Gone, Ref, State
+from gpukeeper.model.words import in_words
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from gpukeeper.platforms.simulated.faults import Faults
-from gpukeeper.platforms.simulated.world import SimulatedPlace
+from gpukeeper.platforms.simulated.world import Faults, SimulatedPlace
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 

@@ -18,8 +18,7 @@ from gpukeeper.model.policy import ClassSettings
 from gpukeeper.model.subject import Marks, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from gpukeeper.platforms.simulated.faults import Faults
-from gpukeeper.platforms.simulated.world import SimulatedPlace
+from gpukeeper.platforms.simulated.world import Faults, SimulatedPlace
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 from tests.unit.engine.test_observe import ReadOnly
 from tests.unit.engine.test_verify import intent

@@ -14,9 +14,8 @@ from gpukeeper.engine.restore import restore
 from gpukeeper.model.decision import Accepted, Action, Evidence, Refused, Snapshot
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.event import Captured, Closed, Restored, WarningSent
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import PlaceScope
-from gpukeeper.model.subject import Gone, State, Subject
+from gpukeeper.model.subject import Gone, Ref, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual

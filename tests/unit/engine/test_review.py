@@ -14,12 +14,10 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Result, View
 from gpukeeper.model.event import Noticed, Restored
 from gpukeeper.model.fold import remember
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import EMPTY, Memory, Stopped
 from gpukeeper.model.policy import AtFinish, Breaker, ClassSettings, PlaceScope, Policy, Schedule
-from gpukeeper.model.subject import Outcome, State, Subject
+from gpukeeper.model.subject import EMPTY, Memory, Outcome, Ref, Seen, State, Stopped, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.clock import BEGIN
+from gpukeeper.platforms.simulated.world import BEGIN
 from tests.unit.engine.harness import DAY, HERE, HOUR, MINUTE, Harness, virtual
 from tests.unit.engine.test_loop import Exact, serve
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from gpukeeper.engine import requests
-from gpukeeper.engine.find import PAUSE
 from gpukeeper.engine.reclaim import look_and_plan, reclaim
 from gpukeeper.engine.requests import Reply, Request
+from gpukeeper.engine.view import PAUSE
 from gpukeeper.model.decision import Result
 from gpukeeper.model.event import Closed, Held, Intended
 from gpukeeper.model.policy import Mode

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from gpukeeper.engine.sharing import Shared, SharedQuestion
+from gpukeeper.engine.ports import Shared, SharedQuestion
 from tests.patience import PATIENCE
 
 

@@ -14,7 +14,7 @@ from gpukeeper.model.decision import Action, Decision, Result
 from gpukeeper.model.event import Closed, Complaint, WarningSent
 from gpukeeper.model.policy import ClassSettings, GpuSettings
 from gpukeeper.model.subject import State
-from gpukeeper.platforms.simulated.thing import Thing
+from gpukeeper.platforms.simulated.world import Thing
 from tests.unit.engine.harness import HOUR, MINUTE, POLICY, Harness, virtual
 
 RULE = "taken_gpu"

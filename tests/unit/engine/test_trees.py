@@ -10,18 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.engine.pressure import Pressure
+from gpukeeper.engine.memory import Pressure
 from gpukeeper.engine.reclaim import look_and_plan, reclaim
 from gpukeeper.model.decision import Plan, Result, Verdict
 from gpukeeper.model.event import Closed, Decided, Intended
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Amount, Budget, DiskMarks, Kept, PlaceScope, Temporary
-from gpukeeper.model.subject import Category, Disk, Shape, State
+from gpukeeper.model.subject import Category, Disk, Ref, Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from gpukeeper.platforms.simulated.faults import CALM, Faults
-from gpukeeper.platforms.simulated.thing import Thing, subject_of
-from gpukeeper.platforms.simulated.world import Crashed, SimulatedPlace, World
+from gpukeeper.platforms.simulated.world import CALM, Crashed, Faults, SimulatedPlace, Thing, World, subject_of
 from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 from tests.unit.lifecycle.examples import subject
 

@@ -11,12 +11,10 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.verify import as_found, settle
 from gpukeeper.model.decision import Action, Evidence, Guard, Result
 from gpukeeper.model.event import Captured, Closed, Intended
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import Blocked, Gone, Outcome, State
+from gpukeeper.model.subject import Blocked, Gone, Outcome, Ref, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from gpukeeper.platforms.simulated.faults import CALM, Faults
-from gpukeeper.platforms.simulated.thing import Thing
+from gpukeeper.platforms.simulated.world import CALM, Faults, Thing
 from tests.unit.engine.harness import HERE, Harness, virtual
 from tests.unit.lifecycle.examples import EVAL, NOW, ended, subject
 

@@ -6,14 +6,14 @@ from datetime import timedelta
 
 import msgspec
 
+from gpukeeper.engine.observe import TREE_LINES
 from gpukeeper.engine.reclaim import UNSEEN_WRITTEN, reclaim
-from gpukeeper.engine.record import TREE_LINES
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.event import Closed, Complaint, Decided, Intended, Passed
 from gpukeeper.model.policy import Budget, Mode, PlaceScope, Temporary
 from gpukeeper.model.subject import Category, Shape, State
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from gpukeeper.platforms.simulated.thing import Thing
+from gpukeeper.platforms.simulated.world import Thing
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual
 
 MANY = 2000

@@ -16,7 +16,7 @@ from gpukeeper.model.event import Closed, Intended, WarningSent
 from gpukeeper.model.policy import Amount, AtFinish, Breaker, Budget, Mode, Retention
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.thing import Thing
+from gpukeeper.platforms.simulated.world import Thing
 from tests.unit.engine.harness import DAY, HOUR, MINUTE, Harness, virtual
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.group.agent import AgentResult
-from gpukeeper.acceptance.group.membership import Membership
+from gpukeeper.acceptance.group.members import Membership
 from gpukeeper.acceptance.record import Finding, GroupFinding, GroupReport, ProbeFailure, SubjectVerdict
-from gpukeeper.interfaces.cli.accept_group import merged, without_group
-from gpukeeper.model.grade import Grade
+from gpukeeper.interfaces.cli.accept_run import merged, without_group
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.accept_bench import Bench, figure_check, run
 
 WHO = Membership(index=0, size=2, address="gpu-0", port=29500)

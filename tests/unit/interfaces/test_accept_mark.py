@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 from gpukeeper.__main__ import app
 from gpukeeper.acceptance.launchers.kubernetes.api import NODES
 from gpukeeper.acceptance.reports.store import ReportFolder, folder_name, load_file
-from gpukeeper.model.grade import Grade
-from gpukeeper.wiring import node_marks
+from gpukeeper.model.gpu import Grade
+from gpukeeper.wiring import kubernetes as kubernetes_module
 from tests.unit.acceptance.launchers.test_marks import Nodes
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "acceptance" / "h200-quick" / "report.json"
@@ -26,8 +26,8 @@ NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Nodes:
     found = Nodes(4)
     monkeypatch.setenv("GPUKEEPER_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(node_marks, "cluster_api", lambda options: found)
-    monkeypatch.setattr(node_marks, "lease_turn", lambda api: api.turn())
+    monkeypatch.setattr(kubernetes_module, "cluster_api", lambda options: found)
+    monkeypatch.setattr(kubernetes_module, "lease_turn", lambda api: api.turn())
     return found
 
 

@@ -12,19 +12,11 @@ import pytest
 from gpukeeper.acceptance.record import Report
 from gpukeeper.acceptance.reports.store import ReportFolder
 from gpukeeper.interfaces.cli import accept_run
-from gpukeeper.interfaces.cli.accept_options import RunOptions
-from gpukeeper.interfaces.cli.accept_run import (
-    LEAST_KEPT,
-    _history,
-    _pruned,
-    exit_code,
-    prepare,
-    recorded,
-    written,
-)
+from gpukeeper.interfaces.cli.accept_run import LEAST_KEPT, _history, _pruned, exit_code, prepare, recorded, written
+from gpukeeper.interfaces.cli.accept_settings import RunOptions
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.accept_bench import Bench, figure_check, run
 
 

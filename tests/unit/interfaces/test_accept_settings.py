@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
-from gpukeeper.interfaces.cli.accept_options import EnvironmentSettings, RunOptions
-from gpukeeper.interfaces.cli.accept_settings import run_request
+from gpukeeper.acceptance.suite import CHECKS
+from gpukeeper.interfaces.cli.accept_settings import EnvironmentSettings, RunOptions, run_request
 from gpukeeper.model.errors import UsageError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.interfaces.cli.accept_options import LONGER, EnvironmentSettings, read_variables
+from gpukeeper.interfaces.cli.accept_settings import LONGER, EnvironmentSettings, read_variables
 from gpukeeper.model.errors import UsageError
 
 

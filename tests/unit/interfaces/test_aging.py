@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.interfaces.cli.aging import aged_by
+from gpukeeper.interfaces.cli.doctor import aged_by
 
 RAY = "/tmp/ray"
 DEBIAN = "D /tmp 1777 root root -\n#q /var/tmp 1777 root root 30d\n"

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from gpukeeper.interfaces.terminal.colours import colours, overwrites
+from gpukeeper.interfaces.terminal.messages import colours, overwrites
 
 
 class Terminal(io.StringIO):

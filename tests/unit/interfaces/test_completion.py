@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.acceptance.catalog import CHECKS
+from gpukeeper.acceptance.suite import CHECKS
 from gpukeeper.config.show import SECTIONS
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.names import known_workloads
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model.event import Noticed
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Ref, State
 from tests.unit.lifecycle.examples import NOW
 
 REFS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpukeeper.interfaces.cli.explain import _print_diagnosis
-from gpukeeper.model.diagnosis import Cause, Diagnosis
+from gpukeeper.model.subject import Cause, Diagnosis
 from gpukeeper.model.unknown import Unknown
 
 

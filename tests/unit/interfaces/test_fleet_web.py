@@ -13,14 +13,11 @@ import pytest
 
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.daemon.fleet_requests import FleetRequests
-from gpukeeper.interfaces.daemon.fleet_state import OLD, FleetState
-from gpukeeper.interfaces.daemon.fleet_web import FleetWeb
-from gpukeeper.interfaces.daemon.serve_fleet import fleet_access
-from gpukeeper.interfaces.daemon.web_settings import WebSettings
+from gpukeeper.interfaces.daemon.fleet_queries import OLD, FleetRequests, FleetState
+from gpukeeper.interfaces.daemon.fleet_web import FleetWeb, fleet_access
+from gpukeeper.interfaces.daemon.web import WebSettings
 from gpukeeper.interfaces.link import Answer, Change, Condition, Credentials, Question
-from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable
-from gpukeeper.ledger.copy.watcher import MachineHead
+from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable, MachineHead
 from gpukeeper.ledger.logins import LoginKind, Logins, open_logins
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import UsageError

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.blocking import SystemClock
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.interfaces.terminal import interrupts
-from gpukeeper.interfaces.terminal.interrupts import Progress
+from gpukeeper.interfaces.cli import apply
+from gpukeeper.interfaces.cli.apply import Progress
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.model.decision import Action, Plan, Result, Step
 from gpukeeper.model.event import Closed
 from gpukeeper.notify.messages import Messages
-from gpukeeper.wiring.clock import SystemClock
 from tests.unit.lifecycle.examples import EVAL, NOW, decision
 
 
@@ -39,7 +39,7 @@ def keeper() -> Keeper:
 def test_lines_come_only_when_it_takes_long(
     keeper: Keeper, every: float, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(interrupts, "EVERY", every)
+    monkeypatch.setattr(apply, "EVERY", every)
 
     async def story() -> None:
         run = Progress(keeper, quiet=False)

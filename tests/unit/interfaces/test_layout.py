@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gpukeeper.interfaces.terminal.layout import laid_out, wrapped
+from gpukeeper.interfaces.terminal.messages import laid_out, wrapped
 
 HEAD = ("next", "workload", "owner", "because")
 ROWS = (

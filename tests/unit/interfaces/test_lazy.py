@@ -13,10 +13,10 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from gpukeeper.__main__ import app
-from gpukeeper.interfaces.cli.lazy import DESTRUCTIVE, LazyCommand
+from gpukeeper.interfaces.cli.main import DESTRUCTIVE, LazyCommand
 
 ROOT = ("", "--version", "--help", "no-such-command")
-SHARED = {"cli", "cli.lazy", "cli.main", "terminal", "terminal.messages", "terminal.layout"}
+SHARED = {"cli", "cli.main", "terminal", "terminal.messages"}
 HEAVY = {
     "msgspec",
     "ruamel.yaml",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from gpukeeper.interfaces.daemon.limiter import RateLimits, RequestLimiter
+from gpukeeper.interfaces.daemon.server import RateLimits, RequestLimiter
 
 ADMIN, ANN, BOB, EVE = 0, 1001, 1002, 1003
 SMALL = RateLimits(connections=4, each=3, reserved=2, at_work=2, admins_at_work=1)

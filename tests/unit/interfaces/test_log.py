@@ -6,7 +6,7 @@ import os
 from datetime import datetime
 from pathlib import Path
 
-from gpukeeper.interfaces.terminal.log import goes_to_journal, stamped
+from gpukeeper.interfaces.terminal.watching import goes_to_journal, stamped
 
 AT = datetime.fromisoformat("2026-03-02T09:00:00+01:00")
 

@@ -11,8 +11,7 @@ import pytest
 
 from gpukeeper.config.load import load_text
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.daemon.identity import Identity
-from gpukeeper.interfaces.daemon.requests import WebLogins, log_in
+from gpukeeper.interfaces.daemon.requests import Identity, WebLogins, log_in
 from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.ledger.logins import open_logins
 from gpukeeper.lifecycle.settings import Rulebook

@@ -16,27 +16,24 @@ from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
 from gpukeeper import __version__
-from gpukeeper.disk.usage import Usage
-from gpukeeper.engine.counts import Counts, TreeCount
+from gpukeeper.disk.mounts import Usage
 from gpukeeper.engine.live import LiveFact, LivePlace, LiveState, PlaceState
-from gpukeeper.engine.observe import Survey
+from gpukeeper.engine.observe import Counts, Survey, TreeCount
 from gpukeeper.engine.reclaim import PassReport, reclaim
-from gpukeeper.interfaces.telemetry import machine, owners
-from gpukeeper.interfaces.telemetry.machine import MachineFacts
+from gpukeeper.interfaces.telemetry import machine
+from gpukeeper.interfaces.telemetry.machine import MachineFacts, StorageFacts
 from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics, overdue
 from gpukeeper.interfaces.telemetry.series import COUNTERS, GAUGES
-from gpukeeper.interfaces.telemetry.storage import StorageFacts
-from gpukeeper.ledger.copy.state import CopyState
+from gpukeeper.ledger.copy.admin import CopyState
 from gpukeeper.ledger.in_memory import InMemoryEvidence
+from gpukeeper.lifecycle.activity import Waste
 from gpukeeper.lifecycle.claims import ClaimState
-from gpukeeper.lifecycle.waste import Waste
 from gpukeeper.model.decision import Action, Decision, Evidence, Plan, Result, Unseen, Verdict
 from gpukeeper.model.event import Closed, WarningSent
-from gpukeeper.model.grade import Grade, Past
-from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.gpu import Grade, Past
+from gpukeeper.model.ports import ImageBytes, StorageBytes, WorkloadBytes
 from gpukeeper.model.series import Sample, Signal
-from gpukeeper.model.storage import ImageBytes, StorageBytes, WorkloadBytes
-from gpukeeper.model.subject import Gone, State
+from gpukeeper.model.subject import Gone, Ref, Seen, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.node_use import PodUse
 from gpukeeper.views.live import GpuState, GpuTile
@@ -634,7 +631,7 @@ def test_without_a_copy_or_a_known_lag_there_is_no_lag() -> None:
 def owner_series(*tiles: GpuTile, cores: dict[str, float] | None = None) -> dict[str, dict[tuple[str, ...], float]]:
     return {
         family.name.removeprefix("gpukeeper_owner_"): {tuple(one.labels.values()): one.value for one in family.samples}
-        for family in owners.of_owners(tiles, cores or {})
+        for family in machine.of_owners(tiles, cores or {})
     }
 
 
@@ -660,7 +657,7 @@ def test_gpus_that_are_only_counted_belong_to_their_owner_and_memory_that_was_no
 
 
 def test_of_many_owners_those_with_the_most_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "MOST", 1)
+    monkeypatch.setattr(machine, "MOST_OWNERS", 1)
     few = [tile("gpu-2", owner="bob"), tile("gpu-3", owner="eve")]
     found = owner_series(tile(), tile("gpu-1"), *few, cores={"ann": 1, "bob": 2, "eve": 3})
     assert found["gpus"] == {("ann", "held"): 2, ("(other)", "held"): 2}
@@ -674,7 +671,7 @@ def test_cpu_of_owners_is_the_newest_measurement_and_an_old_one_is_none() -> Non
         live.places.setdefault(("docker", "n1"), LivePlace(state))
         view: Any = SimpleNamespace(subject=SimpleNamespace(owner=owner))
         live.places["docker", "n1"].facts[name] = LiveFact(view, decision(name))
-    old = NOW - owners.RECENT
+    old = NOW - machine.RECENT_CPU
     samples = [
         Sample("a", Signal.CPU, "", NOW - MINUTE, 900.0),
         Sample("a", Signal.CPU, "", NOW, 150.0),
@@ -684,7 +681,7 @@ def test_cpu_of_owners_is_the_newest_measurement_and_an_old_one_is_none() -> Non
         Sample("d", Signal.CPU, "", old, 100.0),
     ]
     live.measured(samples)
-    assert owners.cores_by_owner(live, NOW) == {"ann": 2.0}
+    assert machine.cores_by_owner(live, NOW) == {"ann": 2.0}
     live.finish(state, [ref("x")], whole=False)
     assert set(live.cpu) == {"a", "b", "c", "d"}
     del live.places["docker", "n1"].facts["a"]

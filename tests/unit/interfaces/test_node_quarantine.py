@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gpukeeper.__main__ import app
-from gpukeeper.acceptance.fleet.node_marks import DETAILS, LABEL, QUARANTINE, QUARANTINE_DETAILS, TAINT
+from gpukeeper.acceptance.fleet.marks import DETAILS, LABEL, QUARANTINE, QUARANTINE_DETAILS, TAINT
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.wiring import node_marks
+from gpukeeper.wiring import kubernetes
 from tests.unit.acceptance.launchers.test_marks import Nodes
 
 
@@ -21,8 +21,8 @@ from tests.unit.acceptance.launchers.test_marks import Nodes
 def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Nodes:
     found = Nodes(20)
     monkeypatch.setenv("GPUKEEPER_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(node_marks, "cluster_api", lambda options: found)
-    monkeypatch.setattr(node_marks, "lease_turn", lambda api: api.turn())
+    monkeypatch.setattr(kubernetes, "cluster_api", lambda options: found)
+    monkeypatch.setattr(kubernetes, "lease_turn", lambda api: api.turn())
     return found
 
 

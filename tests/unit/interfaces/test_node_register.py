@@ -14,15 +14,15 @@ from typer.testing import CliRunner, Result
 
 from gpukeeper.__main__ import app
 from gpukeeper.acceptance.fleet.collect import Collected, run_report
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.launchers.archive import RunArchive
+from gpukeeper.acceptance.fleet.launcher import RunSpec, Target
+from gpukeeper.acceptance.launchers.story import RunArchive
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import NodeMarked
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.policy import LedgerKeep
-from gpukeeper.wiring import node_marks
+from gpukeeper.wiring import kubernetes
 from tests.unit.acceptance.launchers.test_marks import Nodes
 from tests.unit.interfaces.test_accept_mark import NOW, write
 
@@ -35,8 +35,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Nodes:
     for index in range(20):
         found.node(f"n{index}")["status"]["nodeInfo"] = {"systemUUID": f"machine-{index}"}
     monkeypatch.setenv("GPUKEEPER_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(node_marks, "cluster_api", lambda options: found)
-    monkeypatch.setattr(node_marks, "lease_turn", lambda api: api.turn())
+    monkeypatch.setattr(kubernetes, "cluster_api", lambda options: found)
+    monkeypatch.setattr(kubernetes, "lease_turn", lambda api: api.turn())
     return found
 
 

@@ -11,14 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpukeeper.devices.busy import GpuUse
 from gpukeeper.interfaces.telemetry.metrics import Metrics
-from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.series import Sample, Signal
-from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.subject import Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.measurements import RunningPod
-from gpukeeper.platforms.kubernetes.meter import ClusterMeter
-from gpukeeper.platforms.kubernetes.node_pods import PodGpu, PodGpus, PodName
-from gpukeeper.platforms.kubernetes.node_use import PodUse
+from gpukeeper.platforms.kubernetes.meter import ClusterMeter, RunningPod
+from gpukeeper.platforms.kubernetes.node_use import PodGpu, PodGpus, PodName, PodUse
 
 NOW = datetime(2026, 3, 2, 12, 0, 5, tzinfo=UTC)
 TRAIN, EVAL = PodName("lab", "train-0", "uid-train"), PodName("lab", "eval-0", "uid-eval")

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.engine.fleet import observe_fleet
 from gpukeeper.engine.outlook import PolicyHead
+from gpukeeper.engine.view import observe_fleet
 from gpukeeper.interfaces.cli import apply, observe, plan
-from gpukeeper.interfaces.terminal import nodes, show
-from gpukeeper.interfaces.terminal.interrupts import Progress
-from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.interfaces.cli.apply import Progress
+from gpukeeper.interfaces.cli.observe import change_in_words, node_row
+from gpukeeper.interfaces.terminal import show
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import Category, Gone, State, Subject
+from gpukeeper.model.subject import Category, Gone, Ref, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.nodes import SubjectChange
 from gpukeeper.views.plan import plan_view
@@ -32,18 +32,18 @@ def cells(line: str) -> list[str]:
 def test_a_node_says_its_bytes_its_disk_its_sessions_and_whether_it_works() -> None:
     labels = {"disk_size": str(100 * GIB), "sessions_live": "1", "sessions_dead": "3"}
     one = node("worker-1", 35 * GIB, 0.81, busy="2 tasks run", labels=labels)
-    assert nodes.row(one) == (
+    assert node_row(one) == (
         *("node", "ray/lab/worker-1", "35.0 GiB", "81% of 100 GiB (/)", "10%", "1 live, 3 dead", "2 tasks run"),
     )
 
 
 def test_what_is_unknown_of_a_node_reports_it() -> None:
     one = node("worker-1", Unknown("du was silent"), busy=Unknown("Ray was silent"), disk=None, labels={})
-    assert nodes.row(one) == ("node", "ray/lab/worker-1", "?", "?", "?", "-", "unknown: Ray was silent")
+    assert node_row(one) == ("node", "ray/lab/worker-1", "?", "?", "?", "-", "unknown: Ray was silent")
 
 
 def test_a_disk_shows_how_full_it_is_and_nothing_of_work() -> None:
-    assert nodes.row(disk("/", 0.81)) == ("disk", "host/node-3/", "-", "81% of 100 GiB", "-", "-", "-")
+    assert node_row(disk("/", 0.81)) == ("disk", "host/node-3/", "-", "81% of 100 GiB", "-", "-", "-")
 
 
 def test_observe_shows_nodes_in_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,4 +190,4 @@ def test_bytes_that_were_not_measured_are_not_in_the_sum(capsys: pytest.CaptureF
 
 def test_a_disk_is_told_with_its_place() -> None:
     change = SubjectChange(disk("/", 0.81), disk("/", 0.64))
-    assert nodes.change_in_words(change, 0) == "host/node-3: disk /: 81% -> 64%"
+    assert change_in_words(change, 0) == "host/node-3: disk /: 81% -> 64%"

@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.engine.fleet import observe_fleet
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.view import observe_fleet
 from gpukeeper.interfaces.cli import observe
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
-from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.decision import Action, Guard, Snapshot, Unseen
-from gpukeeper.model.durations import when_in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Event, Quarantined, Returned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import when_in_words
 from tests.unit.lifecycle.examples import BOOK, HOUR, MINUTE, NOW, ended, subject
 from tests.unit.lifecycle.test_claims import bare, device, named
 

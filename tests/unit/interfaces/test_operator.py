@@ -8,14 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.interfaces.operator.run import Operator
+from gpukeeper.interfaces.operator import Operator
 from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Closed
 from gpukeeper.model.policy import Mode
-from gpukeeper.platforms.kubernetes.errors import ApiError
+from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.lease import Leadership
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual

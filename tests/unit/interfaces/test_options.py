@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from gpukeeper.interfaces.terminal import options as o
-from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.errors import UsageError
 from tests.unit.lifecycle.examples import HOUR
 

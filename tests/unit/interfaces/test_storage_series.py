@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from gpukeeper.interfaces.telemetry import storage
-from gpukeeper.interfaces.telemetry.storage import CALM, FACTS, FIRST, LARGEST, StorageFacts, StorageWatch, of_storage
+from gpukeeper.interfaces.telemetry import machine
+from gpukeeper.interfaces.telemetry.machine import CALM, FACTS, FIRST, LARGEST, StorageFacts, StorageWatch, of_storage
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.storage import ImageBytes, StorageBytes, WorkloadBytes
+from gpukeeper.model.ports import ImageBytes, StorageBytes, WorkloadBytes
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
+from gpukeeper.platforms.simulated.world import VirtualLoop, run_virtually
 
 T = TypeVar("T")
 NOW = datetime(2026, 11, 16, 9, tzinfo=UTC)
@@ -176,5 +176,5 @@ def test_a_failure_is_not_measured_and_tried_again(problem: Exception) -> None:
 
 
 def test_the_names_of_sums_are_no_names_of_images() -> None:
-    for word in (storage.REST, storage.SHARED):
+    for word in (machine.REST, machine.SHARED):
         assert not word[0].isalnum()

@@ -12,9 +12,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpukeeper.interfaces.cli import apply
-from gpukeeper.interfaces.telemetry import textfile
-from gpukeeper.interfaces.terminal.interrupts import Progress
-from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.interfaces.cli.apply import Progress
+from gpukeeper.interfaces.telemetry import metrics
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.errors import UsageError
 from tests.unit.interfaces.workers import GIB, Workers, node, passed, session, tree
 
@@ -27,7 +27,7 @@ def place() -> Workers:
 
 def written(path: Path, *, act: bool = True) -> dict[str, float]:
     here = place() if act else Workers(node("worker-1", GIB))
-    textfile.write(path, session(here), [passed(here)])
+    metrics.write_textfile(path, session(here), [passed(here)])
     return told(path)
 
 
@@ -60,7 +60,7 @@ def test_apply_writes_gauges_of_what_is_there_after_it(tmp_path: Path) -> None:
     one, path = session(here), tmp_path / "gpukeeper.prom"
     run = Progress(one.keeper, quiet=True)
     (done,) = asyncio.run(apply._apply(one, Narrow(), None, run, ask=False, again=True))
-    textfile.write(path, one, [done.after])
+    metrics.write_textfile(path, one, [done.after])
     seen = told(path)
     assert seen[RETURNED] == GIB
     assert seen['gpukeeper_node_temporary_bytes{node="worker-1",place="lab",platform="ray"}'] == 2 * GIB
@@ -126,7 +126,7 @@ def test_a_directory_that_cannot_be_written_is_reported_and_leaves_the_old_file(
 
 def test_what_nobody_would_read_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"only files with the suffix \.prom\. Nothing was done"):
-        textfile.check(tmp_path / "gpukeeper.txt")
+        metrics.check_textfile(tmp_path / "gpukeeper.txt")
     with pytest.raises(UsageError, match=r"the directory .* does not exist"):
-        textfile.check(tmp_path / "nowhere" / "gpukeeper.prom")
-    textfile.check(tmp_path / "gpukeeper.prom")
+        metrics.check_textfile(tmp_path / "nowhere" / "gpukeeper.prom")
+    metrics.check_textfile(tmp_path / "gpukeeper.prom")

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 from rich.cells import cell_len
 
-from gpukeeper.interfaces.terminal.top_picture import Age, Display, picture, scrolled
+from gpukeeper.interfaces.terminal.top_screen import Age, Display, picture, scrolled
 from gpukeeper.lifecycle.claims import ClaimState
-from gpukeeper.lifecycle.coming import NextStep
+from gpukeeper.lifecycle.forecast import NextStep
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import GpuState, GpuTile

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.config import load, unix_groups
+from gpukeeper.config import load, machine
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import watching
@@ -23,8 +23,8 @@ from gpukeeper.interfaces.terminal.watching import PassPrinter, PolicyReloader
 from gpukeeper.model.decision import Action, Plan, Result, Unseen
 from gpukeeper.model.errors import PolicyError
 from gpukeeper.model.event import Closed
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Mode
+from gpukeeper.model.subject import Ref
 from gpukeeper.wiring.session import Session, open_session, read_policy
 
 NOW = datetime.fromisoformat("2026-03-02T08:00:00+00:00")
@@ -152,9 +152,9 @@ def test_a_directory_service_that_hangs_stops_neither_the_loop_nor_acting(
         answers.wait()
         return []
 
-    monkeypatch.setattr(unix_groups, "_USERS", unix_groups._Users())
-    monkeypatch.setattr(unix_groups.pwd, "getpwall", hanging)
-    monkeypatch.setattr(unix_groups, "WITHIN", 0.05)
+    monkeypatch.setattr(machine, "_USERS", machine._Users())
+    monkeypatch.setattr(machine.pwd, "getpwall", hanging)
+    monkeypatch.setattr(machine, "WITHIN", 0.05)
     monkeypatch.setattr(watching, "GROUPS_FRESH", 0.0)
 
     try:

@@ -13,9 +13,18 @@ from typing import Any
 import pytest
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.daemon.web_child import OPEN_MAX, WebChild
-from gpukeeper.interfaces.link import Answer, Credentials, Person, Question, Welcome, frame, read_frame
-from gpukeeper.interfaces.revocations import Revocations, new_revocations
+from gpukeeper.interfaces.daemon.web import OPEN_MAX, WebChild
+from gpukeeper.interfaces.link import (
+    Answer,
+    Credentials,
+    Person,
+    Question,
+    Revocations,
+    Welcome,
+    frame,
+    new_revocations,
+    read_frame,
+)
 
 WRITES: dict[str, Callable[[int], object]] = {
     "shorten": lambda descriptor: os.ftruncate(descriptor, 0),

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.interfaces import tls_files
-from gpukeeper.interfaces.daemon import web_settings
-from gpukeeper.interfaces.daemon.identity import identify
-from gpukeeper.interfaces.daemon.web_settings import WebSettings
+from gpukeeper.interfaces.daemon import web as web_module
+from gpukeeper.interfaces.daemon.requests import identify
+from gpukeeper.interfaces.daemon.web import WebSettings
 from gpukeeper.interfaces.link import Credentials, TlsPair, TrustedProxy, Welcome
-from gpukeeper.interfaces.web_setup import read_setup
+from gpukeeper.interfaces.web_setup import read_setup, ssl
 from gpukeeper.ledger.logins import open_logins
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Web, WebProxy, WebTls
@@ -27,7 +26,7 @@ PAIR = TlsPair(b"certificate", b"key")
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> WebTls:
     """Files whose content is not checked."""
-    monkeypatch.setattr(tls_files.ssl.SSLContext, "load_cert_chain", lambda *words: None)
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", lambda *words: None)
     for name in ("crt", "key"):
         (tmp_path / name).write_bytes(b"first")
         (tmp_path / name).chmod(0o600)
@@ -67,7 +66,7 @@ def test_root_becomes_the_user_of_the_policy(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_renewed_certificate_is_sent_and_a_bad_one_reported(pair: WebTls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_settings, "FOLLOW", 0.01)
+    monkeypatch.setattr(web_module, "FOLLOW", 0.01)
     log: list[str] = []
     settings = WebSettings(lambda: Web(tls=pair), "127.0.0.1", log.append)
     assert pair.key is not None
@@ -98,7 +97,7 @@ def test_a_renewed_certificate_is_sent_and_a_bad_one_reported(pair: WebTls, monk
 
 
 def test_changed_settings_end_the_web_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_settings, "FOLLOW", 0.01)
+    monkeypatch.setattr(web_module, "FOLLOW", 0.01)
     current = [Web()]
     settings = WebSettings(lambda: current[0], "127.0.0.1", lambda words: None)
 

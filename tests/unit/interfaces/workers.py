@@ -15,9 +15,8 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Guard, NothingToCapture, Snapshot
-from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import Kept, Mode, PlaceScope, Policy
-from gpukeeper.model.subject import Category, Disk, Gone, Shape, State, Subject
+from gpukeeper.model.subject import Category, Disk, Gone, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 NOW = datetime.fromisoformat("2026-03-02T08:00:00+00:00")

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.event import (
     BaselineSeen,
@@ -38,9 +37,8 @@ from gpukeeper.model.event import (
     Vanished,
     WarningSent,
 )
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Hold, Memory
-from gpukeeper.model.subject import Outcome, State
+from gpukeeper.model.gpu import CheckResult
+from gpukeeper.model.subject import Hold, Memory, Outcome, Ref, State
 from gpukeeper.model.unknown import Unknown
 
 T = TypeVar("T")

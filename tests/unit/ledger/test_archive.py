@@ -19,10 +19,10 @@ from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.errors import LeaseHeld, LedgerError
 from gpukeeper.model.event import BaselineSeen, Complaint, Decided, Event, NodeTested, Paused, Quarantined, Vanished
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.policy import LedgerKeep
 from gpukeeper.model.series import Sample, Signal
+from gpukeeper.model.subject import Ref
 from tests.unit.ledger.examples import EVAL, GPU, NOW, TRAIN, closed, held, intended, noticed, passed, run
 from tests.unit.ledger.test_state import everything
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gpukeeper.ledger import state
-from gpukeeper.ledger.backtest_record import (
-    KEPT,
+from gpukeeper.ledger import tables
+from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.ledger.meta import (
+    KEPT_BACKTESTS,
     KEPT_POINTS,
     MOST_POINTS,
     BacktestPoint,
@@ -22,7 +23,6 @@ from gpukeeper.ledger.backtest_record import (
     newest_backtest,
     record_backtest,
 )
-from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 
 T0 = datetime(2026, 3, 2, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -74,7 +74,7 @@ def test_a_record_of_an_earlier_version_has_no_points(ledger: SqliteLedger) -> N
     }
 
     async def read() -> tuple[BacktestRecord | None, BacktestRecord | None]:
-        await ledger.change(lambda c: state.set_meta(c, "backtests", json.dumps({"old": old})))
+        await ledger.change(lambda c: tables.set_meta(c, "backtests", json.dumps({"old": old})))
         await record_backtest(ledger, "new", RECORD)
         return await backtest_record(ledger, "old"), await newest_backtest(ledger)
 
@@ -86,16 +86,16 @@ def test_a_record_of_an_earlier_version_has_no_points(ledger: SqliteLedger) -> N
 
 def test_only_the_newest_records_keep_their_points(ledger: SqliteLedger) -> None:
     async def write() -> list[BacktestRecord | None]:
-        for number in range(KEPT + 2):
+        for number in range(KEPT_BACKTESTS + 2):
             await record_backtest(ledger, f"p{number}", structs.replace(RECORD, at=T0 + number * HOUR))
         await record_backtest(ledger, "plain", structs.replace(RECORD, at=T0 + 99 * HOUR, points=()))
-        return [await backtest_record(ledger, f"p{number}") for number in range(KEPT + 2)]
+        return [await backtest_record(ledger, f"p{number}") for number in range(KEPT_BACKTESTS + 2)]
 
     found = asyncio.run(write())
     kept = [one for one in found if one is not None]
     assert found[:3] == [None, None, None]
-    assert len(kept) == KEPT - 1, "and the plain one"
-    assert [bool(one.points) for one in kept] == [False] * (KEPT - 1 - KEPT_POINTS) + [True] * KEPT_POINTS
+    assert len(kept) == KEPT_BACKTESTS - 1, "and the plain one"
+    assert [bool(one.points) for one in kept] == [False] * (KEPT_BACKTESTS - 1 - KEPT_POINTS) + [True] * KEPT_POINTS
 
 
 @pytest.mark.slow
@@ -103,9 +103,9 @@ def test_the_row_is_bounded(ledger: SqliteLedger) -> None:
     full = structs.replace(RECORD, points=(POINT,) * MOST_POINTS)
 
     async def size() -> int:
-        for number in range(KEPT):
+        for number in range(KEPT_BACKTESTS):
             await record_backtest(ledger, f"{number:064}", structs.replace(full, at=T0 + number * HOUR))
-        return len(str(await ledger.read(lambda c: state.meta(c, "backtests"))))
+        return len(str(await ledger.read(lambda c: tables.meta(c, "backtests"))))
 
     assert asyncio.run(size()) < 200_000
     too_many = structs.replace(full, points=(POINT,) * (MOST_POINTS + 1))

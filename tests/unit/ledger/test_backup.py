@@ -16,10 +16,8 @@ import pytest
 
 from gpukeeper.ledger import backup as module
 from gpukeeper.ledger.backup import Manifest, back_up, read_back, restore
-from gpukeeper.ledger.database import open_for_reading, open_for_writing
-from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.lease import DAEMON, take_lease
-from gpukeeper.ledger.schema import LEDGER, Schema
+from gpukeeper.ledger.database import LEDGER, Schema, open_for_reading, open_for_writing
+from gpukeeper.ledger.journal import DAEMON, open_ledger, take_lease
 from gpukeeper.model.errors import KeeperError, LeaseHeld, LedgerError, UsageError
 from gpukeeper.model.event import Event, Paused, Resumed
 

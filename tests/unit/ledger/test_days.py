@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.ledger.days import Minute, decode, encode, how_many
+from gpukeeper.ledger.signals import Minute, decode, encode, minutes_packed
 
 _SUMS = st.one_of(
     st.none(),
@@ -30,7 +30,7 @@ def bits(minutes: list[Minute]) -> list[tuple[int, bytes | None, int]]:
 def test_a_day_comes_back_bit_by_bit(minutes: list[Minute]) -> None:
     stored = encode(minutes)
     assert bits(decode(stored)) == bits(minutes)
-    assert how_many(stored[:3]) == len(minutes)
+    assert minutes_packed(stored[:3]) == len(minutes)
 
 
 def test_a_full_day_of_different_numbers_comes_back() -> None:

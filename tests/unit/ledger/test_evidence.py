@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpukeeper.ledger import evidence as module
 from gpukeeper.ledger.evidence import DirectoryEvidence, safe_name
 from gpukeeper.model.decision import Evidence
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Ref
 from gpukeeper.model.unknown import Unknown
 from tests.effort import examples
 from tests.unit.ledger.examples import EVAL, NOW, TRAIN, run

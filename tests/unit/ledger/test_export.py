@@ -13,12 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpukeeper.ledger.export import FIELDS, csv_lines, event_type, json_lines, syslog_lines, tag_of
-from gpukeeper.model.condition import CheckResult
+from gpukeeper.ledger.lines import FIELDS, csv_lines, event_type, json_lines, syslog_lines, tag_of
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Checkpoint, Complaint, Event, GpuChecked
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Memory
+from gpukeeper.model.gpu import CheckResult
+from gpukeeper.model.subject import Memory, Ref
 from tests.unit.ledger.examples import EVAL, EVERY_TYPE, NOW, TRAIN, closed, noticed, passed
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "ledger-schema.md"

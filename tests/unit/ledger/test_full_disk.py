@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.ledger import reserve as reserves
-from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.reserve import Reserve
+from gpukeeper.ledger import journal as reserves
+from gpukeeper.ledger.journal import Reserve, open_ledger
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.series import Sample, Signal

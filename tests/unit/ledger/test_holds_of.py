@@ -10,8 +10,7 @@ from gpukeeper.ledger.in_memory import InMemoryLedger
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Event, Held, Released
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Hold
+from gpukeeper.model.subject import Hold, Ref
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

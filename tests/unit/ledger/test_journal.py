@@ -14,7 +14,7 @@ from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Closed, Complaint, Event, Paused, Resumed
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Ref
 from gpukeeper.model.unknown import Unknown
 from tests.unit.ledger.examples import EVAL, NOW, TRAIN, closed, intended, noticed, passed, run, warned
 

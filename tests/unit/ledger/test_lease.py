@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.lease import lease_name
+from gpukeeper.ledger.journal import lease_name, open_ledger
 from gpukeeper.model.errors import LeaseHeld
 from tests.unit.ledger.examples import run
 

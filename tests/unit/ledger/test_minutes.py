@@ -14,14 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.ledger.archive import pack_signals
+from gpukeeper.ledger.archive import inspect, pack_signals
 from gpukeeper.ledger.copy.outbox import Outbox
-from gpukeeper.ledger.database import open_for_reading, open_for_writing, transaction
-from gpukeeper.ledger.inspection import inspect
+from gpukeeper.ledger.database import APPLICATION_ID, MIGRATIONS, open_for_reading, open_for_writing, transaction
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.minutes import DAY, first_minute, pack_days, read_minutes, unreadable_days
-from gpukeeper.ledger.schema import APPLICATION_ID, MIGRATIONS
-from gpukeeper.ledger.signals import open_signals
+from gpukeeper.ledger.signals import DAY, first_minute, open_signals, pack_days, read_minutes, unreadable_days
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.series import MINUTE, Sample, Signal
 from gpukeeper.traces.recorded import RecordedTrace
@@ -229,7 +226,7 @@ import os, signal, sys
 from datetime import datetime
 from pathlib import Path
 from gpukeeper.ledger.database import open_for_writing, transaction
-from gpukeeper.ledger.minutes import pack_days
+from gpukeeper.ledger.signals import pack_days
 c = open_for_writing(Path(sys.argv[1]))
 left = int(sys.argv[2])
 def count(statement):

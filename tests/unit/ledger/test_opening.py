@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.ledger.database import open_for_writing
+from gpukeeper.ledger.database import APPLICATION_ID, MIGRATIONS, Schema, open_for_writing
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
-from gpukeeper.ledger.schema import APPLICATION_ID, MIGRATIONS, Schema
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.errors import LedgerError
 from tests.unit.ledger.examples import NOW, intended, noticed, run

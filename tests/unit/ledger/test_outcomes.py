@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from gpukeeper.ledger.archive import rotate
+from gpukeeper.ledger.archive_file import outcome_lines
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
-from gpukeeper.ledger.outcomes import outcome_lines
 from gpukeeper.model.event import Closed, Event, Noticed, Restored
 from gpukeeper.model.policy import LedgerKeep
 from tests.unit.ledger.examples import EVAL, NOW, TRAIN, closed, noticed, passed, run

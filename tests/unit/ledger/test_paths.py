@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.ledger import paths
-from gpukeeper.ledger.paths import (
+from gpukeeper.ledger import files
+from gpukeeper.ledger.files import (
     archive_folder,
     evidence_folder,
     ledger_path,
@@ -35,7 +35,7 @@ from gpukeeper.model.errors import UsageError
 )
 def test_the_state_directory(environ: dict[str, str], uid: int, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if environ.get("XDG_STATE_HOME"):
-        monkeypatch.setattr(paths, "may_exist", lambda path: False)  # no daemon of root was ever here
+        monkeypatch.setattr(files, "may_exist", lambda path: False)  # no daemon of root was ever here
     assert state_folder(environ, uid) == Path(folder)
     assert ledger_path(environ, uid) == Path(folder) / "ledger.db"
 
@@ -44,7 +44,7 @@ def test_what_roots_daemon_recorded_is_found_whatever_a_shell_of_root_has_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     environ = {"HOME": "/root", "XDG_STATE_HOME": "/data/state"}
-    monkeypatch.setattr(paths, "ROOT_STATE", tmp_path / "gpukeeper")
+    monkeypatch.setattr(files, "ROOT_STATE", tmp_path / "gpukeeper")
     assert state_folder(environ, 0) == Path("/data/state/gpukeeper")
     assert service_state_folder(environ) == tmp_path / "gpukeeper"
     assert service_state_folder({**environ, "GPUKEEPER_STATE": "/srv/keeper"}) == Path("/srv/keeper")

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.ledger import recent_acts
-from gpukeeper.ledger.journal import SqliteLedger, open_ledger
-from gpukeeper.ledger.recent_acts import RecentActs
+from gpukeeper.ledger import journal
+from gpukeeper.ledger.journal import RecentActs, SqliteLedger, open_ledger
 from gpukeeper.model.errors import LedgerError
 from tests.unit.ledger.examples import NOW, intended, run
 
@@ -57,7 +56,7 @@ def test_the_hour_moves_on_and_back(tmp_path: Path) -> None:
 def test_the_lines_of_the_hour_are_not_read_again(tmp_path: Path) -> None:
     """By the number of the line alone: by any other index the whole hour would be searched before every step."""
     ledger = open_ledger(tmp_path / "ledger.db", write=True)
-    plan = run(ledger.read(lambda c: c.execute("EXPLAIN QUERY PLAN " + recent_acts._NEWER, (7,)).fetchall()))
+    plan = run(ledger.read(lambda c: c.execute("EXPLAIN QUERY PLAN " + journal._NEWER, (7,)).fetchall()))
     ledger.close()
     assert [row[-1] for row in plan] == ["SEARCH journal USING INTEGER PRIMARY KEY (rowid>?)"]
 
@@ -75,7 +74,7 @@ def test_a_read_that_failed_forgets_no_step(tmp_path: Path) -> None:
             self._c = c
 
         def execute(self, words: str, *given: Any) -> Any:
-            if words == recent_acts._FIRST:
+            if words == journal._FIRST:
                 raise sqlite3.OperationalError("disk I/O error")
             return self._c.execute(words, *given)
 

@@ -188,7 +188,7 @@ def test_what_an_older_version_measured_does_not_count(tmp_path: Path) -> None:
     """It did not write down how much of a minute it had measured."""
     import sqlite3
 
-    from gpukeeper.ledger.schema import APPLICATION_ID, MIGRATIONS
+    from gpukeeper.ledger.database import APPLICATION_ID, MIGRATIONS
 
     c = sqlite3.connect(tmp_path / "ledger.db")
     for statement in MIGRATIONS[0]:

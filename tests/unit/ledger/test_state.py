@@ -10,9 +10,9 @@ from hypothesis import given
 
 from gpukeeper.ledger.in_memory import InMemoryLedger
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
-from gpukeeper.ledger.state import set_meta
+from gpukeeper.ledger.tables import set_meta
 from gpukeeper.model.event import Event
-from gpukeeper.model.memory import ClockRecord
+from gpukeeper.model.subject import ClockRecord
 from tests.unit.ledger.examples import EVAL, EVERY_TYPE, NOW, SPLIT, TRAIN, any_lines, run
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from gpukeeper.config.load import load_policy
 from gpukeeper.ledger import database
+from gpukeeper.ledger.files import make_private, why_untrusted
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.trust import make_private, why_untrusted
 from gpukeeper.model.errors import LedgerError, PolicyError
 from gpukeeper.wiring.session import open_session
 

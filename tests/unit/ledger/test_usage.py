@@ -12,7 +12,7 @@ import pytest
 
 from gpukeeper.ledger.usage import KEPT, SqliteUsage, open_usage
 from gpukeeper.model.errors import LedgerError
-from gpukeeper.model.usage import FREE, DevicePresence, Holder, HourUse, RecordedHour, UsageFold, minute_of, moment_of
+from gpukeeper.model.series import FREE, DevicePresence, Holder, HourUse, RecordedHour, UsageFold, minute_of, moment_of
 
 NINE = datetime(2026, 11, 16, 9, tzinfo=UTC)
 HOUR = minute_of(NINE) // 60

@@ -7,11 +7,9 @@ from typing import Any
 
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, View
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import EMPTY, Memory, Warned
 from gpukeeper.model.policy import ClassSettings, Demand, Mode, PlaceScope, Policy, Temporary, Warnings
 from gpukeeper.model.series import Series, Signal
-from gpukeeper.model.subject import Outcome, State, Subject
+from gpukeeper.model.subject import EMPTY, Memory, Outcome, Ref, Seen, State, Subject, Warned
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -10,24 +10,23 @@ import pytest
 from gpukeeper.interfaces.terminal.show import claim_row
 from gpukeeper.lifecycle.claims import (
     ClaimState,
+    Contradiction,
     GpuClaim,
     claims,
+    contradictions,
     left_alone,
     runs_on_gpus,
     why_nothing,
 )
-from gpukeeper.lifecycle.contradictions import Contradiction, findings
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.decision import Action, Decision, Verdict, View
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import EMPTY, Memory, Stopped
+from gpukeeper.model.gpu import GpuMemory
 from gpukeeper.model.policy import Exemption
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
-from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
+from gpukeeper.model.subject import EMPTY, Marks, Memory, Outcome, Ref, Seen, Shape, State, Stopped, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.gpus import one_row_each
+from gpukeeper.views.fleet import one_row_each
 from tests.unit.lifecycle.examples import BOOK, HOUR, MINUTE, NOW, POLICY, ended, idle_view, subject
 
 ALL = {("docker", "node-3"): frozenset(Action), ("host", "node-3"): frozenset[Action]()}
@@ -74,7 +73,7 @@ def claimed(*views: View, **more: Any) -> tuple[GpuClaim, ...]:
 
 
 def found(*views: View, **more: Any) -> list[tuple[str, str]]:
-    return [(one.kind, one.words) for one in findings(views, BOOK, NOW, **more)]
+    return [(one.kind, one.words) for one in contradictions(views, BOOK, NOW, **more)]
 
 
 def lines(all_claims: tuple[GpuClaim, ...]) -> list[tuple[str, str, str]]:
@@ -325,7 +324,7 @@ def test_everything_in_order_has_no_finding() -> None:
 
 def test_what_an_adapter_found_is_passed_on() -> None:
     """C13.2"""
-    (one,) = findings([named("eval", "GPU-0", findings=("its owner label names nobody here: zoe",))], BOOK, NOW)
+    (one,) = contradictions([named("eval", "GPU-0", findings=("its owner label names nobody here: zoe",))], BOOK, NOW)
     ref = Ref("docker", "node-3", "container", "eval", "uid-eval")
     words = "docker/node-3/eval: its owner label names nobody here: zoe"
     assert one == Contradiction(kind="reported", about=(ref,), words=words)

@@ -13,12 +13,13 @@ from gpukeeper.lifecycle.cleanliness import (
     CleanStatus,
     HolderKind,
     Life,
+    ResetFacts,
     assess_gpu,
     holder_kind,
     new_baseline,
+    why_no_reset,
 )
-from gpukeeper.lifecycle.reset import ResetFacts, why_not
-from gpukeeper.model.condition import Advice, CheckResult, Condition, GpuHolder, Xid
+from gpukeeper.model.gpu import Advice, CheckResult, Condition, GpuHolder, Xid
 from gpukeeper.model.unknown import Unknown
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
@@ -214,11 +215,11 @@ OPEN = ResetFacts(
 
 
 def test_the_gate_opens_when_every_condition_holds() -> None:
-    assert why_not(OPEN, NOW) == ()
+    assert why_no_reset(OPEN, NOW) == ()
     advised = msgspec.structs.replace(OPEN, residue_for=None, condition=condition(advice=Advice.RESET))
-    assert why_not(advised, NOW) == ()
+    assert why_no_reset(advised, NOW) == ()
     yesterday = msgspec.structs.replace(OPEN, last_reset=NOW - timedelta(days=1))
-    assert why_not(yesterday, NOW) == ()
+    assert why_no_reset(yesterday, NOW) == ()
 
 
 @pytest.mark.parametrize(
@@ -243,11 +244,11 @@ def test_the_gate_opens_when_every_condition_holds() -> None:
     ],
 )
 def test_one_condition_that_does_not_hold_closes_the_gate(change: dict[str, Any], words: str) -> None:
-    reasons = why_not(msgspec.structs.replace(OPEN, **change), NOW)
+    reasons = why_no_reset(msgspec.structs.replace(OPEN, **change), NOW)
     assert len(reasons) == 1
     assert words in reasons[0]
 
 
 def test_we_ourselves_do_not_close_the_gate() -> None:
     """We let go of the GPU before the reset, which looks once more."""
-    assert why_not(msgspec.structs.replace(OPEN, condition=condition(holders=(holder(ours=True),))), NOW) == ()
+    assert why_no_reset(msgspec.structs.replace(OPEN, condition=condition(holders=(holder(ours=True),))), NOW) == ()

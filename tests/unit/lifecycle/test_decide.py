@@ -12,11 +12,9 @@ from gpukeeper.lifecycle import decide as decide_module
 from gpukeeper.lifecycle.decide import REQUEST, RULES, answers, decide, still_holds
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import EVERY_RULE, Action, Announcement, Answer, Decision, Step, Verdict, View
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Hold, Memory
 from gpukeeper.model.policy import ClassSettings, Exemption
 from gpukeeper.model.series import Series, Signal
-from gpukeeper.model.subject import Marks, Shape, State
+from gpukeeper.model.subject import Hold, Marks, Memory, Ref, Shape, State
 from gpukeeper.model.unknown import Unknown
 from tests.unit.lifecycle.examples import (
     BOOK,

@@ -14,10 +14,9 @@ from gpukeeper.lifecycle.forecast import ahead, at_any_time
 from gpukeeper.lifecycle.rules.idle import REPORTED_AFTER
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
-from gpukeeper.model.memory import EMPTY, Hold, Memory, Stopped, Warned
 from gpukeeper.model.policy import ClassSettings, Exemption, OnLimit
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
-from gpukeeper.model.subject import Marks, State
+from gpukeeper.model.subject import EMPTY, Hold, Marks, Memory, State, Stopped, Warned
 from gpukeeper.model.unknown import Unknown
 from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, POLICY, ended_view, idle_view, quiet, subject
 

@@ -11,10 +11,9 @@ import pytest
 from gpukeeper.lifecycle.forecast import FAILS_ON, NOT_FOUND_IDLE, ahead, at_any_time
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
-from gpukeeper.model.memory import Hold, Memory, Warned
 from gpukeeper.model.policy import AfterIdle, ClassSettings, OnLimit
 from gpukeeper.model.series import NOT_MEASURED
-from gpukeeper.model.subject import Crashes
+from gpukeeper.model.subject import Crashes, Hold, Memory, Warned
 from tests.unit.lifecycle.examples import DAY, HOUR, MINUTE, NOW, POLICY, quiet, subject
 
 SECOND = timedelta(seconds=1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from gpukeeper.lifecycle.caps import held_within
+from gpukeeper.lifecycle.declared import held_within
 from gpukeeper.lifecycle.holds import NotAllowed, may_act, may_hold, may_touch, release_of
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
 from gpukeeper.model.event import Held
 from gpukeeper.model.fold import remember
-from gpukeeper.model.memory import EMPTY, Hold, Memory
+from gpukeeper.model.subject import EMPTY, Hold, Memory
 from gpukeeper.model.unknown import Unknown
 from tests.unit.lifecycle.examples import BOOK, DAY, EVAL, HOUR, MINUTE, NOW, POLICY, subject
 

@@ -8,11 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.settings import NO_LIMITS, Rulebook, class_of, has_label, idle_times, limits_for
-from gpukeeper.model.identity import Ref
+from gpukeeper.lifecycle.settings import NO_LIMITS, Narrow, Rulebook, class_of, has_label, idle_times, limits_for
 from gpukeeper.model.policy import ClassSettings, Group, Match, Retention
-from gpukeeper.model.subject import Outcome, Shape, State
+from gpukeeper.model.subject import Outcome, Ref, Shape, State
 from gpukeeper.model.unknown import Unknown
 from tests.unit.lifecycle.examples import DAY, HOUR, MINUTE, NOW, POLICY, ended, subject
 

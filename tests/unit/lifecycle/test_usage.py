@@ -21,9 +21,8 @@ from gpukeeper.lifecycle.usage import (
     fold,
 )
 from gpukeeper.model.policy import Activity
-from gpukeeper.model.series import NOT_MEASURED, Series, Signal
+from gpukeeper.model.series import NOT_MEASURED, Holder, HourUse, Series, Signal, minute_of
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.model.usage import Holder, HourUse, minute_of
 
 NINE = datetime(2026, 11, 16, 9, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -10,9 +10,8 @@ import msgspec
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Verdict, View
-from gpukeeper.model.memory import Hold, Memory, Warned
 from gpukeeper.model.policy import AfterIdle, AtFinish, ClassSettings, Demand, Warnings
-from gpukeeper.model.subject import Marks
+from gpukeeper.model.subject import Hold, Marks, Memory, Warned
 from gpukeeper.model.unknown import Unknown
 from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, POLICY, ended, quiet, subject, warned
 

@@ -7,14 +7,12 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from gpukeeper.lifecycle.activity import Waste, wasted
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.lifecycle.waste import Waste, wasted
 from gpukeeper.model.decision import View
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import Hold, Memory
 from gpukeeper.model.policy import ClassSettings, Exemption, Policy
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
-from gpukeeper.model.subject import Shape, State, Subject
+from gpukeeper.model.subject import Hold, Memory, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.model.condition import CheckResult, GpuMemory
 from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.event import (
     BaselineSeen,
@@ -26,9 +25,8 @@ from gpukeeper.model.event import (
     WarningSent,
 )
 from gpukeeper.model.fold import WARNINGS_KEPT, closes, decision_words, is_gone, recalled, remember
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY, Hold, Memory, Stopped
-from gpukeeper.model.subject import Outcome, State
+from gpukeeper.model.gpu import CheckResult, GpuMemory
+from gpukeeper.model.subject import EMPTY, Hold, Memory, Outcome, Ref, State, Stopped
 from tests.unit.lifecycle.examples import DAY, EVAL, HOUR, MINUTE, NOW, subject
 
 

@@ -8,9 +8,8 @@ import msgspec
 
 from gpukeeper.model.event import NodeTested
 from gpukeeper.model.fold import RUNS_KEPT, remember
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY, Memory
+from gpukeeper.model.gpu import Grade
+from gpukeeper.model.subject import EMPTY, Memory, Ref
 
 NODE = Ref("host", "lab-1", "node", "lab-1", "lab-1")
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

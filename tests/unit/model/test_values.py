@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.errors import KeeperError, LeaseHeld, LedgerError, PlatformError, PolicyError, UsageError
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Amount
+from gpukeeper.model.subject import Ref
 from gpukeeper.model.unknown import Unknown, is_known
+from gpukeeper.model.words import in_words, size_in_words
 
 EVAL = Ref("docker", "node-3", "container", "eval", "c0ffee")
 RUN = Ref("kubernetes", "prod", "TrainJob", "run-7", "uid-7", "research")

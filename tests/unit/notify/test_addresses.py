@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.model.message import NotDelivered
-from gpukeeper.notify.addresses import AddressBook, problem_of_address, problem_of_template
+from gpukeeper.notify.command import AddressBook, problem_of_address, problem_of_template
 
 HOSTILE = [
     "ann,eve@x.org",

@@ -9,13 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.message import Delivered, Delivery, Message, MessageKind, NotDelivered
-from gpukeeper.notify.digest import DIGEST
-from gpukeeper.notify.log import Log
-from gpukeeper.notify.messages import Messages
-from gpukeeper.notify.quiet import read_quiet_hours
-from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
+from gpukeeper.model.subject import Ref
+from gpukeeper.notify.catalog import Log
+from gpukeeper.notify.messages import DIGEST, Messages, read_quiet_hours
+from gpukeeper.platforms.simulated.world import VirtualLoop, run_virtually
 
 AT = datetime(2026, 5, 1, 12, tzinfo=UTC)
 TRAIN = Ref("docker", "node-1", "container", "train", "c0ffee")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.notify import messages as sending
 from gpukeeper.notify.messages import Messages
-from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
+from gpukeeper.platforms.simulated.world import VirtualLoop, run_virtually
 
 WARNING = Message(kind=MessageKind.WARNING, about="w", text="idle", at=datetime(2026, 5, 1, tzinfo=UTC), owner="ann")
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gpukeeper.notify.quiet import read_quiet_hours
+from gpukeeper.notify.messages import read_quiet_hours
 
 NIGHT = read_quiet_hours("22:00-07:00 Europe/Berlin")
 

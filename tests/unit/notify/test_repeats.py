@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from gpukeeper.model.message import Message, MessageKind
-from gpukeeper.notify.repeats import AGAIN, HOUR, PER_HOUR, REMEMBERED, Repeats
+from gpukeeper.notify.messages import HOUR, PER_HOUR, REMEMBERED, REPEATED_AFTER, Repeats
 
 
 def message(key: str, kind: MessageKind = MessageKind.COMPLAINT) -> Message:
@@ -13,7 +13,7 @@ def message(key: str, kind: MessageKind = MessageKind.COMPLAINT) -> Message:
 
 
 def test_what_repeats_is_sent_once_a_day() -> None:
-    repeats, day = Repeats(), AGAIN.total_seconds()
+    repeats, day = Repeats(), REPEATED_AFTER.total_seconds()
     sent = [repeats.admit(message("a"), now) is not None for now in (0, 60, day - 1, day, day + 1)]
     assert sent == [True, False, False, True, False]
 

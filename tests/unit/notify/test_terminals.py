@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpukeeper.model.message import Delivered, Message, MessageKind
-from gpukeeper.notify.inside import notify_inside
-from gpukeeper.notify.terminals import Terminals
+from gpukeeper.notify.terminals import Terminals, notify_inside
 from tests.patience import PATIENCE
 
 WARNING = "docker/node-3/eval: idle for 24m, allowed 30m"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.model.subject import Subject
-from gpukeeper.notify.workload import InsideWorkload
+from gpukeeper.notify.terminals import InsideWorkload
 from gpukeeper.platforms.docker.translate import container_subject
 from tests.unit.platforms.docker.examples import AT, container, facts
 

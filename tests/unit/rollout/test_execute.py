@@ -11,15 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.interfaces.cli.doctor_machine import last_pass
-from gpukeeper.model.identity import Ref
+from gpukeeper.interfaces.cli.doctor import last_pass
+from gpukeeper.model.subject import Ref
 from gpukeeper.rollout import execute
-from gpukeeper.rollout.execute import Outcome, ServerResult, Servers
-from gpukeeper.rollout.passes import ServerPass
-from gpukeeper.rollout.seen import Done, Finding, Seen
-from gpukeeper.rollout.wanted import Wanted
-from gpukeeper.ssh.client import HostError, Settings
-from gpukeeper.ssh.hosts import Host
+from gpukeeper.rollout.execute import Outcome, ServerPass, ServerResult, Servers
+from gpukeeper.rollout.plan import Done, Finding, Seen, Wanted
+from gpukeeper.ssh import Host, HostError, Settings
 from tests.unit.rollout.test_plan import BARE, THERE, WANTED, seen
 
 OLD = seen(version="1.0")

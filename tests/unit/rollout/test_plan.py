@@ -7,10 +7,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.rollout.plan import Act, plan, unverified, upgrade
-from gpukeeper.rollout.seen import Finding, FoundFile, FoundSetup, Seen
-from gpukeeper.rollout.wanted import Bundle, PolicyText, Unit, Wanted
-from gpukeeper.ssh.hosts import Host
+from gpukeeper.rollout.plan import (
+    Act,
+    Bundle,
+    Finding,
+    FoundFile,
+    FoundSetup,
+    PolicyText,
+    Seen,
+    Unit,
+    Wanted,
+    plan,
+    unverified,
+    upgrade,
+)
+from gpukeeper.ssh import Host
 
 BUNDLE = Bundle(path="b.pyz", version="2.0", sha256="0", size=1000, pythons=("3.11", "3.12"), machine="x86_64")
 POLICY = PolicyText(source="policy.yaml", text="mode: enforce\n", mode="enforce")

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.ssh import client
-from gpukeeper.ssh.client import Envelope, HostError, Program, Settings, SshClient
-from gpukeeper.ssh.hosts import Host
+from gpukeeper import ssh as ssh_module
+from gpukeeper.ssh import Envelope, Host, HostError, Program, Settings, SshClient
 
 ENDLESS = "import os\nwhile True: os.write({to}, b'x' * 65536)"
 MANY_WORDS = (
@@ -20,7 +19,7 @@ MANY_WORDS = (
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "REPLY_MAX", 1024 * 1024)
+    monkeypatch.setattr(ssh_module, "REPLY_MAX", 1024 * 1024)
 
 
 def request(tmp_path: Path, program: str) -> HostError:
@@ -48,8 +47,8 @@ def test_no_more_of_the_error_messages_is_kept_than_is_reported(tmp_path: Path) 
     async def last() -> bytes:
         stream = asyncio.StreamReader()
         for _ in range(10):
-            stream.feed_data(b"x" * client.CHUNK)
+            stream.feed_data(b"x" * ssh_module.CHUNK)
         stream.feed_eof()
-        return await client._last(stream)
+        return await ssh_module._last(stream)
 
-    assert len(asyncio.run(last())) == client.WORDS_READ
+    assert len(asyncio.run(last())) == ssh_module.WORDS_READ

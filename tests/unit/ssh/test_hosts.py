@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpukeeper.model.errors import UsageError
-from gpukeeper.ssh.hosts import Host, host, read_hosts, selected
+from gpukeeper.ssh import Host, host, read_hosts, selected_hosts
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_a_list_has_comments_and_reports_all_its_problems_at_once() -> None:
 
 def test_names_select_from_the_list_or_are_hosts_themselves() -> None:
     known = read_hosts(["ann@gpu1", "gpu2", "gpu3"], "f")
-    assert [one.node for one in selected(known, ("gpu3", "ann@gpu1", "gpu3"))] == ["gpu3", "gpu1"]
-    assert selected(known, ()) == known
-    assert selected((), ("bob@gpu9",)) == (host("bob@gpu9"),)
+    assert [one.node for one in selected_hosts(known, ("gpu3", "ann@gpu1", "gpu3"))] == ["gpu3", "gpu1"]
+    assert selected_hosts(known, ()) == known
+    assert selected_hosts((), ("bob@gpu9",)) == (host("bob@gpu9"),)
     with pytest.raises(UsageError, match=r"not in the list of hosts: gpu4\. Did you mean gpu"):
-        selected(known, ("gpu4",))
+        selected_hosts(known, ("gpu4",))

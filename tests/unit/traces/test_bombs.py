@@ -27,7 +27,7 @@ import json, sys
 from pathlib import Path
 from gpukeeper.model.errors import UsageError
 from gpukeeper.traces import parquet
-from gpukeeper.traces.mapping import parse_mapping
+from gpukeeper.traces.table import parse_mapping
 from gpukeeper.traces.open import open_trace
 def peak():
     return next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM:')) // 1024

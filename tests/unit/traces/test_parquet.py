@@ -13,12 +13,11 @@ import pytest
 from pyarrow import parquet
 
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.series import Signal
-from gpukeeper.model.trace import RecordedRun
-from gpukeeper.traces.mapping import parse_mapping
+from gpukeeper.model.series import RecordedRun, Signal
 from gpukeeper.traces.open import open_trace
 from gpukeeper.traces.parquet import ROWS, open_parquet
 from gpukeeper.traces.spool import SpooledTrace
+from gpukeeper.traces.table import parse_mapping
 from tests.unit.traces.parquet_examples import PARQUET_MAPPING, as_parquet
 
 NAIVE, AWARE = pyarrow.timestamp("us"), pyarrow.timestamp("us", tz="Asia/Tokyo")

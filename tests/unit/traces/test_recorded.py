@@ -13,11 +13,8 @@ import msgspec
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.event import Checkpoint, Event, Held, Noticed, Released, Vanished
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Hold, Memory
-from gpukeeper.model.series import MINUTE, Sample, Signal
-from gpukeeper.model.subject import Outcome, State
-from gpukeeper.model.trace import Trace
+from gpukeeper.model.series import MINUTE, Sample, Signal, Trace
+from gpukeeper.model.subject import Hold, Memory, Outcome, Ref, State
 from gpukeeper.traces.recorded import RecordedTrace
 from tests.unit.ledger.examples import EVAL, NOW, TRAIN, run
 

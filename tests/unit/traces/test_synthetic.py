@@ -7,10 +7,8 @@ from math import isnan
 import pytest
 
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.series import MINUTE, Signal
-from gpukeeper.model.trace import RecordedRun
-from gpukeeper.traces.synthetic import CLASSES, SyntheticTrace
-from gpukeeper.traces.synthetic_lives import LEVELS, USING
+from gpukeeper.model.series import MINUTE, RecordedRun, Signal
+from gpukeeper.traces.synthetic import CLASSES, LEVELS, USING, SyntheticTrace
 
 TRACE = SyntheticTrace(7, workloads=60, days=5)
 

@@ -13,12 +13,10 @@ import pytest
 
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.series import Signal
-from gpukeeper.model.trace import RecordedRun, Trace
+from gpukeeper.model.series import RecordedRun, Signal, Trace
 from gpukeeper.traces import spool as spools
-from gpukeeper.traces.mapping import parse_mapping, read_mapping
 from gpukeeper.traces.spool import SpooledTrace
-from gpukeeper.traces.table import LINE_MAX, open_table
+from gpukeeper.traces.table import LINE_MAX, open_table, parse_mapping, read_mapping
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "traces"
 MAPPING = """\

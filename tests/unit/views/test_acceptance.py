@@ -6,13 +6,11 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.record import Finding, GpuSummary, Machine, NotTested, Report
 from gpukeeper.acceptance.reports.merge import merge
-from gpukeeper.acceptance.suite import NOT_SELECTED
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.suite import CHECKS, NOT_SELECTED
+from gpukeeper.model.gpu import Gpu, Grade
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.acceptance import (
     acceptance_document,

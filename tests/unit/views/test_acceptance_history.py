@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from gpukeeper.acceptance.judging.reference_rows import ROWS
 from gpukeeper.model.event import NodeTested
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.gpu import Grade
+from gpukeeper.model.subject import Ref
 from gpukeeper.views.acceptance_history import GpuHistory, gpu_history, run_lines
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)

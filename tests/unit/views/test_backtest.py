@@ -6,14 +6,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpukeeper.ledger.backtest_record import BacktestRecord
+from gpukeeper.ledger.meta import BacktestRecord
 from gpukeeper.lifecycle.backtest.outcome import Afterwards, JudgedRun, JudgedStop, Judging
-from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
 from gpukeeper.model.decision import Action
 from gpukeeper.model.policy import ClassSettings, Mode, Policy
 from gpukeeper.views.advice import Advice, Request, advise
 from gpukeeper.views.backtest import TraceFacts, regret_between, report, tally, won_between
-from gpukeeper.views.backtest_guard import backtest_warning
+from gpukeeper.views.own_state import backtest_warning
 
 T0 = datetime(2026, 3, 2, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

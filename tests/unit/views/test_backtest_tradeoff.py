@@ -6,11 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpukeeper.ledger.backtest_record import BacktestPoint, BacktestRecord
+from gpukeeper.ledger.meta import BacktestPoint, BacktestRecord
 from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
-from gpukeeper.views.backtest import report
-from gpukeeper.views.backtest_tradeoff import LimitRow, limit_rows, points_of
+from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
+from gpukeeper.views.backtest import LimitRow, limit_rows, points_of, report
 from tests.unit.views.test_backtest import FACTS, some
 
 T0 = datetime(2026, 3, 2, tzinfo=UTC)

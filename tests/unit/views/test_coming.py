@@ -7,22 +7,29 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from gpukeeper.engine.fleet import FleetSnapshot
 from gpukeeper.engine.live import LiveFact
 from gpukeeper.engine.schedule import opening
+from gpukeeper.engine.view import FleetSnapshot
 from gpukeeper.interfaces.terminal.show import claim_row
-from gpukeeper.interfaces.terminal.top_picture import Age, Display, picture
+from gpukeeper.interfaces.terminal.top_screen import Age, Display, picture
 from gpukeeper.interfaces.web.words import coming
-from gpukeeper.lifecycle.coming import NextActions, NextStep, coming_in_brief, coming_in_words, next_actions
 from gpukeeper.lifecycle.decide import decide
-from gpukeeper.lifecycle.forecast import NOT_USED, STAYS_IDLE, ahead
-from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.lifecycle.forecast import (
+    NOT_USED,
+    STAYS_IDLE,
+    NextActions,
+    NextStep,
+    ahead,
+    coming_in_brief,
+    coming_in_words,
+    next_actions,
+)
+from gpukeeper.lifecycle.settings import Narrow, Rulebook
 from gpukeeper.model.decision import Action, View
 from gpukeeper.model.policy import Mode, OnLimit
-from gpukeeper.views.gpus import gpus_view
+from gpukeeper.views.fleet import gpus_view
 from gpukeeper.views.live import WorkloadLine
-from gpukeeper.views.live_facts import workload_line
+from gpukeeper.views.live_rows import workload_line
 from gpukeeper.views.top import top_view
 from tests.unit.lifecycle.examples import HOUR, MINUTE, NOW, POLICY, idle_view, quiet, subject
 

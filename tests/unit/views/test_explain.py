@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpukeeper.engine.explain import Explanation
-from gpukeeper.lifecycle.contradictions import Contradiction
+from gpukeeper.engine.outlook import Explanation
+from gpukeeper.lifecycle.claims import Contradiction
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.memory import Hold, Memory
-from gpukeeper.model.subject import Shape
+from gpukeeper.model.subject import Hold, Memory, Shape
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.explain import LABEL_MAX, LABELS_MAX, explain_view, facts, verdicts
 from tests.unit.lifecycle.examples import BOOK, EVAL, HOUR, NOW, idle_view, subject

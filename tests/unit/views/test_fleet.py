@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
+from gpukeeper.engine.view import FleetSnapshot, UnseenAt
 from gpukeeper.lifecycle.claims import ClaimState
-from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.decision import Unseen
-from gpukeeper.views.fleet import fleet_view, unseen_everywhere, unseen_lines, untouched
-from gpukeeper.views.gpus import gpus_view, waste_view
+from gpukeeper.views.fleet import fleet_view, gpus_view, unseen_everywhere, unseen_lines, untouched, waste_view
 from tests.unit.lifecycle.examples import BOOK, NOW, idle_view
 from tests.unit.lifecycle.test_claims import device, named
 

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 
 from gpukeeper.engine.outlook import PolicyHead
-from gpukeeper.interfaces.daemon.fleet_sources import encoded
+from gpukeeper.interfaces.daemon.fleet_copy import encoded
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.fleet_copy import aged, read_view
-from gpukeeper.views.live import GpuState, MachineView
+from gpukeeper.views.live import GpuState, MachineView, aged, read_view
 from tests.unit.views.test_live import views
 
 SEEN = datetime(2026, 5, 1, 14, 2, tzinfo=UTC)

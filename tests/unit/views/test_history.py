@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import msgspec
 
-from gpukeeper.ledger.queries import Reclaimed, Totals
-from gpukeeper.model.condition import GpuMemory
+from gpukeeper.ledger.tables import Reclaimed, Totals
 from gpukeeper.model.event import Complaint, Held, NodeMarked, Paused, WarningSent
-from gpukeeper.model.memory import Hold
+from gpukeeper.model.gpu import GpuMemory
+from gpukeeper.model.subject import Hold
 from gpukeeper.views.history import line_row, lines_view, totals_rows
-from gpukeeper.views.node import gpu_condition
+from gpukeeper.views.nodes import gpu_condition
 from tests.unit.lifecycle.examples import EVAL, HOUR, NOW
 
 

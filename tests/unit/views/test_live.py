@@ -14,16 +14,7 @@ from gpukeeper.model.decision import Verdict
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import (
-    GpuState,
-    GpuTile,
-    MachineView,
-    WorkloadLine,
-    difference,
-    for_reader,
-    patched,
-    row_id,
-)
+from gpukeeper.views.live import GpuState, GpuTile, MachineView, WorkloadLine, difference, for_reader, patched, row_id
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 PEOPLE = ("ann", "bob", "eve")

@@ -8,9 +8,9 @@ from gpukeeper.engine.live import LiveFact
 from gpukeeper.lifecycle.claims import ClaimState, Inventory, claim_on
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.model.decision import View
-from gpukeeper.model.memory import EMPTY, RESTORE, Hold, Memory, Warned
+from gpukeeper.model.subject import EMPTY, RESTORE, Hold, Memory, Warned
 from gpukeeper.views.live import GpuTile, ShownHold, WorkloadLine
-from gpukeeper.views.live_facts import NOTHING, gpu_tile, live_tile, tile_moments, workload_line
+from gpukeeper.views.live_rows import NOTHING, gpu_tile, live_tile, tile_moments, workload_line
 from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, quiet, subject
 
 HELD = Hold("ann", NOW - HOUR, NOW + 3 * HOUR)

@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.engine.counts import Counts, TreeCount
-from gpukeeper.engine.observe import Survey
+from gpukeeper.engine.observe import Counts, Survey, TreeCount
 from gpukeeper.engine.outlook import Outlooks, PlaceOutlook, PolicyHead
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal.show import decision_row
 from gpukeeper.model.decision import Action, Decision, Plan, Step, Unseen, Verdict
 from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.applied import applied_summary, applied_view
 from gpukeeper.views.plan import (
+    applied_summary,
+    applied_view,
     daemon_plan_notes,
     daemon_plan_summary,
     daemon_plan_view,

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpukeeper.model.event import Event, NodeMarked, NodeTested, Quarantined, Returned
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.gpu import Grade
+from gpukeeper.model.subject import Ref
 from gpukeeper.views.register import Register, RegisterEntry, entries_of, register, warnings_about
 
 NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)

@@ -8,13 +8,11 @@ from zoneinfo import ZoneInfo
 
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Noticed, Restored
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Prices
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Ref, State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.savings import Savings, SavingsSums
 from gpukeeper.views.usage import month
-from gpukeeper.views.usage_report import ReportQuery, not_covered
+from gpukeeper.views.usage_report import ReportQuery, Savings, SavingsSums, not_covered
 
 NOW = datetime(2026, 11, 16, 9, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -6,16 +6,15 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
 from gpukeeper.engine.outlook import Outlooks, PlaceOutlook, PolicyHead
+from gpukeeper.engine.view import FleetSnapshot, UnseenAt
 from gpukeeper.lifecycle.claims import ClaimState
-from gpukeeper.lifecycle.coming import NextStep
-from gpukeeper.lifecycle.forecast import STAYS_IDLE
-from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.forecast import STAYS_IDLE, NextStep
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.decision import Action, Decision, Verdict, View
-from gpukeeper.model.memory import Memory
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.series import Series, Signal
+from gpukeeper.model.subject import Memory
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import GpuState, GpuTile
 from gpukeeper.views.top import TopView, ordered, top_view, with_daemon_plan, with_notes

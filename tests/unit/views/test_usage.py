@@ -8,16 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from gpukeeper.model.policy import Prices
-from gpukeeper.model.usage import (
-    FREE,
-    OUTSIDE,
-    WHOLE_HOUR,
-    DevicePresence,
-    Holder,
-    HourUse,
-    RecordedHour,
-    minute_of,
-)
+from gpukeeper.model.series import FREE, OUTSIDE, WHOLE_HOUR, DevicePresence, Holder, HourUse, RecordedHour, minute_of
 from gpukeeper.views.usage import (
     NAMES,
     OTHERS,

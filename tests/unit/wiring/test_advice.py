@@ -15,18 +15,16 @@ from typer.testing import CliRunner
 
 from gpukeeper.__main__ import app
 from gpukeeper.config.load import load_policy
-from gpukeeper.interfaces.terminal.advice_policy import as_policy
+from gpukeeper.interfaces.cli.advise import as_policy
 from gpukeeper.lifecycle.backtest.outcome import JudgedRun, Judging
-from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
 from gpukeeper.model.policy import Mode, Policy
-from gpukeeper.model.series import Signal
-from gpukeeper.model.trace import RecordedRun, RecordedSeries
+from gpukeeper.model.series import RecordedRun, RecordedSeries, Signal
 from gpukeeper.traces.synthetic import SyntheticTrace
-from gpukeeper.views.advice import Advice
-from gpukeeper.views.advice_rules import Kind, of_class
+from gpukeeper.views.advice import Advice, Kind, of_class
 from gpukeeper.views.backtest import TraceFacts
-from gpukeeper.wiring.advice import Asked, advice_on
 from gpukeeper.wiring.backtests import PartOfTrace, compare
+from gpukeeper.wiring.replays import Asked, advice_on
 from tests.unit.lifecycle.backtest.traces import Listed
 
 pytestmark = pytest.mark.slow

@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 import msgspec
 import pytest
 
-from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
-from gpukeeper.model.identity import PlaceKey
+from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
 from gpukeeper.model.policy import Amount, Breaker, Budget, Demand, Policy
-from gpukeeper.model.trace import MadePasses, RecordedRun
-from gpukeeper.wiring.backtest_limits import Compared, compare_together, scarce_times
+from gpukeeper.model.series import MadePasses, RecordedRun
+from gpukeeper.model.subject import PlaceKey
 from gpukeeper.wiring.backtests import Where
+from gpukeeper.wiring.replays import Compared, compare_together, scarce_times
 from tests.unit.lifecycle.backtest.traces import HOUR, JUDGING, MINUTE, POLICY, T0, Listed, run
 
 BUSY, QUIET = (2 * HOUR, 90.0), (10 * HOUR, 0.0)

@@ -13,9 +13,9 @@ import pytest
 from gpukeeper.config.load import load_policy
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.trace import RecordedRun
+from gpukeeper.model.series import RecordedRun
 from gpukeeper.traces.synthetic import SyntheticTrace
 from gpukeeper.wiring.backtests import AT_ONCE, Judge, Where, compare
 

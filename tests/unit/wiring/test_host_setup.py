@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpukeeper.config.host_files import (
+from gpukeeper.config.load import load_text
+from gpukeeper.config.timers import (
     CRON,
     PASS,
     POLICY,
@@ -21,7 +22,6 @@ from gpukeeper.config.host_files import (
     host_files,
     unit_to_enable,
 )
-from gpukeeper.config.load import load_text
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.policy import Mode, Schedule
 from gpukeeper.wiring.host_setup import RECORD, Change, HostSetup, need_systemd

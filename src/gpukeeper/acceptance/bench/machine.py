@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from gpukeeper.devices import holders
-from gpukeeper.devices.inventory import is_nvidia_gpu
+from gpukeeper.devices.driver.client import is_nvidia_gpu
 from gpukeeper.model.gpu import Fact, Gpu
 from gpukeeper.model.unknown import Unknown
 

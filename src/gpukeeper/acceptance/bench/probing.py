@@ -1,16 +1,19 @@
-"""Runs probes in processes of their own: a worker for each GPU, or ranks over several of them by torchrun.
+"""Runs probes in processes of their own: a worker for each GPU, or ranks over several of them by torchrun; and
+which Python runs them: one that has PyTorch. It need not be ours. PyTorch is not imported to find out.
 
 Whatever happens there is an answer: a probe that hangs is ended with everything it started, one that dies is quoted.
-The next request gets a new process. The end of their output is kept for the report.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -21,10 +24,70 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.judging.messages import classify
+from gpukeeper.acceptance.bench.child_process import ChildProcess, ProcessEnded
+from gpukeeper.acceptance.judging.replies import classify
 from gpukeeper.acceptance.record import ProbeFailure, ProbeReply, ProbeRequest, ProbeResult
-from gpukeeper.devices.child_process import ChildProcess, ProcessEnded
 from gpukeeper.model import reading
+from gpukeeper.model.unknown import Unknown
+
+PYTHON_VARIABLE = "GPUKEEPER_PYTHON"
+PYTHONS_ON_PATH = ("python3", "python")
+PYTHON_START_S = 30.0  # an interpreter on a slow network disk
+_QUESTION = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('torch') else 9)"
+_NO_TORCH = 9
+GET_ONE = "in a clone of gpukeeper: pip install '.[accept]'; or name an interpreter with --python or GPUKEEPER_PYTHON"
+
+
+def find_python(wanted: str | None = None, variables: Mapping[str, str] = os.environ) -> str | Unknown:
+    """The configured one, and no other; else ours; else the first on PATH that has PyTorch. Or why there is none."""
+    named = wanted or variables.get(PYTHON_VARIABLE)
+    if named:
+        return _configured_python(named, "--python" if wanted else PYTHON_VARIABLE, variables.get("PATH"))
+    if importlib.util.find_spec("torch") is not None:
+        return sys.executable
+    there = [_path_of(name, variables.get("PATH")) for name in PYTHONS_ON_PATH]
+    for python in dict.fromkeys(filter(None, there)):
+        if why_not_python(python) is None:
+            return python
+    searched = ", ".join(dict.fromkeys((sys.executable, *filter(None, there))))
+    return Unknown(f"No module named 'torch' in any of {searched}. To install it: {GET_ONE}.")
+
+
+def _configured_python(named: str, how: str, path: str | None) -> str | Unknown:
+    python = _path_of(named, path)
+    if python is None:
+        return Unknown(f"{how}={named!r}: program not found. Set it to a Python that has PyTorch.")
+    why = why_not_python(python)
+    return python if why is None else Unknown(f"{how}={named!r}: {why}. To install it: {GET_ONE}.")
+
+
+def _path_of(name: str, path: str | None) -> str | None:
+    """From wherever it is started. Links stay: an environment is known by the place of its link."""
+    found = shutil.which(name, path=path)
+    return None if found is None else str(Path(found).absolute())
+
+
+def why_not_python(python: str) -> str | None:
+    """None: it has PyTorch."""
+    try:
+        done = subprocess.run(
+            (python, "-c", _QUESTION),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PYTHON_START_S,
+            check=False,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            cwd="/",
+        )
+    except subprocess.TimeoutExpired:
+        return f"it did not start within {PYTHON_START_S:.0f} s"
+    except OSError as error:
+        return f"it could not be started: {error.strerror}"
+    if done.returncode == _NO_TORCH:
+        return "No module named 'torch'"
+    last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+    return None if done.returncode == 0 else f"it is not a working Python: {''.join(last) or 'no output'}"
+
 
 TO_START_S = 180.0  # PyTorch from a cold disk, eight at once; CUDA wakes the GPU
 RANKS_TO_START_S = 90.0

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from gpukeeper.model.condition import Xid
-from gpukeeper.model.gpu import Fact, Gpu, Health, Reading
+from gpukeeper.model.gpu import Fact, Gpu, Health, Reading, Xid
 from gpukeeper.model.unknown import Unknown
 
 SPREAD, NOISE = 0.008, 0.004  # of healthy GPUs of one model, and of one GPU from run to run

@@ -1,32 +1,178 @@
 """The local machine with its GPUs as the workbench of an acceptance run: reads its state, and runs probes on it.
-
-With `cpu` the probes run on the CPU instead of GPUs: the same probes, the same kind of results, no health data. The
-caller closes it. If this process is killed, everything it started ends as well.
+With `cpu` the probes run on the CPU instead: the same probes, the same kind of results, no health data. The caller
+closes it. If this process is killed, everything it started ends as well. Other processes on a GPU are found, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
 import time
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import msgspec
 
-from gpukeeper.acceptance.bench import machine, other_processes
+from gpukeeper.acceptance.bench import machine
 from gpukeeper.acceptance.bench.probing import ProbeLauncher, ProbeWorkers, run_ranks
+from gpukeeper.acceptance.bench.supervisor import descendants
 from gpukeeper.acceptance.record import Machine, ProbeFailure, ProbeReply, ProbeRequest, ProbeResult
 from gpukeeper.blocking import in_thread
-from gpukeeper.devices import holders, kernel_log
+from gpukeeper.devices import holders
+from gpukeeper.devices.driver.client import HealthMonitor, gpus_of, health_of
+from gpukeeper.devices.driver.facts import DriverReply as DriverAnswer
 from gpukeeper.devices.driver.facts import GpuFacts, Listed
-from gpukeeper.devices.driver.protocol import DriverReply as DriverAnswer
-from gpukeeper.devices.health import HealthMonitor, gpus_of, health_of
-from gpukeeper.model.condition import Xid
-from gpukeeper.model.gpu import Fact, Gpu, Health, Reading
+from gpukeeper.devices.gpus import holds, logged_xids
+from gpukeeper.devices.holders import Holder
+from gpukeeper.model.gpu import FIRST_BASELINE_MIB, INFRASTRUCTURE, OF_A_SESSION, Fact, Gpu, Health, Reading, Xid
 from gpukeeper.model.unknown import Unknown
+
+COMPUTES = "/dev/nvidia-uvm"
+BUSY_PERCENT = 10.0  # of use before our first program started: another program computes on it
+LONGEST_COMMAND = 80
+OURS_MIB = 4096  # a worker that rests between probes keeps its context and some kernels, never that much
+
+
+ProcessName: TypeAlias = tuple[int, int]  # pid and start time: a pid alone is reused
+
+
+# By descriptors, as `holders` finds them, without our own processes and without those that only watch: a program that
+# computes also has /dev/nvidia-uvm open. What cannot be seen from here is Unknown with the reason.
+@dataclass(frozen=True)
+class OtherProcesses:
+    """One scan of all processes."""
+
+    computing: tuple[Holder, ...]  # ours among them
+    ours: frozenset[int]
+    minors: Mapping[int, tuple[int, int, int]]  # which capability opens which slice
+    blind: str | None = None  # why processes of other users could not be inspected
+    walled: bool = False  # in a pid namespace of our own: processes outside are not visible
+    proc: str = "/proc"
+
+    @property
+    def own(self) -> set[ProcessName]:
+        """Those of ours that have a GPU open."""
+        return {(one.pid, one.starttime) for one in self.computing if one.pid in self.ours}
+
+    def others(self, whole: GpuFacts, uuid: str) -> set[int]:
+        """By open descriptors alone: pids of others that compute on that GPU, or on that slice of it."""
+        return {one.pid for one in self.computing if one.pid not in self.ours and self._holds(one, whole, uuid)}
+
+    def on(
+        self,
+        whole: GpuFacts,
+        uuid: str,
+        listed: Listed,
+        memory_used_mib: Fact,
+        used_before_us_mib: Fact = None,
+        busy_before_us: Fact = None,
+    ) -> tuple[int, ...] | Unknown:
+        """Pids of others that compute on that GPU, or on that slice of it. What was in use before we began there, and
+        how busy it was then, shows other programs where our own use hides them."""
+        here = [one.pid for one in self.computing if self._holds(one, whole, uuid)]
+        others = self.others(whole, uuid)
+        if not self.walled and not isinstance(listed, Unknown):
+            others |= {pid for pid in listed if pid not in self.ours and self._is_alive(pid)}
+        if others:
+            return tuple(sorted(others))
+        hidden = self.walled or self.blind is not None
+        if hidden and isinstance(busy_before_us, int | float) and busy_before_us >= BUSY_PERCENT:
+            return Unknown(
+                f"it was {busy_before_us:.0f} % busy before the run started, and the process is not visible from here"
+            )
+        if self.walled:
+            theirs = _besides_ours(memory_used_mib, used_before_us_mib) if here else memory_used_mib
+            return self._behind_the_wall(theirs)
+        if self.blind is not None:
+            reason = listed.why if isinstance(listed, Unknown) else "the driver lists no other process"
+            return Unknown(f"{self.blind}; {reason}", by_design=not isinstance(listed, Unknown))
+        return ()
+
+    def _behind_the_wall(self, used_mib: Fact) -> Unknown:
+        """The driver lists pids of the machine, ours too: nothing to compare with. Memory can still be compared."""
+        if isinstance(used_mib, int) and used_mib > FIRST_BASELINE_MIB:
+            return Unknown(f"{used_mib} MiB of its memory are in use by a process that is not visible from here")
+        return Unknown("processes outside this PID namespace are not visible from here", by_design=True)
+
+    def _holds(self, one: Holder, whole: GpuFacts, uuid: str) -> bool:
+        slices = () if isinstance(whole.slices, Unknown) else whole.slices
+        part = next((each for each in slices if each.uuid == uuid), None)
+        return holds(one, whole, part, self.minors)
+
+    def _is_alive(self, pid: int) -> bool:
+        """The driver still lists ended processes. Monitors and display servers do not count."""
+        try:
+            found = holders.look_up(pid, self.proc)
+        except (OSError, ValueError):
+            return True
+        return found is not None and not watches(found)
+
+
+def _besides_ours(now_mib: Fact, before_us_mib: Fact) -> Fact:
+    """The most that is surely not ours: what was there before us, and what we never keep between probes."""
+    above = now_mib - OURS_MIB if isinstance(now_mib, int) else None
+    return max((one for one in (before_us_mib, above) if isinstance(one, int)), default=None)
+
+
+def scan_processes(proc: str = "/proc", root: int | None = None, known: Collection[ProcessName] = ()) -> OtherProcesses:
+    """`root`: the process that ours are below. `known`: ours as earlier scans found them; one that lost its parent
+    while it ends is still ours. Blocks for the time of a scan."""
+    mine = os.getpid() if root is None else root
+    before = descendants(mine)
+    scanned = holders.scan(proc)
+    ended = {one.pid for one in scanned.found if (one.pid, one.starttime) in known}
+    ours = frozenset({mine, *before, *descendants(mine), *ended})
+    hidden = [pid for pid in scanned.hidden if pid not in ours]
+    blind = f"{len(hidden)} processes of other users could not be inspected: run as root" if hidden else None
+    if not holders.shows_everyone(proc):
+        blind = "this /proc hides the processes of other users: run as root"
+    return OtherProcesses(
+        computing=tuple(one for one in scanned.found if not watches(one) and computes(one.pid, proc)),
+        ours=ours,
+        minors=holders.mig_minors(proc),
+        blind=blind,
+        walled=holders.is_walled(proc),
+        proc=proc,
+    )
+
+
+def describe_process(pid: int, proc: str = "/proc") -> str:
+    """ "pid 4242 (ann: python train.py)"; less where it cannot be read. The command line is untrusted text."""
+    try:
+        uid = holders.parse_uid(Path(proc, str(pid), "status").read_text("utf-8", "replace"))
+    except (OSError, ValueError):
+        return f"pid {pid}"
+    try:
+        owner = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        owner = f"uid {uid}"
+    try:
+        with Path(proc, str(pid), "cmdline").open("rb") as file:
+            arguments = file.read(4 * LONGEST_COMMAND).decode("utf-8", "replace").replace("\0", " ").strip()
+    except OSError:
+        arguments = ""
+    shown = "".join(sign if sign.isprintable() else "?" for sign in arguments)
+    command = shown if len(shown) <= LONGEST_COMMAND else f"{shown[:LONGEST_COMMAND]}…"
+    return f"pid {pid} ({owner}: {command or 'command unknown'})"
+
+
+def watches(one: Holder) -> bool:
+    return one.comm in INFRASTRUCTURE and (one.uid == 0 or one.comm in OF_A_SESSION)
+
+
+def computes(pid: int, proc: str = "/proc") -> bool:
+    """In doubt yes."""
+    try:
+        return any(str(link.readlink()).startswith(COMPUTES) for link in Path(proc, str(pid), "fd").iterdir())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
 
 CPU = "cpu"
 CPU_MODE = Unknown("the CPU is tested instead of a GPU", by_design=True)
@@ -35,7 +181,7 @@ SETTLES_S = 1.5  # the driver averages use over up to a second
 WATCH_S = 1.0  # how often processes are listed while something is measured
 _T = TypeVar("_T")
 OF_TORCH = ("torch", "cuda", "nccl", "cudnn", "python")  # of a worker's greeting, by our own names
-USELESS = ("cuda_mismatch", "driver_too_old", "driver_mismatch", "fabric")  # kinds of acceptance/judging/messages.py
+USELESS = ("cuda_mismatch", "driver_too_old", "driver_mismatch", "fabric")  # kinds of acceptance/judging/replies.py
 OF_A_GPU = ("capability", "sms", "l2_bytes")
 
 
@@ -60,7 +206,7 @@ class LocalWorkbench:
         self._facts: tuple[GpuFacts, ...] | None = None
         self._used_before_us: dict[str, Fact] | None = None  # MiB, by uuid
         self._busy_before_us: dict[str, Fact] = {}  # percent, by uuid
-        self._own: set[other_processes.Name] = set()  # processes of ours that had a GPU open at a scan
+        self._own: set[ProcessName] = set()  # processes of ours that had a GPU open at a scan
         self._met: dict[
             str, dict[int, str]
         ] = {}  # by uuid: other users' processes since the last reading, pid and description
@@ -198,17 +344,14 @@ class LocalWorkbench:
         self._used_before_us = {uuid: one.states.get("memory_used_mib") for uuid, one in seen.items()}
         self._busy_before_us = {uuid: one.states.get("utilisation") for uuid, one in seen.items()}
 
-        if any(
-            isinstance(use, int | float) and use >= other_processes.BUSY_PERCENT
-            for use in self._busy_before_us.values()
-        ):
+        if any(isinstance(use, int | float) and use >= BUSY_PERCENT for use in self._busy_before_us.values()):
             await asyncio.sleep(SETTLES_S)  # a driver that was just opened, or a program that just ended, shows use
             again = await self._driver.health()
             now = {} if isinstance(again, Unknown) else health_of(again, self._opened, lambda *_: (), {})
             self._busy_before_us = {uuid: one.states.get("utilisation") for uuid, one in now.items()}
 
-    def _scan(self) -> other_processes.OtherProcesses:
-        found = other_processes.scan(known=self._own)
+    def _scan(self) -> OtherProcesses:
+        found = scan_processes(known=self._own)
         self._own |= found.own
         return found
 
@@ -264,7 +407,7 @@ class LocalWorkbench:
     def _xids(self, gpus: Sequence[GpuFacts]) -> dict[str, tuple[Xid, ...] | Unknown]:
         boot = holders.boot_time()
         return {
-            one.uuid: kernel_log.xids(one.pci, self._opened, boot) if isinstance(one.pci, str) else one.pci
+            one.uuid: logged_xids(one.pci, self._opened, boot) if isinstance(one.pci, str) else one.pci
             for one in gpus
             if isinstance(one.uuid, str)
         }
@@ -285,13 +428,13 @@ def _is_absent(facts: DriverAnswer) -> bool:
     return facts.state == "no driver" and not Path("/proc/driver/nvidia").exists()
 
 
-def _others(neighbours: other_processes.OtherProcesses, gpus: Sequence[GpuFacts]) -> dict[str, dict[int, str]]:
+def _others(neighbours: OtherProcesses, gpus: Sequence[GpuFacts]) -> dict[str, dict[int, str]]:
     """By uuid of a GPU or slice: processes of others on it now, by pid."""
     found: dict[str, dict[int, str]] = {}
     for one in gpus:
         slices = () if isinstance(one.slices, Unknown) else one.slices
         uuids = [part.uuid for part in slices] or ([one.uuid] if isinstance(one.uuid, str) else [])
-        found |= {uuid: {pid: other_processes.describe(pid) for pid in neighbours.others(one, uuid)} for uuid in uuids}
+        found |= {uuid: {pid: describe_process(pid) for pid in neighbours.others(one, uuid)} for uuid in uuids}
     return found
 
 
@@ -301,7 +444,7 @@ def _with_met(reading: Health, met: Mapping[int, str]) -> Health:
     pids = tuple(sorted({*now, *met}))
     if not pids:
         return reading
-    named = {pid: met.get(pid) or other_processes.describe(pid) for pid in pids}
+    named = {pid: met.get(pid) or describe_process(pid) for pid in pids}
     return msgspec.structs.replace(reading, foreign=pids, named=named)
 
 

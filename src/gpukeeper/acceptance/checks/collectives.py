@@ -25,9 +25,10 @@ from gpukeeper.acceptance.check import (
     too_little,
     unknown_words,
 )
-from gpukeeper.acceptance.judging import judge, ranks, replies
+from gpukeeper.acceptance.judging import judge, replies
+from gpukeeper.acceptance.judging.replies import as_noted, interpret_ranks, named_ranks, rank_uuid, with_evidence
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 MAIN = "all_reduce"
@@ -46,7 +47,7 @@ def request(name: str, serving: CheckSize, context: CheckContext) -> ProbeReques
 
 
 def interpret(name: str, trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
-    return ranks.interpret(name, trial, context, partial(_interpret, name))
+    return interpret_ranks(name, trial, context, partial(_interpret, name))
 
 
 def _interpret(name: str, results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
@@ -55,7 +56,7 @@ def _interpret(name: str, results: Mapping[int, Values], context: CheckContext) 
     return (
         *_switched(name, record),
         *_data(name, results, context),
-        *ranks.with_evidence(_speed(name, record, merged, context), _evidence(record, merged)),
+        *with_evidence(_speed(name, record, merged, context), _evidence(record, merged)),
         *_latency(name, record, results, context),
         *_left_out(name, merged),
     )
@@ -138,10 +139,10 @@ def _wrong(name: str, rank: int, rows: Sequence[Values], ranks_wrong: int, conte
     return Finding(
         check=name,
         metric="data",
-        gpu=ranks.uuid(rank, context),
+        gpu=rank_uuid(rank, context),
         verdict=Grade.FAIL,
         code=judge.code_of(name, "wrong-data"),
-        message=f"{ranks.named([rank], context)} has {count} wrong element{'s' if count > 1 else ''}, first after"
+        message=f"{named_ranks([rank], context)} has {count} wrong element{'s' if count > 1 else ''}, first after"
         f" {first['op']} of {first['bytes']} bytes.{place}{alone} Take it out of service.",
         action=Remedy.CONTACT_VENDOR,
         evidence={"rows": [{key: row[key] for key in ("op", "bytes", "wrong", "where")} for row in rows]},
@@ -159,7 +160,7 @@ def _speed(name: str, record: Values, curves: Sequence[Curve], context: CheckCon
             found.append(judge.missing(name, op, None, "no message size fits into memory"))
             continue
         judged = judge.assess([_measurement(name, record, best)], context)
-        judged = judged if op == MAIN and name == CHECK.name else ranks.noted(judged)
+        judged = judged if op == MAIN and name == CHECK.name else as_noted(judged)
         found += [_explained(one, record) for one in judged]
         found += _under_half(name, judged, context)
     return tuple(found)
@@ -225,7 +226,7 @@ def _latency(name: str, record: Values, results: Mapping[int, Values], context: 
     measurement = Measurement(
         check=name, metric="latency", gpu=None, unit="us", method=method, samples=samples, lower_is_better=True
     )
-    found = ranks.noted(judge.assess([measurement], context))
+    found = as_noted(judge.assess([measurement], context))
     value = statistics.median(samples) if samples else 0.0
     if value <= LATENCY_US_MAX or context.small:
         return found

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
 from gpukeeper.acceptance.judging import judge, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 NAME = "copies"
 WAYS = ("h2d", "d2h", "d2d")

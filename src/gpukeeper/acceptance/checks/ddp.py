@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
-from gpukeeper.acceptance.judging import ranks
 from gpukeeper.acceptance.judging.judge import percent
+from gpukeeper.acceptance.judging.replies import interpret_ranks, named_ranks, rank_uuid
 from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 NAME = "ddp"
 MIN_FALL = 0.20
@@ -52,7 +52,7 @@ def invalid_params(params: Mapping[str, Any]) -> Iterable[str]:
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
-    return ranks.interpret(NAME, trial, context, _interpret)
+    return interpret_ranks(NAME, trial, context, _interpret)
 
 
 def _interpret(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
@@ -72,7 +72,7 @@ def _parameters(results: Mapping[int, Values], context: CheckContext) -> tuple[F
     odd, step = [int(rank) for rank in differing["differing"]], differing.get("first_step")
     if not differing.get("majority"):
         message = (
-            f"From step {step} on, {ranks.named(odd, context)} had different parameters, and there is no majority"
+            f"From step {step} on, {named_ranks(odd, context)} had different parameters, and there is no majority"
             " that shows which is wrong. All get the same gradients, so one corrupts data: see exact and training,"
             " and test each with a third GPU."
         )
@@ -80,10 +80,10 @@ def _parameters(results: Mapping[int, Values], context: CheckContext) -> tuple[F
         return (parameters(verdict=Grade.FAIL, code="ddp-ranks-differ", message=message, action=action),)
     return tuple(
         parameters(
-            gpu=ranks.uuid(rank, context),
+            gpu=rank_uuid(rank, context),
             verdict=Grade.FAIL,
             code="ddp-rank-differs",
-            message=f"From step {step} on, {ranks.named([rank], context)} had different parameters from the"
+            message=f"From step {step} on, {named_ranks([rank], context)} had different parameters from the"
             f" {len(results) - len(odd)} ranks that agree. All get the same gradients, so it corrupts data. Take it"
             " out of service.",
             action=Remedy.REPLACE_GPU,

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode
 from gpukeeper.acceptance.checks.health import links_expected
-from gpukeeper.acceptance.judging.messages import FAILURE_KINDS, classify
+from gpukeeper.acceptance.judging.replies import FAILURE_KINDS, classify
 from gpukeeper.acceptance.record import Finding, Machine, Remedy
-from gpukeeper.model.gpu import Fact
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Fact, Grade
 from gpukeeper.model.unknown import Unknown
 
 NAME = "environment"
@@ -173,7 +172,7 @@ def _finding(
     )
 
 
-# What people search for: the codes of acceptance/judging/messages.py, and the count.
+# What people search for: the codes of acceptance/judging/replies.py, and the count.
 PLAIN = frozenset(
     {*(kind.replace("_", "-") for kind in FAILURE_KINDS), "gpus-missing", "gpus-more", "gpu-silent", "gpu-unnamed"}
 )

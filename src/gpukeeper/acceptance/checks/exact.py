@@ -18,7 +18,7 @@ from gpukeeper.acceptance.check import (
 )
 from gpukeeper.acceptance.judging import judge, replies
 from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 NAME = "exact"
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8")

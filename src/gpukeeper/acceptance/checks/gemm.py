@@ -20,7 +20,7 @@ from gpukeeper.acceptance.check import (
 )
 from gpukeeper.acceptance.judging import judge, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Values
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 NAME = "gemm"
 UNIT = "TFLOP/s"

@@ -11,12 +11,24 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode
-from gpukeeper.acceptance.judging import circumstances, settings, xids
-from gpukeeper.acceptance.judging.health_rules import LEVELS, RISES, STATES, RiseRule, StateRule
+from gpukeeper.acceptance.judging.health_rules import (
+    LEVELS,
+    RISES,
+    STATES,
+    XIDS_OF_PROGRAMS,
+    RiseRule,
+    StateRule,
+    meaning_of_xid,
+)
+from gpukeeper.acceptance.judging.verdicts import (
+    STOP_IT,
+    clocks_fixed,
+    memory_clock_fixed,
+    named_processes,
+    power_limited,
+)
 from gpukeeper.acceptance.record import Finding, Remedy
-from gpukeeper.model.condition import Xid
-from gpukeeper.model.gpu import Fact, Gpu, Health, Reading
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Fact, Gpu, Grade, Health, Reading, Xid
 from gpukeeper.model.unknown import Unknown
 
 NAME = "health"
@@ -131,7 +143,7 @@ def _grade_for(gpu: Gpu, rule: StateRule) -> Grade:
 
 
 def _power(gpu: Gpu, before: Health) -> Iterator[Finding]:
-    if words := settings.power_limited(gpu, before):
+    if words := power_limited(gpu, before):
         yield _finding(gpu, Grade.WARN, "power-limited", words, Remedy.RESET_SETTING)
 
 
@@ -221,13 +233,13 @@ def _kernel(gpu: Gpu, readings: Sequence[Health], context: CheckContext) -> Iter
 
 
 def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], context: CheckContext) -> Iterator[Finding]:
-    meanings = [xids.meaning(xid) for xid in logged]
+    meanings = [meaning_of_xid(xid) for xid in logged]
     worst = max(meanings, key=lambda one: (one.grade is Grade.FAIL, one.grade is Grade.WARN))
     if worst.grade is Grade.PASS:
         return
     checks = _checks_with(gpu.uuid, number, context)
     grade, again = worst.grade, ""
-    if number in xids.PROGRAMS and len(checks) > 1:
+    if number in XIDS_OF_PROGRAMS and len(checks) > 1:
         grade, again = Grade.FAIL, ". It occurred again in another check, so the GPU is the cause"
     words = f"the kernel logged Xid {number} {_during(checks[0] if checks else START)}: {worst.words}{again}"
     evidence = {"words": [xid.words for xid in logged][:8]}
@@ -253,8 +265,8 @@ def _foreign(gpu: Gpu, readings: Iterable[Health]) -> Iterator[Finding]:
     seen = list(readings)
     unknown = [reading.foreign for reading in seen if isinstance(reading.foreign, Unknown)]
     unseen = max(unknown, key=lambda one: not one.by_design, default=None)
-    if who := circumstances.processes(seen):
-        words = f"another program used the GPU: {who}. Its measurements are not used. {circumstances.STOP}"
+    if who := named_processes(seen):
+        words = f"another program used the GPU: {who}. Its measurements are not used. {STOP_IT}"
         yield _finding(gpu, Grade.INCONCLUSIVE, "foreign-process", words, Remedy.RETEST)
     elif unseen is not None:
         grade = Grade.SKIPPED if unseen.by_design else Grade.INCONCLUSIVE
@@ -273,9 +285,9 @@ def _while_running(gpu: Gpu, before: Health, context: CheckContext) -> Iterator[
     yield from _soft_reasons(gpu, loaded)
     yield from _link_under_load(gpu, before, loaded)
     yield from _heat(gpu, before, loaded, context)
-    if words := settings.clocks_fixed(gpu, before, loaded):
+    if words := clocks_fixed(gpu, before, loaded):
         yield _finding(gpu, Grade.WARN, "clocks-fixed", words, Remedy.RESET_SETTING)
-    if words := settings.memory_clock_fixed(gpu, before, loaded):
+    if words := memory_clock_fixed(gpu, before, loaded):
         yield _finding(gpu, Grade.WARN, "memory-clock", words, Remedy.RESET_SETTING)
 
 

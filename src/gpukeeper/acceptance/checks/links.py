@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
-from gpukeeper.acceptance.judging import judge, ranks, replies
+from gpukeeper.acceptance.judging import judge, replies
+from gpukeeper.acceptance.judging.replies import as_noted, interpret_ranks, rank_gpu, rank_uuid, with_evidence
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 NAME = "links"
 PAIR_WARNS = 0.95  # of the median of its equals
@@ -23,7 +24,7 @@ def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
-    return ranks.interpret(NAME, trial, context, _interpret)
+    return interpret_ranks(NAME, trial, context, _interpret)
 
 
 def _interpret(results: Mapping[int, Values], context: CheckContext) -> Iterable[Finding]:
@@ -46,7 +47,7 @@ def _data(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding]:
         yield Finding(
             check=NAME,
             metric=f"data {pair['from']} to {pair['to']}",
-            gpu=ranks.uuid(int(pair["to"]), context),
+            gpu=rank_uuid(int(pair["to"]), context),
             verdict=Grade.FAIL,
             code="links-wrong-data",
             message=f"{pair['wrong']} of the words that {_gpu(pair['from'], context)} sent arrived wrong at"
@@ -66,7 +67,7 @@ def _of_gpus(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding
         Measurement(
             check=NAME,
             metric="p2p",
-            gpu=ranks.uuid(rank, context),
+            gpu=rank_uuid(rank, context),
             unit="GB/s",
             method="p2p/copy",
             samples=_middle([pair for pair in pairs if rank in (pair["from"], pair["to"])]),
@@ -75,7 +76,7 @@ def _of_gpus(pairs: Sequence[Values], context: CheckContext) -> Iterable[Finding
     ]
     matrix: dict[str, Any] = {"matrix": {f"{pair['from']}-{pair['to']}": _median(pair) for pair in pairs}}
     matrix["ways"] = {f"{pair['from']}-{pair['to']}": _way(pair, context) for pair in pairs}
-    return ranks.with_evidence(ranks.noted(judge.assess(measurements, context)), matrix)
+    return with_evidence(as_noted(judge.assess(measurements, context)), matrix)
 
 
 def _middle(pairs: Sequence[Values]) -> tuple[float, ...]:
@@ -133,12 +134,12 @@ def _way(pair: Values, context: CheckContext) -> str:
     """The connection of the pair as the driver reports it; "host" if there is no direct access."""
     if not pair.get("p2p"):
         return "host"
-    first, second = (ranks.uuid(int(pair[end]), context) or "" for end in ("from", "to"))
+    first, second = (rank_uuid(int(pair[end]), context) or "" for end in ("from", "to"))
     return context.machine.topology.get(first, {}).get(second, "p2p")
 
 
 def _gpu(rank: Any, context: CheckContext) -> str:
-    found = ranks.gpu(int(rank), context)
+    found = rank_gpu(int(rank), context)
     return f"GPU {rank if found is None else found.index}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
 from gpukeeper.acceptance.judging import judge, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 NAME = "memory_bandwidth"
 SMALL = {"bytes": 32 << 20, "seconds": 0.1, "repeats": 3}

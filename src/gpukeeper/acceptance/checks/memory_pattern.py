@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
 from gpukeeper.acceptance.judging import replies
 from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 NAME = "memory_pattern"
 SMALL = {"bytes": 16 << 20, "chunk": 1 << 20, "passes": 1, "seconds": 0}

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
 from gpukeeper.acceptance.checks.collectives import PLATEAU
-from gpukeeper.acceptance.judging import judge, ranks
+from gpukeeper.acceptance.judging import judge
+from gpukeeper.acceptance.judging.replies import as_noted, interpret_ranks, with_evidence
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 NAME = "nccl_tests"
 METRIC = "all_reduce"
@@ -22,7 +23,7 @@ def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
-    return ranks.interpret(NAME, trial, context, _interpret)
+    return interpret_ranks(NAME, trial, context, _interpret)
 
 
 def _interpret(results: Mapping[int, Values], context: CheckContext) -> Iterable[Finding]:
@@ -52,7 +53,7 @@ def _interpret(results: Mapping[int, Values], context: CheckContext) -> Iterable
     )
     evidence: dict[str, object] = {"busbw_by_bytes": {str(row["bytes"]): row["busbw"] for row in record["rows"]}}
     evidence |= {key: record.get(key) for key in ("version", "nccl", "exit")}
-    yield from ranks.with_evidence(ranks.noted(judge.assess([measurement], context)), evidence)
+    yield from with_evidence(as_noted(judge.assess([measurement], context)), evidence)
 
 
 def _data(record: Values) -> Finding:

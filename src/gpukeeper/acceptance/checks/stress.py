@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
 from gpukeeper.acceptance.judging import judge, replies
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
-from gpukeeper.model.gpu import Gpu, Reading
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Gpu, Grade, Reading
 from gpukeeper.model.unknown import Unknown
 
 NAME = "stress"

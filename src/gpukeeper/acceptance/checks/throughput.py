@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
-from gpukeeper.acceptance.judging import judge, ranks, replies
+from gpukeeper.acceptance.judging import judge, replies
+from gpukeeper.acceptance.judging.replies import as_noted, interpret_ranks, named_ranks, rank_uuid, with_evidence
 from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 NAME = "throughput"
 MODELS = ("resnet50", "resnet18", "transformer")
@@ -52,7 +53,7 @@ def invalid_params(params: Mapping[str, Any]) -> Iterable[str]:
 
 
 def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
-    return ranks.interpret(NAME, trial, context, _interpret)
+    return interpret_ranks(NAME, trial, context, _interpret)
 
 
 def _interpret(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
@@ -80,7 +81,7 @@ def _samples(record: Values, context: CheckContext) -> tuple[Finding, ...]:
     evidence = {
         key: value for key, value in record.items() if key not in ("step_ms", "local_step_ms", "rank", "local_rank")
     }
-    return ranks.with_evidence(ranks.noted(judge.assess([measurement], context)), evidence)
+    return with_evidence(as_noted(judge.assess([measurement], context)), evidence)
 
 
 def _local(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
@@ -89,7 +90,7 @@ def _local(results: Mapping[int, Values], context: CheckContext) -> tuple[Findin
         Measurement(
             check=NAME,
             metric="step",
-            gpu=ranks.uuid(rank, context),
+            gpu=rank_uuid(rank, context),
             unit="ms",
             method=f"{result['method']}/local",
             samples=_tens(replies.figures(result["local_step_ms"]), 4),
@@ -97,7 +98,7 @@ def _local(results: Mapping[int, Values], context: CheckContext) -> tuple[Findin
         )
         for rank, result in results.items()
     ]
-    return ranks.noted(judge.assess(measurements, context))
+    return as_noted(judge.assess(measurements, context))
 
 
 def _tens(steps: tuple[float, ...], size: int = 10) -> tuple[float, ...]:
@@ -125,7 +126,7 @@ def _scaling(record: Values, context: CheckContext) -> tuple[Finding, ...]:
         method=f"{record['method']}/n{scale(world)}",
         samples=(share,),
     )
-    found = ranks.noted(judge.assess([measurement], context))
+    found = as_noted(judge.assess([measurement], context))
     return tuple(_explained(one, record, context) for one in found)
 
 
@@ -159,10 +160,10 @@ def _loss(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding
         Finding(
             check=NAME,
             metric="loss",
-            gpu=ranks.uuid(rank, context),
+            gpu=rank_uuid(rank, context),
             verdict=Grade.FAIL,
             code=judge.code_of(NAME, "loss-not-a-number"),
-            message=f"The loss on {ranks.named([rank], context)} is {results[rank]['loss']}. The same steps give a"
+            message=f"The loss on {named_ranks([rank], context)} is {results[rank]['loss']}. The same steps give a"
             " finite loss on healthy GPUs: see exact and training.",
             action=Remedy.CONTACT_VENDOR,
             confirm=True,

@@ -9,8 +9,7 @@ from itertools import combinations
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode
 from gpukeeper.acceptance.checks.health import links_expected
 from gpukeeper.acceptance.record import Finding, Remedy
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Gpu, Grade
 
 NAME = "topology"
 LINKED = "nvlink"

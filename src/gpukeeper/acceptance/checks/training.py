@@ -11,7 +11,7 @@ from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize,
 from gpukeeper.acceptance.judging import replies
 from gpukeeper.acceptance.judging.judge import missing
 from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 NAME = "training"
 MIN_FALL = 0.30

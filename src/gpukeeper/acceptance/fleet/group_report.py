@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpukeeper.acceptance.fleet.group_jobs import Job, JobResult
+from gpukeeper.acceptance.fleet.group_jobs import GROUP, Job, JobResult, describe_progress
 from gpukeeper.acceptance.fleet.group_judge import Group
-from gpukeeper.acceptance.fleet.group_plan import NAME
-from gpukeeper.acceptance.fleet.hang import describe
-from gpukeeper.acceptance.judging import messages, verdicts
+from gpukeeper.acceptance.judging import verdicts
+from gpukeeper.acceptance.judging.replies import broken_finding
 from gpukeeper.acceptance.record import (
     Finding,
     GroupFinding,
@@ -20,7 +19,7 @@ from gpukeeper.acceptance.record import (
     Remedy,
     SubjectVerdict,
 )
-from gpukeeper.model.grade import Grade, rank, worst
+from gpukeeper.model.gpu import Grade, rank, worst
 
 
 def confirmed(tries: Sequence[Sequence[GroupFinding]]) -> tuple[GroupFinding, ...]:
@@ -59,7 +58,7 @@ def unattributed(findings: Iterable[GroupFinding]) -> bool:
 def never_came(missing: Mapping[int, str], size: int, waited_s: float, where: str) -> tuple[GroupFinding, ...]:
     """Members that did not connect; a rendezvous timeout is no finding about GPUs."""
     words = f"waited {waited_s:g} s at {where} for {len(missing)} of {size} nodes"
-    bare = messages.broken_finding(NAME, None, ProbeFailure(kind="rendezvous", words=words))
+    bare = broken_finding(GROUP, None, ProbeFailure(kind="rendezvous", words=words))
     return tuple(
         GroupFinding(
             finding=msgspec.structs.replace(
@@ -105,7 +104,7 @@ def not_run(jobs: Iterable[Job], why: str) -> tuple[GroupFinding, ...]:
 
 def _inconclusive(metric: str, code: str, message: str) -> Finding:
     return Finding(
-        check=NAME,
+        check=GROUP,
         metric=metric,
         verdict=Grade.INCONCLUSIVE,
         code=code,
@@ -174,7 +173,7 @@ def _ranks(group: Group, findings: Sequence[GroupFinding], results: Sequence[Job
         if not isinstance(one.reply, ProbeResult) and rank(base.verdict) < rank(Grade.INCONCLUSIVE):
             words = f"It has no result of {largest.job.probe if largest else ''}: {_last_line(one.reply.words)}"
             base = msgspec.structs.replace(base, verdict=Grade.INCONCLUSIVE, reason=words)
-        found.append(msgspec.structs.replace(base, rank=one.rank, gpu=one.device, last=describe(one.progress)))
+        found.append(msgspec.structs.replace(base, rank=one.rank, gpu=one.device, last=describe_progress(one.progress)))
     return tuple(found)
 
 

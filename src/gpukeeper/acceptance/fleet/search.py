@@ -1,24 +1,292 @@
 """The bad-node search: which node, link or switch fails, from trials on pairs and groups of nodes. Pure.
 
-First pairs, disjoint and in parallel: inside leaves, then across leaves. Every node of a failed pair is a suspect and
-is tested with other partners until the failures have one explanation (`blame`). Then groups: each leaf, then all nodes
-without a known fault. A group that fails although its pairs passed is bisected (`bisection`).
-
-    search = Search(nodes, leaves, seed)
-    while trials := search.round():
-        search.record(run(trials))
-    search.conclusion()
+First pairs, disjoint and in parallel: inside leaves, then across leaves. Every node of a failed pair is tested with
+other partners until the failures have one explanation (evidence.py). Then groups, and of a failed group the smallest
+part that still fails. Seeded: the same nodes, leaves and seed give the same pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import product
 from typing import TypeAlias
 
-from gpukeeper.acceptance.fleet import bisection, blame, grouping, pairing
-from gpukeeper.acceptance.fleet.evidence import Evidence, Pair, pair_of
-from gpukeeper.acceptance.fleet.retests import Retests
-from gpukeeper.acceptance.fleet.trials import Conclusion, Named, Outcome, Suspect, Trial, Undecided
+from gpukeeper.acceptance.fleet.evidence import (
+    Conclusion,
+    Evidence,
+    Named,
+    Outcome,
+    Pair,
+    Problem,
+    Retests,
+    Suspect,
+    Trial,
+    Undecided,
+    certain_in,
+    not_excluded,
+    pair_of,
+    problem_of,
+)
+
+
+def pairs_inside_leaves(nodes: Sequence[str], leaves: Mapping[str, str], seed: int) -> list[Pair]:
+    """Disjoint pairs inside leaves. The odd nodes of the leaves are paired with each other; one can remain."""
+    odd: list[str] = []
+    pairs: list[Pair] = []
+    for leaf in sorted({leaves[node] for node in nodes}):
+        members = shuffled([node for node in nodes if leaves[node] == leaf], f"{seed} leaf")
+        pairs += zip(members[::2], members[1::2], strict=False)
+        odd += members[-1:] if len(members) % 2 else []
+    return pairs + list(zip(odd[::2], odd[1::2], strict=False))
+
+
+def pairs_across_leaves(nodes: Sequence[str], evidence: Evidence, seed: int) -> list[Pair]:
+    """Disjoint pairs, each across two leaves as far as possible, and none that has been run before."""
+    first = [node for node in nodes if not evidence.runs(node)]  # it was odd before: it must not be odd again
+    by_leaf: dict[str, list[str]] = {}
+    for node in nodes:
+        by_leaf.setdefault(evidence.leaves[node], []).append(node)
+    order = list(first)
+    # One node of each leaf, the leaves in a new order each time: the pairs of a leaf lead to many other leaves.
+    for turn in range(max(map(len, by_leaf.values()), default=0)):
+        layer = [members[turn] for members in by_leaf.values() if turn < len(members)]
+        order += shuffled(layer, f"{seed} {turn}")
+    return matched(list(dict.fromkeys(order)), evidence)
+
+
+def shuffled(nodes: Iterable[str], seed: str) -> list[str]:
+    return sorted(nodes, key=lambda node: (blake2b(f"{seed} {node}".encode(), digest_size=8).digest(), node))
+
+
+def matched(order: Sequence[str], evidence: Evidence) -> list[Pair]:
+    """Greedy: each node with the first later one that suits it best: never tried, and in another leaf."""
+    free = dict.fromkeys(order)
+    pairs: list[Pair] = []
+    while len(free) > 1:
+        node = next(iter(free))
+        del free[node]
+        partner = _best_partner(node, free, evidence)
+        del free[partner]
+        pairs.append((node, partner))
+    return pairs
+
+
+def _best_partner(node: str, free: Iterable[str], evidence: Evidence) -> str:
+    best, best_score = "", 4
+    for other in free:
+        tried = bool(evidence.results(node, other))
+        near = evidence.leaves[node] == evidence.leaves[other]
+        score = 2 * tried + near
+        if score < best_score:
+            best, best_score = other, score
+        if not score:
+            break
+    return best
+
+
+RACK_MIN = 3  # a smaller leaf has had its only pair
+
+
+def groups_to_try(
+    evidence: Evidence, certain: Iterable[Suspect], excluded: Set[str], *, racks: bool
+) -> list[tuple[str, ...]]:
+    """Disjoint groups for one round. `racks`: one for each leaf, where that is not the same as all nodes."""
+    nodes = [node for node in evidence.nodes if node not in excluded]
+    apart = _conflicts(evidence, certain)
+    leaves = sorted({evidence.leaves[node] for node in nodes} - {""})
+    if racks and len(leaves) > 1:
+        members = [[node for node in nodes if evidence.leaves[node] == leaf] for leaf in leaves]
+        found = [
+            tuple(one)
+            for one in members
+            if len(one) >= RACK_MIN and not any(apart[node] & evidence.mask(one) for node in one)
+        ]
+        if found:
+            return found
+    return _covering(nodes, apart, evidence)
+
+
+def _conflicts(evidence: Evidence, faults: Iterable[Suspect]) -> dict[str, int]:
+    """For each node: those that it must not be in a group with, because of a known fault between them."""
+    apart = dict.fromkeys(evidence.nodes, 0)
+    everything = evidence.mask(evidence.nodes)
+    for fault in faults:
+        if fault.kind == "link":
+            first, second = fault.names
+            apart[first] |= evidence.mask([second])
+            apart[second] |= evidence.mask([first])
+        if fault.kind == "switch":
+            sides = [[node for node in evidence.nodes if evidence.leaves[node] == leaf] for leaf in fault.names]
+            inside = evidence.mask(sides[0])
+            others = {"uplink": everything & ~inside, "inside": inside, "all": everything}
+            for here, there in ((sides[0], sides[-1]), (sides[-1], sides[0])):
+                for node in here:
+                    apart[node] |= others.get(fault.scope, evidence.mask(there))
+            if fault.scope in ("uplink", "all"):
+                for node in evidence.nodes:
+                    apart[node] |= 0 if evidence.leaves[node] == fault.names[0] else inside
+    return apart
+
+
+def _covering(nodes: list[str], apart: dict[str, int], evidence: Evidence) -> list[tuple[str, ...]]:
+    """As large as possible, each with at least two nodes that have not been together."""
+    found: list[tuple[str, ...]] = []
+    left = list(nodes)
+    while True:
+        free = evidence.mask(left)
+        missing = {node: free & ~evidence.covered(node) & ~apart[node] for node in left}
+        start = max(left, key=lambda node: (missing[node].bit_count(), node), default=None)
+        if start is None or not missing[start]:
+            return found
+        group, members = evidence.mask([start]), [start]
+        new = [node for node in left if evidence.mask([node]) & missing[start]]
+        for node in dict.fromkeys((*new, *sorted(left, key=lambda one: (-missing[one].bit_count(), one)))):
+            if not apart[node] & group and node != start:
+                group |= evidence.mask([node])
+                members.append(node)
+        found.append(tuple(sorted(members)))
+        left = [node for node in left if not evidence.mask([node]) & group]
+
+
+def why_group(group: tuple[str, ...], evidence: Evidence) -> str:
+    leaves = {evidence.leaves[node] for node in group}
+    return f"leaf {min(leaves)} as one group" if len(leaves) == 1 else f"{len(leaves)} leaves as one group"
+
+
+Part: TypeAlias = tuple[str, ...]
+PartWish: TypeAlias = tuple[Part, str]
+Asked: TypeAlias = Generator[list[PartWish], list[bool | None], bool | None]
+
+
+@dataclass(frozen=True)
+class FailingPart:
+    """`pair`: two nodes that fail together. Otherwise `part`, which could not be made smaller, and why."""
+
+    part: Part
+    pair: Pair | None = None
+    sides: tuple[Part, Part] | None = None
+    reason: str = ""
+
+    def undecided(self, evidence: Evidence) -> Undecided:
+        nodes = tuple(Suspect("node", (node,)) for node in self.part)
+        return Undecided((*nodes, *evidence.switches(self.part)), self.reason)
+
+
+BisectionSteps: TypeAlias = Generator[list[PartWish], list[bool | None], FailingPart]
+
+
+def repeated(group: Part, passed: bool | None, tries: int) -> Asked:
+    """Does it fail again? At most `tries` runs. None: it could not be run."""
+    results = [passed]
+    while len(results) < tries and False not in results[1:]:
+        (again,) = yield [(group, "group: again")]
+        results.append(again)
+    if False in results:
+        return True
+    return None if True not in results else False
+
+
+# A failed part holds a fault. A passed part proves less, because a fault can be intermittent, or need more nodes or
+# the other part to show; so parts that pass are repeated, then mixed across the boundary, then padded to the full
+# size.
+def bisect(group: Part, evidence: Evidence, padding: Sequence[str]) -> BisectionSteps:
+    """Leaves stay together as long as possible, so that the parts follow the wiring."""
+    part = tuple(sorted(group, key=lambda node: (evidence.leaves[node], node)))
+    while len(part) > 2:
+        first, second = part[: (len(part) + 1) // 2], part[(len(part) + 1) // 2 :]
+        smaller = yield from _halves(first, second, padding)
+        if smaller is not None:
+            part = smaller
+            if len(part) == 1:
+                return FailingPart(part, _with_padding(part[0], padding), reason=_only_as_group(group))
+            continue
+        sides = yield from _mixed(first, second)
+        if sides is not None:
+            return (yield from _boundary(*sides))
+        padded = yield from _padded(first, second, padding)
+        if padded is None:
+            return FailingPart(part, reason=_only_as_group(part))
+        return FailingPart(padded, reason=f"{_only_as_group(group)}; the failing half is {len(padded)} nodes")
+    failed = yield from repeated(part, None, 3)
+    return FailingPart(part, pair_of(*part) if failed else None, reason=_only_as_group(group))
+
+
+def _with_padding(node: str, padding: Sequence[str]) -> Pair | None:
+    return pair_of(node, padding[0]) if padding else None
+
+
+def _halves(
+    first: Part, second: Part, padding: Sequence[str]
+) -> Generator[list[PartWish], list[bool | None], Part | None]:
+    """The half that fails; None: both pass, also the second time. A single node is padded with a good one."""
+    halves = [half if len(half) > 1 else (*half, *padding[:1]) for half in (first, second)]
+    for _ in range(2):
+        runnable = [half for half in halves if len(half) > 1]
+        results = yield [(half, "group: one half of it") for half in runnable]
+        for half, passed in zip(runnable, results, strict=True):
+            if passed is False:
+                return first if half is halves[0] else second
+    return None
+
+
+def _mixed(first: Part, second: Part) -> Generator[list[PartWish], list[bool | None], tuple[Part, Part] | None]:
+    """A quarter of one half with a quarter of the other. Both halves pass: the fault is between two of these."""
+    if len(first) == 1:
+        return first, second
+    halves = [(half[: len(half) // 2], half[len(half) // 2 :]) for half in (first, second)]
+    quarters = [tuple(part for part in half if part) for half in halves]
+    if min(len(half) for half in quarters) < 2:
+        return first, second
+    for turn in (0, 1):
+        mixes = [(quarters[0][0], quarters[1][turn]), (quarters[0][1], quarters[1][1 - turn])]
+        results = yield [((*one, *other), "group: mixed across the boundary") for one, other in mixes]
+        for mix, passed in zip(mixes, results, strict=True):
+            if passed is False:
+                return mix
+    return None
+
+
+def _boundary(first: Part, second: Part) -> BisectionSteps:
+    """Each side passes alone, together they fail: which node of the one with which of the other?"""
+    while len(first) + len(second) > 2:
+        longer, other = (first, second) if len(first) >= len(second) else (second, first)
+        half = (len(longer) + 1) // 2
+        for part in (longer[:half], longer[half:]):
+            (passed,) = yield [((*part, *other), "group: one side smaller")]
+            if passed is False:
+                first, second = part, other
+                break
+        else:
+            reason = (
+                f"{_names(first)} and {_names(second)} fail together; each side passes alone, and so do smaller parts"
+            )
+            return FailingPart((*first, *second), sides=(first, second), reason=reason)
+    pair = pair_of(first[0], second[0])
+    return FailingPart(pair, pair, (first, second), f"{pair[0]} and {pair[1]} fail together")
+
+
+def _padded(
+    first: Part, second: Part, padding: Sequence[str]
+) -> Generator[list[PartWish], list[bool | None], Part | None]:
+    """Does a half fail when good nodes fill it up to the full size? Then it needs the size, not the other half."""
+    for half, other in product((first, second), repeat=2):
+        if half is other or len(padding) < len(other):
+            continue
+        (passed,) = yield [((*half, *padding[: len(other)]), "group: one half, padded with good nodes")]
+        if passed is False:
+            return half
+    return None
+
+
+def _only_as_group(part: Part) -> str:
+    return f"{_names(part)} fail as a group of {len(part)}; smaller parts of it pass"
+
+
+def _names(part: Sequence[str]) -> str:
+    return ", ".join(part) if len(part) < 5 else f"{part[0]}, {part[1]} and {len(part) - 2} more"
+
 
 __all__ = ["Conclusion", "Named", "Outcome", "Search", "Suspect", "Trial", "Undecided"]
 
@@ -108,10 +376,10 @@ class Search:
         nodes = self.evidence.nodes
         if len(nodes) < 2:
             return
-        pairs = pairing.same_leaf(nodes, self.evidence.leaves, self._seed)
+        pairs = pairs_inside_leaves(nodes, self.evidence.leaves, self._seed)
         yield [(pair, "first pairing: inside the leaf") for pair in pairs]
         if len(nodes) > 2:
-            pairs = pairing.across_leaves(nodes, self.evidence, self._seed)
+            pairs = pairs_across_leaves(nodes, self.evidence, self._seed)
             yield [(pair, "second pairing: across leaves") for pair in pairs]
         yield from self._confirm()
         if self._groups:
@@ -126,10 +394,10 @@ class Search:
                 return
             yield wishes
 
-    def _name_certain(self) -> blame.Problem:
+    def _name_certain(self) -> Problem:
         while True:
-            problem = blame.problem_of(self.evidence, self._certain)
-            found = blame.certain_in(problem)
+            problem = problem_of(self.evidence, self._certain)
+            found = certain_in(problem)
             if not found:
                 return problem
             for suspect in found:
@@ -141,14 +409,12 @@ class Search:
         while True:
             suspects = self._suspected()
             groups = [
-                one
-                for one in grouping.groups(self.evidence, self._certain, suspects, racks=not seen)
-                if one not in seen
+                one for one in groups_to_try(self.evidence, self._certain, suspects, racks=not seen) if one not in seen
             ]
             if not groups:
                 break
             seen |= set(groups)
-            results = yield [(one, grouping.why(one, self.evidence)) for one in groups]
+            results = yield [(one, why_group(one, self.evidence)) for one in groups]
             for group, passed in zip(groups, results, strict=True):
                 if passed is not True:
                     yield from self._in_group(group, passed)
@@ -159,14 +425,14 @@ class Search:
             self._limits.append(f"{len(left_out)} suspects were not tested in groups: {names}")
 
     def _in_group(self, group: tuple[str, ...], passed: bool | None) -> Steps:
-        again = bisection.repeated(group, passed, TRIES)
+        again = repeated(group, passed, TRIES)
         failed = yield from again
         if failed is None:
             self._limits.append(f"a group of {len(group)} nodes could not be run")
             return
         if not failed:
             return
-        found = yield from bisection.bisect(group, self.evidence, self._good(group))
+        found = yield from bisect(group, self.evidence, self._good(group))
         before = len(self._certain)
         yield from self._confirm()
         if len(self._certain) == before and not (found.pair and self._is_open(found.pair)):
@@ -179,7 +445,7 @@ class Search:
 
     def _suspected(self) -> set[str]:
         """Nodes that a group must not contain: bad ones, and those of failures that are not explained."""
-        problem = blame.problem_of(self.evidence, self._certain)
+        problem = problem_of(self.evidence, self._certain)
         found = self._bad() | {node for trial in problem.trials for node in trial.nodes}
         return found | {one.names[0] for group in self._undecided for one in group.suspects if one.kind == "node"}
 
@@ -189,22 +455,22 @@ class Search:
         return [node for node in self.evidence.nodes if node not in suspects and self.evidence.passed_partners(node)]
 
     def _is_open(self, pair: Pair) -> bool:
-        problem = blame.problem_of(self.evidence, self._certain)
+        problem = problem_of(self.evidence, self._certain)
         return any(pair_of(trial.nodes[0], trial.nodes[1]) == pair for trial in problem.trials)
 
     def _named(self, kind: str) -> list[Named]:
         return sorted((one for one in self._certain.values() if one.suspect.kind == kind), key=lambda one: one.suspect)
 
-    def _as_named(self, problem: blame.Problem, suspect: Suspect) -> Named:
+    def _as_named(self, problem: Problem, suspect: Suspect) -> Named:
         mask = problem.masks[suspect]
         trials = tuple(trial for index, trial in enumerate(problem.trials) if mask >> index & 1)
         passes = self.evidence.passes_of(suspect)
         return Named(suspect, _reason(suspect, trials, passes), tuple(one.number for one in trials))
 
     def _open(self) -> list[Undecided]:
-        problem = blame.problem_of(self.evidence, self._certain)
+        problem = problem_of(self.evidence, self._certain)
         found = []
-        for suspects, trials in blame.not_excluded(problem):
+        for suspects, trials in not_excluded(problem):
             found.append(Undecided(suspects, _why_open(suspects, trials), tuple(one.number for one in trials)))
         return found
 

@@ -14,9 +14,28 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gpukeeper.acceptance.fleet.group_jobs import Job, JobResult, Member, RankResult, ranks_of
-from gpukeeper.acceptance.group import messages
-from gpukeeper.acceptance.group.membership import Membership
-from gpukeeper.acceptance.group.messages import Alive, Done, Order, Over, Present, Proof, Refused, Stop, Welcome
+from gpukeeper.acceptance.group.members import (
+    BEFORE_PROOF,
+    NONCE,
+    Alive,
+    Challenge,
+    Done,
+    MemberRefused,
+    Membership,
+    Message,
+    Order,
+    Over,
+    Present,
+    Proof,
+    ProtocolError,
+    Stop,
+    Welcome,
+    is_proof,
+    key_of,
+    proof_of,
+    receive_message,
+    send_message,
+)
 from gpukeeper.acceptance.record import GroupReport, ProbeFailure
 
 HEARTBEAT_S = 1.0
@@ -49,7 +68,7 @@ class Coordinator:
         self, run: str, who: Membership, *, silent_s: float = SILENT_S, heartbeat_s: float = HEARTBEAT_S
     ) -> None:
         self._run, self._who = run, who
-        self._key = messages.key_of(run, who.secret)
+        self._key = key_of(run, who.secret)
         self._silent_s, self._heartbeat_s = silent_s, heartbeat_s
         self._seats: dict[int, Seat] = {}
         self._strangers = 0
@@ -101,7 +120,7 @@ class Coordinator:
         head = seats[job.members[0]]
         for seat in seats.values():
             order = Order(job=job, first=first, world=len(places), address=head.address, port=head.port)
-            await messages.send(seat.writer, order)
+            await send_message(seat.writer, order)
             first += len(seat.member.devices)
         ended = await self._watch(job, seats, began, stop)
         results = {
@@ -163,7 +182,7 @@ class Coordinator:
         }[ended]
         for seat in seats.values():
             if job.number not in seat.done and not seat.lost:
-                await messages.send(seat.writer, Stop(job=job.number, why=words, hang=ended == "stalled"))
+                await send_message(seat.writer, Stop(job=job.number, why=words, hang=ended == "stalled"))
 
     @staticmethod
     def _failed_rank(job: Job, seats: Mapping[int, Seat]) -> str:
@@ -180,7 +199,7 @@ class Coordinator:
         """All members get the result and end."""
         for seat in self._seats.values():
             if not seat.lost:
-                await messages.send(seat.writer, Over(report=report))
+                await send_message(seat.writer, Over(report=report))
 
     async def _beat(self) -> None:
         while True:
@@ -189,7 +208,7 @@ class Coordinator:
                 if not seat.lost and now - seat.heard > self._silent_s:
                     seat.lost = f"no message for {self._silent_s:g} s"
                 if not seat.lost:
-                    await messages.send(seat.writer, Alive())
+                    await send_message(seat.writer, Alive())
             await asyncio.sleep(self._heartbeat_s)
 
     # Admission
@@ -206,7 +225,7 @@ class Coordinator:
             if self._strangers <= STRANGERS:
                 async with asyncio.timeout(GREETING_S):
                     seat = await self._greeted(reader, writer)
-        except (TimeoutError, messages.ProtocolError) as error:
+        except (TimeoutError, ProtocolError) as error:
             self.refused.append(str(error) or "it sent nothing")
         finally:
             self._strangers -= 1
@@ -217,19 +236,19 @@ class Coordinator:
             writer.close()
 
     async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Seat | None:
-        nonce = secrets.token_hex(messages.NONCE // 2)
-        await messages.send(writer, messages.Challenge(nonce=nonce))
-        proof = await messages.receive(reader, messages.BEFORE_PROOF)
+        nonce = secrets.token_hex(NONCE // 2)
+        await send_message(writer, Challenge(nonce=nonce))
+        proof = await receive_message(reader, BEFORE_PROOF)
         why = self._why_not(proof, nonce)
         if why or not isinstance(proof, Proof):
             self.refused.append(why or "it closed the connection")
-            await messages.send(writer, Refused(why=why or "a proof is expected"))
+            await send_message(writer, MemberRefused(why=why or "a proof is expected"))
             return None
-        answer = messages.proof_of(self._key, proof.nonce, self._run)
-        await messages.send(writer, Welcome(proof=answer, heartbeat_s=self._heartbeat_s, silent_s=self._silent_s))
-        present = await messages.receive(reader)
+        answer = proof_of(self._key, proof.nonce, self._run)
+        await send_message(writer, Welcome(proof=answer, heartbeat_s=self._heartbeat_s, silent_s=self._silent_s))
+        present = await receive_message(reader)
         if not isinstance(present, Present) or present.member.index != proof.index:
-            raise messages.ProtocolError("a member that does not describe itself")
+            raise ProtocolError("a member that does not describe itself")
         peer = str((writer.get_extra_info("peername") or ("",))[0])
         address = self._who.address if proof.index == 0 else present.address or peer
         seat = Seat(present.member, address, present.port, writer)
@@ -237,12 +256,12 @@ class Coordinator:
         self._changed.set()
         return seat
 
-    def _why_not(self, proof: messages.Message | None, nonce: str) -> str:
+    def _why_not(self, proof: Message | None, nonce: str) -> str:
         """A stranger learns nothing but that it is refused."""
         if not isinstance(proof, Proof):
             return "a proof is expected"
         words = (nonce, proof.run, str(proof.index), str(proof.size))
-        if not messages.is_proof(self._key, proof.proof, *words) or proof.run != self._run:
+        if not is_proof(self._key, proof.proof, *words) or proof.run != self._run:
             return "it does not know this run"
         if proof.size != self._who.size:
             return f"it was started for {proof.size} nodes, this run has {self._who.size}"
@@ -253,13 +272,13 @@ class Coordinator:
     async def _listen(self, seat: Seat, reader: asyncio.StreamReader) -> None:
         why = "its connection was closed"
         try:
-            while (message := await messages.receive(reader)) is not None:
+            while (message := await receive_message(reader)) is not None:
                 seat.heard = time.monotonic()
                 match message:
                     case Alive():
                         seat.alive = message
                     case Done():
                         seat.done[message.job] = message
-        except messages.ProtocolError as error:
+        except ProtocolError as error:
             why = str(error)
         seat.lost = seat.lost or why

@@ -1,29 +1,51 @@
 """The story of several nodes as one run: meet, run the planned jobs, judge each, search if none is to blame, report.
 
-Every node calls `take_part`. On the node with index 0 it also coordinates.
+Every node calls `take_part`. On the node with index 0 it also coordinates. A simulated group has no nodes: every job
+is complete, except where a planted fault takes part.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
 import msgspec
 
 from gpukeeper.acceptance.bench.probing import ProbeLauncher
+from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
 from gpukeeper.acceptance.check import RunRequest
-from gpukeeper.acceptance.fleet import group_judge, group_plan, group_report
-from gpukeeper.acceptance.fleet.group_jobs import Job, JobResult, Member
+from gpukeeper.acceptance.fleet import group_jobs, group_judge, group_report
+from gpukeeper.acceptance.fleet.group_jobs import (
+    GroupSettings,
+    Job,
+    JobResult,
+    Member,
+    RankProgress,
+    RankResult,
+    ranks_of,
+)
 from gpukeeper.acceptance.fleet.group_judge import Group, Limits
-from gpukeeper.acceptance.fleet.group_plan import GroupSettings
 from gpukeeper.acceptance.fleet.search import Outcome, Search
 from gpukeeper.acceptance.group.agent import Agent, AgentResult
 from gpukeeper.acceptance.group.coordinator import SILENT_S, Coordinator
-from gpukeeper.acceptance.group.membership import Membership
-from gpukeeper.acceptance.record import Finding, GroupFinding, GroupReport, ProbeFailure, ProbeResult, Remedy
-from gpukeeper.model.grade import Grade, rank
+from gpukeeper.acceptance.group.members import Membership
+from gpukeeper.acceptance.judging import verdicts
+from gpukeeper.acceptance.judging.replies import broken_finding
+from gpukeeper.acceptance.record import (
+    Finding,
+    GroupFinding,
+    GroupReport,
+    ProbeFailure,
+    ProbeReply,
+    ProbeRequest,
+    ProbeResult,
+    Remedy,
+    Report,
+)
+from gpukeeper.model.gpu import Grade, rank
+from gpukeeper.model.unknown import Unknown
 
 ATTEMPTS = 3
 FROM_NODES = 3  # a search needs another partner
@@ -44,7 +66,7 @@ async def take_part(
     silent_s: float = SILENT_S,
 ) -> AgentResult:
     """What this node has of the run. Never raises for what another node does."""
-    wanted = group_plan.settings(wish)
+    wanted = group_jobs.settings_of(wish)
     agent = Agent(run, who, member, bench, wanted.rendezvous_s)
     if who.index:
         return await agent.run(stop=stop)
@@ -104,7 +126,7 @@ class GroupStory:
             absent = group_report.never_came(names, self._who.size, self._wanted.rendezvous_s, where)
             return group_report.report(self._run, self._who.size, group, absent, ())
         fit = [index for index, one in group.members.items() if not one.unfit]
-        planned = group_plan.jobs(fit, self._wanted, self._wish)
+        planned = group_jobs.jobs(fit, self._wanted, self._wish)
         found = [*group_report.unfit(group), *await self._all(planned, group, stop)]
         first = [one for one in self._results if one.job.attempt == 1]
         found += group_judge.trend(first, group)
@@ -154,7 +176,7 @@ class GroupStory:
         while (trials := search.round()) and self._may_go_on(stop):
             self._tell(f"search for the bad node: {len(trials)} trials")
             jobs = [
-                group_plan.trial(
+                group_jobs.trial(
                     next(self._numbers), [names[one] for one in trial.nodes], self._wanted, self._wish, trial.why
                 )
                 for trial in trials
@@ -196,7 +218,7 @@ def _outcome(number: int, result: JobResult, group: Group, *, slow: bool) -> Out
 
 def _named(suspect: str, reason: str, names: Sequence[str], members: Mapping[str, int]) -> GroupFinding:
     finding = Finding(
-        check=group_plan.NAME,
+        check=group_jobs.GROUP,
         metric=f"search {suspect}",
         verdict=Grade.FAIL,
         code="group-search-named",
@@ -208,7 +230,7 @@ def _named(suspect: str, reason: str, names: Sequence[str], members: Mapping[str
 
 def _undecided(reason: str) -> GroupFinding:
     finding = Finding(
-        check=group_plan.NAME,
+        check=group_jobs.GROUP,
         metric="search",
         verdict=Grade.INCONCLUSIVE,
         code="group-search-undecided",
@@ -216,3 +238,74 @@ def _undecided(reason: str) -> GroupFinding:
         action=Remedy.RETEST,
     )
     return GroupFinding(finding=finding)
+
+
+def merged(report: Report, result: AgentResult, wish: RunRequest, index: int) -> Report:
+    """`index`: of this node. Its verdict is computed again: a node is accepted only if the group did not fail on it."""
+    more: tuple[Finding, ...] = ()
+    if result.report is not None:
+        name = next((one.nodes[0] for one in result.report.nodes if one.nodes[0] == report.node), None)
+        more = group_report.for_node(result.report, name or f"{report.node}#{index}")
+    if result.failure is not None:
+        more = (broken_finding(group_jobs.GROUP, None, result.failure),)
+    gpus = () if isinstance(report.machine.gpus, Unknown) else verdicts.wanted(report.machine.gpus, wish.gpus)
+    findings = (*report.findings, *more)
+    verdict, reason = verdicts.of_run(wish, gpus, findings, interrupted=report.interrupted)
+    busy = {one.gpu: one.busy for one in report.tallies}
+    tallies = tuple(
+        msgspec.structs.replace(one, busy=busy.get(one.gpu)) for one in verdicts.of_gpus(gpus, findings, {}, 0.0)
+    )
+    return msgspec.structs.replace(
+        report,
+        verdict=verdict,
+        reason=reason,
+        findings=findings,
+        tallies=tallies,
+        records=(*report.records, *result.records),
+        programme=(*report.programme, group_jobs.GROUP),
+        group=result.report,
+    )
+
+
+SIMULATED_HANG = "it was stopped in the middle of a collective"
+
+
+class SimulatedGroup:
+    """`size`: of the run; an index without a member never comes."""
+
+    def __init__(self, members: Mapping[int, Member], size: int, bad: Collection[int] = ()) -> None:
+        self.members, self._size, self._bad = members, size, frozenset(bad)
+        self.lost: Mapping[int, str] = {}
+
+    async def gather(self, within_s: float, stop: asyncio.Event) -> tuple[int, ...]:
+        return tuple(index for index in range(self._size) if index not in self.members)
+
+    async def run_job(self, job: Job, stop: asyncio.Event) -> JobResult:
+        places = ranks_of(job, self.members)
+        hangs = len(job.members) > 1 and not self._bad.isdisjoint(job.members)
+        replies = dict[str, ProbeReply]() if hangs else await _completed_job(job, len(places))
+        step = RankProgress(stage=job.probe, step=3, what="all_reduce", state="S") if hangs else RankProgress()
+        ranks = tuple(
+            RankResult(
+                rank=rank,
+                member=index,
+                device=device.uuid,
+                reply=replies.get(str(rank)) or ProbeFailure(kind="timeout", words=SIMULATED_HANG),
+                progress=step,
+            )
+            for rank, (index, device) in enumerate(places)
+        )
+        return JobResult(job=job, ranks=ranks, ended="stalled" if hangs else "", seconds=job.stall_s if hangs else 1.0)
+
+
+async def _completed_job(job: Job, world: int) -> Mapping[str, ProbeReply]:
+    bench = SimulatedWorkbench(gpus=world, seed=job.number)
+    machine = await bench.machine()
+    assert isinstance(machine.gpus, tuple), "a simulated machine knows its GPUs"
+    return await bench.together([one.uuid for one in machine.gpus], ProbeRequest(probe=job.probe, params=job.params))
+
+
+async def simulated_report(run: str, group: SimulatedGroup, size: int, wish: RunRequest, limits: Limits) -> GroupReport:
+    who = Membership(index=0, size=size, address="simulated", port=1)
+    story = GroupStory(run, who, group, group_jobs.settings_of(wish), wish, limits, lambda words: None)
+    return await story.report(asyncio.Event())

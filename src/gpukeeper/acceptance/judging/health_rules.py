@@ -1,16 +1,17 @@
-"""What driver and kernel may report about a GPU, and its severity: data for checks/health.py.
+"""What driver and kernel may report about a GPU, and its severity: data for checks/health.py, Xids included.
 
 Where the figures come from: DCGM (replays, corrected errors), NVIDIA's limits for row remapping and page retirement,
-gpud and AzNHC; a state or counter that a model does not have is simply not there.
+gpud and AzNHC. An Xid that is not listed is new or rare: it warns, since its meaning is unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpukeeper.acceptance.record import Remedy
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade, Xid
 
 
 @dataclass(frozen=True)
@@ -350,3 +351,105 @@ RISES = (
         per_second=True,
     ),
 )
+
+
+@dataclass(frozen=True)
+class XidMeaning:
+    grade: Grade
+    words: str
+    remedy: Remedy
+
+
+def _xids(grade: Grade, remedy: Remedy, words: Mapping[int, str]) -> dict[int, XidMeaning]:
+    return {number: XidMeaning(grade, text, remedy) for number, text in words.items()}
+
+
+# Isolate, or replace.
+_BROKEN = _xids(
+    Grade.FAIL,
+    Remedy.REPLACE_GPU,
+    {
+        48: "an uncorrected memory error",
+        64: "a bad memory row could not be replaced",
+        79: "it fell off the bus",
+        95: "an uncontained memory error, so other workloads may be corrupted",
+        140: "an unrecoverable memory error",
+        143: "its initialization failed",
+        157: "a faulty unit could not be retired, since there are no spares",
+        158: "a fatal timeout",
+        167: "a fatal PCIe timeout",
+        168: "less memory than expected",
+        169: "its security micro-controller halted",
+        171: "an uncorrectable memory error in DRAM (detail of Xid 48)",
+        172: "an uncorrectable memory error in SRAM (detail of Xid 48)",
+        173: "a fatal error",
+    },
+)
+_CABLES = _xids(Grade.FAIL, Remedy.RESEAT_OR_CABLE, {54: "auxiliary power is not connected", 74: "an NVLink error"})
+# Reset or reboot and test again; a second time: isolate.
+_RESETS = _xids(
+    Grade.FAIL,
+    Remedy.RESET_GPU,
+    {
+        62: "its power micro-controller halted",
+        109: "a context switch timed out",
+        110: "a security fault",
+        119: "timeout of its firmware (GSP)",
+        120: "an error of its firmware (GSP)",
+        136: "NVLink training failed",
+        155: "an NVLink went down",
+        156: "a unit is to be retired, which needs a reset",
+    },
+)
+_REBOOTS = _xids(Grade.FAIL, Remedy.REBOOT, {151: "key rotation failed; restart the virtual machine"})
+_FOLLOW = _xids(
+    Grade.WARN,
+    Remedy.RESET_GPU,
+    {
+        63: "a bad memory row is replaced at the next reset",
+        92: "many memory errors were corrected",
+        94: "a contained memory error: only the affected process was ended",
+        121: "an error between its chips was corrected",
+        160: "a memory channel was retired",
+        161: "a memory channel could not be retired",
+        162: "power smoothing was enabled",
+        163: "power smoothing was disabled",
+        164: "power smoothing wears out",
+        165: "power smoothing is worn out",
+    },
+)
+# Usually a program's fault. Ours are known to be right, so the same GPU twice is a broken GPU.
+XIDS_OF_PROGRAMS = frozenset({13, 31, 32, 43, 45, 68, 69, 137})
+_PROGRAM = _xids(
+    Grade.WARN,
+    Remedy.RETEST,
+    dict.fromkeys(XIDS_OF_PROGRAMS, "usually caused by a program; if it recurs on the same GPU, by the GPU"),
+)
+NVLINK5_XIDS = range(144, 151)  # "149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 …": the text has the severity
+ADVICE_XID = 154  # no fault of its own: the action that the driver recommends
+
+XIDS: Mapping[int, XidMeaning] = {**_BROKEN, **_CABLES, **_RESETS, **_REBOOTS, **_FOLLOW, **_PROGRAM}
+_UNLISTED = XidMeaning(Grade.WARN, "an unknown error", Remedy.CONTACT_VENDOR)
+# The text: GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required).
+_ACTION = re.compile(r"recovery action changed from .* to 0x([0-9a-f]+)", re.IGNORECASE)
+
+
+def meaning_of_xid(xid: Xid) -> XidMeaning:
+    if xid.number == ADVICE_XID:
+        return _advised(xid.words)
+    if xid.number in NVLINK5_XIDS:
+        mild = re.search(r"non-?fatal", xid.words, re.IGNORECASE) is not None
+        return XidMeaning(Grade.WARN if mild else Grade.FAIL, "an NVLink error", Remedy.RESEAT_OR_CABLE)
+    return XIDS.get(xid.number, _UNLISTED)
+
+
+def _advised(words: str) -> XidMeaning:
+    """It repeats what the driver advises. Back to none is good news."""
+    found = _ACTION.search(words)
+    if not found:
+        return XidMeaning(Grade.WARN, "the driver recommends an action for this GPU", Remedy.CONTACT_VENDOR)
+    action = int(found[1], 16)
+    if action == 0:
+        return XidMeaning(Grade.PASS, "the driver no longer recommends an action", Remedy.NONE)
+    remedy = {1: Remedy.RESET_GPU, 4: Remedy.RESET_GPU, 6: Remedy.RESET_GPU}.get(action, Remedy.REBOOT)
+    return XidMeaning(Grade.FAIL, "the driver recommends a reset or reboot", remedy)

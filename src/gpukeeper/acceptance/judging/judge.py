@@ -1,7 +1,7 @@
 """Assesses a value: compares it with a floor, its peers and its history. The worst of the three counts.
 
-A missing value never passes, nor does one that is implausible, too noisy, or that cannot be compared.
-A measured FAIL is repeated by the run before it counts (`confirm`).
+A missing value never passes, nor does one that is implausible, too noisy, or that cannot be compared. A measured FAIL
+is repeated by the run before it counts (`confirm`). Also: the smallest loss that a run would have found.
 """
 
 from __future__ import annotations
@@ -13,10 +13,19 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from gpukeeper.acceptance.check import CheckContext
-from gpukeeper.acceptance.judging import history, peers
-from gpukeeper.acceptance.judging.bounds import Bounds, Figure, grade, repeatability
-from gpukeeper.acceptance.record import Finding, Measurement, Remedy, Thresholds
-from gpukeeper.model.grade import Grade, rank
+from gpukeeper.acceptance.judging import comparisons
+from gpukeeper.acceptance.judging.comparisons import (
+    HISTORY_WARN_DROP,
+    Bounds,
+    Figure,
+    HistoryComparison,
+    against_history,
+    earlier_figures,
+    grade,
+    repeatability,
+)
+from gpukeeper.acceptance.record import Finding, Measurement, Power, Remedy, Thresholds
+from gpukeeper.model.gpu import Grade, rank
 
 USUAL_MARGIN = 0.10  # between floor and reference, where no reference is known
 NOTHING = Thresholds()
@@ -73,7 +82,7 @@ class _Assessment:
     measurement: Measurement
     figure: Figure | None  # None: there is no number
     limits: Thresholds
-    stratum: peers.Stratum | None
+    stratum: comparisons.Stratum | None
     alien: str = ""  # the method that the limits are for, when it is another one
 
     @property
@@ -102,7 +111,7 @@ class _LayerResult:
 def _try(one: Measurement, context: CheckContext) -> _Assessment:
     found = _limits(one, context)
     alien = "" if _is_for(found, one.method) else found.method
-    return _Assessment(one, _figure(one), limits_of(one, context), peers.stratum(one, context), alien)
+    return _Assessment(one, _figure(one), limits_of(one, context), comparisons.stratum(one, context), alien)
 
 
 def _limits(one: Measurement | Finding, context: CheckContext) -> Thresholds:
@@ -144,9 +153,9 @@ def _finding(one: _Assessment, equals: tuple[Figure, ...], context: CheckContext
     measurement = one.measurement
     if one.figure is None:
         return _no_number(measurement)
-    standing = peers.stand(one.figure, equals) if not one.implausible else None
-    before = history.earlier(measurement, context.history.get(_identity(measurement, context), ()))
-    past = history.compare(one.figure, before, lower_is_better=measurement.lower_is_better)
+    standing = comparisons.against_peers(one.figure, equals) if not one.implausible else None
+    before = earlier_figures(measurement, context.history.get(_identity(measurement, context), ()))
+    past = against_history(one.figure, before, lower_is_better=measurement.lower_is_better)
     layers = (_by_floor(one, one.figure), _by_peers(one, standing), _by_history(one, past))
     verdict, decided = _worst(one, layers)
     return Finding(
@@ -222,8 +231,8 @@ def _nothing_to_hold_it_against(one: _Assessment) -> _LayerResult:
         "",
         "no-yardstick",
         ", and there is no value to compare it with: no reference for this model and method, fewer than"
-        f" {peers.LEAST} identical GPUs, no earlier accepted run. Provide a reference file with the values of a good"
-        " GPU",
+        f" {comparisons.LEAST_PEERS} identical GPUs, no earlier accepted run. Provide a reference file with the values"
+        " of a good GPU",
         Remedy.CHECK_CONFIG,
     )
 
@@ -276,11 +285,11 @@ def _of_reference(one: _Assessment) -> str:
     return f"{percent(one.value / reference)} of {amount(reference, one.measurement.unit)}, " if reference else ""
 
 
-def _by_peers(one: _Assessment, standing: peers.PeerComparison | None) -> _LayerResult:
+def _by_peers(one: _Assessment, standing: comparisons.PeerComparison | None) -> _LayerResult:
     if one.implausible:
         return _LayerResult(None, "peers: not compared, since the value is implausible")
     if standing is None:
-        return _LayerResult(None, f"peers: fewer than {peers.LEAST} identical GPUs were measured")
+        return _LayerResult(None, f"peers: fewer than {comparisons.LEAST_PEERS} identical GPUs were measured")
     figure, measurement = one.figure, one.measurement
     assert figure is not None
     median = _turned(standing.median, measurement)
@@ -303,7 +312,7 @@ def _by_peers(one: _Assessment, standing: peers.PeerComparison | None) -> _Layer
     )
 
 
-def _by_history(one: _Assessment, past: history.HistoryComparison | None) -> _LayerResult:
+def _by_history(one: _Assessment, past: HistoryComparison | None) -> _LayerResult:
     if past is None:
         return _LayerResult(None, "history: no accepted run of this GPU with this method")
     figure, measurement = one.figure, one.measurement
@@ -346,3 +355,65 @@ def _off(value: float, bound: float) -> str:
 
 def _named(check: str, metric: str) -> str:
     return (check if metric in ("", check) else f"{check} {metric}").replace("_", " ")
+
+
+def detection_power(findings: Iterable[Finding], context: CheckContext) -> tuple[Power, ...]:
+    """For every check and metric that has figures, by the layer that notices the smallest loss. A loss that only warns
+    is reported beside it, even if another layer finds it."""
+    figures: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        if finding.samples and finding.value:
+            figures.setdefault((finding.check, finding.metric), []).append(finding)
+    return tuple(_power_of(check, metric, group, context) for (check, metric), group in figures.items())
+
+
+Losses = tuple[float | None, float | None]  # share lost that fails, share lost that warns
+
+
+def _power_of(check: str, metric: str, group: Sequence[Finding], context: CheckContext) -> Power:
+    layers = {
+        "floor": _losses_by_floor(group, context),
+        "peers": _losses_by_peers(group),
+        "history": _losses_by_history(group),
+    }
+    failing = {name: fail for name, (fail, _) in layers.items() if fail is not None}
+    warning = {name: warn for name, (_, warn) in layers.items() if warn is not None}
+    best = min(failing, key=failing.__getitem__, default=min(warning, key=warning.__getitem__, default="nothing"))
+    return Power(
+        check=check,
+        metric=metric,
+        fails_at=failing.get(best),
+        warns_at=min(warning.values(), default=None),
+        by=best,
+    )
+
+
+def _losses_by_floor(group: Sequence[Finding], context: CheckContext) -> Losses:
+    """From what these GPUs show down to the line; they may stand high above it, and then much is not noticed."""
+    known = [(finding.value or 0.0, limits_of(finding, context)) for finding in group]
+    fails = [_loss(value, limits.floor) for value, limits in known if limits.floor and limits.may_fail]
+    warns = [_loss(value, line) for value, limits in known if (line := limits.warn or limits.floor)]
+    return _usual_loss(fails, len(group)), _usual_loss(warns, len(group))
+
+
+def _usual_loss(losses: Sequence[float], wanted: int) -> float | None:
+    """None: at least one GPU has no such line."""
+    return max(0.0, statistics.median(losses)) if len(losses) == wanted else None
+
+
+def _loss(value: float, line: float) -> float:
+    """Of a figure where less is better the line is above it."""
+    return 1 - line / value if line < value else 1 - value / line
+
+
+def _losses_by_peers(group: Sequence[Finding]) -> Losses:
+    if any(finding.peer_n < comparisons.LEAST_PEERS for finding in group):
+        return None, None
+    figures = [Figure(finding.samples) for finding in group]
+    warn, fail = comparisons.drops_among_peers(min(finding.peer_n for finding in group), comparisons.spread_of(figures))
+    return fail, warn
+
+
+def _losses_by_history(group: Sequence[Finding]) -> Losses:
+    """Failing takes several earlier runs, and a finding does not contain their number: the smaller bound is used."""
+    return (None, HISTORY_WARN_DROP) if all(finding.baseline for finding in group) else (None, None)

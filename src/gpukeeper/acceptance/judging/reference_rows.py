@@ -14,7 +14,7 @@ from enum import StrEnum
 import msgspec
 
 from gpukeeper.acceptance.record import Thresholds
-from gpukeeper.model.direct import direct
+from gpukeeper.model.unknown import direct
 
 replace = msgspec.structs.replace
 

@@ -1,4 +1,8 @@
-"""From findings to verdicts: what several tries agree on, the verdict on a GPU, and the verdict on a run. Pure."""
+"""From findings to verdicts: what several tries agree on, what a slow figure is worth, the verdict on a GPU and on
+a run. Pure.
+
+A figure measured beside another program, or with lowered settings, is INCONCLUSIVE: the sentence names the cause.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.acceptance.check import ALWAYS, RunRequest
+from gpukeeper.acceptance.check import ALWAYS, CheckContext, CheckRun, RunRequest
+from gpukeeper.acceptance.judging import judge
 from gpukeeper.acceptance.record import Finding, GpuSummary, Remedy
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade, rank, worst
+from gpukeeper.model.gpu import Fact, Gpu, Grade, Health, Reading, rank, worst
+from gpukeeper.model.unknown import Unknown
 
 Key: TypeAlias = tuple[str, str, str | None]
 NOISY = "-noisy"
@@ -177,3 +182,147 @@ def _reason(verdict: Grade, findings: Sequence[Finding]) -> str:
     of_worst = [one for one in judged if one.verdict is verdict]
     more = f" ({len(of_worst) - 1} more like it)" if len(of_worst) > 1 else ""
     return f"{of_worst[0].message}{more}"
+
+
+UNDER_LOAD = 50.0  # percent of use
+FIXED_CLOCKS = 0x2  # the driver's bit for clocks that an application or an admin set
+HELD_BY_LOAD = 0x4 | 0x8 | 0x20 | 0x40 | 0x80  # power cap, slowdowns: the clock would be low without any setting
+LOW_CLOCK = 0.95  # of the highest clock: a healthy GPU with power to spare comes nearer
+FLAT_MHZ = 15.0  # a step of the clock: one that is fixed does not move
+LEAST_READINGS = 3  # readings under load
+POWER_TO_SPARE = 0.90  # of its limit
+
+
+# A power limit can be read. Application clocks and locked clocks show in the driver's reasons for the clocks; where
+# it gives none, a clock that stays at one value far below the maximum, with power and heat to spare, is one that was
+# fixed by a setting.
+def held_back(uuid: str, trial: CheckRun, context: CheckContext) -> str:
+    """The setting that explains a slow figure and the command that undoes it, without a full stop; empty: none.
+    By all readings of the run so far: a setting stays, and a short check alone has too few."""
+    gpu = context.gpu(uuid)
+    reading = next((one[uuid] for one in reversed(trial.around) if uuid in one), context.before.get(uuid))
+    if reading is None:
+        return ""
+    loaded = [one for one in context.readings if one.uuid == uuid and (one.utilisation or 0.0) >= UNDER_LOAD]
+    return power_limited(gpu, reading) or clocks_fixed(gpu, reading, loaded) or memory_clock_fixed(gpu, reading, loaded)
+
+
+def power_limited(gpu: Gpu, reading: Health) -> str:
+    limit, usual = _number(reading.states.get("power_limit_w")), _number(reading.states.get("power_default_w"))
+    if limit is None or usual is None or limit >= usual - 0.5:
+        return ""
+    return (
+        f"Its power limit is set to {limit:.0f} W, the default is {usual:.0f} W. To reset it: nvidia-smi -i"
+        f" {gpu.index} -pl {usual:.0f}; then test again"
+    )
+
+
+def clocks_fixed(gpu: Gpu, reading: Health, loaded: Sequence[Reading]) -> str:
+    undo = f"nvidia-smi -i {gpu.index} -rgc (application clocks: nvidia-smi -i {gpu.index} -rac)"
+    if any((one.reasons or 0) & FIXED_CLOCKS for one in loaded):
+        return f"Its clocks are locked by a setting. To reset it: {undo}; then test again"
+    most, limit = _number(reading.states.get("sm_mhz_max")), _number(reading.states.get("power_limit_w"))
+    clocks = [one.sm_mhz for one in loaded if one.sm_mhz is not None]
+    watts = [one.power_w for one in loaded if one.power_w is not None]
+    free = all(one.reasons is not None and not one.reasons & HELD_BY_LOAD for one in loaded)
+    if most is None or limit is None or len(clocks) < LEAST_READINGS or not watts or not free:
+        return ""
+    flat = max(clocks) - min(clocks) <= FLAT_MHZ and max(clocks) < LOW_CLOCK * most
+    if not flat or max(watts) > POWER_TO_SPARE * limit:
+        return ""
+    return (
+        f"Its clock stays at {max(clocks):.0f} MHz of {most:.0f} MHz below its power limit, as if locked by a"
+        f" setting. To reset it: {undo}; then test again"
+    )
+
+
+def memory_clock_fixed(gpu: Gpu, reading: Health, loaded: Sequence[Reading]) -> str:
+    most = _number(reading.states.get("memory_mhz_max"))
+    seen = [one.memory_mhz for one in loaded if one.memory_mhz is not None]
+    if most is None or not seen or max(seen) >= 0.98 * most:
+        return ""
+    return (
+        f"Its memory runs at {max(seen):.0f} MHz of {most:.0f} MHz under load, as if locked by a setting. To reset"
+        f" it: nvidia-smi -i {gpu.index} -rmc (application clocks: nvidia-smi -i {gpu.index} -rac); then test again"
+    )
+
+
+def _number(value: Fact) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+SPEED_UNITS = frozenset({"TFLOP/s", "GB/s", "samples/s", "us", "ms", "s"})
+SPEED_CODES = (
+    *("-below-floor", "-near-floor", "-slower-than-peers", "-slower-than-before", "-slow-pair", "-under-half"),
+    *("-high-latency", "-unsteady", "-slows-down", "-low-power"),
+)
+MOST_NAMED = 3  # processes in one sentence
+STOP_IT = "Stop it, or wait until it ends, and test again"
+
+
+# Another program on the GPU, fixed clocks and a lowered power limit make a healthy GPU slow. A figure that was
+# measured so is INCONCLUSIVE: it neither fails the GPU nor warns about it, and the sentence names the cause and what
+# to do. Wrong results stay a FAIL: no load and no clock makes a healthy GPU compute wrong.
+def is_slow(finding: Finding) -> bool:
+    """A FAIL or WARN about speed, or a speed that was too noisy to judge."""
+    if finding.verdict is Grade.INCONCLUSIVE:
+        return finding.code.endswith(NOISY)
+    judged = finding.verdict in (Grade.FAIL, Grade.WARN)
+    return judged and (finding.unit in SPEED_UNITS or finding.code.endswith(SPEED_CODES))
+
+
+def qualified(findings: Iterable[Finding], trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    """The findings of one try of a check, by what else was going on while it ran."""
+    if context.small:
+        return tuple(findings)
+    return tuple(_qualified(one, trial, context) if is_slow(one) else one for one in findings)
+
+
+def _qualified(finding: Finding, trial: CheckRun, context: CheckContext) -> Finding:
+    gpus = [finding.gpu] if finding.gpu is not None else [gpu.uuid for gpu in context.gpus]
+    if disturbed := [words for gpu in gpus if (words := disturbance(gpu, trial.around))]:
+        return _not_judged(finding, "disturbed", disturbed[0], Remedy.RETEST)
+    if held := [words for gpu in gpus if (words := held_back(gpu, trial, context))]:
+        return _not_judged(finding, "held-back", held[0], Remedy.RESET_SETTING)
+    return finding
+
+
+def _not_judged(finding: Finding, what: str, words: str, action: Remedy) -> Finding:
+    return msgspec.structs.replace(
+        finding,
+        verdict=Grade.INCONCLUSIVE,
+        code=judge.code_of(finding.check, what),
+        message=f"{words}. This measurement is therefore not judged: {finding.message}",
+        action=action,
+        confirm=False,
+        evidence={**finding.evidence, "instead_of": {"verdict": finding.verdict, "code": finding.code}},
+    )
+
+
+# Where other processes cannot be seen at all (no root, a pid namespace of our own) and nothing hints at one, a slow
+# figure counts: otherwise no slow GPU would ever be found there. A list of processes that could not be read, or
+# memory or load that no visible process accounts for, is such a hint.
+def disturbance(gpu: str, readings: Sequence[Mapping[str, Health]]) -> str:
+    """Other processes on the GPU, or why they are unknown although there are signs of some; empty: none found."""
+    seen = [reading.get(gpu) for reading in readings]
+    if who := named_processes(one for one in seen if one is not None):
+        return f"Another program used the GPU at the same time: {who}. {STOP_IT}"
+    for one in seen:
+        foreign = Unknown("the driver did not respond") if one is None else one.foreign
+        if isinstance(foreign, Unknown) and not foreign.by_design:
+            return (
+                f"Whether another program used the GPU at the same time is unknown ({foreign.why}). Make sure that"
+                " nothing else runs on it, and test again"
+            )
+    return ""
+
+
+def named_processes(readings: Iterable[Health]) -> str:
+    """All that were seen, by pid: "pid 4242 (ann: python train.py)"."""
+    named: dict[int, str] = {}
+    for reading in readings:
+        if not isinstance(reading.foreign, Unknown):
+            named |= {pid: named.get(pid) or reading.named.get(pid, f"pid {pid}") for pid in reading.foreign}
+    listed = [words for _, words in sorted(named.items())]
+    more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
+    return ", ".join(listed[:MOST_NAMED]) + more

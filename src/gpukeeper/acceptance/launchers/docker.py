@@ -11,8 +11,17 @@ from typing import Protocol
 
 import msgspec
 
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target, command, environment, group_environment
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase, Removal, RunSummary
+from gpukeeper.acceptance.fleet.launcher import (
+    NodeStatus,
+    Phase,
+    Removal,
+    RunSpec,
+    RunSummary,
+    Target,
+    command,
+    environment,
+    group_environment,
+)
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown

@@ -1,37 +1,163 @@
-"""Writes marks to the nodes of a cluster: results of a run, a quarantine, its end. Each write names the uid and the
-version that were read.
+"""Writes marks to the nodes of a cluster: results of a run, a quarantine, its end; and their lines in the ledger.
 
-The nodes are listed once for the plan, once more when it is our turn to take nodes out, and once at the end to verify
-what is there; each changed node costs two requests. Label, annotation and taint are one request, after the condition: a
-node that is out always says why. One program at a time takes nodes out (a Lease). Another program, or a person, may
-cordon a node at any time: if the limit is exceeded at the end, our own taints are removed again, the last one first.
+Each write names the uid and the version that were read. The nodes are listed once for the plan, once more when it is
+our turn to take nodes out, and once at the end to verify what is there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from gpukeeper.acceptance.fleet.node_marks import (
+from gpukeeper.acceptance.fleet.marks import (
+    FAILED,
     LABEL,
     QUARANTINE,
     TAINT,
+    TAINTS,
     Change,
     MarkPlan,
+    NodeCondition,
     NodeMarks,
+    condition_of,
     counted,
     done,
 )
-from gpukeeper.acceptance.launchers.cluster_nodes import ClusterNode, marks_of, nodes_of, write_condition, write_marks
-from gpukeeper.acceptance.launchers.kubernetes.api import CONFLICT, NODES, Api, Refused
+from gpukeeper.acceptance.launchers.kubernetes.api import CONFLICT, NODES, Api, Refused, count
+from gpukeeper.acceptance.launchers.kubernetes.objects import GPU_RESOURCES
 from gpukeeper.model.errors import PlatformError, UsageError
+from gpukeeper.model.event import NodeMarked
 from gpukeeper.model.policy import MarkSettings
+from gpukeeper.model.subject import Ref
+
+BLOCKING = ("NoSchedule", "NoExecute")
+PRESENT = "nvidia.com/gpu.present"  # label of GPU feature discovery
+
+
+class _Taint(msgspec.Struct, frozen=True, omit_defaults=True):
+    key: str
+    effect: str
+    value: str = ""
+    timeAdded: str = ""  # noqa: N815 a field of the API
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    name: str
+    uid: str
+    resourceVersion: str  # noqa: N815 a field of the API
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    taints: list[_Taint] = []
+    unschedulable: bool = False
+
+
+class _Info(msgspec.Struct, frozen=True):
+    systemUUID: str = ""  # noqa: N815 a field of the API
+
+
+class _Status(msgspec.Struct, frozen=True):
+    nodeInfo: _Info = _Info()  # noqa: N815 a field of the API
+    conditions: list[NodeCondition] = []
+    capacity: dict[str, str] = {}
+
+
+class ClusterNode(msgspec.Struct, frozen=True):
+    metadata: _Meta
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+async def nodes_of(api: Api) -> Sequence[ClusterNode]:
+    """A list with a gap would make the budget wrong."""
+    found = await api.list(NODES, ClusterNode)
+    if not found.complete or found.problems:
+        why = found.problems[0] if found.problems else "the list of nodes is not complete"
+        raise PlatformError(f"{api.place}: {why}. Nothing more was marked")
+    return found.items
+
+
+def marks_of(node: ClusterNode, settings: MarkSettings) -> NodeMarks:
+    labels = node.metadata.labels
+    announced = any(count(node.status.capacity, resource) for resource in GPU_RESOURCES)
+    return NodeMarks(
+        node=node.metadata.name,
+        uid=node.metadata.uid,
+        version=node.metadata.resourceVersion,
+        labels=labels,
+        annotations=node.metadata.annotations,
+        taints={one.key: one.value for one in node.spec.taints if one.key in TAINTS},
+        conditions=tuple(node.status.conditions),
+        gpu=announced or labels.get(PRESENT) == "true" or LABEL in labels or QUARANTINE in labels,
+        out=_out(node, settings),
+    )
+
+
+def _out(node: ClusterNode, settings: MarkSettings) -> str:
+    blocking = [one.key for one in node.spec.taints if one.effect in BLOCKING]
+    ours = [one for one in blocking if one in TAINTS]
+    if ours:
+        return f"with our taint {ours[0]}"
+    ready = next((one.status for one in node.status.conditions if one.type == "Ready"), "Unknown")
+    if ready != "True":
+        return "not ready"
+    if node.spec.unschedulable:
+        return "cordoned"
+    others = [one for one in blocking if one not in settings.ignored_taints]
+    return f"with the taint {others[0]}" if others else ""
+
+
+async def write_condition(api: Api, change: Change, node: ClusterNode, now: datetime) -> ClusterNode:
+    """Conditions are merged by their type: those of the kubelet are not touched."""
+    wanted = change.condition
+    before = condition_of(NodeMarks(node="", uid="", version="", conditions=tuple(node.status.conditions)), wanted.type)
+    if before == wanted:
+        return node
+    stamp = f"{now:%Y-%m-%dT%H:%M:%SZ}"
+    written: dict[str, str] = {"type": wanted.type, "$patch": "delete"}
+    if wanted.status:
+        moved = {} if before.status == wanted.status else {"lastTransitionTime": stamp}
+        written = {**msgspec.to_builtins(wanted), "lastHeartbeatTime": stamp, **moved}
+    status = {"metadata": _read(node), "status": {"conditions": [written]}}
+    return await api.patch(NODES, change.node, status, ClusterNode, how="strategic", subresource="status")
+
+
+async def write_marks(api: Api, change: Change, node: ClusterNode) -> ClusterNode:
+    """Labels, annotations and taints in one request: all of them or none."""
+    labels = _differences(change.labels, node.metadata.labels)
+    annotations = _differences(change.annotations, node.metadata.annotations)
+    taints = _differences(change.taints, {one.key: one.value for one in node.spec.taints})
+    if not labels and not annotations and not taints:
+        return node
+    patch: dict[str, Any] = {"metadata": {**_read(node), "labels": labels, "annotations": annotations}}
+    if taints:
+        patch["spec"] = {"taints": _taints(node, change.taints)}
+    return await api.patch(NODES, change.node, patch, ClusterNode)
+
+
+def _differences(wanted: Mapping[str, str | None], there: Mapping[str, str]) -> dict[str, str | None]:
+    return {key: value for key, value in wanted.items() if there.get(key) != value}
+
+
+def _read(node: ClusterNode) -> dict[str, str]:
+    """The server refuses a write if the node is another one, or has changed since it was read."""
+    return {"uid": node.metadata.uid, "resourceVersion": node.metadata.resourceVersion}
+
+
+def _taints(node: ClusterNode, wanted: Mapping[str, str | None]) -> list[Any]:
+    """All others stay as they are."""
+    others = [msgspec.to_builtins(one) for one in node.spec.taints if one.key not in wanted]
+    ours = [{"key": key, "value": value, "effect": "NoSchedule"} for key, value in wanted.items() if value is not None]
+    return [*others, *ours]
+
 
 TRIES = 4  # of a node that changes at the same time
 SERVER_ERROR = 500
@@ -252,3 +378,72 @@ class Work:
             problem=self._problems.get(name, f"it does not have the marks that were written: {wrong}" if wrong else ""),
             machine=node.status.nodeInfo.systemUUID,
         )
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """Who changes marks, and why. `gpus`: by node, serial numbers of those that failed in the run."""
+
+    by: str
+    step: str
+    run: str = ""
+    reason: str = ""
+    until: datetime | None = None
+    gpus: Mapping[str, tuple[str, ...]] = {}
+
+
+def lines_before(changes: Iterable[Change], place: str, cause: Cause, at: datetime) -> Iterator[NodeMarked]:
+    for change in changes:
+        action = action_of(change)
+        if action:
+            yield NodeMarked(
+                at=at,
+                ref=Ref("kubernetes", place, "node", change.node, change.uid),
+                by=cause.by,
+                step=cause.step,
+                action=action,
+                result="begun",
+                reason=_reason(change, cause),
+                run=cause.run,
+                failed=change.labels.get(LABEL) == FAILED,
+                until=cause.until if action in ("quarantine", "update") else None,
+                gpus=cause.gpus.get(change.node, ()),
+            )
+
+
+def lines_after(begun: Iterable[NodeMarked], nodes: Iterable[Marked], at: datetime) -> Iterator[NodeMarked]:
+    """What became of those."""
+    found = {one.node: one for one in nodes}
+    for line in begun:
+        node = found.get(line.ref.name) if line.ref is not None else None
+        if node is not None:
+            yield msgspec.structs.replace(
+                line,
+                at=at,
+                result=_result(node),
+                reason="; ".join(filter(None, (line.reason, node.deferred, node.problem))),
+                out={"quarantine": node.quarantined, "taint": node.tainted}.get(line.action, False),
+                machine=node.machine,
+            )
+
+
+def action_of(change: Change) -> str:
+    """Empty: no line is written about it."""
+    if change.takes_out:
+        return "quarantine" if QUARANTINE in change.taints else "taint"
+    if change.taints:
+        return "return"
+    if QUARANTINE in change.labels:
+        return "update"
+    return "label" if change.labels.get(LABEL) == FAILED else ""
+
+
+def _reason(change: Change, cause: Cause) -> str:
+    return cause.reason or (change.condition.message if cause.run else "")
+
+
+def _result(node: Marked) -> str:
+    if node.problem:
+        return "failed"
+    if node.deferred:
+        return "deferred"
+    return "done" if node.changed else "unchanged"

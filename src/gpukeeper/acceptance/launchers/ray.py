@@ -1,8 +1,8 @@
 """Runs on the nodes of a Ray cluster: one job of its Jobs API, whose driver starts the node programs and keeps what
-they write in its log (programs/ray_driver.py, ray_log.py). Ray is not needed here.
+they write in its log (programs/ray_driver.py). Ray is not needed here.
 
-The job has the description of the run in its metadata, so that any machine finds it. The driver ends with the run, and
-nothing keeps a node awake afterwards. Of a removed job its log file stays with Ray until its session is removed.
+The job has the description of the run in its metadata, so that any machine finds it. Records of the log carry the token
+of the job; everything else in it, such as Ray's own messages, is skipped.
 """
 
 from __future__ import annotations
@@ -10,23 +10,133 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
 
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target, command, environment, group_environment
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase, Removal, RunSummary
+from gpukeeper.acceptance.fleet.launcher import (
+    NodeStatus,
+    Phase,
+    Removal,
+    RunSpec,
+    RunSummary,
+    Target,
+    command,
+    environment,
+    group_environment,
+)
 from gpukeeper.acceptance.launchers.programs import host as host_program
 from gpukeeper.acceptance.launchers.programs import ray_driver
-from gpukeeper.acceptance.launchers.ray_log import JobLog, read_log, statuses
+from gpukeeper.acceptance.launchers.programs.ray_driver import MARK
+from gpukeeper.acceptance.launchers.ssh import HostState, status_of
 from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.rayjobs.api import OVER, RayApi, RayJob, RayNode, named_nodes
-from gpukeeper.rayjobs.entry import METADATA_MAX, PLAN, PROGRAM, check_python, entrypoint, packed
-from gpukeeper.rayjobs.remove import Pauses, remove_job
+from gpukeeper.rayjobs import (
+    METADATA_MAX,
+    OVER,
+    PLAN,
+    PROGRAM,
+    Pauses,
+    RayApi,
+    RayJob,
+    RayNode,
+    check_python,
+    entrypoint,
+    named_nodes,
+    packed,
+    remove_job,
+)
+
+BETWEEN_RECORDS = " | "  # the name of a node and its line
+
+
+class LogRecord(msgspec.Struct, frozen=True):
+    token: str
+    at: float | None = None
+    begin: str | None = None
+    end: bool = False
+    node: str = ""
+    phase: Phase | None = None
+    code: str = ""
+    reason: str = ""
+    state: HostState | None = None
+    left: Sequence[str] = ()
+
+
+@dataclass
+class JobLog:
+    """`begun`: its driver runs, or has run. `ended`: it came to its own end, and nothing of the run is on its nodes."""
+
+    begun: bool = False
+    ended: bool = False
+    statuses: dict[str, NodeStatus] = field(default_factory=dict)
+    outputs: dict[str, bytearray] = field(default_factory=dict)
+    left: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def read_log(text: str, token: str, program: str) -> JobLog:
+    """`program`: what gpukeeper is called on the nodes, for the reasons."""
+    found = JobLog()
+    for line in text.split("\n"):
+        if line.startswith(MARK):
+            record = _record(line)
+            if record is None or record.token != token:
+                found.begun = found.begun and record is None  # another job of that name writes from here on
+            elif record.begin is not None:
+                found = JobLog(begun=True)
+            elif found.begun:
+                _take(found, record, program)
+        elif found.begun:
+            node, between, words = line.partition(BETWEEN_RECORDS)
+            if between:
+                found.outputs.setdefault(node, bytearray()).extend(words.encode("utf-8", "replace") + b"\n")
+    return found
+
+
+def _record(line: str) -> LogRecord | None:
+    try:
+        return reading.decode(line[len(MARK) :].encode("utf-8", "replace"), type=LogRecord)
+    except msgspec.DecodeError:  # cut off, or not ours
+        return None
+
+
+def _take(found: JobLog, record: LogRecord, program: str) -> None:
+    found.ended = found.ended or record.end
+    if record.left:
+        found.left[record.node] = tuple(record.left)
+    if record.state is not None:
+        found.statuses[record.node] = status_of(record.state, program)
+    elif record.node and record.phase is not None:
+        found.statuses[record.node] = NodeStatus(
+            node=record.node, phase=record.phase, code=record.code, reason=record.reason, since=_moment(record.at)
+        )
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    try:
+        return None if seconds is None else reading.instant(seconds)
+    except ValueError:
+        return None
+
+
+def statuses(found: JobLog, nodes: Sequence[str], over: NodeStatus | None) -> tuple[NodeStatus, ...]:
+    """`over`: what became of nodes that had not ended when the job did; None: the job runs."""
+    waiting = NodeStatus(node="", phase=Phase.WAITING, reason="Ray has not started it yet")
+    return tuple(_status_of_node(found.statuses, node, over, waiting) for node in nodes)
+
+
+def _status_of_node(
+    known: Mapping[str, NodeStatus], node: str, over: NodeStatus | None, waiting: NodeStatus
+) -> NodeStatus:
+    status = known.get(node, msgspec.structs.replace(waiting, node=node))
+    if over is None or status.phase in (Phase.ENDED, Phase.GONE):
+        return status
+    reason = over.reason if status.phase is Phase.RUNNING or not status.code else f"{over.reason}; {status.reason}"
+    return msgspec.structs.replace(over, node=node, reason=reason, since=status.since)
+
 
 RUN, KIND, OWNER, SPEC, TOKEN, NODES = (
     f"gpukeeper.io/{name}" for name in ("run", "acceptance", "owner", "spec", "token", "nodes")

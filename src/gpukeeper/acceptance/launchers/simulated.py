@@ -15,16 +15,23 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.acceptance.fleet import delivery, frames
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target, command, environment
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase, Removal, RunSummary
+from gpukeeper.acceptance.fleet.collect import encode_frames, termination_message
+from gpukeeper.acceptance.fleet.launcher import (
+    NodeStatus,
+    Phase,
+    Removal,
+    RunSpec,
+    RunSummary,
+    Target,
+    command,
+    environment,
+)
 from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.reports.document import report_json
+from gpukeeper.acceptance.reports.formats import report_json
 from gpukeeper.model import reading
-from gpukeeper.model.direct import direct
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.ports import Clock
-from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.unknown import Unknown, direct
 
 GPUS = 8
 LABEL = "rack"
@@ -137,7 +144,7 @@ class SimulatedLauncher:
         head = b"" if status.phase is Phase.WAITING else f"[ENV] {node}: {GPUS} simulated GPUs\n".encode()
         if status.phase is not Phase.ENDED or one.script in (Script.CRASH, Script.HANG):
             return head
-        lines = frames.encode(self._report(one)[0], spec.run, node)
+        lines = encode_frames(self._report(one)[0], spec.run, node)
         kept = {Script.LOST_LOG: 0, Script.CUT_LOG: len(lines) // 2 + 1}.get(one.script, len(lines))
         return head + "".join(f"{line}\n" for line in lines[len(lines) - kept :]).encode()
 
@@ -175,7 +182,7 @@ class SimulatedLauncher:
         if which not in self._sent:
             report = self._tested(one.spec, one.node, scripts)
             text = report_json(report)
-            self._sent[which] = text, delivery.message(report, text).decode()
+            self._sent[which] = text, termination_message(report, text).decode()
         return self._sent[which]
 
     def _status(self, one: SimulatedObject) -> NodeStatus:

@@ -1,29 +1,123 @@
 """Runs over a list of hosts, through OpenSSH. What runs there, and its deadline, is up to programs/host.py.
 
 A host that does not reply is GONE with ssh's own words; the others are reported as usual. One that did not reply before
-the start is left out: it has nothing of the run, so nothing of it is read or removed there.
+the start is left out. Checks before a run: what each host has, and whether all reach the first one; they leave nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
+from time import time
 from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target, command, environment, group_environment
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase, Removal, RunSummary
-from gpukeeper.acceptance.launchers.ssh_checks import checks_source, unmet
-from gpukeeper.acceptance.launchers.ssh_client import SshClient
+from gpukeeper import ssh
+from gpukeeper.acceptance.fleet.launcher import (
+    NodeStatus,
+    Phase,
+    Removal,
+    RunSpec,
+    RunSummary,
+    Target,
+    command,
+    environment,
+    group_environment,
+)
+from gpukeeper.acceptance.launchers.programs import host as host_program
+from gpukeeper.acceptance.launchers.programs import host_checks
 from gpukeeper.model import reading
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.ssh.client import HostError
-from gpukeeper.ssh.hosts import Host, selected
+from gpukeeper.model.words import in_words
+from gpukeeper.ssh import Host, HostError, Program, Settings, selected_hosts
+
+
+class SshClient(ssh.SshClient):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, Program.of(host_program.__file__, host_program.MARK))
+
+
+REACH_S = 20.0  # until the first host listens; its connection may take longer than that of the others
+LISTEN_S, LISTEN_MAX_S, EACH_S = 40.0, 80.0, 0.5
+
+
+class HostReply(msgspec.Struct, frozen=True):
+    """Of one host, as it reports it. None: not known."""
+
+    python: str
+    folder: str
+    time: float
+    gpus: int
+    driver: str
+    program: str | None
+    version: str
+    broken: str
+    shm: int | None
+    free: int | None
+    refused: str
+
+
+class MetReply(msgspec.Struct, frozen=True):
+    problem: str
+
+
+async def host_facts(client: SshClient, host: Host, program: str) -> tuple[HostReply, float] | HostError:
+    """And by how many seconds its clock differs at least: what the request itself took is not known better."""
+    before = time()
+    try:
+        found = await client.request(host, HostReply, "checks", check="facts", program=program, source=checks_source())
+    except HostError as error:
+        return error
+    after = time()
+    return found, found.time - after if found.time > after else min(0.0, found.time - before)
+
+
+async def unmet(client: SshClient, hosts: Sequence[Host], master: str, port: int) -> dict[str, str]:
+    """By host: why it does not reach the first one at `master`. The first one itself: why it cannot listen. Empty: all
+    meet."""
+    first, *others = hosts
+    if not others:
+        return {}
+    given = {"source": checks_source(), "token": secrets.token_hex(8), "port": port}
+    listening = asyncio.create_task(_asked(client, first, check="listen", **given, **_patience(len(others))))
+    reaching = [
+        asyncio.create_task(_asked(client, one, check="reach", **given, address=master, within_s=REACH_S))
+        for one in others
+    ]
+    try:
+        done = asyncio.gather(*reaching)
+        first_of: set[asyncio.Future[Any]] = {done, listening}
+        await asyncio.wait(first_of, return_when=asyncio.FIRST_COMPLETED)
+        if listening.done() and (problem := listening.result()):
+            return {first.node: problem}
+        found = dict(zip((one.node for one in others), await done, strict=True))
+    finally:
+        for task in (listening, *reaching):
+            task.cancel()
+        await asyncio.gather(listening, *reaching, return_exceptions=True)
+    return {node: problem for node, problem in found.items() if problem}
+
+
+def _patience(peers: int) -> dict[str, float]:
+    return {"peers": peers, "within_s": min(LISTEN_MAX_S, LISTEN_S + EACH_S * peers)}
+
+
+async def _asked(client: SshClient, host: Host, **what: object) -> str:
+    try:
+        return (await client.request(host, MetReply, "checks", **what)).problem
+    except HostError as error:
+        return str(error)
+
+
+def checks_source() -> str:
+    return Path(host_checks.__file__).read_text(encoding="utf-8")
+
 
 LOG_MAX = 64 * 1024 * 1024  # bytes; a program that writes more is ended
 RETENTION = timedelta(days=7)  # of a run that ended and that nobody removed
@@ -286,7 +380,7 @@ class SshLauncher:
             raise UsageError("hosts have no labels; name them: --nodes HOST,HOST or --option hosts=FILE")
         if not spec.nodes and not self._known:
             raise UsageError("no host is named; add --nodes HOST,HOST or --option hosts=FILE")
-        hosts = selected(self._known, spec.nodes)
+        hosts = selected_hosts(self._known, spec.nodes)
         self._named |= {one.node: one for one in hosts}
         return hosts
 

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gpukeeper.acceptance.probes.group import BadSetting, DataMissing
+from gpukeeper.acceptance.probes.ranks import BadSetting, DataMissing
 
 SYNTHETIC = "synthetic"
 IMAGENET_SAMPLES = 5000

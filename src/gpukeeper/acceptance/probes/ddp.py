@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gpukeeper.acceptance.probes.group import BadSetting, RankGroup, delay
-from gpukeeper.acceptance.probes.progress import begin
+from gpukeeper.acceptance.probes.ranks import BadSetting, RankGroup, begin, delay
 
 _SEED = 41
 _APART = 0.2  # how far classes lie from each other: to be learned, not to be seen at a glance
@@ -50,7 +49,7 @@ def _train(device: Any, group: RankGroup, wanted: dict[str, Any], inject: dict[s
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from gpukeeper.acceptance.probes.digest import digest
+    from gpukeeper.acceptance.probes.arithmetic import digest
 
     inputs, labels = _samples(device, group, wanted)
     inner = _network(wanted).to(device.torch)

@@ -18,11 +18,17 @@ from typing import Any
 
 import torch
 
-from gpukeeper.acceptance.probes import gemm, integers
+from gpukeeper.acceptance.probes import arithmetic, gemm
+from gpukeeper.acceptance.probes.arithmetic import (
+    DTYPES,
+    WHERE_MAX,
+    ExpectedProduct,
+    Operands,
+    digest,
+    precision,
+    unsupported,
+)
 from gpukeeper.acceptance.probes.device import Device
-from gpukeeper.acceptance.probes.digest import digest
-from gpukeeper.acceptance.probes.dtypes import NAMES, precision, unsupported
-from gpukeeper.acceptance.probes.integers import WHERE_MAX, ExpectedProduct, Operands
 
 TILE = 128
 SEED = 60
@@ -56,13 +62,13 @@ class Mismatches:
 
 def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
     n, phase = int(params.get("n", 8192)), str(params.get("phase", "cold"))
-    dtypes = list(params.get("dtypes", NAMES))
+    dtypes = list(params.get("dtypes", DTYPES))
     found: dict[str, Any] = {dtype: {"unsupported": why} for dtype in dtypes if (why := unsupported(device, dtype))}
     able = [dtype for dtype in dtypes if dtype not in found]
     if phase == "hot":
         _heat(device, n, float(params.get("heat_s", 5.0)))
-    for entries in sorted({integers.bound(device, dtype, n) for dtype in able}, reverse=True):
-        same = [dtype for dtype in able if integers.bound(device, dtype, n) == entries]
+    for entries in sorted({arithmetic.bound(device, dtype, n) for dtype in able}, reverse=True):
+        same = [dtype for dtype in able if arithmetic.bound(device, dtype, n) == entries]
         for dtype, tally in _of_operands(device, same, entries, n, params).items():
             found[dtype] = _record(tally, n)
         device.release()
@@ -73,12 +79,12 @@ def _of_operands(
     device: Device, dtypes: list[str], entries: int, n: int, params: dict[str, Any]
 ) -> dict[str, Mismatches]:
     """All data types that can represent the same entries share operands, and so the expected result."""
-    given = integers.operands(device, n, entries, int(params.get("seed", SEED)))
+    given = arithmetic.operands(device, n, entries, int(params.get("seed", SEED)))
     a, bt = given.a.cpu(), given.bt.cpu()
     with ThreadPoolExecutor(1) as pool:  # the CPU counts while the GPU multiplies
         truth: Future[ExpectedSums] = pool.submit(count, a, bt, int(params.get("seed", SEED)))
         with device.working():
-            want = integers.expected(device, given)
+            want = arithmetic.expected(device, given)
             for dtype in dtypes:
                 if _injected(params, "lie", dtype):
                     _lie(want)
@@ -90,7 +96,7 @@ def _of_operands(
 
 def count(a: Any, bt: Any, seed: int) -> ExpectedSums:
     """On the CPU. The sample in 64-bit integers; the sums below 2⁵³."""
-    rows, columns = integers.sums(a, bt)
+    rows, columns = arithmetic.sums(a, bt)
     generator = torch.Generator().manual_seed(seed)
     at_rows, at_columns = _one_of_each_tile(len(a), generator), _one_of_each_tile(len(bt), generator)
     sample = a[at_rows].long() @ bt[at_columns].long().t()
@@ -104,11 +110,11 @@ def _one_of_each_tile(n: int, generator: Any) -> Any:
 
 def _rounds(device: Device, dtype: str, given: Operands, want: ExpectedProduct, params: dict[str, Any]) -> Mismatches:
     tally = Mismatches()
-    answer = want.product.to(integers.result_dtype(device, dtype))
+    answer = want.product.to(arithmetic.result_dtype(device, dtype))
     rounds, until = int(params.get("rounds", 10)), time.perf_counter() + float(params.get("seconds", 0.0))
     every = max(1, int(params.get("compare_every", 1)))
     with precision(dtype, whole=True):
-        multiply, tally.kernel = integers.multiplier(device, dtype, given)
+        multiply, tally.kernel = arithmetic.multiplier(device, dtype, given)
         got = None
         while tally.rounds < rounds or time.perf_counter() < until:
             got = multiply()
@@ -127,14 +133,14 @@ def _verify(
     total = torch.int64 if got.dtype == torch.int32 else torch.float64
     rows = torch.ne(got.sum(1, dtype=total), want.rows.to(total))
     columns = torch.ne(got.sum(0, dtype=total), want.columns.to(total))
-    flags = [rows.sum(), columns.sum(), integers.differing(got, answer).sum() if compare else rows.sum() * 0]
+    flags = [rows.sum(), columns.sum(), arithmetic.differing(got, answer).sum() if compare else rows.sum() * 0]
     bad_rows, bad_columns, wrong = torch.stack(flags).tolist()
     if not (bad_rows or bad_columns or wrong):
         return 0, []
-    mask = integers.differing(got, answer)
+    mask = arithmetic.differing(got, answer)
     wrong = int(mask.sum())
     if wrong:
-        return wrong, integers.located(mask, got, given, turn)
+        return wrong, arithmetic.located(mask, got, given, turn)
     # Every element is as it should be and their sums are not: it adds up wrongly.
     return max(bad_rows, bad_columns), [
         {"row": int(row), "col": None, "got": "sum of the row", "want": float(want.rows[int(row)]), "round": turn}
@@ -157,7 +163,7 @@ def _against(truth: ExpectedSums, want: ExpectedProduct, given: Operands) -> tup
 
 def _place(want: ExpectedProduct, given: Operands, row: int, column: int) -> dict[str, Any]:
     got = float(want.product[row, column])
-    return {"row": row, "col": column, "got": got, "want": integers.dot(given, row, column), "round": None}
+    return {"row": row, "col": column, "got": got, "want": arithmetic.dot(given, row, column), "round": None}
 
 
 def _heat(device: Device, n: int, seconds: float) -> None:
@@ -189,7 +195,7 @@ def _inject(got: Any, dtype: str, turn: int, params: dict[str, Any]) -> None:
     row, column = int(inject.get("row", n // 3)) % n, int(inject.get("col", n // 2 + 1)) % n
     if turn == int(inject.get("round", 0)):
         if _injected(params, "flip", dtype):
-            integers.flip(got, row, column, int(inject.get("bit", 0)))
+            arithmetic.flip(got, row, column, int(inject.get("bit", 0)))
         if _injected(params, "nan", dtype) and got.is_floating_point():
             got[row, column] = float("nan")
     if _injected(params, "lie", dtype):

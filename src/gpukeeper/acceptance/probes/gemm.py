@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from gpukeeper.acceptance.probes.arithmetic import TORCH_DTYPES, precision, unsupported
 from gpukeeper.acceptance.probes.device import Device
-from gpukeeper.acceptance.probes.dtypes import TORCH, precision, unsupported
 
 SGEMM_MAX = 32768  # one product of the whole memory of a large GPU takes half a minute
 BATCHED_N = 2048
@@ -73,7 +73,7 @@ def product(device: Device, dtype: str, n: int) -> Callable[[], object]:
     if dtype == "int8":
         a, b = (_integers(device, n, SEED + which) for which in (0, 1))
         return lambda: torch._int_mm(a, b.t())
-    a, b = (_normal(device, n, SEED + which).to(TORCH[dtype]) for which in (0, 1))
+    a, b = (_normal(device, n, SEED + which).to(TORCH_DTYPES[dtype]) for which in (0, 1))
     if dtype == "fp8":
         one = torch.ones((), device=device.torch)
         return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)

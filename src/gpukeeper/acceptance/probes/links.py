@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gpukeeper.acceptance.probes.group import BadSetting
+from gpukeeper.acceptance.probes.ranks import BadSetting
 
 _WHERE_MAX = 4
 _LEAST_S = 0.002  # of a repeat; shorter ones are counted several times

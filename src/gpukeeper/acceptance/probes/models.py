@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpukeeper.acceptance.probes.group import BadSetting
+from gpukeeper.acceptance.probes.ranks import BadSetting
 
 NAMES = ("resnet50", "resnet18", "transformer")
 IMAGE = 224  # pixels each way, of made-up images

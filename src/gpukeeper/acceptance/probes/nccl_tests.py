@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from gpukeeper.acceptance.probes.group import BadSetting
+from gpukeeper.acceptance.probes.ranks import BadSetting
 
 _TIMEOUT_S = 600.0
 _TAIL = 2000  # characters of its output, if it failed

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpukeeper.acceptance.probes import integers
+from gpukeeper.acceptance.probes import arithmetic
+from gpukeeper.acceptance.probes.arithmetic import WHERE_MAX, Operands, precision, unsupported
 from gpukeeper.acceptance.probes.device import Device
-from gpukeeper.acceptance.probes.dtypes import precision, unsupported
-from gpukeeper.acceptance.probes.integers import WHERE_MAX, Operands
 
 SEED = 70
 USUAL = ("bf16", "fp16", "fp32")
@@ -36,11 +35,11 @@ class StressRecord:
 def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
     n, dtype = int(params.get("n", 8192)), _dtype(device, str(params.get("dtype", USUAL[0])))
     seconds = float(params.get("seconds", 60.0))
-    given = integers.operands(device, n, integers.bound(device, dtype, n), SEED)
+    given = arithmetic.operands(device, n, arithmetic.bound(device, dtype, n), SEED)
     watch = StressRecord()
     with device.working(), precision(dtype, whole=True):
-        answer = integers.expected(device, given).product.to(integers.result_dtype(device, dtype))
-        multiply, kernel = integers.multiplier(device, dtype, given)
+        answer = arithmetic.expected(device, given).product.to(arithmetic.result_dtype(device, dtype))
+        multiply, kernel = arithmetic.multiplier(device, dtype, given)
         device.warm(multiply)
         loaded_from, began = time.monotonic(), time.perf_counter()
         while (at := time.perf_counter() - began) < seconds:
@@ -117,10 +116,10 @@ def _window(
 
 def _verify(got: Any, given: Operands, answer: Any, watch: StressRecord, plan: _Plan) -> None:
     if plan.flip and not watch.mismatches:
-        integers.flip(got, len(got) // 3, len(got) // 2, 0)
-    mask = integers.differing(got, answer)
+        arithmetic.flip(got, len(got) // 3, len(got) // 2, 0)
+    mask = arithmetic.differing(got, answer)
     wrong = int(mask.sum().item())
     watch.verified += 1
     if wrong:
         watch.mismatches += wrong
-        watch.where += integers.located(mask, got, given, watch.verified)[: WHERE_MAX - len(watch.where)]
+        watch.where += arithmetic.located(mask, got, given, watch.verified)[: WHERE_MAX - len(watch.where)]

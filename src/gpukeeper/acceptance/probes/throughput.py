@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from gpukeeper.acceptance.probes.group import BadSetting, RankGroup
-from gpukeeper.acceptance.probes.progress import begin
+from gpukeeper.acceptance.probes.ranks import BadSetting, RankGroup, begin
 
 _SEED = 43
 _LOCAL_STEPS = 20

@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
+from gpukeeper.acceptance.probes.arithmetic import digest, precision, unsupported
 from gpukeeper.acceptance.probes.device import Device
-from gpukeeper.acceptance.probes.digest import digest
-from gpukeeper.acceptance.probes.dtypes import precision, unsupported
 
 SEED = 80
 HEADS, LAYERS, LENGTH, WORDS = 8, 4, 128, 1024

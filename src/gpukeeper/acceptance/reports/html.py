@@ -1,4 +1,4 @@
-"""The report as one page: verdict, required action, problems; then everything else. Pure.
+"""The report as one page (verdict, required action, problems; then everything else), and the fleet as one. Pure.
 
 Self-contained: no script, nothing from outside. It is read by people who were not present.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpukeeper.acceptance.record import Delta, Finding, Remedy, Report
-from gpukeeper.acceptance.reports import pictures
-from gpukeeper.acceptance.reports.plots import SYMBOLS
+from gpukeeper.acceptance.reports import plots
+from gpukeeper.acceptance.reports.merge import FleetFigure, FleetReport, by_verdict, why_missing
+from gpukeeper.acceptance.reports.plots import SYMBOLS, pictures_of_check, pictures_of_gpu
 from gpukeeper.acceptance.reports.wording import (
     DUTIES,
     duty,
@@ -18,6 +19,7 @@ from gpukeeper.acceptance.reports.wording import (
     gpu_words,
     gpus_of,
     hardest,
+    less_is_better,
     metric_words,
     moment,
     needs_attention,
@@ -27,10 +29,9 @@ from gpukeeper.acceptance.reports.wording import (
     worst_first,
 )
 from gpukeeper.markup.elements import Child, Markup, document, element, facts, join, section, table
-from gpukeeper.model.durations import in_words
-from gpukeeper.model.gpu import Fact, Gpu
-from gpukeeper.model.grade import Grade, rank, worst
+from gpukeeper.model.gpu import Fact, Gpu, Grade, rank, worst
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 MEANING: Mapping[Grade, str] = {
     Grade.PASS: "accepted",
@@ -43,7 +44,7 @@ _AT_FIRST = 6  # findings of a GPU that are shown as they are; the rest unfolds
 _FEW = 3  # findings of a check that need no table
 
 
-def page(report: Report) -> str:
+def page_of_report(report: Report) -> str:
     sections = (
         _header(report),
         _attention(report),
@@ -199,7 +200,7 @@ def _grade(grades: Iterable[Grade]) -> Grade:
 
 def _check(report: Report, check: str, grade: Grade) -> Markup:
     findings = worst_first(one for one in report.findings if one.check == check)
-    drawn = pictures.of_check(report, check)
+    drawn = pictures_of_check(report, check)
     title = element("h3", f"{check}  ", badge(grade), id=f"check-{_anchor(check)}")
     if not drawn and len(findings) <= _FEW:
         return element("div", title, *(element("p", _short(report, one)) for one in findings))
@@ -258,7 +259,7 @@ def _gpu(report: Report, gpu: Gpu, grade: Grade, reason: str, *, unfold: bool) -
     shown = {name: fact(value) for name, value in {**known, **gpu.facts}.items()}
     serial = f", serial {serial_of(gpu)}" if serial_of(gpu) else ""
     summary = element("summary", badge(grade), f"  {gpu_words(report, gpu.uuid)}{serial}")
-    drawn = pictures.of_gpu(report, gpu.uuid)
+    drawn = pictures_of_gpu(report, gpu.uuid)
     body = (
         element("p", reason),
         facts(shown),
@@ -383,3 +384,100 @@ def _footer(report: Report) -> Markup:
     words = f"gpukeeper {report.version} · run {report.run} · {report.schema} · {moment(report.ended)}. "
     files = "The same record as JSON: report.json; samples over time: samples.json."
     return element("footer", words, files)
+
+
+_MOST_NAMES = 16  # the table below has all of them
+_MOST_ROWS = 24  # a picture with more of them is less readable
+
+
+def page_of_fleet(
+    fleet: FleetReport, about: Mapping[str, str] | None = None, pages: Mapping[str, str] | None = None
+) -> str:
+    """`about`: facts of the run (engine, owner, …). `pages`: of nodes, relative to this page."""
+    grouped, total = by_verdict(fleet), len(fleet.nodes) + len(fleet.missing)
+    facts = {**(about or {})} | {str(grade): f"{len(names)} of {total}" for grade, names in grouped.items()}
+    act = "none" if fleet.verdict is Grade.PASS else "see the reports of the nodes, failing ones first"
+    sections = (
+        verdict_box("GPU acceptance of a fleet", f"{total} nodes", fleet.verdict, fleet.reason, act, facts),
+        *(element("p", words, class_="note") for words in _fleet_notes(fleet)),
+        _fleet_nodes(fleet, pages or {}),
+        _fleet_outliers(fleet),
+        _fleet_figures(fleet),
+        element("footer", f"{fleet.schema} · merged from {len(fleet.nodes)} reports"),
+    )
+    return document(f"Acceptance of {total} nodes: {fleet.verdict}", element("main", *sections))
+
+
+def _fleet_notes(fleet: FleetReport) -> Iterable[str]:
+    if fleet.missing:
+        some = ", ".join(fleet.missing[:_MOST_NAMES]) + (", …" if len(fleet.missing) > _MOST_NAMES else "")
+        yield f"Missing reports: {some}. A node without a report is not accepted."
+    if fleet.unexpected:
+        yield f"Unexpected nodes: {', '.join(fleet.unexpected)}."
+    yield from fleet.replaced
+    yield from fleet.doubles
+
+
+def _fleet_nodes(fleet: FleetReport, pages: Mapping[str, str]) -> Markup:
+    head = ("node", "verdict", "GPUs", "tested", "reason", "codes")
+    lines = [
+        [
+            element("a", one.node, href=pages[one.node]) if one.node in pages else one.node,
+            badge(one.verdict),
+            "unknown" if one.gpus is None else str(one.gpus),
+            moment(one.ended),
+            one.reason,
+            ", ".join(one.worst) or "–",
+        ]
+        for one in fleet.nodes
+    ]
+    lines += [
+        [name, badge(Grade.INCONCLUSIVE), "unknown", "never", why_missing(fleet, name), "–"] for name in fleet.missing
+    ]
+    return section("nodes", "Nodes", table(head, lines, "Failing nodes first"))
+
+
+def _fleet_outliers(fleet: FleetReport) -> Markup:
+    found = [(one, out) for one in fleet.figures for out in one.outliers]
+    if not found:
+        return section("outliers", "Outliers", element("p", "None."))
+    lines = [
+        [
+            f"{out.node} GPU {out.index}",
+            badge(out.verdict),
+            f"{one.check}.{one.metric}",
+            figure(out.value, one.unit),
+            figure(one.median, one.unit),
+            percent(out.drop),
+            out.gpu,
+        ]
+        for one, out in sorted(found, key=lambda pair: -pair[1].drop)
+    ]
+    head = ("where", "verdict", "metric", "measured", "median of the fleet", "worse by", "identity")
+    return section("outliers", "Outliers", table(head, lines, "Compared with all GPUs of the same model"))
+
+
+def _fleet_figures(fleet: FleetReport) -> Markup | None:
+    if not fleet.figures:
+        return None
+    return section(
+        "figures", "Measurements", element("div", *(_figure_plot(one) for one in fleet.figures), class_="plots")
+    )
+
+
+def _figure_plot(one: FleetFigure) -> Markup:
+    """The lowest and highest of all, when they are too many to show each."""
+    out = {f"{found.node}/{found.index}": found.verdict for found in one.outliers}
+    ordered = sorted(one.values, key=lambda pair: -pair[1] if less_is_better(one.unit) else pair[1])
+    shown = ordered if len(ordered) <= _MOST_ROWS else [*ordered[: _MOST_ROWS - 4], *ordered[-4:]]
+    lines = [plots.PlotRow(_short_list(name), (), value, out.get(name, Grade.PASS)) for name, value in shown]
+    marks = {"median of the fleet": one.median} | ({"reference": one.reference} if one.reference is not None else {})
+    left_out = f"; {len(ordered) - len(shown)} in between not drawn" if len(shown) < len(ordered) else ""
+    words = f"{one.model}; {one.n} GPUs; {one.unit}; method {one.method}{left_out}"
+    name = f"{one.check}.{one.metric}"
+    caption = element("figcaption", name, element("span", words))
+    return element("figure", caption, plots.strips(name, one.unit, lines, marks))
+
+
+def _short_list(name: str) -> str:
+    return name if len(name) <= 13 else f"…{name[-12:]}"

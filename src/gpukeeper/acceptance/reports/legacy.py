@@ -1,4 +1,4 @@
-"""The report files of the older test kits, for programs that still read them. Pure: names and contents.
+"""Report files and log lines of the older test kits, tag for tag, for programs that still read them. Pure.
 
 Where the old kits wrote `true` for a figure they had not kept, these files have value, unit and method. LEGACY_FIELDS
 is every file and field; docs/reference/acceptance-files.md is compared with it.
@@ -7,26 +7,126 @@ is every file and field; docs/reference/acceptance-files.md is compared with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from gpukeeper.acceptance.record import Finding, Report
-from gpukeeper.acceptance.reports import lines
-from gpukeeper.acceptance.reports.records import (
+from gpukeeper.acceptance.reports.formats import (
     COLLECTIVES,
     ProbeRecord,
-    broken,
+    broken_words,
     family,
     floats,
     mappings,
+    plain,
     probe_records,
     records_over_nodes,
 )
-from gpukeeper.acceptance.reports.wording import fact, gpu_of, gpu_words, gpus_of, needs_attention, serial_of, value_of
+from gpukeeper.acceptance.reports.wording import (
+    fact,
+    figure,
+    gpu_of,
+    gpu_words,
+    gpus_of,
+    needs_attention,
+    serial_of,
+    value_of,
+)
 from gpukeeper.model import reading
-from gpukeeper.model.grade import Grade, worst
+from gpukeeper.model.gpu import Grade, worst
+
+ENV_TAG, COMPUTE_TAG, TRAIN_TAG, DDP_TAG, DDP_TRAIN_TAG = "ENV", "COMPUTE", "TRAIN", "DDP", "DDP-TRAIN"
+RUN_TAG, RESULT_TAG, SUMMARY_TAG = "RUN", "RESULT", "SUMMARY"
+DATASET_TAG, MODEL_TAG, MUL_TAG, SHELL_TAG = "DATASET", "MODEL", "MUL", "SHELL"  # verbose only
+SGEMM_TAG, BATCHED_TAG, ALL_REDUCE_TAG = "COMPUTE/SGEMM", "COMPUTE/BATCHED", "NCCL/AR"
+_CHECKS: Mapping[str, str] = {
+    **dict.fromkeys(("environment", "health", "topology", "report"), ENV_TAG),
+    **dict.fromkeys(("gemm", "exact", "memory_pattern", "stress"), COMPUTE_TAG),
+    **dict.fromkeys(("training", "throughput"), TRAIN_TAG),
+    "memory_bandwidth": "BW/HBM",
+    "copies": "BW",
+    "links": "BW/P2P",
+    "collectives": DDP_TAG,
+    "nccl_tests": ALL_REDUCE_TAG,
+    "ddp": DDP_TRAIN_TAG,
+}
+_METRICS: Mapping[tuple[str, str], str] = {
+    ("gemm", "fp32"): SGEMM_TAG,
+    ("gemm", "sgemm"): SGEMM_TAG,
+    ("gemm", "batched"): BATCHED_TAG,
+    ("copies", "h2d"): "BW/H2D",
+    ("copies", "d2h"): "BW/D2H",
+    ("copies", "d2d"): "BW/D2D",
+    ("collectives", "all_reduce"): ALL_REDUCE_TAG,
+}
+# Parameters of a probe in the verbose lines.
+_VERBOSE: Mapping[str, str] = {"gemm": MUL_TAG, "training": DATASET_TAG, "throughput": MODEL_TAG, "ddp": DATASET_TAG}
+
+
+def tag_of(check: str, metric: str = "") -> str:
+    """A check that is newer than the tags counts as compute."""
+    name = family(check)
+    return _METRICS.get((name, plain(metric)), _CHECKS.get(name, COMPUTE_TAG))
+
+
+def finding_line(finding: Finding, report: Report | None = None) -> str:
+    """One finding, live: `[COMPUTE] PASS GPU 3 gemm.bf16 794.5 TFLOP/s: …`. Without a report GPUs go by their uuid."""
+    place = finding.gpu or "" if report is None else gpu_words(report, finding.gpu)
+    name = f"{finding.check}.{finding.metric}" if finding.metric else finding.check
+    value = "" if finding.value is None else figure(finding.value, finding.unit)
+    head = " ".join(word for word in (finding.verdict.value, place, name, value) if word)
+    return log_line(tag_of(finding.check, finding.metric), f"{head}: {finding.message}")
+
+
+def running_line(check: str, what: str = "") -> str:
+    return log_line(RUN_TAG, f"{check}: {what}" if what else check)
+
+
+def parameters_line(params: Mapping[str, object], check: str) -> str:
+    """The parameters of a probe, under the verbose tag of its kind."""
+    settings = " ".join(f"{name}={value}" for name, value in params.items())
+    return log_line(_VERBOSE.get(plain(check), SHELL_TAG), f"{check} {settings}".rstrip())
+
+
+def closing_lines(report: Report, saved: str = "") -> list[str]:
+    """[SUMMARY] for every check, then the [RESULT]. `saved`: where the report lies."""
+    found = [log_line(SUMMARY_TAG, f"{check}: {grade}") for check, grade in grade_by_check(report.findings).items()]
+    if saved:
+        found.append(log_line(SUMMARY_TAG, f"report saved: {saved}"))
+    return [*found, result_line(report)]
+
+
+def result_line(report: Report) -> str:
+    """SUCCESS only for an accepted node. FAILURE with what failed. SKIPPED: it could not be determined, which is no
+    success; the older kits have no other word for it."""
+    if report.verdict in {Grade.PASS, Grade.WARN}:
+        return log_line(RESULT_TAG, "SUCCESS")
+    guilty = needs_attention(report)
+    failed = _listed(report, [one for one in guilty if one.verdict is Grade.FAIL])
+    open_ = _listed(report, [one for one in guilty if one.verdict is Grade.INCONCLUSIVE])
+    if failed or report.verdict is Grade.FAIL:
+        return log_line(RESULT_TAG, f"FAILURE: {failed or report.reason}")
+    return log_line(RESULT_TAG, f"SKIPPED: not accepted, {report.verdict}: {open_ or report.reason}")
+
+
+def _listed(report: Report, findings: Sequence[Finding]) -> str:
+    return ", ".join(dict.fromkeys(f"{gpu_words(report, one.gpu)} {one.code}" for one in findings))
+
+
+def grade_by_check(findings: Iterable[Finding]) -> dict[str, Grade]:
+    grades: dict[str, list[Grade]] = {}
+    for finding in findings:
+        grades.setdefault(finding.check, []).append(finding.verdict)
+    skipped = {Grade.SKIPPED}
+    return {check: Grade.SKIPPED if set(found) == skipped else worst(found) for check, found in grades.items()}
+
+
+def log_line(name: str, words: str) -> str:
+    """One line, whatever the words hold: a log reader must not see a tag that a GPU's name smuggled in."""
+    return f"[{name}] " + " ".join("".join(ch if ch.isprintable() else " " for ch in words).split(" "))
+
 
 SUMMARY = "summary.json"
 GPU_TESTS, DDP_TESTS, DDP_TRAINING = "gpu_tests_result.json", "ddp_tests_result.json", "ddp_training_result.json"
@@ -184,8 +284,8 @@ def _part(report: Report, findings: Sequence[Finding], failed: int) -> dict[str,
     accepted = report.device == "cuda" and worst(one.verdict for one in ran) in {Grade.PASS, Grade.WARN}
     return {
         "returncode": ACCEPTED if accepted else failed,
-        "stdout": "\n".join(lines.tagged(finding, report) for finding in ran),
-        "stderr": "\n".join(words for check in checks for words in broken(report, check)),
+        "stdout": "\n".join(finding_line(finding, report) for finding in ran),
+        "stderr": "\n".join(words for check in checks for words in broken_words(report, check)),
     }
 
 
@@ -341,7 +441,7 @@ def _host(report: Report) -> dict[str, Any]:
 def _host_line(report: Report, finding: Finding) -> dict[str, Any]:
     gpu = gpu_of(report, finding.gpu)
     return {
-        "tag": f"[{lines.tag(finding.check, finding.metric)}]",
+        "tag": f"[{tag_of(finding.check, finding.metric)}]",
         "gpu": None if gpu is None else gpu.index,
         "check": finding.check,
         "metric": finding.metric,

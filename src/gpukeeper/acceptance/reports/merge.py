@@ -1,11 +1,13 @@
-"""Many nodes' reports as one: the fleet's verdict, and GPUs that stand out among all of one model. Pure.
+"""Many nodes' reports as one: the fleet's verdict, and GPUs that stand out among all of one model; CSV of both. Pure.
 
 A node that was expected and has no report is inconclusive, never forgotten; a node with several counts by its newest
-that tested all of it. A newer run of a part cannot make up for a failure of the whole, but its own failure counts.
+that tested all of it. A newer run of a part cannot make up for a failure of the whole.
 """
 
 from __future__ import annotations
 
+import csv as comma_separated
+import io
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,10 +18,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.acceptance.judging import peers
-from gpukeeper.acceptance.judging.bounds import Figure
+from gpukeeper.acceptance.judging import comparisons
+from gpukeeper.acceptance.judging.comparisons import Figure
 from gpukeeper.acceptance.record import Finding, Report
-from gpukeeper.acceptance.reports.tables import rows
 from gpukeeper.acceptance.reports.wording import (
     SPEEDS,
     TIMES,
@@ -28,10 +29,55 @@ from gpukeeper.acceptance.reports.wording import (
     identity_of,
     less_is_better,
     needs_attention,
+    serial_of,
     value_of,
 )
-from gpukeeper.model.grade import Grade, rank, worst
+from gpukeeper.model.gpu import Grade, rank, worst
 from gpukeeper.model.unknown import Unknown
+
+COLUMNS = (
+    *("run", "started", "node", "device", "gpu", "uuid", "serial", "model", "check", "metric", "verdict", "code"),
+    *("value", "unit", "method", "samples", "repeatability", "floor", "ceiling", "reference", "source"),
+    *("peer_median", "peer_z", "peer_n", "baseline", "action", "message"),
+)
+
+
+def report_csv(report: Report) -> str:
+    return rows(COLUMNS, (_row(report, finding) for finding in report.findings))
+
+
+def rows(head: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
+    written = io.StringIO()
+    writer = comma_separated.writer(written, lineterminator="\n")
+    writer.writerow(head)
+    for line in lines:
+        writer.writerow([_cell(value) for value in line])
+    return written.getvalue()
+
+
+def _row(report: Report, finding: Finding) -> tuple[object, ...]:
+    gpu = gpu_of(report, finding.gpu)
+    name = "" if gpu is None or isinstance(gpu.name, Unknown) else gpu.name
+    return (
+        *(report.run, report.started.isoformat(), report.node, report.device),
+        *("" if gpu is None else gpu.index, finding.gpu or "", serial_of(gpu), name),
+        *(finding.check, finding.metric, finding.verdict.value, finding.code, finding.value, finding.unit),
+        *(finding.method, " ".join(repr(sample) for sample in finding.samples), finding.repeatability),
+        *(finding.floor, finding.ceiling, finding.reference, finding.source),
+        *(finding.peer_median, finding.peer_z, finding.peer_n or None, finding.baseline),
+        *(finding.action.value, finding.message),
+    )
+
+
+def _cell(value: object) -> str:
+    """Nothing for what was not measured. Spreadsheets run what begins with = + - or @; an apostrophe makes it text."""
+    if value is None:
+        return ""
+    if isinstance(value, int | float):
+        return repr(value)
+    words = "".join(ch if ch.isprintable() else " " for ch in str(value))
+    return "'" + words if words.lstrip().startswith(("=", "+", "-", "@")) else words
+
 
 FLEET_SCHEMA = "gpukeeper/fleet/v1"
 SLICE_OF = "slice"
@@ -120,7 +166,7 @@ def merge(
     )
 
 
-def csv(fleet: FleetReport) -> str:
+def fleet_csv(fleet: FleetReport) -> str:
     """A line for every node, expected ones without a report included."""
     head = ("node", "verdict", "gpus", "run", "ended", "device", "version", "reason")
     there = [
@@ -273,7 +319,7 @@ def _fleet_figures(reports: Iterable[Report]) -> tuple[FleetFigure, ...]:
             value = value_of(finding)
             if value is not None and finding.gpu is not None and finding.unit in SPEEDS | TIMES:
                 strata[_stratum(report, finding)].append((report, finding, value))
-    return tuple(_fleet_figure(key, found) for key, found in strata.items() if len(found) >= peers.LEAST)
+    return tuple(_fleet_figure(key, found) for key, found in strata.items() if len(found) >= comparisons.LEAST_PEERS)
 
 
 def _stratum(report: Report, finding: Finding) -> _Stratum:
@@ -318,7 +364,7 @@ def _outliers(found: Sequence[tuple[Report, Finding, float]]) -> Iterable[Outlie
     """By the rules for peers of one run, which take the number of peers into account."""
     group = [_good(finding, value) for _, finding, value in found]
     for (report, finding, value), good in zip(found, group, strict=True):
-        standing = peers.stand(good, group)
+        standing = comparisons.against_peers(good, group)
         if standing is None or standing.loss <= 0 or standing.grade not in {Grade.FAIL, Grade.WARN}:
             continue
         gpu = gpu_of(report, finding.gpu)

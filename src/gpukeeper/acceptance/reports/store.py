@@ -21,9 +21,10 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.reports import document, html, junit, legacy, tables, textfile
+from gpukeeper.acceptance.reports import formats, legacy, merge
+from gpukeeper.acceptance.reports.html import page_of_report
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 KEEP, MANIFEST = "KEEP", "MANIFEST.sha256"
 HTML, CSV, JUNIT, METRICS = "report.html", "results.csv", "junit.xml", "metrics.prom"
@@ -77,7 +78,7 @@ class ReportFolder:
         final = self.path / _run_name(name or report.run)
         if os.path.lexists(final):
             raise UsageError(f"{final} exists already; a report is never overwritten. Nothing was written.")
-        report = document.encodable(report)
+        report = formats.encodable(report)
         contents = {**_views(report), **_old(report, summary, with_legacy), **(extra or {})}
         if keep:
             contents[KEEP] = _KEEP_TEXT
@@ -90,10 +91,10 @@ class ReportFolder:
         for number in range(1, 1000):
             final = self.path / (_run_name(name) if number == 1 else f"{name}.{number}")
             if not os.path.lexists(final):
-                self._place(final, {document.REPORT: text, **extra})
+                self._place(final, {formats.REPORT: text, **extra})
                 return final
             with suppress(KeeperError):  # one that cannot be read stays as it is
-                if read(final / document.REPORT) == text:
+                if read(final / formats.REPORT) == text:
                     return final
         raise KeeperError(f"{self.path} has too many reports of {name}. Nothing was written.")
 
@@ -129,9 +130,9 @@ class ReportFolder:
     def find(self, wanted: str) -> Path:
         """The directory of a run: by its name, by how its name begins, or by a path to it or to its report.json."""
         given = Path(wanted)
-        if given.name == document.REPORT and given.is_file():
+        if given.name == formats.REPORT and given.is_file():
             return given.parent
-        if (given / document.REPORT).is_file():
+        if (given / formats.REPORT).is_file():
             return given
         names = [path.name for path in self._folders() if not path.name.startswith(".")]
         found = [wanted] if wanted in names else [name for name in names if wanted and name.startswith(wanted)]
@@ -145,11 +146,11 @@ class ReportFolder:
     def load(self, wanted: str, *, samples: bool = True) -> Report:
         """`samples`: with timeline and records, where their file is still there."""
         directory = self.find(wanted)
-        report = load_file(directory / document.REPORT)
-        beside = directory / document.SAMPLES
+        report = load_file(directory / formats.REPORT)
+        beside = directory / formats.SAMPLES
         if not samples or not beside.exists():
             return report
-        return document.with_samples(report, document.read_samples(read(beside), str(beside)), str(beside))
+        return formats.with_samples(report, formats.read_samples(read(beside), str(beside)), str(beside))
 
     def verify(self, wanted: str) -> Sequence[str]:
         """Differences from the manifest, a sentence each; empty if there are none."""
@@ -219,18 +220,18 @@ def _size(directory: Path) -> int:
 
 def _views(report: Report) -> dict[str, bytes]:
     return {
-        document.REPORT: document.report_json(report),
-        document.SAMPLES: document.samples_json(report),
-        HTML: html.page(report).encode(),
-        CSV: tables.csv(report).encode(),
-        JUNIT: junit.xml(report).encode(),
-        METRICS: textfile.metrics(report).encode(),
+        formats.REPORT: formats.report_json(report),
+        formats.SAMPLES: formats.samples_json(report),
+        HTML: page_of_report(report).encode(),
+        CSV: merge.report_csv(report).encode(),
+        JUNIT: formats.junit_xml(report).encode(),
+        METRICS: formats.metrics(report).encode(),
     }
 
 
 def refuse_summary(name: str) -> None:
     """Also checked before a run: an hour of testing must not end without its report."""
-    taken = {document.REPORT, document.SAMPLES, HTML, CSV, JUNIT, METRICS, KEEP, MANIFEST}
+    taken = {formats.REPORT, formats.SAMPLES, HTML, CSV, JUNIT, METRICS, KEEP, MANIFEST}
     if not _RUN_NAME.fullmatch(name) or name in taken:
         raise UsageError(f"--report-name {name!r}: not a plain file name. Use for example summary.json.")
 
@@ -298,7 +299,7 @@ def read(path: Path) -> bytes:
 def load_file(path: Path) -> Report:
     """The report in this file. One that the manifest beside it does not confirm accepts no node."""
     text = read(path)
-    return document.read_report(text, str(path), _unlisted(path, text))
+    return formats.read_report(text, str(path), _unlisted(path, text))
 
 
 def _unlisted(path: Path, text: bytes) -> Iterable[str]:
@@ -323,7 +324,7 @@ def _entry(directory: Path) -> StoredRun | None:
     if directory.name.startswith(_UNFINISHED):
         words = "incomplete: the run ended while its report was written. Delete it manually"
         return StoredRun(run=directory.name, path=str(directory), problem=words)
-    path = directory / document.REPORT
+    path = directory / formats.REPORT
     if not os.path.lexists(path):
         return None
     try:

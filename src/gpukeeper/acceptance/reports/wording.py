@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from statistics import median
 
 from gpukeeper.acceptance.record import Finding, Machine, Remedy, Report
-from gpukeeper.model.gpu import Fact, Gpu
-from gpukeeper.model.grade import Grade, rank
+from gpukeeper.model.gpu import Fact, Gpu, Grade, rank
 from gpukeeper.model.unknown import Unknown
 
 NODE = "node"  # in the place of a GPU: a finding about the machine as a whole

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from gpukeeper.config.importing.policy_text import Noted, policy_text
-from gpukeeper.config.importing.result import Imported, NotTranslated, refuse, source_document
+from gpukeeper.config.importing.result import Imported, Noted, NotTranslated, policy_text, refuse, source_document
 from gpukeeper.config.problems import Path, line_of
 from gpukeeper.config.units import shown, span_in_words
 from gpukeeper.model.policy import Retention

@@ -27,11 +27,9 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.devices.driver.activity import ActivityMonitor
-from gpukeeper.devices.driver.health import health, identity
-from gpukeeper.devices.driver.nvml import condition, errors, gpus, utilisation, words
-from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, DriverReply, DriverRequest, State
-from gpukeeper.devices.driver.sampler import Sampler
+from gpukeeper.devices.driver.facts import NO_ID, SUBJECTS, DriverReply, DriverRequest, State
+from gpukeeper.devices.driver.health import Sampler, health, identity
+from gpukeeper.devices.driver.nvml import ActivityMonitor, condition, errors, gpus, utilisation, words
 from gpukeeper.model import reading
 
 COLLECT_EVERY_S = 5.0  # the driver's own buffer of samples covers only some 10 s

@@ -1,34 +1,43 @@
-"""Queries the driver through its process (child), which is abandoned after a deadline: a hung driver blocks no caller.
-
-How long a client keeps the driver open, and with it every GPU initialised:
-
-    query_once      inventory, condition   until the reply; the process has ended when it returns
-    devices/usage   usage                  from the first reading until close(); a reset closes it before
-    devices/health  an acceptance run      from the first request until the end of the run
-
-A process that fails, is late or prints garbage is killed, and the next request starts another. One that cannot be
-killed (inside the kernel, state D) is abandoned; with ABANDONED_MAX of these no more are started until one ends.
+"""Queries the driver through its process (child), abandoned after a deadline: a hung driver blocks no caller. How long
+it keeps the driver open, and every GPU initialised: `query_once` until the reply, GpuUsage (devices/meter) from the
+first reading until close(), HealthMonitor for an acceptance run. A process that fails, is late or prints garbage is
+killed, and the next request starts another; one that cannot be killed is abandoned, ABANDONED_MAX of them at most.
+No driver is a valid result (no GPUs); one that is loaded and does not answer is Unknown.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
+import re
 import select
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
+from pathlib import Path
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.child_python import DIRECTORY, environment, module_command
-from gpukeeper.devices.driver.protocol import NO_ID, DriverReply, DriverRequest, FactGroup
+from gpukeeper.devices.driver.facts import (
+    NO_ID,
+    NO_SLICE_UTILISATION,
+    DriverReply,
+    DriverRequest,
+    FactGroup,
+    GpuFacts,
+    Listed,
+    SliceFacts,
+)
 from gpukeeper.model import reading
-from gpukeeper.model.durations import in_words
+from gpukeeper.model.gpu import Fact, Gpu, Health, Reading, Xid
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 # -P: the directory we were started in is not trusted, and -m would import from it first.
 CHILD = module_command("gpukeeper.devices.driver.child")
@@ -258,3 +267,164 @@ class _Program:
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
+
+
+NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
+DRIVER_LOADED = "/proc/driver/nvidia"
+
+
+def inventory(
+    deadline: timedelta, child: Sequence[str] = CHILD, driver: str = DRIVER_LOADED
+) -> tuple[GpuFacts, ...] | Unknown:
+    """Blocks, for no longer than the deadline and a moment."""
+    return gpus_in(query_once("inventory", deadline, child), Path(driver).exists())
+
+
+def gpus_in(answer: DriverReply | Unknown, driver_loaded: bool) -> tuple[GpuFacts, ...] | Unknown:
+    if isinstance(answer, Unknown):
+        return answer
+    if answer.state == "answered" or (answer.state == "no driver" and not driver_loaded):
+        return answer.gpus
+    return Unknown(answer.why)
+
+
+def gpu_note(driver: str = DRIVER_LOADED, pci: str = "/sys/bus/pci/devices") -> str | None:
+    """A sentence for users if no GPU will be shown, or None. Never queries the driver, so it never hangs."""
+    if Path(driver).exists():
+        return None
+    if any(is_nvidia_gpu(device) for device in Path(pci).glob("*")):
+        return "An NVIDIA GPU is on the PCI bus, but no NVIDIA driver is loaded: GPUs are not shown."
+    return "No NVIDIA driver found: no GPUs to show."
+
+
+def is_nvidia_gpu(device: Path) -> bool:
+    try:
+        vendor, class_ = ((device / name).read_text().strip() for name in ("vendor", "class"))
+    except OSError:
+        return False
+    return vendor == NVIDIA_VENDOR and class_.startswith(DISPLAY_CLASS)
+
+
+HEALTH_DEADLINE = timedelta(seconds=20)
+NO_SERIAL = Unknown("a slice of a GPU has no serial number", by_design=True)
+_PROFILE = re.compile(r"\bMIG (\S+)")
+
+
+class HealthMonitor:
+    """The driver during an acceptance run. It is open from the first query until `close`."""
+
+    def __init__(self, child: Sequence[str] = CHILD, deadline: timedelta = HEALTH_DEADLINE) -> None:
+        self._client = DriverClient(child, deadline, to_open=TO_OPEN)
+        self._one_at_a_time = asyncio.Lock()
+
+    async def identity(self) -> DriverReply | Unknown:
+        """No driver is a valid result: see its state."""
+        return await self._query("identity")
+
+    async def health(self) -> tuple[GpuFacts, ...] | Unknown:
+        return gpus_in(await self._query("health"), driver_loaded=True)
+
+    async def readings(self) -> tuple[Reading, ...]:
+        """`at` by the machine's monotonic clock. Empty if the driver does not answer: `health` reports why."""
+        answer = await self._query("readings")
+        return () if isinstance(answer, Unknown) else answer.readings
+
+    async def close(self) -> None:
+        with suppress(TimeoutError):
+            await in_thread(self._client.close, 2 * A_MOMENT)
+
+    async def _query(self, about: FactGroup) -> DriverReply | Unknown:
+        longest = self._client.longest
+        async with self._one_at_a_time:
+            try:
+                return await in_thread(lambda: self._client.query(about), longest)
+            except TimeoutError:
+                return Unknown(f"the NVIDIA driver did not answer within {in_words(longest)}")
+            except asyncio.CancelledError:
+                await self.close()
+                raise
+
+
+def gpus_of(facts: Sequence[GpuFacts]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """What can be tested: whole GPUs, and instead of one that is split its slices. And why the others cannot."""
+    found: list[Gpu] = []
+    silent: list[str] = []
+    for one in facts:
+        if isinstance(one.uuid, Unknown):
+            silent.append(f"GPU {one.index} does not report its uuid: {one.uuid.why}")
+        elif one.sliced is not True:
+            found.append(_facts_of_gpu(one, one.uuid))
+        elif isinstance(one.slices, Unknown):
+            silent.append(f"GPU {one.index} ({one.uuid}) does not report its slices: {one.slices.why}")
+        elif one.slices:
+            found += [_facts_of_slice(part, one, one.uuid) for part in one.slices]
+        else:
+            silent.append(f"GPU {one.index} ({one.uuid}) is in MIG mode and has no slices, so it cannot be used")
+    return tuple(found), tuple(silent)
+
+
+def _facts_of_gpu(one: GpuFacts, uuid: str) -> Gpu:
+    return Gpu(
+        uuid=uuid,
+        index=one.index,
+        name=one.name,
+        serial=one.serial,
+        pci=one.pci,
+        memory_mib=one.memory_total_mib,
+        facts=one.facts,
+    )
+
+
+def _facts_of_slice(part: SliceFacts, whole: GpuFacts, uuid: str) -> Gpu:
+    profile = None if isinstance(part.name, Unknown) else _PROFILE.search(part.name)
+    return Gpu(
+        uuid=part.uuid,
+        index=whole.index,
+        name=whole.name,
+        serial=NO_SERIAL,
+        pci=whole.pci,
+        memory_mib=part.memory_total_mib,
+        part_of=uuid,
+        profile=profile[1] if profile else "not known",
+        facts={**whole.facts, "sms": part.sms},
+    )
+
+
+def health_of(
+    gpus: Sequence[GpuFacts],
+    at: datetime,
+    foreign: Callable[[str, Listed, Fact], Listed],
+    xids: Mapping[str, tuple[Xid, ...] | Unknown],
+) -> dict[str, Health]:
+    """By uuid. A slice has the counters of its GPU: errors of the memory they share affect it, too."""
+    found: dict[str, Health] = {}
+    for gpu in gpus:
+        if isinstance(gpu.uuid, Unknown):
+            continue
+        slices = () if isinstance(gpu.slices, Unknown) else gpu.slices
+        for one in slices or (gpu,):
+            uuid = str(one.uuid)
+            found[uuid] = Health(
+                uuid=uuid,
+                at=at,
+                counters={**gpu.counters, "energy_mj": gpu.energy_mj},
+                states={**states_of(gpu), **(states_of_slice(one) if isinstance(one, SliceFacts) else {})},
+                xids=xids.get(gpu.uuid, Unknown("its PCI address is unknown")),
+                foreign=foreign(uuid, one.listed, one.memory_used_mib),
+            )
+    return found
+
+
+def states_of(gpu: GpuFacts) -> dict[str, Fact]:
+    return {
+        **gpu.states,
+        "mig": gpu.sliced,
+        "memory_used_mib": gpu.memory_used_mib,
+        "advice": gpu.advice,
+        "remap_pending": gpu.remap_pending,
+        "remap_failed": gpu.remap_failed,
+    }
+
+
+def states_of_slice(part: SliceFacts) -> dict[str, Fact]:
+    return {"memory_used_mib": part.memory_used_mib, "utilisation": NO_SLICE_UTILISATION}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import typer
 
-from gpukeeper.interfaces.cli.accept_options import LaunchOptions, RunOptions
-from gpukeeper.interfaces.cli.lazy import Entry, group_of
+from gpukeeper.interfaces.cli.accept_settings import LaunchOptions, RunOptions
+from gpukeeper.interfaces.cli.main import Entry, group_of
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.model.errors import UsageError
 
@@ -41,7 +41,7 @@ COMMANDS = {
         "Merge the reports of many nodes.",
     ),
     "mark": Entry(
-        "gpukeeper.interfaces.cli.accept_mark:mark",
+        "gpukeeper.interfaces.cli.marking:mark",
         "Mark nodes with the results of a run: label, condition, taint.",
     ),
     "preflight": Entry(
@@ -68,7 +68,7 @@ def accept(context: typer.Context, options: RunOptions, launch: LaunchOptions) -
 
 
 def _launch(options: RunOptions, wanted: LaunchOptions) -> int:
-    from gpukeeper.interfaces.cli.accept_launch import launch
+    from gpukeeper.interfaces.cli.accept_remote import launch
 
     return launch(options, wanted)
 
@@ -79,8 +79,7 @@ def _run_here(options: RunOptions, launch: LaunchOptions) -> int:
         flags = ", ".join(f"--{name.rstrip('_').replace('_', '-')}" for name in given)
         raise UsageError(f"{flags}: only with --on ENGINE, which tests many nodes. Nothing was run.")
     # The bench and its programs: the subcommands, which also load this module, do not need them.
-    from gpukeeper.interfaces.cli.accept_node import run_on_node
-    from gpukeeper.interfaces.cli.accept_run import run, self_test
+    from gpukeeper.interfaces.cli.accept_run import run, run_on_node, self_test
 
     if options.report_to_log is not None:
         return run_on_node(options, options.report_to_log)

@@ -14,22 +14,17 @@ from typing import Annotated, Any
 
 import typer
 
-from gpukeeper.acceptance.fleet.preflight.cluster import ClusterRequest
-from gpukeeper.acceptance.fleet.preflight.finding import EXIT, Finding, verdict_of
-from gpukeeper.acceptance.launchers.preflight.trial import TrialRequest
-from gpukeeper.interfaces.cli.accept_launch import engine_options
+from gpukeeper.acceptance.fleet.preflight.facts import EXIT, ClusterRequest, Finding, verdict_of
+from gpukeeper.acceptance.launchers.trial import TrialRequest
+from gpukeeper.interfaces.cli.accept_remote import engine_options
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.interfaces.terminal.colours import colours
-from gpukeeper.interfaces.terminal.layout import width_of, wrapped
+from gpukeeper.interfaces.terminal.messages import colours, width_of, wrapped
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.printable import plain
-from gpukeeper.wiring.preflight import kubernetes
-from gpukeeper.wiring.preflight_docker import docker
-from gpukeeper.wiring.preflight_hosts import ssh
-from gpukeeper.wiring.preflight_ray import ray
+from gpukeeper.model.gpu import Grade
+from gpukeeper.model.words import plain
+from gpukeeper.wiring.preflight import docker, kubernetes, ray, ssh
 
 ENGINES = ("docker", "kubernetes", "ray", "ssh")
 INDENT = " " * 14

@@ -9,27 +9,25 @@ from typing import Annotated, TypeAlias
 import typer
 
 from gpukeeper.acceptance.fleet.collect import RunReport
-from gpukeeper.acceptance.launchers.archive import DESCRIPTION, FLEET, PAGE, load_run, stored_runs
+from gpukeeper.acceptance.launchers.story import DESCRIPTION, FLEET, PAGE, load_run, stored_runs
 from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.reports import document, fleet_page
+from gpukeeper.acceptance.reports import formats
 from gpukeeper.acceptance.reports import merge as merging
 from gpukeeper.acceptance.reports.compare import compare as compared
 from gpukeeper.acceptance.reports.compare import is_worse, text
-from gpukeeper.acceptance.reports.html import page
+from gpukeeper.acceptance.reports.html import page_of_fleet, page_of_report
 from gpukeeper.acceptance.reports.merge import FleetReport
 from gpukeeper.acceptance.reports.store import ReportFolder, StoredRun, load_file
 from gpukeeper.acceptance.reports.wording import printable
-from gpukeeper.interfaces.cli.accept_launch import engine_options
-from gpukeeper.interfaces.cli.accept_remote import Namespace, On, Options, list_runs, show_run
+from gpukeeper.interfaces.cli.accept_remote import Namespace, On, Options, engine_options, list_runs, show_run
 from gpukeeper.interfaces.terminal import acceptance, completion
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show as shown
-from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
-from gpukeeper.interfaces.terminal.acceptance_run import print_run
+from gpukeeper.interfaces.terminal.acceptance import print_run, reader_may_leave
 from gpukeeper.interfaces.terminal.messages import print_message
-from gpukeeper.ledger.paths import ledger_path, reports_folder
+from gpukeeper.ledger.files import ledger_path, reports_folder
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.views.acceptance import (
     ComparisonView,
     MergedView,
@@ -100,7 +98,7 @@ def show(
         return
     report = folder.load(run, samples=html is not None)
     if html is not None:
-        _write(html, page(report))
+        _write(html, page_of_report(report))
         return
     if json:
         shown.as_json("acceptance", acceptance_document(report, str(folder.find(run))))
@@ -207,9 +205,9 @@ def merge(
     wanted = [name.strip() for one in expect_nodes or () for name in one.split(",") if name.strip()]
     fleet = merging.merge(_all(reports), wanted)
     if html is not None:
-        _write(html, fleet_page.page(fleet))
+        _write(html, page_of_fleet(fleet))
     if csv is not None:
-        _write(csv, merging.csv(fleet))
+        _write(csv, merging.fleet_csv(fleet))
     with reader_may_leave():
         if json:
             shown.as_json("accept-merge", MergedView(fleet))
@@ -251,7 +249,7 @@ def _reports_at(words: str) -> Iterator[Report]:
     path = Path(words)
     if path.is_file():
         yield load_file(path)
-    elif (path / document.REPORT).is_file():
+    elif (path / formats.REPORT).is_file():
         yield ReportFolder(path.parent).load(str(path), samples=False)
     elif path.is_dir():
         entries = ReportFolder(path).list()

@@ -1,54 +1,117 @@
-"""A test run from the command line: what was asked for, the lease, the run, its report, its line in the ledger."""
+"""A test run from the command line: what was asked for, the lease, the run, its report, its line in the ledger.
+
+Also as one node of a run over many (`--together`, `--report-to-log RUN`), which an engine starts and not a person.
+Then, whatever happens, the report is printed at the end as lines of the log (acceptance/fleet/collect.py), also if
+the run was interrupted or could not begin. The machine may have no directory that can be written to.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import signal
+import socket
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
+import typer
 
 from gpukeeper import __version__
-from gpukeeper.acceptance.catalog import CHECKS
-from gpukeeper.acceptance.check import RunRequest
-from gpukeeper.acceptance.fleet import group_plan
-from gpukeeper.acceptance.judging import reference
+from gpukeeper.acceptance.bench.probing import ProbeLauncher
+from gpukeeper.acceptance.check import ALWAYS, RunRequest
+from gpukeeper.acceptance.fleet import group_jobs
+from gpukeeper.acceptance.fleet.collect import encode_frames, termination_message, without_result
+from gpukeeper.acceptance.fleet.group_jobs import Member, RankDevice
+from gpukeeper.acceptance.fleet.group_judge import Limits
+from gpukeeper.acceptance.group.members import Membership, read_fabric, read_membership
+from gpukeeper.acceptance.group.session import merged, take_part
+from gpukeeper.acceptance.judging import reference, verdicts
 from gpukeeper.acceptance.judging.reference import ReferenceRow
 from gpukeeper.acceptance.record import Report, Thresholds
 from gpukeeper.acceptance.recording import history_of, line_of, ref_of
 from gpukeeper.acceptance.reports import legacy
-from gpukeeper.acceptance.reports.document import encodable
-from gpukeeper.acceptance.reports.store import ReportFolder, read, refuse_summary
+from gpukeeper.acceptance.reports.formats import encodable, report_json
+from gpukeeper.acceptance.reports.store import ReportFolder, folder_name, read, refuse_summary
 from gpukeeper.acceptance.run import RunConfig, accept
+from gpukeeper.acceptance.suite import CHECKS
+from gpukeeper.blocking import SystemClock
 from gpukeeper.config.load import load_policy
 from gpukeeper.config.own_reference import read_rows
-from gpukeeper.interfaces.cli.accept_group import GroupRun, read_group, with_group, without_group
-from gpukeeper.interfaces.cli.accept_options import RunOptions, read_variables
-from gpukeeper.interfaces.cli.accept_settings import run_request
+from gpukeeper.interfaces.cli.accept_settings import RunOptions, read_variables, run_request
 from gpukeeper.interfaces.terminal import acceptance, show
-from gpukeeper.interfaces.terminal.acceptance_progress import (
-    ATTEMPT_HEAD,
-    ProgressPrinter,
-    attempt_printer,
-    attempt_row,
-)
+from gpukeeper.interfaces.terminal.acceptance import ATTEMPT_HEAD, ProgressPrinter, attempt_printer, attempt_row
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.stopping import until_stopped
+from gpukeeper.ledger.files import ledger_path, reports_folder
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
-from gpukeeper.ledger.paths import ledger_path, reports_folder
-from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import NodeTested
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade, Past
+from gpukeeper.model.gpu import Gpu, Grade, Past
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import size_in_words
 from gpukeeper.views.acceptance import acceptance_document
-from gpukeeper.wiring.benches import node_name, open_bench, try_detectors
+from gpukeeper.wiring.benches import interpreter, node_name, open_bench, try_detectors
 from gpukeeper.wiring.messages import send_to_admins
+
+
+@dataclass(frozen=True)
+class GroupRun:
+    run: str  # what all nodes must know
+    who: Membership
+    wish: RunRequest
+    python: str | None
+
+
+def read_group(wish: RunRequest, run: str, python: str | None, environ: Mapping[str, str]) -> GroupRun:
+    """Refuses what cannot work before anything runs. `run`: empty if it was not started by a launcher."""
+    if wish.device == "simulated":
+        raise UsageError("--together needs --device cuda or cpu: simulated nodes have no network. Nothing was run.")
+    group_jobs.settings_of(wish)
+    found = read_membership(environ, socket.gethostname())
+    print_message(f"one of {found.size} nodes: {', '.join(found.notes)}")
+    run = run or environ.get("GPUKEEPER_RUN") or f"{found.address}:{found.port}/{found.size}"
+    return GroupRun(run, found, wish, python)
+
+
+def without_group(wish: RunRequest) -> RunRequest:
+    """For the checks of this node alone: `--check group` selects none of them."""
+    only = tuple(name for name in wish.only if name != group_jobs.GROUP)
+    return msgspec.structs.replace(wish, only=only or (ALWAYS[:1] if wish.only else ()))
+
+
+async def with_group(
+    report: Report, group: GroupRun, limits: Limits, stop: asyncio.Event
+) -> tuple[Report, dict[str, str]]:
+    """The report with the findings of the group, and the logs of its ranks."""
+    who, wish = group.who, group.wish
+    gpus = report.machine.gpus
+    shown = () if isinstance(gpus, Unknown) else verdicts.wanted(gpus, wish.gpus)
+    found = interpreter(group.python)
+    unfit = found.why if isinstance(found, Unknown) else "" if shown else "it has no GPU"
+    if report.verdict is Grade.FAIL and report.device == "cuda":
+        unfit = f"its own checks failed: {report.reason}"
+    member = Member(
+        index=who.index,
+        node=report.node,
+        devices=tuple(
+            RankDevice(uuid=gpu.uuid, index=gpu.index, name=gpu.name if isinstance(gpu.name, str) else "")
+            for gpu in shown
+        ),
+        fabric=read_fabric(),
+        unfit=unfit,
+    )
+    bench = ProbeLauncher(found if isinstance(found, str) else "", wish.device)
+    result = await take_part(group.run, who, member, bench, wish, limits, stop, tell=print_message)
+    return merged(report, result, wish, who.index), result.logs
+
 
 FAILED, INCONCLUSIVE, PARTLY, INTERRUPTED = 4, 5, 3, 130
 OLDEST, LEAST_KEPT = timedelta(days=90), 20  # reports
@@ -99,7 +162,7 @@ def prepare(options: RunOptions, environ: Mapping[str, str]) -> PreparedRun:
     rows = read_rows(options.reference) if options.reference is not None else ()
     if not options.together:
         return PreparedRun(options, run_request(options, CHECKS), rows, environment.notes)
-    wish = run_request(options, (*CHECKS, group_plan.CHECK))
+    wish = run_request(options, (*CHECKS, group_jobs.CHECK))
     group = read_group(wish, run, options.python, environ)
     return PreparedRun(options, without_group(wish), rows, environment.notes, group)
 
@@ -321,3 +384,132 @@ def self_test(options: RunOptions) -> int:
             show.table([attempt_row(one) for one in found.attempts], head=ATTEMPT_HEAD)
             acceptance.to_stdout(f"\n{found.verdict}  {found.reason}")
     return {Grade.PASS: 0, Grade.FAIL: FAILED}.get(found.verdict, INCONCLUSIVE)
+
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # it is a label in Kubernetes
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
+STOPS = (signal.SIGTERM, signal.SIGINT)
+
+
+def run_on_node(options: RunOptions, run: str) -> int:
+    _refuse(options, run)
+    environ = os.environ
+    node = environ.get("GPUKEEPER_NODE") or node_name()
+    _use_memory_for_files()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also before and after the checks it ends with a report
+    report, code = _earlier(options, run, node, environ) or _tested(options, run, node, environ)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    _send(report, environ)
+    if environ.get("GPUKEEPER_STAY") == "1" and not report.interrupted:
+        _stay()
+    return code
+
+
+def _refuse(options: RunOptions, run: str) -> None:
+    if not RUN_ID.fullmatch(run):
+        raise UsageError(
+            f"--report-to-log {run!r}: not a valid run id. "
+            "Use at most 63 letters, digits, dots, dashes and underscores."
+        )
+    if options.json:
+        raise UsageError("--json and --report-to-log cannot be combined: the report is printed as lines of the log.")
+
+
+def _earlier(options: RunOptions, run: str, node: str, environ: Mapping[str, str]) -> tuple[Report, int] | None:
+    """The engine started this program again after it had reported: with a report directory, its report is there."""
+    directory = options.report_dir or (Path(environ["REPORT_DIR"]) if environ.get("REPORT_DIR") else None)
+    if directory is None:
+        return None
+    try:
+        report = ReportFolder(directory).load(str(directory / folder_name(run, node)), samples=False)
+    except KeeperError:
+        return None
+    if (report.run, report.node) != (run, node) or report.interrupted:
+        return None
+    print_message(f"This node has already reported to run {run}; the report is printed again.")
+    return report, exit_code(report, strict=options.strict)
+
+
+def _tested(options: RunOptions, run: str, node: str, environ: Mapping[str, str]) -> tuple[Report, int]:
+    """A report in any case, and the exit code."""
+    started, wish, interrupted = SystemClock().now(), RunRequest(device=options.device), False
+    try:
+        prepared = prepare(options, environ)
+        options, wish = prepared.options, prepared.wish
+        for one in prepared.notes:
+            print_message(f"from the environment: {one}")
+        printer = ProgressPrinter(wish, acceptance.to_stdout, verbose=options.verbose)
+        with _ledger() as ledger:
+            report, logs = asyncio.run(leased_run(prepared, ledger, printer, node))
+            folder, problems = "", list[str]()
+            report = encodable(report)
+            if options.report_dir is not None:
+                folder, problems = written(options, report, logs, folder_name(run, node))
+            problems += recorded(ledger, report, folder)
+        with acceptance.reader_may_leave():
+            print_result(options, report, folder, printer)
+        for problem in problems:
+            print_message(problem)
+        return report, exit_code(report, strict=options.strict)
+    except KeyboardInterrupt:
+        why, code, interrupted = "it was interrupted.", INTERRUPTED, True
+    except KeeperError as problem:
+        why, code = str(problem), problem.exit_code
+        print_message(why)
+    except Exception as error:  # the report must leave this machine, whatever it says
+        traceback.print_exc()
+        why, code = f"this is a bug in gpukeeper ({type(error).__name__}: {error}).", 1
+    report = without_result(
+        run=run,
+        node=node,
+        version=__version__,
+        wish=wish,
+        started=started,
+        ended=SystemClock().now(),
+        why=why,
+        interrupted=interrupted,
+    )
+    return encodable(report), code or INCONCLUSIVE
+
+
+def _use_memory_for_files() -> None:
+    """Where no directory for temporary files can be written (a read-only root): for this program and its probes."""
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        os.environ["TMPDIR"] = SHARED_MEMORY
+
+
+@contextmanager
+def _ledger() -> Iterator[SqliteLedger]:
+    """This machine's; where it cannot be written (a read-only image), one that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="gpukeeper-accept-") as directory:
+        try:
+            ledger = open_ledger(ledger_path(), write=True)
+        except KeeperError as problem:
+            print_message(f"{problem} This run is not compared with earlier ones, and not recorded here.")
+            ledger = open_ledger(Path(directory) / "ledger.db", write=True)
+        try:
+            yield ledger
+        finally:
+            ledger.close()
+
+
+def _send(report: Report, environ: Mapping[str, str]) -> None:
+    """The lines begin on a line of their own. The message comes last: it also says that all lines are printed."""
+    text = report_json(report)
+    with acceptance.reader_may_leave():
+        typer.echo("")
+        for line in encode_frames(text, report.run, report.node):
+            typer.echo(line)
+    if path := environ.get("GPUKEEPER_TERMINATION_LOG"):
+        try:
+            Path(path).write_bytes(termination_message(report, text))
+        except OSError as error:
+            print_message(f"The termination message could not be written to {path}: {error.strerror}.")
+
+
+def _stay() -> None:
+    """Until the engine ends it: it would start a program that ended again, and drop its log. Uses no GPU."""
+    print_message("Reported. Waiting until the run is removed; nothing more runs here.")
+    signal.sigwait(STOPS)

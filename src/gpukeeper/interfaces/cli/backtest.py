@@ -17,27 +17,23 @@ from gpukeeper.config.load import Loaded, load_policy
 from gpukeeper.config.units import read_percent, read_span
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.interfaces.terminal.backtest_page import page
-from gpukeeper.interfaces.terminal.backtest_tables import SHOWN, Table, facts, stamp, stops, tables, worst_first
-from gpukeeper.interfaces.terminal.backtest_timeline import timeline_page
+from gpukeeper.interfaces.terminal.backtest import SHOWN, Table, facts, stamp, stops, tables, worst_first
+from gpukeeper.interfaces.terminal.backtest_page import backtest_page, timeline_page
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import span
-from gpukeeper.ledger.backtest_record import MOST_POINTS, record_backtest
+from gpukeeper.ledger.files import ledger_path
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.paths import ledger_path
-from gpukeeper.lifecycle.backtest.limits import NOTHING_LIMITED
-from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.replay import NEVER
-from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant, grid
+from gpukeeper.ledger.meta import MOST_POINTS, record_backtest
+from gpukeeper.lifecycle.backtest.outcome import NOTHING_LIMITED, Judging
+from gpukeeper.lifecycle.backtest.replay import GIVEN, NEVER, Variant, grid
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Verdict
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.trace import Trace, TraceTime
+from gpukeeper.model.series import Trace, TraceTime
 from gpukeeper.traces.open import SYNTHETIC, open_trace
-from gpukeeper.views.backtest import BacktestReport, BreakerRow, LimitFacts, TraceFacts, report
-from gpukeeper.views.backtest_tradeoff import record_of
-from gpukeeper.wiring.backtest_limits import Compared, compare_together, scarce_times
+from gpukeeper.views.backtest import BacktestReport, BreakerRow, LimitFacts, TraceFacts, record_of, report
 from gpukeeper.wiring.backtests import Evaluation, Where, course_of
+from gpukeeper.wiring.replays import Compared, compare_together, scarce_times
 
 WINDOWS = tuple(
     timedelta(minutes=one)
@@ -53,7 +49,7 @@ Source = Annotated[
         show_default=False,
     ),
 ]
-Mapping = Annotated[
+MappingFile = Annotated[
     Path | None, typer.Option("--mapping", metavar="FILE", help="What the columns of a table mean, as YAML.")
 ]
 
@@ -102,7 +98,7 @@ class BacktestOptions:
     """Which work, and what of it is shown."""
 
     source: Source
-    mapping: Mapping = None
+    mapping: MappingFile = None
     policy: o.PolicyFile = None
     sweep: Annotated[
         str | None,
@@ -169,7 +165,7 @@ def backtest(
     if record:
         asyncio.run(_record(loaded, found))
     if html is not None:
-        write(html, page(found))
+        write(html, backtest_page(found))
     if json:
         show.as_json("backtest", found)
     elif html is None:

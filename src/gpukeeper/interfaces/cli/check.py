@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from gpukeeper.acceptance import catalog
-from gpukeeper.acceptance.catalog import CHECKS
+from gpukeeper.acceptance import suite
 from gpukeeper.acceptance.check import Check
+from gpukeeper.acceptance.suite import CHECKS
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.interfaces.cli.accept_settings import defaults_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show as shown
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.words import in_words
 from gpukeeper.views.acceptance import ChecksView, CheckView, check_facts
 
 DEPTHS = ("quick", "minutes", "half an hour", "hours")
@@ -43,9 +43,9 @@ def show(
     json: o.Json = False,
 ) -> None:
     """Show what a check proves and what it cannot detect. With its sizes, and the parameters that --set overrides."""
-    check = catalog.find(name)
+    check = suite.find_check(name)
     if check is None:
-        names = [one.name for one in catalog.CHECKS]
+        names = [one.name for one in suite.CHECKS]
         raise UsageError(f'unknown check "{name}". {did_you_mean(name, names)} To list all: gpukeeper check list')
     if json:
         shown.as_json("check-show", CheckView(check_facts(check)))

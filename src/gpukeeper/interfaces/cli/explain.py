@@ -1,42 +1,76 @@
 """`gpukeeper explain WORKLOAD`: every rule's answer, with the facts it used; why an object still exists.
 
-Every signal with its threshold, the next actions if nothing changes, and what would change them. With --watch, live.
+Every signal with its threshold, the next actions if nothing changes, and what would change them. With --watch,
+live. With --manifest FILE: the resulting TrainJob, from files alone; no cluster is contacted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
-from gpukeeper.engine.explain import Explanation, explained
-from gpukeeper.engine.fleet import observe_fleet
-from gpukeeper.engine.removed import not_there
+from gpukeeper.engine.outlook import Explanation, explained, not_there
 from gpukeeper.engine.requests import find
+from gpukeeper.engine.view import observe_fleet
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.daemon import query_daemon
 from gpukeeper.interfaces.terminal.session import opened, span
-from gpukeeper.lifecycle.coming import NOT_UNATTENDED, as_next, coming_in_words
-from gpukeeper.lifecycle.forecast import UpcomingAction
+from gpukeeper.lifecycle.forecast import NOT_UNATTENDED, UpcomingAction, as_next, coming_in_words
 from gpukeeper.model.decision import Answer
-from gpukeeper.model.diagnosis import Cause, Diagnosis
-from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.event import Closed, Event
 from gpukeeper.model.policy import Mode
-from gpukeeper.model.printable import plain
+from gpukeeper.model.subject import Cause, Diagnosis
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words, plain, size_in_words
 from gpukeeper.views.explain import explain_view, facts, moment, signal_in_words, signal_name, verdicts
 from gpukeeper.views.fleet import all_findings
 
 if TYPE_CHECKING:
     from gpukeeper.wiring.session import Session
+
+
+_NEXT = re.compile(r"^---.*$", re.MULTILINE)
+
+
+def explain_files(workload: str, files: Sequence[Path], *, json: bool) -> None:
+    # Only for --manifest: no other explanation reads YAML.
+    from gpukeeper.platforms.kubernetes.kinds.kubeflow import merged_manifest
+
+    found = merged_manifest([one for path in files for one in _objects(path)], workload)
+    if json:
+        show.as_json("explain-manifest", msgspec.to_builtins(found))
+        return
+    for line in found.lines():
+        typer.echo(plain(line))
+
+
+def _objects(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file, and of a List those in it."""
+    from gpukeeper.config.document import read
+
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise UsageError(f"{path} could not be read: {problem}. Nothing was explained.") from problem
+    found: list[dict[str, Any]] = []
+    for part in _NEXT.split(text):
+        document = read(part)
+        if document.problems:
+            raise UsageError(f"{path} is not a valid manifest: {document.problems[0]}. Nothing was explained.")
+        tree = document.tree
+        items = tree.get("items", [tree]) if isinstance(tree, dict) else []
+        found += [one for one in items if isinstance(one, dict)] if isinstance(items, list) else []
+    return found
 
 
 def explain(
@@ -56,8 +90,6 @@ def explain(
 ) -> None:
     """Show each rule's verdict on a workload. Also its signals, the next action, and what would change it."""
     if manifest:
-        from gpukeeper.interfaces.cli.manifest import explain_files  # YAML and Kubernetes: for this option only
-
         return explain_files(workload, manifest, json=json)
     pause = span(every, "--every")
     assert pause is not None

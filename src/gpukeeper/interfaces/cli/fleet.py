@@ -18,10 +18,9 @@ from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.server_passes import SOME_FAILED, finish_passes, in_words, print_passes, print_sum
 from gpukeeper.interfaces.terminal.session import confirmed, span
 from gpukeeper.model.errors import UsageError
-from gpukeeper.rollout.bundle import read_bundle
-from gpukeeper.rollout.execute import AT_ONCE, Outcome, ServerResult, Servers
-from gpukeeper.rollout.wanted import Wanted
-from gpukeeper.ssh.client import CONNECT, Settings
+from gpukeeper.rollout.execute import AT_ONCE, Outcome, ServerResult, Servers, read_bundle
+from gpukeeper.rollout.plan import Wanted
+from gpukeeper.ssh import CONNECT, Settings
 
 app = typer.Typer(no_args_is_help=True, help="Deploy gpukeeper to many servers over ssh.")
 

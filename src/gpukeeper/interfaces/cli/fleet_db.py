@@ -14,14 +14,21 @@ from gpukeeper.config.load import load_policy
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.session import span
-from gpukeeper.ledger.copy.admin import WEB, FleetStatus, MachineStatus, initialize, set_retention
+from gpukeeper.ledger.copy.admin import (
+    WEB,
+    FleetStatus,
+    MachineStatus,
+    Migration,
+    initialize,
+    migrations,
+    set_retention,
+)
 from gpukeeper.ledger.copy.admin import add_machine as add
-from gpukeeper.ledger.copy.admin import status as status_of
+from gpukeeper.ledger.copy.admin import fleet_status as status_of
+from gpukeeper.ledger.copy.admin import migrate as migrate_database
 from gpukeeper.ledger.copy.connect import connect, problem_of_address, translated
-from gpukeeper.ledger.copy.migrate import Migration, migrations
-from gpukeeper.ledger.copy.migrate import migrate as migrate_database
-from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.words import in_words, size_in_words
 
 if TYPE_CHECKING:
     from gpukeeper.ledger.copy.connect import Connection

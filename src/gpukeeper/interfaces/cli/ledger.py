@@ -1,31 +1,50 @@
-"""`gpukeeper ledger`: what happened. Changes nothing, except rotate and restore."""
+"""`gpukeeper ledger`: what happened; its size and content, whether it is undamaged; in one file (backup), and the
+way back. Changes nothing, except rotate and restore.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from gpukeeper.interfaces.cli.lazy import Entry, group_of
-from gpukeeper.interfaces.terminal import completion
+from gpukeeper import __version__
+from gpukeeper.interfaces.cli.main import Entry, group_of
+from gpukeeper.interfaces.terminal import completion, show
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.interfaces.terminal.daemon import query_daemon
-from gpukeeper.interfaces.terminal.local_ledger import opened_for_reading
 from gpukeeper.interfaces.terminal.messages import print_message
-from gpukeeper.interfaces.terminal.session import opened, span
+from gpukeeper.interfaces.terminal.session import confirmed, opened, opened_for_reading, span
+from gpukeeper.ledger.archive import (
+    InspectionResult,
+    LedgerFile,
+    LedgerStatus,
+    archived_size,
+    files_of,
+    inspect,
+    schema_of,
+)
 from gpukeeper.ledger.archive import rotate as rotate_ledger
-from gpukeeper.ledger.export import csv_lines, json_lines, syslog_lines
+from gpukeeper.ledger.archive import status as status_of
+from gpukeeper.ledger.archive_file import Header
+from gpukeeper.ledger.backup import Manifest, back_up, read_back
+from gpukeeper.ledger.backup import restore as restore_ledger
+from gpukeeper.ledger.files import state_folder
 from gpukeeper.ledger.journal import SqliteLedger
-from gpukeeper.ledger.lines import TYPES, NumberedLine, says
-from gpukeeper.ledger.queries import lines_after
-from gpukeeper.model.durations import size_in_words
-from gpukeeper.model.errors import UsageError
+from gpukeeper.ledger.lines import TYPES, NumberedLine, csv_lines, json_lines, says, syslog_lines
+from gpukeeper.ledger.tables import lines_after
+from gpukeeper.model.errors import LedgerError, UsageError
 from gpukeeper.model.event import Event
+from gpukeeper.model.words import size_in_words
+from gpukeeper.platforms.host.connect import hostname, user_name
 from gpukeeper.views.history import (
     LineView,
     TotalsRow,
@@ -37,20 +56,126 @@ from gpukeeper.views.history import (
     totals_rows,
 )
 
+
+def status(json: o.Json = False) -> None:
+    """Show size, files, schema and archives of the ledger. Also its first and last line."""
+    with opened_for_reading() as ledger:
+        found, schema = asyncio.run(_status(ledger))
+        files, path = files_of(ledger), ledger.path
+    if json:
+        body = {"path": str(path), "schema": schema, "files": files, "status": found}
+        show.as_json("ledger-status", {"ledger": body})
+        return
+    show.table(_status_rows(str(path), schema, files, found))
+
+
+def verify(json: o.Json = False) -> None:
+    """Read every line and archive and verify the checksums. Changes nothing. Exit code 1: something is damaged."""
+    with opened_for_reading() as ledger:
+        found, path = asyncio.run(inspect(ledger)), ledger.path
+    if json:
+        show.as_json("ledger-verify", {"path": str(path), "verified": found})
+    else:
+        typer.echo(_verified(str(path), found))
+    for words in found.problems:
+        print_message(words)
+    if found.problems:
+        raise typer.Exit(LedgerError.exit_code)
+
+
+async def _status(ledger: SqliteLedger) -> tuple[LedgerStatus, int]:
+    return await status_of(ledger), await schema_of(ledger)
+
+
+def _status_rows(path: str, schema: int, files: tuple[LedgerFile, ...], found: LedgerStatus) -> list[tuple[str, str]]:
+    names = ", ".join(f"{one.name} ({size_in_words(one.size)})" for one in files) or "none yet"
+    ends = [f"{at:%Y-%m-%d %H:%M:%S} UTC" if at is not None else "-" for at in (found.oldest, found.newest)]
+    whole = f"{len(found.archives)} ({size_in_words(archived_size(found))})"
+    return [
+        ("ledger", path),
+        ("schema", str(schema)),
+        ("size", size_in_words(found.size)),
+        ("files", names),
+        ("lines", str(found.lines)),
+        ("first", ends[0]),
+        ("last", ends[1]),
+        ("archives", whole),
+        *(("archive", _archive(one.name, one.header, one.damage)) for one in found.archives),
+        ("reserve", "present" if found.reserve else "absent: released on a full disk, or not created yet"),
+        ("paused", found.paused or "no"),
+    ]
+
+
+def _archive(name: str, header: object, damage: str | None) -> str:
+    if damage is not None or not isinstance(header, Header):
+        return f"{name}: {damage or 'its header could not be read'}"
+    return f"{name}: {header.lines} lines, {header.since:%Y-%m-%d} to {header.until:%Y-%m-%d}"
+
+
+def _verified(path: str, found: InspectionResult) -> str:
+    what = f"{found.lines} lines and {len(found.archives)} archives of {path} were read"
+    if found.problems:
+        return f"{what}; {len(found.problems)} problems"
+    return f"{what}: no damage found"
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write. It must not exist.")],
+    json: o.Json = False,
+) -> None:
+    """Write the ledger, measured use and archives to one file. The daemon may run meanwhile. Verifies the result."""
+    made = back_up(state_folder(), file.absolute(), now=datetime.now(UTC), machine=hostname(), version=__version__)
+    if json:
+        show.as_json("ledger-backup", {"file": str(file), "backup": made, "before": None})
+    else:
+        show.text(f"{file}: {_words(made)}")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File that `ledger backup` wrote.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Replace the ledger by a backup, and pause all actions. The ledger that is there is kept beside it."""
+    found, state = read_back(file.absolute()), state_folder()
+    if not yes:
+        if json or not sys.stdin.isatty():
+            raise UsageError(
+                "restore needs a confirmation, and stdin is not a terminal. Nothing was done. For scripts: --yes"
+            )
+        show.text(f"{file}: {_words(found)}")
+        if not confirmed(f"Put it in the place of the ledger in {state}?"):
+            raise typer.Exit(1)
+    made, aside = restore_ledger(file.absolute(), state, now=datetime.now(UTC), who=user_name(os.getuid()))
+    if json:
+        show.as_json("ledger-backup", {"file": str(file), "backup": made, "before": str(aside) if aside else None})
+        return
+    show.text(
+        "Restored. All actions are paused, because what happened since the backup is unknown. "
+        "Read `gpukeeper plan`, then: gpukeeper resume" + (f"\nThe ledger that was there: {aside}" if aside else "")
+    )
+
+
+def _words(found: Manifest) -> str:
+    size = size_in_words(sum(one.size for one in found.files.values()))
+    return (
+        f"{len(found.files)} files, {size}, of {found.machine} at {found.made:%Y-%m-%d %H:%M:%S} UTC by gpukeeper "
+        f"{found.version}; every checksum was verified"
+    )
+
+
 MOST_ASKED = 1000  # lines that a daemon gives at once
 COMMANDS = {
     "status": Entry(
-        "gpukeeper.interfaces.cli.ledger_status:status",
+        "gpukeeper.interfaces.cli.ledger:status",
         "Show size, files, schema and archives of the ledger.",
     ),
-    "verify": Entry(
-        "gpukeeper.interfaces.cli.ledger_status:verify", "Read every line and archive and verify the checksums."
-    ),
+    "verify": Entry("gpukeeper.interfaces.cli.ledger:verify", "Read every line and archive and verify the checksums."),
     "backup": Entry(
-        "gpukeeper.interfaces.cli.ledger_backup:backup", "Write the ledger, measured use and archives to one file."
+        "gpukeeper.interfaces.cli.ledger:backup", "Write the ledger, measured use and archives to one file."
     ),
     "restore": Entry(
-        "gpukeeper.interfaces.cli.ledger_backup:restore", "Replace the ledger by a backup, and pause all actions."
+        "gpukeeper.interfaces.cli.ledger:restore", "Replace the ledger by a backup, and pause all actions."
     ),
 }
 app = typer.Typer(
@@ -142,8 +267,8 @@ def _print_lines(found: Sequence[tuple[int, Event]], *, json: bool, follow: bool
         _print(seq, line, json=json)
 
 
-@app.command()
-def show(
+@app.command("show")
+def show_line(
     seq: Annotated[int, typer.Argument(metavar="SEQ", help="Number of the line, as printed by `ledger list`.")],
     json: o.Json = False,
 ) -> None:

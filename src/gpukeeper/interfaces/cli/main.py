@@ -1,4 +1,7 @@
-"""The root command: the table of commands, and how errors are reported."""
+"""The root command: the table of commands, and how errors are reported. Commands are imported when they are used:
+their names and the first sentence of their help are a table, so that `gpukeeper --help` and the completion of
+command names import none of them; each module has its imports at the top.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,82 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info, get_group_from_info
+from typer.models import CommandInfo, TyperInfo
 
 from gpukeeper import __version__
-from gpukeeper.interfaces.cli.lazy import Entry, group_of
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.model.errors import KeeperError, UsageError
+
+DESTRUCTIVE = frozenset({"apply", "remove", "stop", "stop-all"})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the table. The target is a function, or the Typer of a group."""
+
+    target: str  # module:attribute
+    help: str  # the first sentence of its own help; a test compares them
+    settings: Mapping[str, Any] = field(default_factory=dict)  # context settings of Click
+
+
+class LazyCommand(TyperCommand):
+    """Listed by its entry. Replaced by the real command as soon as its arguments are parsed or completed."""
+
+    def __init__(self, name: str, entry: Entry) -> None:
+        super().__init__(name, help=entry.help, add_help_option=False, rich_markup_mode=None)
+        self.entry = entry
+
+    @cached_property
+    def loaded(self) -> TyperCommand | TyperGroup:
+        module, _, attribute = self.entry.target.partition(":")
+        found = getattr(import_module(module), attribute)
+        if isinstance(found, typer.Typer):
+            own = isinstance(found.info.cls, type)  # one of `group_of`
+            group = TyperInfo(found, name=self.name, cls=found.info.cls if own else CarefulGroup)
+            return get_group_from_info(
+                group, pretty_exceptions_short=True, suggest_commands=True, rich_markup_mode=None
+            )
+        info = CommandInfo(name=self.name, callback=found, context_settings=dict(self.entry.settings))
+        command = get_command_from_info(info, pretty_exceptions_short=True, rich_markup_mode=None)
+        assert isinstance(command, TyperCommand)
+        return command
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        return self.loaded.make_context(*args, **extra)
+
+
+class CarefulGroup(TyperGroup):
+    """For an unknown word similar commands are suggested, but none that ends work or deletes: people repeat what a
+    message says."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in self.commands:
+            return super().resolve_command(ctx, args)
+        destructive = {name: self.commands.pop(name) for name in DESTRUCTIVE & self.commands.keys()}
+        try:
+            return super().resolve_command(ctx, args)
+        finally:
+            self.commands.update(destructive)
+
+
+def group_of(entries: Mapping[str, Entry]) -> type[TyperGroup]:
+    """The class of a group with these commands: `typer.Typer(cls=group_of(…))`."""
+
+    class LazyGroup(CarefulGroup):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            self.commands.update({name: LazyCommand(name, entry) for name, entry in entries.items()})
+
+    return LazyGroup
+
 
 _HELP = "Test GPU nodes before use, and reclaim GPUs and disk space from finished, idle and stuck work."
 _CLI = "gpukeeper.interfaces.cli"
@@ -27,17 +98,15 @@ COMMANDS = {
         "Show each rule's verdict on a workload.",
     ),
     "apply": Entry(f"{_CLI}.apply:apply", "Reclaim what is due now."),
-    "demo": Entry(
-        "gpukeeper.interfaces.demo.command:demo", "Simulate a week on a fleet and show what was reclaimed and why."
-    ),
+    "demo": Entry("gpukeeper.interfaces.demo:demo", "Simulate a week on a fleet and show what was reclaimed and why."),
     "report": Entry(f"{_CLI}.report:report", "Report how GPUs were used, and what was given back."),
     "backtest": Entry(f"{_CLI}.backtest:backtest", "Show what a policy would have done to recorded work."),
     "advise": Entry(f"{_CLI}.advise:advise", "Find the idle times that win most at an allowed regret."),
     "login": Entry(f"{_CLI}.login:login", "Print a link that logs you in to the web dashboard."),
-    "restore": Entry(f"{_CLI}.restore:restore", "Restore what gpukeeper stopped, or removed after capturing it."),
+    "restore": Entry(f"{_CLI}.submit:restore", "Restore what gpukeeper stopped, or removed after capturing it."),
     "doctor": Entry(f"{_CLI}.doctor:doctor", "Check this machine: what works, what does not, and how to fix it."),
-    "pause": Entry(f"{_CLI}.pause:pause", "Pause all actions at every place of this machine's ledger."),
-    "resume": Entry(f"{_CLI}.pause:resume", "Allow actions again after a pause."),
+    "pause": Entry(f"{_CLI}.submit:pause", "Pause all actions at every place of this machine's ledger."),
+    "resume": Entry(f"{_CLI}.submit:resume", "Allow actions again after a pause."),
     "stop-all": Entry(f"{_CLI}.stop_all:stop_all", "Stop all running GPU workloads, or one owner's."),
     "tidy": Entry(
         f"{_CLI}.tidy:tidy",

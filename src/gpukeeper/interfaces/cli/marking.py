@@ -1,28 +1,144 @@
-"""What commands that change marks of nodes share: where, how many may be out, the plan, and what was done."""
+"""Marks of nodes: where, how many may be out, the plan, and what was done; written to the ledger of this machine
+before and after each change. Used by `node quarantine|return` and by `gpukeeper accept mark`: the results of a run
+as label, condition and taint of the nodes. A plan unless --apply.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+import getpass
+import secrets
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from gpukeeper.acceptance.fleet.node_marks import Change, MarkPlan
-from gpukeeper.acceptance.launchers.marks import AGAIN, Applied, Marked, Replan, Work
-from gpukeeper.acceptance.launchers.recording import Cause
+from gpukeeper.acceptance.fleet.marks import (
+    LABEL,
+    TAINT,
+    Change,
+    MarkPlan,
+    NodeMarks,
+    NodeResult,
+    plan_marks,
+    result_of,
+)
+from gpukeeper.acceptance.launchers.marks import AGAIN, Applied, Cause, Marked, Replan, Work, lines_after, lines_before
+from gpukeeper.acceptance.launchers.story import RunArchive, stored_runs
+from gpukeeper.acceptance.reports.store import ReportFolder
+from gpukeeper.blocking import SystemClock
 from gpukeeper.config.load import load_policy
-from gpukeeper.interfaces.cli.node_records import recording, repeated
+from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.session import opened_for_reading
 from gpukeeper.interfaces.terminal.stopping import until_stopped
-from gpukeeper.model.errors import PolicyError, UsageError
+from gpukeeper.ledger.archive_file import read_archive
+from gpukeeper.ledger.files import archive_folder, ledger_path, reports_folder
+from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.model.errors import KeeperError, LedgerError, PolicyError, UsageError
+from gpukeeper.model.event import Event, NodeMarked, NodeTested
 from gpukeeper.model.policy import Amount, MarkSettings
-from gpukeeper.wiring import node_marks
-from gpukeeper.wiring.clock import SystemClock
+from gpukeeper.views.register import TYPES, Register, lines_of_run, register, warnings_about
+from gpukeeper.wiring import kubernetes
+
+NOT_BEGUN = "Nothing was changed on the cluster, because the change could not be recorded first."
+
+
+def cause() -> Cause:
+    """This user, now."""
+    return Cause(by=getpass.getuser(), step=secrets.token_hex(8))
+
+
+@dataclass
+class MarkRecord:
+    """One command that changes marks."""
+
+    ledger: SqliteLedger
+    cause: Cause
+    place: str = ""
+    _begun: list[NodeMarked] = field(default_factory=list)
+
+    async def begin(self, plan: MarkPlan) -> None:
+        """Durable when it returns."""
+        lines = list(lines_before(plan.changes, self.place, self.cause, SystemClock().now()))
+        try:
+            await self.ledger.append(lines)
+        except LedgerError as problem:
+            raise LedgerError(f"{problem} {NOT_BEGUN}") from problem
+        self._begun = lines
+
+    def end(self, nodes: Iterable[Marked]) -> tuple[str, ...]:
+        """What could not be recorded; what was changed stays changed."""
+        lines = list(lines_after(self._begun, nodes, SystemClock().now()))
+        try:
+            asyncio.run(self.ledger.append(lines))
+        except LedgerError as problem:
+            names = ", ".join(one.ref.name for one in lines if one.ref is not None and one.result != "unchanged")
+            return (f"The nodes were changed ({names}), but the result is not in the ledger: {problem}",)
+        return ()
+
+
+@contextmanager
+def recording(why: Cause) -> Iterator[MarkRecord]:
+    """A ledger that cannot be written is an error before anything is changed."""
+    try:
+        ledger = open_ledger(ledger_path(), write=True)
+    except LedgerError as problem:
+        raise LedgerError(f"{problem} {NOT_BEGUN}") from problem
+    try:
+        yield MarkRecord(ledger, why)
+    finally:
+        ledger.close()
+
+
+def read_register(settings: MarkSettings, report_dir: Path | None = None) -> Register:
+    """From the ledger, its archives, and the reports of runs that were collected."""
+    unread: list[str] = []
+    with opened_for_reading() as ledger:
+        lines = [line for _, line in asyncio.run(ledger.lines(last=None, types=TYPES))]
+    lines += _archived(archive_folder(ledger.path), unread)
+    found = register(
+        lines,
+        SystemClock().now(),
+        repeats=settings.repeats,
+        within=settings.repeats_within,
+        collected=_collected(report_dir or reports_folder(ledger.path), unread),
+    )
+    return msgspec.structs.replace(found, unread=tuple(unread))
+
+
+def _archived(folder: Path, unread: list[str]) -> Iterator[Event]:
+    for path in sorted(folder.glob("journal-*.gz")):
+        try:
+            yield from (line for _, line in read_archive(path, TYPES))
+        except LedgerError as problem:
+            unread.append(str(problem))
+
+
+def _collected(folder: Path, unread: list[str]) -> Iterator[NodeTested]:
+    for _, found in stored_runs(folder):
+        if isinstance(found, KeeperError):
+            unread.append(str(found))
+        elif found is not None:
+            yield from lines_of_run(found)
+
+
+def repeated(nodes: Collection[str], settings: MarkSettings) -> tuple[str, ...]:
+    """In words: what was taken out again and again. A ledger that cannot be read prevents nothing."""
+    try:
+        found = read_register(settings)
+    except KeeperError as problem:
+        return (f"How often these nodes were taken out is unknown: {problem}",)
+    more = (f"These nodes may have been taken out more often: {problem}" for problem in found.unread)
+    return (*warnings_about(found, nodes), *more)
+
 
 ENGINES = ("kubernetes",)
 PARTLY, BREAKER, INTERRUPTED = 3, 12, 130
@@ -84,7 +200,7 @@ def planned_or_applied(options: MarkOptions, replan: Replan, settings: MarkSetti
     if options.apply:
         found, problems = _applied_and_recorded(options, replan, settings, why)
         return MarkResult(found, _repeated(found.plan, settings), problems)
-    plan = asyncio.run(node_marks.plan_marks(options.where, replan, settings))
+    plan = asyncio.run(kubernetes.plan_marks(options.where, replan, settings))
     return MarkResult(Applied(plan=plan), _repeated(plan, settings))
 
 
@@ -96,7 +212,7 @@ def _applied_and_recorded(
     options: MarkOptions, replan: Replan, settings: MarkSettings, why: Cause
 ) -> tuple[Applied, tuple[str, ...]]:
     with recording(why) as record:
-        work = node_marks.work_on(options.where, replan, settings, SystemClock().now())
+        work = kubernetes.work_on(options.where, replan, settings, SystemClock().now())
         record.place, work.announce = work.api.place, record.begin
         try:
             found = asyncio.run(_applied(work))
@@ -109,7 +225,7 @@ def _applied_and_recorded(
 
 async def _applied(work: Work) -> Applied:
     with until_stopped(work.stop, STOPPING):
-        return await node_marks.applied(work)
+        return await kubernetes.applied(work)
 
 
 def document(result: MarkResult, options: MarkOptions) -> dict[str, object]:
@@ -157,3 +273,74 @@ def exit_code(result: MarkResult) -> int:
         return BREAKER
     partly = any(one.deferred or one.problem for one in found.nodes) or any(one.deferred for one in found.plan.changes)
     return PARTLY if partly or found.plan.kept or result.problems else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMarkOptions:
+    taint: Annotated[
+        bool | None,
+        typer.Option("--taint/--no-taint", help="Taint failed nodes, or only label them. Default: the policy."),
+    ] = None
+    report_dir: Annotated[
+        Path | None,
+        typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: reports/ in the state directory."),
+    ] = None
+
+
+@o.with_options
+def mark(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run from `accept list`.", autocompletion=completion.runs)],
+    options: MarkOptions,
+    of_run: RunMarkOptions,
+) -> None:
+    """Mark nodes with the results of a run: label, condition, taint. Without --apply: only the plan.
+
+    Exit code 3: some nodes were kept, deferred or not marked, 12: the breaker is open."""
+    refuse_engine(options.on)
+    results = _results(run, of_run)
+    settings = options.settings()
+    if of_run.taint is not None:
+        settings = msgspec.structs.replace(settings, taint=of_run.taint)
+    now = SystemClock().now()
+
+    def replan(nodes: Sequence[NodeMarks]) -> MarkPlan:
+        return plan_marks(results, nodes, settings, now)
+
+    why = msgspec.structs.replace(cause(), run=run, gpus={one.node: one.gpus for one in results})
+    found = planned_or_applied(options, replan, settings, why)
+    if options.json:
+        shown.as_json("accept-mark", {"run": run, **document(found, options)})
+    else:
+        print_marks(found, options, _planned, _written, ("acceptance", "node", "taint", "reason"))
+    raise typer.Exit(exit_code(found))
+
+
+def _planned(one: Change) -> tuple[str, ...]:
+    word = "-" if TAINT not in one.taints else "add taint" if one.takes_out else "remove taint"
+    reason = "; ".join(filter(None, (one.deferred or one.condition.message, one.note)))
+    return (one.labels[LABEL] or "-", one.node, word, reason)
+
+
+def _written(one: Marked) -> tuple[str, ...]:
+    reason = "; ".join(filter(None, (one.problem or one.deferred, one.note)))
+    return (one.acceptance or "-", one.node, "tainted" if one.tainted else "-", reason)
+
+
+def _results(run: str, options: RunMarkOptions) -> list[NodeResult]:
+    """Of all nodes with a report of this run."""
+    folder = ReportFolder(options.report_dir or reports_folder(ledger_path()))
+    # RUN/nodes/ is what was collected; RUN.NODE is what a node wrote itself, and another run can be named so too.
+    written = [one for one in folder.list() if one.run == run or one.run.startswith(f"{run}.")]
+    collected = RunArchive(folder.path, run).nodes
+    found = [*((folder, one) for one in written), *((collected, one) for one in collected.list())]
+    broken = [f"{one.path}: {one.problem}" for _, one in found if one.problem]
+    if broken:
+        raise UsageError("\n".join([*broken, "Nothing was marked."]))
+    reports = [where.load(one.path, samples=False) for where, one in found]
+    results = [result_of(one) for one in reports if one.run == run]
+    if not results:
+        raise UsageError(f"No report of run {run} in {folder.path}. To list the runs: gpukeeper accept list")
+    twice = [node for node, times in Counter(one.node for one in results).items() if times > 1]
+    if twice:
+        raise UsageError(f"{folder.path} has two reports of run {run} for {twice[0]}. Keep one. Nothing was marked.")
+    return results

@@ -17,9 +17,8 @@ from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.message import Delivered, Message, MessageKind
 from gpukeeper.model.policy import Notify
-from gpukeeper.model.printable import plain
-from gpukeeper.notify.catalog import admin_channels, owner_services
-from gpukeeper.notify.channel import Channel
+from gpukeeper.model.words import plain
+from gpukeeper.notify.catalog import Channel, admin_channels, owner_services
 from gpukeeper.notify.messages import TO_ADMINS, end_channel, send_in_time
 from gpukeeper.notify.terminals import Terminals
 from gpukeeper.platforms.host.connect import user_name

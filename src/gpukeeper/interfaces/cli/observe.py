@@ -1,6 +1,6 @@
 """`gpukeeper observe`: read everything, change nothing.
 
---gpus: the holder of each GPU. --waste: unused GPUs. --watch: refresh.
+--gpus: the holder of each GPU. --waste: unused GPUs. --watch: refresh. Nodes and disks in words, also for `apply`.
 
 Contradictions are reported as findings. Nothing is repaired here; `apply` or a person does that.
 """
@@ -9,28 +9,107 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from gpukeeper.engine.fleet import FleetSnapshot, observe_fleet
-from gpukeeper.interfaces.terminal import nodes, show
+from gpukeeper.engine.view import FleetSnapshot, observe_fleet
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import opened, span
-from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.waste import Waste
-from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.lifecycle.activity import Waste
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.fleet import FleetView, fleet_view, unseen_everywhere
-from gpukeeper.views.gpus import GpusView, WasteView, gpus_view, one_row_each, waste_view
+from gpukeeper.model.words import in_words, size_in_words
+from gpukeeper.views.fleet import (
+    FleetView,
+    GpusView,
+    WasteView,
+    fleet_view,
+    gpus_view,
+    one_row_each,
+    unseen_everywhere,
+    waste_view,
+)
+from gpukeeper.views.nodes import DISK, SubjectChange, bytes_of
 
 if TYPE_CHECKING:
     from gpukeeper.wiring.session import Session
+
+
+NODES_HEAD = ("kind", "name", "temporary", "disk", "inodes", "sessions", "busy")
+
+
+def change_in_words(change: SubjectChange, freed: int) -> str:
+    """ "ray/lab/worker-1: 35.2 GiB -> 70.0 MiB temporary; disk /: 81% -> 64%; 35.1 GiB freed"."""
+    before, after = change
+    parts = [] if before.ref.kind == DISK else [f"{_then(before, after, _temporary)} temporary"]
+    if before.disk is not None:
+        parts.append(f"disk {before.disk.name}: {_then(before, after, _used)}")
+    if freed:
+        parts.append(f"{size_in_words(freed)} freed")
+    where = (before.ref.platform, before.ref.place, before.ref.namespace)
+    name = "/".join(part for part in where if part) if before.ref.kind == DISK else before.ref.path
+    return f"{name}: {'; '.join(parts)}"
+
+
+def _then(before: Subject, after: Subject | Unknown | None, words: Callable[[Subject], str]) -> str:
+    return f"{words(before)} -> {words(after) if isinstance(after, Subject) else '?'}"
+
+
+def _temporary(subject: Subject) -> str:
+    return _size(subject.size)
+
+
+def _used(subject: Subject) -> str:
+    return "?" if subject.disk is None else _share(subject.disk.used)
+
+
+def node_row(subject: Subject) -> tuple[str, ...]:
+    """One line of the table of nodes and disks."""
+    is_disk = subject.ref.kind == DISK
+    return (
+        subject.ref.kind,
+        subject.ref.path,
+        "-" if is_disk else _size(subject.size),
+        _disk(subject),
+        _share(subject.disk.inodes) if subject.disk is not None else "?",
+        "-" if is_disk else _sessions(subject),
+        "-" if is_disk else busy(subject),
+    )
+
+
+def busy(subject: Subject) -> str:
+    if isinstance(subject.busy, Unknown):
+        return f"unknown: {subject.busy.why}"
+    return "no" if subject.busy is None else subject.busy
+
+
+def _disk(subject: Subject) -> str:
+    disk, size = subject.disk, bytes_of(subject).size
+    if disk is None:
+        return "?"
+    of = "" if size is None else f" of {size_in_words(size)}"
+    return f"{disk.used:.0%}{of}" + ("" if subject.ref.kind == DISK else f" ({disk.name})")
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _size(size: int | Unknown) -> str:
+    return "?" if isinstance(size, Unknown) else size_in_words(size)
+
+
+def _sessions(subject: Subject) -> str:
+    """ "1 live, 3 dead", if its platform reports them."""
+    counts = [(subject.labels.get(f"sessions_{word}"), word) for word in ("live", "dead")]
+    return ", ".join(f"{number} {word}" for number, word in counts if number) or "-"
 
 
 HEAD = ("state", "name", "owner", "class", "gpus", "size", "since")
@@ -126,11 +205,11 @@ def _print_rows(view: View) -> int:
 def _print_subjects(subjects: Sequence[Subject]) -> None:
     """Work and what it left, and below that the nodes and disks it is on."""
     things = [subject_row(one) for one in subjects if one.shape is not Shape.NODE]
-    below = [nodes.row(one) for one in subjects if one.shape is Shape.NODE]
+    below = [node_row(one) for one in subjects if one.shape is Shape.NODE]
     show.table(things, head=HEAD)
     if things and below:
         typer.echo("")
-    show.table(below, head=nodes.HEAD)
+    show.table(below, head=NODES_HEAD)
 
 
 def _waste_row(one: Waste, now: datetime) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""`gpukeeper plan`: observe and decide, change nothing."""
+"""`gpukeeper plan`: observe and decide, change nothing.
+
+Users who may not read the ledger of another user's daemon get its plan, from its last passes; `workload list` too.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,72 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from gpukeeper.engine.counts import TreeCount
-from gpukeeper.engine.observe import Survey
-from gpukeeper.engine.outlook import PolicyHead
+from gpukeeper.engine.observe import Survey, TreeCount
+from gpukeeper.engine.outlook import Outlooks, PlaceOutlook, PolicyHead
 from gpukeeper.engine.reclaim import PassReport, look_and_plan
-from gpukeeper.interfaces.cli import daemon_plan
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.daemon import query_daemon
 from gpukeeper.interfaces.terminal.messages import print_message
-from gpukeeper.interfaces.terminal.on_ray import OnRay
+from gpukeeper.interfaces.terminal.pass_options import OnRay, ShortTimes
 from gpukeeper.interfaces.terminal.session import opened, some_unreachable
-from gpukeeper.interfaces.terminal.short_times import ShortTimes
-from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.decision import Unseen
-from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import UsageError
-from gpukeeper.views.plan import PlanView, notes, plan_view, summary
+from gpukeeper.model.words import size_in_words
+from gpukeeper.views.plan import (
+    PlanView,
+    daemon_plan_notes,
+    daemon_plan_summary,
+    daemon_plan_view,
+    notes,
+    plan_view,
+    summary,
+)
 
 if TYPE_CHECKING:
     from gpukeeper.interfaces.telemetry.machine import MachineReader
     from gpukeeper.wiring.session import Session
+
+
+NOT_HERE = {"label": "--label", "outcome": "--outcome", "older_than": "--older-than", "image": "--image"}
+
+
+def read_daemon_plan(policy: Path | None, platform: str | None, narrow: Narrow) -> Outlooks | None:
+    """None: no daemon of another user is running here."""
+    found = query_daemon(Outlooks, "plan", policy)
+    if found is None:
+        return None
+    for name, flag in NOT_HERE.items():
+        if getattr(narrow, name) is not None:
+            raise UsageError(f"the daemon does not support {flag}; remove it, or ask an admin")
+    places = [one for one in found.places if platform in (None, one.platform, f"{one.platform}/{one.place}")]
+    return msgspec.structs.replace(found, places=tuple(_narrowed(one, narrow) for one in places))
+
+
+def _narrowed(place: PlaceOutlook, narrow: Narrow) -> PlaceOutlook:
+    fits = [narrow.fits_ref(one.seen.ref, one.owner) and narrow.fits_class(one.class_) for one in place.decisions]
+    fitting = tuple(one for one, fit in zip(place.decisions, fits, strict=True) if fit)
+    return msgspec.structs.replace(place, decisions=fitting)
+
+
+def show_plan(found: Outlooks, *, json: bool, verbose: bool, quiet: bool) -> None:
+    view = daemon_plan_view(found)
+    if json:
+        show.as_json("plan", view)
+        return
+    show.table([show.plan_row(d, verbose=verbose) for d in view.listed(kept=verbose)])
+    print_daemon_notes(found, quiet=quiet)
+    if not quiet:
+        print_message(daemon_plan_summary(view))
+
+
+def print_daemon_notes(found: Outlooks, *, quiet: bool) -> None:
+    for words in () if quiet else daemon_plan_notes(found):
+        print_message(words)
 
 
 @o.with_options
@@ -53,9 +100,9 @@ def plan(
         return
     policy, platform, narrow = selection.policy, selection.platform, short.narrow(selection.narrow)
     check_textfile(textfile, narrow)
-    by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow) if textfile is None and not short.asked else None
+    by_daemon = read_daemon_plan(policy, platform, narrow) if textfile is None and not short.asked else None
     if by_daemon is not None:
-        daemon_plan.show_plan(by_daemon, json=json, verbose=verbose, quiet=quiet)
+        show_plan(by_daemon, json=json, verbose=verbose, quiet=quiet)
         places = by_daemon.places
         unread = any(_is_unread(f"{one.platform}/{one.place}", one.unseen) for one in places)
         _exit(
@@ -112,11 +159,11 @@ def check_textfile(textfile: Path | None, narrow: Narrow) -> None:
     """Checked first. Metrics of a part of the objects would look like metrics of all."""
     if textfile is None:
         return
-    from gpukeeper.interfaces.telemetry.textfile import check  # prometheus_client is an extra
+    from gpukeeper.interfaces.telemetry.metrics import check_textfile  # prometheus_client is an extra
 
     if narrow != Narrow():
         raise UsageError("--textfile cannot be combined with filters. Nothing was done.")
-    check(textfile)
+    check_textfile(textfile)
 
 
 def read_gpus_for(session: Session) -> MachineReader:
@@ -130,9 +177,9 @@ def write_textfile(
     textfile: Path | None, session: Session, reports: list[PassReport], machine: MachineReader | None
 ) -> None:
     if textfile is not None and machine is not None:
-        from gpukeeper.interfaces.telemetry.textfile import write  # prometheus_client is an extra
+        from gpukeeper.interfaces.telemetry.metrics import write_textfile  # prometheus_client is an extra
 
-        write(textfile, session, reports, asyncio.run(machine.read()))
+        write_textfile(textfile, session, reports, asyncio.run(machine.read()))
 
 
 def _again(policy: Path | None, platform: str | None, narrow: Narrow) -> str:

@@ -1,7 +1,10 @@
-"""`gpukeeper policy`: check the file, show its values and where each comes from. Changes nothing."""
+"""`gpukeeper policy`: check the file, show its values and where each comes from; and what is on record about a
+backtest of a policy on this machine. Changes nothing.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,17 +13,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpukeeper.config.digest import deciding_digest
 from gpukeeper.config.sentence import sentence as in_words
-from gpukeeper.interfaces.cli.lazy import Entry, group_of
+from gpukeeper.interfaces.cli.main import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import show as shown
-from gpukeeper.interfaces.terminal.backtested import not_backtested
 from gpukeeper.interfaces.terminal.messages import print_message
-from gpukeeper.model.errors import PolicyError
+from gpukeeper.interfaces.terminal.session import opened_for_reading
+from gpukeeper.ledger.meta import backtest_record
+from gpukeeper.model.errors import KeeperError, PolicyError
+from gpukeeper.model.policy import Policy
+from gpukeeper.views.own_state import backtest_warning
 
 if TYPE_CHECKING:
     from gpukeeper.config.load import Loaded
     from gpukeeper.config.show import OwnerView, Row
+
+
+def not_backtested(policy: Policy) -> list[str]:
+    """One warning, or none. A ledger that cannot be read is reported by the commands that need it."""
+    try:
+        with opened_for_reading() as ledger:
+            record = asyncio.run(backtest_record(ledger, deciding_digest(policy)))
+    except KeeperError:
+        return []
+    words = backtest_warning(policy, record)
+    return [] if words is None else [words]
+
 
 # The schema of a policy takes 100 ms to load: it is imported where a policy is read, not for help and completion.
 COMMANDS = {

@@ -13,7 +13,7 @@ from gpukeeper.interfaces.terminal import completion, show
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.lifecycle.forecast import UpcomingAction
-from gpukeeper.model.durations import in_words
+from gpukeeper.model.words import in_words
 from gpukeeper.views.trial import PolicyTrial, WorkloadWords
 from gpukeeper.wiring.hypothetical import WorkloadDescription, read_description, try_policy
 

@@ -13,22 +13,21 @@ from gpukeeper.config.load import load_policy
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.daemon import query_daemon
-from gpukeeper.interfaces.terminal.local_ledger import opened_for_reading
 from gpukeeper.interfaces.terminal.messages import print_message
-from gpukeeper.interfaces.terminal.session import span
-from gpukeeper.interfaces.terminal.usage_markdown import markdown_text
-from gpukeeper.interfaces.terminal.usage_page import page
-from gpukeeper.interfaces.terminal.usage_report import read_report, zone_named
-from gpukeeper.interfaces.terminal.usage_tables import (
+from gpukeeper.interfaces.terminal.session import opened_for_reading, span
+from gpukeeper.interfaces.terminal.usage import (
     csv_text,
     failed_line,
     headline,
     money_line,
+    read_report,
     regret_line,
     tables,
     total_rows,
+    zone_named,
 )
-from gpukeeper.ledger.paths import usage_path
+from gpukeeper.interfaces.terminal.usage_page import markdown_text, page
+from gpukeeper.ledger.files import usage_path
 from gpukeeper.ledger.usage import open_usage
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError

@@ -12,14 +12,13 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gpukeeper.config.host_files import POLICY, HostAnswers, host_files, unit_to_enable
 from gpukeeper.config.load import load_file, load_text
+from gpukeeper.config.timers import POLICY, HostAnswers, host_files, unit_to_enable
 from gpukeeper.interfaces.cli.doctor import doctor
 from gpukeeper.interfaces.terminal import completion, show
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal.session import confirmed, span
-from gpukeeper.ledger.paths import service_state_folder
-from gpukeeper.ledger.trust import why_untrusted
+from gpukeeper.ledger.files import service_state_folder, why_untrusted
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Mode, Schedule
 from gpukeeper.wiring.host_setup import Change, FileChange, HostSetup, need_systemd, runs_systemd

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpukeeper.engine.fleet import observe_fleet
 from gpukeeper.engine.requests import Reply, Request
+from gpukeeper.engine.view import observe_fleet
 from gpukeeper.interfaces.cli.submit import reply_to
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show

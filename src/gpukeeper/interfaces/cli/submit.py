@@ -1,4 +1,7 @@
-"""A request of a person: to the daemon when one runs (it sees who asks), else directly, with one's own rights."""
+"""A request of a person: to the daemon when one runs (it sees who asks), else directly, with one's own rights.
+
+`gpukeeper pause`, `resume` and `restore` are such requests and no more.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,20 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import typer
 
 from gpukeeper.engine.requests import Reply, Request, fulfil
+from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.daemon import exchange, failed, read_reply
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import opened, print_unreachable
-from gpukeeper.ledger.paths import ledger_path
+from gpukeeper.ledger.files import ledger_path
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.printable import plain
+from gpukeeper.model.words import plain
 
 Confirm: TypeAlias = Callable[[str], bool]  # gets what would be done
 _GONE = Reply(
@@ -89,3 +93,22 @@ def _directly(request: Request, policy: Path | None, confirm_action: Confirm | N
         if not reply.done and reply.exit_code == UsageError.exit_code:  # what was requested may be out of reach
             print_unreachable(session)
         return reply
+
+
+def pause(
+    reason: Annotated[str, typer.Argument(metavar="REASON", help="Reason, shown to all users.")] = "",
+    policy: o.PolicyFile = None,
+    json: o.Json = False,
+) -> None:
+    """Pause all actions at every place of this machine's ledger. Observing continues."""
+    submit("pause", policy=policy, json=json, reason=reason)
+
+
+def resume(policy: o.PolicyFile = None, json: o.Json = False) -> None:
+    """Allow actions again after a pause."""
+    submit("resume", policy=policy, json=json)
+
+
+def restore(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
+    """Restore what gpukeeper stopped, or removed after capturing it. WORKLOAD: path or uid from the ledger."""
+    submit("restore", policy=policy, json=json, workload=workload)

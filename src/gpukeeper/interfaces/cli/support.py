@@ -21,9 +21,9 @@ from pathlib import Path
 from gpukeeper import __version__
 from gpukeeper.config.load import load_policy
 from gpukeeper.config.show import rows
-from gpukeeper.ledger.export import json_lines
+from gpukeeper.ledger.files import ledger_path
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.ledger.paths import ledger_path
+from gpukeeper.ledger.lines import json_lines
 from gpukeeper.model.errors import KeeperError, UsageError
 
 LINES = 500

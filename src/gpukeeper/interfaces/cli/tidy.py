@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from gpukeeper.interfaces.terminal.messages import print_message
-from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.words import size_in_words
 from gpukeeper.platforms.host import tidy as host
 
 

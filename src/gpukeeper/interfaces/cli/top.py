@@ -19,14 +19,13 @@ from typing import Annotated
 
 import typer
 
-from gpukeeper.engine.fleet import observe_fleet
-from gpukeeper.interfaces.cli import daemon_plan
+from gpukeeper.engine.view import observe_fleet
+from gpukeeper.interfaces.cli.plan import read_daemon_plan
 from gpukeeper.interfaces.terminal import options as o
-from gpukeeper.interfaces.terminal.colours import overwrites
-from gpukeeper.interfaces.terminal.screen import ENDED, INTERRUPTED, QUIT, Screen
+from gpukeeper.interfaces.terminal.messages import overwrites
 from gpukeeper.interfaces.terminal.session import narrowed, opened, span
-from gpukeeper.interfaces.terminal.top_picture import Age, Display, picture, scrolled
-from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.interfaces.terminal.top_screen import ENDED, INTERRUPTED, QUIT, Age, Display, Screen, picture, scrolled
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.views.top import SORTS, TopView, top_view, with_daemon_plan, with_notes
 
@@ -161,7 +160,7 @@ def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[
             return top_view(found, session.book, narrow, session.keeper.clock.now(), paused)
 
         def gather() -> TopView:
-            view, by_daemon = asyncio.run(look()), daemon_plan.read_daemon_plan(policy, platform, narrow)
+            view, by_daemon = asyncio.run(look()), read_daemon_plan(policy, platform, narrow)
             return with_notes(view, notes) if by_daemon is None else with_daemon_plan(view, by_daemon)
 
         yield gather

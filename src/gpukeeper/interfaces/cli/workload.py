@@ -10,17 +10,16 @@ from typing import Annotated
 
 import typer
 
-from gpukeeper.interfaces.cli import daemon_plan
 from gpukeeper.interfaces.cli.explain import explain
-from gpukeeper.interfaces.cli.plan import plans
-from gpukeeper.interfaces.cli.restore import restore as restore_workload
+from gpukeeper.interfaces.cli.plan import plans, print_daemon_notes, read_daemon_plan
+from gpukeeper.interfaces.cli.submit import restore as restore_workload
 from gpukeeper.interfaces.cli.submit import submit
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import confirmed, narrowed, opened, print_unreachable, span
-from gpukeeper.lifecycle.coming import NOT_UNATTENDED
+from gpukeeper.lifecycle.forecast import NOT_UNATTENDED
 from gpukeeper.model.decision import Decision
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Mode
@@ -43,11 +42,11 @@ def list_(
 ) -> None:
     """List all workloads with their next action."""
     narrow = narrowed(owner=owner, image=image, class_=class_)
-    by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow)
+    by_daemon = read_daemon_plan(policy, platform, narrow)
     if by_daemon is not None:
         decisions = [d for place in by_daemon.places for d in place.decisions]
         _print_list(decisions, by_daemon.policy.mode, by_daemon.now, json=json)
-        daemon_plan.print_daemon_notes(by_daemon, quiet=json)
+        print_daemon_notes(by_daemon, quiet=json)
         return
     with opened(policy, write=False, only=platform) as session:
         reports = asyncio.run(plans(session, narrow))

@@ -1,35 +1,132 @@
 """The copy in the fleet database, beside the loop of `serve`: starts the shipper as configured in the policy, and
-answers the requests it finds. Passes do not wait for any of it.
+answers the requests it finds. Copied are the ledger, the present view and the hours of GPUs. Passes do not wait for
+any of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from gpukeeper.engine.failures import bug_words
-from gpukeeper.engine.origin import with_origin
-from gpukeeper.engine.refresh import refresh
+from gpukeeper.engine.keeper import with_origin
+from gpukeeper.engine.ports import bug_words
 from gpukeeper.engine.requests import Reply, Request, fulfil
-from gpukeeper.interfaces.daemon.fleet_sources import FleetSources
+from gpukeeper.engine.view import refresh
+from gpukeeper.interfaces.daemon.queries import PresentView
+from gpukeeper.ledger.copy.admin import CopyState
 from gpukeeper.ledger.copy.connect import load_driver, problem_of_machine, shown
-from gpukeeper.ledger.copy.identity import ensure_identity, remember_shipped, take_nonce
-from gpukeeper.ledger.copy.inbox import Answer
-from gpukeeper.ledger.copy.shipper import CopySettings, Shipper
-from gpukeeper.ledger.copy.signing import SHORTEST_KEY, Rejected, name_of, verify
-from gpukeeper.ledger.copy.state import CopyState
-from gpukeeper.ledger.secret_file import read_secret
+from gpukeeper.ledger.copy.inbox import SHORTEST_KEY, Answer, Rejected, requester_of, verify
+from gpukeeper.ledger.copy.ship import UsageRow, usage_rows
+from gpukeeper.ledger.copy.shipper import CopySettings, Shipper, View
+from gpukeeper.ledger.database import USAGE, open_for_reading, translated
+from gpukeeper.ledger.files import read_secret, usage_path
+from gpukeeper.ledger.lines import storable
+from gpukeeper.ledger.meta import ensure_identity, remember_shipped, take_nonce
+from gpukeeper.ledger.usage import UsageReader
 from gpukeeper.model import reading
-from gpukeeper.model.errors import KeeperError
+from gpukeeper.model.errors import KeeperError, LedgerError
 from gpukeeper.model.policy import Fleet
-from gpukeeper.model.printable import plain
+from gpukeeper.model.words import plain
 from gpukeeper.platforms.host.connect import hostname
+from gpukeeper.views.live import MachineView
 from gpukeeper.wiring.session import Session
+
+SOONEST = 3.0  # seconds between two views
+SHARE = 20  # building views takes at most one part in so many of the time
+RENEWED = 30.0  # seconds: a view is built that often though no pass changed anything
+CURRENT = 120.0  # seconds; an older view is not copied any more
+LARGEST = 32 * 2**20  # bytes of a view; a larger one is copied without workloads that have no GPU, then without all
+ROWS = 20_000  # of usage at once, roughly
+
+
+class FleetSources:
+    """Implements Sources. `build` runs in the event loop, everything else in the shipper's thread."""
+
+    def __init__(self, session: Session, log: Callable[[str], None]) -> None:
+        self._session, self._log = session, log
+        self._present = PresentView(session)
+        self._view: View | None = None
+        self._seq = int(time.time() * 1000)  # higher than all that this daemon used before it was started again
+        self._built = float("-inf")  # steady time
+        self._last: MachineView | None = None
+        self._problem = self._usage_problem = ""  # logged last
+
+    async def build(self) -> None:
+        """For ever. What fails is logged, and tried again."""
+        live = self._session.keeper.live
+        live.enabled, live.gpus_only = True, False
+        pause, version, due = SOONEST, -1, 0.0
+        while True:
+            begun = time.monotonic()
+            if live.version != version or begun >= due:
+                version, due = live.version, begun + RENEWED
+                await self._try_build()
+                pause = max(SOONEST, self._present.busy * SHARE)
+            await asyncio.sleep(pause)
+
+    async def _try_build(self) -> None:
+        try:
+            await self._build()
+            self._problem = ""
+        except Exception as problem:
+            words = str(problem) if isinstance(problem, KeeperError) else bug_words(problem)
+            if words != self._problem:
+                self._log(f"the view of this machine is not copied: {words}")
+            self._problem = words
+
+    async def _build(self) -> None:
+        if not self._session.keeper.live.places:
+            return  # no pass was made yet
+        view, last = await self._present.view(), self._last
+        if last is None or msgspec.structs.replace(last, at=view.at) != view:
+            body = await asyncio.to_thread(encoded, view)
+            self._seq += 1
+            self._view = View(self._seq, body)
+        self._last, self._built = view, time.monotonic()
+
+    def view(self) -> View | None:
+        return self._view if time.monotonic() - self._built < CURRENT else None
+
+    def usage(self, since: datetime | None) -> Sequence[UsageRow]:
+        path = usage_path(self._session.ledger.path)
+        try:
+            with closing(open_for_reading(path, USAGE)) as connection, translated(path):
+                return tuple(usage_rows(UsageReader(connection), since, datetime.now(UTC), ROWS))
+        except LedgerError as problem:  # the ledger is copied in any case
+            if str(problem) != self._usage_problem:
+                self._log(f"how the GPUs are used is not copied: {problem}")
+            self._usage_problem = str(problem)
+            return ()
+
+
+def encoded(view: MachineView, largest: int = LARGEST) -> bytes:
+    """Never larger than that. Bytes of names that are no text are written as the journal writes them."""
+    body = _json(view)
+    if len(body) <= largest:
+        return body
+    for kept in (tuple(one for one in view.workloads if one.gpus != 0), ()):
+        note = f"{len(view.workloads) - len(kept)} workloads are not in the copy of this machine: there are too many."
+        smaller = msgspec.structs.replace(view, workloads=kept, notes=(note, *view.notes[:100]))
+        body = _json(smaller)
+        if len(body) <= largest:
+            return body
+    note = f"{len(view.gpus)} GPUs are not in the copy of this machine: there are too many."
+    return _json(msgspec.structs.replace(view, workloads=(), gpus=(), notes=(note,)))
+
+
+def _json(view: MachineView) -> bytes:
+    try:
+        return msgspec.json.encode(view)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(storable(msgspec.to_builtins(view)))
+
 
 LOOK = 10.0  # seconds between two checks of the policy and of the shipper
 LONGEST_VIA = 200  # characters
@@ -143,7 +240,7 @@ async def answer(
         if not await take_nonce(session.ledger, verified.nonce, verified.expires, now):
             return Answer("refused", _refusal("this request was received before; it is not carried out a second time"))
         request = reading.decode(bytes(verified.request), type=Request)
-        who = name_of(verified, machine, same_users=settings.same_users)
+        who = requester_of(verified, machine, same_users=settings.same_users)
         keeper = with_origin(session.keeper, who, plain(verified.via)[:LONGEST_VIA])
         reply = await fulfil(keeper, session.book, who, request)
         await refresh(session.keeper, session.book, request.workload)

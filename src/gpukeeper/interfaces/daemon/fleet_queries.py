@@ -1,13 +1,19 @@
-"""Read-only requests to the web server of a fleet, answered from the copy of what machines recorded.
+"""What the web server of a fleet knows and asks: the last view of every machine; read-only requests, answered from
+the copy of what machines recorded; requests of people to machines, signed and written to the database.
 
-People get their own work in full, and of the work of others what `observe` shows, as from a daemon. What the copy does
-not hold gets a sentence.
+People get their own work in full, and of the work of others what `observe` shows. What the copy does not hold gets
+a sentence. Nothing is decided here: the daemon of a machine verifies the signature and decides by its own policy.
 """
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,23 +21,116 @@ import msgspec
 from gpukeeper.engine.outlook import NOT_SHOWN
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.interfaces.daemon.queries import ACCEPTANCE, LONGEST_TIMELINE, MOST_LINES, SHOWN_TIMELINE
+from gpukeeper.interfaces.daemon.requests import Identity
 from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED
-from gpukeeper.interfaces.terminal.usage_report import zone_named
-from gpukeeper.ledger.copy import questions
-from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable
+from gpukeeper.interfaces.terminal.usage import zone_named
+from gpukeeper.ledger.copy import inbox, reader
+from gpukeeper.ledger.copy.inbox import REQUEST_LASTS, SignedRequest, sign_request
+from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable, MachineHead
 from gpukeeper.ledger.lines import TYPES, NumberedLine
-from gpukeeper.ledger.queries import LineFilter
+from gpukeeper.ledger.tables import LineFilter
+from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.policy import Prices
 from gpukeeper.views.acceptance_history import RunLines, run_lines
-from gpukeeper.views.live import MachineView, WorkloadLine
-from gpukeeper.views.savings import SOON, SavingsSums
-from gpukeeper.views.timeline import Timeline, copied_timeline
+from gpukeeper.views.explain import Timeline, copied_timeline
+from gpukeeper.views.live import MachineView, WorkloadLine, aged, read_view
 from gpukeeper.views.usage import UsageSums
-from gpukeeper.views.usage_report import ReportQuery, UsageReport, usage_report
+from gpukeeper.views.usage_report import SOON, ReportQuery, SavingsSums, UsageReport, usage_report
 
 if TYPE_CHECKING:
     from gpukeeper.ledger.copy.connect import Connection
+
+
+LONGEST = 100 * 365 * 86400.0  # seconds of an age
+JITTER = timedelta(seconds=2)
+OLD = timedelta(minutes=2)  # a view that its machine did not confirm for longer is not shown as present
+
+
+class FleetState:
+    """What is known of every machine. Implements Observer: the watcher's thread calls it, the event loop reads it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, log: Callable[[str], None]) -> None:
+        self._loop, self._log = loop, log
+        self.views: dict[str, MachineView] = {}  # as last read
+        self.seen: dict[str, datetime] = {}  # when each of them was last confirmed, by our clock
+        self.silent: dict[str, str] = {}  # machines without a view, and why
+        self.problem = "it was not read yet"
+        self.changed = asyncio.Event()
+        self.on_replied: Callable[[int], None] = lambda request: None
+        self._unreadable: dict[str, str] = {}
+        self._shown: dict[str, tuple[tuple[MachineView, datetime, bool], MachineView]] = {}  # and what it was made of
+
+    def on_round(self, heads: tuple[MachineHead, ...]) -> None:
+        self._later(lambda: self._round(heads, datetime.now(UTC)))
+
+    def on_view(self, machine: str, body: str | None) -> None:
+        try:
+            view = None if body is None else read_view(machine, body)
+            why = "" if view is not None else "its view is too large"
+        except (msgspec.MsgspecError, ValueError) as problem:
+            view, why = None, f"its view could not be read ({problem}); is it another version of gpukeeper?"
+        if why:
+            self._log(f"{machine}: {why}")
+        self._later(lambda: self._view(machine, view, why))
+
+    def on_reply(self, request: int) -> None:
+        self._later(partial(self.on_replied, request))
+
+    def on_problem(self, words: str) -> None:
+        self._later(lambda: self._problem(words))
+
+    def _later(self, work: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(work)
+
+    def _problem(self, words: str) -> None:
+        if words != self.problem:
+            self.problem = words
+            self.changed.set()
+
+    def _view(self, machine: str, view: MachineView | None, why: str) -> None:
+        if view is None:
+            self._unreadable[machine] = why
+        else:
+            self._unreadable.pop(machine, None)
+            self.views[machine] = view
+
+    def _round(self, heads: tuple[MachineHead, ...], now: datetime) -> None:
+        """A machine that is not in the database any more, or whose view cannot be read, gets older."""
+        for one in heads:
+            if one.view_ago is not None and one.machine not in self._unreadable:
+                self._confirm(one.machine, now - timedelta(seconds=min(one.view_ago, LONGEST)))
+        silent = [one for one in heads if one.machine not in self.views or one.machine in self._unreadable]
+        self.silent = {one.machine: self._why_silent(one) for one in silent}
+        self.changed.set()
+
+    def _confirm(self, machine: str, seen: datetime) -> None:
+        """Computed from an age, so that the same moment is a little different each time."""
+        if machine not in self.seen or abs(seen - self.seen[machine]) > JITTER:
+            self.seen[machine] = seen
+
+    def _why_silent(self, head: MachineHead) -> str:
+        if head.machine in self._unreadable:
+            return self._unreadable[head.machine]
+        if head.seen_ago is None:
+            return "it was added to the fleet database and has not connected yet"
+        return "it has connected, and has not sent a view yet"
+
+    def present(self, now: datetime) -> dict[str, MachineView]:
+        """As they are shown: what is old is marked, with the time of the last confirmation by our clock."""
+        found = {}
+        for machine, view in self.views.items():
+            seen = self.seen.get(machine, view.at)
+            made = (view, seen, now - seen > OLD)
+            if machine not in self._shown or self._shown[machine][0] != made:
+                self._shown[machine] = (made, aged(view, seen) if made[2] else msgspec.structs.replace(view, at=seen))
+            found[machine] = self._shown[machine][1]
+        return found
+
+    def is_old(self, machine: str, now: datetime) -> bool:
+        return machine in self.seen and now - self.seen[machine] > OLD
+
 
 LONGEST_REPORT = timedelta(days=400)
 MISSING = {
@@ -110,12 +209,12 @@ class FleetQueries:
             search=request.search or None,
             before=request.before,
         )
-        return NumberedLine(tuple(await self._copy.ask(lambda c: questions.copied_lines(c, machine, wanted))))
+        return NumberedLine(tuple(await self._copy.ask(lambda c: reader.copied_lines(c, machine, wanted))))
 
     async def _runs(self, machine: str, request: Request) -> RunLines:
         """Of the machine, and so of nobody: everybody may read them."""
         wanted = LineFilter(last=min(max(request.last, 1), MOST_LINES), types=(ACCEPTANCE,), before=request.before)
-        return run_lines(await self._copy.ask(lambda c: questions.copied_lines(c, machine, wanted)))
+        return run_lines(await self._copy.ask(lambda c: reader.copied_lines(c, machine, wanted)))
 
     async def _report(self, who: FleetReader, machine: str, request: Request) -> UsageReport:
         """One's own figures and the totals; an admin's are all."""
@@ -138,13 +237,13 @@ class FleetQueries:
         def read(connection: Connection) -> UsageReport:
             sums = UsageSums(query.since, query.until, zone)
             models: dict[str, set[str]] = {}
-            for one in questions.hours(connection, machines, query.since, query.until):
+            for one in reader.hours(connection, machines, query.since, query.until):
                 sums.add(one)
                 models.setdefault(one.device.place, set()).add(one.device.model)
             savings = SavingsSums(query.since, query.until, zone, self._prices, models)
-            for line in questions.outcomes(connection, machines, query.since, query.until + SOON):
+            for line in reader.outcomes(connection, machines, query.since, query.until + SOON):
                 savings.add(line)
-            oldest = questions.oldest_hour(connection, machines)
+            oldest = reader.oldest_hour(connection, machines)
             return usage_report(query, zone, sums, savings, self._prices, recorded_from=oldest)
 
         return await self._copy.ask(read)
@@ -160,8 +259,8 @@ class FleetQueries:
         wanted = LineFilter(last=MOST_LINES, workload=line.uid, since=since)
 
         def read(connection: Connection) -> Timeline:
-            minutes = questions.signal_minutes(connection, machine, line.key, since)
-            lines = [event for _, event in questions.copied_lines(connection, machine, wanted)]
+            minutes = reader.signal_minutes(connection, machine, line.key, since)
+            lines = [event for _, event in reader.copied_lines(connection, machine, wanted)]
             points = ((one.signal, one.device, one.minute, one.mean) for one in minutes)
             return copied_timeline(line, points, lines, since, now)
 
@@ -182,7 +281,7 @@ class FleetQueries:
             return words
 
     async def _health(self, machine: str) -> str:
-        found = await self._copy.ask(lambda c: questions.copied_ledger(c, machine))
+        found = await self._copy.ask(lambda c: reader.copied_ledger(c, machine))
         newest = "none" if found.newest is None else f"of {found.newest.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
         return (
             "Budget, channels, stopped passes and disk are not in the copy of the fleet. "
@@ -192,3 +291,85 @@ class FleetQueries:
 
 def _reply(body: object) -> DataReply:
     return DataReply(done=True, words="", body=msgspec.Raw(msgspec.json.encode(body)))
+
+
+POLL = 2.0  # seconds between two looks if no reply is announced
+GRACE = timedelta(seconds=20)  # after a request expired, for the reply that says so
+EACH, ALL = 4, 64  # requests in progress, of one person and of all
+
+
+class FleetRequests:
+    """`realm`: the machine where people log in to this web server. `key` None: no requests are sent."""
+
+    def __init__(self, copy: CopyReader, realm: str, key: str | None, lasts: timedelta = REQUEST_LASTS) -> None:
+        self._copy, self._realm, self._key, self._lasts = copy, realm, key, lasts
+        self._replied: dict[int, asyncio.Event] = {}
+        self._open: Counter[str] = Counter()  # by person
+
+    def on_reply(self, number: int) -> None:
+        """A reply to that request is there."""
+        if number in self._replied:
+            self._replied[number].set()
+
+    async def send(self, who: Identity, machine: str, request: Request) -> Reply:
+        """Every refusal is a sentence."""
+        if self._key is None:
+            return _failed("this web server has no key for requests (--key-file); nothing was done")
+        if self._open[who.name] >= EACH or self._open.total() >= ALL:
+            return _failed("too many requests are waiting for replies; nothing was done. Try again in a minute")
+        self._open[who.name] += 1
+        try:
+            return await self._send(who, machine, request, self._key)
+        except CopyUnavailable as problem:
+            done = "whether the request was sent is not known; see the history" if problem.begun else "nothing was done"
+            return _failed(f"the fleet database could not be used: {problem}; {done}")
+        finally:
+            self._open[who.name] -= 1
+            self._open += Counter()  # without those that have none
+
+    async def _send(self, who: Identity, machine: str, request: Request, key: str) -> Reply:
+        now = datetime.now(UTC)
+        expires = now + self._lasts
+        signed = SignedRequest(
+            machine=machine,
+            nonce=secrets.token_hex(16),
+            issued=now,
+            expires=expires,
+            person=who.name,
+            realm=self._realm,
+            via=f"{who.via}, at {self._realm}",
+            request=msgspec.Raw(msgspec.json.encode(request)),
+        )
+        document, signature = sign_request(signed, key)
+        number = await self._copy.ask(lambda c: inbox.ask(c, machine, expires, document, signature))
+        self._replied[number] = asyncio.Event()
+        try:
+            return await self._wait(number, machine)
+        finally:
+            del self._replied[number]
+
+    async def _wait(self, number: int, machine: str) -> Reply:
+        """A database that goes away meanwhile may come back in time."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + (self._lasts + GRACE).total_seconds()
+        while loop.time() < end:
+            with suppress(CopyUnavailable):
+                answer = await self._copy.ask(lambda c: inbox.reply_to(c, number))
+                if answer is not None:
+                    return read_answer(answer)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._replied[number].wait(), POLL)
+            self._replied[number].clear()
+        words = f"no reply of {machine} could be read before the request expired"
+        return _failed(f"{words}; whether it was carried out is in the history of {machine}")
+
+
+def read_answer(answer: inbox.Answer) -> Reply:
+    try:
+        return reading.decode(answer.body, type=Reply)
+    except msgspec.MsgspecError as error:
+        raise KeeperError(f"the reply could not be read ({error}); the history shows whether it was done") from error
+
+
+def _failed(words: str) -> Reply:
+    return Reply(done=False, words=words, exit_code=1)

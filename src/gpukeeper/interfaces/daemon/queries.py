@@ -1,48 +1,222 @@
 """Read-only requests to `serve`: plans, explanations, lines, figures and its own state. Changes nothing.
 
-The caller's own work in full; of the work of others what `observe` shows. The cost of a reply is bounded: the plan is
-that of the last passes, one workload is read by its uid, and the ledger is read over a separate connection, so that no
-long search keeps the passes from writing.
+The caller's own work in full; of the work of others what `observe` shows. The cost of a reply is bounded: the plan
+is that of the last passes, one workload is read by its uid, and the ledger is read over a separate connection, so
+that no long search keeps the passes from writing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper import __version__
 from gpukeeper.blocking import in_thread, real_seconds
 from gpukeeper.config.digest import deciding_digest
-from gpukeeper.engine.explain import HISTORY, as_others_see, explained
-from gpukeeper.engine.find import find
-from gpukeeper.engine.outlook import NOT_SHOWN, daemon_state, outlooks
-from gpukeeper.engine.preview import preview
-from gpukeeper.engine.removed import not_there
-from gpukeeper.engine.requests import DataReply, Reply, Request
-from gpukeeper.interfaces.daemon.own_state import health_view, policy_view
-from gpukeeper.interfaces.terminal.usage_report import read_report
-from gpukeeper.ledger.backtest_record import backtest_record, newest_backtest
+from gpukeeper.config.sentence import sentence
+from gpukeeper.config.show import rows
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.live import STEP, STEPS
+from gpukeeper.engine.loop import in_slices
+from gpukeeper.engine.outlook import (
+    HISTORY,
+    NOT_SHOWN,
+    PolicyHead,
+    as_others_see,
+    daemon_state,
+    explained,
+    not_there,
+    outlooks,
+)
+from gpukeeper.engine.requests import DataReply, Reply, Request, preview
+from gpukeeper.engine.view import find
+from gpukeeper.interfaces.terminal.usage import read_report
+from gpukeeper.ledger.archive import status
+from gpukeeper.ledger.files import usage_path
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.lines import TYPES, NumberedLine
-from gpukeeper.ledger.paths import usage_path
-from gpukeeper.ledger.policy_record import policy_record
+from gpukeeper.ledger.meta import PolicyRecord, backtest_record, newest_backtest, policy_record
 from gpukeeper.ledger.usage import SqliteUsage, open_usage
+from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.holds import is_admin, may_act
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Event, NodeTested
+from gpukeeper.model.subject import Memory
 from gpukeeper.views.acceptance_history import RunLines, run_lines
-from gpukeeper.views.backtest_guard import backtest_warning
-from gpukeeper.views.backtest_tradeoff import BacktestOnRecord
-from gpukeeper.views.health import HealthView
-from gpukeeper.views.policy import PolicyView
-from gpukeeper.views.timeline import Timeline, timeline
+from gpukeeper.views.backtest import BacktestOnRecord
+from gpukeeper.views.explain import Timeline, timeline
+from gpukeeper.views.history import line_row
+from gpukeeper.views.live import Delta, MachineView
+from gpukeeper.views.live_rows import LiveRows
+from gpukeeper.views.own_state import (
+    BudgetHealth,
+    HealthView,
+    LastPolicyChange,
+    LedgerHealth,
+    PolicySetting,
+    PolicyView,
+    backtest_warning,
+)
 from gpukeeper.views.trial import PolicyTrial, WorkloadWords
 from gpukeeper.views.usage_report import ReportQuery, UsageReport
 from gpukeeper.wiring.hypothetical import read_description, try_policy
 from gpukeeper.wiring.session import Session
+
+REMEMBERED = 5.0  # seconds: then the ledger is read again though no pass was made
+FORECASTS = 0.05  # seconds of each update for forecasts; those that are not made then are made by the next ones
+
+
+class PresentView:
+    """Of one reader. Costs what changed since it was read last; `busy`: the seconds that this took."""
+
+    def __init__(self, session: Session) -> None:
+        self.busy = 0.0
+        self._session = session
+        self._rows = LiveRows(session.keeper.host)
+        self._updating = asyncio.Lock()
+        self._remembered: Mapping[str, Memory] = {}
+        self._reads, self._read_at = -1, float("-inf")
+
+    async def view(self) -> MachineView:
+        async with self._updating:
+            return self._rows.view(await self._update())
+
+    async def changes(self, since: int) -> tuple[Delta, int, bool]:
+        """What changed after that generation, the generation after it, and whether this is everything: after 0, or if
+        that generation is too old."""
+        async with self._updating:
+            head, rows = await self._update(), self._rows
+            return rows.delta(head, since), rows.generation, since < rows.oldest
+
+    async def _update(self) -> MachineView:
+        """Returns the head: everything but the rows."""
+        session, keeper, rows = self._session, self._session.keeper, self._rows
+        await _recall(keeper)
+        live, book, now = keeper.live, session.book, keeper.clock.now()
+        self.busy = await in_slices(live.forecast(book, now), FORECASTS)
+        self.busy += await in_slices(rows.update(live, book, now))
+        self.busy += await in_slices(rows.update_gpus(live, now, await self._of_gpus()))
+        policy = book.policy
+        return MachineView(
+            machine=keeper.host,
+            at=now,
+            version=__version__,
+            policy=PolicyHead(session.loaded.source, policy.digest, policy.preset, policy.mode),
+            paused=await keeper.ledger.paused(),
+            places=tuple(place.state for _, place in sorted(live.places.items())),
+            gpus=(),
+            workloads=(),
+            notes=self._rows.notes,
+        )
+
+    async def _of_gpus(self) -> Mapping[str, Memory]:
+        """What the ledger remembers of each GPU; measurements do not change it."""
+        loop, keeper = asyncio.get_running_loop(), self._session.keeper
+        if keeper.live.reads != self._reads or loop.time() - self._read_at > REMEMBERED:
+            self._reads, self._read_at = keeper.live.reads, loop.time()
+            self._remembered = await keeper.ledger.memories(self._rows.devices)
+        return self._remembered
+
+
+async def _recall(keeper: Keeper) -> None:
+    """Use that was recorded before this daemon started, or before the workload was first seen."""
+    keys = keeper.live.unknown_history()
+    if keys:
+        now = keeper.clock.now()
+        found = await keeper.signals.series(keys, now - STEPS * STEP, now)
+        for key, series in found.items():
+            keeper.live.recall(key, series)
+
+
+ERRORS = 5  # of the last day
+DISK = timedelta(seconds=5)
+FOR_ADMINS = ("notify", "fleet", "web.proxy", "web.tls")  # commands, addresses and paths
+
+
+def policy_view(
+    session: Session, record: PolicyRecord | None, *, named: bool, admin: bool, now: datetime
+) -> PolicyView:
+    """`named`: the reader is logged in; everybody else reads the sentence only."""
+    loaded = session.loaded
+    settings = (
+        PolicySetting(one.setting, one.value, one.origin)
+        for one in (rows(loaded) if named else ())
+        if admin or not one.setting.startswith(FOR_ADMINS)
+    )
+    return PolicyView(
+        source=loaded.source,
+        digest=loaded.policy.digest,
+        mode=loaded.policy.mode,
+        sentence=sentence(loaded.policy),
+        warnings=(*loaded.warnings, *loaded.expired(now)),
+        settings=tuple(settings),
+        recorded_since=record.since if named and record is not None else None,
+        change=_last_change(record, admin=admin) if named and record is not None else None,
+    )
+
+
+def _last_change(record: PolicyRecord, *, admin: bool) -> LastPolicyChange | None:
+    line = record.last
+    if line is None:
+        return None
+    shown = tuple(one for one in line.changes if admin or not one.setting.startswith(FOR_ADMINS))
+    return LastPolicyChange(
+        at=line.at,
+        before=line.before,
+        digest=line.digest,
+        changes=shown,
+        hidden=len(line.changes) - len(shown),
+    )
+
+
+async def health_view(session: Session, ledger: SqliteLedger, *, admin: bool, now: datetime) -> HealthView:
+    """Errors name the work of others, so that only admins get them."""
+    budget = session.book.policy.budget
+    hour, day = now - timedelta(hours=1), now - timedelta(days=1)
+    acted = await ledger.acts_since(hour, TREES, but=True)
+    errors: Sequence[tuple[int, Event]] = await ledger.lines(last=ERRORS, errors_only=True, since=day) if admin else ()
+    return HealthView(
+        now=now,
+        ledger=await _ledger(ledger),
+        budget=BudgetHealth(
+            per_pass_count=budget.per_pass.count,
+            per_pass_share=budget.per_pass.share,
+            per_hour_count=budget.per_hour.count,
+            per_hour_share=budget.per_hour.share,
+            acted_last_hour=acted,
+        ),
+        paused=await session.keeper.ledger.paused(),
+        failures=tuple(
+            (f"{place[0]}/{place[1]}", why if admin else "the last pass stopped midway")
+            for place, why in session.keeper.last_passes.failures.items()
+        ),
+        owner_channels=tuple(one.name for one in session.messages.owners),
+        admin_channels=tuple(one.name for one in session.messages.admins),
+        last_errors=tuple(f"{row.where}: {row.words}" for row in (line_row(*one) for one in errors)),
+        copy=session.copy_state() if admin else None,
+    )
+
+
+async def _ledger(ledger: SqliteLedger) -> LedgerHealth:
+    found = await status(ledger)
+    disk = await in_thread(lambda: os.statvfs(ledger.path.parent), DISK)
+    return LedgerHealth(
+        lines=found.lines,
+        oldest=found.oldest,
+        newest=found.newest,
+        size=found.size,
+        archives=len(found.archives),
+        damaged_archives=sum(one.damage is not None for one in found.archives),
+        reserve=found.reserve,
+        disk_free=disk.f_bavail * disk.f_frsize,
+        disk_total=disk.f_blocks * disk.f_frsize,
+    )
+
 
 VERBS = (
     *("plan", "explain", "ledger", "report", "standing", "signals", "runs", "policy", "health", "try", "preview"),

@@ -1,38 +1,309 @@
-"""The web process of `serve --web`, seen from the daemon: what it is sent, and how its questions are answered.
+"""The web process of `serve --web`, seen from the daemon: a supervised child with a link and a listening socket;
+started again when the section `web` of the policy changes; what it is sent, and how its questions are answered.
 
-It never acts. Each of its questions carries what a person presented, and is answered with the rights of that person.
+It never acts. Each of its questions carries what a person presented, and is answered with the rights of that
+person. A Backend answers: that of a daemon, or that of a fleet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 import msgspec
 
 from gpukeeper import __version__
-from gpukeeper.blocking import real_seconds
-from gpukeeper.engine.origin import with_origin
-from gpukeeper.engine.refresh import refresh
+from gpukeeper.blocking import in_thread, real_seconds
+from gpukeeper.child_python import DIRECTORY, environment, module_command
+from gpukeeper.engine.keeper import with_origin
 from gpukeeper.engine.requests import DataReply, Reply, Request, fulfil
-from gpukeeper.interfaces.daemon import identity
-from gpukeeper.interfaces.daemon.identity import ANONYMOUS, NOT_LOGGED_IN, Identity, answer_login, identify
-from gpukeeper.interfaces.daemon.limiter import RateLimits, RequestLimiter
-from gpukeeper.interfaces.daemon.present import PresentView
-from gpukeeper.interfaces.daemon.queries import VERBS, Queries
-from gpukeeper.interfaces.daemon.requests import WebLogins
-from gpukeeper.interfaces.daemon.web_child import Log, Send, supervised
-from gpukeeper.interfaces.daemon.web_settings import WebSettings
+from gpukeeper.engine.view import refresh
+from gpukeeper.interfaces.daemon.queries import VERBS, PresentView, Queries
+from gpukeeper.interfaces.daemon.requests import (
+    ANONYMOUS,
+    LOGIN_VERBS,
+    NOT_LOGGED_IN,
+    Identity,
+    WebLogins,
+    answer_login,
+    identify,
+)
+from gpukeeper.interfaces.daemon.server import RateLimits, RequestLimiter
+from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.interfaces.http_pages import Page as MetricsPage
-from gpukeeper.interfaces.link import BUG, Answer, Change, Demo, Person, Question, Welcome
-from gpukeeper.interfaces.revocations import new_revocations
+from gpukeeper.interfaces.link import (
+    BUG,
+    LARGEST_QUESTION,
+    Answer,
+    Change,
+    Demo,
+    Person,
+    Question,
+    Revocations,
+    Welcome,
+    frame,
+    new_revocations,
+    read_frame,
+)
+from gpukeeper.interfaces.web_setup import Setup, is_loopback, read_setup, read_tls, tls_stamp
 from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.model.policy import Web
 from gpukeeper.views.live import MachineView
 from gpukeeper.wiring.session import Session
+
+CHILD = module_command("gpukeeper.interfaces.web")
+OPEN_MAX = 128  # questions that are answered at a time, of LARGEST_QUESTION bytes each at most: 32 MiB
+STUCK = 30.0  # seconds to take a frame; a process that does not is ended
+BACKOFF = (1.0, 60.0)
+HEALTHY = 60.0  # seconds after which a process that ends is started again at once
+Log = Callable[[str], None]
+Send = Callable[[object], Awaitable[None]]
+
+
+class Backend(Protocol):
+    """Identifies people and answers their questions; the web process does neither."""
+
+    @property
+    def revocations(self) -> Revocations: ...
+
+    async def welcome(self) -> Welcome:
+        """Its first frame."""
+        ...
+
+    async def publish(self, send: Send) -> None:
+        """Sends what changed; a new web process gets everything first. The process is started again if it returns."""
+        ...
+
+    async def answer(self, question: Question) -> Answer: ...
+
+
+@asynccontextmanager
+async def supervised(
+    backend: Backend, where: Endpoint, listener: socket.socket, log: Log, scheme: str = "http"
+) -> AsyncIterator[None]:
+    """Runs while the block does. Closes the listener."""
+    address = f"[{where.address}]" if ":" in where.address else where.address
+    log(f"serving the dashboard on {scheme}://{address}:{listener.getsockname()[1]}/")
+    child = WebChild(backend, listener, log)
+    supervising = asyncio.create_task(child.supervise())
+    try:
+        yield
+    finally:
+        supervising.cancel()
+        await asyncio.gather(supervising, return_exceptions=True)
+        await child.end_replies()
+        listener.close()
+
+
+def require_web() -> None:
+    """The packages of the dashboard are an extra."""
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "jinja2")):
+        raise UsageError("The dashboard needs an extra. In a clone of gpukeeper: pip install '.[web]'")
+
+
+def listen(where: Endpoint) -> socket.socket:
+    require_web()
+    family = socket.AF_INET6 if ":" in where.address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((where.address, where.port))
+        listener.listen(512)
+    except OSError as error:
+        listener.close()
+        raise KeeperError(
+            f"--web: cannot listen on {where.address}:{where.port} ({error.strerror}). Nothing was started. "
+            "Choose another port, or end the program that uses it."
+        ) from error
+    return listener
+
+
+class WebChild:
+    def __init__(self, backend: Backend, listener: socket.socket, log: Log) -> None:
+        self._backend, self._listener, self._log = backend, listener, log
+        self._replies: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(OPEN_MAX)
+
+    async def supervise(self) -> None:
+        """Starts it again when it ends, later each time it does so soon."""
+        loop, pause = asyncio.get_running_loop(), BACKOFF[0]
+        while True:
+            begun = loop.time()
+            try:
+                why = _ending(await self._run())
+            except Exception as problem:  # passes go on, and it is tried again
+                why = repr(problem)
+            pause = BACKOFF[0] if loop.time() - begun > real_seconds(HEALTHY) else pause
+            self._log(f"the web process ended ({why}); starting it again in {pause:g} s")
+            await asyncio.sleep(real_seconds(pause))
+            pause = min(pause * 2, BACKOFF[1])
+
+    async def end_replies(self) -> None:
+        """Requests in progress are interrupted; the next start inspects open intents first."""
+        for task in self._replies:
+            task.cancel()
+        await asyncio.gather(*self._replies, return_exceptions=True)
+
+    async def _run(self) -> int:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            inherited = (theirs.fileno(), self._listener.fileno(), self._backend.revocations.descriptor)
+            process = await asyncio.create_subprocess_exec(
+                *(*CHILD, *map(str, inherited)),
+                pass_fds=inherited,
+                stdin=asyncio.subprocess.DEVNULL,
+                env=environment(),
+                cwd=DIRECTORY,
+            )
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            await self._talk(reader, writer)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), real_seconds(1.0))
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+            code = await process.wait()
+        return code
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def send(message: object) -> None:
+            writer.write(frame(message))
+            await asyncio.wait_for(writer.drain(), real_seconds(STUCK))
+
+        async def reply(question: Question) -> None:
+            answer = await self._backend.answer(question)
+            with suppress(ConnectionError, TimeoutError):
+                await send(answer)
+
+        try:
+            await send(await self._backend.welcome())
+            async with asyncio.TaskGroup() as group:
+                publishing = group.create_task(self._backend.publish(send))
+                publishing.add_done_callback(lambda task: writer.close())
+                while (question := await self._question(reader)) is not None:
+                    # Outside the group: a stop is not left in the middle because the web process ended.
+                    task = asyncio.create_task(reply(question))
+                    self._replies.add(task)
+                    task.add_done_callback(self._answered)
+                publishing.cancel()
+        except* (ConnectionError, TimeoutError, ValueError, KeeperError) as problems:
+            self._log(f"the web process is ended: {problems.exceptions[0]}")
+        finally:
+            writer.close()
+
+    async def _question(self, reader: asyncio.StreamReader) -> Question | None:
+        """The next one, when there is room for it: what is not read stays with the web process."""
+        await self._room.acquire()
+        question = None
+        try:
+            question = await read_frame(reader, Question, LARGEST_QUESTION)
+        finally:
+            if question is None:
+                self._room.release()
+        return question
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._replies.discard(task)
+        self._room.release()
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+READ_WITHIN = timedelta(seconds=20)  # files and names of users
+FOLLOW = 20.0  # seconds between two checks for changes
+
+
+class WebSettings:
+    """`current`: the section in effect. `address`: where the dashboard listens."""
+
+    def __init__(self, current: Callable[[], Web], address: str, log: Callable[[str], None]) -> None:
+        self._current, self._address, self._log = current, address, log
+        self._problem = ""  # of renewed certificates
+        self._setup: Setup | None = None
+
+    @property
+    def anonymous(self) -> bool:
+        """Reading needs no login."""
+        return is_loopback(self._address) and self._current().read_on_loopback
+
+    @property
+    def sessions(self) -> timedelta:
+        return self._current().sessions
+
+    @property
+    def proxy_configured(self) -> bool:
+        return self._setup is not None and self._setup.site.proxy is not None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """For the health page."""
+        lasting = self._setup.warnings if self._setup is not None else ()
+        return (*lasting, self._problem) if self._problem else lasting
+
+    async def setup(self) -> Setup:
+        """Raises KeeperError with the reason if the dashboard must not be served like this."""
+        web, warned = self._current(), self.warnings
+        self._setup = await in_thread(lambda: read_setup(web, self._address), READ_WITHIN)
+        self._problem = ""
+        for words in self._setup.warnings:
+            if words not in warned:
+                self._log(f"WARNING: {words}")
+        return self._setup
+
+    async def serve(self, publishing: Coroutine[Any, Any, None], send: Send) -> None:
+        """Publishes until the web process must be started again."""
+        tasks = [asyncio.create_task(one) for one in (publishing, self.follow(send))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for one in tasks:
+                one.cancel()
+
+    async def follow(self, send: Send) -> None:
+        """Sends renewed certificates; returns when the web process must be started again."""
+        assert self._setup is not None
+        web, pair = self._setup.web, self._setup.tls
+        stamp = await in_thread(lambda: tls_stamp(web.tls), READ_WITHIN)
+        while True:
+            await asyncio.sleep(real_seconds(FOLLOW))
+            if self._current() != web:
+                self._log("the settings of the dashboard have changed")
+                return
+            if pair is None:
+                continue
+            try:
+                now = await in_thread(lambda: tls_stamp(web.tls), READ_WITHIN)
+                if now == stamp:
+                    continue
+                renewed = await in_thread(lambda: read_tls(web.tls), READ_WITHIN)
+            except (KeeperError, TimeoutError) as problem:
+                self._complain(str(problem) or "the files of the certificate could not be read in time")
+                continue
+            stamp, self._problem = now, ""
+            if renewed is not None and renewed != pair:
+                pair = renewed
+                await send(renewed)
+                self._log("loaded the renewed certificate of the dashboard")
+
+    def _complain(self, words: str) -> None:
+        words = f"the dashboard keeps its previous certificate: {words}"
+        if words != self._problem:
+            self._problem = words
+            self._log(words)
+
 
 NEVER_SOONER, NEVER_LATER = 0.5, 1.0  # seconds between two changes that are sent, if there are any
 SHARE = 4  # pauses are so many times as long as the work before them, within these limits
@@ -155,7 +426,7 @@ class WebProcess:
             return who, await self._answer_login(who, request)
         if not who.name and not self.settings.anonymous:
             return who, _LOG_IN
-        if request.verb in identity.VERBS:
+        if request.verb in LOGIN_VERBS:
             return who, await self._answer_login(who, request)
         if request.verb == "metrics":
             async with self._turn(self._reads, who):

@@ -1,14 +1,15 @@
-"""Series of the GPUs of a machine and their owners, of its last acceptance runs, events and storage, and of its copy in
-the fleet database.
+"""Series of the GPUs of a machine and their owners, of its last acceptance runs, events and storage, and of its
+copy in the fleet database.
 
-At most MOST_GPUS are exported one by one; beyond that only the sums. What was not measured has no series.
+At most MOST_GPUS are exported one by one; beyond that only the sums. What was not measured has no series. Images,
+logs and what workloads wrote are measured rarely, in the background, while somebody scrapes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -16,21 +17,198 @@ from prometheus_client.core import GaugeMetricFamily
 
 from gpukeeper.acceptance.recording import ref_of
 from gpukeeper.blocking import in_thread
-from gpukeeper.disk.usage import Usage, usage
-from gpukeeper.engine.slices import in_slices
-from gpukeeper.interfaces.telemetry.owners import cores_by_owner, of_owners
+from gpukeeper.disk.mounts import Usage, usage
+from gpukeeper.engine.live import LiveState
+from gpukeeper.engine.loop import in_slices
+from gpukeeper.engine.ports import bug_words
 from gpukeeper.interfaces.telemetry.series import gauge
-from gpukeeper.interfaces.telemetry.storage import StorageFacts, StorageWatch, of_storage
-from gpukeeper.ledger.copy.state import CopyState
-from gpukeeper.model.errors import LedgerError
-from gpukeeper.model.grade import Past
-from gpukeeper.model.memory import EMPTY
+from gpukeeper.ledger.copy.admin import CopyState
+from gpukeeper.model.errors import LedgerError, PlatformError
+from gpukeeper.model.gpu import Past
 from gpukeeper.model.policy import DAY, MINUTE
+from gpukeeper.model.ports import StorageBytes, StorageReader
+from gpukeeper.model.series import Sample
+from gpukeeper.model.subject import EMPTY
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import GpuState, GpuTile
 from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.wiring.benches import node_name
 from gpukeeper.wiring.session import Session
+
+LARGEST = 20
+REST, SHARED = "(other)", "(shared)"  # no names of images, workloads or further owners
+FACTS = ("images", "layers", "written", "logs")
+FIRST = timedelta(minutes=1)  # after the first scrape: the first pass has the engine for itself
+CALM = 50  # a measurement takes at most this part of the time
+Place = tuple[str, str]
+Numbers = dict[tuple[str, ...], float]
+
+
+class StorageFacts(msgspec.Struct, frozen=True):
+    """The last measurement of a place, or why there is none, and how long it took."""
+
+    place: Place
+    found: StorageBytes | Unknown
+    took: timedelta = timedelta()
+
+
+class StorageWatch:
+    """`every`: None if nothing is measured."""
+
+    def __init__(self, readers: Sequence[StorageReader], every: Callable[[], timedelta | None]) -> None:
+        self._readers, self._every = readers, every
+        self._facts: dict[Place, StorageFacts] = {}
+        self._due: float | None = None  # steady time
+        self._task: asyncio.Task[None] | None = None
+
+    def facts(self) -> tuple[StorageFacts, ...]:
+        """As last measured. Starts a measurement if one is due; waits for nothing."""
+        every = self._every()
+        if every is None:
+            return ()
+        steady = asyncio.get_running_loop().time()
+        if self._due is None:
+            self._due = steady + min(FIRST, every).total_seconds()
+        if self._readers and steady >= self._due and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._measure(every))
+        return tuple(self._facts.values())
+
+    async def _measure(self, every: timedelta) -> None:
+        """One place after the other."""
+        steady = asyncio.get_running_loop().time
+        begun = steady()
+        for one in self._readers:
+            place, start = (one.name, one.place), steady()
+            found = await _read(one)
+            self._facts[place] = StorageFacts(place, found, timedelta(seconds=steady() - start))
+        self._due = steady() + max(every.total_seconds(), CALM * (steady() - begun))
+
+
+async def _read(reader: StorageReader) -> StorageBytes | Unknown:
+    try:
+        return await reader.read_storage()
+    except PlatformError as problem:
+        return Unknown(str(problem))
+    except Exception as bug:  # a metric must not end the program
+        return Unknown(bug_words(bug))
+
+
+def of_storage(places: Iterable[StorageFacts]) -> Iterator[GaugeMetricFamily]:
+    images, written, logs, cache, times, spans, missing = (Numbers() for _ in range(7))
+    for one in places:
+        here, found = one.place, one.found
+        spans[here] = one.took.total_seconds()
+        if isinstance(found, Unknown):
+            missing |= {(*here, fact): 1 for fact in FACTS}
+            continue
+        times[here] = found.at.timestamp()
+        images |= _images(here, found)
+        written |= _largest(here, [(item.name, item.written) for item in found.workloads])
+        logs |= _largest(here, [(item.name, item.log) for item in found.workloads])
+        cache |= {} if found.cache is None else {here: found.cache}
+        missing |= {(*here, fact): number for fact, number in _not_measured(found).items()}
+    labels = ("platform", "place")
+    yield gauge("gpukeeper_image_bytes", images, *labels, "image")
+    yield gauge("gpukeeper_workload_written_bytes", written, *labels, "workload")
+    yield gauge("gpukeeper_workload_log_bytes", logs, *labels, "workload")
+    yield gauge("gpukeeper_build_cache_bytes", cache, *labels)
+    yield gauge("gpukeeper_storage_timestamp_seconds", times, *labels)
+    yield gauge("gpukeeper_storage_seconds", spans, *labels)
+    yield gauge("gpukeeper_storage_not_measured", missing, *labels, "what")
+
+
+def _images(here: Place, found: StorageBytes) -> Numbers:
+    """All of them add up to the layers, each counted once."""
+    numbers = _largest(here, [(one.name, one.own) for one in found.images])
+    own = sum(one.own for one in found.images if not isinstance(one.own, Unknown))
+    measured = all(not isinstance(one.own, Unknown) for one in found.images)
+    if measured and not isinstance(found.layers, Unknown):
+        numbers[*here, SHARED] = max(found.layers - own, 0)
+    return numbers
+
+
+def _largest(here: Place, sizes: Iterable[tuple[str, int | Unknown | None]]) -> Numbers:
+    """Those with the same name (images without one of a short id) are added."""
+    known: Tally[str] = Tally()
+    for name, size in sizes:
+        if isinstance(size, int):
+            known[name] += size
+    ranked = known.most_common()
+    numbers: Numbers = {(*here, name): size for name, size in ranked[:LARGEST]}
+    if len(ranked) > LARGEST:
+        numbers[*here, REST] = sum(size for _, size in ranked[LARGEST:])
+    return numbers
+
+
+def _not_measured(found: StorageBytes) -> Mapping[str, int]:
+    return {
+        "images": sum(isinstance(one.own, Unknown) for one in found.images),
+        "layers": int(isinstance(found.layers, Unknown)),
+        "written": sum(isinstance(one.written, Unknown) for one in found.workloads),
+        "logs": sum(isinstance(one.log, Unknown) for one in found.workloads),
+    }
+
+
+MOST_OWNERS = 200
+MIB = 1024**2
+RECENT_CPU = timedelta(minutes=5)  # an older measurement of the CPU is none
+
+
+def cores_by_owner(live: LiveState, now: datetime) -> dict[str, float]:
+    """Of workloads with GPUs, as last measured. Owners of whom nothing was measured are absent."""
+    cores: dict[str, float] = {}
+    for place in live.places.values():
+        for key, fact in place.facts.items():
+            sample = live.cpu.get(key)
+            if sample is not None and _is_measured(sample, now):
+                assert not isinstance(sample.value, Unknown)
+                owner = fact.view.subject.owner
+                name = owner if isinstance(owner, str) else "unknown"
+                cores[name] = cores.get(name, 0.0) + sample.value / 100
+    return cores
+
+
+def _is_measured(sample: Sample, now: datetime) -> bool:
+    return isinstance(sample.value, float | int) and sample.value >= 0 and now - sample.at < RECENT_CPU
+
+
+def of_owners(tiles: Iterable[GpuTile], cores: Mapping[str, float]) -> Iterator[GaugeMetricFamily]:
+    """A GPU that several owners hold counts for each of them; of its memory each has an equal part."""
+    gpus: Numbers = {}
+    memory: Numbers = {}
+    for found in _by_device(tiles):
+        owners = {tile.owner_word: tile.state.value for tile in found}
+        for owner, state in owners.items():
+            gpus[owner, state] = gpus.get((owner, state), 0) + found[0].count
+        used = next((tile.memory_used_mib for tile in found if not isinstance(tile.memory_used_mib, Unknown)), None)
+        if used is not None:
+            for owner in owners:
+                memory[owner,] = memory.get((owner,), 0) + used * MIB / len(owners)
+    held: Tally[str] = Tally()
+    for (owner, _), number in gpus.items():
+        held[owner] += round(number)
+    shown = {owner for owner, _ in held.most_common(MOST_OWNERS)}
+    yield gauge("gpukeeper_owner_gpus", _bounded(gpus, shown), "owner", "state")
+    yield gauge("gpukeeper_owner_gpu_memory_bytes", _bounded(memory, shown), "owner")
+    yield gauge("gpukeeper_owner_cpu_cores", _bounded({(owner,): n for owner, n in cores.items()}, shown), "owner")
+
+
+def _by_device(tiles: Iterable[GpuTile]) -> list[list[GpuTile]]:
+    """What is held. Of a cluster without measurements it is not known which GPUs these are, only how many."""
+    devices: dict[tuple[str, ...], list[GpuTile]] = {}
+    for tile in tiles:
+        if tile.key:
+            devices.setdefault((tile.place, tile.device) if tile.device else ("", tile.id), []).append(tile)
+    return list(devices.values())
+
+
+def _bounded(values: Numbers, shown: set[str]) -> Numbers:
+    found: Numbers = {}
+    for (owner, *more), number in values.items():
+        key = (owner if owner in shown else REST, *more)
+        found[key] = found.get(key, 0) + number
+    return found
+
 
 MOST_GPUS = 2_000
 DISK = timedelta(seconds=2)  # to read how full the disk with the ledger is
@@ -41,7 +219,6 @@ ORDER = (
     *(GpuState.UNKNOWN, GpuState.FREE),
 )
 Device = tuple[str, str, str]  # place, name, uuid
-Numbers = dict[tuple[str, ...], float]
 
 
 class MachineFacts(msgspec.Struct, frozen=True):

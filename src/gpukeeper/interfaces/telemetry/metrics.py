@@ -1,37 +1,201 @@
-"""Prometheus metrics: what exists, what is overdue, what was done, and whether passes run.
+"""Prometheus metrics: what exists, what is overdue, what was done, whether passes run; nodes and disks; and the
+same as a file, for the textfile collector of a node_exporter.
 
-Series follow kinds, rules, nodes and disks, never single workloads. Standby instances export no series
-that only a leader has.
+Series follow kinds, rules, nodes and disks, never single workloads. Standby instances export no series that only a
+leader has. Of a GPU whose use is unknown there is no series, and of a value that could not be read neither.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric, UnknownMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from gpukeeper import __version__
+from gpukeeper.devices.busy import GpuUse
+from gpukeeper.engine.observe import TreeCount
 from gpukeeper.engine.ports import EvidenceStore, Platform
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.telemetry.machine import MachineFacts, of_machine
-from gpukeeper.interfaces.telemetry.node_use import of_node_use
-from gpukeeper.interfaces.telemetry.nodes import of_nodes
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter, gauge
-from gpukeeper.interfaces.terminal.unreported import UnreportedLines
+from gpukeeper.interfaces.terminal.watching import UnreportedLines
 from gpukeeper.lifecycle.rules import idle
 from gpukeeper.model.decision import Action, Decision, Evidence, Result, Verdict
+from gpukeeper.model.errors import UsageError
 from gpukeeper.model.event import Closed
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.ports import Clock
-from gpukeeper.model.subject import Gone
+from gpukeeper.model.subject import Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.node_use import PodUse
+from gpukeeper.model.words import plain
+from gpukeeper.platforms.kubernetes.node_use import PROCESS_RESULTS, PodUse
+from gpukeeper.views.nodes import DISK, bytes_of
+from gpukeeper.wiring.session import Session
+
+OF_A_NODE, OF_A_DISK = ("platform", "place", "node"), ("platform", "place", "node", "disk")
+FACTS = ("temporary bytes", "busy", "disk", "held open", "tree size")
+Numbers = dict[tuple[str, ...], float]
+Piles = Mapping[tuple[str, bool], TreeCount]  # by category, and whether they are due
+
+
+def of_nodes(subjects: Iterable[Subject], trees: Iterable[Piles]) -> Iterator[GaugeMetricFamily]:
+    found = _Found()
+    for subject in subjects:
+        found.add(subject)
+    number, size = Tally[tuple[str, ...]](), Tally[tuple[str, ...]]()
+    for piles in trees:
+        for (category, _), pile in piles.items():
+            number[(category,)] += pile.number
+            if pile.sized:
+                size[(category,)] += pile.bytes
+            found.missing["tree size"] += pile.unsized
+    yield gauge("gpukeeper_trees", number, "category")
+    yield gauge("gpukeeper_tree_bytes", size, "category")
+    yield gauge("gpukeeper_node_temporary_bytes", found.temporary, *OF_A_NODE)
+    yield gauge("gpukeeper_node_busy", found.busy, *OF_A_NODE)
+    for name, values in found.disks.items():
+        yield gauge(name, values, *OF_A_DISK)
+    yield gauge("gpukeeper_not_measured", {(fact,): found.missing[fact] for fact in FACTS}, "what")
+
+
+class _Found:
+    def __init__(self) -> None:
+        self.temporary: Numbers = {}
+        self.busy: Numbers = {}
+        self.missing: Tally[str] = Tally()
+        self.disks: dict[str, Numbers] = {
+            "gpukeeper_disk_size_bytes": {},
+            "gpukeeper_disk_free_bytes": {},
+            "gpukeeper_disk_used_ratio": {},
+            "gpukeeper_disk_inodes_used_ratio": {},
+            "gpukeeper_held_open_bytes": {},
+        }
+
+    def add(self, subject: Subject) -> None:
+        ref = subject.ref
+        node = ref.namespace if ref.kind == DISK else ref.name  # a disk of the machine itself belongs to no node
+        if ref.kind != DISK:
+            self._add_node((ref.platform, ref.place, node), subject)
+        self._add_disk((ref.platform, ref.place, node), subject)
+
+    def _add_node(self, key: tuple[str, ...], subject: Subject) -> None:
+        if isinstance(subject.size, Unknown):
+            self.missing["temporary bytes"] += 1
+        else:
+            self.temporary[key] = subject.size
+        if isinstance(subject.busy, Unknown):
+            self.missing["busy"] += 1
+        else:
+            self.busy[key] = subject.busy is not None
+
+    def _add_disk(self, node: tuple[str, ...], subject: Subject) -> None:
+        disk = subject.disk
+        if disk is None:
+            self.missing["disk"] += 1
+            return
+        facts = bytes_of(subject)
+        self.missing["held open"] += facts.held_open is None and subject.ref.kind == DISK
+        values = {
+            "gpukeeper_disk_size_bytes": facts.size,
+            "gpukeeper_disk_free_bytes": facts.free,
+            "gpukeeper_disk_used_ratio": disk.used,
+            "gpukeeper_disk_inodes_used_ratio": disk.inodes,
+            "gpukeeper_held_open_bytes": facts.held_open,
+        }
+        for name, value in values.items():
+            if value is not None:
+                self.disks[name][*node, disk.name] = value
+
+
+ENGINE, ENERGY = "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+USED_MEMORY = "DCGM_FI_DEV_FB_USED"
+USE_LABELS = ("UUID", "GPU_I_ID", "namespace", "pod", "pod_uid", "vgpu")
+
+
+def of_node_use(seen: PodUse) -> Iterator[Metric]:
+    if isinstance(seen.uses, Unknown):
+        yield gauge("gpukeeper_pod_gpu_not_measured", {("driver",): 1}, "what")
+        return
+    engine, energy, memory = _use_values(seen, seen.uses)
+    yield _use_family(
+        GaugeMetricFamily(ENGINE, "Share of time with work on the GPU, by gpukeeper.", labels=USE_LABELS), engine
+    )
+    # A counter, but prometheus_client would give it another name.
+    yield _use_family(
+        UnknownMetricFamily(ENERGY, "Energy in mJ since the driver was loaded.", labels=USE_LABELS), energy
+    )
+    yield _use_family(GaugeMetricFamily(USED_MEMORY, "GPU memory in use, in MiB.", labels=USE_LABELS), memory)
+    results: Numbers = {(result,): seen.pods.processes.get(result, 0) for result in PROCESS_RESULTS}
+    yield gauge("gpukeeper_pod_gpu_processes", results, "result")
+    yield gauge("gpukeeper_pod_gpu_not_measured", _missing(seen, seen.uses), "what")
+
+
+def _use_values(seen: PodUse, uses: Mapping[str, GpuUse]) -> tuple[Numbers, Numbers, Numbers]:
+    engine: Numbers = {}
+    energy: Numbers = {}
+    memory: Numbers = {}
+    for parent in sorted(_cut(uses)):
+        # Slices have no counter of their own: the operator takes that of the whole GPU.
+        _add_use(energy, _use_labels(parent), uses[parent].energy_mj)
+    for one in seen.pods.found:
+        use, busy = uses[one.uuid], seen.busiest.get(one.uuid)
+        instance = use.gpu_instance if use.slice else ""
+        if busy is None or isinstance(instance, Unknown):
+            continue
+        holder = (one.pod.namespace, one.pod.name, one.pod.uid, one.replica)
+        labels = _use_labels(use.parent or use.uuid, str(instance), *holder)
+        _add_use(engine, labels, busy / 100)
+        _add_use(memory, labels, use.memory_used_mib)
+        if not use.slice:
+            _add_use(energy, labels, use.energy_mj)
+    return engine, energy, memory
+
+
+def _missing(seen: PodUse, uses: Mapping[str, GpuUse]) -> Numbers:
+    cut = _cut(uses)
+    named = {uuid for uuid, one in uses.items() if not (one.slice and isinstance(one.gpu_instance, Unknown))}
+    return {
+        ("driver",): 0,
+        ("use",): len(set(uses) - cut - (named & set(seen.busiest))),
+        ("processes",): sum(isinstance(one.pids, Unknown) for one in uses.values()),
+        ("assignments",): seen.assigned is not None,
+        ("names",): seen.named is not None,
+        ("devices",): seen.pods.nameless,
+    }
+
+
+def _cut(uses: Mapping[str, GpuUse]) -> set[str]:
+    """GPUs that are split into slices: they have no use of their own."""
+    return {one.parent for one in uses.values() if one.parent is not None} & set(uses)
+
+
+def _use_labels(
+    uuid: str, instance: str = "", namespace: str = "", name: str = "", uid: str = "", replica: str = ""
+) -> tuple[str, ...]:
+    return uuid, instance, namespace, name, uid, replica
+
+
+def _add_use(values: Numbers, labels: tuple[str, ...], value: float | Unknown) -> None:
+    """Two slices may be in one GPU instance: the larger value counts."""
+    if not isinstance(value, Unknown):
+        values[labels] = max(value, values.get(labels, value))
+
+
+def _use_family(family: GaugeMetricFamily | UnknownMetricFamily, values: Numbers) -> Metric:
+    for labels, value in values.items():
+        family.add_metric([plain(word) for word in labels], float(value))
+    return family
+
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 NO_FAILURE = (Result.RECLAIMED, Result.CHANGED, Result.DEFERRED)
@@ -241,3 +405,55 @@ def _by(counts: Mapping[tuple[str, str, str, str], int], *fields: int) -> dict[t
     for key, number in counts.items():
         added[tuple(key[field] for field in fields)] += number
     return {key: float(number) for key, number in added.items()}
+
+
+SUFFIX = ".prom"  # a node_exporter reads no other
+EVERYBODY_READS = 0o644
+
+
+def check_textfile(path: Path) -> None:
+    """Checked first, so that a wrong path does not fail only after the pass."""
+    if path.suffix != SUFFIX:
+        raise UsageError(
+            f"--textfile {path}: node_exporter reads only files with the suffix {SUFFIX}. Nothing was done."
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"--textfile {path}: the directory {path.parent} does not exist. Nothing was done.")
+
+
+def write_textfile(
+    path: Path, session: Session, reports: Iterable[PassReport], machine: MachineFacts | None = None
+) -> None:
+    metrics = Metrics(session.keeper.clock, session.keeper.platforms, elects=False, process=False)
+    _go_on_from(path, metrics)
+    for report in reports:
+        metrics.passed(report)
+    metrics.machine = machine
+    try:
+        _replace(path, metrics.text())
+    except OSError as error:
+        raise UsageError(f"--textfile {path} could not be written: {error}. The pass itself was completed.") from error
+
+
+def _go_on_from(path: Path, metrics: Metrics) -> None:
+    """If the file cannot be read, counters start at 0, as after a restart."""
+    with contextlib.suppress(OSError, ValueError):
+        before = list(text_string_to_metric_families(path.read_text()))
+        for sample in (one for family in before for one in family.samples):
+            labels = COUNTED_BY.get(sample.name)
+            if labels is not None and set(sample.labels) == set(labels):
+                metrics.add(sample.name, *(sample.labels[label] for label in labels), by=sample.value)
+
+
+def _replace(path: Path, text: bytes) -> None:
+    number, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), EVERYBODY_READS)
+        os.replace(made, path)  # noqa: PTH105 - both are names
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(made)  # noqa: PTH108
+        raise

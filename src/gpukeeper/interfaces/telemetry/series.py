@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from gpukeeper.model.printable import plain
+from gpukeeper.model.words import plain
 
 # Of the last full pass at each place. Of several operators only the leader exports more than the first three.
 GAUGES = {

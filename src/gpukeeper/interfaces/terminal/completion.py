@@ -57,8 +57,8 @@ def workloads(incomplete: str) -> list[str]:
 
 def _known_paths() -> list[str]:
     """Of the daemon here, if its ledger is another user's; else of one's own ledger."""
+    from gpukeeper.ledger.files import ledger_path, socket_path
     from gpukeeper.ledger.names import known_workloads
-    from gpukeeper.ledger.paths import ledger_path, socket_path
 
     listens = socket_path()
     if listens.exists() and os.geteuid() not in (0, listens.stat().st_uid):
@@ -71,7 +71,7 @@ def _paths_of_daemon(address: str) -> list[str]:
     import socket
 
     from gpukeeper.model import reading
-    from gpukeeper.model.identity import Ref
+    from gpukeeper.model.subject import Ref
 
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(PATIENCE)
@@ -85,7 +85,7 @@ def _paths_of_daemon(address: str) -> list[str]:
 @_silent
 def checks(incomplete: str) -> list[str]:
     """The last of several with commas between."""
-    from gpukeeper.acceptance.catalog import CHECKS
+    from gpukeeper.acceptance.suite import CHECKS
 
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in _continuing((one.name for one in CHECKS), last)]
@@ -94,7 +94,7 @@ def checks(incomplete: str) -> list[str]:
 @_silent
 def runs(incomplete: str) -> list[str]:
     """Acceptance runs, newest first."""
-    from gpukeeper.ledger.paths import ledger_path, reports_folder
+    from gpukeeper.ledger.files import ledger_path, reports_folder
 
     names = [entry.name for entry in os.scandir(reports_folder(ledger_path())) if entry.is_dir()]
     return sorted((name for name in names if name.startswith(incomplete) and not name.startswith(".")), reverse=True)
@@ -102,14 +102,14 @@ def runs(incomplete: str) -> list[str]:
 
 @_silent
 def sections(incomplete: str) -> list[str]:
-    from gpukeeper.config.presets import BUILT_IN
+    from gpukeeper.config.layers import BUILT_IN
 
     return _continuing([*SECTIONS, *(f"classes.{name}" for name in BUILT_IN["classes"])], incomplete)
 
 
 @_silent
 def presets(incomplete: str) -> list[str]:
-    from gpukeeper.config.presets import PRESETS
+    from gpukeeper.config.layers import PRESETS
 
     return _continuing(PRESETS, incomplete)
 

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpukeeper.config.environment import FLEET
+from gpukeeper.config.machine import FLEET
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.outlook import DaemonState
 from gpukeeper.engine.requests import DataReply, Reply, Request
-from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH, socket_path
+from gpukeeper.ledger.files import LONGEST_SOCKET_PATH, socket_path
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.platforms.host.connect import user_name

@@ -14,7 +14,7 @@ import typer
 
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal.session import narrowed
-from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.settings import Narrow
 
 PolicyFile: TypeAlias = Annotated[
     Path | None,

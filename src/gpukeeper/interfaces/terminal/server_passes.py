@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import typer
 
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.model.durations import size_in_words
-from gpukeeper.rollout.execute import Outcome, ServerResult
-from gpukeeper.rollout.passes import RECLAIMED, steps
+from gpukeeper.model.words import size_in_words
+from gpukeeper.rollout.execute import RECLAIMED, Outcome, ServerResult, steps
 
 SOME_FAILED = 3
 

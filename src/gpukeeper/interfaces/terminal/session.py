@@ -1,4 +1,6 @@
-"""From flags to an open session: policy, platforms, filters; and messages about what could not be reached."""
+"""From flags to an open session: policy, platforms, filters; messages about what could not be reached; and the
+ledger of this machine, opened for commands that only read it.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,13 @@ import typer
 
 from gpukeeper.config.units import read_span
 from gpukeeper.interfaces.terminal.messages import print_message
-from gpukeeper.ledger.paths import may_exist, socket_path, state_folder
+from gpukeeper.ledger.files import ledger_path, may_exist, socket_path, state_folder
 from gpukeeper.lifecycle.holds import is_admin
-from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.errors import UsageError
 
 if TYPE_CHECKING:
+    from gpukeeper.ledger.journal import SqliteLedger
     from gpukeeper.wiring.session import Session
 
 
@@ -130,3 +133,14 @@ def span(words: str | None, flag: str) -> timedelta | None:
         return read_span(words)
     except ValueError as problem:
         raise UsageError(f"{flag}: {problem}") from problem
+
+
+@contextmanager
+def opened_for_reading() -> Iterator[SqliteLedger]:
+    from gpukeeper.ledger.journal import open_ledger
+
+    ledger = open_ledger(ledger_path(), write=False)
+    try:
+        yield ledger
+    finally:
+        ledger.close()

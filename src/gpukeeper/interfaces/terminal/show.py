@@ -1,4 +1,4 @@
-"""Output for people: aligned tables and sentences in the width of the terminal; colours.py decides when in colour."""
+"""Output for people: aligned tables and sentences in the width of the terminal; messages.py decides when in colour."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from gpukeeper.interfaces.terminal.colours import colours, overwrites
-from gpukeeper.interfaces.terminal.layout import laid_out, width_of, wrapped
+from gpukeeper.interfaces.terminal.messages import colours, laid_out, overwrites, width_of, wrapped
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.model.decision import Decision, Result
-from gpukeeper.model.durations import in_words, size_in_words, when_in_words
 from gpukeeper.model.event import Closed, WarningSent
-from gpukeeper.model.printable import plain
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words, plain, size_in_words, when_in_words
 
 if TYPE_CHECKING:  # of the commands that print them
     from gpukeeper.lifecycle.claims import GpuClaim

@@ -1,32 +1,96 @@
-"""What `serve` and `operator` share: reloading the policy, rotating the ledger daily, and the lines they print."""
+"""What `serve` and `operator` share: reloading the policy and recording its changes, rotating the ledger daily, and
+the lines they print, each once, as soon as it exists. A line begins with its time in UTC, unless the systemd
+journal adds one itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 import typer
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.config.unix_groups import UsersNotListed
-from gpukeeper.engine.failures import bug_words
+from gpukeeper.config.load import Loaded
+from gpukeeper.config.machine import UsersNotListed
+from gpukeeper.config.show import rows
+from gpukeeper.engine.ports import bug_words
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.interfaces.terminal.log import stamped
-from gpukeeper.interfaces.terminal.unreported import UnreportedLines
+from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.ledger.archive import pack_signals, rotate
+from gpukeeper.ledger.meta import record_policy
 from gpukeeper.ledger.usage import KEPT
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
-from gpukeeper.model.printable import plain
+from gpukeeper.model.event import Closed, WarningSent
+from gpukeeper.model.words import plain
 from gpukeeper.views.plan import unseen_notes
-from gpukeeper.wiring.policy_change import record_policy_change
 from gpukeeper.wiring.session import PolicyRead, Session, follow_policy, read_policy
+
+
+def log(words: str) -> None:
+    """On stderr."""
+    stamp = stamped(sys.stderr, datetime.now(UTC))
+    print_message("\n".join(stamp + line for line in words.split("\n")))
+
+
+def stamped(stream: TextIO, at: datetime, environ: Mapping[str, str] = os.environ) -> str:
+    """The prefix of a line of that time on that stream."""
+    return "" if goes_to_journal(stream, environ) else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} "
+
+
+def goes_to_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """systemd names the socket of its journal in JOURNAL_STREAM, which is inherited: only the stream that is this
+    socket goes there, and one that was redirected does not."""
+    try:
+        facts = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{facts.st_dev}:{facts.st_ino}"
+
+
+class UnreportedLines:
+    def __init__(self) -> None:
+        self._reported: dict[tuple[str, str], tuple[PassReport, int, int, int]] = {}  # by place: of the current pass
+
+    def new(self, report: PassReport, *, over: bool) -> tuple[list[Closed], list[WarningSent]]:
+        """Outcomes and warnings since the last call for this pass. `over`: nothing more will come of it."""
+        place = report.survey.platform.name, report.survey.platform.place
+        before, settled, outcomes, warnings = self._reported.pop(place, (report, 0, 0, 0))
+        if before is not report:
+            settled = outcomes = warnings = 0
+        if not over:
+            self._reported[place] = (report, len(report.settled), len(report.outcomes), len(report.warnings))
+        return [*report.settled[settled:], *report.outcomes[outcomes:]], report.warnings[warnings:]
+
+
+NOT_RECORDED = ("notify", "fleet")  # commands and addresses: only that they differ
+
+
+async def record_policy_change(session: Session) -> None:
+    loaded, now = session.loaded, session.keeper.clock.now()
+    await record_policy(session.ledger, loaded.policy.digest, loaded.source, _values(loaded), now)
+
+
+def _values(loaded: Loaded) -> dict[str, str]:
+    return {
+        one.setting: f"value {_digest(one.text)}" if one.setting.startswith(NOT_RECORDED) else one.text
+        for one in rows(loaded)
+    }
+
+
+def _digest(words: str) -> str:
+    return blake2b(words.encode(errors="surrogateescape"), digest_size=6).hexdigest()
+
 
 DAY = timedelta(days=1)
 READ_WITHIN = timedelta(seconds=60)  # a policy; its directory may be on a mount that hangs

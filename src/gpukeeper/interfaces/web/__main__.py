@@ -15,11 +15,10 @@ import socket
 import sys
 from pathlib import Path
 
-from gpukeeper.interfaces.link import Account
-from gpukeeper.interfaces.revocations import Revocations
+from gpukeeper.interfaces.link import Account, Revocations
 from gpukeeper.interfaces.web.application import make_app
-from gpukeeper.interfaces.web.linked import connect
-from gpukeeper.interfaces.web.server import HttpServer
+from gpukeeper.interfaces.web.connections import HttpServer
+from gpukeeper.interfaces.web.source import connect
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 NO_USER = 65534

@@ -1,27 +1,34 @@
-"""What the pages share: the source, templates, who asks; forms and cookies."""
+"""What the pages share: the source, templates, who asks, forms and cookies; what they ask a daemon, and which one;
+rows without what others may not see and tiles as HTML, made once for all readers until the row changes.
+
+Requests for several workloads are kept in memory for a while: first previewed, then made one after the other, each
+with its own result. What was done is in the ledger, a line for each workload.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import LOOPBACK_HOSTS, Answer, Credentials, Person
+from gpukeeper.interfaces.link import BUG, LOOPBACK_HOSTS, NO_COPY, NOT_COPIED, Answer, Credentials, Person
 from gpukeeper.interfaces.web import charts, words
-from gpukeeper.interfaces.web.bulk import BulkRuns
-from gpukeeper.interfaces.web.guard import hostname_of
 from gpukeeper.interfaces.web.peers import Peers
-from gpukeeper.interfaces.web.readers import Readers
 from gpukeeper.interfaces.web.security import (
     THEME,
     Bucket,
@@ -30,10 +37,195 @@ from gpukeeper.interfaces.web.security import (
     Visitor,
     cookie_name,
     credentials_of,
+    hostname_of,
     is_secure,
 )
 from gpukeeper.interfaces.web.source import Source
-from gpukeeper.views.live import Delta, MachineView
+from gpukeeper.model import reading
+from gpukeeper.model.errors import KeeperError, LeaseHeld
+from gpukeeper.views.live import Delta, GpuTile, MachineView, WorkloadLine, for_reader, reduced, reduced_line
+
+VIEWS = 64  # of readers that are kept
+ROWS = 100_000
+
+
+class Readers:
+    def __init__(self, tile: Template) -> None:
+        self._tile = tile
+        self._views: dict[tuple[str, str], tuple[MachineView, MachineView]] = {}  # by machine and person
+        self._tiles: dict[str, tuple[GpuTile, GpuTile]] = {}  # by id: a tile, and what others see of it
+        self._lines: dict[str, tuple[WorkloadLine, WorkloadLine]] = {}
+        self._html: dict[tuple[str, bool], tuple[GpuTile, Markup]] = {}
+
+    def view(self, view: MachineView, person: Person) -> MachineView:
+        if person.admin:
+            return view
+        key = (view.machine, person.name)
+        source, found = self._views.pop(key, (None, None))
+        if found is None or source is not view:
+            found = for_reader(view, person.name or "\0", admin=False, less=self._less, less_line=self._less_line)
+        self._views[key] = (view, found)
+        if len(self._views) > VIEWS:
+            del self._views[next(iter(self._views))]
+        return found
+
+    def tile(self, tile: GpuTile, person: Person) -> GpuTile:
+        return tile if person.admin or (person.name and tile.owner == person.name) else self._less(tile)
+
+    def html(self, tile: GpuTile) -> Markup:
+        """Of a tile that its reader may see."""
+        known = self._tiles.get(tile.id)
+        key = (tile.id, known is not None and known[1] is tile)
+        source, found = self._html.get(key, (None, Markup()))
+        if source is not tile:
+            _bound(self._html)
+            found = Markup(self._tile.render(one=tile))  # noqa: S704 - a template that escapes
+            self._html[key] = (tile, found)
+        return found
+
+    def _less(self, tile: GpuTile) -> GpuTile:
+        source, found = self._tiles.get(tile.id, (None, tile))
+        if source is not tile:
+            _bound(self._tiles)
+            found = reduced(tile)
+            self._tiles[tile.id] = (tile, found)
+        return found
+
+    def _less_line(self, line: WorkloadLine) -> WorkloadLine:
+        source, found = self._lines.get(line.id, (None, line))
+        if source is not line:
+            _bound(self._lines)
+            found = reduced_line(line)
+            self._lines[line.id] = (line, found)
+        return found
+
+
+def _bound(rows: dict[Any, Any]) -> None:
+    """Rows that are gone are forgotten with all others now and then."""
+    if len(rows) >= ROWS:
+        rows.clear()
+
+
+MOST_AT_ONCE = 100  # workloads of one request
+MOST_KEPT = 50  # previews and results; the oldest is forgotten
+PREVIEW_LASTS = 600.0  # seconds
+LEASE_TRIES, LEASE_PAUSE = 20, 3.0  # a pass at the same place is waited for
+Ask = Callable[[str, Request], Awaitable[Answer]]
+
+
+@dataclass(frozen=True)
+class BulkItem:
+    """One workload as it was previewed. `refused`: it is shown and left alone."""
+
+    machine: str
+    id: str
+    path: str
+    owner: str
+    words: str
+    uid: str = ""
+    revision: str = ""
+    refused: bool = False
+
+
+@dataclass
+class BulkResult:
+    """`state`: waiting, in progress, done, not done or refused."""
+
+    item: BulkItem
+    state: str = "waiting"
+    words: str = ""
+
+
+@dataclass
+class BulkRun:
+    """A preview of one person, and what came of it."""
+
+    token: str
+    person: str
+    verb: str
+    seconds: float | None
+    reason: str
+    items: tuple[BulkItem, ...]
+    made: float
+    results: list[BulkResult] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def possible(self) -> list[BulkItem]:
+        return [one for one in self.items if not one.refused]
+
+    @property
+    def confirmed(self) -> bool:
+        return self.task is not None
+
+    @property
+    def finished(self) -> bool:
+        return self.task is not None and self.task.done()
+
+    def count(self, state: str) -> int:
+        return sum(one.state == state for one in self.results)
+
+
+class BulkRuns:
+    def __init__(self) -> None:
+        self._runs: dict[str, BulkRun] = {}  # by token, oldest first
+
+    def add(self, person: str, verb: str, seconds: float | None, reason: str, items: tuple[BulkItem, ...]) -> BulkRun:
+        for token in [one.token for one in self._runs.values() if one.finished or not one.confirmed]:
+            if len(self._runs) < MOST_KEPT:
+                break
+            del self._runs[token]
+        made = BulkRun(secrets.token_urlsafe(18), person, verb, seconds, reason, items, time.monotonic())
+        self._runs[made.token] = made
+        return made
+
+    def of(self, person: str, token: str) -> BulkRun | None:
+        """Nobody but the person who made it sees it."""
+        found = self._runs.get(token)
+        return found if found is not None and person and found.person == person else None
+
+    def busy(self, person: str) -> bool:
+        return any(one.person == person and one.confirmed and not one.finished for one in self._runs.values())
+
+    def begin(self, run: BulkRun, ask: Ask) -> None:
+        """Once. Only what the preview did not refuse is requested."""
+        assert run.task is None, "a preview is confirmed once"
+        run.results = [BulkResult(one, "refused", one.words) if one.refused else BulkResult(one) for one in run.items]
+        run.task = asyncio.create_task(_make_requests(run, ask))
+
+
+def is_old(run: BulkRun) -> bool:
+    return time.monotonic() - run.made > PREVIEW_LASTS
+
+
+async def _make_requests(run: BulkRun, ask: Ask) -> None:
+    for one in run.results:
+        if one.state != "waiting":
+            continue
+        one.state = "in progress"
+        try:
+            answer = await _request(run, one.item, ask)
+            one.state, one.words = ("done" if answer.done else "not done"), answer.words
+        except Exception as problem:  # of one workload: the others go on
+            one.state, one.words = "not done", f"{str(problem) or type(problem).__name__}. See the history"
+
+
+async def _request(run: BulkRun, item: BulkItem, ask: Ask) -> Answer:
+    """On condition that it is still what was previewed. A stop has a confirmation of its own, bound to that object."""
+    if run.verb != "stop":
+        request = Request(
+            verb=run.verb, workload=item.uid, seconds=run.seconds, reason=run.reason, revision=item.revision
+        )
+        return await ask(item.machine, request)
+    for _ in range(LEASE_TRIES):
+        answer = await ask(item.machine, Request(verb="stop", workload=item.uid, confirm=True, revision=item.revision))
+        if answer.token:
+            answer = await ask(item.machine, Request(verb="stop", workload=item.uid, token=answer.token))
+        if answer.exit_code != LeaseHeld.exit_code:
+            break
+        await asyncio.sleep(LEASE_PAUSE)
+    return answer
+
 
 NOT_LOGGED_IN = 13
 LARGEST_FORM = 64 * 1024
@@ -203,3 +395,39 @@ async def form_of(request: HttpRequest) -> dict[str, str]:
 async def form_pairs(request: HttpRequest) -> list[tuple[str, str]]:
     """With every value of a field that is given more than once."""
     return parse_qsl((await request.body()).decode(errors="replace"), keep_blank_values=True)
+
+
+T = TypeVar("T")
+# By exit code; all others are the fault of the request.
+STATUS = {NOT_COPIED: 404, NO_COPY: 503, BUG: 500, KeeperError.exit_code: 503}
+LATER = {"retry-after": "10"}  # seconds
+
+
+def machine_named(site: Site, name: str) -> str:
+    """The one that was named, or the only one."""
+    known = site.source.machines
+    if name and name not in known:
+        raise HTTPException(404, f'There is no machine "{name[:60]}".')
+    if not name and len(known) != 1:
+        raise HTTPException(400, "Name the machine: there is more than one." if known else "No machine is known yet.")
+    return name or next(iter(known))
+
+
+def machine_of(site: Site, request: HttpRequest) -> str:
+    """For a page about one machine: the one in its address, or the first."""
+    known = sorted(site.source.machines)
+    name = request.query_params.get("machine", "")
+    return machine_named(site, name or (known[0] if known else ""))
+
+
+def machine_or_all(site: Site, name: str) -> str:
+    """For what can be summed up over machines: empty for all of a fleet."""
+    return "" if site.source.settings.fleet and not name else machine_named(site, name)
+
+
+async def ask_for(site: Site, visitor: Visitor, machine: str, kind: type[T], request: Request, refused: int = 400) -> T:
+    answer = await site.ask(visitor, machine, request)
+    if not answer.done:
+        status = STATUS.get(answer.exit_code, refused)
+        raise HTTPException(status, answer.words, headers=LATER if status == 503 else None)
+    return reading.decode(answer.body, type=kind)

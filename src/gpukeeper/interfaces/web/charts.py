@@ -9,10 +9,10 @@ from gpukeeper.engine.live import STEPS
 from gpukeeper.lifecycle.explain import amount
 from gpukeeper.markup import svg
 from gpukeeper.markup.elements import Markup, element
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.series import Signal
+from gpukeeper.model.words import in_words
 from gpukeeper.views.acceptance_history import Figure, FigurePoint
-from gpukeeper.views.timeline import STEP, Timeline, TimelineMark, TimelineSeries
+from gpukeeper.views.explain import STEP, Timeline, TimelineMark, TimelineSeries
 
 
 def sparkline(

@@ -1,7 +1,8 @@
-"""Connections of the dashboard: TLS, how many there may be, and how long a request and its response may take.
+"""Connections of the dashboard, over HTTP or HTTPS on a socket that was passed to this process: how many there may
+be, and how long a request and its response may take.
 
-Anybody on the network, or every user of the machine, can connect. A connection that waits for a request is closed when
-a new one needs its place, the oldest of the user with the most: no client can block others.
+A connection that waits for a request is closed when a new one needs its place, the oldest of the client with the
+most. Each client, a user of this machine or another address, has a share: none can block others.
 """
 
 from __future__ import annotations
@@ -9,18 +10,70 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, cast
 
 import h11
+import uvicorn
+from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gpukeeper.interfaces.link import TlsPair
-from gpukeeper.interfaces.web.peers import CONNECTION
-from gpukeeper.interfaces.web.shares import RESERVE, Shares
+from gpukeeper.interfaces.link import UNKNOWN_UID, TlsPair
+from gpukeeper.interfaces.web.peers import CONNECTION, is_here, is_quick, plain, socket_owner
+from gpukeeper.interfaces.web.security import LARGEST_HEAD
+
+USER = 64  # connections of one user of this machine; all whose user is not known have one share
+SERVICE = 256  # of a service, perhaps a proxy that no policy names
+RESERVE = 64  # for root and the trusted proxy, where all others have used up theirs
+FIRST_USER = 1_000
+SUBUIDS = Path("/etc/subuid")
+
+
+class Shares:
+    """`trusted`: uids without a limit of their own. With user namespaces a user can have thousands of uids: those that
+    /etc/subuid gives them are one share."""
+
+    def __init__(self, proxy: int | None = None) -> None:
+        self._trusted = {0} if proxy is None else {0, proxy}
+        self._subuids = list(_subuids())
+        is_quick()  # tried now, while there are free descriptors
+
+    def of(self, transport: asyncio.BaseTransport) -> tuple[str, int | None]:
+        """Whose share a new connection counts on, and how many connections that has; None: as many as there are."""
+        peer, own = (transport.get_extra_info(name) for name in ("peername", "sockname"))
+        if not peer or not own:
+            return self.of_uid(UNKNOWN_UID)
+        if not is_here(peer[0]):
+            return plain(peer[0]), None
+        found = socket_owner(peer[:2], own[:2]) if is_quick() else None  # reading whole tables would be the attack
+        return self.of_uid(UNKNOWN_UID if found is None else found)
+
+    def of_uid(self, uid: int) -> tuple[str, int | None]:
+        for first, count, user in self._subuids:
+            if first <= uid < first + count:
+                return f"subuids of {user}", USER
+        if uid in self._trusted:
+            return f"uid {uid}", None
+        return f"uid {uid}", SERVICE if 0 < uid < FIRST_USER else USER
+
+    def is_trusted(self, share: str) -> bool:
+        return share in {f"uid {uid}" for uid in self._trusted}
+
+
+def _subuids() -> Iterator[tuple[int, int, str]]:
+    """First uid, number of uids, and whose they are."""
+    with suppress(OSError):
+        for line in SUBUIDS.read_text(errors="replace").splitlines():
+            user, _, rest = line.partition(":")
+            first, _, count = rest.partition(":")
+            if first.isdecimal() and count.strip().isdecimal() and len(rest) < 24:
+                yield int(first), int(count), user
+
 
 MOST = 2_000  # connections
 SPARE = 64  # descriptors for everything else
@@ -217,3 +270,43 @@ def _in_memory(data: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)
+
+
+KEEP_ALIVE = 20  # seconds
+BACKLOG = 4_096  # connections that wait to be accepted: with fewer one client keeps out all others for seconds
+
+
+class HttpServer:
+    """`tls`: None: without. `proxy`: the uid of a trusted proxy on this machine."""
+
+    def __init__(self, app: Starlette, tls: TlsPair | None, proxy: int | None = None) -> None:
+        self._context = None if tls is None else tls_context(tls)
+        self.connections = Connections(proxy=proxy)
+        app.state.connections = self.connections
+        self._config = uvicorn.Config(
+            app,
+            http=cast(Any, protocol(self.connections, self._context)),
+            loop="asyncio",
+            log_level="error",  # what clients send is no warning
+            access_log=False,
+            server_header=False,
+            date_header=True,
+            lifespan="on",
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=2,
+            h11_max_incomplete_event_size=LARGEST_HEAD,
+            backlog=BACKLOG,
+            ws="none",
+            proxy_headers=False,
+        )
+
+    def renew(self, tls: TlsPair) -> None:
+        if self._context is not None:
+            load_pair(self._context, tls)
+
+    async def serve(self, listener: socket.socket, until: Awaitable[None]) -> None:
+        server = uvicorn.Server(self._config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await asyncio.wait([serving, asyncio.ensure_future(until)], return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await serving

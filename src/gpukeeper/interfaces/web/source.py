@@ -1,16 +1,35 @@
-"""Where the dashboard gets what it shows, and whom it asks: one daemon over its link, or the copy of a fleet."""
+"""Where the dashboard gets what it shows, and whom it asks: one daemon over the link that it gave to this process,
+or the copy of a fleet.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from itertools import count
+from typing import Protocol, cast
 
 import msgspec
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import Answer, Condition, Credentials, Demo, SiteSettings
-from gpukeeper.views.live import Delta, MachineView
+from gpukeeper.interfaces.link import (
+    LARGEST,
+    Answer,
+    Change,
+    Condition,
+    Credentials,
+    Demo,
+    FromDaemon,
+    Question,
+    Revocations,
+    SiteSettings,
+    TlsPair,
+    Welcome,
+    frame,
+    read_frame,
+)
+from gpukeeper.views.live import Delta, MachineView, patched
 
 
 class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,3 +97,105 @@ class Machines:
     def listen(self, listener: Listener) -> Callable[[], None]:
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
+
+
+_ANY = cast(type[FromDaemon], FromDaemon)
+SECONDS = 180.0  # a stop may take its grace
+
+
+class LinkedDaemon:
+    """Made by `connect`. Implements Source."""
+
+    def __init__(
+        self,
+        settings: SourceSettings,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        revocations: Revocations,
+        welcome: Welcome,
+    ) -> None:
+        self._settings, self._reader, self._writer, self._revocations = settings, reader, writer, revocations
+        self.account, self.tls = welcome.account, welcome.tls
+        self.on_tls: Callable[[TlsPair], None] = lambda pair: None  # called with a renewed certificate
+        self._machines = Machines()
+        self._condition = Condition()
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._ids = count(1)
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def settings(self) -> SourceSettings:
+        return self._settings
+
+    @property
+    def revocations(self) -> int:
+        return self._revocations.count
+
+    @property
+    def machines(self) -> Mapping[str, MachineView]:
+        return self._machines.views
+
+    @property
+    def condition(self) -> Condition:
+        return self._condition
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        return self._machines.listen(listener)
+
+    async def ask(self, credentials: Credentials, machine: str, request: Request) -> Answer:
+        number = next(self._ids)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            if self._reading.done():
+                raise SourceLost("the daemon has ended")
+            self._writer.write(frame(Question(id=number, credentials=credentials, request=request, machine=machine)))
+            await self._writer.drain()
+            return await asyncio.wait_for(future, SECONDS)
+        except (TimeoutError, ConnectionError) as error:
+            raise SourceLost("the daemon did not answer") from error
+        finally:
+            del self._waiting[number]
+
+    async def closed(self) -> None:
+        await asyncio.wait([self._reading])
+
+    async def _read(self) -> None:
+        try:
+            while (message := await read_frame(self._reader, _ANY, LARGEST)) is not None:
+                if isinstance(message, Change):
+                    machine = message.delta.head.machine
+                    before = None if message.whole else self._machines.views.get(machine)
+                    self._machines.change(message.delta, patched(before, message.delta))
+                elif isinstance(message, Condition):
+                    self._condition = message
+                elif isinstance(message, Answer):
+                    self._answered(message)
+                elif isinstance(message, TlsPair):
+                    self.on_tls(message)
+        finally:
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(SourceLost("the daemon has ended"))
+
+    def _answered(self, answer: Answer) -> None:
+        future = self._waiting.get(answer.id)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+
+async def connect(link: socket.socket, revocations: Revocations) -> LinkedDaemon:
+    reader, writer = await asyncio.open_connection(sock=link, limit=2**20)
+    welcome = await read_frame(reader, Welcome, LARGEST)
+    if welcome is None:
+        raise SourceLost("the daemon has ended")
+    settings = SourceSettings(
+        key=welcome.key,
+        anonymous=welcome.anonymous,
+        session_seconds=welcome.session_seconds,
+        version=welcome.version,
+        demo=welcome.demo,
+        site=welcome.site,
+        fleet=welcome.fleet,
+    )
+    return LinkedDaemon(settings, reader, writer, revocations, welcome)

@@ -9,11 +9,11 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from gpukeeper.engine.live import PlaceState
-from gpukeeper.lifecycle.coming import NextStep, done_word, phrases
+from gpukeeper.lifecycle.forecast import NextStep, done_word, phrases
 from gpukeeper.lifecycle.rules.hold import only_in_words
 from gpukeeper.lifecycle.warnings import without_steps
-from gpukeeper.model.durations import SOON, UTC_TIME, in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import SOON, UTC_TIME, in_words, size_in_words
 from gpukeeper.views.live import GpuTile, MachineView, WorkloadLine
 
 

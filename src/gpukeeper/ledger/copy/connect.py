@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
-from gpukeeper.ledger.secret_file import read_secret
+from gpukeeper.ledger.files import read_secret
 from gpukeeper.model.errors import KeeperError, UsageError
 
 if TYPE_CHECKING:

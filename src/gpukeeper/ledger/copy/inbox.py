@@ -1,19 +1,97 @@
-"""Requests in the fleet database: found, passed on, replied to. Whether one is genuine and allowed is not decided here.
+"""Requests in the fleet database: signed documents, found, passed on, replied to. Whether one is allowed is not
+decided here.
 
-A reply that could not be written, because the connection was lost, is written after the next one is made.
+The database is not trusted with requests. The web server and the daemons have a key that it does not have; what is
+signed says for which machine, whose request it is, until when it counts, and has a number that is used once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Callable
 from concurrent.futures import Future
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from gpukeeper.model import reading
+from gpukeeper.model.reading import Moment
+
 if TYPE_CHECKING:
     from gpukeeper.ledger.copy.connect import Connection
+
+
+REQUEST_LASTS = timedelta(minutes=2)
+LONGEST_REQUEST = timedelta(minutes=10)  # more is not accepted, whatever was signed
+SKEW = timedelta(minutes=1)  # between the clocks of two machines
+SHORTEST_KEY = 32  # characters
+_CONTEXT = b"gpukeeper fleet request 1\n"  # the same key signs nothing else
+
+
+class SignedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`realm`: the machine that knows this person. `via`: how they logged in, for the ledger. `request` is JSON."""
+
+    machine: str
+    nonce: str
+    issued: Moment
+    expires: Moment
+    person: str
+    realm: str
+    via: str = ""
+    request: msgspec.Raw
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """`expired`: it was genuine, and came too late."""
+
+    why: str
+    expired: bool = False
+
+
+_DECODER = reading.Decoder(SignedRequest)
+
+
+def sign_request(request: SignedRequest, key: str) -> tuple[str, str]:
+    """The document and its signature, as the table `requests` stores them."""
+    document = msgspec.json.encode(request).decode()
+    return document, signature_of(document, key)
+
+
+def signature_of(document: str, key: str) -> str:
+    return hmac.new(key.encode(), _CONTEXT + document.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
+def verify(document: str, signature: str, key: str, machine: str, now: datetime) -> SignedRequest | Rejected:
+    """Nothing of the document is read before its signature is known to be right."""
+    if not hmac.compare_digest(signature_of(document, key).encode(), signature.encode("utf-8", "surrogatepass")):
+        return Rejected("the request is not signed with the key of this fleet; nothing was done")
+    try:
+        request = _DECODER.decode(document)
+    except (msgspec.MsgspecError, ValueError) as error:
+        return Rejected(f"the request could not be read ({error}); nothing was done")
+    if request.machine != machine:
+        return Rejected(f"the request is for {request.machine}, not for {machine}; nothing was done")
+    if not 16 <= len(request.nonce) <= 128 or not request.person or not request.realm:
+        return Rejected("the request lacks a nonce, a person or a realm; nothing was done")
+    if request.issued > now + SKEW or request.expires - request.issued > LONGEST_REQUEST:
+        return Rejected(
+            "the request was issued in the future, or is valid for too long; nothing was done. "
+            "Are the clocks of this machine and of the web server synchronized?"
+        )
+    if request.expires <= now:
+        return Rejected("the request expired before this machine received it; nothing was done", expired=True)
+    return request
+
+
+def requester_of(request: SignedRequest, machine: str, *, same_users: bool) -> str:
+    """The person as the policy of this machine names them. Somebody who logged in elsewhere is another person, unless
+    all machines have the same users."""
+    if same_users or request.realm == machine:
+        return request.person
+    return f"{request.person}@{request.realm}"
+
 
 AT_ONCE = 8  # requests in progress
 PAGE = 50
@@ -34,6 +112,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Inbox:
+    """A reply that could not be written, because the connection was lost, is written after the next one is made."""
+
     def __init__(self, machine: str, on_request: Callable[[str, str], Future[Answer]]) -> None:
         self._machine, self._on_request = machine, on_request
         self._pending: dict[int, Future[Answer]] = {}

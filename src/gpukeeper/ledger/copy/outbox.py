@@ -1,30 +1,62 @@
-"""What is to be shipped, read from the ledger itself with a connection of its own that cannot write.
+"""What is to be shipped, read from the ledger itself with a connection of its own that cannot write; lines in the
+text format of COPY. SQLite writes most of those itself, which is much faster.
 
-The journal is the outbox: nothing is queued twice, and what was not shipped survives a restart because the ledger does.
-Lines that rotation has archived meanwhile are read from the archives.
+The journal is the outbox: nothing is queued twice, and what was not shipped survives a restart because the ledger
+does. Lines that rotation has archived meanwhile are read from the archives.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
-from gpukeeper.ledger import state
+from gpukeeper.ledger import tables
 from gpukeeper.ledger.archive_file import headers, read_archive
-from gpukeeper.ledger.copy.copy_text import SQLITE_ROW, copy_row, is_plain, without_nul
-from gpukeeper.ledger.copy.identity import Identity, read_identity, shipped
 from gpukeeper.ledger.database import open_for_reading, translated
-from gpukeeper.ledger.days import Minute
+from gpukeeper.ledger.files import archive_folder
 from gpukeeper.ledger.lines import COLUMNS, decode, fit, micros, moment, row
-from gpukeeper.ledger.minutes import first_minute, read_minutes
-from gpukeeper.ledger.paths import archive_folder
+from gpukeeper.ledger.meta import Identity, read_identity, shipped
+from gpukeeper.ledger.signals import Minute, first_minute, read_minutes
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import NodeTested
+
+NULL = "\x01"  # an owner or a name of this one character reads as NULL; in exchange one replace does for a whole row
+_NUL_IN_JSON = re.compile(r"(?<!\\)((?:\\\\\\\\)*)\\\\u0000")  # in COPY text every backslash of JSON is two
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\ufffd"})
+_OR_NULL = [f"coalesce({column}, char(1))" for column in COLUMNS[:-1]]
+
+# An expression over the table `journal`: one row as a line of COPY, if no name in it has a tab or a line break (JSON
+# has none).
+SQLITE_ROW = f"replace({' || char(9) || '.join(['seq', *_OR_NULL, 'line'])}, '\\', '\\\\')"
+TARGET_COLUMNS = ("line", *COLUMNS[:-1], "body")
+
+
+def is_plain(row: str) -> bool:
+    """Whether SQLITE_ROW gave a row with all its columns and no more."""
+    return row.count("\t") == len(COLUMNS) and "\n" not in row and "\r" not in row
+
+
+def without_nul(row: str) -> str:
+    """A line of COPY that PostgreSQL can store.
+
+    PostgreSQL stores no NUL: neither as a character nor, in jsonb, as \\u0000. Both become the replacement
+    character.
+    """
+    if "\0" in row:
+        row = row.replace("\0", "\ufffd")
+    return _NUL_IN_JSON.sub(r"\1\\\\ufffd", row) if "\\\\u0000" in row else row
+
+
+def copy_row(values: Sequence[object], null: str = NULL) -> str:
+    """Values of one row, whatever is in them; None is NULL."""
+    return "\t".join(null if value is None else str(value).translate(_ESCAPES) for value in values)
+
 
 LINES, BYTES = 5_000, 4 * 2**20  # the largest batch
 _BATCH = f"SELECT seq, {SQLITE_ROW} FROM journal WHERE seq > ? AND type <> 'checkpoint' ORDER BY seq LIMIT ?"  # noqa: S608
@@ -169,7 +201,7 @@ class Outbox:
         """Of this ledger only: one that was created again counts from 1, and the old archives are still there."""
         with translated(self.path):
             identity = read_identity(self._connection)
-            archived = state.meta(self._connection, "archived_until")
+            archived = tables.meta(self._connection, "archived_until")
         if identity is None or archived is None:
             return
         ours = [

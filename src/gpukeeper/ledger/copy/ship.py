@@ -1,4 +1,5 @@
-"""Shipping: what the outbox has goes into the tables, each batch in one transaction with the cursor it moves.
+"""Shipping: what the outbox has, and hours of GPUs, go into the tables, each batch in one transaction with the cursor
+it moves.
 
 Exactly once by (machine, ledger, line): the cursor is a row of the database, changed only together with the lines, so
 that whatever a crash, a restart or a promoted replica lost is sent again, and nothing else.
@@ -8,22 +9,25 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpukeeper.ledger.copy.connect import load_driver
-from gpukeeper.ledger.copy.copy_text import TARGET_COLUMNS, copy_row, without_nul
-from gpukeeper.ledger.copy.outbox import Batch, Outbox, SignalRow
+from gpukeeper.ledger.copy.outbox import TARGET_COLUMNS, Batch, Outbox, SignalRow, copy_row, without_nul
+from gpukeeper.ledger.usage import UsageReader
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.model.event import NodeTested
+from gpukeeper.model.series import DevicePresence, HourUse, RecordedHour
 
 if TYPE_CHECKING:
     from gpukeeper.ledger.copy.connect import Connection
+
 
 REPORT = "report.json"
 LARGEST_REPORT = 16 * 2**20
@@ -280,3 +284,68 @@ def _json(body: object) -> str:
 
 def _text(words: str) -> str:
     return words.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+HOUR = timedelta(hours=1)
+SHORTEST = 6 * HOUR  # longer than what is computed again, so that each call gets further
+
+
+class UsageBody(msgspec.Struct, frozen=True):
+    """`use` is None: the device was there, and nothing was recorded about that hour."""
+
+    device: DevicePresence
+    use: HourUse | None = None
+
+
+_DECODER = reading.Decoder(UsageBody)
+
+
+def usage_rows(reader: UsageReader, since: datetime | None, now: datetime, most: int) -> Iterator[UsageRow]:
+    """The first hours since then of which something is recorded; about `most` rows."""
+    oldest = reader.oldest()
+    if oldest is None:
+        return
+    first = _moment(oldest)
+    begin = first if since is None else max(since, first)
+    span = min(max(SHORTEST, most // max(reader.count(begin, now), 1) * HOUR), timedelta(days=31))
+    while begin < now:
+        end = min(begin + span, now)
+        found = False
+        for hour in reader.hours(begin, end, now):
+            yield from _rows(hour)
+            found = True
+        if found:
+            return
+        begin = end
+
+
+def _rows(recorded: RecordedHour) -> Iterator[UsageRow]:
+    hour, device = _moment(recorded.hour), recorded.device
+    name = f"{device.place}/{device.device}/{device.since}"
+    if not recorded.uses:
+        yield UsageRow(hour, name, "", msgspec.json.encode(UsageBody(device)))
+    for use in recorded.uses:
+        one = use.holder
+        holder = "\n".join((one.key, one.owner, one.class_, one.group))
+        yield UsageRow(hour, name, holder, msgspec.json.encode(UsageBody(device, use)))
+
+
+def recorded_hours(rows: Iterable[tuple[datetime, str, str]]) -> Iterator[RecordedHour]:
+    """From hour, device and body of rows in order of hour and device. What is not ours is left out."""
+    for (hour, _), group in groupby(rows, key=lambda row: (row[0], row[1])):
+        found = [body for _, _, text in group if (body := _body(text)) is not None]
+        if found:
+            device = max((one.device for one in found), key=lambda one: one.until)
+            uses = tuple(one.use for one in found if one.use is not None)
+            yield RecordedHour(int(hour.timestamp()) // 3600, device, uses)
+
+
+def _body(text: str) -> UsageBody | None:
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+
+
+def _moment(hour: int) -> datetime:
+    return datetime.fromtimestamp(hour * 3600, UTC)

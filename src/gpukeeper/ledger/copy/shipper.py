@@ -20,9 +20,9 @@ import msgspec
 
 from gpukeeper import __version__
 from gpukeeper.ledger.copy import inbox
+from gpukeeper.ledger.copy.admin import CopyState, check_schema
 from gpukeeper.ledger.copy.connect import connect, disconnect, first_line, load_driver
 from gpukeeper.ledger.copy.inbox import Answer
-from gpukeeper.ledger.copy.migrate import check_schema
 from gpukeeper.ledger.copy.outbox import Batch, Outbox
 from gpukeeper.ledger.copy.ship import (
     Position,
@@ -36,7 +36,6 @@ from gpukeeper.ledger.copy.ship import (
     ship_usage,
     ship_view,
 )
-from gpukeeper.ledger.copy.state import CopyState
 from gpukeeper.ledger.lines import moment
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.model.event import NodeTested

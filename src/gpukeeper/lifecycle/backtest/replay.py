@@ -1,16 +1,14 @@
-"""One recorded run under a policy: which warnings it would have got, and when it would have been stopped.
+"""One recorded run under a policy: which warnings it would have got, and when it would have been stopped. Pure.
 
-The rules decide, as in a pass; this file only moves the time. Passes in which nothing can be due are left out: rules
-say when they are due, and the idle rule does nothing as long as there was use within the time that it waits. What is
-not known (a gap, a hold) is evaluated again in every pass.
-
-A run is replayed until it would have been stopped. What it did after that belongs to another course of events.
+The rules decide, as in a pass; this file only moves the time. A run is replayed until it would have been stopped:
+what it did after that belongs to another course of events. Also the policies of a comparison, and a trace in two
+parts: advice is found on the earlier one and judged on the later one, which it never saw.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -22,13 +20,11 @@ from gpukeeper.lifecycle.rules import idle
 from gpukeeper.lifecycle.rules.idle import HORIZON_SLACK, horizon
 from gpukeeper.lifecycle.settings import Rulebook, idle_times
 from gpukeeper.model.decision import ACTING, Action, Decision, Verdict, View
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import Memory
-from gpukeeper.model.policy import Activity
-from gpukeeper.model.series import Series, Signal
-from gpukeeper.model.subject import State, Subject
-from gpukeeper.model.trace import RecordedRun, RecordedSeries, TraceTime
+from gpukeeper.model.policy import Activity, OnLimit, PlaceScope, Policy
+from gpukeeper.model.series import RecordedRun, RecordedSeries, Series, Signal, TraceTime
+from gpukeeper.model.subject import Memory, Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 HOUR = timedelta(hours=1)
 INCARNATION = "recorded"
@@ -158,8 +154,13 @@ def replay(
     also: datetime | None = None,
 ) -> ReplayedRun:
     """`time`: of the trace; no decision before it begins. `recorded`: signals that the trace has; a signal that it does
-    not have vetoes nothing.
-    `watch` gets every evaluation. `also`: the last pass until then is evaluated, even if nothing can be due in it."""
+    not have vetoes nothing. `watch` gets every evaluation. `also`: the last pass until then is evaluated, even if
+    nothing can be due in it.
+
+    Passes in which nothing can be due are left out: rules say when they are due, and the idle rule does nothing as
+    long as there was use within the time that it waits. What is not known (a gap, a hold) is evaluated again in
+    every pass.
+    """
     course = _Course(run, book, passes, time, recorded, watch, refused)
     course.also = also
     steps = tuple(course.steps())
@@ -362,3 +363,116 @@ def _last_use(one: RecordedSeries, threshold: float, since: datetime, at: dateti
                 return one.start + (earlier + 1) * MINUTE
             earlier = position
     return since
+
+
+_AT_ONCE = timedelta()
+
+
+class Variant(msgspec.Struct, frozen=True, order=True):
+    """None: as in the given policy. `threshold` in percent. `at`: cron words, when passes act."""
+
+    window: timedelta | None = None
+    threshold: float | None = None
+    signals: tuple[str, ...] | None = None
+    at: str | None = None
+
+    @property
+    def words(self) -> str:
+        parts = [] if self.window is None else [f"idle {in_words(self.window)}"]
+        parts += [] if self.threshold is None else [f"GPU below {self.threshold:g}%"]
+        parts += [] if self.signals is None else [f"signals {', '.join(self.signals) or 'none'}"]
+        parts += [] if self.at is None else [f"acts at {self.at}"]
+        return ", ".join(parts) or "this policy"
+
+
+GIVEN = Variant()
+
+
+def applied(policy: Policy, variant: Variant) -> Policy:
+    """The idle time is that of every class that has one. Classes without one stay without."""
+    classes = policy.classes
+    if variant.window is not None:
+        window = variant.window
+        classes = {
+            name: one if one.idle is None else msgspec.structs.replace(one, idle=window)
+            for name, one in classes.items()
+        }
+    activity = policy.activity
+    if variant.threshold is not None:
+        activity = msgspec.structs.replace(activity, gpu=variant.threshold)
+    if variant.signals is not None:
+        activity = msgspec.structs.replace(activity, signals=variant.signals)
+    schedule = policy.schedule
+    if variant.at is not None:
+        schedule = msgspec.structs.replace(schedule, at=variant.at)
+    return msgspec.structs.replace(policy, classes=classes, activity=activity, schedule=schedule)
+
+
+def may_stop_idle(book: Rulebook, subject: Subject) -> bool:
+    """Whether the idle rule stops work like this at all."""
+    limits = book.settings(subject).limits
+    if isinstance(limits, Unknown):
+        return True
+    return limits.on_idle is OnLimit.STOP and (limits.idle is not None or limits.idle_when_large is not None)
+
+
+def deciding(book: Rulebook, subject: Subject) -> Hashable:
+    """What of a policy decides about this work, as far as variants differ: two that have it in common do the same to
+    it. An idle time after which it is only reported makes no difference."""
+    limits, policy = book.settings(subject).limits, book.policy
+    if not isinstance(limits, Unknown) and limits.idle is not None and limits.on_idle is OnLimit.REPORT:
+        limits = msgspec.structs.replace(limits, idle=_AT_ONCE)
+    return limits, policy.activity, policy.schedule
+
+
+def covering(policy: Policy, platforms: Collection[str]) -> Policy:
+    """With a scope that covers all recorded work: a trace of another place is judged, too."""
+    return msgspec.structs.replace(policy, scope={name: PlaceScope() for name in platforms})
+
+
+def grid(windows: Collection[timedelta], thresholds: Collection[float]) -> Iterator[Variant]:
+    """All combinations; an empty side stays as in the given policy."""
+    for threshold in (*sorted(thresholds),) or (None,):
+        for window in (*sorted(windows),) or (None,):
+            yield Variant(window, threshold)
+
+
+def earlier(run: RecordedRun, split: datetime) -> RecordedRun | None:
+    """What was known of it at `split`. None: it had not started."""
+    if run.started >= split:
+        return None
+    if run.ended is not None and run.ended <= split:
+        return run
+    return msgspec.structs.replace(run, ended=None, series=tuple(_until(one, split) for one in run.series))
+
+
+def later(run: RecordedRun, split: datetime) -> RecordedRun | None:
+    """What it did from `split` on. Its idle time begins there at the earliest. None: it had ended."""
+    if run.started >= split:
+        return run
+    if run.ended is not None and run.ended <= split:
+        return None
+    return msgspec.structs.replace(
+        run,
+        started=split,
+        first_start=run.first_start or run.started,
+        series=tuple(_since(one, split) for one in run.series),
+    )
+
+
+def middle(begin: datetime, end: datetime, share: float) -> datetime:
+    """A whole minute."""
+    return (begin + (end - begin) * share).replace(second=0, microsecond=0)
+
+
+def _until(one: RecordedSeries, split: datetime) -> RecordedSeries:
+    return msgspec.structs.replace(one, minutes=one.minutes[: _minutes(split - one.start)])
+
+
+def _since(one: RecordedSeries, split: datetime) -> RecordedSeries:
+    gone = _minutes(split - one.start)
+    return msgspec.structs.replace(one, start=one.start + gone * MINUTE, minutes=one.minutes[gone:])
+
+
+def _minutes(span: timedelta) -> int:
+    return max(0, span // MINUTE)

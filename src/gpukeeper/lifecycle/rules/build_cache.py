@@ -8,9 +8,9 @@ from gpukeeper.lifecycle.declared import Turn
 from gpukeeper.lifecycle.rules.unused_image import size_words
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NAME = "build_cache"
 SUMMARY = "Build cache that no build used for build_cache.unused is removed; without that setting it is reported."

@@ -10,10 +10,9 @@ from types import ModuleType
 from gpukeeper.lifecycle.declared import Evaluator, not_holdable
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
-from gpukeeper.model.memory import KEEP_ALIVE, Hold
-from gpukeeper.model.subject import Shape
+from gpukeeper.model.subject import KEEP_ALIVE, Hold, Shape
 from gpukeeper.model.unknown import Unknown, is_known
+from gpukeeper.model.words import in_words
 
 NAME = "hold"
 SUMMARY = "A user's hold suspends idle and every removal, never max runtime; an admin's hold names what it suspends."

@@ -10,11 +10,10 @@ from gpukeeper.lifecycle.activity import MINUTE, Use, UseAssessment, assess_use
 from gpukeeper.lifecycle.settings import Rulebook, Settings
 from gpukeeper.lifecycle.warnings import AGAIN, DELETED, Countdown, share_of, staged, valid_for
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
-from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, ClassSettings, OnLimit, Policy
-from gpukeeper.model.subject import Shape, State, Subject
+from gpukeeper.model.subject import Shape, State, Subject, Warned
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NAME = "idle"
 SUMMARY = (

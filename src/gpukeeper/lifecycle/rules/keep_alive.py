@@ -12,16 +12,14 @@ from functools import partial
 from types import ModuleType
 
 from gpukeeper.lifecycle.activity import active_minutes
-from gpukeeper.lifecycle.caps import left_to_hold
-from gpukeeper.lifecycle.declared import Evaluator, evaluator_of, yielding
+from gpukeeper.lifecycle.declared import Evaluator, evaluator_of, left_to_hold, yielding
 from gpukeeper.lifecycle.rules import exemption, hold
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
-from gpukeeper.model.memory import KEEP_ALIVE, Hold
 from gpukeeper.model.policy import ClassSettings
-from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.subject import KEEP_ALIVE, Hold, Shape, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NAME = "keep_alive"
 SUMMARY = "A keep-alive file requests a hold (24h), never beyond max runtime; another one needs measured GPU use."

@@ -8,10 +8,10 @@ from gpukeeper.lifecycle.declared import Turn
 from gpukeeper.lifecycle.rules.temporary_tree import by_evidence, not_free, unused
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.policy import Kept
 from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words, size_in_words
 
 NAME = "leftover_tree"
 SUMMARY = "Trees of ended work are deleted if proven dead, not in use, and unused for the age of their category."

@@ -7,14 +7,13 @@ from datetime import datetime, timedelta
 from functools import partial
 from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Evaluator, suspended_by
-from gpukeeper.lifecycle.finish import finish_of
+from gpukeeper.lifecycle.declared import Evaluator, finish_of, suspended_by
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import AtFinish
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NAME = "live_children"
 SUMMARY = "Children that still run after their root has finished are reported, and ended if at_finish is set so."

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import Countdown, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import OnLimit
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NAME = "max_runtime"
 SUMMARY = "Work that ran longer than its limit is warned twice and stopped, or only reported (on_max_runtime)."

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NAME = "orphan"
 SUMMARY = "A process that outlived its workload is ended if it provably belongs to it; other processes never."

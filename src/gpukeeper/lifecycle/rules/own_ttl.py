@@ -7,14 +7,13 @@ from datetime import datetime, timedelta
 from functools import partial
 from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Evaluator, suspended_by
-from gpukeeper.lifecycle.finish import comes_back, ended_in_words, finish_of
+from gpukeeper.lifecycle.declared import Evaluator, comes_back, ended_in_words, finish_of, suspended_by
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import remove_with_children
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NAME = "own_ttl"
 SUMMARY = "A finished workload with its own TTL is removed when that expires, whatever the policy's retention is."

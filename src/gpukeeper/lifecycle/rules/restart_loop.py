@@ -10,10 +10,10 @@ import msgspec
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import AT_ONCE, Countdown, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import OnLimit
 from gpukeeper.model.subject import Crashes, Shape, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NAME = "restart_loop"
 SUMMARY = (

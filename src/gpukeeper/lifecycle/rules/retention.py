@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from gpukeeper.lifecycle.finish import comes_back, ended_in_words, finish_of
+from gpukeeper.lifecycle.declared import comes_back, ended_in_words, finish_of
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import remove_with_children
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Outcome, Shape, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NAME = "retention"
 SUMMARY = "Ended work is removed when its retention is over: by outcome, and by environment if the policy has any."

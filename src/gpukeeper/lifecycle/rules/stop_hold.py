@@ -13,9 +13,9 @@ from types import ModuleType
 from gpukeeper.lifecycle.declared import Evaluator, suspended_by
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Answer, Verdict, View
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NAME = "stop_hold"
 SUMMARY = "Work stopped by its owner or at its maximum runtime keeps its GPU for hold_after_stop (15m); then retention."

@@ -6,9 +6,9 @@ from datetime import datetime
 
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NAME = "stuck_removal"
 SUMMARY = "A stuck removal is reported; what blocks it is removed if the policy names it and it provably never ends."

@@ -12,8 +12,8 @@ from gpukeeper.lifecycle.rules.hold import last_end
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import will
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.words import in_words
 
 NAME = "taken_gpu"
 SUMMARY = "Work restarted on a GPU that has a new tenant: its owner is warned; stopped if gpu.stop_on_taken."

@@ -11,9 +11,8 @@ from types import ModuleType
 from gpukeeper.lifecycle.declared import Evaluator, evaluated_while_removed
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import WITHOUT_GPU, Policy
-from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.subject import Ref, Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "target"

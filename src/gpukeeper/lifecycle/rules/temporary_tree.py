@@ -10,10 +10,10 @@ from functools import lru_cache
 from gpukeeper.lifecycle.declared import Turn
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.policy import Policy, Temporary
 from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words, size_in_words
 
 NAME = "temporary_tree"
 SUMMARY = "Trees that match a pattern below a named root are deleted if large, not in use, and unused for long enough."

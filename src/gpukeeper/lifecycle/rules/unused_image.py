@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from gpukeeper.lifecycle.declared import Turn
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.policy import DAY, Images
 from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words, size_in_words
 
 NAME = "unused_image"
 SUMMARY = (

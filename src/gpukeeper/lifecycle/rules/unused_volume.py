@@ -9,9 +9,9 @@ from gpukeeper.lifecycle.declared import Turn
 from gpukeeper.lifecycle.rules.unused_image import unused_since
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 NAME = "unused_volume"
 SUMMARY = (

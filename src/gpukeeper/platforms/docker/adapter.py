@@ -33,30 +33,19 @@ from gpukeeper.model.decision import (
     Unseen,
 )
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import PlaceScope, Policy
-from gpukeeper.model.ports import Clock
-from gpukeeper.model.storage import StorageBytes
-from gpukeeper.model.subject import Gone, Shape, Subject
+from gpukeeper.model.ports import Clock, StorageBytes
+from gpukeeper.model.subject import Gone, Ref, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.notify.inside import notify_inside
+from gpukeeper.notify.terminals import notify_inside
 from gpukeeper.platforms.docker import translate
-from gpukeeper.platforms.docker.acts import ContainerActions
-from gpukeeper.platforms.docker.attachments import Attachments
+from gpukeeper.platforms.docker.acts import ContainerActions, Orphans
 from gpukeeper.platforms.docker.capture import ContainerCapture
 from gpukeeper.platforms.docker.connect import SLOW, Engine
-from gpukeeper.platforms.docker.host_facts import (
-    HostInspector,
-    HostSnapshot,
-    Inventory,
-    belongs,
-    holders_of,
-)
-from gpukeeper.platforms.docker.leftovers import Leftovers
-from gpukeeper.platforms.docker.orphans import Orphans
+from gpukeeper.platforms.docker.host_facts import HostInspector, HostSnapshot, Inventory, belongs, holders_of
+from gpukeeper.platforms.docker.leftovers import Attachments, Leftovers, LogWatch, read_storage
+from gpukeeper.platforms.docker.owners import UserDirectory
 from gpukeeper.platforms.docker.records import FILTERS, Records
-from gpukeeper.platforms.docker.storage import LogWatch, read_storage
-from gpukeeper.platforms.docker.users import UserDirectory
 from gpukeeper.platforms.docker.wire import ContainerSummary, Inspected
 
 PAGE = 200

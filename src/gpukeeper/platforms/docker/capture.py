@@ -1,11 +1,16 @@
-"""Evidence of a container before its removal: manifest, log, events, what was installed and changed inside."""
+"""Evidence of a container before its removal: manifest, log, events, what was installed and changed inside, what is
+lost with it; and how it is created again from that. Nothing is run inside: the engine's list of changes is read.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
@@ -14,11 +19,144 @@ from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker import archive
-from gpukeeper.platforms.docker.connect import MOST, SLOW, Engine, part
-from gpukeeper.platforms.docker.errors import CONFLICT, NOT_FOUND, EngineError, EngineSilent
-from gpukeeper.platforms.docker.losses import losses, packages
+from gpukeeper.model.words import size_in_words
+from gpukeeper.platforms.docker.connect import CONFLICT, MOST, NOT_FOUND, SLOW, Engine, EngineError, EngineSilent, part
+from gpukeeper.platforms.docker.translate import ANONYMOUS, anonymous_volumes
 from gpukeeper.platforms.docker.wire import Inspected, PathChange
+
+MANIFEST, LOG, EVENTS, PACKAGES, CHANGES = "manifest.json", "log.txt", "events.jsonl", "packages.txt", "changes.txt"
+BEFORE_STOP = "stop/"  # captured when gpukeeper stopped it, before the restart policy was disabled
+_FRAME = struct.Struct(">BxxxL")
+
+
+class CreateRequest(msgspec.Struct, frozen=True):
+    """How to create it again."""
+
+    name: str
+    image: str  # the id it was created from; its name may refer to another image now
+    body: Mapping[str, Any]
+    networks: Mapping[str, Any]  # networks to connect after creation
+
+
+def demultiplexed(stream: bytes) -> bytes:
+    """The log of a container without a terminal is a sequence of frames, each with its length."""
+    parts, at = [], 0
+    while at + _FRAME.size <= len(stream):
+        kind, length = _FRAME.unpack_from(stream, at)
+        if kind > 2 or stream[at + 1 : at + 4] != b"\0\0\0":
+            return stream  # not framed
+        parts.append(stream[at + _FRAME.size : at + _FRAME.size + length])
+        at += _FRAME.size + length
+    return b"".join(parts)
+
+
+def recipe_of(evidence: Evidence) -> CreateRequest | Unknown:
+    try:
+        return _recipe_in(evidence)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return Unknown(f"its captured manifest cannot be read: {error}")
+
+
+def _recipe_in(evidence: Evidence) -> CreateRequest:
+    manifest = reading.decode(evidence.files[MANIFEST], type=dict[str, Any])
+    config, host = dict(manifest["Config"]), dict(manifest["HostConfig"])
+    name, old_id = str(manifest["Name"]).removeprefix("/"), str(manifest["Id"])
+    image = str(manifest["Image"])
+    host["RestartPolicy"] = restart_policy(evidence) or host.get("RestartPolicy")
+    if config.get("Hostname") == old_id[:12]:
+        del config["Hostname"]  # assigned by the engine, which assigns a new one
+    _keep_volumes(manifest, config, host)
+    _in_request_format(host)
+    joined = dict((manifest.get("NetworkSettings") or {}).get("Networks") or {})
+    mode = str(host.get("NetworkMode") or "default")
+    others = {
+        network: {"Aliases": (facts or {}).get("Aliases"), "IPAMConfig": (facts or {}).get("IPAMConfig")}
+        for network, facts in joined.items()
+        if network not in {mode, "bridge" if mode == "default" else mode, "host", "none"}
+    }
+    return CreateRequest(name, image, {**config, "HostConfig": host}, others)
+
+
+def restart_policy(evidence: Evidence) -> Mapping[str, Any] | None:
+    """The policy that its owner set: the one from before our stop, if gpukeeper stopped it first."""
+    for name in (BEFORE_STOP + MANIFEST, MANIFEST):
+        if name in evidence.files:
+            try:
+                manifest = reading.decode(evidence.files[name], type=dict[str, Any])
+                policy = manifest["HostConfig"]["RestartPolicy"]
+            except (KeyError, TypeError, msgspec.DecodeError):
+                continue
+            if isinstance(policy, dict) and policy.get("Name"):
+                return policy
+    return None
+
+
+def _keep_volumes(manifest: Mapping[str, Any], config: dict[str, Any], host: dict[str, Any]) -> None:
+    """Anonymous volumes were not removed with it, so it gets the same ones again."""
+    binds, volumes = list(host.get("Binds") or ()), dict(config.get("Volumes") or {})
+    for mount in manifest.get("Mounts") or ():
+        name, where = str(mount.get("Name", "")), str(mount.get("Destination", ""))
+        if mount.get("Type") == "volume" and ANONYMOUS.fullmatch(name) and not _bound(binds, where):
+            binds.append(f"{name}:{where}")
+            volumes.pop(where, None)
+            # Requested by --mount: the engine refuses two entries for one target.
+            host["Mounts"] = [one for one in host.get("Mounts") or () if one.get("Target") != where] or None
+    host["Binds"] = binds or None
+    config["Volumes"] = volumes or None
+
+
+def _in_request_format(host: dict[str, Any]) -> None:
+    """Podman reports limits under other names (RLIMIT_NOFILE) than it accepts (nofile), and devices without the access
+    that it demands: the one of both engines that is meant if none is written."""
+    if host.get("Devices"):
+        host["Devices"] = [
+            {**one, "CgroupPermissions": one.get("CgroupPermissions") or "rwm"} for one in host["Devices"]
+        ]
+    if host.get("Ulimits"):
+        host["Ulimits"] = [
+            {**limit, "Name": str(limit.get("Name", "")).removeprefix("RLIMIT_").lower()} for limit in host["Ulimits"]
+        ]
+
+
+def _bound(binds: list[Any], where: str) -> bool:
+    return any(str(bind).split(":")[1:2] == [where] for bind in binds)
+
+
+ADDED = 1
+SHOWN = 8
+_PYTHON = re.compile(r".*/(?:site|dist)-packages/(?P<name>[^/]+?)-(?P<version>[^/-]+)\.(?:dist|egg)-info")
+_CONDA = re.compile(r".*/conda-meta/(?P<name>[^/]+?)-(?P<version>[^/-]+)-[^/-]+\.json")
+_DEBIAN = re.compile(r"/var/lib/dpkg/info/(?P<name>[^/:]+)(?::[^/]+)?\.list")
+
+
+def packages(changes: Iterable[PathChange]) -> tuple[str, ...]:
+    """Installed since the start, with versions where the path contains them."""
+    found: dict[str, None] = {}
+    for change in changes:
+        if change.kind != ADDED:
+            continue
+        for pattern in (_PYTHON, _CONDA, _DEBIAN):
+            if match := pattern.fullmatch(change.path):
+                version = match.groupdict().get("version")
+                found[f"{match['name']} {version}" if version else match["name"]] = None
+    return tuple(sorted(found))
+
+
+def losses(container: Inspected, changes: Sequence[PathChange]) -> tuple[str, ...]:
+    """Sentences for a warning."""
+    lost = []
+    if container.size_rw:
+        lost.append(f"{size_in_words(container.size_rw)} written inside it (files in mounted directories stay)")
+    installed = packages(changes)
+    if installed:
+        more = f" and {len(installed) - SHOWN} more" if len(installed) > SHOWN else ""
+        lost.append(f"{len(installed)} packages installed since its start: {', '.join(installed[:SHOWN])}{more}")
+    volumes = anonymous_volumes(container)
+    if volumes and container.host_config.auto_remove:
+        # The engine itself removes them with a container that was started with --rm.
+        lost.append(f"the anonymous volume{'s' if len(volumes) > 1 else ''} at {', '.join(volumes)}")
+    return tuple(lost)
+
 
 LOG_LINES, LOG_BYTES = (100_000, 10_000, 1_000, 100), 16 * 1024 * 1024
 REMEMBERED = timedelta(minutes=10)
@@ -61,17 +199,17 @@ class ContainerCapture:
         files: dict[str, bytes] = {}
         try:
             # Always: without it the container cannot be restored.
-            files[archive.MANIFEST] = await self._engine.raw(f"/containers/{id_}/json")
-            container = reading.decode(files[archive.MANIFEST], type=Inspected)
+            files[MANIFEST] = await self._engine.raw(f"/containers/{id_}/json")
+            container = reading.decode(files[MANIFEST], type=Inspected)
             if "logs" in what:
-                files[archive.LOG] = await self._log(container)
+                files[LOG] = await self._log(container)
             if "events" in what:
-                files[archive.EVENTS] = await self._events(container, subject)
+                files[EVENTS] = await self._events(container, subject)
             if set(what) - {"manifest"}:
                 files |= await self._written(container)
         except EngineError as error:
             # A log or list that is not offered proves nothing about the container itself.
-            gone = error.is_gone and archive.MANIFEST not in files
+            gone = error.is_gone and MANIFEST not in files
             return NothingToCapture("it no longer exists") if gone else Unknown(str(error))
         except (EngineSilent, msgspec.DecodeError) as problem:
             return Unknown(str(problem))
@@ -85,7 +223,7 @@ class ContainerCapture:
             if not refused and (error.status == NOT_FOUND or "logging driver" not in error.words):
                 raise
             return f"The engine has no log of it: {error.words}\n".encode()  # none exists, so none can be lost
-        return stream if container.config.tty else archive.demultiplexed(stream)
+        return stream if container.config.tty else demultiplexed(stream)
 
     async def _end_of_log(self, id_: str) -> bytes:
         """Fewer lines until they fit: of a log that is too long the end is kept."""
@@ -122,15 +260,15 @@ class ContainerCapture:
         except EngineError as error:
             if not _is_dead(container) or error.status == NOT_FOUND:
                 raise
-            return {archive.CHANGES: f"The engine does not list them: {error.words}\n".encode()}
+            return {CHANGES: f"The engine does not list them: {error.words}\n".encode()}
         signs = {0: "changed", 1: "added", 2: "deleted"}
         lines = [f"{signs.get(one.kind, '?')} {one.path}" for one in inside.changes[:CHANGES_SHOWN]]
         if len(inside.changes) > CHANGES_SHOWN:
             lines.append(f"... and {len(inside.changes) - CHANGES_SHOWN} more")
         installed = packages(inside.changes)
         return {
-            archive.PACKAGES: "".join(f"{one}\n" for one in installed).encode("utf-8", "replace"),
-            archive.CHANGES: "\n".join(lines).encode("utf-8", "replace") + b"\n",
+            PACKAGES: "".join(f"{one}\n" for one in installed).encode("utf-8", "replace"),
+            CHANGES: "\n".join(lines).encode("utf-8", "replace") + b"\n",
         }
 
     async def _read_changes(self, id_: str, *, anew: bool = False) -> ContainerChanges:

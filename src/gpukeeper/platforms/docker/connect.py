@@ -1,4 +1,6 @@
-"""The connection to an engine: its unix socket or DOCKER_HOST. Every call has a timeout; nothing is decided here."""
+"""The connection to an engine: its unix socket or DOCKER_HOST, and its errors as sentences. Every call has a timeout;
+nothing is decided here.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,39 @@ import msgspec
 from gpukeeper.http_client import CannotConnect, Client, HttpError
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Unseen
-from gpukeeper.model.durations import in_words
-from gpukeeper.model.errors import UsageError
-from gpukeeper.platforms.docker.errors import EngineError, EngineSilent, cannot_connect
+from gpukeeper.model.errors import PlatformError, UsageError
+from gpukeeper.model.words import in_words
 from gpukeeper.platforms.docker.wire import EngineEvent, ErrorResponse
+
+NOT_FOUND, FORBIDDEN, CONFLICT, NOT_MODIFIED = 404, 403, 409, 304
+
+
+class EngineError(PlatformError):
+    """The engine responded with an error status."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(f"the engine responded with status {status}: {words}")
+        self.status, self.words = status, words
+
+    @property
+    def is_gone(self) -> bool:
+        """The engine's own message for it. Any other 404 (an unknown path, a proxy) proves nothing."""
+        message = self.words.lower()
+        return self.status == NOT_FOUND and ("no such" in message or "not known" in message)
+
+
+class EngineSilent(PlatformError):
+    """The engine did not answer, or not in time. The request may have been executed."""
+
+
+def cannot_connect(address: str, why: str) -> EngineSilent:
+    hint = ""
+    if "Permission denied" in why or "Errno 13" in why:
+        hint = "; run as root, or as a member of the socket's group"
+    elif "No such file" in why or "Connection refused" in why:
+        hint = "; is it running? If it is on another address, set DOCKER_HOST"
+    return EngineSilent(f"the engine at {address} cannot be reached: {why}{hint}")
+
 
 T = TypeVar("T")
 SOCKET = "/var/run/docker.sock"

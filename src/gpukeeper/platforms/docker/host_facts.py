@@ -1,31 +1,98 @@
-"""What the machine shows about containers and the engine does not: GPUs, their holders, owners, the keep-alive file.
+"""What the machine shows about containers and the engine does not: GPUs, their holders, owners, counters, the
+keep-alive file (read from outside; it counts if it exists and its ctime, which users cannot set, is not before the
+container).
 
 Only if the engine runs on this machine. Otherwise these facts are unknown, and unknown means keep.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import TypeAlias
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders
+from gpukeeper.devices.counters import Counters, read_counters
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.holders import Holder, text_of
+from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown, is_known
-from gpukeeper.platforms.docker import keepalive
-from gpukeeper.platforms.docker.gpu_requests import devices_of, requested_gpus
-from gpukeeper.platforms.docker.owners import owned
+from gpukeeper.platforms.docker.owners import UserDirectory, owned
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.translate import TTL, ContainerFacts, slices_among
-from gpukeeper.platforms.docker.users import UserDirectory
+from gpukeeper.platforms.docker.translate import (
+    TTL,
+    ContainerFacts,
+    devices_of,
+    incarnation,
+    requested_gpus,
+    slices_among,
+)
 from gpukeeper.platforms.docker.wire import Inspected, when
+
+T = TypeVar("T")
+
+KEEPALIVE_FILE = "/workspace/.keep-alive"
+KEEPALIVE_BYTES = 4096  # bytes that are read of it
+_KEEPALIVE_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def has_keepalive(root: str, path: str, not_before: datetime) -> bool:
+    """`root`: /proc/PID/root, or a directory of this machine that is mounted there. No link below it is followed.
+    OSError if it could not be read.
+    """
+    facts = _keepalive_facts(root, path)
+    # As numbers: a user's own filesystem may return a time that no calendar has.
+    return facts is not None and stat.S_ISREG(facts.st_mode) and facts.st_ctime >= not_before.timestamp()
+
+
+def keepalive_words(root: str, path: str) -> frozenset[str]:
+    """The words in a regular file there. OSError if it could not be read."""
+    text = b""
+
+    def read(here: int, name: str) -> None:
+        nonlocal text
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
+        try:
+            if stat.S_ISREG(os.fstat(file).st_mode):
+                text = os.read(file, KEEPALIVE_BYTES)
+        finally:
+            os.close(file)
+
+    _at_keepalive(root, path, read)
+    return frozenset(text.decode("utf-8", "replace").split())
+
+
+def _keepalive_facts(root: str, path: str) -> os.stat_result | None:
+    return _at_keepalive(root, path, lambda here, name: os.stat(name, dir_fd=here, follow_symlinks=False))
+
+
+def _at_keepalive(root: str, path: str, do: Callable[[int, str], T]) -> T | None:
+    """`do` with its directory and name; None: it does not exist, or a link leads there."""
+    *directories, name = PurePosixPath(path).relative_to("/").parts
+    here = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for directory in directories:
+            try:
+                below = os.open(directory, _KEEPALIVE_FOLDER, dir_fd=here)
+            except (FileNotFoundError, NotADirectoryError):
+                return None  # a link does not count either
+            os.close(here)
+            here = below
+        try:
+            return do(here, name)
+        except FileNotFoundError:
+            return None
+    finally:
+        os.close(here)
+
 
 Gpus: TypeAlias = tuple[GpuFacts, ...] | Unknown
 Inventory: TypeAlias = Callable[[], Awaitable[Gpus]]
@@ -77,7 +144,7 @@ class HostInspector:
         directory: UserDirectory,
         trusted_labels: Sequence[str] = (),
         proc: str = "/proc",
-        keep_alive: str = keepalive.FILE,
+        keep_alive: str = KEEPALIVE_FILE,
     ) -> None:
         self._records, self._inventory, self._directory = records, inventory, directory
         self._local, self._proc = local, proc
@@ -141,7 +208,7 @@ class HostInspector:
         if not isinstance(place, tuple):
             return False
         try:
-            found = await in_thread(lambda: keepalive.words(*place), PEEK)
+            found = await in_thread(lambda: keepalive_words(*place), PEEK)
         except (TimeoutError, OSError):
             return False
         mine = container.plain_name in found or any(
@@ -166,7 +233,7 @@ class HostInspector:
             for id_, root, path, created in wanted:
                 looked_at.append(id_)
                 with suppress(OSError):
-                    found[id_] = keepalive.is_there(root, path, created)
+                    found[id_] = has_keepalive(root, path, created)
 
         try:
             await in_thread(check_files, PEEK)
@@ -201,7 +268,7 @@ class HostInspector:
         if self._is_dead(container.id):
             return Unknown(f"whether {self._keep_alive} exists is unknown: the filesystem did not answer")
         try:
-            return await in_thread(lambda: keepalive.is_there(root, path, created), PEEK)
+            return await in_thread(lambda: has_keepalive(root, path, created), PEEK)
         except TimeoutError:
             self._skip_for_a_while([container.id])
             return Unknown(f"whether {self._keep_alive} exists is unknown: the filesystem did not answer")
@@ -290,3 +357,14 @@ def belongs(pid: int, container: str, proc: str = "/proc") -> bool:
             return container in holders.parse_containers(cgroup.read())
     except OSError:
         return False
+
+
+def count_container(subject: Subject, records: Records, proc: str = "/proc") -> Counters | None:
+    """None: it is not the run that was read, or its processes are not on this machine."""
+    container = records.known(subject.ref.uid)
+    if container is None or incarnation(container) != subject.seen.incarnation or not container.state.pid:
+        return None
+    pid = container.state.pid
+    if not belongs(pid, container.id, proc):
+        return None
+    return read_counters(pid, proc=proc, host_network=container.host_config.network_mode == "host")

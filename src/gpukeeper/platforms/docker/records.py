@@ -17,8 +17,7 @@ from gpukeeper.model import reading
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.subject import Crashes, State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.connect import AT_ONCE, SLOW, Engine, part
-from gpukeeper.platforms.docker.errors import EngineError, EngineSilent
+from gpukeeper.platforms.docker.connect import AT_ONCE, SLOW, Engine, EngineError, EngineSilent, part
 from gpukeeper.platforms.docker.translate import NETWORK, VOLUME, networks_of, state_of, volumes_of
 from gpukeeper.platforms.docker.wire import (
     ContainerSummary,

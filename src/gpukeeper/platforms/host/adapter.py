@@ -1,25 +1,32 @@
 """This machine as a platform: its GPUs, processes outside containers that hold them, directory trees, disks.
 
-Trees are removed; everything else is only reported. Relies on /proc and, for GPUs, on the NVIDIA driver. Without root
-it sees less, and reports that.
+Trees are removed; everything else is only reported. Relies on /proc and, for GPUs, on the NVIDIA driver. Without
+root it sees less, and reports that. Whether a GPU is idle is known by the meter; containers have their own
+platform.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fnmatch
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import TypeAlias
 
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.devices.inventory import inventory as read_inventory
-from gpukeeper.disk import filesystems, open_files
+from gpukeeper.devices import holders
+from gpukeeper.devices.counters import Counters, read_process
+from gpukeeper.devices.driver.client import inventory as read_inventory
+from gpukeeper.devices.driver.facts import GpuFacts
+from gpukeeper.devices.gpus import Occupied, occupied
+from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import MeasureLimits
-from gpukeeper.engine.ports import Platform
-from gpukeeper.engine.sharing import Shared, SharedQuestion
+from gpukeeper.disk.mounts import identified
+from gpukeeper.engine.ports import Platform, Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -32,19 +39,153 @@ from gpukeeper.model.decision import (
     Step,
     Unseen,
 )
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import DiskMarks, PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.ports import Clock
-from gpukeeper.model.subject import Category, Gone, Shape, Subject
+from gpukeeper.model.subject import Category, Gone, Ref, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import archive, capture, errors, mentions, translate
-from gpukeeper.platforms.host.acts import TreeRemover
-from gpukeeper.platforms.host.connect import Needed, Scan, Timeouts, nothing_needed
+from gpukeeper.platforms.host import translate
+from gpukeeper.platforms.host.acts import REPORT_FILE, TreeRemover, restore_report, save_report
+from gpukeeper.platforms.host.connect import (
+    A_MOMENT,
+    NO_COPY,
+    PAGE,
+    READ_ONLY,
+    Needed,
+    Page,
+    Scan,
+    Timeouts,
+    nothing_needed,
+    too_slow,
+    unreadable,
+    user_name,
+)
 from gpukeeper.platforms.host.directories import TreeScope
-from gpukeeper.platforms.host.disks import Disks
-from gpukeeper.platforms.host.gpus import HostGpus, Inventory
-from gpukeeper.platforms.host.roots import roots_of
-from gpukeeper.platforms.host.trees import Trees
+from gpukeeper.platforms.host.roots import Disks, roots_of
+from gpukeeper.platforms.host.translate import PROCESS, two_numbers
+from gpukeeper.platforms.host.trees import Trees, mentioned_below
+
+Facts: TypeAlias = tuple[GpuFacts, ...] | Unknown
+Inventory: TypeAlias = Callable[[timedelta], Facts]
+# Processes to show, what has each device open, and what could not be read.
+Scanned: TypeAlias = tuple[tuple[Subject, ...], Occupied | Unknown, tuple[Unseen, ...]]
+BETWEEN_SCANS = 0.5  # seconds
+HOLDERS = "processes that hold GPUs"
+HIDEPID = "this machine hides the processes of other users (hidepid); run as root to see them"
+
+
+class HostGpus:
+    def __init__(
+        self, at: Callable[[], translate.PlaceAndTime], inventory: Inventory, proc: str, timeouts: Timeouts
+    ) -> None:
+        self._at, self._inventory, self._proc, self._timeouts = at, inventory, proc, timeouts
+
+    async def observe(self) -> AsyncIterator[Page]:
+        gpus = await self._query()
+        devices, unseen = translate.gpu_subjects(() if isinstance(gpus, Unknown) else gpus, self._at())
+        if isinstance(gpus, Unknown):
+            unseen = (Unseen("GPUs", gpus.why),)
+        # Without a driver no process can hold a GPU, and what we may not read does not matter.
+        if gpus != ():
+            processes, opened, unread = await self._holders(gpus)
+            devices = tuple(_with_holders(one, opened) for one in devices)
+        else:
+            processes, unread = (), ()
+        subjects = (*devices, *processes)
+        yield subjects[:PAGE], (*unseen, *unread)
+        for start in range(PAGE, len(subjects), PAGE):
+            yield subjects[start : start + PAGE], ()
+
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
+        gpus = await self._query()
+        if isinstance(gpus, Unknown):
+            return gpus
+        subjects, unseen = translate.gpu_subjects(gpus, self._at())
+        for subject in subjects:
+            if subject.ref.uid == ref.uid:
+                return subject
+        return Unknown(f"{unseen[0].what}: {unseen[0].why}") if unseen else Gone(ref, self._at().now)
+
+    async def read_holder(self, ref: Ref) -> Subject | Gone | Unknown:
+        gpus = await self._query()
+        deadline = self._timeouts.processes
+        try:
+            return await in_thread(lambda: self._find(ref, gpus), deadline)
+        except TimeoutError:
+            return Unknown(too_slow(ref.name, deadline).why)
+        except OSError as error:
+            return Unknown(unreadable(ref.name, error).why)
+
+    async def _query(self) -> Facts:
+        deadline = self._timeouts.gpus
+        try:
+            return await in_thread(lambda: self._inventory(deadline), deadline + A_MOMENT)
+        except TimeoutError:
+            return Unknown(too_slow("GPUs", deadline).why)
+
+    async def _holders(self, gpus: Facts) -> Scanned:
+        deadline = self._timeouts.processes
+        try:
+            return await in_thread(lambda: self._scan(gpus), deadline)
+        except TimeoutError:
+            unseen = too_slow(HOLDERS, deadline)
+        except OSError as error:
+            unseen = unreadable(HOLDERS, error)
+        return (), Unknown(unseen.why), (unseen,)
+
+    def _scan(self, gpus: Facts) -> Scanned:
+        """Every process counts as a holder; only a user's process that lasts is shown as a workload."""
+        found = holders.scan(self._proc)
+        boot, now = holders.boot_time(self._proc), self._at().now
+        bare = [one for one in found.found if translate.is_bare(one, holders.started(one.starttime, boot), now)]
+        if bare:
+            time.sleep(BETWEEN_SCANS)
+        lasting = [again for one in bare if (again := self._still(one)) is not None]
+        known = () if isinstance(gpus, Unknown) else gpus
+        opened = occupied(known, found, user_name, self._proc)
+        return tuple(self._subject(holder, gpus) for holder in lasting), opened, self._unread(found.hidden)
+
+    def _still(self, holder: holders.Holder) -> holders.Holder | None:
+        """Seen twice: a process that was only ending, or closing the device, is no claim on a GPU."""
+        try:
+            again = holders.look_up(holder.pid, self._proc)
+        except PermissionError:
+            return holder
+        return again if again is not None and again.starttime == holder.starttime and again.minors else None
+
+    def _unread(self, hidden: tuple[int, ...]) -> tuple[Unseen, ...]:
+        if hidden:
+            why = f"the open files of {len(hidden)} other processes could not be read, for example of pid {hidden[0]}"
+            return (Unseen(HOLDERS, f"{why}; that needs root (CAP_SYS_PTRACE)"),)
+        return () if holders.shows_everyone(self._proc) else (Unseen(HOLDERS, HIDEPID),)
+
+    def _find(self, ref: Ref, gpus: Facts) -> Subject | Gone | Unknown:
+        wanted = translate.two_numbers(ref.uid, "@")
+        if wanted is None:
+            return Unknown(f"{ref.uid!r} does not identify a process")
+        holder = holders.look_up(wanted[0], self._proc)
+        if holder is not None and holder.starttime == wanted[1]:
+            return self._subject(holder, gpus)
+        if holder is None and not holders.shows_everyone(self._proc):
+            return Unknown(HIDEPID)
+        return Gone(ref, self._at().now)
+
+    def _subject(self, holder: holders.Holder, gpus: Facts) -> Subject:
+        devices = translate.devices_of(holder, gpus, holders.mig_minors(self._proc))
+        started = holders.started(holder.starttime, holders.boot_time(self._proc))
+        boot = holders.boot_id(self._proc)
+        return translate.process_subject(holder, devices, user_name(holder.uid), started, boot, self._at())
+
+
+def _with_holders(device: Subject, opened: Occupied | Unknown) -> Subject:
+    busy = opened if isinstance(opened, Unknown) else opened.get(device.ref.uid, Unknown("it was not read"))
+    return msgspec.structs.replace(device, busy=busy)
+
+
+def count_process(subject: Subject, proc: str = "/proc") -> Counters | None:
+    wanted = two_numbers(subject.ref.uid, "@") if subject.ref.kind == PROCESS else None
+    found = read_process(wanted[0], proc) if wanted is not None else None
+    return found if wanted is not None and found is not None and found.starttime == wanted[1] else None
+
 
 AT_ONCE = 100  # concurrent removals for which open files and processes are read together
 TREES = (translate.TREE, translate.REPORT)
@@ -87,7 +228,7 @@ class HostPlatform(Platform):
         # Many steps may be in progress at once, and each of them reads several times.
         scan = Shared(scan or (lambda: open_files.scan(proc, unreadable=self._unreadable)))
         named = self._named(temporary, reports or Reports(), marks or DiskMarks())
-        mentioned = Shared(partial(mentions.below, proc=proc))
+        mentioned = Shared(partial(mentioned_below, proc=proc))
         self._gpus = HostGpus(self._at, inventory, proc, self._timeouts)
         self._trees = Trees(
             self._at, named, scan, limits or MeasureLimits(), self._timeouts, mentioned, SharedQuestion(needed)
@@ -163,26 +304,26 @@ class HostPlatform(Platform):
             return NothingToCapture("temporary files have no logs, manifest or events of their own")
         if not self._trees.named.archive:
             return NothingToCapture("reports are not saved: the policy disables reports.archive")
-        return await capture.report(subject, self._trees.named, self._timeouts)
+        return await save_report(subject, self._trees.named, self._timeouts)
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         if step.decision.action not in self.guards or fresh.shape is not Shape.TREE:
-            return errors.READ_ONLY
+            return READ_ONLY
         return await self._removals.remove(fresh, self._trees.named, step.uid)
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         """A report that was saved. Other trees cannot be restored."""
-        saved = None if evidence is None else evidence.files.get(capture.FILE)
+        saved = None if evidence is None else evidence.files.get(REPORT_FILE)
         if ref.kind != translate.REPORT or saved is None:
-            return errors.NO_COPY
-        return await archive.restore(ref, saved, self._trees.named, self._timeouts)
+            return NO_COPY
+        return await restore_report(ref, saved, self._trees.named, self._timeouts)
 
     async def _identified(self, trees: tuple[Subject, ...]) -> tuple[Subject, ...] | Unknown:
         """Without its filesystem, holds on a tree are unknown."""
         try:
-            return await in_thread(lambda: filesystems.identified(trees), self._timeouts.tree) if trees else ()
+            return await in_thread(lambda: identified(trees), self._timeouts.tree) if trees else ()
         except TimeoutError:
-            return Unknown(f"a filesystem {errors.too_slow(self._place, self._timeouts.tree).why}")
+            return Unknown(f"a filesystem {too_slow(self._place, self._timeouts.tree).why}")
         except OSError as error:
             return Unknown(f"the filesystems could not be identified: {error.strerror or error}")
 

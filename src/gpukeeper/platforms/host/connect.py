@@ -1,19 +1,30 @@
-"""Access to this machine: its name, its users, and the time limits of reads and removals."""
+"""Access to this machine: its name, its users, time limits, errors as sentences, and the path to a directory that the
+policy names: only through links of root or of our own user. A user who may write in a directory above a root could
+replace it by a link, and make us remove files of others.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import pwd
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+import stat
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.disk import measure
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.model.decision import Unseen
+from gpukeeper.disk.remove import TreeRemoval
+from gpukeeper.model.decision import Refused, Unseen
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words, size_in_words
 
 Page: TypeAlias = tuple[tuple[Subject, ...], tuple[Unseen, ...]]
 Scan: TypeAlias = Callable[[], OpenFiles]
@@ -54,3 +65,100 @@ def user_name(uid: int) -> str:
     except KeyError:
         pass
     return f"uid {uid}"
+
+
+LINKS = 40  # as many as the kernel follows
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class ForeignLink(OSError):
+    """Such a root is not read, whatever is there."""
+
+    def __init__(self, path: str, link: str, user: str) -> None:
+        why = f"is reached through a link of {user} ({measure.printable(link)}); use its target in the policy"
+        super().__init__(errno.ELOOP, why, path)
+
+
+def resolved_path(path: str) -> str:
+    """Like realpath, each step by descriptor. A path that does not exist yet has no links. Raises ForeignLink."""
+    at, links = "/", 0
+    left = _steps(os.fspath(Path.cwd() / path))
+    while left:
+        step = left.pop()
+        if step == "..":
+            at = os.path.dirname(at)  # noqa: PTH120 - a string all the way
+            continue
+        here = f"{at.rstrip('/')}/{step}"
+        target = _target(path, here)
+        if target is None:
+            at = here
+            continue
+        links += 1
+        if links > LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        at = "/" if target.startswith("/") else at
+        left += _steps(target)
+    return at
+
+
+@contextmanager
+def opened(directory: str) -> Iterator[int]:
+    """A directory by its resolved path: a link that was created anywhere on the path since then is an error."""
+    fd = os.open("/", _STEP)
+    try:
+        for step in reversed(_steps(directory)):
+            below = os.open(step, _STEP | os.O_DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd = below
+        with measure.open_directory(".", fd) as found:
+            yield found
+    finally:
+        os.close(fd)
+
+
+def _steps(path: str) -> list[str]:
+    """The next one last."""
+    return [step for step in reversed(path.split("/")) if step not in {"", "."}]
+
+
+def _target(path: str, here: str) -> str | None:
+    """The target if it is a link. Owner and target of the same link, whatever has its name by then."""
+    try:
+        fd = os.open(here, _STEP)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISLNK(found.st_mode):
+            return None
+        if found.st_uid not in {0, os.geteuid()}:
+            raise ForeignLink(path, here, user_name(found.st_uid))
+        return os.readlink("", dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+READ_ONLY = Refused("gpukeeper only reports GPUs, processes and disks of the machine itself; nothing was done")
+CANNOT_MEASURE = Refused("it could not be measured completely, so it was not removed")
+NO_COPY = Refused("nothing was saved of it, so it cannot be restored")
+NEVER_FROM_HERE = "so it is never removed from here, however old it is; no policy setting changes that"
+SHOWN_ENTRIES = 3  # of entries that could not be removed
+
+
+def unreadable(what: str, error: OSError) -> Unseen:
+    if isinstance(error, ForeignLink):
+        return Unseen(what, str(error.strerror))
+    return Unseen(what, f"could not be read: {error.strerror}")
+
+
+def too_slow(what: str, deadline: timedelta) -> Unseen:
+    return Unseen(what, f"did not answer within {in_words(deadline)}")
+
+
+def not_all_removed(removal: TreeRemoval, trash: str) -> Refused:
+    """A part of it is left. An immediate retry would leave the same."""
+    more = f"; and {len(removal.left) - SHOWN_ENTRIES} more" if len(removal.left) > SHOWN_ENTRIES else ""
+    back = removal.bytes_back
+    gone = f"{removal.entries:,} entries" + ("" if isinstance(back, Unknown) else f" ({size_in_words(back)})")
+    why = f"{'; '.join(removal.left[:SHOWN_ENTRIES])}{more}"
+    return Refused(f"{gone} of it were removed, but not all: {why}. The rest is in {trash}; a later pass retries")

@@ -1,21 +1,32 @@
-"""The directories that the policy names, with the facts that all entries of one have in common. Reads only."""
+"""The directories that the policy names, with the facts that all entries of one have in common, and what need not be
+walked again. Reads only. Times only move forward, so a tree that was used recently stays young for as long as the
+policy's age; and if all trees of a directory are far below the threshold, none of them is due. Never a reason to
+act: the re-check before a step measures again.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from datetime import timedelta
+import stat
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
 
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.disk import measure, mounts, unresponsive
-from gpukeeper.disk.unresponsive import Responsiveness
+from gpukeeper.disk import measure, mounts
+from gpukeeper.disk.access_times import LastUse
+from gpukeeper.disk.measure import TreeMeasurement, instant
+from gpukeeper.disk.mounts import Responsiveness, real_path_of
+from gpukeeper.disk.open_files import DirectoryUse
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import DiskMarks
 from gpukeeper.model.subject import Disk
-from gpukeeper.platforms.host import disks, errors, roots
-from gpukeeper.platforms.host.roots import TreeEntry, TreeRoot
+from gpukeeper.model.unknown import Unknown, is_known
+from gpukeeper.platforms.host import roots
+from gpukeeper.platforms.host.connect import too_slow, unreadable
+from gpukeeper.platforms.host.roots import TreeEntry, TreeRoot, disk_of
+from gpukeeper.platforms.host.translate import tree_uid
 
 
 class TreeScope(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +43,7 @@ class TreeScope(msgspec.Struct, frozen=True, kw_only=True):
         """Links resolved. A root may be inside an entry of another root, and so may our own ledger."""
         paths = (*(root.path for root in self.roots), *self.silent, *self.folders)
         known = mounts.own_mounts()
-        return tuple(unresponsive.real_path(path, known) for path in paths)
+        return tuple(real_path_of(path, known) for path in paths)
 
 
 class RootDirectory(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,11 +116,11 @@ async def list_one(root: TreeRoot, deadline: timedelta) -> tuple[TreeEntry, ...]
     try:
         return await in_thread(lambda: roots.entries_of(root), deadline)
     except TimeoutError:
-        return errors.too_slow(root.path, deadline)
+        return too_slow(root.path, deadline)
     except FileNotFoundError:
         return ()  # a root that does not exist has no trees
     except OSError as error:
-        return errors.unreadable(root.path, error)
+        return unreadable(root.path, error)
 
 
 async def learn(
@@ -118,9 +129,9 @@ async def learn(
     try:
         return await in_thread(lambda: _learn(named, path, entries), deadline)
     except TimeoutError:
-        return errors.too_slow(measure.printable(path), deadline)
+        return too_slow(measure.printable(path), deadline)
     except OSError as error:
-        return errors.unreadable(measure.printable(path), error)
+        return unreadable(measure.printable(path), error)
 
 
 def _learn(named: TreeScope, path: str, entries: Sequence[TreeEntry]) -> RootDirectory:
@@ -128,5 +139,69 @@ def _learn(named: TreeScope, path: str, entries: Sequence[TreeEntry]) -> RootDir
     untouched, links = named.untouched(), roots.links_in(path)
     whys = {entry.name: roots.why_kept(entry, here, untouched, links) for entry in entries if entry.taken is None}
     kept = {name: why for name, why in whys.items() if why is not None}
-    disk = disks.disk_of(path)
+    disk = disk_of(path)
     return RootDirectory(path=path, entries=tuple(entries), roots=here, disk=disk, kept=kept, marks=named.marks)
+
+
+CACHE_LASTS = timedelta(minutes=30)
+FAR_BELOW = 0.5  # of the threshold
+
+
+class CachedMeasurement(msgspec.Struct, frozen=True):
+    measured: TreeMeasurement
+    at: datetime
+
+
+class MeasurementCache:
+    def __init__(self) -> None:
+        self._trees: dict[str, CachedMeasurement] = {}  # by uid
+        self._totals: dict[str, tuple[int, datetime]] = {}  # by directory: bytes of all trees together
+
+    def learn(self, measured: TreeMeasurement, now: datetime) -> None:
+        if is_known(measured.size):
+            self._trees[tree_uid(measured.device, measured.inode)] = CachedMeasurement(measured, now)
+
+    def learn_total(self, directory: RootDirectory, total: int, now: datetime) -> None:
+        self._totals[directory.path] = (total, now)
+
+    def total(self, directory: RootDirectory) -> int:
+        return self._totals.get(directory.path, (0, None))[0]
+
+    def forget_all_but(self, uids: set[str], directories: Collection[str]) -> None:
+        self._trees = {uid: known for uid, known in self._trees.items() if uid in uids}
+        self._totals = {path: total for path, total in self._totals.items() if path in directories}
+
+    def is_far_below(self, directory: RootDirectory, now: datetime) -> bool:
+        """All of its trees together, according to a recent observe, and its disk is not too full."""
+        total, at = self._totals.get(directory.path, (0, None))
+        fresh = at is not None and timedelta() <= now - at < CACHE_LASTS
+        return fresh and not directory.may_be_too_full and total < directory.above * FAR_BELOW
+
+    def recall(
+        self,
+        entry: TreeEntry,
+        top: os.stat_result,
+        directory: RootDirectory,
+        in_use: DirectoryUse | Unknown,
+        now: datetime,
+        last_use: Callable[[TreeMeasurement], LastUse],
+    ) -> TreeMeasurement | None:
+        """The last measurement if it is still valid. None: measure it again. `last_use`: what follows from a
+        measurement.
+        """
+        known = self._trees.get(tree_uid(top.st_dev, top.st_ino))
+        if known is None or entry.taken is not None or not timedelta() <= now - known.at < CACHE_LASTS:
+            return None
+        used_since = instant(max(_times(top)))
+        newest = max(known.measured.newest, used_since) if is_known(known.measured.newest) else used_since
+        held = not isinstance(in_use, Unknown) and entry.name in in_use.users
+        again = msgspec.structs.replace(known.measured, newest=newest)
+        least, used = directory.least_age, last_use(again).at
+        young = least is None or isinstance(used, Unknown) or used + least > now
+        return again if held or young or self.is_far_below(directory, now) else None
+
+
+def _times(top: os.stat_result) -> tuple[int, ...]:
+    """As a walk counts them: listing a directory is no use of it."""
+    changed = (top.st_mtime_ns, top.st_ctime_ns)
+    return changed if stat.S_ISDIR(top.st_mode) else (*changed, top.st_atime_ns)

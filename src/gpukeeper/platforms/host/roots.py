@@ -1,26 +1,43 @@
-"""What the policy names on this machine: roots, and the entries directly below them. Reads only.
+"""What the policy names on this machine: roots, the entries directly below them, and how full their filesystems are.
+Reads only.
 
-A root may be a link, since users link a short name to a big disk, but not another user's (see `resolve`); below it no
-link is followed. Whatever is removed was found here, by its identity, whatever its name is at that moment.
+A root may be a link, since users link a short name to a big disk, but not another user's (see `connect`); below it
+no link is followed. Whatever is removed was found here, by its identity, whatever its name is at that moment.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import kernel, measure, mounts, naming, trash, unresponsive
+from gpukeeper.blocking import in_thread
+from gpukeeper.disk import kernel, measure, mounts, trash
+from gpukeeper.disk.measure import printable
+from gpukeeper.disk.mounts import Usage, real_path_of, silent_mount, usage
+from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.trash import TrashedTree
 from gpukeeper.model.policy import Reports, Temporary
+from gpukeeper.model.subject import Disk, Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import size_in_words
 from gpukeeper.platforms.host import translate
-from gpukeeper.platforms.host.resolve import ForeignLink, opened, resolve
+from gpukeeper.platforms.host.connect import (
+    ForeignLink,
+    Page,
+    Scan,
+    Timeouts,
+    opened,
+    resolved_path,
+    too_slow,
+    unreadable,
+)
 
 KEEP = ".keep"  # such a file at the top of a tree keeps it
 ANY = ("*",)
@@ -40,7 +57,7 @@ class TreeRoot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def folder(self) -> str:
         """With its own links resolved, each time again: users point such links to another disk. Raises ForeignLink."""
-        return resolve(self.path)
+        return resolved_path(self.path)
 
     def is_at(self, directory: str) -> bool:
         try:
@@ -139,7 +156,7 @@ def find(roots: Sequence[TreeRoot], device: int, inode: int) -> TreeEntry | Unkn
         disk_is_here = True
         for name in names_of(directory, device, inode):
             entry = TreeEntry(root.path, directory, name, root.kind)
-            if naming.is_named(name, root.names):
+            if trash.is_named(name, root.names):
                 return entry
             renamed = measure.printable(entry.path)
         if (left := _left_in_trash(root, directory, (device, inode))) is not None:
@@ -228,13 +245,13 @@ def _read_link(path: Path) -> Link | None:
         first = os.path.normpath(path.parent / path.readlink())
     except OSError:
         return None  # removed since it was listed
-    return Link(path.name, (first, unresponsive.real_path(str(path), mounts.own_mounts())))
+    return Link(path.name, (first, real_path_of(str(path), mounts.own_mounts())))
 
 
 def _is_one(entry: os.DirEntry[str], root: TreeRoot) -> bool:
     """A link is no report; it shows which of them are wanted."""
     is_link = root.kind == translate.REPORT and entry.is_symlink()
-    return not is_link and naming.is_named(entry.name, root.names)
+    return not is_link and trash.is_named(entry.name, root.names)
 
 
 def _left_in_trash(root: TreeRoot, directory: str, identity: tuple[int, int]) -> TreeEntry | None:
@@ -255,8 +272,86 @@ def top_of(entry: TreeEntry) -> os.stat_result | None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-    mount = unresponsive.silent_mount(entry.real_path, mounts.own_mounts())
+    mount = silent_mount(entry.real_path, mounts.own_mounts())
     if mount is not None:
         why = f"a filesystem of type {mount.kind} is mounted on it, which may hang, so it is not read"
         raise OSError(errno.EXDEV, why)
     return os.lstat(entry.real_path)
+
+
+NOTABLE = 1_000_000_000  # bytes of deleted files that one process holds open
+UNREADABLE = OpenFiles({}, {}, (), frozenset(), "the list of open files could not be read")
+
+
+class Disks:
+    def __init__(
+        self,
+        at: Callable[[], translate.PlaceAndTime],
+        directories: Callable[[], Sequence[str]],
+        scan: Scan,
+        proc: str,
+        timeouts: Timeouts,
+    ) -> None:
+        self._at, self._folders, self._scan, self._proc, self._timeouts = at, directories, scan, proc, timeouts
+
+    async def observe(self) -> Page:
+        deadline = self._timeouts.disk
+        facts: dict[int, Usage] = {}
+        unseen = []
+        for directory in self._folders():  # one by one: a hanging network disk must not hide the others
+            try:
+                one = await in_thread(lambda: usage_of(directory), deadline)  # noqa: B023
+                facts.setdefault(one.device, one)
+            except TimeoutError:
+                unseen.append(too_slow(f"the disk of {directory}", deadline))
+            except OSError as error:
+                unseen.append(unreadable(f"the disk of {directory}", error))
+        used = await self._open_files() if facts else UNREADABLE
+        return tuple(self._subject(one, used) for one in facts.values()), tuple(unseen)
+
+    async def read(self, ref: Ref) -> Subject | Gone | Unknown:
+        found, unseen = await self.observe()
+        for one in found:
+            if one.ref.uid == ref.uid:
+                return one
+        return Unknown(f"{unseen[0].what} {unseen[0].why}") if unseen else Gone(ref, self._at().now)
+
+    async def _open_files(self) -> OpenFiles:
+        try:
+            return await in_thread(self._scan, self._timeouts.processes)
+        except (OSError, TimeoutError):
+            return UNREADABLE
+
+    def _subject(self, facts: Usage, used: OpenFiles) -> Subject:
+        held: Counter[int] = Counter()
+        for one in used.held:
+            if one.identity[0] == facts.device:
+                held[one.pid] += one.size
+        total: int | Unknown = held.total()
+        if not held and used.hidden:
+            total = Unknown(used.hidden)
+        return translate.disk_subject(facts, total, tuple(self._findings(held)), self._at())
+
+    def _findings(self, held: Counter[int]) -> Iterable[str]:
+        for pid, size in held.most_common():
+            if size >= NOTABLE:
+                who = f"pid {pid} ({printable(self._comm(pid))})"
+                yield f"{size_in_words(size)} are used by deleted files that {who} still has open"
+
+    def _comm(self, pid: int) -> str:
+        with suppress(OSError):
+            return Path(self._proc, str(pid), "comm").read_text("utf-8", "replace").rstrip("\n")
+        return "ended"
+
+
+def usage_of(directory: str) -> Usage:
+    """Of the filesystem that contains the directory, or would contain it."""
+    return usage(nearest(os.path.realpath(directory)))
+
+
+def disk_of(directory: str) -> Disk | None:
+    """None: unknown, so it never counts as too full."""
+    try:
+        return translate.disk(usage_of(directory))
+    except OSError:
+        return None

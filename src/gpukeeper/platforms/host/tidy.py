@@ -19,7 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import measure, open_files, procfs
+from gpukeeper.disk import measure, open_files
+from gpukeeper.disk.kernel import STATUS_MAX, read_proc, stat_fields
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.process_files import KERNEL_THREAD
 from gpukeeper.disk.remove import ExpectedTree, RemovalResult, TreeRemoval, remove
@@ -187,7 +188,7 @@ def _status(home: Path) -> _Status | None:
     continue.
     """
     try:
-        fields = procfs.stat_fields(procfs.read(f"{home}/stat", procfs.STATUS))
+        fields = stat_fields(read_proc(f"{home}/stat", STATUS_MAX))
     except PermissionError:
         return None
     ended = fields[0] in {b"Z", b"X", b"x"} and int(fields[17]) <= 1

@@ -12,11 +12,10 @@ from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
 from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import TreeMeasurement, printable
-from gpukeeper.disk.usage import Usage
-from gpukeeper.model.condition import OF_A_SESSION
+from gpukeeper.disk.mounts import Usage
 from gpukeeper.model.decision import Unseen
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.subject import Category, Disk, Shape, State, Subject
+from gpukeeper.model.gpu import OF_A_SESSION
+from gpukeeper.model.subject import Category, Disk, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 
 PLATFORM = "host"

@@ -1,11 +1,18 @@
-"""The trees of this machine: temporary ones, reports, and the rest of interrupted removals. Reads only."""
+"""The trees of this machine: temporary ones, reports (the newest of a directory are kept), and the rest of interrupted
+removals; and which of them a running process names, in its command line or as its directory for temporary files: it
+often has no file there open, for hours. By path, as seen here: in another mount namespace it may mean another file,
+and then a little more is kept. A process with more text than is read may name anything. Reads only.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from itertools import chain, groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,23 +20,181 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import access_times, measure, mounts, open_files
-from gpukeeper.disk.access_times import LastUse, ReadRecording, Reads
-from gpukeeper.disk.measure import MeasureLimits, TreeMeasurement
-from gpukeeper.disk.remote_use import why_unseen
+from gpukeeper.disk.access_times import FileWatcher, LastUse, ReadRecording, Reads
+from gpukeeper.disk.kernel import STATUS_MAX, read_proc, read_proc_part, stat_fields
+from gpukeeper.disk.measure import MeasureLimits, TreeMeasurement, printable
+from gpukeeper.disk.mounts import Responsiveness
+from gpukeeper.disk.open_files import why_unseen
 from gpukeeper.disk.trash import is_trash
-from gpukeeper.disk.unresponsive import Responsiveness
-from gpukeeper.disk.watch import FileWatcher
 from gpukeeper.model.decision import Unseen
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import Category, Gone, Subject
+from gpukeeper.model.subject import Category, Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import directories, errors, mentions, reports, roots, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Needed, Page, Scan, Timeouts, nothing_needed, user_name
-from gpukeeper.platforms.host.directories import RootDirectory, TreeScope
-from gpukeeper.platforms.host.measurement_cache import MeasurementCache
-from gpukeeper.platforms.host.mentions import Mentioned, Mentions
-from gpukeeper.platforms.host.resolve import opened
+from gpukeeper.platforms.host import directories, roots, translate
+from gpukeeper.platforms.host.connect import (
+    A_MOMENT,
+    NEVER_FROM_HERE,
+    PAGE,
+    Needed,
+    Page,
+    Scan,
+    Timeouts,
+    nothing_needed,
+    opened,
+    too_slow,
+    unreadable,
+    user_name,
+)
+from gpukeeper.platforms.host.directories import MeasurementCache, RootDirectory, TreeScope
 from gpukeeper.platforms.host.roots import TreeEntry
+
+FOLDERS = (b"TMPDIR", b"TMP", b"TEMP", b"RAY_TMPDIR")
+NAME_MAX = 255  # bytes of one name
+WORDS_MAX = 256 * 1024  # bytes read of a command line, and of an environment
+NAMES_MAX = 2_000  # names that one process may mention: many texts are ambiguous
+ENDS = frozenset(b" \t\n\"'`:;,=|&<>()[]{}$?*#!\\")  # where a name in the middle of a text may end; or it continues
+
+
+class ProcessText(msgspec.Struct, frozen=True, gc=False):
+    pid: int
+    words: bytes
+    variable: str | None = None  # None: its command line
+    cut: bool = False  # there is more text
+
+    def __str__(self) -> str:
+        return "in its command line" if self.variable is None else f"as its {self.variable}"
+
+    @property
+    def where(self) -> str:
+        return "in its command line" if self.variable is None else "in its environment"
+
+
+class Mentions(dict[str, str]):
+    """By name: the process that names it, as text. `anything`: a process that may name every entry, since it was not
+    read completely.
+    """
+
+    anything: str | None = None
+
+    def and_also(self, whys: Mapping[str, str]) -> Mentions:
+        """With other paths that are needed, each with a clause that names the user of it."""
+        both = Mentions({**whys, **self})
+        both.anything = self.anything
+        return both
+
+    def who(self, name: str) -> str | None:
+        return self.get(name, self.anything)
+
+
+Mentioned: TypeAlias = Callable[[tuple[str, ...]], Mentions]
+
+
+def mentioned_below(directories: Iterable[str], proc: str = "/proc") -> Mentions:
+    """The entries of one directory that a process names. `directories`: that directory, in each way it may be
+    written."""
+    prefixes = [os.fsencode(directory.rstrip("/") + "/") for directory in dict.fromkeys(directories)]
+    found: dict[bytes, ProcessText] = {}
+    too_much: ProcessText | None = None
+    for _, texts in groupby(_texts(proc), key=attrgetter("pid")):
+        named: dict[bytes, ProcessText] = {}
+        for text in texts:
+            names = chain.from_iterable(names_after(prefix, text.words) for prefix in prefixes)
+            named |= dict.fromkeys(islice(names, NAMES_MAX + 1 - len(named)), text)
+            if text.cut or len(named) > NAMES_MAX:
+                too_much, named = text, {}
+                break
+        found = named | found
+    mentions = Mentions(
+        {os.fsdecode(name): f"pid {text.pid} ({_comm(text.pid, proc)}) names it {text}" for name, text in found.items()}
+    )
+    if too_much is not None:
+        who = f"pid {too_much.pid} ({_comm(too_much.pid, proc)})"
+        mentions.anything = f"{who} has more text {too_much.where} than is read of one process, and may name it there"
+    return mentions
+
+
+def names_after(prefix: bytes, words: bytes) -> Iterator[bytes]:
+    """Each name that may follow the prefix. A name may contain blanks and punctuation, so there may be several."""
+    at = words.find(prefix)
+    while at >= 0:
+        start = at + len(prefix)
+        rest = words[start : start + NAME_MAX + 1].lstrip(b"/").partition(b"/")[0]
+        yield from (rest[:end] for end, sign in enumerate(rest) if sign in ENDS and end)
+        if rest:
+            yield rest
+        at = words.find(prefix, start - 1)  # the character between two names may begin the next one
+
+
+def _texts(proc: str) -> Iterator[ProcessText]:
+    ours = _ours(proc)
+    for home in Path(proc).iterdir():
+        if not home.name.isdecimal():
+            continue
+        pid = int(home.name)
+        if pid in ours:
+            line, cut = b"", False
+        else:
+            line, cut = _read(home / "cmdline")
+        yield from (ProcessText(pid, word) for word in line.split(b"\0") if b"/" in word)
+        settings, more = _read(home / "environ")
+        for setting in settings.split(b"\0"):
+            name, _, value = setting.partition(b"=")
+            if name in FOLDERS:
+                yield ProcessText(pid, value, name.decode())
+        if cut or more:
+            yield ProcessText(pid, b"", "" if more and not cut else None, cut=True)
+
+
+def _ours(proc: str) -> set[int]:
+    """This process and its callers, a shell or sudo: their arguments name the paths to read, and do not use them."""
+    pid, found = os.getpid(), set[int]()
+    while pid > 1 and pid not in found:
+        found.add(pid)
+        with suppress(OSError, ValueError):
+            pid = int(stat_fields(read_proc(f"{proc}/{pid}/stat", STATUS_MAX))[1])
+    return found
+
+
+def _read(path: Path) -> tuple[bytes, bool]:
+    """And whether there is more."""
+    with suppress(OSError):
+        found = read_proc_part(str(path), WORDS_MAX + 1)
+        return found[:WORDS_MAX], len(found) > WORDS_MAX
+    return b"", False
+
+
+def _comm(pid: int, proc: str) -> str:
+    with suppress(OSError):
+        return printable(os.fsdecode(read_proc(f"{proc}/{pid}/comm", STATUS_MAX).removesuffix(b"\n")))
+    return "ended"
+
+
+class ReportRanking(msgspec.Struct, frozen=True):
+    """The reports of one directory whose times are known, newest first, as of the last observe."""
+
+    uids: tuple[str, ...]
+
+    def why_kept(self, uid: str, there: frozenset[str], keep_last: int) -> str | None:
+        """`there`: what is in the directory now. Reports only get newer, so those that were newer than this one and
+        still exist still are. A report created since then is not counted, so more is kept.
+        """
+        newer = self.uids[: self.uids.index(uid)] if uid in self.uids else ()
+        if keep_last == 0 or len(there.intersection(newer)) >= keep_last:
+            return None
+        return "it is the newest of its root" if keep_last == 1 else f"it is among the {keep_last} newest of its root"
+
+
+def rank_reports(reports: Sequence[Subject], contents: Mapping[str, datetime | Unknown]) -> ReportRanking:
+    """By content, not by the time of a read or a move. A report that could not be measured is not ranked; it is kept
+    anyway.
+    """
+    uids = [one.ref.uid for one in reports]
+    timed = [(at, uid) for uid in uids if isinstance(at := contents.get(uid), datetime)]
+    return ReportRanking(tuple(uid for _, uid in sorted(timed, reverse=True)))
+
+
+def report_uids_in(root: roots.TreeRoot) -> frozenset[str]:
+    found = (roots.top_of(entry) for entry in roots.entries_of(root))
+    return frozenset(translate.tree_uid(one.st_dev, one.st_ino) for one in found if one is not None)
 
 
 class LargeTree:
@@ -65,7 +230,7 @@ class Trees:
         scan: Scan,
         limits: MeasureLimits,
         timeouts: Timeouts,
-        mentioned: Mentioned = mentions.below,
+        mentioned: Mentioned = mentioned_below,
         needed: Needed = nothing_needed,
     ) -> None:
         self._at, self._scan, self._limits, self._timeouts = at, scan, limits, timeouts
@@ -78,7 +243,7 @@ class Trees:
         self.named = self._all = named
         # by directory, of the last observe; a read of one tree measures only that tree
         self._together: dict[str, int] = {}
-        self._ranked: dict[str, reports.ReportRanking] = {}  # by directory, the same
+        self._ranked: dict[str, ReportRanking] = {}  # by directory, the same
         self._contents: dict[str, datetime | Unknown] = {}  # of reports, by uid: when their content last changed
         self._remembered = MeasurementCache()
 
@@ -114,9 +279,9 @@ class Trees:
         try:
             entry = await in_thread(lambda: roots.find(self.named.roots, *wanted), deadline)
         except TimeoutError:
-            return Unknown(errors.too_slow(ref.name, deadline).why)
+            return Unknown(too_slow(ref.name, deadline).why)
         except OSError as error:
-            return Unknown(f"its root {errors.unreadable(ref.name, error).why}")
+            return Unknown(f"its root {unreadable(ref.name, error).why}")
         if entry is None:
             return Gone(ref, self._at().now)
         return entry if isinstance(entry, Unknown) else await self._read_entry(entry, ref)
@@ -148,7 +313,7 @@ class Trees:
                 await self._observe_folder(entry.folder, listed, until)
         ranked = self._ranked.get(entry.folder)
         try:
-            there = await in_thread(lambda: reports.uids_in(root), deadline)
+            there = await in_thread(lambda: report_uids_in(root), deadline)
         except (OSError, TimeoutError):
             ranked = None
         if ranked is None:
@@ -170,7 +335,7 @@ class Trees:
     def _compared(self, directory: RootDirectory, trees: Sequence[Subject]) -> tuple[Subject, ...]:
         """What is known only of all together: the total size, and which are the newest."""
         found = [one for one in trees if one.ref.kind == translate.REPORT]
-        ranked = self._ranked[directory.path] = reports.rank(found, self._contents)
+        ranked = self._ranked[directory.path] = rank_reports(found, self._contents)
         there = frozenset(one.ref.uid for one in found)
         total = self._together[directory.path] = self._total(directory, trees)
         return tuple(
@@ -231,9 +396,9 @@ class Trees:
                 lambda: self._weigh(entry, directory, in_use, until, limits, fresh=fresh), deadline + A_MOMENT
             )
         except TimeoutError:
-            return errors.too_slow(measure.printable(entry.path), deadline)
+            return too_slow(measure.printable(entry.path), deadline)
         except OSError as error:
-            return errors.unreadable(measure.printable(entry.path), error)
+            return unreadable(measure.printable(entry.path), error)
 
     def _weigh(
         self,
@@ -291,7 +456,7 @@ class Trees:
             used, held_by, named_by = in_use, None, None
         else:
             if entry.kind == translate.REPORT and (unseen := _why_unseen(entry, in_use)) is not None:
-                findings = (f"{unseen.why}, {errors.NEVER_FROM_HERE}",)
+                findings = (f"{unseen.why}, {NEVER_FROM_HERE}",)
             used = _is_in_use(entry, found, in_use)
             held_by = open_files.user_of(entry.name, found, in_use.below)
             named_by = in_use.named.who(entry.name) if held_by is None else None
@@ -328,9 +493,9 @@ class Trees:
         try:
             return await in_thread(lambda: self._used(directory, needed), deadline)
         except TimeoutError:
-            return Unknown(f"{what} {errors.too_slow(what, deadline).why}")
+            return Unknown(f"{what} {too_slow(what, deadline).why}")
         except OSError as error:
-            return Unknown(f"{what} {errors.unreadable(what, error).why}")
+            return Unknown(f"{what} {unreadable(what, error).why}")
 
     def _used(self, directory: str, needed: Mapping[str, str]) -> RootUse:
         if not is_trash(Path(directory).name):
@@ -400,7 +565,7 @@ def _unmeasured(top: os.stat_result, why: Unknown) -> TreeMeasurement:
     )
 
 
-def _with_rank(report: Subject, ranked: reports.ReportRanking, there: frozenset[str], keep_last: int) -> Subject:
+def _with_rank(report: Subject, ranked: ReportRanking, there: frozenset[str], keep_last: int) -> Subject:
     if report.kept is not None:
         return report
     return msgspec.structs.replace(report, kept=ranked.why_kept(report.ref.uid, there, keep_last))

@@ -1,7 +1,8 @@
-"""Remove, stop, trim, release: each on exactly the object that was read, with its uid and resourceVersion.
+"""Remove, stop, trim, release: each on exactly the object that was read, with its uid and resourceVersion; and the
+annotations and Events of gpukeeper on an object. Restoring is in capture.py.
 
 The API server compares them in the transaction of the write, so every action is ATOMIC. A DELETE always names its
-propagation: without one, the pods of a Job are left behind. Restoring is in archive.py.
+propagation: without one, the pods of a Job are left behind. Events are best effort; the record is the ledger.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 import msgspec
 
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Refused
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import Gone, State, Subject
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.ports import Clock
+from gpukeeper.model.subject import Gone, Ref, State, Subject, Warned
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.act_results import ActResult, combined, resource, result_of_error
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
+from gpukeeper.platforms.kubernetes.exchange import ApiError, ClusterUnavailable
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import (
     End,
     EvictPod,
@@ -31,18 +34,27 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     SuspendPart,
 )
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, POD
-from gpukeeper.platforms.kubernetes.patches import (
+from gpukeeper.platforms.kubernetes.marks import HOLD_UNTIL, WARNED, AnnouncedWarnings, moment
+from gpukeeper.platforms.kubernetes.translate import STOPPED
+from gpukeeper.platforms.kubernetes.walk import Namespace
+from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root
+from gpukeeper.platforms.kubernetes.writes import (
+    ActResult,
+    another,
+    cannot_stop,
+    combined,
     conditions_of,
     delete_options,
     eviction,
+    removal_in_progress,
     replicas_of,
+    resource,
+    result_of_error,
     stopped_run,
     suspension,
+    unchanged,
     without_finalizer,
 )
-from gpukeeper.platforms.kubernetes.preconditions import another, cannot_stop, removal_in_progress, unchanged
-from gpukeeper.platforms.kubernetes.translate import STOPPED
-from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root
 
 Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]
 ReadAgain: TypeAlias = Callable[[], Awaitable[Subject | Gone | Changed | Unknown]]
@@ -348,3 +360,107 @@ class ClusterActions:
 async def pause_before_retry() -> None:
     """Random, so that two writers do not conflict again."""
     await asyncio.sleep(_CHANCE.uniform(*PAUSE))
+
+
+MOST_ANNOUNCED = 8  # announcements on one object, newest last
+
+
+class Annotations:
+    def __init__(self, cluster: Cluster, served: Served) -> None:
+        self._cluster, self._served = cluster, served
+
+    async def warn(self, ref: Ref, before: tuple[Warned, ...], warned: Warned) -> None:
+        """Without the permission, only the Event and the ledger remain; a new leader then warns again."""
+        note = AnnouncedWarnings(ref.uid, (*before, warned)[-MOST_ANNOUNCED:])
+        await self._write(ref, {WARNED: msgspec.json.encode(note).decode()})
+
+    async def hold(self, ref: Ref, until: datetime | None) -> Accepted | Refused | Unknown:
+        """An existing hold that lasts longer is kept."""
+        value = None if until is None else until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        answer = await self._write(ref, {HOLD_UNTIL: value}, until)
+        return Refused(answer.why) if isinstance(answer, Changed) else answer
+
+    async def _write(
+        self, ref: Ref, annotations: Mapping[str, str | None], until: datetime | None = None
+    ) -> Accepted | Changed | Refused | Unknown:
+        kind = BY_NAME[ref.kind]
+        version = await self._served(kind)
+        if isinstance(version, Unknown):
+            return version
+        if version is None:
+            return Refused(f"this cluster no longer serves {resource(kind)}")
+        path, body = kind.path(version, ref.namespace, ref.name), {"uid": ref.uid, "annotations": annotations}
+        try:
+            if until is None or not await self._lasts(path, until):
+                await self._cluster.patch(path, {"metadata": body}, "merge")
+        except ApiError as error:
+            return result_of_error(error, f"patch {resource(kind)}", ref.namespace)
+        except ClusterUnavailable as silent:
+            return Unknown(str(silent))
+        return Accepted()
+
+    async def _lasts(self, path: str, until: datetime) -> bool:
+        given = (await self._cluster.get(path, Namespace)).metadata.annotations or {}
+        held = moment(HOLD_UNTIL, given[HOLD_UNTIL]) if HOLD_UNTIL in given else None
+        return isinstance(held, datetime) and held >= until
+
+
+EVENT_SOURCE = "gpukeeper"
+LONGEST_MESSAGE = 1024  # bytes of a message that the API takes
+EVENT_NOT_AGAIN = timedelta(minutes=10)
+EVENT_NAME_MAX = 200  # of the object's name in the event's: a suffix must fit into 253
+
+
+class EventWriter:
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self._cluster, self._clock = cluster, clock
+        self._written: dict[tuple[str, str, str], datetime] = {}
+
+    async def write(
+        self, kind: Kind, version: str, ref: Ref, reason: str, words: str, *, warning: bool = False
+    ) -> bool:
+        """True: it is on the object. `reason` in CamelCase, as the API has them. The same words once in a while."""
+        now = self._clock.now()
+        self._written = {key: at for key, at in self._written.items() if now - at < EVENT_NOT_AGAIN}
+        key = (ref.uid, reason, words)
+        if key in self._written:
+            return True
+        event = self._event(kind, version, ref, reason, words, now, warning)
+        try:
+            await self._cluster.post(f"/api/v1/namespaces/{ref.namespace}/events", event)
+        except PlatformError:
+            return False
+        self._written[key] = now
+        return True
+
+    def _event(
+        self, kind: Kind, version: str, ref: Ref, reason: str, words: str, now: datetime, warning: bool
+    ) -> dict[str, object]:
+        at = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{ref.name[:EVENT_NAME_MAX].rstrip('.-')}.", "namespace": ref.namespace},
+            "involvedObject": {
+                "apiVersion": f"{kind.group}/{version}" if kind.group else version,
+                "kind": kind.kind,
+                "namespace": ref.namespace,
+                "name": ref.name,
+                "uid": ref.uid,
+            },
+            "type": "Warning" if warning else "Normal",
+            "reason": reason,
+            "message": shortened(words),
+            "source": {"component": EVENT_SOURCE},
+            "reportingComponent": EVENT_SOURCE,
+            "reportingInstance": EVENT_SOURCE,
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }
+
+
+def shortened(words: str) -> str:
+    """To what the API takes, at a whole character."""
+    raw = words.encode("utf-8", "replace")
+    return words if len(raw) <= LONGEST_MESSAGE else raw[: LONGEST_MESSAGE - 3].decode("utf-8", "ignore") + "..."

@@ -25,39 +25,40 @@ from gpukeeper.model.decision import (
     Step,
     Unseen,
 )
-from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import AtFinish, PlaceScope, Policy
 from gpukeeper.model.ports import Clock
-from gpukeeper.model.subject import Gone, Shape, Subject
+from gpukeeper.model.subject import Diagnosis, Gone, Ref, Shape, Subject, Warned
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes import diagnose, remnants, translate
-from gpukeeper.platforms.kubernetes.absence import absent
-from gpukeeper.platforms.kubernetes.acts import ClusterActions
-from gpukeeper.platforms.kubernetes.annotate import Annotations
-from gpukeeper.platforms.kubernetes.archive import Archive
-from gpukeeper.platforms.kubernetes.bulk import Bulk, ListPosition
-from gpukeeper.platforms.kubernetes.capture import EvidenceCapture
+from gpukeeper.platforms.kubernetes import diagnose, translate
+from gpukeeper.platforms.kubernetes.acts import Annotations, ClusterActions, EventWriter
+from gpukeeper.platforms.kubernetes.capture import Archive, EvidenceCapture
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.controllers import Controllers
-from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
-from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.event_writer import EventWriter
+from gpukeeper.platforms.kubernetes.diagnose import Controllers
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery, ServerClock
+from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
-from gpukeeper.platforms.kubernetes.measurements import RunningPod
-from gpukeeper.platforms.kubernetes.object_reader import ObjectReader, ReadObject
-from gpukeeper.platforms.kubernetes.other_owners import ONE, OtherOwners, PartialMetadata
-from gpukeeper.platforms.kubernetes.preconditions import cannot_remove
-from gpukeeper.platforms.kubernetes.removals import PendingRemovals
-from gpukeeper.platforms.kubernetes.server_clock import ServerClock
+from gpukeeper.platforms.kubernetes.meter import RunningPod
+from gpukeeper.platforms.kubernetes.objects import Bulk, ListPosition, ObjectReader, ReadObject
+from gpukeeper.platforms.kubernetes.owners import ONE, OtherOwners, PartialMetadata
 from gpukeeper.platforms.kubernetes.settings import settings_of
-from gpukeeper.platforms.kubernetes.walk import ClusterWalk, Namespace, WalkSettings
-from gpukeeper.platforms.kubernetes.watch import Watches
+from gpukeeper.platforms.kubernetes.walk import (
+    ONLY_REPORTED,
+    SERVICE,
+    ClusterWalk,
+    Namespace,
+    Service,
+    WalkSettings,
+    absent,
+    read_service,
+    service_subject,
+    services_of_runs,
+)
+from gpukeeper.platforms.kubernetes.watch import PendingRemovals, Watches
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
+from gpukeeper.platforms.kubernetes.writes import cannot_remove
 
 STUCK_MAX = 20  # in one full pass
 
@@ -155,7 +156,7 @@ class KubernetesPlatform(Platform):
                 self._removals.watching = False
 
     async def read(self, ref: Ref) -> Subject | Gone | Unknown:
-        if ref.kind == remnants.SERVICE.name:
+        if ref.kind == SERVICE.name:
             return await self._read_remnant(ref)
         kind = BY_NAME.get(ref.kind)
         if kind is None:
@@ -187,7 +188,7 @@ class KubernetesPlatform(Platform):
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is Shape.REMNANT:
-            return Unknown(remnants.ONLY_REPORTED)
+            return Unknown(ONLY_REPORTED)
         kind, last_read = BY_NAME[subject.ref.kind], self._reader.last.get(subject.ref.uid)
         async with self._cluster.opened():
             if last_read is None:
@@ -203,7 +204,7 @@ class KubernetesPlatform(Platform):
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         if fresh.shape is Shape.REMNANT:
-            return Refused(remnants.ONLY_REPORTED)
+            return Refused(ONLY_REPORTED)
         kind, ref, action = BY_NAME[fresh.ref.kind], fresh.ref, step.decision.action
         async with self._cluster.opened():
             self._bulk.forget(ref.uid)  # from here on, only fresh reads count
@@ -309,7 +310,7 @@ class KubernetesPlatform(Platform):
 
     async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown:
         if subject.shape is Shape.REMNANT:
-            return Refused(remnants.ONLY_REPORTED)
+            return Refused(ONLY_REPORTED)
         async with self._cluster.opened():
             return await self._annotations.hold(subject.ref, until)
 
@@ -359,17 +360,17 @@ class KubernetesPlatform(Platform):
     # Helpers
 
     async def _remnants(self, scope: PlaceScope) -> AsyncIterator[Subject]:
-        async for one in remnants.left_by_runs(self._cluster, self._wanted(scope), self._server_clock.at().now):
+        async for one in services_of_runs(self._cluster, self._wanted(scope), self._server_clock.at().now):
             yield await self._remnant(one)
 
     async def _read_remnant(self, ref: Ref) -> Subject | Gone | Unknown:
         async with self._cluster.opened():
-            found = await remnants.read(self._cluster, ref, self._server_clock.at().now)
-            return await self._remnant(found) if isinstance(found, remnants.Service) else found
+            found = await read_service(self._cluster, ref, self._server_clock.at().now)
+            return await self._remnant(found) if isinstance(found, Service) else found
 
-    async def _remnant(self, one: remnants.Service) -> Subject:
+    async def _remnant(self, one: Service) -> Subject:
         namespace = await self._reader.namespace(one.metadata.namespace)
-        return remnants.subject_of(one, namespace, self._server_clock.at(), self._reader.reading)
+        return service_subject(one, namespace, self._server_clock.at(), self._reader.reading)
 
     async def _write_event(self, kind: Kind, step: Step, fresh: Subject) -> None:
         """On the object, if it remains; removals are in the ledger."""

@@ -1,30 +1,70 @@
-"""Why an object still exists: every cause with its remedy, as sentences. Pure.
-
-What could not be read is reported as such: a guess would lead to the wrong remedy.
+"""Why an object still exists: every cause with its remedy as sentences, and its owner tree line by line, from
+everything that was read about it. Pure. What could not be read is reported as such: a guess would lead to the wrong
+remedy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
-from gpukeeper.model.diagnosis import Cause
-from gpukeeper.model.durations import in_words
-from gpukeeper.model.subject import Blocked
+import msgspec
+
+from gpukeeper.model.subject import Blocked, Cause, Outcome
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 from gpukeeper.platforms.kubernetes import marks as marked
-from gpukeeper.platforms.kubernetes.controller_state import ControllerReport, Down
-from gpukeeper.platforms.kubernetes.diagnosis_facts import DiagnosisFacts
-from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS, NODE, blocked
-from gpukeeper.platforms.kubernetes.gpus import requested
-from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN
-from gpukeeper.platforms.kubernetes.kinds.ending import Ending
-from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind, TreeNode
+from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS, NODE, Alive, ControllerReport, Down, blocked
+from gpukeeper.platforms.kubernetes.gpus import MOST_GPUS, PodTotals, requested
+from gpukeeper.platforms.kubernetes.kinds.kind import (
+    BUILT_IN,
+    BY_RETENTION,
+    NOT_CHECKED,
+    QUEUE,
+    Ending,
+    Kind,
+    NoRuntime,
+    RootFacts,
+    RuntimeTtl,
+    TreeNode,
+    ago,
+    counted,
+    cut,
+    lasting,
+)
 from gpukeeper.platforms.kubernetes.kinds.pod import not_running, of_pod
-from gpukeeper.platforms.kubernetes.kinds.ttl import BY_RETENTION
-from gpukeeper.platforms.kubernetes.phrases import ago, counted, cut, lasting
-from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.owners import Climb, Descendants
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, StatusCondition, when
+
+
+class DiagnosisFacts(msgspec.Struct, frozen=True, kw_only=True):
+    node: TreeNode
+    top: TreeNode  # the root, as far as it could be climbed to; may be the node itself
+    climb: Climb
+    below: Descendants  # of the top
+    reports: Mapping[str, ControllerReport]  # of controllers, by their name
+    now: datetime
+    runtime: RuntimeTtl | NoRuntime | Unknown | None = None
+    ttl_field: bool | Unknown = NOT_CHECKED  # whether the served version of a kind has one, where releases differ
+    events: tuple[str, ...] | Unknown = ()
+    clashes: Mapping[str, tuple[str, ...] | Unknown] = {}  # by controller
+
+    @property
+    def is_top(self) -> bool:
+        return self.node.meta.uid == self.top.meta.uid
+
+    @property
+    def of_top(self) -> RootFacts:
+        """What its kind needs to explain why the top still exists."""
+        report = self.reports.get(self.top.kind.controller.name)
+        return RootFacts(
+            root=self.top,
+            children=self.below.of(self.top.meta.uid),
+            runtime=self.runtime,
+            release=None if report is None else report.version,
+            now=self.now,
+        )
+
 
 ANNOUNCED = ("SuccessCriteriaMet", "FailureTarget")  # of a Job: its end is near, and not yet there
 BLOCKED_BELOW = 3
@@ -321,3 +361,78 @@ def _totals(facts: DiagnosisFacts) -> PodTotals:
     for pod in facts.below.pods():
         totals.add_pod(pod, requested(pod.spec))
     return totals
+
+
+SIBLINGS = 12  # children shown below one owner
+
+
+def outline(facts: DiagnosisFacts) -> Iterator[str]:
+    """From the root down, then the controllers."""
+    if facts.climb.made_by is not None:
+        yield f"created by {facts.climb.made_by.kind} {facts.climb.made_by.name}"
+    if facts.climb.gone is not None:
+        yield f"its owner {facts.climb.gone.kind} {facts.climb.gone.name} no longer exists"
+    shown = {node.meta.uid for node in facts.climb.above} | {facts.node.meta.uid}
+    yield from _branch(facts, facts.top, 0, shown)
+    for report in facts.reports.values():
+        if report.controller is not BUILT_IN or isinstance(report.controller_state, Alive):
+            yield _controller_line(report)
+
+
+def _branch(facts: DiagnosisFacts, node: TreeNode, depth: int, wanted: set[str]) -> Iterator[str]:
+    here = "  <- this one" if node.meta.uid == facts.node.meta.uid and not facts.is_top else ""
+    yield f"{'  ' * depth}{node.words}  {', '.join(_details(node, facts))}{here}"
+    children = sorted(facts.below.of(node.meta.uid), key=lambda one: (one.meta.uid not in wanted, one.meta.name))
+    for child in children[:SIBLINGS]:
+        yield from _branch(facts, child, depth + 1, wanted)
+    if len(children) > SIBLINGS:
+        yield f"{'  ' * (depth + 1)}and {len(children) - SIBLINGS} more"
+
+
+def _details(node: TreeNode, facts: DiagnosisFacts) -> Iterator[str]:
+    meta, now = node.meta, facts.now
+    yield _state(node, now)
+    made = when(meta.creation_timestamp)
+    yield f"created {ago(made, now)}" if isinstance(made, datetime) else "created at an unknown time"
+    if isinstance(node.seen, Root) and (ttl := node.kind.ttl_words(node.seen.spec, facts.ttl_field)):
+        yield ttl
+    asked_for = when(meta.deletion_timestamp)
+    if asked_for is not None:
+        yield f"being removed for {lasting(asked_for, now)}" if isinstance(asked_for, datetime) else "being removed"
+    if meta.finalizers:
+        yield f"finalizers {' '.join(meta.finalizers)}"
+    yield f"uid {meta.uid}"
+
+
+def _state(node: TreeNode, now: datetime) -> str:
+    if isinstance(node.seen, Pod):
+        gpus = requested(node.seen.spec)
+        count = gpus.whole + gpus.slices
+        holds = f", {counted(count, 'GPU')}" if count else ""
+        if gpus.written:
+            holds = f", {gpus.written} GPUs requested, counted as {MOST_GPUS}: no node has more"
+        where = f" on {node.seen.spec.node_name}" if node.seen.spec.node_name else ", no node yet"
+        return f"{node.seen.status.phase or 'no phase'}{where}{holds}"
+    ending = node.kind.ending(node.seen, now)
+    if isinstance(ending.over, Unknown):
+        return f"state {ending.over}"
+    if ending.over:
+        at = f"{ago(ending.at, now)}" if isinstance(ending.at, datetime) else "at an unknown time"
+        return f"{_outcome(ending)} {at}"
+    if node.kind.is_suspended(node.seen.spec):
+        return "suspended"
+    return "runs until it is stopped" if node.kind.runs else "not finished"
+
+
+def _outcome(ending: Ending) -> str:
+    return str(ending.outcome.value) if isinstance(ending.outcome, Outcome) else "ended"
+
+
+def _controller_line(report: ControllerReport) -> str:
+    controller_state = report.controller_state
+    state = controller_state.why if isinstance(controller_state, Unknown) else controller_state.words
+    version = f" {report.version}" if report.version else ""
+    image = f", image {report.image}" if report.image else ""
+    said = "" if not isinstance(controller_state, Down) else "not running: "
+    name = report.controller.name
+    return f"controller {name}{version}: {said}{state.removeprefix(f'{name} ')}{image}"

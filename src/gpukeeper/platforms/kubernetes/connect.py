@@ -1,7 +1,8 @@
-"""Requests to a cluster, over HTTP and JSON. Every call has a timeout and a rate limit; nothing here decides.
+"""Requests to a cluster, over HTTP and JSON, and the connections for them. Every call has a timeout and a rate limit;
+nothing here decides.
 
-lightkube's client is not used: its delete sends no preconditions and its watch can hang. Answers are decoded with our
-own structs, which skip what they do not name.
+lightkube's client is not used: its delete sends no preconditions and its watch can hang. Answers are decoded with
+our own structs, which skip what they do not name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -20,36 +22,134 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.platforms.kubernetes.connections import Connections
-from gpukeeper.platforms.kubernetes.decoding import ChangedObject, Decoders, ListPage, WatchEvent, event, lines
-from gpukeeper.platforms.kubernetes.errors import (
+from gpukeeper.model.words import in_words
+from gpukeeper.platforms.kubernetes.exchange import (
     FORBIDDEN,
+    MOST,
     TOO_MANY,
     UNAUTHORIZED,
     ApiError,
-    ClusterUnavailable,
-    ResponseTooLarge,
-    refusal,
-)
-from gpukeeper.platforms.kubernetes.exchange import (
-    MOST,
     ApiRequest,
+    ChangedObject,
+    ClusterUnavailable,
     ConnectionFailed,
+    Decoders,
+    ListPage,
+    Paging,
+    RateLimiter,
+    ResponseTooLarge,
+    WatchEvent,
     as_text,
     checked,
+    lines_of_stream,
     read,
+    refusal,
     retry_after,
     translated_errors,
+    watch_event,
 )
-from gpukeeper.platforms.kubernetes.paging import Paging
-from gpukeeper.platforms.kubernetes.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     import httpx2
 
     from gpukeeper.platforms.kubernetes.auth import Login
+
+
+@dataclass
+class _Watcher:
+    """The connections of watches that began with one login."""
+
+    client: httpx2.AsyncClient
+    users: int = 0
+
+
+class Connections:
+    def __init__(self, login: Login) -> None:
+        self.login = login
+        self.client: httpx2.AsyncClient | None = None
+        self._users = 0
+        self._old: httpx2.AsyncClient | None = None
+        # Watches have their own connections: a pool checks all of its connections for each request.
+        self._watcher: _Watcher | None = None
+        self._watcher_of: httpx2.AsyncClient | None = None  # made together with this one
+        self._old_watchers: list[_Watcher] = []  # of earlier logins, while something is watched over them
+        self._logging_in = asyncio.Lock()
+
+    @property
+    def are_open(self) -> bool:
+        return self._users > 0
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        if self._users == 0:
+            self._logging_in = asyncio.Lock()
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if self._users == 0:
+                watchers = [*self._old_watchers, *([self._watcher] if self._watcher else [])]
+                clients = (self.client, self._old, *(one.client for one in watchers))
+                self.client = self._old = self._watcher = self._watcher_of = None
+                self._old_watchers = []
+                for client in clients:
+                    if client is not None:
+                        await client.aclose()
+
+    async def logged_in(self) -> int:
+        """With credentials that are not over, over connections that carry them. Returns the number of logins."""
+        async with self._logging_in:
+            await self.login.ready()
+            if self.client is None or self.login.certificate_changed:
+                await self._connect()
+            return self.login.count
+
+    async def log_in_again(self, count: int) -> bool:
+        """Where the cluster refused what we logged in with the last time. False: there is no other way."""
+        async with self._logging_in:
+            return await self.login.renew(count)
+
+    @asynccontextmanager
+    async def for_watches(self) -> AsyncIterator[httpx2.AsyncClient]:
+        """A new one for every login; watches over an older one continue there, and the last to end closes it."""
+        if self._watcher is None or self._watcher_of is not self.client:
+            try:
+                made = _Watcher(self.login.client())
+            except UsageError as error:
+                raise ClusterUnavailable(str(error)) from error  # files that are just being replaced
+            old, self._watcher, self._watcher_of = self._watcher, made, self.client
+            if old is not None:
+                self._old_watchers.append(old)
+        mine = self._watcher
+        mine.users += 1
+        try:
+            await self._close_unused()
+            yield mine.client
+        finally:
+            mine.users -= 1
+            await self._close_unused()
+
+    async def _close_unused(self) -> None:
+        unused = [one for one in self._old_watchers if not one.users]
+        self._old_watchers = [one for one in self._old_watchers if one.users]
+        for one in unused:
+            await one.client.aclose()
+
+    async def _connect(self) -> None:
+        """What is in flight on the old connections ends there; the next change closes them."""
+        assert self._users, "This is a bug in gpukeeper: the cluster was not opened."
+        try:
+            client = self.login.client()
+        except UsageError as error:
+            if self.client is not None:
+                return  # files that are being replaced; they are read again before the next request
+            raise ClusterUnavailable(str(error)) from error
+        if self._old is not None:
+            await self._old.aclose()
+        self._old, self.client = self.client, client
+
 
 T = TypeVar("T")
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -227,9 +327,9 @@ class Cluster:
         async with AsyncExitStack() as stack:
             answer = await self._open_watch(stack, path, parameters, accept)
             try:
-                async with aclosing(lines(answer.aiter_bytes(), inactive.total_seconds())) as found:
+                async with aclosing(lines_of_stream(answer.aiter_bytes(), inactive.total_seconds())) as found:
                     async for line in found:
-                        yield event(line, decoder)
+                        yield watch_event(line, decoder)
             except TimeoutError as error:
                 raise ClusterUnavailable(
                     f"timeout: the watch of {path} sent nothing for {in_words(inactive)}"

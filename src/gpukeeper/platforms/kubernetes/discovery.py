@@ -1,21 +1,71 @@
-"""Which of our kinds a cluster has, and in which version. That a kind is not installed must be proven, not guessed: a
-404 alone may be a proxy's, so the list of all groups has to lack it, too."""
+"""What a cluster has: which of our kinds, in which version, whether that has a TTL field, and its clock.
+
+That a kind is not installed must be proven, not guessed: a 404 alone may be a proxy's, so the list of all groups
+has to lack it, too. An OpenAPI description that does not describe the kind proves nothing: Unknown.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
 from typing import TypeVar, cast
 
+import msgspec
+
 from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.ports import Clock
+from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
+from gpukeeper.platforms.kubernetes import translate
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.errors import NOT_FOUND, ApiError
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_CHECKED
-from gpukeeper.platforms.kubernetes.schema import has_ttl
+from gpukeeper.platforms.kubernetes.exchange import NOT_FOUND, ApiError
+from gpukeeper.platforms.kubernetes.kinds.kind import FIELD_TTL, NOT_CHECKED, TTL_NAME, Kind
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire
+
+
+class _Field(Wire, frozen=True):
+    """Its name is enough."""
+
+
+class _Part(Wire, frozen=True):
+    properties: Mapping[str, _Field] = {}
+
+
+class _Named(Wire, frozen=True):
+    group: str = ""
+    version: str = ""
+    kind: str = ""
+
+
+class _Schema(Wire, frozen=True):
+    properties: Mapping[str, _Part] = {}
+    named: tuple[_Named, ...] = msgspec.field(default=(), name="x-kubernetes-group-version-kind")
+
+
+class _Components(Wire, frozen=True):
+    schemas: Mapping[str, _Schema] = {}
+
+
+class _OpenApi(Wire, frozen=True):
+    components: _Components = _Components()
+
+
+async def has_ttl(cluster: Cluster, kind: Kind, version: str) -> bool | Unknown:
+    """Whether objects of this kind have `spec.ttlSecondsAfterFinished`."""
+    what = f"whether a {kind.kind} of this cluster has {FIELD_TTL} is unknown"
+    try:
+        found = await cluster.get(f"/openapi/v3/apis/{kind.group}/{version}", _OpenApi)
+    except PlatformError as error:
+        return Unknown(f"{what}: {error}")
+    wanted = _Named(group=kind.group, version=version, kind=kind.kind)
+    schema = next((one for one in found.components.schemas.values() if wanted in one.named), _Schema())
+    fields = schema.properties.get("spec", _Part()).properties
+    if not fields:
+        return Unknown(f"{what}: its OpenAPI schema lists no fields of the spec")
+    return TTL_NAME in fields
+
 
 T = TypeVar("T")
 CACHE_TIME = timedelta(minutes=10)
@@ -177,3 +227,41 @@ class ApiDiscovery:
         if known is None or self._clock() - known[0] >= CACHE_TIME.total_seconds():
             known = self._known[path] = (self._clock(), await self._cluster.get(path, type_))
         return cast(T, known[1])
+
+
+WRONG_CLOCK = timedelta(minutes=5)  # beyond this, times cannot be trusted
+SLIGHT = timedelta(seconds=2)  # the server's clock is known to the second
+
+
+class ServerClock:
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self._cluster, self._clock = cluster, clock
+
+    def now(self) -> datetime:
+        """By our clock."""
+        return self._clock.now()
+
+    def at(self) -> translate.Observation:
+        """By the server's clock, which wrote the times that are compared with it."""
+        return translate.Observation(self._cluster.place, self._clock.now() + (self._cluster.skew or timedelta()))
+
+    def check(self) -> None:
+        skew = self._cluster.skew
+        if skew is not None and abs(skew) > WRONG_CLOCK:
+            ahead = "ahead of" if skew > timedelta() else "behind"
+            raise PlatformError(
+                f"the cluster's clock is {in_words(abs(skew))} {ahead} that of this machine, so its times cannot be"
+                " trusted. Nothing was changed. Fix the wrong clock"
+            )
+
+    def by_ours(self, subject: Subject) -> Subject:
+        """The rules compare with our clock. Where the two differ, whatever keeps longer."""
+        skew = self._cluster.skew or timedelta()
+        seen = msgspec.structs.replace(subject.seen, at=self._clock.now())
+        late = max(-skew, timedelta()) if abs(skew) > SLIGHT else timedelta()
+        ended, created = subject.ended, subject.created
+        if late and isinstance(ended, datetime):
+            ended += late
+        if late and isinstance(created, datetime):
+            created += late
+        return msgspec.structs.replace(subject, seen=seen, ended=ended, created=created)

@@ -17,10 +17,10 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from gpukeeper.model import reading
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.ports import Clock
-from gpukeeper.platforms.kubernetes.errors import ApiError
+from gpukeeper.model.words import in_words
+from gpukeeper.platforms.kubernetes.exchange import ApiError
 
 T = TypeVar("T")
 DURATION, RENEW_DEADLINE, RETRY = timedelta(seconds=15), timedelta(seconds=10), timedelta(seconds=2)

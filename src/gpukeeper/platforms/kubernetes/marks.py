@@ -1,7 +1,7 @@
-"""Labels and annotations of an object about its lifetime, of gpukeeper and of other tools. Pure.
-
-All of them are claims. Those of gpukeeper come first; TTLs of other tools count if the policy names them, their holds
-always hold running work. A value that cannot be read is reported and keeps the object.
+"""Labels and annotations about the lifetime of an object, of its namespace and of an acceptance run, of gpukeeper and
+of other tools. Pure. All of them are claims. Those of gpukeeper come first; TTLs of other tools count if the policy
+names them, their holds always hold running work. A value that cannot be read is reported and keeps the object.
+Labels of an acceptance run only select candidates: nothing ends before the recorded end of the run, or one day.
 """
 
 from __future__ import annotations
@@ -9,18 +9,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
 
 from gpukeeper.model import reading
-from gpukeeper.model.durations import in_words
-from gpukeeper.model.memory import Warned
-from gpukeeper.model.subject import Marks
+from gpukeeper.model.subject import Marks, Outcome, Warned
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.kinds.ending import Ending
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, NOT_CHECKED, SHOWN, TTL, TTL_NAME
+from gpukeeper.model.words import in_words
+from gpukeeper.platforms.kubernetes.kinds.kind import (
+    FIELD_TTL,
+    NOT_CHECKED,
+    NOT_ENDED,
+    QUOTED,
+    TTL,
+    TTL_NAME,
+    Ending,
+    Kind,
+    usable,
+)
 from gpukeeper.platforms.kubernetes.wire import Meta, Spec, Wire, when
 
 HOLD_UNTIL, OWNER, EXEMPT = "gpukeeper.io/hold-until", "gpukeeper.io/owner", "gpukeeper.io/exempt"
@@ -117,7 +125,7 @@ def pod_hold(meta: Meta) -> str | None:
     """A pod that other tools must not move: its root is held while it runs."""
     given = meta.annotations or {}
     found = next((key for key, value in POD_HOLDS if given.get(key, "").lower() == value), None)
-    return None if found is None else f"pod {meta.name} has {found}={given[found][:SHOWN]}"
+    return None if found is None else f"pod {meta.name} has {found}={given[found][:QUOTED]}"
 
 
 def excluded(given: Mapping[str, str], now: datetime) -> str | None:
@@ -127,23 +135,23 @@ def excluded(given: Mapping[str, str], now: datetime) -> str | None:
         return None
     if isinstance(until, Unknown):
         return until.why
-    return EXCLUDE if until == FAR else f"{EXCLUDE_UNTIL}={given[EXCLUDE_UNTIL][:SHOWN]}"
+    return EXCLUDE if until == FAR else f"{EXCLUDE_UNTIL}={given[EXCLUDE_UNTIL][:QUOTED]}"
 
 
 def managed_elsewhere(kind: Kind, meta: Meta, spec: Spec | None, *, gitops: bool = False) -> str | None:
     """Another manager of the object: it would recreate or dispatch it again after a removal."""
     by = None if spec is None else kind.managed_by(spec)
     if by is not None and by != kind.manager:
-        return f"{by[:SHOWN]} (managedBy)"
+        return f"{by[:QUOTED]} (managedBy)"
     labels, annotations = meta.labels or {}, meta.annotations or {}
     if MULTIKUEUE_ORIGIN in labels:
-        return f"MultiKueue of another cluster ({labels[MULTIKUEUE_ORIGIN][:SHOWN]})"
+        return f"MultiKueue of another cluster ({labels[MULTIKUEUE_ORIGIN][:QUOTED]})"
     if gitops:
         return None
     for marks, given in ((GITOPS_ANNOTATIONS, annotations), (GITOPS_LABELS, labels)):
         for key, tool in marks.items():
             if key in given:
-                return f"{tool} ({key}={given[key][:SHOWN]}), which would recreate it"
+                return f"{tool} ({key}={given[key][:QUOTED]}), which would recreate it"
     return None
 
 
@@ -157,7 +165,7 @@ def _dropped(kind: Kind, meta: Meta, spec: Spec) -> Iterator[str]:
         return
     written = _applied_ttl(given.get(APPLIED, ""))
     if written is not None:
-        shown = str(written)[:SHOWN]
+        shown = str(written)[:QUOTED]
         yield f"{FIELD_TTL}: {shown} was applied, but the {kind.kind} has no such field: no effect; use {place}"
 
 
@@ -176,7 +184,7 @@ def span(marker: str, text: str) -> timedelta | Unknown:
     try:
         return reading.span(text.strip())
     except ValueError as problem:
-        return Unknown(f"{marker}={text[:SHOWN]!r} {problem}; write it like 30m, 2h or 1d")
+        return Unknown(f"{marker}={text[:QUOTED]!r} {problem}; write it like 30m, 2h or 1d")
 
 
 def moment(marker: str, text: str) -> datetime | Unknown:
@@ -184,7 +192,7 @@ def moment(marker: str, text: str) -> datetime | Unknown:
     try:
         return reading.moment(text.strip(), naive_is_utc=True)
     except ValueError as problem:
-        return Unknown(f"{marker}={text[:SHOWN]!r} {problem}; write it like 2026-12-01T18:00:00Z")
+        return Unknown(f"{marker}={text[:QUOTED]!r} {problem}; write it like 2026-12-01T18:00:00Z")
 
 
 # Times to live
@@ -219,11 +227,11 @@ def _ttl_by(kind: Kind, meta: Meta, foreign: Sequence[str], field: object) -> st
     """The mark that `_ttl` counts; of several of other tools, all of them."""
     annotations = meta.annotations or {}
     if TTL in annotations:
-        return f"{TTL}={annotations[TTL][:SHOWN]}"
+        return f"{TTL}={annotations[TTL][:QUOTED]}"
     if field is not None:
         return kind.ttl_field
     given = [(name, ((meta.labels or {}) if name == KYVERNO_TTL else annotations).get(name)) for name in foreign]
-    return ", ".join(f"{name}={text[:SHOWN]}" for name, text in given if text is not None)
+    return ", ".join(f"{name}={text[:QUOTED]}" for name, text in given if text is not None)
 
 
 def _foreign_ttl(meta: Meta, foreign: Sequence[str]) -> list[Expiry | Unknown]:
@@ -244,7 +252,7 @@ def _janitor(meta: Meta, text: str) -> Expiry | Unknown:
     if text.strip() == "forever":
         return NEVER
     if not _ONE_UNIT.fullmatch(text.strip()):
-        return Unknown(f"{JANITOR_TTL}={text[:SHOWN]!r} is not a number with one unit (s, m, h, d, w)")
+        return Unknown(f"{JANITOR_TTL}={text[:QUOTED]!r} is not a number with one unit (s, m, h, d, w)")
     return _from_creation(meta, JANITOR_TTL, span(JANITOR_TTL, text))
 
 
@@ -305,7 +313,7 @@ def _sum(marker: str, begun: datetime, after: timedelta) -> datetime | Unknown:
 
 def _own_holds(meta: Meta) -> list[tuple[str, datetime | Unknown]]:
     text = (meta.annotations or {}).get(HOLD_UNTIL)
-    return [] if text is None else [(f"{HOLD_UNTIL}={text[:SHOWN]}", moment(HOLD_UNTIL, text))]
+    return [] if text is None else [(f"{HOLD_UNTIL}={text[:QUOTED]}", moment(HOLD_UNTIL, text))]
 
 
 def _foreign_holds(meta: Meta, pods_hold: str | None) -> list[tuple[str, datetime | Unknown]]:
@@ -313,7 +321,7 @@ def _foreign_holds(meta: Meta, pods_hold: str | None) -> list[tuple[str, datetim
     own = _exclusion(given)
     name = EXCLUDE if own == FAR else EXCLUDE_UNTIL
     return [
-        *([] if own is None else [(f"{name}={given.get(name, '')[:SHOWN]}", own)]),
+        *([] if own is None else [(f"{name}={given.get(name, '')[:QUOTED]}", own)]),
         *([(pods_hold, FAR)] if pods_hold is not None else []),
     ]
 
@@ -323,7 +331,7 @@ def _exclusion(given: Mapping[str, str]) -> datetime | Unknown | None:
     if value == "true":
         return FAR
     if value not in {"", "false"}:
-        return Unknown(f"{EXCLUDE}={given[EXCLUDE][:SHOWN]!r} is neither true nor false")
+        return Unknown(f"{EXCLUDE}={given[EXCLUDE][:QUOTED]!r} is neither true nor false")
     return moment(EXCLUDE_UNTIL, given[EXCLUDE_UNTIL]) if EXCLUDE_UNTIL in given else None
 
 
@@ -357,5 +365,73 @@ def _requested_exemption(meta: Meta) -> str | None:
     given = {**(meta.labels or {}), **(meta.annotations or {})}
     for key in (EXEMPT, INFRASTRUCTURE):
         if given.get(key, "false").strip().lower() != "false":
-            return f"{key}={given[key][:SHOWN]}"
+            return f"{key}={given[key][:QUOTED]}"
     return None
+
+
+ENVIRONMENT = "gpukeeper.io/environment"
+PART_OF, PROFILE, PROFILE_OWNER = "app.kubernetes.io/part-of", "kubeflow-profile", "owner"
+
+
+class NamespaceFacts(msgspec.Struct, frozen=True):
+    environment: str | Unknown | None = None
+    owner: str | Unknown | None = None
+    evidence: str = ""  # a sentence: why it is that owner's
+    held: str | None = None  # a mark that holds all running work in it
+
+
+def namespace_facts(meta: Meta, environments: Mapping[str, str], now: datetime) -> NamespaceFacts:
+    """`environments`: pattern of names to environment, the first that fits; the namespace's own label wins."""
+    labels, annotations = meta.labels or {}, meta.annotations or {}
+    environment = labels.get(ENVIRONMENT) or next(
+        (given for pattern, given in environments.items() if fnmatchcase(meta.name, pattern)), None
+    )
+    # Profiles are created by their controller; their users cannot change the namespace itself.
+    owner = annotations.get(PROFILE_OWNER, "").strip() if labels.get(PART_OF) == PROFILE else ""
+    held = excluded(annotations, now)
+    return NamespaceFacts(
+        environment=environment,
+        owner=owner or None,
+        evidence=f"namespace {meta.name} is the Kubeflow profile of {owner}" if owner else "",
+        held=None if held is None else f"namespace {meta.name} has {held}",
+    )
+
+
+def unreadable_namespace(name: str, why: str) -> NamespaceFacts:
+    """Its label may name any environment, its profile any owner, and its mark may hold what runs in it."""
+    unknown = Unknown(f"namespace {name} could not be read: {why}")
+    return NamespaceFacts(environment=unknown, owner=unknown, held=unknown.why)
+
+
+RUN_APPS = frozenset({"gpu-accept-daemon", "gpu-accept-ddp", "gpu-acceptance-test", "gpu-cluster-test"})
+RUN_ROLES = frozenset({"master", "worker"})
+RUN_MODES = frozenset({"single-gpu", "multi-gpu-single-node", "multi-node-ddp"})
+RUN_ENDED = "gpukeeper.io/run-ended"
+RUN_LIMIT = timedelta(hours=24)
+
+
+def is_of_run(kind: Kind, labels: Mapping[str, str] | None) -> bool:
+    return labels is not None and _has_run_labels(labels) and kind.in_runs
+
+
+def _has_run_labels(labels: Mapping[str, str]) -> bool:
+    if labels.get("app") in RUN_APPS:
+        return True
+    return labels.get("cleanup") == "auto" and (labels.get("role") in RUN_ROLES or labels.get("mode") in RUN_MODES)
+
+
+def ending_of_run(kind: Kind, meta: Meta, now: datetime) -> tuple[Ending, tuple[str, ...]]:
+    """The end of a workload that `is_run` and whose kind never finishes, and findings about it."""
+    recorded = (meta.annotations or {}).get(RUN_ENDED)
+    if recorded is not None:
+        at = usable(moment(RUN_ENDED, recorded), meta, now)
+        if isinstance(at, Unknown):
+            return NOT_ENDED, (
+                f"the end of its acceptance run cannot be read ({at.why}); it is kept until {RUN_ENDED} is fixed",
+            )
+        return (Ending(True, Outcome.STOPPED, at) if at is not None and at <= now else NOT_ENDED), ()
+    created = when(meta.creation_timestamp)
+    if not isinstance(created, datetime) or now - created <= RUN_LIMIT:
+        return NOT_ENDED, ()
+    words = f"an acceptance run ends within a day; this {kind.kind} was created {in_words(now - created)} ago"
+    return Ending(True, Outcome.STOPPED, created + RUN_LIMIT), (words,)

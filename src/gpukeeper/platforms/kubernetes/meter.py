@@ -1,8 +1,8 @@
-"""Measurements of pods, from a Prometheus that scrapes DCGM exporters and kubelets, or from the exporters.
-
-Each minute is reported once, after its end, when it is scraped; only a busy one is reported early, so that the re-check
-before an act sees it. The first reading includes history. Series are assigned to pods by labels that get lost, move and
-are reused: with fewer series than GPUs some are Unknown, with more all are Unknown.
+"""Measurements of pods, from a Prometheus that scrapes DCGM exporters and kubelets, or from the exporters: GPUs, and
+CPU, network and disk by the counters of cAdvisor. Each minute is reported once, after its end, when it is scraped;
+only a busy one is reported early, so that the re-check before an act sees it. The first reading includes history.
+Series are assigned to pods by labels that get lost, move and are reused: with fewer series than GPUs some are
+Unknown, with more all are Unknown.
 """
 
 from __future__ import annotations
@@ -11,30 +11,26 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from math import isnan
+from typing import Protocol, TypeAlias
 
-from gpukeeper.devices import dcgm
+import msgspec
+
 from gpukeeper.devices.busy import is_busy
-from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries
-from gpukeeper.model.durations import in_words
+from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries, fetch_dcgm_text
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.exporters import Exporters, Fetch
-from gpukeeper.platforms.kubernetes.measurements import (
-    History,
-    PendingMeasurement,
-    Run,
-    RunningPod,
-    RunProgress,
-    batches,
-)
+from gpukeeper.model.words import in_words
 from gpukeeper.platforms.kubernetes.minutes import (
     BACK_MAX,
     LOOK_BACK,
     NAMES,
     Device,
     DeviceMinutes,
+    Exporters,
+    Fetch,
     Pod,
     Share,
     Trace,
@@ -47,7 +43,194 @@ from gpukeeper.platforms.kubernetes.minutes import (
     trace,
     whole,
 )
-from gpukeeper.platforms.kubernetes.pod_counters import PodCounters
+
+AT_ONCE, LETTERS_MAX = 64, 1500  # of names in one query: a URL must not grow too long
+
+Run: TypeAlias = tuple[str, str]  # of which object, in which incarnation
+
+
+class History(Protocol):
+    """What is needed of a Prometheus; implemented by devices/prometheus.py."""
+
+    async def clock(self) -> datetime | Unknown: ...
+    async def label_names(self, name: str, since: datetime, until: datetime) -> frozenset[str] | Unknown: ...
+    async def series(
+        self, wheres: Sequence[SeriesSelector], since: datetime, until: datetime
+    ) -> list[Mapping[str, str]] | Unknown: ...
+    async def raw(self, where: SeriesSelector, since: datetime, until: datetime) -> list[TimeSeries] | Unknown: ...
+    async def range(
+        self, query: str, since: datetime, until: datetime, step: timedelta
+    ) -> list[TimeSeries] | Unknown: ...
+
+
+class RunningPod(msgspec.Struct, frozen=True, gc=False):
+    """A living pod. A former pod with its name had another uid and started earlier."""
+
+    uid: str
+    started: datetime | None = None
+
+
+class PendingMeasurement(msgspec.Struct, frozen=True):
+    """What is to be read of one workload: its GPUs by pod, and from which minute on each pod's readings are its own."""
+
+    subject: Subject
+    devices: Mapping[Pod, tuple[str, ...]]
+    begins: Mapping[Pod, int]
+    uids: Mapping[Pod, str]
+    first: int
+
+    @property
+    def run(self) -> Run:
+        return self.subject.ref.uid, self.subject.seen.incarnation
+
+
+class RunProgress(msgspec.Struct):
+    """What was reported for one run so far."""
+
+    read: datetime
+    done: int | None = None  # the last minute that is settled
+    shares: dict[Pod, dict[Share, tuple[str, int]]] = {}  # which device each series is, and when it was last seen
+    early: dict[tuple[str, int], float] = {}  # busy minutes that were reported before their end
+    counted: set[tuple[Pod, Signal]] = set()  # what was ever measured of each pod
+
+
+def batches(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """As many names as fit into one query."""
+    batch: list[str] = []
+    for name in names:
+        if batch and (len(batch) >= AT_ONCE or sum(map(len, batch)) + len(name) > LETTERS_MAX):
+            yield tuple(batch)
+            batch = []
+        batch.append(name)
+    if batch:
+        yield tuple(batch)
+
+
+DAY, ONE_MINUTE = timedelta(days=1), timedelta(minutes=1)
+ASKED_AGAIN = timedelta(minutes=10)  # whether there are such metrics at all
+COUNTERS: Mapping[Signal, tuple[str, tuple[str, ...]]] = {
+    # The larger of the whole pod's and its containers': some runtimes count only one of them.
+    Signal.CPU: ("100 * max by ({by}) (rate({{{where}}}[2m]))", ("container_cpu_usage_seconds_total",)),
+    Signal.NETWORK: (
+        'sum by ({by}) (rate({{{where},interface!="lo"}}[2m]))',
+        ("container_network_receive_bytes_total", "container_network_transmit_bytes_total"),
+    ),
+    Signal.DISK: (
+        "max by ({by}) (sum by ({by}, container) (rate({{{where}}}[2m])))",
+        ("container_fs_reads_bytes_total", "container_fs_writes_bytes_total"),
+    ),
+}
+BY = "namespace, pod, exported_namespace, exported_pod"
+NO_TERMINAL = Unknown("terminal input in a pod cannot be measured", by_design=True)
+NO_PROMETHEUS = Unknown("needs a Prometheus that scrapes cAdvisor of the kubelets", by_design=True)
+
+
+class PodCounters:
+    def __init__(self, prometheus: History | None, only: tuple[tuple[str, str], ...]) -> None:
+        self._prometheus, self._only = prometheus, only
+        self._known: dict[str, tuple[frozenset[str], datetime]] = {}  # which labels each counter has
+
+    async def read(
+        self, group: Sequence[PendingMeasurement], progress: Mapping[Run, RunProgress], last: int, now: datetime
+    ) -> list[Sample]:
+        first = min(one.first for one in group)
+        pods = {pod for one in group for pod in one.devices}
+        found = {signal: await self._rates(signal, pods, first, last, now) for signal in COUNTERS}
+        samples = []
+        for one in group:
+            if one.first <= last:
+                samples += [
+                    sample
+                    for signal in COUNTERS
+                    for sample in _counter_samples(one, progress[one.run], signal, found, last, now)
+                ]
+                samples.append(Sample(one.subject.ref.key, Signal.TERMINAL, "", now, NO_TERMINAL))
+        return samples
+
+    async def _rates(
+        self, signal: Signal, pods: set[Pod], first: int, last: int, now: datetime
+    ) -> dict[Pod, dict[int, float]] | Unknown:
+        """By pod and minute. Unknown by design where no such counter exists at all."""
+        if self._prometheus is None:
+            return NO_PROMETHEUS
+        rates: dict[Pod, dict[int, float]] = defaultdict(dict)
+        exists = False
+        words, names = COUNTERS[signal]
+        for name in names:
+            labels = await self._labels(name, now)
+            if isinstance(labels, Unknown):
+                return labels
+            exists = exists or bool(labels)
+            label = "exported_pod" if "exported_pod" in labels else "pod"
+            for some in batches(sorted({pod for _namespace, pod in pods})) if labels else ():
+                query = words.format(by=BY, where=SeriesSelector((name,), label, some, self._only).matchers())
+                # Worked out at the end of each minute, for that minute and the one before.
+                lines = await self._prometheus.range(
+                    query, begin_of(first + 1 - LOOK_BACK), begin_of(last + 1), ONE_MINUTE
+                )
+                if isinstance(lines, Unknown):
+                    return lines
+                _add_up(rates, lines, pods)
+        return rates if exists else Unknown("Prometheus has no such counters for pods", by_design=True)
+
+    async def _labels(self, name: str, now: datetime) -> frozenset[str] | Unknown:
+        """Once seen they are expected: a kubelet that is not scraped today is no design."""
+        assert self._prometheus is not None
+        known = self._known.get(name)
+        if known is not None and (known[0] or now - known[1] < ASKED_AGAIN):
+            return known[0]
+        found = await self._prometheus.label_names(name, now - DAY, now)
+        if not isinstance(found, Unknown):
+            self._known[name] = (found, now)
+        return found
+
+
+def _counter_samples(
+    wanted: PendingMeasurement,
+    progress: RunProgress,
+    signal: Signal,
+    found: Mapping[Signal, dict[Pod, dict[int, float]] | Unknown],
+    last: int,
+    now: datetime,
+) -> Iterator[Sample]:
+    """The busiest of its pods counts, and each must have been measured."""
+    key, rates, cpu = wanted.subject.ref.key, found[signal], found[Signal.CPU]
+    if isinstance(rates, Unknown):
+        yield Sample(key, signal, "", now, rates)
+        return
+    silent = {pod for pod in wanted.devices if not rates.get(pod)}
+    # A pod that is measured and has no such counter has none by design: it wrote nothing, or has no network.
+    without = set() if isinstance(cpu, Unknown) else {pod for pod in silent if cpu.get(pod)}
+    without -= {pod for pod in without if (pod, signal) in progress.counted}
+    if silent - without:
+        without = set()
+    if len(without) == len(wanted.devices):
+        yield Sample(key, signal, "", now, Unknown("no such counters for its pods", by_design=True))
+        return
+    measured = [(pod, rates.get(pod, {})) for pod in wanted.devices if pod not in without]
+    progress.counted |= {(pod, signal) for pod, mine in measured if mine}
+    measured_any = False
+    for minute in range(wanted.first, last + 1):
+        values = [
+            mine[minute] for pod, mine in measured if minute in mine and minute > wanted.begins[pod]
+        ]  # the rate of a minute includes the one before
+        if len(values) == len(measured):
+            measured_any = True
+            since, at = whole(minute)
+            yield Sample(key, signal, "", at, max(values), since=since)
+    if not measured_any:
+        yield Sample(key, signal, "", now, Unknown("Prometheus does not have such counters for all its pods"))
+
+
+def _add_up(rates: dict[Pod, dict[int, float]], lines: Sequence[TimeSeries], pods: set[Pod]) -> None:
+    for line in lines:
+        pod = pod_of(line.labels)
+        if pod in pods and pod is not None:
+            for at, value in line.points:
+                minute = int(at) // 60 - 1
+                if not isnan(value):
+                    rates[pod][minute] = rates[pod].get(minute, 0.0) + value
+
 
 PLATFORM = "kubernetes"
 SETTLED = timedelta(seconds=30)  # after its end a minute is scraped and stored
@@ -73,7 +256,7 @@ class ClusterMeter:
         pods: Callable[[Subject], Mapping[str, RunningPod]] | None = None,
         only: Mapping[str, str] | None = None,
         back: timedelta = timedelta(minutes=BACK_MAX),
-        fetch: Fetch = dcgm.fetch_text,
+        fetch: Fetch = fetch_dcgm_text,
     ) -> None:
         self._clock, self._prometheus, self._pods, self._back = clock, prometheus, pods, back // MINUTE
         self._only = tuple((only or {}).items())

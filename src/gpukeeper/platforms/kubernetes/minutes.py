@@ -1,16 +1,16 @@
-"""How busy the GPUs of pods were, minute by minute, from DCGM exporters. Pure; independent of the policy.
-
-The value of a minute is its largest reading: one busy reading makes it busy. An idle minute must be plausible: the
-energy counter, which grows even at rest, grew; both utilization fields agree if they exist; power and memory do not
-contradict it; not all GPUs of an exporter became idle at once; no reading is missing. Otherwise it is Unknown, which is
-never idle.
+"""How busy the GPUs of pods were, minute by minute, from DCGM exporters, read directly if there is no Prometheus
+between. Independent of the policy. The value of a minute is its largest reading: one busy reading makes it busy. An
+idle minute must be plausible: the energy counter, which grows even at rest, grew; both utilization fields agree if
+they exist; power and memory do not contradict it; not all GPUs of an exporter became idle at once; no reading is
+missing. Otherwise it is Unknown, which is never idle.
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TypeAlias
@@ -18,7 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.devices.busy import is_busy
-from gpukeeper.devices.dcgm import FIELDS
+from gpukeeper.devices.prometheus import DCGM_FIELDS, parse_export
 from gpukeeper.model.unknown import Unknown
 
 Device: TypeAlias = tuple[str, int | None]  # uuid of the GPU; GPU instance of a slice
@@ -39,7 +39,7 @@ APART = 1.5  # times the usual time between two readings: farther apart, one is 
 APART_MIN, APART_MAX = 45.0, 90.0  # seconds
 STEADY_MIB = 64  # memory in use varies by no more at rest
 SIGNALS = {"engine", "utilisation", "energy_mj", "power_watts", "memory_used_mib"}
-NAMES = tuple(sorted(name for name, (field, _read) in FIELDS.items() if field in SIGNALS))
+NAMES = tuple(sorted(name for name, (field, _read) in DCGM_FIELDS.items() if field in SIGNALS))
 
 GAP = Unknown("a measurement is missing in that minute, so it may have been busy")
 ALL_AT_ONCE = Unknown("all GPUs of its node became idle at once; the source may be wrong")
@@ -67,7 +67,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 def trace(labels: Mapping[str, str], name: str, points: Iterable[tuple[float, float]], source: str) -> Trace | None:
     """None: not of a GPU, or nothing that is judged here."""
-    field, read = FIELDS.get(name, ("", None))
+    field, read = DCGM_FIELDS.get(name, ("", None))
     instance = labels.get("GPU_I_ID", "")
     if field not in SIGNALS or read is None or not labels.get("UUID") or not (not instance or instance.isdecimal()):
         return None
@@ -301,3 +301,38 @@ def begin_of(minute: int) -> datetime:
 def whole(minute: int) -> tuple[datetime, datetime]:
     """The interval that a value of this minute covers, so that it is kept with this minute and not with the next."""
     return begin_of(minute) - MOMENT, begin_of(minute + 1) - MOMENT
+
+
+SCRAPE_DEADLINE = timedelta(seconds=10)
+ONE_MINUTE = timedelta(minutes=1)
+
+Fetch: TypeAlias = Callable[[str, timedelta], Awaitable[str | Unknown]]
+
+
+class Exporters:
+    """DCGM exporters scraped at every reading; keeps the points that an evaluation needs."""
+
+    def __init__(self, urls: Sequence[str], fetch: Fetch) -> None:
+        self._urls, self._fetch = tuple(urls), fetch
+        self._points: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[tuple[float, float]]] = {}
+
+    async def scrape(self, now: datetime) -> list[Trace]:
+        answers = await asyncio.gather(*(self._fetch(url, SCRAPE_DEADLINE) for url in self._urls))
+        for url, text in zip(self._urls, answers, strict=True):
+            if not isinstance(text, Unknown):
+                self._store(url, text, now.timestamp())
+        oldest = (now - (2 * LOOK_BACK) * ONE_MINUTE).timestamp()
+        kept = ((series, [one for one in points if one[0] >= oldest]) for series, points in self._points.items())
+        self._points = {series: points for series, points in kept if points}
+        found = (trace(dict(labels), name, points, url) for (url, name, labels), points in self._points.items())
+        return [one for one in found if one is not None]
+
+    def _store(self, url: str, text: str, at: float) -> None:
+        try:
+            metrics = list(parse_export(text))
+        except ValueError:
+            return  # a truncated response looks like missing GPUs
+        for one in metrics:
+            if one.name in NAMES:
+                series = (url, one.name, tuple(sorted(one.labels.items())))
+                self._points.setdefault(series, []).append((at, one.value))

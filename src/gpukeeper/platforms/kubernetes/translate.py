@@ -8,18 +8,15 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.model import reading
-from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import WITHOUT_GPU, Policy
-from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.subject import Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes import acceptance, gpus, marks
+from gpukeeper.platforms.kubernetes import gpus, marks
+from gpukeeper.platforms.kubernetes.gpus import PodTotals, held, held_slices
 from gpukeeper.platforms.kubernetes.kinds.catalog import makes_runs
-from gpukeeper.platforms.kubernetes.kinds.ending import Ending
-from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, Kind, Lever
+from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, NOT_CHECKED, Ending, Kind, Lever
 from gpukeeper.platforms.kubernetes.kinds.pod import POD, not_running, of_pod
-from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_CHECKED
-from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
-from gpukeeper.platforms.kubernetes.pod_totals import PodTotals, held, held_slices
+from gpukeeper.platforms.kubernetes.marks import NamespaceFacts, ending_of_run, is_of_run
 from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Status, Wire, when
 
@@ -196,8 +193,8 @@ def _our_stop(meta: Meta) -> StopNote | None:
 
 def ending_of(kind: Kind, root: Root, now: datetime) -> tuple[Ending, tuple[str, ...]]:
     """Of a root of any kind, and findings about it."""
-    if acceptance.is_run(kind, root.metadata.labels) and kind.ends_with_run:
-        return acceptance.ending_of(kind, root.metadata, now)
+    if is_of_run(kind, root.metadata.labels) and kind.ends_with_run:
+        return ending_of_run(kind, root.metadata, now)
     return kind.ending(root, now), ()
 
 
@@ -274,7 +271,7 @@ def class_of(kind: Kind, meta: Meta, spec: Spec | None, totals: PodTotals) -> st
     labels = meta.labels or {}
     if meta.namespace in SYSTEM or MIRROR in (meta.annotations or {}):
         return INFRASTRUCTURE
-    if acceptance.is_run(kind, labels):
+    if is_of_run(kind, labels):
         return CLUSTER  # before our own: gpukeeper starts such runs, too
     if any(labels.get(key) == value for key, value in OURS):
         return INFRASTRUCTURE
@@ -363,7 +360,7 @@ def _labels(meta: Meta, image: str | None) -> Mapping[str, str]:
 def _evidence(kind: Kind, root: Root, totals: PodTotals, namespace: NamespaceFacts, ending: Ending) -> Iterator[str]:
     if ending.over is not True:
         yield from _held_evidence(totals.holds or namespace.held)
-    if acceptance.is_run(kind, root.metadata.labels):
+    if is_of_run(kind, root.metadata.labels):
         yield "its labels claim that it is part of an acceptance run"
     yield from kind.evidence(root.spec, ending)
 

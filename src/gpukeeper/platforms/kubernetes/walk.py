@@ -1,39 +1,62 @@
-"""Lists a whole cluster: every kind page by page, children before the kinds that create them.
-
-What runs below a root is added up on the way, so that memory is bounded by the page and the running work, not by what
-ended. What could not be listed is unseen, and makes every count that needs it unclear.
+"""Reads a cluster by lists: every kind page by page, children before the kinds that create them; which of many objects
+are gone; and Services that an acceptance run left behind (reported only). What runs below a root is added up on the
+way, so memory is bounded by the page and the running work. What could not be listed is unseen, and makes every
+count that needs it unclear. A list proves absence only if it is complete and consistent, every item could be read
+and has a uid, and it covers the namespace of the object.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from typing import TypeAlias
 
 import msgspec
 
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.subject import Gone, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes import acceptance, gpus
-from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.decoding import ListPage
+from gpukeeper.model.words import in_words
+from gpukeeper.platforms.kubernetes import gpus
+from gpukeeper.platforms.kubernetes.connect import QUICK, Cluster
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
-from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
+from gpukeeper.platforms.kubernetes.exchange import ApiError, ListPage
+from gpukeeper.platforms.kubernetes.gpus import PodTotals
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, KINDS, known_owner, makes_runs
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Matters
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, POD
-from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
-from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, kept_for_dependent, others
-from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.marks import (
+    RUN_APPS,
+    NamespaceFacts,
+    ending_of_run,
+    is_of_run,
+    namespace_facts,
+    unreadable_namespace,
+)
+from gpukeeper.platforms.kubernetes.owners import (
+    LIST,
+    ONE,
+    OtherOwners,
+    PartialMetadata,
+    kept_for_dependent,
+    other_owners,
+)
 from gpukeeper.platforms.kubernetes.translate import (
+    CLUSTER,
+    ONLY_RUN,
+    SHOWN,
     Observation,
     TranslationSettings,
     ending_of,
+    owner_of,
     pod_subject,
     ran,
     root_subject,
 )
-from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root, Wire
+from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root, Wire, when
 
 
 class Namespace(Wire, frozen=True, gc=True):
@@ -168,14 +191,14 @@ class ClusterWalk:
         for name in self._wanted.named or ():
             try:
                 found = await self._cluster.get(f"/api/v1/namespaces/{name}", Namespace)
-                self._facts[name] = facts_of(found.metadata, self._wanted.environments, now)
+                self._facts[name] = namespace_facts(found.metadata, self._wanted.environments, now)
             except PlatformError as problem:
-                self._facts[name] = unreadable(name, str(problem))
+                self._facts[name] = unreadable_namespace(name, str(problem))
         if self._wanted.named is None:
             try:
                 async for page in self._cluster.pages("/api/v1/namespaces", Namespace, limit=self._wanted.page):
                     for one in page.items:
-                        self._facts[one.metadata.name] = facts_of(one.metadata, self._wanted.environments, now)
+                        self._facts[one.metadata.name] = namespace_facts(one.metadata, self._wanted.environments, now)
             except PlatformError as problem:
                 self._facts_missing = str(problem)
 
@@ -183,11 +206,11 @@ class ClusterWalk:
 
     def _of(self, namespace: str) -> NamespaceFacts:
         found = self._facts.get(namespace)
-        return found if found is not None else unreadable(namespace, self._facts_missing)
+        return found if found is not None else unreadable_namespace(namespace, self._facts_missing)
 
     def _note_dependent(self, kind: Kind, meta: Meta) -> None:
         """It lives, and the garbage collector would delete it together with an owner that does not control it."""
-        for owner in others(meta):
+        for owner in other_owners(meta):
             self.dependents.setdefault(owner.uid, f"{kind.kind} {meta.name}")
 
     def _pod(self, pod: Pod) -> Subject | None:
@@ -252,7 +275,7 @@ class ClusterWalk:
 
     def _matters(self, kind: Kind, root: Root, totals: PodTotals) -> bool:
         """To rules. An acceptance run does, whatever it is made of."""
-        if acceptance.is_run(kind, root.metadata.labels):
+        if is_of_run(kind, root.metadata.labels):
             return True
         if kind.matters is Matters.WITH_GPU:
             return bool(totals.devices) or gpus.any_requested(kind.templates(root.spec))
@@ -284,4 +307,147 @@ def _owner(below: Subtree) -> Kind | None:
 def _unknown_owner(owner: Owner) -> Unknown:
     return Unknown(
         f"it belongs to {owner.kind} {owner.name} ({owner.api_version}), a kind that gpukeeper does not know"
+    )
+
+
+FEW_REFS = 5  # of one kind in one list: each is read separately
+ABSENCE_PAGE = 500
+
+Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `ApiDiscovery.served`
+
+
+async def absent(cluster: Cluster, served: Served, refs: Iterable[Ref], *, everywhere: bool) -> list[Ref]:
+    """Those that are provably gone. `everywhere`: the whole cluster may be listed, so one list of each kind is enough;
+    otherwise each namespace is listed by itself."""
+    groups: dict[tuple[str, str | None], list[Ref]] = {}
+    for ref in refs:
+        groups.setdefault((ref.kind, None if everywhere else ref.namespace), []).append(ref)
+    found: list[Ref] = []
+    for (name, namespace), group in groups.items():
+        kind = BY_NAME.get(name)
+        version = await served(kind) if kind is not None else None
+        if kind is None or isinstance(version, Unknown):
+            continue
+        if version is None:
+            found += group  # its kind was uninstalled, and everything of it with that
+            continue
+        try:
+            if len(group) > FEW_REFS:
+                found += await _not_listed(cluster, kind.path(version, namespace), group)
+            else:
+                found += [ref for ref in group if await _not_found(cluster, kind, version, ref)]
+        except PlatformError:
+            continue  # nothing is proven
+    return found
+
+
+async def _not_listed(cluster: Cluster, path: str, refs: Sequence[Ref]) -> list[Ref]:
+    left = {ref.uid: ref for ref in refs}
+    async for page in cluster.pages(path, PartialMetadata, limit=ABSENCE_PAGE, accept=LIST):
+        if page.problems or page.inconsistent or any(not one.metadata.uid for one in page.items):
+            return []
+        for one in page.items:
+            left.pop(one.metadata.uid, None)
+    return list(left.values())
+
+
+async def _not_found(cluster: Cluster, kind: Kind, version: str, ref: Ref) -> bool:
+    try:
+        seen = await cluster.get(kind.path(version, ref.namespace, ref.name), PartialMetadata, accept=ONE)
+    except ApiError as error:
+        if error.is_not_found:
+            return True
+        raise
+    return bool(seen.metadata.uid) and seen.metadata.uid != ref.uid
+
+
+SERVICE = Kind(kind="Service", plural="services", versions=("v1",), runs=True)
+SERVICES_OF_RUNS = f"app in ({','.join(sorted(RUN_APPS))})"
+HEADLESS = "None"
+ONLY_REPORTED = "gpukeeper does not remove Services; delete it with kubectl"
+
+
+class _ServiceSpec(Wire, frozen=True):
+    cluster_ip: str = msgspec.field(default="", name="clusterIP")
+    selector: Mapping[str, str] | None = None
+
+
+class Service(Wire, frozen=True, gc=True):
+    metadata: Meta = Meta()
+    spec: _ServiceSpec = _ServiceSpec()
+
+
+class _AnyObject(Wire, frozen=True):
+    """That there is one is enough."""
+
+
+async def services_of_runs(cluster: Cluster, wanted: WalkSettings, now: datetime) -> AsyncIterator[Service]:
+    """Those whose run has ended and that have no pods left."""
+    for namespace in wanted.named or (None,):
+        listed = cluster.pages(
+            SERVICE.path("v1", namespace), Service, limit=wanted.page, deadline=QUICK, labelSelector=SERVICES_OF_RUNS
+        )
+        try:
+            async for page in listed:
+                for one in page.items:
+                    if wanted.covers(one.metadata.namespace) and await _is_left_by_run(cluster, one, now):
+                        yield one
+        except PlatformError:
+            continue  # nothing is decided by them: no right on Services is no reason to doubt the rest
+
+
+async def read_service(cluster: Cluster, ref: Ref, now: datetime) -> Service | Gone | Unknown:
+    try:
+        found = await cluster.get(SERVICE.path("v1", ref.namespace, ref.name), Service)
+        if found.metadata.uid == ref.uid:
+            left = await _is_left_by_run(cluster, found, now)
+            return found if left else Unknown("it is no longer a Service that an acceptance run left behind")
+    except ApiError as error:
+        if not error.is_not_found:
+            return Unknown(str(error))
+    except PlatformError as error:
+        return Unknown(str(error))
+    return Gone(ref, now)
+
+
+async def _is_left_by_run(cluster: Cluster, service: Service, now: datetime) -> bool:
+    meta, chosen = service.metadata, service.spec.selector
+    if meta.owner_references or meta.deletion_timestamp or service.spec.cluster_ip != HEADLESS or not chosen:
+        return False  # it goes with its owner, or is going, or serves something else
+    if ending_of_run(SERVICE, meta, now)[0].over is not True:
+        return False
+    labels = ",".join(f"{key}={value}" for key, value in chosen.items())
+    pods = cluster.pages(POD.path("v1", meta.namespace), _AnyObject, limit=1, deadline=QUICK, labelSelector=labels)
+    async with aclosing(pods):
+        return not [one async for page in pods for one in page.items]
+
+
+def service_subject(
+    service: Service, namespace: NamespaceFacts, at: Observation, settings: TranslationSettings
+) -> Subject:
+    meta = service.metadata
+    owned = owner_of(meta, namespace, settings.owner_labels)
+    created = when(meta.creation_timestamp)
+    age = "of unknown age"
+    if isinstance(created, datetime):
+        age = f"created {in_words(max(at.now - created, timedelta()))} ago"
+    whose = owned.owner[:SHOWN] if isinstance(owned.owner, str) else "unknown"
+    label = (meta.labels or {}).get("app", "")
+    words = (
+        f"a headless Service of an acceptance run (app={label}), {age}, owner {whose}: no pod of the run is left."
+        f" gpukeeper does not remove Services; delete it with kubectl -n {meta.namespace} delete service {meta.name}"
+    )
+    return Subject(
+        seen=Seen(at.ref(SERVICE, meta), ONLY_RUN, meta.resource_version, at.now),
+        shape=Shape.REMNANT,
+        state=State.ENDED,
+        owner=owned.owner,
+        owner_verified=owned.verified,
+        class_=CLUSTER,
+        environment=namespace.environment,
+        created=created if created is not None else Unknown("the cluster reports no creation time"),
+        size=0,
+        evidence=owned.evidence,
+        findings=(*owned.findings, words),
+        labels=meta.labels or {},
     )

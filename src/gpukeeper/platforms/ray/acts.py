@@ -1,29 +1,159 @@
-"""Removing what a node left behind: moved to the trash first, checked again, and only then deleted.
-
-The second check covers what only Ray's side shows: does a socket of it answer after all, does a process name it, has
-work begun on its node. Blocks: call it in a thread.
+"""Blocking work on nodes, each in a thread of its own: reading all of one, finding one object again by its identity,
+whatever its name is now, and removing what a node left behind: moved to the trash, checked again, and only then
+deleted. The second check covers what only Ray's side shows: does a socket of it answer after all, does a process
+name it, has work begun on its node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import msgspec
 
 from gpukeeper.disk import remove, trash
-from gpukeeper.disk.measure import printable
+from gpukeeper.disk.measure import MeasureLimits, printable
+from gpukeeper.disk.mounts import identified
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import ExpectedTree, TreeRemoval
-from gpukeeper.disk.remove_files import remove_files
-from gpukeeper.model.decision import Accepted, Changed, Refused
-from gpukeeper.model.policy import HOUR
-from gpukeeper.model.subject import Category, Subject
+from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove_files
+from gpukeeper.disk.trash import TrashedTree
+from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCapture, Refused
+from gpukeeper.model.policy import HOUR, Temporary
+from gpukeeper.model.subject import Category, Ref, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray import logs, reach, sessions, sockets, translate, trees
-from gpukeeper.platforms.ray.finding import Location
-from gpukeeper.platforms.ray.nodes import Node
-from gpukeeper.platforms.ray.processes import Everyone
-from gpukeeper.platforms.ray.survey import SurveyOptions, logs_to_go
-from gpukeeper.platforms.ray.visit import Visit, expected, seen_from_here
+from gpukeeper.platforms.ray import logs, sessions, survey, translate
+from gpukeeper.platforms.ray.logs import ends_of
+from gpukeeper.platforms.ray.nodes import GONE, Everyone, Node, Process, RayRoot
+from gpukeeper.platforms.ray.sessions import RaySession, listener_of
+from gpukeeper.platforms.ray.survey import (
+    KEPT,
+    NodeSurvey,
+    SurveyOptions,
+    by_root,
+    has_keep,
+    is_tree_named,
+    logs_to_go,
+    opened_logs,
+    subject_of_tree,
+)
+from gpukeeper.platforms.ray.visit import (
+    MachineSnapshot,
+    NodeDirectory,
+    Visit,
+    expected,
+    names_in,
+    seen_from_here,
+    taken_in,
+    visiting,
+)
+
+
+class Location(msgspec.Struct, frozen=True):
+    """Where it is now: the open directory that contains it. `name` of a session is that of the session, also for its
+    logs.
+    """
+
+    folder: NodeDirectory
+    name: str
+    kind: str
+    taken: TrashedTree | None = None  # it is in our trash
+    session: RaySession | None = None
+    logs: int = -1  # the open directory of its logs
+
+
+@contextmanager
+def locate(visit: Visit, ref: Ref, wants: SurveyOptions) -> Iterator[Location | Unknown | None]:
+    """None: every directory where it can be was read, and it is in none."""
+    wanted = translate.identity_in(ref.uid)
+    if wanted is None:
+        yield Unknown(f"{ref.uid!r} does not identify a tree")
+        return
+    with ExitStack() as held:
+        yield _locate(visit, ref, wanted, wants, held)
+
+
+def _locate(
+    visit: Visit, ref: Ref, wanted: tuple[int, int], wants: SurveyOptions, held: ExitStack
+) -> Location | Unknown | None:
+    roots = {root.path: root for root in wants.ray_roots}
+    on_this_disk = False
+    for path in dict.fromkeys((*by_root(wants.temporary), *roots)):
+        try:
+            directory = held.enter_context(visit.folder(path))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return Unknown(f"{path} could not be read: {error.strerror}")
+        hosts = visit.is_hosts(directory)
+        if hosts and path not in roots:
+            continue
+        on_this_disk = on_this_disk or os.fstat(directory.fd).st_dev == wanted[0]
+        temporary = () if hosts else wants.temporary
+        spot = _in_folder(directory, roots.get(path), ref, wanted, temporary, held)
+        if spot is not None:
+            return spot
+    return None if on_this_disk else Unknown("none of the directories that are read is on its filesystem now")
+
+
+def _in_folder(
+    directory: NodeDirectory,
+    root: RayRoot | None,
+    ref: Ref,
+    wanted: tuple[int, int],
+    temporary: Sequence[Temporary],
+    held: ExitStack,
+) -> Location | Unknown | None:
+    """`root`: it is a directory of sessions."""
+    known = [] if root is None else list(sessions.listed(directory, root))
+    if (spot := _in_logs(directory, known, ref, wanted, held)) is not None or ref.kind == translate.LOGS:
+        return spot
+    session = next((one for one in known if one.identity == wanted), None)
+    if session is not None:
+        return Location(directory, session.name, translate.SESSION, session=session)
+    for name in names_in(directory, wanted):
+        if is_tree_named(name, directory.path, temporary):
+            return Location(directory, name, translate.TREE)
+        return Unknown(f"its name is {printable(str(Path(directory.path, name)))} now, which the policy does not match")
+    taken = taken_in(directory, wanted)
+    return None if taken is None else Location(directory, taken.name, translate.TREE, taken)
+
+
+def _in_logs(
+    directory: NodeDirectory, known: Sequence[RaySession], ref: Ref, wanted: tuple[int, int], held: ExitStack
+) -> Location | None:
+    """The directory of logs itself, or something that an interrupted removal left in it."""
+    for session in known:
+        # Closed at once unless it is in there: what we have open ourselves looks used.
+        with ExitStack() as open_:
+            fd = open_.enter_context(opened_logs(directory, session.name))
+            spot = None if fd is None else _in_logs_of(session, fd, directory, ref, wanted, open_)
+            if spot is not None:
+                held.push(open_.pop_all())
+                return spot
+    return None
+
+
+def _in_logs_of(
+    session: RaySession, fd: int, directory: NodeDirectory, ref: Ref, wanted: tuple[int, int], open_: ExitStack
+) -> Location | None:
+    top = os.fstat(fd)
+    if ref.kind == translate.LOGS:
+        same = (top.st_dev, top.st_ino) == wanted
+        return Location(directory, session.name, translate.LOGS, session=session, logs=fd) if same else None
+    for place in logs.FOLDERS:
+        inner = open_.enter_context(logs.opened(fd, place))
+        if inner is None:
+            continue
+        path = os.path.normpath(Path(session.path, logs.LOGS, place))
+        here = msgspec.structs.replace(directory, fd=inner, path=path)
+        if (taken := taken_in(here, wanted)) is not None:
+            return Location(here, taken.name, translate.TREE, taken)
+    return None
+
 
 Scan = Callable[[], OpenFiles]
 ActionResult = Accepted | Changed | Refused | Unknown
@@ -58,8 +188,8 @@ class NodeRemoval:
             return Changed(f"it is kept: {needed}")
         if spot.kind == translate.SESSION:
             return self._remove_session(spot, fresh, exactly)
-        if trees.has_keep(spot.folder.fd, spot.name):
-            return Changed(f"it is kept: {trees.KEPT}")
+        if has_keep(spot.folder.fd, spot.name):
+            return Changed(f"it is kept: {KEPT}")
         return self._remove_tree(spot, exactly)
 
     def _seen_from(self, spot: Location) -> Scan:
@@ -105,7 +235,7 @@ class NodeRemoval:
 
         def still_dead(tree: int) -> str | Unknown | None:
             named = sessions.refers(session, self._everyone(), own, self._visit.around.proc)
-            return self._is_reachable(tree) or named or sockets.listener(tree) or sessions.user_files(tree)
+            return self._is_reachable(tree) or named or listener_of(tree) or sessions.user_files(tree)
 
         return answered(
             remove.remove(
@@ -144,7 +274,7 @@ class NodeRemoval:
 
     def _is_reachable(self, tree: int) -> str | None:
         """A container that stops in the meantime takes its files along; after a restart it has other ones."""
-        return None if self._visit.node.door.is_open(self._visit.around.proc) else reach.GONE
+        return None if self._visit.node.door.is_open(self._visit.around.proc) else GONE
 
     def _check_no_work(self, tree: int) -> str | None:
         work = self._works(self._visit.node)
@@ -160,3 +290,114 @@ def answered(answer: TreeRemoval | Changed | Refused | Unknown) -> ActionResult:
     if answer.left:
         return Refused(f"{answer.entries:,} entries were removed, but not: {'; '.join(answer.left[:3])}")
     return Accepted(answer.bytes_back)
+
+
+NO_LOGS = NothingToCapture("temporary files have no logs, manifest or events of their own")
+
+
+class NodeReader:
+    def __init__(
+        self,
+        at: Callable[[], translate.PlaceAndTime],
+        scan: Callable[[], OpenFiles],
+        everyone: Everyone,
+        works: Callable[[Node], str | None],
+        proc: str,
+        limits: MeasureLimits | None,
+    ) -> None:
+        """`works`: what runs on that node according to the titles of its processes, now."""
+        self._at, self._scan, self._everyone, self._works = at, scan, everyone, works
+        self._proc, self._limits = proc, limits
+
+    def everything(
+        self, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
+    ) -> tuple[NodeSurvey, int | Unknown, OpenFiles]:
+        """Of one node; and how much space it all takes."""
+        around = self._around(everyone)
+        with self._visiting(node, around, wants, timeouts) as visit:
+            found = survey.survey(visit, wants)
+        found.subjects = list(identified(found.subjects))
+        door = "" if node.door.pid is None else f"{self._proc}/{node.door.pid}/root"
+        return found, found.size(survey.estimate(found, door)), around.used
+
+    def one(
+        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
+    ) -> Subject | Unknown | None:
+        """None: it does not exist any more."""
+        with (
+            self._visit(ref, node, everyone, wants, timeouts) as visit,
+            locate(visit, ref, wants) as spot,
+        ):
+            found = self._subject(spot, visit, wants) if isinstance(spot, Location) else spot
+        return identified([found])[0] if isinstance(found, Subject) else found
+
+    def capture(
+        self, subject: Subject, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
+    ) -> Evidence | NothingToCapture | Unknown:
+        with (
+            self._visit(subject.ref, node, everyone, wants, timeouts) as visit,
+            locate(visit, subject.ref, wants) as spot,
+        ):
+            if not isinstance(spot, Location):
+                return spot if isinstance(spot, Unknown) else Unknown("it is gone")
+            files = self._ends(spot, visit, wants)
+        return Evidence(files) if files else NothingToCapture("its logs are empty, or it has none")
+
+    def remove(
+        self,
+        fresh: Subject,
+        node: Node,
+        everyone: tuple[Process, ...],
+        wants: SurveyOptions,
+        timeouts: timedelta,
+        uid: int | None = None,
+    ) -> Accepted | Changed | Refused | Unknown:
+        """`uid`: of the user who requests it, if not an admin."""
+        with (
+            self._visit(fresh.ref, node, everyone, wants, timeouts) as visit,
+            locate(visit, fresh.ref, wants) as spot,
+        ):
+            if spot is None:
+                return Changed("it is gone already")
+            if isinstance(spot, Unknown):
+                return Changed(spot.why)
+            act = NodeRemoval(visit, self._scan, self._everyone, self._works)
+            return act.remove(spot, fresh, wants, uid)
+
+    def _visit(
+        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
+    ) -> AbstractContextManager[Visit]:
+        """Open files are read before anything of a session is opened; of a temporary tree nothing is opened while it is
+        searched for, and one that is about to be moved is checked after that.
+        """
+        around = self._around(everyone)
+        if ref.kind != translate.TREE:
+            _ = around.used
+        return self._visiting(node, around, wants, timeouts)
+
+    def _around(self, everyone: tuple[Process, ...]) -> MachineSnapshot:
+        return MachineSnapshot(everyone, self._scan, self._proc)
+
+    def _visiting(
+        self, node: Node, around: MachineSnapshot, wants: SurveyOptions, timeouts: timedelta
+    ) -> AbstractContextManager[Visit]:
+        until = time.monotonic() + timeouts.total_seconds()
+        return visiting(node, around, self._at(), until, self._limits, wants.needed)
+
+    def _subject(self, spot: Location, visit: Visit, wants: SurveyOptions) -> Subject | Unknown | None:
+        _ = visit.around.used  # before anything of it is opened
+        if spot.taken is not None:
+            return visit.unfinished_one(spot.folder, spot.taken)
+        if spot.session is None:
+            return subject_of_tree(spot.folder, spot.name, visit, visit.below(spot.folder))
+        if spot.kind == translate.LOGS:
+            return survey.logs_of(spot.session, spot.folder, visit, wants)[0]
+        state = sessions.standing(spot.session, spot.folder, visit, wants.running_sessions)
+        return sessions.subject_of(spot.session, state, spot.folder, visit)
+
+    def _ends(self, spot: Location, visit: Visit, wants: SurveyOptions) -> dict[str, bytes]:
+        if spot.kind == translate.LOGS:
+            files = survey.logs_to_go(spot.logs, spot.folder, visit, wants)
+            return ends_of(spot.logs, frozenset((one.folder, one.name) for one in files))
+        with survey.opened_logs(spot.folder, spot.name) as fd:
+            return {} if fd is None else ends_of(fd)

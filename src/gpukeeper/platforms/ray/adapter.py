@@ -18,8 +18,7 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.engine.ports import Platform
-from gpukeeper.engine.sharing import Shared, SharedQuestion
+from gpukeeper.engine.ports import Platform, Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -32,25 +31,29 @@ from gpukeeper.model.decision import (
     Step,
     Unseen,
 )
-from gpukeeper.model.diagnosis import Cause, Diagnosis
-from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock
-from gpukeeper.model.subject import Category, Gone, Shape, Subject
+from gpukeeper.model.subject import Category, Cause, Diagnosis, Gone, Ref, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray import errors, reach, translate
-from gpukeeper.platforms.ray.connect import Containers, Timeouts, no_containers
-from gpukeeper.platforms.ray.dashboards import DashboardQueries
-from gpukeeper.platforms.ray.discovery import DiscoveredNodes, Discovery
+from gpukeeper.model.words import size_in_words
+from gpukeeper.platforms.ray import translate
+from gpukeeper.platforms.ray.acts import NO_LOGS, NodeReader
 from gpukeeper.platforms.ray.idleness import Idleness, Load
-from gpukeeper.platforms.ray.nodes import Node, is_found_by_raylet
-from gpukeeper.platforms.ray.processes import Everyone, read_all
-from gpukeeper.platforms.ray.reach import NodeAccess
-from gpukeeper.platforms.ray.reader import NO_LOGS, NodeReader
-from gpukeeper.platforms.ray.settings import Counted, settings_of
-from gpukeeper.platforms.ray.survey import NodeSurvey
+from gpukeeper.platforms.ray.nodes import GONE, Everyone, Node, NodeAccess, is_found_by_raylet, read_processes
+from gpukeeper.platforms.ray.settings import (
+    NODES_ARE_SHOWN,
+    NOT_BROUGHT_BACK,
+    UNDER_WAY,
+    Containers,
+    Counted,
+    Timeouts,
+    no_containers,
+    settings_of,
+    too_slow,
+)
+from gpukeeper.platforms.ray.state import DashboardQueries
+from gpukeeper.platforms.ray.survey import DiscoveredNodes, Discovery, NodeSurvey
 
 PAGE = 500
 AT_ONCE = 100  # concurrent removals for which open files and processes are read together
@@ -86,7 +89,7 @@ class RayPlatform(Platform):
         self._place, self._clock = place, clock
         self._timeouts = timeouts or Timeouts()
         # Many steps may be in progress at once, and each of them reads several times.
-        files, read = Shared(scan or (lambda: self._scan(proc))), Shared(everyone or (lambda: read_all(proc)))
+        files, read = Shared(scan or (lambda: self._scan(proc))), Shared(everyone or (lambda: read_processes(proc)))
         self._discovery = Discovery(
             place,
             policy,
@@ -197,7 +200,7 @@ class RayPlatform(Platform):
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         if fresh.shape is not Shape.TREE:
-            return errors.NODES_ARE_SHOWN
+            return NODES_ARE_SHOWN
         if step.decision.action is not Action.REMOVE:
             return Refused(f"a {fresh.ref.kind} can only be removed")
         here = await self._discover()
@@ -205,7 +208,7 @@ class RayPlatform(Platform):
         if node is None:
             return Changed(f"{fresh.ref.namespace} does not exist any more")
         if fresh.ref.uid in self._under_way:
-            return errors.UNDER_WAY
+            return UNDER_WAY
         wants = self._discovery.wants(node)
         self._under_way.add(fresh.ref.uid)
 
@@ -213,7 +216,7 @@ class RayPlatform(Platform):
             try:
                 return self._reader.remove(fresh, node, here.everyone, wants, self._timeouts.removal, step.uid)
             except FileNotFoundError:
-                return Changed(reach.GONE)
+                return Changed(GONE)
             finally:
                 self._under_way.discard(fresh.ref.uid)
 
@@ -231,7 +234,7 @@ class RayPlatform(Platform):
         return Diagnosis(tree=(ref.path,), causes=tuple(causes))
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
-        return errors.NOT_BROUGHT_BACK
+        return NOT_BROUGHT_BACK
 
     def _query_work(self, name: str, uid: str, door: NodeAccess) -> str | None:
         now = self._discovery.again(name, uid, door)
@@ -400,7 +403,7 @@ class RayPlatform(Platform):
         try:
             return await in_thread(work, deadline + A_MOMENT)
         except TimeoutError:
-            return Unknown(errors.too_slow(what, deadline).why)
+            return Unknown(too_slow(what, deadline).why)
         except OSError as error:
             return Unknown(f"it could not be read: {error.strerror or error}")
 

@@ -1,13 +1,15 @@
 """Whether work runs on a node: Ray's own report first, then the titles and the load of its processes. One sign of work
-is enough.
+is enough. Idle only if everything could be read: a node whose Ray cannot be queried is not known to be idle.
 
-Idle only if everything could be read: a node whose Ray cannot be queried is not known to be idle.
+CPU use is that between two readings. A process that ended between them is not counted: only high use vetoes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -17,12 +19,64 @@ from gpukeeper.devices import holders
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import translate
 from gpukeeper.platforms.ray.busy import foreign, quiet
-from gpukeeper.platforms.ray.connect import Timeouts
-from gpukeeper.platforms.ray.cpu import Cpu
-from gpukeeper.platforms.ray.dashboards import OWN_JOB, DashboardQueries
-from gpukeeper.platforms.ray.nodes import Node, is_rays_own
-from gpukeeper.platforms.ray.processes import Everyone, Process, ancestors, descendants
-from gpukeeper.platforms.ray.settings import RaySettings
+from gpukeeper.platforms.ray.nodes import TICKS, Everyone, Node, Process, ancestors, descendants, is_rays_own
+from gpukeeper.platforms.ray.settings import RaySettings, Timeouts
+from gpukeeper.platforms.ray.state import OWN_JOB, DashboardQueries
+
+OLDEST_READING = 30 * 60.0  # seconds: an older reading is not used
+FRESH_RESULT = 60.0  # seconds: a newer result is reused
+NOT_YET = Unknown("the CPU use was not measured yet")
+
+
+class Cpu:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, dict[tuple[int, int], int]] | None = None
+        self._used: tuple[float, float, dict[tuple[int, int], int]] | None = None  # when, seconds, ticks by process
+
+    def begin(self, everyone: Iterable[Process], window: timedelta) -> None:
+        """The first of two readings, unless an earlier one will do."""
+        now = self._clock()
+        if self._first is None or not window.total_seconds() <= now - self._first[0] <= OLDEST_READING:
+            self._first = now, _ticks(everyone)
+
+    async def end(self, read: Callable[[], Sequence[Process]], window: timedelta) -> None:
+        """The second one, once for all nodes, when the window is over."""
+        assert self._first is not None, "begin() must be called first"
+        began = self._first[0]
+        left = window.total_seconds() - (self._clock() - began)
+        if left > 0:
+            await asyncio.sleep(left)
+        self.take(read())
+
+    def take(self, everyone: Iterable[Process]) -> None:
+        if self._first is None:
+            return
+        now, later = self._clock(), _ticks(everyone)
+        began, earlier = self._first
+        if now > began:
+            spent = {key: ticks - earlier.get(key, 0) for key, ticks in later.items()}
+            self._used = now, now - began, spent
+        self._first = now, later
+
+    @property
+    def fresh(self) -> bool:
+        return self._used is not None and self._clock() - self._used[0] <= FRESH_RESULT
+
+    def percent(self, processes: Iterable[Process]) -> float | Unknown:
+        """In percent of one core, of these processes. One that was not in the last reading is new and counts with its
+        own time.
+        """
+        if self._used is None:
+            return NOT_YET
+        _, seconds, spent = self._used
+        ticks = sum(max(spent.get((one.pid, one.starttime), one.ticks), 0) for one in processes)
+        return 100 * ticks / TICKS / seconds
+
+
+def _ticks(everyone: Iterable[Process]) -> dict[tuple[int, int], int]:
+    return {(one.pid, one.starttime): one.ticks for one in everyone}
+
 
 TITLE = "ray::"
 SUPERVISOR = "ray::JobSupervisor"

@@ -1,4 +1,5 @@
-"""Logs of ended processes, in sessions that are alive. One by one, by the pid in the name, and only closed files.
+"""Logs of ended processes, in sessions that are alive: one by one, by the pid in the name, and only closed files; and
+the end of the newest ones as evidence before a removal.
 
 Nothing else of a live session is ever offered: without its spilled objects or unpacked code Ray hangs, without a
 message.
@@ -15,7 +16,7 @@ from datetime import datetime
 
 from gpukeeper.disk import kernel
 from gpukeeper.disk.access_times import Reads, hidden_until
-from gpukeeper.disk.measure import instant
+from gpukeeper.disk.measure import instant, printable
 from gpukeeper.disk.walk import read_ns
 from gpukeeper.platforms.ray.translate import LONG_LOG, LogFile, long_log
 from gpukeeper.platforms.ray.visit import Visit
@@ -99,3 +100,48 @@ def _file(directory: str, name: str, about: os.stat_result) -> LogFile:
     size, read = about.st_blocks * BLOCK, read_ns(about)
     when = instant(read) if read else None
     return LogFile(directory, name, about.st_dev, about.st_ino, about.st_ctime_ns, size, newest, about.st_uid, when)
+
+
+END_BYTES = 64 * 1024  # bytes of each file
+MOST_FILES = 200
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def ends_of(directory: int, wanted: frozenset[tuple[str, str]] | None = None) -> dict[str, bytes]:
+    """Of the newest files below an open directory of logs; `wanted`: only these, by directory and name."""
+    rows = sorted(_newest_files(directory, wanted), reverse=True)[:MOST_FILES]
+    ends = {}
+    for _, place, name in rows:
+        text = _end_of_file(directory, place, name)
+        if text:
+            ends["/".join(part for part in (LOGS, place, printable(name)) if part)] = text
+    return ends
+
+
+def _newest_files(directory: int, wanted: frozenset[tuple[str, str]] | None) -> Iterator[tuple[int, str, str]]:
+    for place in FOLDERS:
+        with opened(directory, place) as fd:
+            for name in os.listdir(fd) if fd is not None else ():  # noqa: PTH208
+                try:
+                    about = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                except OSError:
+                    continue
+                if stat.S_ISREG(about.st_mode) and (wanted is None or (place, name) in wanted):
+                    yield about.st_mtime_ns, place, name
+
+
+def _end_of_file(directory: int, place: str, name: str) -> bytes:
+    """Without updating its access time: a read of ours must not count as use."""
+    try:
+        fd = kernel.open_inside(directory, f"{place}/{name}" if place else name, _READ)
+    except OSError:
+        return b""
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode):
+            return b""
+        return os.pread(fd, END_BYTES, max(about.st_size - END_BYTES, 0))
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

@@ -1,15 +1,18 @@
 """Sessions: the directories that runs of Ray leave below a Ray root, and whether one is alive.
 
-Dead only if everything agrees: no process names it or has anything of it open, no socket of it answers, no dashboard
-reports it, and all of that could be read. The number and date in its name, `session_latest` and its own times prove
-nothing. Reads only.
+Dead only if everything agrees: no process names it or has anything of it open, no socket of it answers, no
+dashboard reports it, and all of that could be read. The number and date in its name, `session_latest` and its own
+times prove nothing. Reads only.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import socket
 import stat
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -20,11 +23,54 @@ from gpukeeper.disk import kernel, open_files
 from gpukeeper.disk.measure import TreeMeasurement
 from gpukeeper.model.subject import Category, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray import reach, sockets, translate
-from gpukeeper.platforms.ray.nodes import RayRoot
-from gpukeeper.platforms.ray.processes import Process
-from gpukeeper.platforms.ray.reach import NodeAccess
+from gpukeeper.platforms.ray import translate
+from gpukeeper.platforms.ray.nodes import NodeAccess, Process, RayRoot, identity_of_entry, opened_node
 from gpukeeper.platforms.ray.visit import NodeDirectory, Visit
+
+SOCKETS = "sockets"
+SOCKET_PATIENCE = 2.0  # seconds
+NO_LISTENER = frozenset({errno.ECONNREFUSED, errno.ENOENT})
+
+
+def listener_of(session: int) -> str | Unknown | None:
+    """Of the session that is open as this descriptor: a sentence, or None if every socket in it is dead. By descriptor,
+    so that neither the current name of the session nor the length of its path matters.
+    """
+    try:
+        directory = kernel.open_inside(session, SOCKETS)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Unknown(f"its sockets could not be read: {error.strerror}")
+    try:
+        names = sorted(name for name in os.listdir(directory) if _is_socket(directory, name))  # noqa: PTH208
+        answers = [answer for name in names if (answer := _connect_error(directory, name)) is not None]
+    except OSError as error:
+        return Unknown(f"its sockets could not be read: {error.strerror}")
+    finally:
+        os.close(directory)
+    return next((one for one in answers if isinstance(one, str)), next(iter(answers), None))
+
+
+def _connect_error(directory: int, name: str) -> str | Unknown | None:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(SOCKET_PATIENCE)
+            client.connect(f"/proc/self/fd/{directory}/{name}")
+            pid = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    except OSError as error:
+        if error.errno in NO_LISTENER:
+            return None
+        return Unknown(f"whether a process listens on its socket {name} is unknown: {error.strerror or error}")
+    return f"pid {pid} listens on its socket {name}"
+
+
+def _is_socket(directory: int, name: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
 
 NAME = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{6}_\d+")
 LATEST = "session_latest"
@@ -89,7 +135,7 @@ def standing(
         return SessionState(Unknown(f"it could not be opened: {error.strerror}"))
     try:
         # Cheapest first, and none of these needs a walk over what may be millions of files.
-        answers = [named_by(session, visit), sockets.listener(fd), running_sessions.get(session.name)]
+        answers = [named_by(session, visit), listener_of(fd), running_sessions.get(session.name)]
         alive = next((one for one in answers if isinstance(one, str)), None)
         if alive is not None:
             return SessionState(True, alive)
@@ -193,8 +239,8 @@ def _leads_to(session: RaySession, process: Process, path: str, proc: str) -> bo
     if len(path) >= LONG:
         return True
     try:
-        with reach.opened(NodeAccess(process.pid, process.starttime), proc) as root:
-            return reach.identity(root, path) == session.identity
+        with opened_node(NodeAccess(process.pid, process.starttime), proc) as root:
+            return identity_of_entry(root, path) == session.identity
     except OSError:
         return True
 

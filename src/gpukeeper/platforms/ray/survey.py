@@ -1,4 +1,7 @@
-"""Everything on a node: sessions, logs, temporary trees, the rest of an interrupted removal."""
+"""Which nodes exist now, what to search for on each according to the policy and to raylets, and everything on one:
+sessions, logs, temporary trees below the roots that the policy names, the rest of an interrupted removal. Reads
+only.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,98 @@ from pathlib import Path
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.disk import kernel, measure, mounts, trash
+from gpukeeper.disk.open_files import DirectoryUse
+from gpukeeper.disk.trash import is_named
 from gpukeeper.model.decision import Unseen
-from gpukeeper.model.policy import DAY, Temporary
+from gpukeeper.model.policy import DAY, Policy, Temporary
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray import errors, logs, sessions, translate, trees
-from gpukeeper.platforms.ray.connect import DEFAULT_TMP, RAY
-from gpukeeper.platforms.ray.nodes import RayRoot
-from gpukeeper.platforms.ray.sessions import RaySession
+from gpukeeper.platforms.ray import logs, nodes, sessions, translate
+from gpukeeper.platforms.ray.nodes import (
+    Everyone,
+    Node,
+    NodeAccess,
+    NodeListing,
+    Process,
+    RayRoot,
+    identity_of_entry,
+    opened_directory,
+    opened_node,
+    read_processes,
+)
+from gpukeeper.platforms.ray.sessions import NAME, RaySession
+from gpukeeper.platforms.ray.settings import (
+    DEFAULT_TMP,
+    RAY,
+    Containers,
+    NodeContainer,
+    Timeouts,
+    no_containers,
+    settings_of,
+    temporary_folders,
+    unreadable,
+)
 from gpukeeper.platforms.ray.translate import LogFile
 from gpukeeper.platforms.ray.visit import NodeDirectory, ProtectedPaths, Visit
+
+KEEP = ".keep"  # a file of this name at the top of a tree keeps it
+KEPT = f"it contains a file named {KEEP}"
+
+
+def names_of_trees(directory: NodeDirectory, temporary: Temporary) -> list[str]:
+    """What is kept by name is listed, too: the rule reports it. A session is never a mere temporary tree."""
+    with os.scandir(directory.fd) as listing:
+        named = [entry for entry in listing if is_named(entry.name, temporary.names) and not NAME.fullmatch(entry.name)]
+        return sorted(entry.name for entry in named if _tree_counts(directory, entry))
+
+
+def _tree_counts(directory: NodeDirectory, entry: os.DirEntry[str]) -> bool:
+    try:
+        return directory.counts(entry.stat(follow_symlinks=False).st_uid)
+    except FileNotFoundError:
+        return False
+
+
+def subject_of_tree(directory: NodeDirectory, name: str, visit: Visit, below: DirectoryUse) -> Subject | None:
+    """None: it is gone since it was listed."""
+    found = visit.measure(directory.fd, name)
+    if found is None:
+        return None
+    found = visit.with_mounts(directory, name, found)
+    in_use, keeps = visit.in_use(directory, name, found, below)
+    return translate.tree_subject(
+        str(Path(directory.path, name)),
+        found,
+        visit.at,
+        in_use=in_use,
+        keeps=keeps,
+        kept=why_tree_kept(directory, name, (found.device, found.inode), visit),
+        owner=visit.owner(found.uid),
+        disk=directory.disk,
+        root=directory.path,
+        uids=visit.uids(found),
+        last_use=visit.last_use(directory, found),
+    )
+
+
+def why_tree_kept(directory: NodeDirectory, name: str, identity: tuple[int, int], visit: Visit) -> str | None:
+    return KEPT if has_keep(directory.fd, name) else visit.holds(identity)
+
+
+def has_keep(directory: int, name: str) -> bool:
+    try:
+        os.stat(f"{name}/{KEEP}", dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def is_tree_named(name: str, path: str, temporary: Sequence[Temporary]) -> bool:
+    """Whether the policy matches an entry of that name of that root."""
+    return any(os.path.normpath(one.root) == path and is_named(name, one.names) for one in temporary)
+
 
 ESTIMATE = timedelta(minutes=2)
 AT_ONCE = 1_000  # paths of one estimate
@@ -103,7 +187,7 @@ def within(
                 work(directory)
     except OSError as error:
         if entered or not isinstance(error, FileNotFoundError | NotADirectoryError):
-            found.unseen.append(errors.unreadable(f"{visit.node.name}:{path}", error))
+            found.unseen.append(unreadable(f"{visit.node.name}:{path}", error))
 
 
 def _limits(directory: NodeDirectory, visit: Visit) -> Iterator[str]:
@@ -198,18 +282,16 @@ def _add_trees(
     directory: NodeDirectory, temporary: Sequence[Temporary], visit: Visit, wants: SurveyOptions, found: NodeSurvey
 ) -> None:
     hosts = visit.is_hosts(directory)
-    names = dict.fromkeys(name for one in temporary for name in trees.names(directory, one)) if not hosts else {}
+    names = dict.fromkeys(name for one in temporary for name in names_of_trees(directory, one)) if not hosts else {}
     found.others += _others(directory, names, visit, wants)
     if hosts:
         return
     below = visit.below(directory)
     for name in names:
         try:
-            subject = trees.subject_of(directory, name, visit, below)
+            subject = subject_of_tree(directory, name, visit, below)
         except OSError as error:
-            found.unseen.append(
-                errors.unreadable(f"{visit.node.name}:{directory.path}/{measure.printable(name)}", error)
-            )
+            found.unseen.append(unreadable(f"{visit.node.name}:{directory.path}/{measure.printable(name)}", error))
             continue
         if subject is not None:
             found.subjects.append(subject)
@@ -271,3 +353,126 @@ def unfinished_logs(fd: int, session: RaySession, directory: NodeDirectory, visi
             here = msgspec.structs.replace(directory, fd=inner, path=path)
             found += [subject for _, subject in visit.unfinished(here)]
     return found
+
+
+HOST = "host"  # the platform that may own this machine's own roots
+CONTAINERS = "containers that are nodes"
+
+
+class DiscoveredNodes(msgspec.Struct, frozen=True):
+    """What exists at one moment."""
+
+    everyone: tuple[Process, ...]
+    found: NodeListing
+    listed: bool  # whether every container that the policy lists as a node is known
+
+    def node(self, name: str) -> Node | None:
+        return next((one for one in self.found.nodes if one.name == name), None)
+
+
+class Discovery:
+    def __init__(
+        self,
+        place: str,
+        policy: Policy,
+        containers: Containers,
+        environ: Mapping[str, str],
+        *,
+        proc: str = "/proc",
+        everyone: Everyone = read_processes,
+        timeouts: Timeouts | None = None,
+        directories: Sequence[str] = (),
+    ) -> None:
+        """`directories`: of gpukeeper itself."""
+        self._place, self.policy, self._containers = place, policy, containers
+        self._environ, self._proc, self._everyone = environ, proc, everyone
+        self._timeouts = timeouts or Timeouts()
+        self._folders = tuple(directories)
+        self._reported: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root ever reported there
+
+    async def discover(self) -> DiscoveredNodes:
+        """OSError or TimeoutError if not even the processes can be listed."""
+        listed = await self._containers(settings_of(self.policy).workers)
+        inside: tuple[NodeContainer, ...] = () if isinstance(listed, Unknown) else tuple(listed)
+        here = await in_thread(lambda: self.find(inside), self._timeouts.processes)
+        if isinstance(listed, Unknown):
+            unseen = (*here.found.unseen, Unseen(CONTAINERS, listed.why))
+            return DiscoveredNodes(here.everyone, msgspec.structs.replace(here.found, unseen=unseen), False)
+        return here
+
+    def wants(self, node: Node, running_sessions: Mapping[str, str] | None = None) -> SurveyOptions:
+        settings = settings_of(self.policy)
+        return SurveyOptions(
+            ray_roots=self._ray_roots(node),
+            temporary=self._temporary(),
+            logs=settings.logs,
+            too_full=self.policy.disk.high,
+            running_sessions=running_sessions or {},
+            needed=self._needed(),
+        )
+
+    def find(self, inside: tuple[NodeContainer, ...]) -> DiscoveredNodes:
+        """Blocks."""
+        everyone = self._everyone()
+        paths = tuple(dict.fromkeys((DEFAULT_TMP, *settings_of(self.policy).roots)))
+        found = nodes.find(everyone, inside, self._place, nodes.sees_our_files(self._proc, paths))
+        ours = tuple(one for one in found.nodes if not one.is_machine or self._counts(one))
+        queried = self._containers is not no_containers
+        return DiscoveredNodes(everyone, msgspec.structs.replace(found, nodes=ours), queried)
+
+    def again(self, name: str, uid: str, door: NodeAccess) -> Node | None:
+        """With its current processes. Blocks. None: the process through which its files were reached has ended."""
+        inside = () if door.pid is None else (NodeContainer(name, door.pid, uid),)
+        now = self.find(inside).node(name)
+        return now if now is not None and now.door == door else None
+
+    def _counts(self, machine: Node) -> bool:
+        """This machine is a node if a raylet runs here, or one left a root behind."""
+        if machine.raylets:
+            return True
+        with opened_node(machine.door, self._proc) as root:
+            return any(_is_there(root, one) for one in self._ray_roots(machine))
+
+    def _ray_roots(self, node: Node) -> tuple[RayRoot, ...]:
+        directories = temporary_folders(self._environ) if node.is_machine else (DEFAULT_TMP,)
+        usual = [
+            str(Path(directory, RAY)) for directory in dict.fromkeys((*directories, *settings_of(self.policy).roots))
+        ]
+        reported = self._reported.setdefault(node.uid, {})
+        for path, uids in nodes.reported_roots(node).items():
+            reported[path] = reported.get(path, frozenset()) | uids
+        by_word = tuple(RayRoot(path, uids) for path, uids in reported.items() if path not in usual)
+        known = {*usual, *reported}
+        named = (os.path.normpath(path) for path in settings_of(self.policy).roots)
+        itself = tuple(RayRoot(path, maybe=True) for path in dict.fromkeys(named) if path not in known)
+        return (*(RayRoot(path) for path in usual), *by_word, *itself)
+
+    def _temporary(self) -> tuple[Temporary, ...]:
+        return tuple(one for one in self.policy.temporary if one.platform == translate.PLATFORM)
+
+    def _needed(self) -> ProtectedPaths:
+        policy = self.policy
+        nodes = (*settings_of(policy).roots, *(one.root for one in self._temporary()))
+        trees = tuple(one.root for one in policy.temporary if one.platform == HOST)
+        reports = policy.reports.roots
+        captured = () if policy.capture.to is None else (policy.capture.to,)
+        hosts = (*reports, *(trees if HOST in policy.scope else ()))
+        machine = (*trees, *reports, *captured, *self._folders)
+        return ProtectedPaths(machine, nodes, hosts)
+
+
+def names_here(place: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The nodes that can be found without a container engine. OSError if processes cannot be listed."""
+    here = Discovery(place, Policy(), no_containers, environ)
+    return tuple(node.name for node in here.find(()).found.nodes)
+
+
+def _is_there(root: int, one: RayRoot) -> bool:
+    try:
+        if not one.maybe:
+            identity_of_entry(root, one.path)
+            return True
+        with opened_directory(root, one.path) as (fd, _, _):
+            return sessions.is_temp_dir(fd)
+    except OSError:
+        return False

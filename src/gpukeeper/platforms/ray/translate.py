@@ -11,10 +11,9 @@ import msgspec
 from gpukeeper.disk import access_times
 from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import TreeMeasurement, printable
-from gpukeeper.model.durations import size_in_words
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.subject import Category, Disk, Shape, State, Subject
+from gpukeeper.model.subject import Category, Disk, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
+from gpukeeper.model.words import size_in_words
 
 PLATFORM = "ray"
 NODE, DISK, SESSION, LOGS, TREE = "node", "disk", "session", "logs", "tree"

@@ -10,23 +10,28 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import access_times, measure, mounts, open_files, procfs, trash
+from gpukeeper.disk import access_times, measure, mounts, open_files, trash
 from gpukeeper.disk.access_times import LastUse, Reads
-from gpukeeper.disk.kernel import KERNEL
+from gpukeeper.disk.kernel import KERNEL, TABLE_MAX, read_proc
 from gpukeeper.disk.measure import MeasureLimits, TreeMeasurement
-from gpukeeper.disk.mounts import MountEntry
-from gpukeeper.disk.open_files import DirectoryUse, OpenFiles
+from gpukeeper.disk.mounts import MountEntry, usage
+from gpukeeper.disk.open_files import DirectoryUse, OpenFiles, why_unseen
 from gpukeeper.disk.process_files import ONLY_HERE
-from gpukeeper.disk.remote_use import why_unseen
 from gpukeeper.disk.remove import ExpectedTree
 from gpukeeper.disk.trash import TrashedTree
-from gpukeeper.disk.usage import usage
 from gpukeeper.model.subject import Category, Disk, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray import reach, translate
-from gpukeeper.platforms.ray.connect import user_name
-from gpukeeper.platforms.ray.nodes import Node
-from gpukeeper.platforms.ray.processes import Process
+from gpukeeper.platforms.ray import translate
+from gpukeeper.platforms.ray.nodes import (
+    Node,
+    NodeAccess,
+    Process,
+    identity_of_entry,
+    on_the_way,
+    opened_directory,
+    opened_node,
+)
+from gpukeeper.platforms.ray.settings import user_name
 
 
 class MachineSnapshot:
@@ -85,7 +90,7 @@ class Visit:
         self.node, self.root, self.around, self.at, self.until = node, root, around, at, until
         self.limits = limits or MeasureLimits()
         who = self.around.proc + "/" + ("self" if node.door.pid is None else str(node.door.pid))
-        self.mounts = mounts.parse_mounts(procfs.read(f"{who}/mountinfo", procfs.TABLE))
+        self.mounts = mounts.parse_mounts(read_proc(f"{who}/mountinfo", TABLE_MAX))
         self._used: OpenFiles | None = None
         self._reads: dict[str, Reads] = {}
         self._holding, self._hosts = _identities(root, needed or ProtectedPaths())
@@ -108,7 +113,7 @@ class Visit:
 
     @contextmanager
     def folder(self, path: str) -> Iterator[NodeDirectory]:
-        with reach.folder(self.root, path) as (fd, real, linkers):
+        with opened_directory(self.root, path) as (fd, real, linkers):
             found = usage(fd)
             mount = mounts.covering(real, self.mounts)
             disk = Disk(mount.point if mount else real, found.used, found.inodes_used)
@@ -223,7 +228,7 @@ def visiting(
     needed: ProtectedPaths | None = None,
 ) -> Iterator[Visit]:
     """FileNotFoundError: the node ended in the meantime."""
-    with reach.opened(node.door, around.proc) as root:
+    with opened_node(node.door, around.proc) as root:
         named = translate.PlaceAndTime(at.place, at.now, node.name)
         yield Visit(node, root, around, named, until, limits, needed)
 
@@ -301,11 +306,11 @@ def _identities(root: int, needed: ProtectedPaths) -> tuple[dict[tuple[int, int]
     """
     holding: dict[tuple[int, int], str] = {}
     hosts = set()
-    with reach.opened(reach.NodeAccess()) as here:
+    with opened_node(NodeAccess()) as here:
         for at, paths in ((here, needed.machine), (root, needed.node)):
             for path in paths:
-                holding |= dict.fromkeys(reach.on_the_way(at, path), path)
+                holding |= dict.fromkeys(on_the_way(at, path), path)
         for path in needed.hosts:
             with suppress(OSError):
-                hosts.add(reach.identity(here, path))
+                hosts.add(identity_of_entry(here, path))
     return holding, hosts

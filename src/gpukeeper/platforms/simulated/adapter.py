@@ -25,14 +25,12 @@ from gpukeeper.model.decision import (
     Unseen,
 )
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.message import Delivered, Message, NotDelivered
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.series import Sample, Signal
-from gpukeeper.model.subject import Category, Gone, Outcome, Shape, State, Subject
+from gpukeeper.model.subject import Category, Gone, Outcome, Ref, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.thing import UNKNOWABLE, Thing, subject_of
-from gpukeeper.platforms.simulated.world import Crashed, SimulatedPlace, World
+from gpukeeper.platforms.simulated.world import UNKNOWABLE, Crashed, SimulatedPlace, Thing, World, subject_of
 
 PAGE = 200
 HINTS_EVERY = 120.0  # seconds

@@ -29,9 +29,8 @@ from gpukeeper.model.decision import (
     Step,
     Unseen,
 )
-from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import PlaceScope
-from gpukeeper.model.subject import Gone, Marks, Outcome, State, Subject
+from gpukeeper.model.subject import Gone, Marks, Outcome, Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 SUFFIX, TAKEN = ".json", ".taken"

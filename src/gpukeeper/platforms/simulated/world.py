@@ -1,24 +1,302 @@
-"""The simulated world: its true state, an agenda of what users will do, and a log of everything that happened.
+"""The simulated world: its objects in their true state, virtual time, faults as probabilities per call, an agenda of
+what users will do, and a log of everything that happened.
 
-It changes at every call: every port call first lets time and users move on. The log is in order over reads, acts and
-ledger lines, so that a checker can find out what was true when.
+It changes at every call: every port call first lets time and users move on. The log is in order over reads, acts
+and ledger lines, so that a checker can find out what was true when.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+import selectors
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import msgspec
 
 from gpukeeper.model.event import Event
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import Shape, State
-from gpukeeper.platforms.simulated.clock import VirtualClock
-from gpukeeper.platforms.simulated.faults import CALM, Faults
-from gpukeeper.platforms.simulated.thing import SimulatedNode, Thing
+from gpukeeper.model.subject import Category, Disk, Marks, Outcome, Ref, Seen, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+
+T = TypeVar("T")
+BEGIN = datetime(2026, 3, 2, 8, 0, tzinfo=UTC)  # a Monday morning
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout:
+            self.loop.skip(timeout)
+        return super().select(None if timeout is None else 0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._virtual = 0.0
+        super().__init__(self._make_selector())
+
+    def _make_selector(self) -> selectors.BaseSelector:
+        selector = _JumpingSelector()
+        selector.loop = self
+        return selector
+
+    def time(self) -> float:
+        return self._virtual
+
+    def skip(self, seconds: float) -> None:
+        self._virtual += seconds
+
+
+class _PacedSelector(selectors.DefaultSelector):
+    loop: PacedLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.loop.paced:
+            return super().select(None if timeout is None else timeout / self.loop.pace)
+        if timeout:
+            self.loop.skip(timeout)
+        return super().select(None if timeout is None else 0)
+
+
+class PacedLoop(VirtualLoop):
+    """Jumps until `keep_pace` is called; from then on `pace` of its seconds pass in a real one."""
+
+    def __init__(self) -> None:
+        self.pace = 1.0
+        self.paced = False
+        self._since = 0.0
+        super().__init__()
+
+    def keep_pace(self, pace: float) -> None:
+        self.pace, self.paced, self._since = pace, True, time.monotonic()
+
+    def time(self) -> float:
+        return self._virtual + (time.monotonic() - self._since) * self.pace if self.paced else self._virtual
+
+    def _make_selector(self) -> selectors.BaseSelector:
+        selector = _PacedSelector()
+        selector.loop = self
+        return selector
+
+
+class VirtualClock:
+    """Reads the loop. `skew` is how wrong the clock is, which a simulated fault may change."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, begin: datetime = BEGIN) -> None:
+        self._loop = loop
+        self._begin = begin
+        self.skew = timedelta()
+
+    def true_now(self) -> datetime:
+        return self._begin + timedelta(seconds=self._loop.time())
+
+    def now(self) -> datetime:
+        return self.true_now() + self.skew
+
+
+def run_virtually(main: Coroutine[Any, Any, T], loop: VirtualLoop) -> T:
+    """Run to the end in virtual time and close the loop."""
+    try:
+        return loop.run_until_complete(main)
+    except KeyboardInterrupt:
+        # Each task that it cancelled would be reported with a traceback when it is collected.
+        loop.set_exception_handler(lambda loop, about: None)
+        raise
+    finally:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    change: float = 0.0  # something changes just before a call
+    snatch: float = 0.0  # the object itself changes between our last read and our act
+    silent: float = 0.0  # a listing is not answered at all
+    partial: float = 0.0  # a listing is incomplete and reports that
+    blind: float = 0.0  # a read returns unknown
+    vague: float = 0.0  # one fact of a subject is unknown
+    mute: float = 0.0  # share of the time in which nodes do not report whether work runs on them
+    lost: float = 0.0  # a command is accepted and has no effect
+    halfway: float = 0.0  # the removal of a tree stops halfway, often together with gpukeeper
+    garbled: float = 0.0  # a command's answer is lost; it was executed or not
+    refused: float = 0.0
+    late: float = 0.0  # an answer takes up to a minute
+    uncaptured: float = 0.0  # evidence cannot be captured
+    unmeasured: float = 0.0  # a meter reading fails
+    undelivered: float = 0.0  # a warning is not delivered
+    bug: float = 0.0  # the adapter raises an exception that the port does not allow
+    crash: float = 0.0  # gpukeeper dies at this call
+    jump: float = 0.0  # the clock is wrong for some minutes
+    jumps: tuple[float, ...] = (-5, 3, 30)  # by how many hours
+
+
+CALM = Faults()
+
+
+DAY = timedelta(hours=24)
+
+
+@dataclass
+class SimulatedNode:
+    """What trees are on: a disk, and work beside them."""
+
+    name: str
+    capacity: int
+    others: int = 0  # bytes of files that are not ours to manage
+    busy: str | None = None
+    trees: list[Thing] = field(default_factory=list)
+
+    @property
+    def disk(self) -> Disk:
+        held = self.others + sum(tree.size for tree in self.trees if not tree.gone)
+        return Disk("/tmp", min(1.0, held / self.capacity))  # noqa: S108
+
+
+@dataclass
+class Thing:
+    ref: Ref
+    created: datetime
+    shape: Shape = Shape.WORKLOAD
+    owner: str | None = None
+    class_: str = "docker"
+    environment: str | None = None
+    state: State = State.CREATED
+    started: datetime | None = None
+    ended: datetime | None = None
+    previous_end: datetime | None = None
+    outcome: Outcome | None = None
+    devices: tuple[str, ...] = ()
+    root: Ref | None = None
+    needed: str | None = None  # by an owner that does not control it
+    children: int = 0  # that run
+    ends_for_good: bool = False
+    size: int = 0
+    last_used: datetime | None = None  # of a tree, the truth
+    changed: datetime | None = None  # of a tree: its last recorded change
+    moved: datetime | None = None  # below its root, as its top records it
+    read: datetime | None = None  # the last recorded read; others within a day of it are not recorded
+    in_use: bool = False
+    category: Category = Category.TEMPORARY
+    node: SimulatedNode | None = None  # of a tree
+    proof: str | None = None
+    marks: Marks = field(default_factory=Marks)
+    labels: dict[str, str] = field(default_factory=dict)
+    image: Ref | None = None
+    attached: tuple[Ref, ...] = ()
+    busy_until: datetime | None = None  # GPUs are busy until then, while it runs
+    removing: bool = False
+    gone: bool = False
+    run: int = 0  # counts starts
+    version: int = 0
+
+    def touch(self) -> None:
+        self.version += 1
+
+    def change(self, now: datetime) -> None:
+        """Of a tree: it was written to."""
+        self.last_used, self.changed, self.read = now, now, None
+        self.touch()
+
+    def start(self, now: datetime, busy_for: timedelta) -> None:
+        self.previous_end = self.ended
+        self.state, self.started, self.ended, self.outcome = State.RUNNING, now, None, None
+        self.busy_until = now + busy_for
+        self.run += 1
+        self.touch()
+
+    def end(self, now: datetime, outcome: Outcome) -> None:
+        self.state, self.ended, self.outcome = State.ENDED, now, outcome
+        self.touch()
+
+    def use(self, now: datetime) -> float:
+        """GPU use in percent."""
+        working = self.state is State.RUNNING and self.busy_until is not None and now < self.busy_until
+        return 80.0 if working else 0.0
+
+    @property
+    def busy(self) -> str | None:
+        """Of what users may still need. What has provably ended is needed by none."""
+        return self.node.busy if self.node is not None and self.category is Category.TEMPORARY else None
+
+    @property
+    def incarnation(self) -> str:
+        return f"run-{self.run}" if self.shape is not Shape.TREE else f"v{self.version}"
+
+
+UNKNOWABLE = (
+    "state",
+    "outcome",
+    "devices",
+    "live_children",
+    "in_use",
+    "owner",
+    "class_",
+    "started",
+    "size",
+    "proof",
+    "root",
+    "needed",
+    "busy",
+    "last_used",
+)
+
+
+def recorded_last_use(thing: Thing) -> datetime | None:
+    """Until when a tree may have been used, according to its disk (relatime)."""
+    if thing.changed is None or thing.category is not Category.TEMPORARY:
+        return thing.last_used
+    hidden = None if thing.read is None else thing.read + DAY
+    return max(one for one in (thing.changed, thing.moved, hidden) if one is not None)
+
+
+def subject_of(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
+    """As the adapter sees it. `vague` names the one fact that could not be read."""
+    facts: dict[str, object] = {
+        "state": State.REMOVING if thing.removing else thing.state,
+        "owner": thing.owner,
+        "class_": thing.class_,
+        "environment": thing.environment,
+        "created": thing.created,
+        "started": thing.started,
+        "ended": thing.ended,
+        "previous_end": thing.previous_end,
+        "outcome": thing.outcome,
+        "devices": thing.devices,
+        "root": thing.root.path if thing.root is not None else None,
+        "needed": thing.needed,
+        "live_children": thing.children,
+        "size": thing.size,
+        "last_used": recorded_last_use(thing),
+        "in_use": thing.in_use,
+        "busy": thing.busy,
+        "proof": thing.proof,
+    }
+    if vague is not None:
+        facts[vague] = Unknown("the platform did not report it")
+    return Subject(
+        seen=Seen(thing.ref, thing.incarnation, str(thing.version), now),
+        shape=thing.shape,
+        category=thing.category,
+        disk=thing.node.disk if thing.node is not None else None,
+        ends_for_good=thing.ends_for_good,
+        marks=thing.marks,
+        labels=thing.labels,
+        image=thing.image,
+        attached=thing.attached,
+        **facts,  # type: ignore[arg-type]
+    )
+
 
 DISK = 200 * 1024**3  # bytes
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.acceptance.bench import interpreter
-from gpukeeper.acceptance.bench.interpreter import find_python
+from gpukeeper.acceptance.bench.probing import find_python, importlib, why_not_python
 from gpukeeper.model.unknown import Unknown
 
 
@@ -22,7 +21,7 @@ def program(path: Path, script: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_torch_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
 
 def test_the_one_that_is_requested_is_taken(tmp_path: Path) -> None:
@@ -53,7 +52,7 @@ def test_without_a_wish_ours_comes_first_and_then_the_path(tmp_path: Path, monke
     second = program(tmp_path / "a/python", "exit 0")
     variables = {"PATH": str(tmp_path / "a")}
     assert find_python(None, variables) == str(second)
-    monkeypatch.setattr(interpreter.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     assert find_python(None, variables) == sys.executable
 
 
@@ -68,8 +67,8 @@ def test_none_at_all_shows_where_to_get_one(tmp_path: Path) -> None:
 
 
 def test_what_is_no_python_reports_it(tmp_path: Path) -> None:
-    assert "broken" in str(interpreter.why_not(str(program(tmp_path / "p", "echo broken >&2; exit 1"))))
-    assert "could not be started" in str(interpreter.why_not(str(tmp_path / "nothing")))
+    assert "broken" in str(why_not_python(str(program(tmp_path / "p", "echo broken >&2; exit 1"))))
+    assert "could not be started" in str(why_not_python(str(tmp_path / "nothing")))
 
 
 def test_a_real_interpreter_is_queried_without_importing_anything(tmp_path: Path) -> None:
@@ -78,6 +77,6 @@ def test_a_real_interpreter_is_queried_without_importing_anything(tmp_path: Path
     before = Path.cwd()
     os.chdir(tmp_path)
     try:
-        assert "No module named 'torch'" in str(interpreter.why_not(sys.executable))
+        assert "No module named 'torch'" in str(why_not_python(sys.executable))
     finally:
         os.chdir(before)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.acceptance.bench import other_processes
-from gpukeeper.acceptance.bench.other_processes import OtherProcesses, scan
+from gpukeeper.acceptance.bench import workbench
+from gpukeeper.acceptance.bench.workbench import OtherProcesses, scan_processes
 from gpukeeper.devices import holders
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
@@ -74,7 +74,7 @@ def test_memory_that_a_user_behind_the_wall_uses_leaves_it_open() -> None:
         (1_500, 600, None),  # our own worker rests
         (1_500, None, None),
         (3_500, 3_000, 3_000),  # somebody was there before us
-        (100_000, 600, 100_000 - other_processes.OURS_MIB),  # somebody came; a worker that rests never keeps that much
+        (100_000, 600, 100_000 - workbench.OURS_MIB),  # somebody came; a worker that rests never keeps that much
         (Unknown("no"), Unknown("no"), None),
     ],
 )
@@ -103,13 +103,13 @@ def test_who_only_watches_does_not_count(tmp_path: Path) -> None:
     add(tmp_path, 22, "/dev/nvidia0", UVM, comm="nv-hostengine", uid=0)
     add(tmp_path, 23, "/dev/nvidia0", UVM, comm="nv-hostengine", uid=1000)
     (tmp_path / "self/ns").mkdir(parents=True)
-    found = scan(str(tmp_path))
+    found = scan_processes(str(tmp_path))
     assert [one.pid for one in found.computing] == [20, 23]
 
 
 def test_this_process_and_its_children_are_ours() -> None:
     with own_proc() as proc, subprocess.Popen(["sleep", "600"]) as child:
-        ours = scan(proc).ours
+        ours = scan_processes(proc).ours
         child.kill()
     assert {os.getpid(), child.pid} <= ours
 
@@ -137,13 +137,13 @@ def test_a_process_is_described_by_owner_and_command(tmp_path: Path) -> None:
     folder = tmp_path / "4242"
     folder.joinpath("status").write_text("Name:\tpython\nUid:\t0\t0\t0\t0\n")
     folder.joinpath("cmdline").write_bytes(b"python\0train\x1b[31m.py\0" + b"x" * 500)
-    said = other_processes.describe(4242, str(tmp_path))
+    said = workbench.describe_process(4242, str(tmp_path))
     assert said.startswith("pid 4242 (root: python train?[31m.py xxx")
     assert said.endswith("…)")
-    assert other_processes.describe(1, str(tmp_path)) == "pid 1"
+    assert workbench.describe_process(1, str(tmp_path)) == "pid 1"
     folder.joinpath("status").write_text("Uid:\t4000111\t0\t0\t0\n")
     folder.joinpath("cmdline").write_bytes(b"")
-    assert other_processes.describe(4242, str(tmp_path)) == "pid 4242 (uid 4000111: command unknown)"
+    assert workbench.describe_process(4242, str(tmp_path)) == "pid 4242 (uid 4000111: command unknown)"
 
 
 @pytest.mark.parametrize(("busy", "hint"), [(95.0, True), (3.0, False), (None, False), (Unknown("slices"), False)])
@@ -164,7 +164,9 @@ def test_use_before_we_began_means_nothing_where_everybody_can_be_seen() -> None
 
 def test_one_of_ours_that_lost_its_parent_is_still_ours(tmp_path: Path) -> None:
     add(tmp_path, 77, "/dev/nvidia0", UVM)
-    (found,) = scan(str(tmp_path), known=()).computing
-    assert scan(str(tmp_path)).others(GPU, "GPU-0") == {77}
-    assert scan(str(tmp_path), known={(77, found.starttime)}).others(GPU, "GPU-0") == set()
-    assert scan(str(tmp_path), known={(77, found.starttime + 1)}).others(GPU, "GPU-0") == {77}, "its pid was reused"
+    (found,) = scan_processes(str(tmp_path), known=()).computing
+    assert scan_processes(str(tmp_path)).others(GPU, "GPU-0") == {77}
+    assert scan_processes(str(tmp_path), known={(77, found.starttime)}).others(GPU, "GPU-0") == set()
+    assert scan_processes(str(tmp_path), known={(77, found.starttime + 1)}).others(GPU, "GPU-0") == {77}, (
+        "its pid was reused"
+    )

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.bench import other_processes
 from gpukeeper.acceptance.bench import workbench as workbench_module
-from gpukeeper.acceptance.bench.other_processes import OtherProcesses
 from gpukeeper.acceptance.bench.probing import ProbeLauncher
-from gpukeeper.acceptance.bench.workbench import LocalWorkbench
+from gpukeeper.acceptance.bench.workbench import LocalWorkbench, OtherProcesses
 from gpukeeper.acceptance.record import ProbeFailure, ProbeRequest, ProbeResult
-from gpukeeper.devices.health import HealthMonitor
+from gpukeeper.devices.driver.client import HealthMonitor
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.unknown import Unknown
 from tests.patience import PATIENCE
@@ -145,7 +143,7 @@ def test_who_was_there_before_our_first_worker_is_not_hidden_by_it(
     """In a container memory alone tells of others, and from our first worker on it is also ours."""
     ours = Holder(pid=os.getpid(), starttime=1, uid=0, comm="python", stopped=False, minors=(200,))
     walled = OtherProcesses((ours,), frozenset({os.getpid()}), {}, walled=True)
-    monkeypatch.setattr(other_processes, "scan", lambda **_: walled)
+    monkeypatch.setattr(workbench_module, "scan_processes", lambda **_: walled)
     python, started = tmp_path / "python", tmp_path / "started"
     python.write_text(f'#!/bin/sh\n: > "{started}"\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
@@ -189,7 +187,7 @@ def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_read
                 loop.call_soon_threadsafe(gone.set)  # what the scan before this one saw is remembered
             return somebody if len(scans) == 1 else nobody
 
-        monkeypatch.setattr(other_processes, "scan", scan)
+        monkeypatch.setattr(workbench_module, "scan_processes", scan)
         await bench._watched(asyncio.wait_for(gone.wait(), PATIENCE))
         return await bench.health(), await bench.health()
 

@@ -7,7 +7,7 @@ import pytest
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.checks import collectives
 from gpukeeper.acceptance.record import Finding, Remedy
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.checks.results import row, trial
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunMode, RunRequest
 from gpukeeper.acceptance.checks import ddp
+from gpukeeper.acceptance.suite import CHECKS
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.checks.results import trial
 

@@ -10,8 +10,7 @@ import pytest
 from gpukeeper.acceptance.check import CheckContext, CheckRun, CheckSize, RunRequest
 from gpukeeper.acceptance.checks import environment
 from gpukeeper.acceptance.record import Finding, Machine, Remedy
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Gpu, Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.machines import context, gpus
 

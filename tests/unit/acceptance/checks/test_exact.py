@@ -7,7 +7,7 @@ from typing import Any
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.checks.exact import CHECK
 from gpukeeper.acceptance.record import Remedy
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, codes, read, the
 from tests.unit.acceptance.machines import context, gpus
 

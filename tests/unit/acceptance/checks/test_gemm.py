@@ -6,7 +6,7 @@ from typing import Any
 
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.checks.gemm import CHECK
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, read, the
 from tests.unit.acceptance.machines import context, gpus
 

@@ -6,8 +6,7 @@ import pytest
 
 from gpukeeper.acceptance.check import CheckRun, CheckSize, RunRequest
 from gpukeeper.acceptance.checks import health as check
-from gpukeeper.model.gpu import Reading
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade, Reading
 from tests.unit.acceptance.machines import context, gpus, health
 
 LOOK = CheckRun(serving=CheckSize(depth=0, seconds=0, worth=0, what=""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpukeeper.acceptance.checks import links
 from gpukeeper.acceptance.record import Finding
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.checks.results import trial
 

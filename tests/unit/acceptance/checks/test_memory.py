@@ -9,7 +9,7 @@ import pytest
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.checks import copies, memory_bandwidth, memory_pattern
 from gpukeeper.acceptance.record import Remedy
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, codes, read, the
 from tests.unit.acceptance.machines import context, gpus
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpukeeper.acceptance.checks import nccl_tests
 from gpukeeper.acceptance.record import Finding
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.checks.results import trial
 

@@ -9,8 +9,7 @@ import pytest
 from gpukeeper.acceptance.check import CheckContext, RunRequest
 from gpukeeper.acceptance.checks.stress import CHECK
 from gpukeeper.acceptance.record import Finding
-from gpukeeper.model.gpu import Gpu, Reading
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Gpu, Grade, Reading
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, codes, read, the
 from tests.unit.acceptance.machines import NONE_HERE, context, gpus, health

@@ -8,7 +8,7 @@ from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.checks import throughput
 from gpukeeper.acceptance.record import Finding
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance import machines
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.checks.results import trial

@@ -9,8 +9,7 @@ import msgspec
 from gpukeeper.acceptance.check import CheckContext, CheckRun, CheckSize, RunRequest
 from gpukeeper.acceptance.checks import topology
 from gpukeeper.acceptance.record import Finding
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Gpu, Grade
 from tests.unit.acceptance.machines import context, gpus
 
 LOOK = CheckRun(serving=CheckSize(depth=0, seconds=0, worth=0, what=""))

@@ -9,7 +9,7 @@ import pytest
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.checks.training import CHECK
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, codes, read, the
 from tests.unit.acceptance.machines import context, gpus
 

@@ -8,9 +8,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from gpukeeper.acceptance.fleet import consequences
-from gpukeeper.acceptance.fleet.consequences import NodeResult, condition_reason, result_of
-from gpukeeper.acceptance.fleet.node_marks import (
+from gpukeeper.acceptance.fleet.marks import (
     AT,
     DETAILS,
     LABEL,
@@ -18,11 +16,15 @@ from gpukeeper.acceptance.fleet.node_marks import (
     TAINT,
     MarkPlan,
     NodeMarks,
+    NodeResult,
+    condition_reason,
     cut,
     label_value,
+    plan_marks,
+    result_of,
 )
 from gpukeeper.acceptance.record import Machine, Report
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.policy import Amount, MarkSettings
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -36,7 +38,7 @@ def plan(
     settings: MarkSettings = TAINTING,
     now: datetime = NOW + timedelta(hours=2),
 ) -> MarkPlan:
-    return consequences.plan(results, nodes, settings, now)
+    return plan_marks(results, nodes, settings, now)
 
 
 def marks(index: int, **fields: object) -> NodeMarks:

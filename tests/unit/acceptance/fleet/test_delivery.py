@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from gpukeeper.acceptance.check import RunRequest
-from gpukeeper.acceptance.fleet import delivery
-from gpukeeper.acceptance.reports.document import read_report, report_json
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.fleet.collect import MESSAGE_MAX, read_message, termination_message, without_result
+from gpukeeper.acceptance.reports.formats import read_report, report_json
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.reports import examples
 
 
 def test_a_termination_message_is_read_back() -> None:
     report = examples.one_good_gpu(run="r-1", node="gpu-1")
-    found = delivery.read_message(delivery.message(report, b"text").decode())
+    found = read_message(termination_message(report, b"text").decode())
     assert found is not None
     assert (found.verdict, found.run, found.node) == (report.verdict, "r-1", "gpu-1")
 
@@ -21,19 +21,19 @@ def test_a_termination_message_is_read_back() -> None:
 def test_a_termination_message_never_exceeds_what_engines_keep() -> None:
     for reason, node in (("\u1234" * 9000, "n"), ('"' * 9000, "n"), ("\x00" * 9000, "\x00" * 2000)):
         report = examples.one_good_gpu(reason=reason, node=node)
-        text = delivery.message(report, b"")
-        assert len(text) <= delivery.MESSAGE_MAX
-        assert delivery.read_message(text.decode()) is not None
+        text = termination_message(report, b"")
+        assert len(text) <= MESSAGE_MAX
+        assert read_message(text.decode()) is not None
 
 
 def test_other_words_are_no_termination_message() -> None:
     for words in ("", "Error: exit 1", "{}", '{"verdict":"GOOD"}', "[" * 3000, "x" * 5000):
-        assert delivery.read_message(words) is None
+        assert read_message(words) is None
 
 
 def test_a_run_without_a_result_accepts_nothing_even_when_it_is_read_again() -> None:
     at = examples.one_good_gpu().started
-    made = delivery.without_result(
+    made = without_result(
         run="r-1",
         node="gpu-1",
         version="1",

@@ -8,15 +8,24 @@ import zlib
 
 import pytest
 
-from gpukeeper.acceptance.fleet import frames
+from gpukeeper.acceptance.fleet.collect import (
+    DIFFERENT_MAX,
+    FRAME_MARK,
+    FRAME_VERSION,
+    REPORT_MAX,
+    Decoded,
+    _checksum,
+    decode_frames,
+    encode_frames,
+)
 
 RUN, NODE = "r-1", "gpu-1"
 
 
 def line(part: int, total: int, data: str, digest: str, *, run: str = RUN, node: str = NODE) -> str:
     """A line with a correct checksum: what a program could write that knows the format."""
-    head = f"{frames.MARK} {frames.VERSION} {run} {node} {part}/{total} {digest}"
-    return f"{head} {frames._checksum(head, data)} {data}"
+    head = f"{FRAME_MARK} {FRAME_VERSION} {run} {node} {part}/{total} {digest}"
+    return f"{head} {_checksum(head, data)} {data}"
 
 
 def packed(report: bytes) -> str:
@@ -27,8 +36,8 @@ def digest(report: bytes) -> str:
     return hashlib.sha256(report).hexdigest()
 
 
-def read(*lines: str) -> frames.Decoded:
-    return frames.decode("\n".join(lines).encode(), RUN, NODE)
+def read(*lines: str) -> Decoded:
+    return decode_frames("\n".join(lines).encode(), RUN, NODE)
 
 
 def test_a_line_that_fits_is_read() -> None:
@@ -48,7 +57,7 @@ def test_a_line_that_fits_is_read() -> None:
         ([line(1, 2, "AAAA", "0" * 64), line(1, 3, "AAAA", "0" * 64)], "do not agree on their number: 3 and 2"),
         ([line(1, 2, "AAAA", "0" * 64), line(1, 2, "BBBB", "0" * 64)], "twice, with different contents"),
         ([line(1, 1, packed(b"words"), digest(b"words"))[:-1]], "its checksum does not match"),
-        ([f"{frames.MARK} 2 something else"], "a line of a report is damaged"),
+        ([f"{FRAME_MARK} 2 something else"], "a line of a report is damaged"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(lines: list[str], said: str) -> None:
@@ -58,27 +67,25 @@ def test_what_does_not_fit_is_refused_with_the_reason(lines: list[str], said: st
 
 
 def test_a_small_text_that_unpacks_to_a_huge_one_is_refused() -> None:
-    bomb = packed(bytes(frames.REPORT_MAX + 1))
+    bomb = packed(bytes(REPORT_MAX + 1))
     parts = [bomb[start : start + 6000] for start in range(0, len(bomb), 6000)]
     found = read(*(line(n, len(parts), data, "0" * 64) for n, data in enumerate(parts, start=1)))
     assert found.reports == ()
-    assert f"it is larger than {frames.REPORT_MAX:,} bytes when unpacked" in found.problems[0]
+    assert f"it is larger than {REPORT_MAX:,} bytes when unpacked" in found.problems[0]
 
 
 def test_a_report_that_is_too_large_is_not_sent() -> None:
     with pytest.raises(ValueError, match="is larger than"):
-        frames.encode(bytes(frames.REPORT_MAX + 1), RUN, NODE)
+        encode_frames(bytes(REPORT_MAX + 1), RUN, NODE)
 
 
 def test_two_reports_of_a_node_that_started_again_are_both_read() -> None:
-    lines = [*frames.encode(b"first", RUN, NODE), *frames.encode(b"second", RUN, NODE)]
+    lines = [*encode_frames(b"first", RUN, NODE), *encode_frames(b"second", RUN, NODE)]
     assert read(*lines).reports == (b"first", b"second")
 
 
 def test_many_different_reports_are_not_kept() -> None:
-    many = [frames.encode(str(number).encode(), RUN, NODE)[0] for number in range(50)]
+    many = [encode_frames(str(number).encode(), RUN, NODE)[0] for number in range(50)]
     found = read(*many)
-    assert len(found.reports) == frames.DIFFERENT_MAX
-    assert found.problems == (
-        f"the log has more than {frames.DIFFERENT_MAX} different reports of this node (42 times)",
-    )
+    assert len(found.reports) == DIFFERENT_MAX
+    assert found.problems == (f"the log has more than {DIFFERENT_MAX} different reports of this node (42 times)",)

@@ -10,7 +10,7 @@ from gpukeeper.acceptance.fleet.group_jobs import Fabric, Member, RankProgress
 from gpukeeper.acceptance.fleet.group_judge import Group, of_job, slowness, trend
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import GroupFinding, ProbeFailure, ProbeResult
-from gpukeeper.model.grade import Grade, worst
+from gpukeeper.model.gpu import Grade, worst
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.fleet import groups
 

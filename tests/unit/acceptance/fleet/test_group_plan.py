@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpukeeper.acceptance.check import RunRequest
-from gpukeeper.acceptance.fleet import group_plan
-from gpukeeper.acceptance.fleet.group_plan import GroupSettings, counts, jobs, settings
+from gpukeeper.acceptance.fleet import group_jobs
+from gpukeeper.acceptance.fleet.group_jobs import GroupSettings, counts, jobs, settings_of
 from gpukeeper.model.errors import UsageError
 
 
@@ -36,7 +36,7 @@ def test_collectives_over_growing_numbers_come_first_then_training_over_all() ->
 
 def test_a_cpu_gets_small_sizes_and_the_users_settings_count() -> None:
     wish = RunRequest(device="cpu", params={"ddp": {"epochs": 3}, "group": {"probes": ["ddp"], "deadline_s": 20}})
-    found = jobs((0, 1), settings(wish), wish)
+    found = jobs((0, 1), settings_of(wish), wish)
     assert [one.probe for one in found] == ["ddp"]
     assert found[0].params["epochs"] == 3
     assert found[0].params["samples"] == 1024
@@ -58,8 +58,8 @@ def test_one_node_is_no_group() -> None:
 )
 def test_settings_that_cannot_work_are_refused(params: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        settings(RunRequest(params={"group": params}))
+        settings_of(RunRequest(params={"group": params}))
 
 
 def test_every_setting_is_a_parameter_of_the_check() -> None:
-    assert set(group_plan.CHECK.servings[0].params) == set(GroupSettings.__struct_fields__)
+    assert set(group_jobs.CHECK.servings[0].params) == set(GroupSettings.__struct_fields__)

@@ -9,7 +9,7 @@ from gpukeeper.acceptance.fleet.group_jobs import Fabric, RankProgress
 from gpukeeper.acceptance.fleet.group_judge import of_job
 from gpukeeper.acceptance.record import GroupReport
 from gpukeeper.model import reading
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.fleet import groups
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpukeeper.acceptance.fleet.group_jobs import Fabric
-from gpukeeper.acceptance.fleet.nic_rate import common, fabric_name, nic_rate
+from gpukeeper.acceptance.fleet.group_judge import common_fabric, fabric_name, nic_rate
 
 
 def test_the_published_figure_of_four_nodes_with_eight_b200() -> None:
@@ -68,5 +68,5 @@ def test_gpus_that_share_a_card_add_up_there() -> None:
 
 def test_nodes_with_different_networks_have_none_in_common() -> None:
     slow, fast = Fabric(kind="ethernet", gbits=25.0), Fabric(kind="ethernet", gbits=100.0)
-    assert common([fast, fast]) == fast
-    assert common([fast, slow]) == Fabric()
+    assert common_fabric([fast, fast]) == fast
+    assert common_fabric([fast, slow]) == Fabric()

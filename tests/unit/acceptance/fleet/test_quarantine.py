@@ -7,21 +7,19 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from gpukeeper.acceptance.fleet.node_marks import (
+from gpukeeper.acceptance.fleet.marks import (
     DETAILS,
     LABEL,
     QUARANTINE,
+    QUARANTINE_CONDITION,
     QUARANTINE_DETAILS,
     TAINT,
     Change,
     MarkPlan,
     NodeCondition,
     NodeMarks,
-    done,
-)
-from gpukeeper.acceptance.fleet.quarantine import (
-    CONDITION,
     Quarantine,
+    done,
     plan_quarantine,
     plan_return,
     quarantine_of,
@@ -76,7 +74,7 @@ def test_a_quarantine_says_who_since_when_and_why() -> None:
     until = msgspec.structs.replace(WANTED, until=NOW + timedelta(days=7))
     (change,) = quarantine(nodes(), until).changes
     assert (change.labels, change.taints) == ({QUARANTINE: "yes"}, {QUARANTINE: "20260105-120000"})
-    assert change.condition.type == CONDITION
+    assert change.condition.type == QUARANTINE_CONDITION
     assert change.condition.message == "by ann since 2026-01-05 12:00Z until 2026-01-12 12:00Z: fans are loud"
     assert quarantine_of(after(change, marks(0))) == until
 

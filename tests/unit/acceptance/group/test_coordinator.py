@@ -13,13 +13,30 @@ import pytest
 
 from gpukeeper.acceptance.bench.probing import ProbeLauncher
 from gpukeeper.acceptance.fleet.group_jobs import Fabric, Job, Member, RankDevice, RankResult
-from gpukeeper.acceptance.group import messages
-from gpukeeper.acceptance.group.agent import Agent
+from gpukeeper.acceptance.group.agent import Agent, read_progress
 from gpukeeper.acceptance.group.coordinator import Coordinator
-from gpukeeper.acceptance.group.fabric import read_fabric
-from gpukeeper.acceptance.group.local_ranks import read_progress
-from gpukeeper.acceptance.group.membership import Membership
-from gpukeeper.acceptance.group.messages import Alive, Challenge, Done, Order, Present, Proof, Refused, Stop, Welcome
+from gpukeeper.acceptance.group.members import (
+    Alive,
+    Challenge,
+    Done,
+    MemberRefused,
+    Membership,
+    Message,
+    Order,
+    Present,
+    Proof,
+    ProtocolError,
+    Stop,
+    Welcome,
+    decode_message,
+    encode_message,
+    is_proof,
+    key_of,
+    proof_of,
+    read_fabric,
+    receive_message,
+    send_message,
+)
 from gpukeeper.acceptance.record import ProbeResult
 from tests.patience import PATIENCE
 
@@ -48,18 +65,18 @@ def member(index: int) -> Member:
 
 async def joined(
     port: int, index: int, *, run: str = "r1", size: int = 2
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, messages.Message | None]:
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Message | None]:
     """A member spoken for by the test: reader, writer and the answer to its proof."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    challenge = await messages.receive(reader)
+    challenge = await receive_message(reader)
     assert isinstance(challenge, Challenge)
-    key = messages.key_of(run)
-    proof = messages.proof_of(key, challenge.nonce, run, str(index), str(size))
-    await messages.send(writer, Proof(run=run, index=index, size=size, nonce="n", proof=proof))
-    answer = await messages.receive(reader)
+    key = key_of(run)
+    proof = proof_of(key, challenge.nonce, run, str(index), str(size))
+    await send_message(writer, Proof(run=run, index=index, size=size, nonce="n", proof=proof))
+    answer = await receive_message(reader)
     if isinstance(answer, Welcome):
-        assert messages.is_proof(key, answer.proof, "n", run)
-        await messages.send(writer, Present(member=member(index), port=1))
+        assert is_proof(key, answer.proof, "n", run)
+        await send_message(writer, Present(member=member(index), port=1))
     return reader, writer, answer
 
 
@@ -68,18 +85,18 @@ async def test_members_are_admitted_and_a_stranger_is_refused() -> None:
     place = who(0)
     async with Coordinator("r1", place) as coordinator:
         _, other, refused = await joined(place.port, 1, run="another")
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, MemberRefused)
         assert refused.why == "it does not know this run"
         reader, stranger = await asyncio.open_connection("127.0.0.1", place.port)
         stranger.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        await messages.receive(reader)
+        await receive_message(reader)
         assert await reader.read() == b""  # closed
         first = await joined(place.port, 0)
         assert isinstance(first[2], Welcome)
         taken = await joined(place.port, 0)
-        assert isinstance(taken[2], Refused)
+        assert isinstance(taken[2], MemberRefused)
         larger = await joined(place.port, 1, size=3)
-        assert isinstance(larger[2], Refused)
+        assert isinstance(larger[2], MemberRefused)
         assert "started for 3 nodes, this run has 2" in larger[2].why
         assert await coordinator.gather(0.2, asyncio.Event()) == (1,)
         second = await joined(place.port, 1)
@@ -99,15 +116,15 @@ async def test_a_member_that_dies_ends_the_job_on_the_others_and_is_named() -> N
         await coordinator.gather(5.0, asyncio.Event())
         job = Job(number=1, probe="ddp", members=(0, 1), why="")
         running = asyncio.create_task(coordinator.run_job(job, asyncio.Event()))
-        while not isinstance(await messages.receive(reader), Order):
+        while not isinstance(await receive_message(reader), Order):
             pass
         dying.close()
-        while not isinstance(stop := await messages.receive(reader), Stop):
+        while not isinstance(stop := await receive_message(reader), Stop):
             pass
         assert stop.why == "a node was lost (n1)"
         reply = ProbeResult(result={})
         done = Done(job=1, ranks=(RankResult(rank=0, member=0, device="cpu-0", reply=reply),), ended="stopped", port=2)
-        await messages.send(writer, done)
+        await send_message(writer, done)
         result = await asyncio.wait_for(running, PATIENCE)
         assert (result.ended, result.lost) == ("lost", {"1": "its connection was closed"})
         assert [one.rank for one in result.ranks] == [0, 1]
@@ -142,13 +159,13 @@ async def test_a_first_node_that_never_answers_is_a_rendezvous_failure_in_bounde
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"type":"order"}', b"\xff", b"[]", b'{"type":"alive","job":"x"}'])
 def test_what_is_no_message_is_refused(data: bytes) -> None:
-    with pytest.raises(messages.ProtocolError):
-        messages.decode(data)
+    with pytest.raises(ProtocolError):
+        decode_message(data)
 
 
 def test_a_message_survives_the_way() -> None:
-    data = messages.encode(Alive(job=3, quiet_s=1.5))
-    assert messages.decode(data[4:]) == Alive(job=3, quiet_s=1.5)
+    data = encode_message(Alive(job=3, quiet_s=1.5))
+    assert decode_message(data[4:]) == Alive(job=3, quiet_s=1.5)
 
 
 def test_progress_is_read_from_the_files_of_a_rank(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.group.membership import read_membership
+from gpukeeper.acceptance.group.members import read_membership
 from gpukeeper.model.errors import UsageError
 
 MASTER = {"MASTER_ADDR": "gpu-0"}

@@ -10,10 +10,10 @@ import pytest
 
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.fleet.group_jobs import Member, RankDevice
-from gpukeeper.acceptance.group.simulated import SimulatedGroup, simulated_report
+from gpukeeper.acceptance.group.session import SimulatedGroup, simulated_report
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import GroupReport
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 
 def member(index: int, **more: Any) -> Member:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.judging import circumstances
+from gpukeeper.acceptance.judging.verdicts import named_processes
 from gpukeeper.acceptance.record import Finding, Remedy, Report
-from gpukeeper.acceptance.reports.lines import by_check
-from gpukeeper.model.gpu import Health
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.reports.legacy import grade_by_check
+from gpukeeper.model.gpu import Grade, Health
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.benches import BenchWith, run_on
 
@@ -61,7 +60,7 @@ def test_wrong_bits_beside_a_foreign_process_still_fail(fault: dict[str, Any]) -
 def test_only_what_ran_meanwhile_is_excused() -> None:
     """The process came with the second check: the slow figure of the first one was measured without it."""
     report = run_on(BenchWith(gpus=1, slow={0: 0.5}, foreign={0: (4242,)}, foreign_from=4))
-    verdicts = by_check(about_speed(report))
+    verdicts = grade_by_check(about_speed(report))
     assert verdicts["gemm"] is Grade.FAIL
     assert verdicts["memory_bandwidth"] is Grade.INCONCLUSIVE
 
@@ -84,7 +83,7 @@ def test_a_slow_gpu_is_found_where_processes_can_never_be_seen() -> None:
 
 def test_many_processes_are_counted() -> None:
     read = Health(uuid="a", at=datetime(2026, 1, 1, tzinfo=UTC), foreign=(1, 2, 3, 4, 5))
-    assert circumstances.processes([read]) == "pid 1, pid 2, pid 3 and 2 more"
+    assert named_processes([read]) == "pid 1, pid 2, pid 3 and 2 more"
 
 
 # Settings of the GPU

@@ -8,8 +8,7 @@ import pytest
 
 from gpukeeper.acceptance.judging import judge
 from gpukeeper.acceptance.record import Finding, Measurement, Remedy, Thresholds
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Gpu, Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.machines import METHOD, context, gpus, health, measured, past
 

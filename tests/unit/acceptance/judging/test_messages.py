@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.judging.messages import FAILURE_KINDS, broken_finding, classify
+from gpukeeper.acceptance.judging.replies import FAILURE_KINDS, broken_finding, classify
 from gpukeeper.acceptance.record import ProbeFailure, Remedy
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 
 WORDS = Path(__file__).parents[3] / "cases" / "acceptance" / "words"
 CASES = [(path.stem, case) for path in sorted(WORDS.glob("*.json")) for case in json.loads(path.read_text())]

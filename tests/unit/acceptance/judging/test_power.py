@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpukeeper.acceptance.judging import judge
-from gpukeeper.acceptance.judging.power import detection_power
+from gpukeeper.acceptance.judging.judge import detection_power
 from gpukeeper.acceptance.record import Finding, Power, Thresholds
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.machines import context, gpus, measured, past
 
 FLOOR = Thresholds(floor=702, warn=741, reference=780, ceiling=1009)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gpukeeper.acceptance.checks import ddp
-from gpukeeper.acceptance.judging import judge, ranks
+from gpukeeper.acceptance.judging import judge
+from gpukeeper.acceptance.judging.replies import as_noted
 from gpukeeper.acceptance.record import Measurement, Thresholds
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.checks.results import broken, done, trial
 
@@ -55,6 +56,6 @@ def test_a_lost_gpu_fails_it() -> None:
 def test_only_figures_without_a_yardstick_are_noted() -> None:
     asked = Measurement(check="c", metric="m", gpu=None, unit="GB/s", method="x", samples=(5.0, 5.0))
     judged = judge.assess([asked], results.node(1, limits=Thresholds(floor=4.0, ceiling=6.0)))
-    assert ranks.noted(judged) == judged
-    (noted,) = ranks.noted(judge.assess([asked], results.node(1, limits=Thresholds())))
+    assert as_noted(judged) == judged
+    (noted,) = as_noted(judge.assess([asked], results.node(1, limits=Thresholds())))
     assert (noted.verdict, noted.code, noted.value, noted.samples) == (Grade.SKIPPED, "c-noted", 5.0, (5.0, 5.0))

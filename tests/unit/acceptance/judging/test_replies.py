@@ -8,8 +8,7 @@ import pytest
 
 from gpukeeper.acceptance.checks import memory_pattern
 from gpukeeper.acceptance.judging import replies
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Gpu, Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, read, trial
 from tests.unit.acceptance.machines import context, gpus

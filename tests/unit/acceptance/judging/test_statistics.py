@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpukeeper.acceptance.judging import judge, peers
-from gpukeeper.acceptance.judging.bounds import Figure
+from gpukeeper.acceptance.judging import comparisons, judge
+from gpukeeper.acceptance.judging.comparisons import Figure
 from gpukeeper.acceptance.record import Thresholds
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.machines import context, fleet, gpus, measured
 
 USUAL, HIGH = 0.008, 0.015
@@ -49,9 +49,9 @@ def slow(n: int, spread: float, by: float = 0.05, bad: int = 1, trials: int = 60
 
 def _grades(n: int, seed: int, spread: float, bad: int = 0, by: float = 0.05) -> list[Grade]:
     group = [Figure(samples) for samples in fleet(n, SEED + seed, spread=spread, slow=bad, by=by)]
-    bounds = peers.bounds(group)
-    found = [peers.grade(figure, bounds) for figure in group]
-    first = peers.stand(group[0], group)
+    bounds = comparisons.bounds_of_peers(group)
+    found = [comparisons.grade(figure, bounds) for figure in group]
+    first = comparisons.against_peers(group[0], group)
     assert first is not None
     assert first.grade is found[0], "the short way here is the judge's own"
     return found

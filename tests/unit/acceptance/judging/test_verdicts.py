@@ -11,8 +11,7 @@ import pytest
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging import verdicts
 from gpukeeper.acceptance.record import Finding, Remedy
-from gpukeeper.model.gpu import Gpu
-from gpukeeper.model.grade import Grade, worst
+from gpukeeper.model.gpu import Gpu, Grade, worst
 
 GPUS = (Gpu(uuid="GPU-a", index=0, serial="S1"), Gpu(uuid="GPU-b", index=1, serial="S2"))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.judging import xids
+from gpukeeper.acceptance.judging.health_rules import meaning_of_xid
 from gpukeeper.acceptance.record import Remedy
-from gpukeeper.model.condition import Xid
+from gpukeeper.model.gpu import Xid
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from gpukeeper.model.condition import Xid
     ],
 )
 def test_every_tier(number: int, grade: str, remedy: str) -> None:
-    found = xids.meaning(Xid(number, "whatever the log said"))
+    found = meaning_of_xid(Xid(number, "whatever the log said"))
     assert (found.grade, found.remedy) == (grade, remedy)
     assert found.words
 
@@ -37,12 +37,12 @@ def test_every_tier(number: int, grade: str, remedy: str) -> None:
     ],
 )
 def test_154_repeats_the_drivers_advice(words: str, grade: str, remedy: str) -> None:
-    found = xids.meaning(Xid(154, words))
+    found = meaning_of_xid(Xid(154, words))
     assert (found.grade, found.remedy) == (grade, remedy)
 
 
 def test_an_nvlink_error_says_itself_how_bad_it_is() -> None:
     fatal = Xid(149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000)")
     mild = Xid(145, "RLW_SRC_TRACK Nonfatal XC0 i0 Link 12 (0x00000004 0x80000000)")
-    assert (xids.meaning(fatal).grade, xids.meaning(mild).grade) == ("FAIL", "WARN")
-    assert xids.meaning(fatal).remedy is Remedy.RESEAT_OR_CABLE
+    assert (meaning_of_xid(fatal).grade, meaning_of_xid(mild).grade) == ("FAIL", "WARN")
+    assert meaning_of_xid(fatal).remedy is Remedy.RESEAT_OR_CABLE

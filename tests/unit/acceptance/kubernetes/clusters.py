@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from gpukeeper.acceptance.fleet.spec import RunSpec
+from gpukeeper.acceptance.fleet.launcher import RunSpec
 from gpukeeper.acceptance.launchers.kubernetes.api import JOBS, NODES, PODS, Resource
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
 from tests.unit.acceptance.kubernetes.memory_api import MemoryApi

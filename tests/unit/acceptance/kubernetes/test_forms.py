@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.launchers.kubernetes import marks
-from gpukeeper.acceptance.launchers.kubernetes.catalog import FORMS, TOGETHER
-from gpukeeper.acceptance.launchers.kubernetes.plan import Item
+from gpukeeper.acceptance.fleet.launcher import RunSpec, Target
+from gpukeeper.acceptance.launchers.kubernetes import objects
+from gpukeeper.acceptance.launchers.kubernetes.forms import FORMS, TOGETHER
+from gpukeeper.acceptance.launchers.kubernetes.objects import Item
 from gpukeeper.model.errors import UsageError
 from tests.unit.acceptance.kubernetes.clusters import launcher, spec
 from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
@@ -41,15 +41,15 @@ def variables(template: dict[str, Any]) -> dict[str, Any]:
 def test_every_object_and_every_pod_carries_run_and_owner(form: str) -> None:
     for item in items(spec(form=form)):
         meta = item.manifest["metadata"]
-        assert meta["labels"].items() >= {marks.RUN: "r1", marks.ACCEPTANCE: "run"}.items()
+        assert meta["labels"].items() >= {objects.RUN_LABEL: "r1", objects.ACCEPTANCE_LABEL: "run"}.items()
         assert meta["labels"]["app"] in {"gpu-accept-daemon", "gpu-accept-ddp", "gpu-acceptance-test"}
-        assert meta["annotations"][marks.OWNER] == "ann"
-        found = marks.spec_of(meta["annotations"])
+        assert meta["annotations"][objects.OWNER_ANNOTATION] == "ann"
+        found = objects.spec_of(meta["annotations"])
         assert found is not None
         assert found.run == "r1"
         for template in templates(item.manifest):
-            assert template["metadata"]["labels"][marks.RUN] == "r1"
-            assert template["metadata"]["annotations"][marks.OWNER] == "ann"
+            assert template["metadata"]["labels"][objects.RUN_LABEL] == "r1"
+            assert template["metadata"]["annotations"][objects.OWNER_ANNOTATION] == "ann"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -156,11 +156,11 @@ def test_names_are_valid_and_unique_for_long_node_names(form: str) -> None:
     names = [(one.resource.kind, one.manifest["metadata"]["name"]) for one in made]
     assert len(set(names)) == len(names)
     for _, name in names:
-        assert len(name) <= marks.NAME_MAX
+        assert len(name) <= objects.NAME_MAX
         assert name.replace("-", "").isalnum()
         assert name == name.lower()
-    assert marks.name("r1", "a.b") != marks.name("r1", "a-b")
-    assert marks.name("r1", "a") == marks.name("r1", "a")
+    assert objects.name_of("r1", "a.b") != objects.name_of("r1", "a-b")
+    assert objects.name_of("r1", "a") == objects.name_of("r1", "a")
 
 
 def test_the_old_and_new_variables_of_the_user_reach_the_pod_and_cannot_replace_ours() -> None:

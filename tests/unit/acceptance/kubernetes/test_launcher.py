@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from gpukeeper.acceptance.fleet.ports import Launcher
-from gpukeeper.acceptance.fleet.status import Phase
-from gpukeeper.acceptance.launchers.kubernetes import log, marks
+from gpukeeper.acceptance.fleet.launcher import Launcher, Phase
+from gpukeeper.acceptance.launchers.kubernetes import objects
 from gpukeeper.acceptance.launchers.kubernetes.api import JOBS, SERVICES, Refused, Resource
+from gpukeeper.acceptance.launchers.kubernetes.launcher import read_log
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.kubernetes.clusters import add_pod, cluster, ended, launcher, run, spec
@@ -29,11 +29,11 @@ def started(api: MemoryApi, **changes: Any) -> Launcher:
 def test_start_creates_one_job_for_each_node_and_again_creates_nothing() -> None:
     api = cluster("a", "b", "c")
     started(api)
-    made = {one["metadata"]["annotations"][marks.NODE]: one["metadata"]["uid"] for one in api.of(JOBS)}
+    made = {one["metadata"]["annotations"][objects.NODE_ANNOTATION]: one["metadata"]["uid"] for one in api.of(JOBS)}
     assert sorted(made) == ["a", "b", "c"]
-    api.remove(JOBS, marks.name("r1", "b"))
+    api.remove(JOBS, objects.name_of("r1", "b"))
     started(api)
-    again = {one["metadata"]["annotations"][marks.NODE]: one["metadata"]["uid"] for one in api.of(JOBS)}
+    again = {one["metadata"]["annotations"][objects.NODE_ANNOTATION]: one["metadata"]["uid"] for one in api.of(JOBS)}
     assert again["a"] == made["a"]
     assert sorted(again) == ["a", "b", "c"]
 
@@ -78,7 +78,7 @@ def test_requests_for_a_status_do_not_grow_with_the_nodes() -> None:
 def test_a_run_is_found_from_another_machine_with_all_its_nodes() -> None:
     api = cluster("a", "b", "c", "d", "e")
     started(api, nodes=("a", "b", "c", "d", "e"), arguments=("--within", "5m"))
-    api.remove(JOBS, marks.name("r1", "a"))  # one with all names is gone
+    api.remove(JOBS, objects.name_of("r1", "a"))  # one with all names is gone
     (summary,) = run(launcher(api).runs())
     assert summary.spec == spec(nodes=("a", "b", "c", "d", "e"), arguments=("--within", "5m"), form="job")
     assert [(one.node, one.phase, one.code) for one in summary.nodes][:2] == [
@@ -108,7 +108,9 @@ def test_every_object_goes_and_nothing_else(form: str) -> None:
     other = spec(run="r2")
     run(launcher(api).start(other, run(launcher(api).targets(other))))
     foreign = api.add(SERVICES, {"metadata": {"name": "web", "labels": {"app": "gpu-accept-ddp"}}})
-    labelled = api.add(JOBS, {"metadata": {"name": "copied", "labels": {marks.ACCEPTANCE: "run", marks.RUN: "r1"}}})
+    labelled = api.add(
+        JOBS, {"metadata": {"name": "copied", "labels": {objects.ACCEPTANCE_LABEL: "run", objects.RUN_LABEL: "r1"}}}
+    )
     before = len(api.objects)
     made = started(api, form=form)
     assert len(api.objects) > before
@@ -125,14 +127,14 @@ def test_every_object_goes_and_nothing_else(form: str) -> None:
 def test_what_stays_is_reported_and_not_called_removed() -> None:
     api = cluster("a", "b")
     made = started(api)
-    stuck = marks.name("r1", "b")
+    stuck = objects.name_of("r1", "b")
 
     def fail(verb: str, resource: Resource, name: str) -> Exception | None:
         return Refused("an admission webhook denied it", 403) if verb == "delete" and name == stuck else None
 
     api.fail = fail
     removal = run(made.remove("r1"))
-    assert removal.removed == (f"job/{marks.name('r1', 'a')}",)
+    assert removal.removed == (f"job/{objects.name_of('r1', 'a')}",)
     assert removal.left == ((f"job/{stuck}", "an admission webhook denied it"),)
 
 
@@ -154,7 +156,7 @@ def test_the_service_is_owned_by_the_first_root_from_its_first_moment() -> None:
     assert owners == {"Job": 0, "Service": 1}
     assert api.asked["patch"] == 0
     (service,) = api.of(SERVICES)
-    first = api.objects[(JOBS.words, "default", marks.name("r1", "a"))]
+    first = api.objects[(JOBS.words, "default", objects.name_of("r1", "a"))]
     assert [one["uid"] for one in service["metadata"]["ownerReferences"]] == [first["metadata"]["uid"]]
     assert service["spec"]["publishNotReadyAddresses"] is True
 
@@ -179,7 +181,7 @@ def test_the_log_is_read_to_its_end_in_parts_and_with_the_container_before() -> 
     api.logs[("default", "p", False)] = text
     api.logs[("default", "p", True)] = b"before\n"
     assert run(made.output(spec(), "a")) == b"before\n" + text
-    assert run(log.read(api, "p", "default", "accept", part=500)) == text
+    assert run(read_log(api, "p", "default", "accept", part=500)) == text
     assert isinstance(run(made.output(spec(), "z")), Unknown)
 
 
@@ -220,7 +222,7 @@ def test_a_refused_first_object_ends_the_start_and_a_later_one_names_how_many() 
 
 def test_an_object_of_that_name_that_is_not_ours_is_not_taken_for_it() -> None:
     api = cluster("a")
-    api.add(JOBS, {"metadata": {"name": marks.name("r1", "a")}})
+    api.add(JOBS, {"metadata": {"name": objects.name_of("r1", "a")}})
     with pytest.raises(PlatformError, match="is not one of run r1"):
         started(api)
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.acceptance.fleet.status import Phase
+from gpukeeper.acceptance.fleet.launcher import Phase
 from gpukeeper.acceptance.launchers import story
-from gpukeeper.acceptance.launchers.kubernetes import marks
+from gpukeeper.acceptance.launchers.kubernetes import objects
 from gpukeeper.acceptance.launchers.kubernetes.api import JOB_SETS, JOBS, PODS, SERVICES, TRAIN_JOBS, Resource
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
 from gpukeeper.model.errors import PlatformError
@@ -45,7 +45,10 @@ def copied(api: MemoryApi, namespace: str, **changes: Any) -> dict[str, Any]:
     """The Job with a description of the same run."""
     (job,) = api.of(JOBS)
     one = copy.deepcopy(job)
-    annotations = {marks.OWNER: "ann", marks.SPEC: msgspec.json.encode(spec(**changes)).decode()}
+    annotations = {
+        objects.OWNER_ANNOTATION: "ann",
+        objects.SPEC_ANNOTATION: msgspec.json.encode(spec(**changes)).decode(),
+    }
     meta = {"name": "copied", "labels": one["metadata"]["labels"], "annotations": annotations, "namespace": namespace}
     return api.add(JOBS, {**one, "metadata": meta}, namespace)
 
@@ -60,7 +63,7 @@ def test_a_pod_of_another_namespace_never_counts_and_never_goes(same_owner: bool
     assert run(made.output(spec(), "a")) == REAL
     assert run(launcher(api).output(spec(), "a")) == REAL, "also without a status before"
     removal = run(made.remove("r1"))
-    assert (removal.removed, removal.left) == ((f"job/{marks.name('r1', 'a')}",), ())
+    assert (removal.removed, removal.left) == ((f"job/{objects.name_of('r1', 'a')}",), ())
     assert [one["metadata"]["namespace"] for one in api.of(PODS)] == ["mallory"]
 
 
@@ -72,14 +75,14 @@ def test_a_pod_that_no_object_of_the_run_controls_is_no_report_and_is_kept_and_n
     assert summary is not None
     assert summary.nodes[0].exit_code == 0
     removal = run(made.remove("r1"))
-    assert removal.removed == (f"job/{marks.name('r1', 'a')}",)
+    assert removal.removed == (f"job/{objects.name_of('r1', 'a')}",)
     assert [name for name, why in removal.left if why.endswith("it was kept")] == ["pod/forged"]
     assert [one["metadata"]["name"] for one in api.of(PODS)] == ["forged"]
 
 
 def test_a_pod_of_a_controller_that_only_has_the_label_is_no_report() -> None:
     api, made = started()
-    labels = {marks.ACCEPTANCE: "run", marks.RUN: "r1"}
+    labels = {objects.ACCEPTANCE_LABEL: "run", objects.RUN_LABEL: "r1"}
     other = api.add(JOBS, {"metadata": {"name": "other", "labels": labels}})
     owner = {"kind": "Job", "name": "other", "uid": other["metadata"]["uid"], "controller": True}
     forged_pod(api, ownerReferences=[owner])
@@ -124,7 +127,7 @@ def test_pods_of_a_controller_of_a_controller_count() -> None:
     made, wanted = launcher(api), spec(form="trainjob")
     run(made.start(wanted, run(made.targets(wanted))))
     (root,) = api.of(TRAIN_JOBS)
-    labels = marks.labels(spec(form="trainjob"))
+    labels = objects.labels(spec(form="trainjob"))
 
     def below(resource: Resource, parent: Resource, name: str, owner: dict[str, Any]) -> dict[str, Any]:
         reference = {"kind": parent.kind, "name": name, "uid": owner["metadata"]["uid"], "controller": True}
@@ -144,9 +147,11 @@ def test_pods_of_a_controller_of_a_controller_count() -> None:
 @pytest.mark.parametrize("described", [False, True])
 def test_an_object_of_the_name_with_only_the_label_is_not_taken_over(described: bool) -> None:
     api = cluster("a")
-    labels = marks.labels(spec())
-    about = {"annotations": {marks.SPEC: msgspec.json.encode(spec(run="r2")).decode()}} if described else {}
-    api.add(JOBS, {"metadata": {"name": marks.name("r1", "a"), "labels": labels, **about}})
+    labels = objects.labels(spec())
+    about = (
+        {"annotations": {objects.SPEC_ANNOTATION: msgspec.json.encode(spec(run="r2")).decode()}} if described else {}
+    )
+    api.add(JOBS, {"metadata": {"name": objects.name_of("r1", "a"), "labels": labels, **about}})
     made = launcher(api)
     with pytest.raises(PlatformError, match="is not one of run r1"):
         run(made.start(spec(), run(made.targets(spec()))))
@@ -156,6 +161,6 @@ def test_an_object_of_the_name_with_only_the_label_is_not_taken_over(described: 
 
 def test_a_service_with_only_the_label_is_kept() -> None:
     api, made = started()
-    api.add(SERVICES, {"metadata": {"name": "web", "labels": marks.labels(spec())}})
+    api.add(SERVICES, {"metadata": {"name": "web", "labels": objects.labels(spec())}})
     assert [name for name, _ in run(made.remove("r1")).left] == ["service/web"]
     assert len(api.of(SERVICES)) == 1

@@ -10,12 +10,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gpukeeper.acceptance.fleet.spec import RunSpec
-from gpukeeper.acceptance.fleet.status import Phase
+from gpukeeper.acceptance.fleet.launcher import Phase, RunSpec
 from gpukeeper.acceptance.launchers.docker import Container, DockerLauncher, parts_of
+from gpukeeper.interfaces.cli.accept_remote import open_launcher
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.wiring.launchers import open_launcher
 
 
 class FakeEngine:

@@ -13,10 +13,15 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from gpukeeper.acceptance.fleet import consequences
-from gpukeeper.acceptance.fleet.consequences import CONDITION, NodeResult
-from gpukeeper.acceptance.fleet.node_marks import DETAILS, LABEL, QUARANTINE, TAINT
-from gpukeeper.acceptance.launchers.cluster_nodes import ClusterNode, marks_of
+from gpukeeper.acceptance.fleet.marks import (
+    ACCEPTANCE_CONDITION,
+    DETAILS,
+    LABEL,
+    QUARANTINE,
+    TAINT,
+    NodeResult,
+    plan_marks,
+)
 from gpukeeper.acceptance.launchers.kubernetes.api import (
     CONFLICT,
     NODES,
@@ -26,9 +31,9 @@ from gpukeeper.acceptance.launchers.kubernetes.api import (
     Refused,
     Resource,
 )
-from gpukeeper.acceptance.launchers.marks import Applied, Marked, Replan, Turn, Work, planned
+from gpukeeper.acceptance.launchers.marks import Applied, ClusterNode, Marked, Replan, Turn, Work, marks_of, planned
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.policy import MarkSettings
 from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
 
@@ -141,7 +146,7 @@ def results_of(bad: set[int], count: int, run: str = "r1") -> list[NodeResult]:
 
 
 def replan(results: Sequence[NodeResult], settings: MarkSettings = TAINTING) -> Replan:
-    return lambda nodes: consequences.plan(results, nodes, settings, LATER)
+    return lambda nodes: plan_marks(results, nodes, settings, LATER)
 
 
 def work(api: Nodes, wanted: Replan, settings: MarkSettings = TAINTING) -> Work:
@@ -166,7 +171,10 @@ def test_a_failed_node_has_label_taint_and_condition_and_is_not_cordoned() -> No
     assert "unschedulable" not in node["spec"]
     conditions = {one["type"]: one for one in node["status"]["conditions"]}
     assert conditions["Ready"]["status"] == "True"
-    assert (conditions[CONDITION]["status"], conditions[CONDITION]["reason"]) == ("False", "GemmBelowFloor")
+    assert (conditions[ACCEPTANCE_CONDITION]["status"], conditions[ACCEPTANCE_CONDITION]["reason"]) == (
+        "False",
+        "GemmBelowFloor",
+    )
     assert api.node("n0")["metadata"]["labels"][LABEL] == "passed"
 
 

@@ -13,17 +13,14 @@ from typing import Any, cast
 
 import pytest
 
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase
+from gpukeeper import rayjobs
+from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase, RunSpec, Target
 from gpukeeper.acceptance.launchers import ray
-from gpukeeper.acceptance.launchers.ray import RayLauncher
-from gpukeeper.acceptance.launchers.ray_log import read_log
+from gpukeeper.acceptance.launchers.ray import RayLauncher, read_log
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.rayjobs import remove
-from gpukeeper.rayjobs.api import RayNode, named_nodes
-from gpukeeper.rayjobs.remove import Pauses
-from gpukeeper.wiring.launch_ray import launcher as open_ray
+from gpukeeper.rayjobs import Pauses, RayNode, named_nodes
+from gpukeeper.wiring.ray import ray_launcher as open_ray
 from tests.unit.acceptance.launchers.ray_dashboard import FakeDashboard, a_node, ended, served
 
 N1, N2 = "10.0.0.1", "10.0.0.2"
@@ -133,7 +130,7 @@ def test_a_foreign_job_with_that_name_is_never_touched(dashboard: FakeDashboard)
 def test_a_running_job_is_stopped_and_its_record_deleted_only_when_its_actors_are_gone(
     dashboard: FakeDashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remove, "STOPPING", timedelta(0))
+    monkeypatch.setattr(rayjobs, "STOPPING", timedelta(0))
     asyncio.run(started(dashboard))
     dashboard.runs("r1")
     dashboard.rows["actors"] = [{"actor_id": "a1", "job_id": "02000000", "state": "ALIVE"}]
@@ -153,7 +150,7 @@ def test_a_running_job_is_stopped_and_its_record_deleted_only_when_its_actors_ar
 def test_what_is_still_there_after_a_removal_is_reported(
     dashboard: FakeDashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remove, "STOPPING", timedelta(0))
+    monkeypatch.setattr(rayjobs, "STOPPING", timedelta(0))
     asyncio.run(started(dashboard))
     dashboard.ignores_stop = True
     assert "still pending" in asyncio.run(a_launcher(dashboard).remove("r1")).left[0][1]

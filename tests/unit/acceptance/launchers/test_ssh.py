@@ -19,22 +19,18 @@ import msgspec
 import pytest
 
 from gpukeeper.acceptance.fleet.collect import RunReport, exit_code
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target
-from gpukeeper.acceptance.fleet.status import NodeStatus, Phase, RunSummary
+from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase, RunSpec, RunSummary, Target
 from gpukeeper.acceptance.launchers import story
-from gpukeeper.acceptance.launchers.archive import RunArchive, stored_runs
 from gpukeeper.acceptance.launchers.programs import host as host_program
 from gpukeeper.acceptance.launchers.programs import host_checks
-from gpukeeper.acceptance.launchers.ssh import SshLauncher
-from gpukeeper.acceptance.launchers.ssh_checks import facts, unmet
-from gpukeeper.acceptance.launchers.ssh_client import SshClient
+from gpukeeper.acceptance.launchers.ssh import SshClient, SshLauncher, host_facts, unmet
+from gpukeeper.acceptance.launchers.story import RunArchive, stored_runs
+from gpukeeper.blocking import SystemClock
 from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.ssh.client import HostError, Settings
-from gpukeeper.ssh.hosts import Host, read_hosts
+from gpukeeper.ssh import Host, HostError, Settings, read_hosts
 from gpukeeper.wiring import launch_hosts
-from gpukeeper.wiring.clock import SystemClock
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.slow
@@ -405,7 +401,7 @@ def test_checks_before_a_run_leave_nothing_on_a_host(fleet: Fleet) -> None:
     client, hosts = fleet.client(), read_hosts(HOSTS, "test")
     fleet.down("gpu3")
     program = str(fleet.program("#!/bin/sh\necho gpukeeper 1.0\n"))
-    found = [do(facts(client, one, program)) for one in hosts]
+    found = [do(host_facts(client, one, program)) for one in hosts]
     assert isinstance(found[2], HostError)
     for one in found[:2]:
         assert not isinstance(one, HostError)

@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.fleet.preflight.cluster import (
+from gpukeeper.acceptance.fleet.preflight.facts import (
     GPU,
     PRODUCT,
     ClusterFacts,
     ClusterRequest,
+    Finding,
     NamespaceFacts,
     NodeFacts,
     PluginFacts,
@@ -18,10 +19,8 @@ from gpukeeper.acceptance.fleet.preflight.cluster import (
     Toleration,
     WorkloadFacts,
 )
-from gpukeeper.acceptance.fleet.preflight.finding import Finding
-from gpukeeper.acceptance.fleet.preflight.kubernetes import judge
-from gpukeeper.acceptance.fleet.preflight.namespace import needed
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.fleet.preflight.kubernetes import judge, needed
+from gpukeeper.model.gpu import Grade
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 IMAGE = "registry.example.org/gpukeeper-accept:1.0"

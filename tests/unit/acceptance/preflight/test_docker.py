@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.docker import EngineFacts, judge_engine
-from gpukeeper.acceptance.fleet.preflight.finding import Finding
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.fleet.preflight.engines import EngineFacts, judge_engine
+from gpukeeper.acceptance.fleet.preflight.facts import Finding
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.preflight.clusters import the
 

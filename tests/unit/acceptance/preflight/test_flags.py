@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.finding import Finding
+from gpukeeper.acceptance.fleet.preflight.facts import Finding
 from gpukeeper.acceptance.launchers.kubernetes.api import NODES
 from gpukeeper.interfaces.cli.accept_preflight import PreflightOptions, _checked
 from gpukeeper.model.errors import UsageError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.cluster import ClusterFacts, Taint
+from gpukeeper.acceptance.fleet.preflight.facts import ClusterFacts, Taint
 from gpukeeper.acceptance.fleet.preflight.kubernetes import judge
 from gpukeeper.acceptance.launchers.kubernetes.api import (
     ACCESS_REVIEWS,
@@ -19,9 +19,9 @@ from gpukeeper.acceptance.launchers.kubernetes.api import (
     Refused,
     Resource,
 )
-from gpukeeper.acceptance.launchers.preflight.kubernetes import LIMIT_RANGES, SECRETS, gather
+from gpukeeper.acceptance.launchers.preflight import LIMIT_RANGES, SECRETS, gather_facts
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
 from tests.unit.acceptance.preflight.clusters import REQUEST, asking, the
@@ -44,7 +44,7 @@ class Cluster(MemoryApi):
 
 
 def gathered(cluster: MemoryApi, **changes: Any) -> ClusterFacts:
-    return asyncio.run(gather(cluster, asking(**changes)))
+    return asyncio.run(gather_facts(cluster, asking(**changes)))
 
 
 def a_node(name: str, **changes: Any) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.finding import Finding
-from gpukeeper.acceptance.fleet.preflight.hosts import HostFacts, HostsRequest, judge_hosts
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.fleet.preflight.engines import HostFacts, HostsRequest, judge_hosts
+from gpukeeper.acceptance.fleet.preflight.facts import Finding
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.preflight.clusters import the
 
 GIB = 1024**3

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.cluster import (
+from gpukeeper.acceptance.fleet.preflight.facts import (
     LimitFacts,
     NamespaceFacts,
     QuotaFacts,
     RightFacts,
     SecretFacts,
+    gibibytes,
+    quantity,
+    whole,
 )
-from gpukeeper.acceptance.fleet.preflight.image import spelled
-from gpukeeper.acceptance.fleet.preflight.namespace import FORMS, needed
-from gpukeeper.acceptance.fleet.preflight.quantity import gibibytes, quantity, whole
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.fleet.preflight.kubernetes import FORMS, needed, spelled
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.preflight.clusters import IMAGE, REQUEST, asking, judged, node, the
 

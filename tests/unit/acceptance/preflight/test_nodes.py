@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.cluster import GPU, PRODUCT, Taint, Toleration
-from gpukeeper.acceptance.fleet.preflight.finding import verdict_of
-from gpukeeper.acceptance.fleet.preflight.taints import toleration
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.fleet.preflight.facts import GPU, PRODUCT, Taint, Toleration, verdict_of
+from gpukeeper.acceptance.fleet.preflight.nodes import toleration
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.kubernetes.clusters import add_node, cluster, launcher, run, spec
 from tests.unit.acceptance.preflight.clusters import DRIVER, asking, judged, node, plugin, the, workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.finding import Finding, failed, passed, unchecked
+from gpukeeper.acceptance.fleet.preflight.facts import Finding, failed, passed, unchecked
 from gpukeeper.wiring.preflight import is_proven
 
 ON_BOTH = (passed("trial-gpu", "node gpu1", ("gpu1",)), passed("trial-gpu", "node gpu2", ("gpu2",)))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.finding import Finding
-from gpukeeper.acceptance.fleet.preflight.ray import RayFacts, RayNodeFacts, judge_ray
+from gpukeeper.acceptance.fleet.preflight.engines import RayFacts, RayNodeFacts, judge_ray
+from gpukeeper.acceptance.fleet.preflight.facts import Finding
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.wiring.preflight_ray import ray
+from gpukeeper.wiring.preflight import ray
 from tests.unit.acceptance.launchers.ray_dashboard import FakeDashboard, a_node, served
 from tests.unit.acceptance.preflight.clusters import the
 

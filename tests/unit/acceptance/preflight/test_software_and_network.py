@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.cluster import PRODUCT
-from gpukeeper.acceptance.fleet.preflight.network import ADVICE, Network, network_of
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.fleet.preflight.facts import PRODUCT
+from gpukeeper.acceptance.fleet.preflight.nodes import NCCL_ADVICE, Network, network_of
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.preflight.clusters import DRIVER, asking, judged, node, plugin, the, workload
 
@@ -89,15 +89,15 @@ def test_which_network_nccl_has_to_use(nodes: tuple, layers: tuple, network: Net
 
 
 def test_the_advice_for_each_network() -> None:
-    assert "NCCL_IB_DISABLE=1" in ADVICE[Network.NVLINK]
-    assert "NCCL_IB_DISABLE=0, NCCL_NET_GDR_LEVEL=5" in ADVICE[Network.INFINIBAND]
-    assert "NCCL_NET_GDR_LEVEL=5, NCCL_IB_GID_INDEX=3" in ADVICE[Network.ROCE]
-    assert "FI_PROVIDER=efa" in ADVICE[Network.EFA]
-    assert "NCCL_IB_DISABLE=1, NCCL_SOCKET_IFNAME" in ADVICE[Network.ETHERNET]
-    assert the("nccl-advice", judged()).message == ADVICE[Network.ETHERNET]
+    assert "NCCL_IB_DISABLE=1" in NCCL_ADVICE[Network.NVLINK]
+    assert "NCCL_IB_DISABLE=0, NCCL_NET_GDR_LEVEL=5" in NCCL_ADVICE[Network.INFINIBAND]
+    assert "NCCL_NET_GDR_LEVEL=5, NCCL_IB_GID_INDEX=3" in NCCL_ADVICE[Network.ROCE]
+    assert "FI_PROVIDER=efa" in NCCL_ADVICE[Network.EFA]
+    assert "NCCL_IB_DISABLE=1, NCCL_SOCKET_IFNAME" in NCCL_ADVICE[Network.ETHERNET]
+    assert the("nccl-advice", judged()).message == NCCL_ADVICE[Network.ETHERNET]
     both = the("nccl-advice", judged(nodes=(node("a", allocatable=IB), node("b", allocatable=IB)))).message
-    assert ADVICE[Network.INFINIBAND] in both
-    assert ADVICE[Network.ROCE] in both
+    assert NCCL_ADVICE[Network.INFINIBAND] in both
+    assert NCCL_ADVICE[Network.ROCE] in both
 
 
 def test_variables_that_turn_the_network_off() -> None:

@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.finding import Finding
-from gpukeeper.acceptance.fleet.preflight.trial import TrialFacts, drivers, judge_trial, network_advice, printed
+from gpukeeper.acceptance.fleet.preflight.facts import Finding
+from gpukeeper.acceptance.fleet.preflight.kubernetes import (
+    TrialFacts,
+    drivers_of_trials,
+    facts_printed,
+    judge_trial,
+    network_advice,
+)
 from gpukeeper.acceptance.launchers.kubernetes.api import PODS, Refused
-from gpukeeper.acceptance.launchers.preflight.trial import SCRIPT, TrialRequest, leftovers, manifest, removed, tried
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.launchers.trial import SCRIPT, TrialRequest, leftovers, manifest, removed, tried
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.patience import PATIENCE
 from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
@@ -105,7 +111,10 @@ def test_a_pod_that_is_left_comes_with_the_command() -> None:
 
 def test_drivers_and_link_layers_of_several_trials() -> None:
     other = trial(node="gpu-2", output=output(GOOD.replace("570.86.15", "580.1")))
-    assert next(iter(drivers([trial(), other]))).message == "driver versions differ: 570.86.15 on gpu-1; 580.1 on gpu-2"
+    assert (
+        next(iter(drivers_of_trials([trial(), other]))).message
+        == "driver versions differ: 570.86.15 on gpu-1; 580.1 on gpu-2"
+    )
     assert network_advice([trial()])[0].message.startswith("InfiniBand:")
     roce = output(GOOD.replace("InfiniBand", "Ethernet"))
     assert network_advice([trial(output=roce)])[0].message.startswith("RoCE:")
@@ -128,7 +137,7 @@ def test_the_pod_has_the_least_privilege() -> None:
 
 def test_the_script_runs_in_a_plain_shell_and_prints_facts() -> None:
     ran = subprocess.run(["/bin/sh", "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=PATIENCE)
-    found = printed(ran.stdout)
+    found = facts_printed(ran.stdout)
     assert int(found["cpus"][0]) > 0
     assert found["memory"][0].endswith("kB")
     assert any(one.startswith("lo ") for one in found["interface"])

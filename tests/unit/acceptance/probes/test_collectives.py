@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.acceptance.probes.collectives import bus_factor, default_bytes, pieces
-from gpukeeper.acceptance.probes.group import SWITCHES, BadSetting, switches
+from gpukeeper.acceptance.probes.ranks import SWITCHES, BadSetting, switches
 
 
 @pytest.mark.parametrize(("world", "elements"), [(1, 2**24), (2, 2**23), (4, 2**22), (8, 2**22), (64, 2**22)])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.acceptance.probes import datasets
-from gpukeeper.acceptance.probes.group import BadSetting, DataMissing
+from gpukeeper.acceptance.probes.ranks import BadSetting, DataMissing
 
 
 def _idx(shape: tuple[int, ...], values: bytes) -> bytes:

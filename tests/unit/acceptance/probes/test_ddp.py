@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpukeeper.acceptance.probes import ddp, throughput
-from gpukeeper.acceptance.probes.group import BadSetting
+from gpukeeper.acceptance.probes.ranks import BadSetting
 
 
 def test_equal_digests_name_nobody() -> None:

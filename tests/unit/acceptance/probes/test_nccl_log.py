@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpukeeper.acceptance.probes.nccl_log import read_log
+from gpukeeper.acceptance.probes.collectives import read_nccl_log
 
 NEW = """\
 node-1:4117:4117 [0] NCCL INFO NCCL version 2.27.5+cuda13.0
@@ -25,17 +25,19 @@ a:1:1 [0] NCCL INFO 805306368 Bytes -> Algo 1 proto 2 time 3970.683594
 
 
 def test_the_algorithm_of_the_largest_size_is_reported() -> None:
-    said = read_log(NEW.splitlines())
+    said = read_nccl_log(NEW.splitlines())
     assert said.algorithms == {"all_reduce": "NVLS/SIMPLE", "all_gather": "RING/SIMPLE"}
     assert (said.transports, said.nvls) == ({"P2P/CUMEM": 2}, True)
 
 
 def test_numbers_of_older_releases_are_named() -> None:
-    said = read_log(OLD.splitlines())
+    said = read_nccl_log(OLD.splitlines())
     assert said.algorithms == {"all_reduce": "RING/SIMPLE"}
     assert (said.transports, said.nvls) == ({"SHM/direct": 1, "NET/IB": 1}, False)
 
 
 def test_a_log_that_says_nothing_is_unknown() -> None:
-    assert read_log(None) == read_log([]) == read_log(["node-1:1:1 [0] NCCL INFO Bootstrap : Using eth0"])
-    assert (read_log([]).transports, read_log([]).nvls) == (None, None)
+    assert (
+        read_nccl_log(None) == read_nccl_log([]) == read_nccl_log(["node-1:1:1 [0] NCCL INFO Bootstrap : Using eth0"])
+    )
+    assert (read_nccl_log([]).transports, read_nccl_log([]).nvls) == (None, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.probes.group import GROUP_TIMEOUT_S, BadSetting, RankInfo, read_place
+from gpukeeper.acceptance.probes.ranks import GROUP_TIMEOUT_S, BadSetting, RankInfo, read_place
 
 ELASTIC = {"TORCHELASTIC_RUN_ID": "none"}
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
-from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.reports import document
+from gpukeeper.acceptance.reports import formats
 from gpukeeper.acceptance.reports.store import MANIFEST
 from gpukeeper.acceptance.run import RunConfig, accept
+from gpukeeper.acceptance.suite import CHECKS
 
 Document = dict[str, Any]
 Change = Callable[[Document], object]
@@ -35,13 +35,13 @@ def run(gpus: int = 8, within_s: float = 60.0, **faults: Any) -> Report:
 
 @cache
 def good() -> bytes:
-    return document.report_json(run())
+    return formats.report_json(run())
 
 
 @cache
 def failed() -> bytes:
     """GPU 2 computes wrong in bf16, and nothing else is wrong."""
-    return document.report_json(run(flip={2: "bf16"}))
+    return formats.report_json(run(flip={2: "bf16"}))
 
 
 def of_check(name: str) -> Callable[[Document], bool]:
@@ -173,6 +173,6 @@ def altered(name: str) -> bytes:
 def put(folder: Path, text: bytes) -> Path:
     """With a manifest that fits, as somebody who edits reports would make it."""
     folder.mkdir()
-    (folder / document.REPORT).write_bytes(text)
-    (folder / MANIFEST).write_text(f"{hashlib.sha256(text).hexdigest()}  {document.REPORT}\n")
+    (folder / formats.REPORT).write_bytes(text)
+    (folder / MANIFEST).write_text(f"{hashlib.sha256(text).hexdigest()}  {formats.REPORT}\n")
     return folder

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from gpukeeper.acceptance.record import Delta, Finding, GpuSummary, Machine, NotTested, Power, Remedy, Report
-from gpukeeper.model.gpu import Gpu, Reading
-from gpukeeper.model.grade import Grade, worst
+from gpukeeper.model.gpu import Gpu, Grade, Reading, worst
 from gpukeeper.model.unknown import Unknown
 
 START = datetime(2026, 3, 14, 9, 30, tzinfo=UTC)

@@ -7,7 +7,7 @@ import pytest
 
 from gpukeeper.acceptance.record import Finding, Machine, Report
 from gpukeeper.acceptance.reports import compare
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.reports import examples
 

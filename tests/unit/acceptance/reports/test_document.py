@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.reports import document
+from gpukeeper.acceptance.reports import formats
 from gpukeeper.model.errors import KeeperError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.reports import examples
 
@@ -20,21 +20,21 @@ from tests.unit.acceptance.reports import examples
 def test_what_is_written_is_read_back(name: str) -> None:
     """C4.7: one record; the views are made of it."""
     report = examples.EXAMPLES[name]()
-    read = document.decode_report(document.report_json(report), "report.json")
-    samples = document.read_samples(document.samples_json(report), "samples.json")
-    assert document.with_samples(read, samples, "samples.json") == report
+    read = formats.decode_report(formats.report_json(report), "report.json")
+    samples = formats.read_samples(formats.samples_json(report), "samples.json")
+    assert formats.with_samples(read, samples, "samples.json") == report
 
 
 def test_samples_are_in_the_side_file_alone() -> None:
     report = examples.eight_gpus()
-    lean = document.decode_report(document.report_json(report), "report.json")
+    lean = formats.decode_report(formats.report_json(report), "report.json")
     assert not lean.timeline
     assert not lean.records
     assert lean.findings == report.findings
 
 
 def test_unknown_facts_stay_unknown() -> None:
-    read = document.decode_report(document.report_json(examples.one_good_gpu()), "report.json")
+    read = formats.decode_report(formats.report_json(examples.one_good_gpu()), "report.json")
     assert isinstance(read.machine.environment["fabric_manager"], Unknown)
     assert read.machine.environment["nccl_tests"] is None
 
@@ -43,7 +43,7 @@ def test_a_figure_that_is_no_number_becomes_words_and_no_figure() -> None:
     found = examples.finding(
         "gemm", None, Grade.FAIL, value=math.nan, samples=(1.0, math.nan, math.inf), unit="TFLOP/s"
     )
-    read = document.decode_report(document.report_json(examples.report([], [found])), "report.json")
+    read = formats.decode_report(formats.report_json(examples.report([], [found])), "report.json")
     assert read.findings[0].value is None
     assert read.findings[0].samples == (1.0,)
     assert read.findings[0].evidence["not_finite"] == ["nan", "inf"]
@@ -63,34 +63,34 @@ def test_a_figure_that_is_no_number_becomes_words_and_no_figure() -> None:
 )
 def test_what_is_no_report_of_this_version_is_refused_with_a_sentence(text: bytes, words: str) -> None:
     with pytest.raises(KeeperError, match=words) as told:
-        document.read_report(text, "some/report.json")
+        formats.read_report(text, "some/report.json")
     assert "some/report.json" in str(told.value)
 
 
 def test_a_report_cut_off_in_the_middle_is_refused() -> None:
-    whole = document.report_json(examples.one_good_gpu())
+    whole = formats.report_json(examples.one_good_gpu())
     with pytest.raises(KeeperError, match="some report"):
-        document.read_report(whole[: len(whole) // 2], "some report")
+        formats.read_report(whole[: len(whole) // 2], "some report")
 
 
 @pytest.mark.parametrize("at", ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+12:00"])
 def test_a_time_that_has_no_utc_is_refused(at: str) -> None:
     """Otherwise every page and table that shows it fails."""
-    text = json.loads(document.report_json(examples.one_good_gpu())) | {"ended": at}
+    text = json.loads(formats.report_json(examples.one_good_gpu())) | {"ended": at}
     with pytest.raises(KeeperError, match="times are out of range"):
-        document.read_report(json.dumps(text).encode(), "report.json")
+        formats.read_report(json.dumps(text).encode(), "report.json")
 
 
 def test_samples_of_another_run_are_refused() -> None:
     one, other = examples.one_good_gpu(), examples.eight_gpus()
-    samples = document.read_samples(document.samples_json(other), "samples.json")
+    samples = formats.read_samples(formats.samples_json(other), "samples.json")
     with pytest.raises(KeeperError, match=other.run):
-        document.with_samples(one, samples, "samples.json")
+        formats.with_samples(one, samples, "samples.json")
 
 
 def test_fields_of_a_later_minor_version_do_no_harm() -> None:
-    plain = json.loads(document.report_json(examples.one_good_gpu()))
+    plain = json.loads(formats.report_json(examples.one_good_gpu()))
     plain["something_new"] = {"a": 1}
-    read = document.read_report(json.dumps(plain).encode(), "report.json")
+    read = formats.read_report(json.dumps(plain).encode(), "report.json")
     assert isinstance(read, Report)
     assert msgspec.structs.asdict(read)["run"] == plain["run"]

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 from gpukeeper.acceptance.record import Delta, Remedy
-from gpukeeper.acceptance.reports import html
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.reports.html import page_of_report
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.reports import examples
 
 VOID = {"meta", "br", "hr", "link"}
@@ -54,7 +54,7 @@ class Page(HTMLParser):
 @pytest.mark.parametrize("name", examples.EXAMPLES)
 def test_it_is_whole_and_needs_nothing_from_outside(name: str) -> None:
     """C4.7"""
-    written = html.page(examples.EXAMPLES[name]())
+    written = page_of_report(examples.EXAMPLES[name]())
     page = Page(written)
     assert not {"script", "img", "link", "iframe", "object"} & set(page.tags)
     assert all(link.startswith("#") for link in page.links)
@@ -67,17 +67,17 @@ def test_it_is_whole_and_needs_nothing_from_outside(name: str) -> None:
 
 @pytest.mark.parametrize("name", examples.EXAMPLES)
 def test_links_of_the_page_lead_somewhere(name: str) -> None:
-    page = Page(html.page(examples.EXAMPLES[name]()))
+    page = Page(page_of_report(examples.EXAMPLES[name]()))
     assert {link[1:] for link in page.links} <= set(page.ids)
 
 
 def test_ids_are_unique_but_for_the_stripes() -> None:
-    ids = [one for one in Page(html.page(examples.eight_gpus())).ids if one != "hatch"]
+    ids = [one for one in Page(page_of_report(examples.eight_gpus())).ids if one != "hatch"]
     assert len(ids) == len(set(ids))
 
 
 def test_the_verdict_and_who_must_act_stand_first() -> None:
-    text = Page(html.page(examples.eight_gpus())).text
+    text = Page(page_of_report(examples.eight_gpus())).text
     start = text.index("FAIL: not accepted")
     assert (
         start < text.index("Action required: Vendor: replace the GPU (GPU 3, GPU 5).") < text.index("Needs attention")
@@ -85,7 +85,7 @@ def test_the_verdict_and_who_must_act_stand_first() -> None:
 
 
 def test_failing_things_stand_before_good_ones() -> None:
-    text = Page(html.page(examples.eight_gpus())).text
+    text = Page(page_of_report(examples.eight_gpus())).text
     cards = text[text.index("Nodes" if "Nodes" in text else "Needs attention") :]
     assert cards.index("FAIL GPU 3") < cards.index("WARN GPU 6")
     checks = text[text.rindex("Checks") :]
@@ -93,7 +93,7 @@ def test_failing_things_stand_before_good_ones() -> None:
 
 
 def test_what_was_not_tested_is_reported_with_the_reason_and_the_way() -> None:
-    text = Page(html.page(examples.one_good_gpu())).text
+    text = Page(page_of_report(examples.one_good_gpu())).text
     assert "it needs 2 GPUs, 1 is here" in text
     assert "--within 5m" in text
     assert "a loss of 5.0 %" in text
@@ -110,26 +110,26 @@ def test_what_was_not_tested_is_reported_with_the_reason_and_the_way() -> None:
     ],
 )
 def test_a_run_that_accepts_nothing_reports_it_at_the_top(name: str, words: str) -> None:
-    text = Page(html.page(examples.EXAMPLES[name]())).text
+    text = Page(page_of_report(examples.EXAMPLES[name]())).text
     assert words in text[: text.index("GPUs by check") if "? gemm" in text else len(text)]
     assert "not accepted" in text
 
 
 def test_nothing_is_claimed_of_what_was_not_read() -> None:
-    text = Page(html.page(examples.empty())).text
+    text = Page(page_of_report(examples.empty())).text
     assert "Every check that applies here was run" not in text
     assert "No check ran, so no counter was read." in text
     assert "Driver unknown" in text
 
 
 def test_a_simulated_run_and_a_self_test_say_what_they_are() -> None:
-    text = Page(html.page(examples.one_good_gpu(device="simulated", self_test=True))).text
+    text = Page(page_of_report(examples.one_good_gpu(device="simulated", self_test=True))).text
     assert "no value was measured on a real GPU" in text
     assert "Self-test: faults were injected." in text
 
 
 def test_everything_from_outside_is_escaped() -> None:
-    written = html.page(examples.hostile())
+    written = page_of_report(examples.hostile())
     page = Page(written)
     assert "<script" not in written
     assert "script" not in page.tags
@@ -138,7 +138,7 @@ def test_everything_from_outside_is_escaped() -> None:
 
 
 def test_every_picture_is_described_without_colour() -> None:
-    written = html.page(examples.eight_gpus())
+    written = page_of_report(examples.eight_gpus())
     pictures = re.findall(r"<svg.*?</svg>", written, re.DOTALL)
     assert len(pictures) > 12
     for one in pictures:
@@ -151,19 +151,19 @@ def test_every_picture_is_described_without_colour() -> None:
 
 
 def test_changed_counters_and_history_are_shown() -> None:
-    text = Page(html.page(examples.eight_gpus())).text
+    text = Page(page_of_report(examples.eight_gpus())).text
     assert "ecc_corrected_volatile" in text
     assert "+12" in text
     assert "No loss can be detected in" not in text
     assert "Compared with earlier runs of this GPU" in text
     many = examples.eight_gpus(deltas=(Delta(gpu="GPU-gone", check="gemm", counter="pcie_replays", before=1, after=3),))
-    assert "GPU-gone" in Page(html.page(many)).text
+    assert "GPU-gone" in Page(page_of_report(many)).text
 
 
 def test_the_command_to_test_again_names_the_suspects() -> None:
-    assert "gpukeeper accept --gpus 3,5" in Page(html.page(examples.eight_gpus())).text
-    assert "gpukeeper accept --expect 1" in Page(html.page(examples.one_good_gpu())).text
-    assert "gpukeeper accept --device cpu" in Page(html.page(examples.on_the_cpu())).text
+    assert "gpukeeper accept --gpus 3,5" in Page(page_of_report(examples.eight_gpus())).text
+    assert "gpukeeper accept --expect 1" in Page(page_of_report(examples.one_good_gpu())).text
+    assert "gpukeeper accept --device cpu" in Page(page_of_report(examples.on_the_cpu())).text
 
 
 def test_many_findings_of_one_gpu_unfold() -> None:
@@ -172,7 +172,7 @@ def test_many_findings_of_one_gpu_unfold() -> None:
         examples.finding("health", only.uuid, Grade.WARN, metric=f"m{n}", action=Remedy.WATCH, message=f"Number {n}.")
         for n in range(40)
     ]
-    text = Page(html.page(examples.report([only], found))).text
+    text = Page(page_of_report(examples.report([only], found))).text
     assert "34 more" in text
     assert all(f"Number {n}." in text for n in range(40))
 
@@ -183,4 +183,4 @@ def test_a_day_of_readings_makes_a_page_that_can_be_sent() -> None:
         for turn in range(300)
         for one in examples.readings(examples.gpu(0).uuid)
     ]
-    assert len(html.page(examples.one_good_gpu(timeline=tuple(day)))) < 400_000
+    assert len(page_of_report(examples.one_good_gpu(timeline=tuple(day)))) < 400_000

@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from gpukeeper.acceptance.reports import junit
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.reports import formats
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.reports import examples
 
 
@@ -28,7 +28,7 @@ def cases(text: str) -> dict[tuple[str, str], ET.Element]:
 @pytest.mark.parametrize("name", examples.EXAMPLES)
 def test_it_is_well_formed_and_counts_what_is_in_it(name: str) -> None:
     """C4.7"""
-    whole = suite(junit.xml(examples.EXAMPLES[name]()))
+    whole = suite(formats.junit_xml(examples.EXAMPLES[name]()))
     assert int(whole.get("tests", "")) == len(whole.findall("testcase"))
     assert int(whole.get("failures", "")) == len(whole.findall("testcase/failure"))
     assert int(whole.get("errors", "")) == len(whole.findall("testcase/error"))
@@ -36,7 +36,7 @@ def test_it_is_well_formed_and_counts_what_is_in_it(name: str) -> None:
 
 
 def test_a_failed_check_is_a_failure_with_its_reason_and_figures() -> None:
-    case = cases(junit.xml(examples.eight_gpus()))["node-07.gemm", "GPU 3"]
+    case = cases(formats.junit_xml(examples.eight_gpus()))["node-07.gemm", "GPU 3"]
     failure = case.find("failure")
     assert failure is not None
     assert failure.get("type") == "gemm-below-floor"
@@ -45,20 +45,20 @@ def test_a_failed_check_is_a_failure_with_its_reason_and_figures() -> None:
 
 @pytest.mark.parametrize("make", [examples.on_the_cpu, examples.interrupted, examples.empty])
 def test_an_inconclusive_run_is_never_green(make: object) -> None:
-    whole = suite(junit.xml(make()))  # type: ignore[operator]
+    whole = suite(formats.junit_xml(make()))  # type: ignore[operator]
     assert int(whole.get("errors", "")) > 0
 
 
 def test_an_inconclusive_finding_is_an_error_and_a_skipped_one_is_skipped() -> None:
     only = examples.gpu(0)
     found = [examples.finding("gemm", only.uuid, Grade.INCONCLUSIVE), examples.finding("links", None, Grade.SKIPPED)]
-    written = cases(junit.xml(examples.report([only], found)))
+    written = cases(formats.junit_xml(examples.report([only], found)))
     assert written["node-07.gemm", "GPU 0"].find("error") is not None
     assert written["node-07.links", "node"].find("skipped") is not None
 
 
 def test_what_was_left_out_is_skipped_with_the_reason() -> None:
-    skipped = cases(junit.xml(examples.one_good_gpu()))["node-07.collectives", "not tested"].find("skipped")
+    skipped = cases(formats.junit_xml(examples.one_good_gpu()))["node-07.collectives", "not tested"].find("skipped")
     assert skipped is not None
     assert skipped.get("message") == "it needs 2 GPUs, 1 is here"
 
@@ -66,7 +66,7 @@ def test_what_was_left_out_is_skipped_with_the_reason() -> None:
 def test_the_worst_of_several_findings_of_one_check_counts() -> None:
     only = examples.gpu(0)
     found = [examples.finding("health", only.uuid, grade) for grade in (Grade.PASS, Grade.FAIL, Grade.INCONCLUSIVE)]
-    whole = suite(junit.xml(examples.report([only], found)))
+    whole = suite(formats.junit_xml(examples.report([only], found)))
     assert (whole.get("failures"), whole.get("errors")) == ("1", "0")
 
 
@@ -74,4 +74,4 @@ def test_names_stay_when_a_gpu_is_replaced() -> None:
     before = examples.report([examples.gpu(0)], examples.measured(examples.gpu(0)))
     new = examples.gpu(0, uuid="GPU-new", serial="999")
     after = examples.report([new], examples.measured(new))
-    assert list(cases(junit.xml(before))) == list(cases(junit.xml(after)))
+    assert list(cases(formats.junit_xml(before))) == list(cases(formats.junit_xml(after)))

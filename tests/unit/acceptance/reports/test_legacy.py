@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from gpukeeper.acceptance.record import Finding, NotTested, Report
-from gpukeeper.acceptance.reports import legacy, textfile
-from gpukeeper.acceptance.reports.lines import line
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.reports import formats, legacy
+from gpukeeper.acceptance.reports.legacy import log_line
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.reports import examples
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "acceptance-files.md"
@@ -161,18 +161,29 @@ def test_a_cpu_run_has_no_gpu() -> None:
 def test_the_page_lists_every_series_and_tag() -> None:
     text = PAGE.read_text()
     rows = re.findall(r"^\| `gpukeeper_acceptance_(\w+)`", text, re.MULTILINE)
-    assert rows == list(textfile.SERIES)
-    tags = {tag for finding in _every_kind() for tag in re.findall(r"^\[.+?\]", line(*finding))}
+    assert rows == list(formats.SERIES)
+    tags = {tag for finding in _every_kind() for tag in re.findall(r"^\[.+?\]", log_line(*finding))}
     assert not [tag for tag in tags if f"`{tag}`" not in text]
 
 
 def _every_kind() -> list[tuple[str, str]]:
-    from gpukeeper.acceptance.reports import lines
+    from gpukeeper.acceptance.reports.legacy import (
+        BATCHED_TAG,
+        DATASET_TAG,
+        DDP_TRAIN_TAG,
+        MODEL_TAG,
+        MUL_TAG,
+        RESULT_TAG,
+        RUN_TAG,
+        SHELL_TAG,
+        SUMMARY_TAG,
+        tag_of,
+    )
 
     found: list[Finding] = [*examples.eight_gpus().findings, *examples.one_good_gpu().findings]
-    named = [lines.tag(one.check, one.metric) for one in found]
-    others = [lines.RUN, lines.RESULT, lines.SUMMARY, lines.DATASET, lines.MODEL, lines.MUL, lines.SHELL]
-    return [(tag, "") for tag in [*named, *others, lines.BATCHED, lines.DDP_TRAIN]]
+    named = [tag_of(one.check, one.metric) for one in found]
+    others = [RUN_TAG, RESULT_TAG, SUMMARY_TAG, DATASET_TAG, MODEL_TAG, MUL_TAG, SHELL_TAG]
+    return [(tag, "") for tag in [*named, *others, BATCHED_TAG, DDP_TRAIN_TAG]]
 
 
 def test_what_was_left_out_is_a_reason_too() -> None:

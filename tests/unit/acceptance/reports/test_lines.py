@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.reports import lines
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.reports.legacy import (
+    closing_lines,
+    finding_line,
+    grade_by_check,
+    parameters_line,
+    result_line,
+    running_line,
+)
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.reports import examples
 
 
@@ -30,30 +37,30 @@ from tests.unit.acceptance.reports import examples
 )
 def test_a_finding_has_the_tag_that_log_readers_look_for(check: str, metric: str, tag: str) -> None:
     """C4.2, C4.6"""
-    assert lines.tagged(examples.finding(check, None, metric=metric)).startswith(f"[{tag}] PASS ")
+    assert finding_line(examples.finding(check, None, metric=metric)).startswith(f"[{tag}] PASS ")
 
 
 def test_a_line_shows_where_what_and_how_much() -> None:
     report = examples.eight_gpus()
     slow = next(f for f in report.findings if f.gpu == examples.gpu(3).uuid and f.metric == "bf16")
-    assert lines.tagged(slow, report).startswith("[COMPUTE] FAIL GPU 3 gemm.bf16 683.9 TFLOP/s: ")
+    assert finding_line(slow, report).startswith("[COMPUTE] FAIL GPU 3 gemm.bf16 683.9 TFLOP/s: ")
 
 
 def test_success_is_reported_of_an_accepted_node_alone() -> None:
     """C4.6"""
-    assert lines.result(examples.one_good_gpu()) == "[RESULT] SUCCESS"
-    failed = lines.result(examples.eight_gpus())
+    assert result_line(examples.one_good_gpu()) == "[RESULT] SUCCESS"
+    failed = result_line(examples.eight_gpus())
     assert failed.startswith("[RESULT] FAILURE: GPU ")
     assert not set("[]'") & set(failed.partition("] ")[2])
     assert "GPU 5 exact-mismatch" in failed
     assert "GPU 6" not in failed, "a warning is no failure"
-    assert lines.result(examples.empty()).startswith("[RESULT] SKIPPED: ")
+    assert result_line(examples.empty()).startswith("[RESULT] SKIPPED: ")
     for make in (examples.on_the_cpu, examples.interrupted):
-        assert lines.result(make()).startswith("[RESULT] SKIPPED: not accepted, INCONCLUSIVE: ")
+        assert result_line(make()).startswith("[RESULT] SKIPPED: not accepted, INCONCLUSIVE: ")
 
 
 def test_the_summary_has_a_line_for_every_check() -> None:
-    told = lines.closing(examples.one_good_gpu(), "reports/1")
+    told = closing_lines(examples.one_good_gpu(), "reports/1")
     assert "[SUMMARY] gemm: PASS" in told
     assert "[SUMMARY] report saved: reports/1" in told
     assert told[-1] == "[RESULT] SUCCESS"
@@ -61,19 +68,19 @@ def test_the_summary_has_a_line_for_every_check() -> None:
 
 def test_verbose_lines_have_their_tags() -> None:
     """C4.6"""
-    assert lines.started({"n": 8192}, "gemm") == "[MUL] gemm n=8192"
-    assert lines.started({"samples": 4000}, "training") == "[DATASET] training samples=4000"
-    assert lines.started({"model": "resnet50"}, "throughput") == "[MODEL] throughput model=resnet50"
-    assert lines.running("gemm", "bf16") == "[RUN] gemm: bf16"
+    assert parameters_line({"n": 8192}, "gemm") == "[MUL] gemm n=8192"
+    assert parameters_line({"samples": 4000}, "training") == "[DATASET] training samples=4000"
+    assert parameters_line({"model": "resnet50"}, "throughput") == "[MODEL] throughput model=resnet50"
+    assert running_line("gemm", "bf16") == "[RUN] gemm: bf16"
 
 
 def test_a_name_from_outside_cannot_make_a_line_of_its_own() -> None:
     report = examples.hostile()
-    for line in (lines.tagged(report.findings[0], report), *lines.closing(report)):
+    for line in (finding_line(report.findings[0], report), *closing_lines(report)):
         assert len(line.splitlines()) == 1
         assert line.isprintable()
 
 
 def test_a_skipped_check_is_skipped_in_the_summary() -> None:
     found = [examples.finding("links", None, Grade.SKIPPED)]
-    assert lines.by_check(found) == {"links": Grade.SKIPPED}
+    assert grade_by_check(found) == {"links": Grade.SKIPPED}

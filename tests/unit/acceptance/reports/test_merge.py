@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.reports import fleet_page, merge
+from gpukeeper.acceptance.reports import merge
+from gpukeeper.acceptance.reports.html import page_of_fleet
 from gpukeeper.acceptance.reports.wording import gpus_of
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.reports import examples
 from tests.unit.acceptance.reports.test_html import Page
 
@@ -144,9 +145,9 @@ def test_a_gpu_that_two_nodes_claim_is_named() -> None:
 def test_the_fleet_is_json_csv_and_a_page() -> None:
     fleet = merge.merge([node(1), examples.eight_gpus(), examples.hostile()], expected=["node-1", "gone"])
     assert msgspec.json.decode(msgspec.json.encode(fleet), type=merge.FleetReport) == fleet
-    lines = list(csv.DictReader(io.StringIO(merge.csv(fleet))))
+    lines = list(csv.DictReader(io.StringIO(merge.fleet_csv(fleet))))
     assert {line["node"]: line["verdict"] for line in lines}["gone"] == "INCONCLUSIVE"
-    written = fleet_page.page(fleet)
+    written = page_of_fleet(fleet)
     text = Page(written).text
     assert "<script" not in written
     assert "Missing reports: gone." in text

@@ -8,8 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from gpukeeper.acceptance.reports import plots
-from gpukeeper.model.gpu import Reading
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade, Reading
 from tests.unit.acceptance.reports import examples
 
 GOOD = plots.PlotRow("GPU 0", (10.0, 11.0, 12.0), 11.0, Grade.PASS)

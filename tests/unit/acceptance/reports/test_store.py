@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.acceptance.reports import document
+from gpukeeper.acceptance.reports import formats
 from gpukeeper.acceptance.reports.store import ReportFolder
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.model.grade import Grade
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.reports import examples
 
 VIEWS = {"report.json", "samples.json", "report.html", "results.csv", "junit.xml", "metrics.prom", "MANIFEST.sha256"}
@@ -139,7 +139,7 @@ def test_samples_come_back_unless_they_are_not_wanted_or_gone(folder: ReportFold
     path = write(folder, "one")
     assert folder.load("one").timeline
     assert not folder.load("one", samples=False).timeline
-    (path / document.SAMPLES).unlink()
+    (path / formats.SAMPLES).unlink()
     assert not folder.load("one").timeline
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
-from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import Report
 from gpukeeper.acceptance.reports import legacy
 from gpukeeper.acceptance.reports.store import ReportFolder
 from gpukeeper.acceptance.run import RunConfig, accept
-from gpukeeper.model.grade import Grade
+from gpukeeper.acceptance.suite import CHECKS
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.reports import test_html, test_junit, test_textfile
 
 

@@ -25,13 +25,11 @@ from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY
 from gpukeeper.model.policy import ClassSettings, Mode, Policy
-from gpukeeper.model.subject import Marks
+from gpukeeper.model.subject import EMPTY, Marks, Ref
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, KINDS
 from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE
-from gpukeeper.platforms.kubernetes.namespaces import facts_of
+from gpukeeper.platforms.kubernetes.marks import namespace_facts
 from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.effort import examples
@@ -80,7 +78,7 @@ class Finished(NamedTuple):
         namespaces = policy.scope["kubernetes"].namespaces
         if not any(fnmatchcase(self.namespace, one) for one in namespaces):
             return False
-        facts = facts_of(Meta(name=self.namespace), settings_of(policy).environments, NOW)
+        facts = namespace_facts(Meta(name=self.namespace), settings_of(policy).environments, NOW)
         known = BY_NAME[self.kind]
         one = ended(
             self.ago,

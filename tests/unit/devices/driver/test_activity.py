@@ -9,8 +9,8 @@ import msgspec
 import pynvml
 import pytest
 
-from gpukeeper.devices.driver.activity import ActivityMonitor, UtilisationSamples
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
+from gpukeeper.devices.driver.nvml import ActivityMonitor, UtilisationSamples
 from gpukeeper.model.unknown import Unknown
 
 MIB = 1024 * 1024

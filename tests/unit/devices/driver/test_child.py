@@ -16,7 +16,7 @@ import pytest
 from gpukeeper.devices.driver import child
 from gpukeeper.devices.driver.child import DriverSession, serve
 from gpukeeper.devices.driver.client import CHILD
-from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, DriverReply, DriverRequest
+from gpukeeper.devices.driver.facts import NO_ID, SUBJECTS, DriverReply, DriverRequest
 from tests.patience import PATIENCE
 from tests.unit.devices.driver.fake_nvml import Nvml, Refuses
 

@@ -18,7 +18,7 @@ import pytest
 
 from gpukeeper.devices.driver import client as module
 from gpukeeper.devices.driver.client import DriverClient, query_once
-from gpukeeper.devices.driver.protocol import DriverReply
+from gpukeeper.devices.driver.facts import DriverReply
 from gpukeeper.model.unknown import Unknown
 from tests.patience import PATIENCE, PATIENT
 from tests.unit.devices.driver.programs import answering, program

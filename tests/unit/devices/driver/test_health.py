@@ -10,13 +10,11 @@ import msgspec
 import pynvml
 import pytest
 
-from gpukeeper.devices.driver import sampler as sampling
+from gpukeeper.devices.driver import health as sampling
 from gpukeeper.devices.driver.child import DriverSession
-from gpukeeper.devices.driver.facts import GpuFacts
-from gpukeeper.devices.driver.health import spans
-from gpukeeper.devices.driver.protocol import SUBJECTS, DriverReply, DriverRequest
-from gpukeeper.devices.driver.sampler import Sampler
-from gpukeeper.devices.health import health_of
+from gpukeeper.devices.driver.client import health_of
+from gpukeeper.devices.driver.facts import SUBJECTS, DriverReply, DriverRequest, GpuFacts
+from gpukeeper.devices.driver.health import Sampler, spans
 from gpukeeper.model.gpu import Health
 from gpukeeper.model.unknown import Unknown
 from tests.patience import PATIENCE
@@ -268,7 +266,7 @@ def test_what_nobody_asks_for_stays_bounded_and_covers_the_whole_time(monkeypatc
     assert kept[0] == 0
     assert kept[-1] >= 18
     sampler.once(sampler.gpus())
-    assert (len(sampler.take()), sampler._every_s) == (1, sampling.EVERY_S)
+    assert (len(sampler.take()), sampler._every_s) == (1, sampling.SAMPLED_EVERY_S)
 
 
 def test_the_sampler_slows_down_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +274,7 @@ def test_the_sampler_slows_down_when_nobody_asks(monkeypatch: pytest.MonkeyPatch
     sampler = Sampler(Nvml(gpus=3), lambda: 1.0)
     for _ in range(4):
         sampler.once(sampler.gpus())
-    assert sampler._every_s == 2 * sampling.EVERY_S
+    assert sampler._every_s == 2 * sampling.SAMPLED_EVERY_S
     assert len(sampler.take()) == 6
 
 

@@ -8,9 +8,9 @@ import msgspec
 import pynvml
 import pytest
 
-from gpukeeper.devices.driver import nvml as reads
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
-from gpukeeper.model.condition import Advice
+from gpukeeper.devices.driver.nvml import ADVICE, RECOVERY_ACTION, condition, energy, gpus, utilisation
+from gpukeeper.model.gpu import Advice
 from gpukeeper.model.unknown import Unknown
 from tests.unit.devices.driver.fake_nvml import LOST, MISMATCH, NOT_SUPPORTED, Nvml, Refuses, Values, refuse
 
@@ -25,10 +25,10 @@ def every(nvml: Nvml) -> tuple[GpuFacts, ...]:
     """All facts that are read here."""
 
     def more(nvml: Any, handle: Any) -> dict[str, Any]:
-        found = {"utilisation": reads.utilisation(nvml, handle), "energy_mj": reads.energy(nvml, handle)}
-        return {**reads.condition(nvml, handle), **found}
+        found = {"utilisation": utilisation(nvml, handle), "energy_mj": energy(nvml, handle)}
+        return {**condition(nvml, handle), **found}
 
-    return reads.gpus(nvml, more)
+    return gpus(nvml, more)
 
 
 def only(nvml: Nvml) -> GpuFacts:
@@ -49,7 +49,7 @@ def action(number: int) -> Any:
     """The driver's advice, by its number."""
 
     def fields(handle: str, wanted: list[tuple[int, int]]) -> list[Any]:
-        assert wanted == [(reads.RECOVERY_ACTION, 0)]
+        assert wanted == [(RECOVERY_ACTION, 0)]
         found = pynvml.c_nvmlFieldValue_t()
         found.valueType, found.value.uiVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, number
         return [found]
@@ -140,7 +140,7 @@ def test_the_drivers_advice_is_put_in_words(number: int, words: Advice) -> None:
 
 
 def test_every_advice_of_the_driver_has_a_word() -> None:
-    assert [*reads.ADVICE, Advice.OTHER] == list(Advice)
+    assert [*ADVICE, Advice.OTHER] == list(Advice)
 
 
 @pytest.mark.parametrize(("error", "by_design"), [(3, True), (15, False)])

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from gpukeeper.config.units import read_span
 from gpukeeper.interfaces.daemon.queries import Queries
-from gpukeeper.interfaces.web.api.table import Outcome, respond
+from gpukeeper.interfaces.web.api_table import ApiOutcome, respond
 from gpukeeper.ledger.logins import LoginKind
 from tests.unit.interfaces.web.sites import Dashboard, dashboard
 
@@ -145,7 +145,7 @@ def test_durations_are_in_whole_seconds(site: Dashboard) -> None:
 def test_only_durations_are_rounded() -> None:
     words = "PT1.5S"
     value = {"name": [words], "span": timedelta(hours=7, seconds=2.97), "back": -timedelta(seconds=1.5), "share": 0.25}
-    sent = json.loads(respond(Request({"type": "http", "method": "POST", "headers": []}), Outcome(value)).body)
+    sent = json.loads(respond(Request({"type": "http", "method": "POST", "headers": []}), ApiOutcome(value)).body)
     assert sent == {"name": [words], "span": "PT25202S", "back": "-PT2S", "share": 0.25}
 
 

@@ -19,8 +19,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gpukeeper.interfaces.web.api.routes import API
-from gpukeeper.interfaces.web.api.table import ApiRoute
+from gpukeeper.interfaces.web.api import API
+from gpukeeper.interfaces.web.api_table import ApiRoute
 from gpukeeper.interfaces.web.security import Bucket
 from tests.effort import how_many
 from tests.unit.interfaces.web.sites import Dashboard, dashboard

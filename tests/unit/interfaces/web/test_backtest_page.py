@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from gpukeeper.config.digest import deciding_digest
-from gpukeeper.ledger.backtest_record import BacktestPoint, BacktestRecord, record_backtest
+from gpukeeper.ledger.meta import BacktestPoint, BacktestRecord, record_backtest
 from tests.unit.interfaces.web.sites import HOUR, Dashboard, dashboard
 from tests.unit.ledger.test_backtest_record import RECORD
 

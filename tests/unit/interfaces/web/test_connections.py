@@ -21,10 +21,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gpukeeper.interfaces.link import TlsPair
-from gpukeeper.interfaces.web import connections, socket_owner
-from gpukeeper.interfaces.web.addresses import is_here
-from gpukeeper.interfaces.web.peers import Owner, Peers
-from gpukeeper.interfaces.web.server import HttpServer
+from gpukeeper.interfaces.web import connections, peers
+from gpukeeper.interfaces.web.connections import HttpServer
+from gpukeeper.interfaces.web.peers import Owner, Peers, is_here
 from tests.patience import PATIENCE
 
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -225,7 +224,7 @@ def test_what_is_no_tls_gets_nothing_and_a_slow_handshake_is_given_up(
     run(work)
 
 
-@pytest.mark.parametrize("find", [socket_owner._asked, socket_owner._looked_up, socket_owner.socket_owner])
+@pytest.mark.parametrize("find", [peers._asked, peers._looked_up, peers.socket_owner])
 @pytest.mark.parametrize(
     ("family", "address"),
     [
@@ -260,7 +259,7 @@ def test_the_kernel_reports_whose_connection_it_is(family: socket.AddressFamily,
 def test_a_user_whom_a_container_does_not_know_is_unknown() -> None:
     """There all of them have the same uid."""
     program = (
-        "import socket; from gpukeeper.interfaces.web.socket_owner import socket_owner, _asked, _looked_up\n"
+        "import socket; from gpukeeper.interfaces.web.peers import socket_owner, _asked, _looked_up\n"
         "listener = socket.create_server(('127.0.0.1', 0)); client = socket.create_connection(listener.getsockname())\n"
         "ends = client.getsockname(), listener.getsockname()\n"
         "print(socket_owner(*ends), _asked(*ends), _looked_up(*ends))"
@@ -275,7 +274,7 @@ def test_a_user_whom_a_container_does_not_know_is_unknown() -> None:
 
 def test_asking_costs_the_same_however_many_connections_there_are() -> None:
     """Otherwise thousands of them make each new one slow."""
-    assert socket_owner.is_quick()
+    assert peers.is_quick()
     with socket.create_server(("127.0.0.1", 0), backlog=1000) as listener, ExitStack() as stack:
         ends = listener.getsockname()
         few = _seconds_to_ask(ends)
@@ -289,7 +288,7 @@ def _seconds_to_ask(ends: tuple[str, int]) -> float:
 
     def once(client: socket.socket) -> float:
         begun = time.process_time()
-        assert socket_owner.socket_owner(client.getsockname(), ends) == os.getuid()
+        assert peers.socket_owner(client.getsockname(), ends) == os.getuid()
         return time.process_time() - begun
 
     with socket.create_connection(ends) as client:

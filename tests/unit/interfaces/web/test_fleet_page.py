@@ -12,8 +12,7 @@ import pytest
 
 from gpukeeper.interfaces.web.pages.fleet import SUMMARY_FROM
 from gpukeeper.interfaces.web.words import coming, moment
-from gpukeeper.lifecycle.coming import NOT_UNATTENDED, NextStep
-from gpukeeper.lifecycle.forecast import STAYS_IDLE
+from gpukeeper.lifecycle.forecast import NOT_UNATTENDED, STAYS_IDLE, NextStep
 from gpukeeper.model.decision import Unseen, Verdict
 from gpukeeper.model.policy import Mode
 from gpukeeper.views.live import Delta, GpuState, GpuTile, MachineView, ShownHold

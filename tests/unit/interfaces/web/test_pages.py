@@ -14,12 +14,12 @@ from starlette.responses import StreamingResponse
 
 from gpukeeper.engine.requests import Request as AskedRequest
 from gpukeeper.interfaces.link import Credentials, Question
-from gpukeeper.interfaces.web.live import Feed
+from gpukeeper.interfaces.web.application import Feed
 from gpukeeper.interfaces.web.security import COOKIE, Signer
 from gpukeeper.ledger.logins import LoginKind
 from gpukeeper.model.event import NodeTested
-from gpukeeper.model.grade import Grade
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.gpu import Grade
+from gpukeeper.model.subject import Ref
 from tests.patience import PATIENCE
 from tests.unit.interfaces.web.sites import Dashboard, dashboard
 

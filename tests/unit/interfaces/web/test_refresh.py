@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.engine.find import read_subject
 from gpukeeper.engine.live import PlaceState
 from gpukeeper.engine.ports import Platform
-from gpukeeper.engine.refresh import refresh
 from gpukeeper.engine.requests import Request, fulfil
+from gpukeeper.engine.view import read_subject, refresh
 from gpukeeper.lifecycle.decide import decide
 from tests.unit.interfaces.web.sites import Dashboard, dashboard
 

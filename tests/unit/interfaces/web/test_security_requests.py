@@ -9,9 +9,8 @@ import pytest
 
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.link import Credentials
-from gpukeeper.interfaces.web.guard import hostname_of
 from gpukeeper.interfaces.web.pages.metrics import MEANING, REASONS
-from gpukeeper.interfaces.web.security import COOKIE, Bucket, Signer
+from gpukeeper.interfaces.web.security import COOKIE, Bucket, Signer, hostname_of
 from gpukeeper.ledger.logins import LoginKind
 from tests.unit.interfaces.web.sites import POLICY, Dashboard, dashboard
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.interfaces.web.charts import sparkline, stacked
-from gpukeeper.interfaces.web.selection import PAGE, SORTS, STATES, Selection, paged, read_selection
+from gpukeeper.interfaces.web.pages.fleet import PAGE, SORTS, STATES, Selection, paged, read_selection
 
 words = st.text(max_size=20).map(str.strip)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gpukeeper.interfaces.link import UNKNOWN_UID
-from gpukeeper.interfaces.web import shares
+from gpukeeper.interfaces.web import connections
 from gpukeeper.interfaces.web.connections import Connections
 
 PROXY = 33
@@ -34,9 +34,9 @@ class Wire(asyncio.Transport):
 class Server:
     def __init__(self, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self._uid = 0
-        monkeypatch.setattr(shares, "is_here", lambda host: host == "127.0.0.1")
-        monkeypatch.setattr(shares, "is_quick", lambda: True)
-        monkeypatch.setattr(shares, "socket_owner", lambda peer, own: self._uid if self._uid >= 0 else None)
+        monkeypatch.setattr(connections, "is_here", lambda host: host == "127.0.0.1")
+        monkeypatch.setattr(connections, "is_quick", lambda: True)
+        monkeypatch.setattr(connections, "socket_owner", lambda peer, own: self._uid if self._uid >= 0 else None)
         self.connections = Connections(most, PROXY)
 
     def connect(self, whose: int | str, *, busy: bool = False) -> Wire:
@@ -56,7 +56,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
     (tmp_path / "subuid").write_text("ann:100000:65536\nbroken\nbob:x:y\nbob:165536:65536\n")
-    monkeypatch.setattr(shares, "SUBUIDS", tmp_path / "subuid")
+    monkeypatch.setattr(connections, "SUBUIDS", tmp_path / "subuid")
     return Server(2_000, monkeypatch)
 
 
@@ -93,7 +93,7 @@ def test_many_users_together_leave_room_for_root_and_the_proxy(server: Server) -
     for uid in range(2_000, 2_100):
         for _ in range(64):
             server.connect(uid, busy=True)
-    assert len(server.connections.open) == 2_000 - shares.RESERVE
+    assert len(server.connections.open) == 2_000 - connections.RESERVE
     assert server.connect(1000).aborted
     assert not any(server.connect(uid).aborted for uid in TRUSTED)
 
@@ -105,7 +105,7 @@ def test_who_has_the_most_makes_room(server: Server) -> None:
     others = [server.connect(whose) for whose in (1000, 0, "10.0.0.9")]
     server.connect(address)
     assert not any(one.aborted for one in others)
-    assert server.held(address) <= 2_000 - shares.RESERVE
+    assert server.held(address) <= 2_000 - connections.RESERVE
 
 
 def test_what_ended_counts_no_more(server: Server) -> None:
@@ -120,7 +120,7 @@ def test_where_the_kernel_does_not_answer_quickly_all_users_have_one_share(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading the table of all connections for each new one would be an attack of its own."""
-    monkeypatch.setattr(shares, "is_quick", lambda: False)
+    monkeypatch.setattr(connections, "is_quick", lambda: False)
     for uid in (1000, 1001, 0):
         for _ in range(100):
             server.connect(uid, busy=True)

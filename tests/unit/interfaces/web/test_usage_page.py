@@ -12,8 +12,8 @@ import pytest
 
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Restored
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.usage import WHOLE_HOUR, DevicePresence, Holder, HourUse, UsageFold, minute_of
+from gpukeeper.model.series import WHOLE_HOUR, DevicePresence, Holder, HourUse, UsageFold, minute_of
+from gpukeeper.model.subject import Ref
 from tests.unit.interfaces.web.sites import POLICY, Dashboard, dashboard
 
 PRICES = POLICY + 'prices: {currency: EUR, per_gpu_hour: {"*H100*": 2.5}}\n'

@@ -16,8 +16,8 @@ from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.interfaces.web.words import said
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.event import Captured, Decided, Held, Released, WarningSent
-from gpukeeper.model.memory import Hold
 from gpukeeper.model.series import Sample, Signal
+from gpukeeper.model.subject import Hold
 from tests.unit.interfaces.web.sites import Dashboard, dashboard
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

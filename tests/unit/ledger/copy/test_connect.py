@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpukeeper.ledger.copy.admin import migrations
 from gpukeeper.ledger.copy.connect import problem_of_address, problem_of_machine, shown
-from gpukeeper.ledger.copy.migrate import migrations
-from gpukeeper.ledger.secret_file import read_secret
+from gpukeeper.ledger.files import read_secret
 from gpukeeper.model.errors import UsageError
 
 

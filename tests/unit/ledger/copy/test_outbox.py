@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.ledger.copy import outbox as reading
-from gpukeeper.ledger.copy.copy_text import SQLITE_ROW, copy_row, is_plain, without_nul
-from gpukeeper.ledger.copy.identity import ensure_identity, remember_shipped, take_nonce
-from gpukeeper.ledger.copy.outbox import Outbox
+from gpukeeper.ledger.copy.outbox import SQLITE_ROW, Outbox, copy_row, is_plain, without_nul
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.lines import COLUMNS
+from gpukeeper.ledger.meta import ensure_identity, remember_shipped, take_nonce
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Complaint
 from gpukeeper.model.policy import LedgerKeep

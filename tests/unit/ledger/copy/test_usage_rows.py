@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from gpukeeper.ledger.copy.usage_rows import recorded_hours, usage_rows
+from gpukeeper.ledger.copy.ship import recorded_hours, usage_rows
 from gpukeeper.ledger.usage import UsageReader
-from gpukeeper.model.usage import DevicePresence, Holder, HourUse, RecordedHour, UsageFold, minute_of
+from gpukeeper.model.series import DevicePresence, Holder, HourUse, RecordedHour, UsageFold, minute_of
 from tests.usage_in_memory import InMemoryUsage
 
 NINE = datetime(2026, 11, 16, 9, tzinfo=UTC)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpukeeper.lifecycle.backtest.parts import earlier, later, middle
+from gpukeeper.lifecycle.backtest.replay import earlier, later, middle
 from tests.unit.lifecycle.backtest.traces import DAY, END, HOUR, MINUTE, T0, run
 
 

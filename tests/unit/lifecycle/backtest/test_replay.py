@@ -7,10 +7,9 @@ import pytest
 
 from gpukeeper.config.load import load_builtin
 from gpukeeper.model.decision import Action
-from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import ClassSettings, Schedule
-from gpukeeper.model.series import Signal
-from gpukeeper.model.trace import RecordedSeries
+from gpukeeper.model.series import RecordedSeries, Signal
+from gpukeeper.model.subject import Hold
 from tests.unit.lifecycle.backtest.traces import DAY, GAP, HOUR, MINUTE, POLICY, T0, minutes, replayed, run
 
 

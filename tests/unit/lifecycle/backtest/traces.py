@@ -8,13 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 from gpukeeper.engine.schedule import opening
 from gpukeeper.lifecycle.backtest.outcome import JudgedRun, Judging, Usage, judge
-from gpukeeper.lifecycle.backtest.replay import Passes, ReplayedRun, replay
-from gpukeeper.lifecycle.backtest.variants import covering
+from gpukeeper.lifecycle.backtest.replay import Passes, ReplayedRun, covering, replay
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.identity import PlaceKey
 from gpukeeper.model.policy import ClassSettings, Policy, Warnings
-from gpukeeper.model.series import Signal
-from gpukeeper.model.trace import BadRow, MadePasses, RecordedRun, RecordedSeries, TraceTime
+from gpukeeper.model.series import BadRow, MadePasses, RecordedRun, RecordedSeries, Signal, TraceTime
+from gpukeeper.model.subject import PlaceKey
 
 T0 = datetime(2026, 3, 2, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

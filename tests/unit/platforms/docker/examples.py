@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
-from gpukeeper.platforms.docker.gpu_requests import GpuRequest
 from gpukeeper.platforms.docker.owners import Ownership
-from gpukeeper.platforms.docker.translate import ContainerFacts, PlaceAndTime
+from gpukeeper.platforms.docker.translate import ContainerFacts, GpuRequest, PlaceAndTime
 from gpukeeper.platforms.docker.wire import Inspected
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -15,9 +15,8 @@ import pytest
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused, Unseen
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import BuildCache, Images, Policy
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.subject import Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.acts import ContainerActions
 from gpukeeper.platforms.docker.leftovers import Leftovers

@@ -15,9 +15,15 @@ from hypothesis import strategies as st
 from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import capture
-from gpukeeper.platforms.docker.archive import CreateRequest, demultiplexed, recipe, restart_policy
-from gpukeeper.platforms.docker.capture import ContainerCapture
-from gpukeeper.platforms.docker.losses import losses, packages
+from gpukeeper.platforms.docker.capture import (
+    ContainerCapture,
+    CreateRequest,
+    demultiplexed,
+    losses,
+    packages,
+    recipe_of,
+    restart_policy,
+)
 from gpukeeper.platforms.docker.translate import container_subject
 from gpukeeper.platforms.docker.wire import PathChange
 from tests.unit.platforms.docker.examples import (
@@ -72,7 +78,7 @@ def saved(one: dict[str, Any], **files: dict[str, Any]) -> Evidence:
 
 
 def made(one: dict[str, Any]) -> CreateRequest:
-    found = recipe(saved(one))
+    found = recipe_of(saved(one))
     assert isinstance(found, CreateRequest)
     return found
 
@@ -117,7 +123,7 @@ def test_the_restart_policy_is_that_from_before_our_stop() -> None:
     before = told(host={"RestartPolicy": {"Name": "always"}})
     evidence = Evidence({**saved(told()).files, "stop/manifest.json": json.dumps(before).encode()})
     assert restart_policy(evidence) == {"Name": "always"}
-    found = recipe(evidence)
+    found = recipe_of(evidence)
     assert isinstance(found, CreateRequest)
     assert found.body["HostConfig"]["RestartPolicy"] == {"Name": "always"}
 
@@ -129,7 +135,7 @@ def test_a_garbled_capture_of_the_stop_falls_back() -> None:
 
 @pytest.mark.parametrize("whole", [b"", b"garbage", b"[]", b"{}", b'{"Config": ["abc"], "HostConfig": {}}'])
 def test_a_description_that_cannot_be_read_is_unknown(whole: bytes) -> None:
-    assert isinstance(recipe(Evidence({"manifest.json": whole})), Unknown)
+    assert isinstance(recipe_of(Evidence({"manifest.json": whole})), Unknown)
 
 
 CHANGES = [

@@ -11,11 +11,10 @@ import msgspec
 import pytest
 
 from gpukeeper.model.decision import Accepted, Changed, Refused
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Networks, Policy, Volumes
-from gpukeeper.model.subject import Gone, State, Subject
+from gpukeeper.model.subject import Gone, Ref, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.attachments import Attachments
+from gpukeeper.platforms.docker.leftovers import Attachments
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import container_subject, volume_ref, volume_subject
 from gpukeeper.platforms.docker.wire import EngineEvent, Volume

@@ -14,8 +14,7 @@ import pytest
 
 from gpukeeper.model.errors import UsageError
 from gpukeeper.platforms.docker import connect
-from gpukeeper.platforms.docker.connect import Engine, find, part
-from gpukeeper.platforms.docker.errors import EngineError, EngineSilent, cannot_connect
+from gpukeeper.platforms.docker.connect import Engine, EngineError, EngineSilent, cannot_connect, find, part
 from gpukeeper.platforms.docker.wire import EngineEvent, Info
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, event, served

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.gpu_requests import GpuRequest, devices_of, requested_gpus
+from gpukeeper.platforms.docker.translate import GpuRequest, devices_of, requested_gpus
 from tests.unit.platforms.docker.examples import CUT, SECOND, WHOLE, container, docker
 
 GPU = [["gpu"]]

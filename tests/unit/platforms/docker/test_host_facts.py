@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from gpukeeper.devices.holders import Holder
-from gpukeeper.platforms.docker import host_facts, keepalive, users
+from gpukeeper.platforms.docker import host_facts, owners
 from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.docker.host_facts import HostInspector, HostSnapshot, holders_of
+from gpukeeper.platforms.docker.owners import UserDirectory
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import WITHOUT_GPU, class_of
-from gpukeeper.platforms.docker.users import UserDirectory
 from gpukeeper.platforms.docker.wire import Inspected
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, WHOLE, StillClock, container, ended
 
@@ -100,7 +100,7 @@ def test_a_file_that_never_answers_costs_one_thread_not_one_at_every_read(
             over.wait()
         return True
 
-    monkeypatch.setattr(keepalive, "is_there", hangs)
+    monkeypatch.setattr(host_facts, "has_keepalive", hangs)
     monkeypatch.setattr(host_facts, "PEEK", A_MOMENT)
     here, containers = machine(tmp_path), [on_gpu(id_) for id_ in ids]
 
@@ -132,12 +132,12 @@ class Hanging:
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Any:
     one = Hanging()
-    monkeypatch.setattr(users, "DEADLINE", A_MOMENT)
+    monkeypatch.setattr(owners, "LOOKUP_DEADLINE", A_MOMENT)
     yield one
     one.over.set()
 
 
-def known(directory: UserDirectory, one: Inspected) -> users.KnownUsers:
+def known(directory: UserDirectory, one: Inspected) -> owners.KnownUsers:
     return asyncio.run(directory.people(one, (), (), directories=True))
 
 
@@ -148,7 +148,7 @@ def binds(*sources: str) -> Inspected:
 def test_a_dead_disk_is_waited_for_once_not_for_each_directory_on_it(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(users, "_home_owner", hanging)
+    monkeypatch.setattr(owners, "_home_owner", hanging)
     found = known(UserDirectory(StillClock()), binds(*(f"/mnt/dead/{n}" for n in range(20)))).folders
     assert hanging.asked == ["/mnt/dead/0"]
     assert all("time" in one.why for one in found.values())  # type: ignore[union-attr]
@@ -157,11 +157,11 @@ def test_a_dead_disk_is_waited_for_once_not_for_each_directory_on_it(
 def test_a_directory_of_users_that_is_down_is_queried_a_few_times_only(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(users, "_name_of", hanging)
+    monkeypatch.setattr(owners, "_user_name_of", hanging)
     directory = UserDirectory(StillClock())
     for uid in range(1000, 1020):
         assert known(directory, container(config={"User": str(uid)})).silent is not None
-    assert len(hanging.asked) == users.MOST_SILENT
+    assert len(hanging.asked) == owners.MOST_SILENT
 
 
 @pytest.mark.parametrize("path", ["/" + "a" * 5000, "/home/" + "b/" * 3000])
@@ -178,5 +178,5 @@ def test_forgetting_in_the_middle_of_a_read_harms_it_not(monkeypatch: pytest.Mon
         directory._since = None
         forget()
 
-    monkeypatch.setattr(users, "_home_owner", and_another_look_forgets)
+    monkeypatch.setattr(owners, "_home_owner", and_another_look_forgets)
     assert known(directory, binds("/mnt/a", "/mnt/b")).folders == {"/mnt/a": None, "/mnt/b": None}

@@ -12,10 +12,9 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import Engine
-from gpukeeper.platforms.docker.host_facts import HostInspector, HostSnapshot
-from gpukeeper.platforms.docker.keepalive import is_there
+from gpukeeper.platforms.docker.host_facts import HostInspector, HostSnapshot, has_keepalive
+from gpukeeper.platforms.docker.owners import UserDirectory
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.users import UserDirectory
 from tests.unit.platforms.docker.examples import ID, StillClock, container, ended
 
 FILE = "/workspace/.keep-alive"
@@ -29,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def there(root: Path, not_before: datetime = LONG_AGO) -> bool:
-    return is_there(str(root), FILE, not_before)
+    return has_keepalive(str(root), FILE, not_before)
 
 
 def test_a_plain_file_counts(root: Path) -> None:

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from gpukeeper.platforms.docker.connect import read_list
-from gpukeeper.platforms.docker.errors import EngineSilent
+from gpukeeper.platforms.docker.connect import EngineSilent, read_list
 from gpukeeper.platforms.docker.wire import ContainerSummary, ImageSummary
 
 GOOD = {"Id": "a" * 64, "Names": ["/eval"], "Labels": {"a": "b"}}

@@ -10,7 +10,7 @@ import pytest
 
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
+from gpukeeper.platforms.docker.acts import is_another_engines, proof_of_orphan
 from gpukeeper.platforms.docker.wire import Inspected
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, container, ended
 
@@ -20,7 +20,7 @@ BEFORE = END - timedelta(minutes=5)
 
 
 def proof(one: Inspected | Unknown | None, began: datetime = BEFORE, once_had: Any = None) -> Any:
-    return proof_of(HOLDER, began, one, once_had or {})
+    return proof_of_orphan(HOLDER, began, one, once_had or {})
 
 
 def test_a_process_of_an_ended_container_is_proven() -> None:

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.connect import AT_ONCE
-from gpukeeper.platforms.docker.errors import EngineError, EngineSilent
+from gpukeeper.platforms.docker.connect import AT_ONCE, EngineError, EngineSilent
 from gpukeeper.platforms.docker.records import REMEMBERED, Records
 from gpukeeper.platforms.docker.wire import EngineEvent
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, container, ended, told

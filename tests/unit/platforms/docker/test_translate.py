@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import Engine
-from gpukeeper.platforms.docker.gpu_requests import GpuRequest
 from gpukeeper.platforms.docker.owners import Ownership
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import (
     NEVER,
+    GpuRequest,
     anonymous_volumes,
     class_of,
     container_subject,

@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.devices.driver.client import inventory
 from gpukeeper.devices.driver.facts import GpuFacts
-from gpukeeper.devices.inventory import inventory
-from gpukeeper.disk import filesystems
+from gpukeeper.disk import mounts
 from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
@@ -31,9 +31,8 @@ from gpukeeper.model.decision import (
     Snapshot,
     Step,
 )
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import PlaceScope, Temporary
-from gpukeeper.model.subject import Gone, Shape, Subject
+from gpukeeper.model.subject import Gone, Ref, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.adapter import HostPlatform
 from gpukeeper.platforms.host.connect import Timeouts, hostname, user_name
@@ -372,7 +371,7 @@ def test_a_tree_has_nothing_to_capture_and_the_rest_is_not_captured(proc: Path, 
 def test_it_gives_no_hints_and_where_it_cannot_watch_reports_it_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpukeeper.disk.watch.FileWatcher.start", lambda _: "Operation not permitted")
+    monkeypatch.setattr("gpukeeper.disk.access_times.FileWatcher.start", lambda _: "Operation not permitted")
 
     async def hints() -> list[Ref | None]:
         return [hint async for hint in host(tmp_path).wake()]
@@ -434,7 +433,7 @@ def test_a_temporary_tree_is_beside_whatever_a_cluster_runs_on_this_machine(
 def test_a_tree_has_a_uid_that_outlasts_its_device_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(tmp_path)
     inode, device = machine.tree().stat().st_ino, tmp_path.stat().st_dev
-    monkeypatch.setattr(filesystems, "lasting_ids", lambda: {device: "fsid-a"})
+    monkeypatch.setattr(mounts, "lasting_ids", lambda: {device: "fsid-a"})
     seen = machine.observe()["tmp-a"]
     assert (seen.ref.uid, seen.lasting) == (f"{device}:{inode}", f"fsid-a:{inode}")
     assert machine.read(seen).lasting == seen.lasting
@@ -449,7 +448,7 @@ def test_without_a_list_of_filesystems_no_tree_is_known(tmp_path: Path, monkeypa
     def fail() -> dict[int, str]:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(filesystems, "lasting_ids", fail)
+    monkeypatch.setattr(mounts, "lasting_ids", fail)
     words = "the filesystems could not be identified: Permission denied"
     assert (machine.observe(), unseen(machine.platform)) == ({}, {"trees of node-1": words})
     assert machine.read(seen) == Unknown(words)

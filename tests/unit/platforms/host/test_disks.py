@@ -15,8 +15,8 @@ from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import disks
 from gpukeeper.platforms.host.connect import Timeouts
+from gpukeeper.platforms.host.roots import disk_of
 from tests.unit.platforms.host.machine import Machine, everything_seen
 
 
@@ -92,4 +92,4 @@ def test_a_disk_that_cannot_be_queried_is_unseen(tmp_path: Path) -> None:
     assert [one for one in machine.run(unseen()) if "the disk of" in one.what]
     ref = msgspec.structs.replace(only_disk(Machine(tmp_path)).ref)
     assert isinstance(machine.run(machine.platform.read(ref)), Unknown)
-    assert disks.disk_of(str(tmp_path / ("x" * 300))) is None
+    assert disk_of(str(tmp_path / ("x" * 300))) is None

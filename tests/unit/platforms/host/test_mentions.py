@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.model.decision import Accepted, Changed
-from gpukeeper.platforms.host.mentions import below, names_after
+from gpukeeper.platforms.host.trees import mentioned_below, names_after
 from tests.unit.platforms.host.machine import Machine
 
 WAITS = "import sys; print(flush=True); sys.stdin.read()"
@@ -83,4 +83,4 @@ def test_our_own_command_line_keeps_nothing(tmp_path: Path) -> None:
     home.mkdir()
     (home / "cmdline").write_bytes(b"gpukeeper\0/scratch/tmp-a\0")
     (home / "environ").write_bytes(b"TMPDIR=/scratch/tmp-b\0")
-    assert list(below(["/scratch"], str(tmp_path))) == ["tmp-b"]
+    assert list(mentioned_below(["/scratch"], str(tmp_path))) == ["tmp-b"]

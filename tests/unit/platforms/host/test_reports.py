@@ -21,8 +21,8 @@ from gpukeeper.model.decision import Accepted, Action, Changed, Evidence, Nothin
 from gpukeeper.model.policy import Kept, PlaceScope, Policy, Reports
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import archive, capture
-from gpukeeper.platforms.host.resolve import opened
+from gpukeeper.platforms.host.acts import ARCHIVE_LIMIT, PRIVATE_FOLDER, private_folder
+from gpukeeper.platforms.host.connect import opened
 from tests.unit.platforms.host.machine import Machine, a_tick, everything_seen, held_open
 
 WEEK = timedelta(days=7)
@@ -234,7 +234,7 @@ def test_nothing_is_saved_when_the_policy_wants_no_copies(tmp_path: Path) -> Non
 def test_a_report_that_is_too_large_to_be_saved_shows_what_to_do(tmp_path: Path) -> None:
     path = report(tmp_path, "run-1")
     with (path / "huge").open("wb") as file:
-        file.truncate(capture.LIMIT)  # a hole: no room is needed for it, and an archive would still be read through it
+        file.truncate(ARCHIVE_LIMIT)  # a hole: no room is needed for it, and an archive would still be read through it
     on = machine(tmp_path)
     taken = on.run(on.platform.capture(on.observe()["run-1"], ()))
     assert isinstance(taken, Unknown)
@@ -275,8 +275,8 @@ def test_a_link_to_elsewhere_is_saved_as_a_link_and_never_read_through(tmp_path:
 def test_what_took_the_name_of_our_private_directory_is_not_removed(tmp_path: Path) -> None:
     """Where everybody may rename, anything may have that name when we are done."""
     thesis = report(tmp_path, "thesis")
-    with opened(str(tmp_path)) as folder, archive.private_folder(folder) as private:
-        (ours,) = tmp_path.glob(f"{archive.PRIVATE}*")
+    with opened(str(tmp_path)) as folder, private_folder(folder) as private:
+        (ours,) = tmp_path.glob(f"{PRIVATE_FOLDER}*")
         os.mkdir("half", dir_fd=private)
         os.close(os.open("half/file", os.O_CREAT, dir_fd=private))
         ours.rename(tmp_path / "moved")

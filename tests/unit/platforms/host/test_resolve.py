@@ -10,7 +10,7 @@ import pytest
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.policy import PlaceScope, Reports
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host.resolve import ForeignLink, opened, resolve
+from gpukeeper.platforms.host.connect import ForeignLink, opened, resolved_path
 from tests.unit.platforms.host.machine import Machine
 
 NOBODY = 65534
@@ -106,20 +106,20 @@ def test_a_path_leads_where_the_system_says(tmp_path: Path, path: str) -> None:
     (tmp_path / "up").symlink_to("a/..")
     (tmp_path / "far").symlink_to(tmp_path / "a")
     (tmp_path / "chain").symlink_to("far/b")
-    assert resolve(f"{tmp_path}/{path}") == os.path.realpath(f"{tmp_path}/{path}")
+    assert resolved_path(f"{tmp_path}/{path}") == os.path.realpath(f"{tmp_path}/{path}")
 
 
 def test_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match="symbolic links") as caught:
-        resolve(str(tmp_path / "a"))
+        resolved_path(str(tmp_path / "a"))
     assert not isinstance(caught.value, ForeignLink)
 
 
 def test_a_link_that_came_after_resolving_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
-    found = resolve(str(tmp_path / "a" / "b"))
+    found = resolved_path(str(tmp_path / "a" / "b"))
     with opened(found) as fd:
         assert os.path.samestat(os.fstat(fd), (tmp_path / "a" / "b").stat())
     (tmp_path / "a").rename(tmp_path / "moved")

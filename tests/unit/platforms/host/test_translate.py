@@ -11,8 +11,8 @@ from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
 from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import TreeMeasurement
-from gpukeeper.disk.naming import is_named
-from gpukeeper.disk.usage import Usage
+from gpukeeper.disk.mounts import Usage
+from gpukeeper.disk.trash import is_named
 from gpukeeper.model.subject import Disk, Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.translate import (

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.platforms.kubernetes.gpus import requested
-from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.gpus import PodTotals, requested
 from gpukeeper.platforms.kubernetes.translate import Observation
 from gpukeeper.platforms.kubernetes.wire import Pod, Root
 

@@ -13,8 +13,7 @@ import msgspec
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.decoding import ListPage
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
+from gpukeeper.platforms.kubernetes.exchange import ApiError, ClusterUnavailable, ListPage
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, known_owner
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 

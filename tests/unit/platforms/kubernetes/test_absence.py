@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.absence import FEW, absent
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.walk import FEW_REFS, absent
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent
 
-MANY = 3 * FEW
+MANY = 3 * FEW_REFS
 
 
 def job(number: int, namespace: str = "lab", uid: str = "") -> dict[str, Any]:

@@ -9,15 +9,13 @@ import pytest
 
 from gpukeeper.model.subject import Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.acceptance import RUN_LIMIT, is_run
-from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, STATEFULSET
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.gpus import PodTotals
+from gpukeeper.platforms.kubernetes.kinds.builtin import DAEMONSET, DEPLOYMENT, JOB, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
-from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.marks import RUN_LIMIT, NamespaceFacts, is_of_run
 from gpukeeper.platforms.kubernetes.translate import TranslationSettings, root_subject
 from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, condition, pod, root, totals
 
@@ -56,7 +54,7 @@ def left(kind: Kind = DAEMONSET, pods: PodTotals | None = None, **parts: Any) ->
 )
 def test_labels_of_runs(kind: Kind, labels: dict[str, str] | None, found: bool) -> None:
     """C6.8"""
-    assert is_run(kind, labels) is found
+    assert is_of_run(kind, labels) is found
 
 
 @pytest.mark.parametrize("kind", [DAEMONSET, STATEFULSET, DEPLOYMENT])

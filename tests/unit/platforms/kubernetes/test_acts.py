@@ -11,18 +11,16 @@ import msgspec
 import pytest
 
 from gpukeeper.model.decision import Accepted, Changed, Refused
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.subject import Gone, State, Subject
+from gpukeeper.model.subject import Gone, Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.acts import ClusterActions, ReadAgain
-from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT, STATEFULSET
+from gpukeeper.platforms.kubernetes.kinds.builtin import DEPLOYMENT, JOB, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, KINDS
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB, RAYSERVICE
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.translate import STOPPED
 from gpukeeper.platforms.kubernetes.wire import Pod, Root
 from tests.unit.platforms.kubernetes.stored import MISFIT, NAMESPACE, Object, StoredApi, refused, with_cluster

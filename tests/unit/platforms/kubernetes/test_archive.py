@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpukeeper.model.decision import Accepted, Evidence, Refused
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.archive import (
+from gpukeeper.platforms.kubernetes.capture import (
     MANIFEST,
     RESTORED_FROM,
     WAS_OWNED,
@@ -18,14 +18,13 @@ from gpukeeper.platforms.kubernetes.archive import (
     ObjectCreation,
     object_creation,
 )
-from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT, STATEFULSET
+from gpukeeper.platforms.kubernetes.kinds.builtin import DEPLOYMENT, JOB, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.pod import GATE, POD
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB, RAYSERVICE
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.translate import STOPPED
 from tests.unit.platforms.kubernetes.stored import NAMESPACE, Object, StoredApi, refused, with_cluster
 

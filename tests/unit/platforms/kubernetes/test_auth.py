@@ -21,7 +21,7 @@ import pytest
 from gpukeeper.model.errors import UsageError
 from gpukeeper.platforms.kubernetes import auth
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
+from gpukeeper.platforms.kubernetes.exchange import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.wire import Root
 from tests.patience import PATIENCE, growing
 from tests.unit.platforms.kubernetes.scripted_api import Reply, ScriptedApi, Time, ask, kubeconfig, listening, refused

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.model.identity import Ref
-from gpukeeper.platforms.kubernetes import bulk
-from gpukeeper.platforms.kubernetes.bulk import FEW, Bulk
-from gpukeeper.platforms.kubernetes.kinds.job import UID_LABEL
+from gpukeeper.model.subject import Ref
+from gpukeeper.platforms.kubernetes import objects
+from gpukeeper.platforms.kubernetes.kinds.builtin import UID_LABEL
+from gpukeeper.platforms.kubernetes.objects import FEW, Bulk
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden
 
 MANY = 2 * FEW
@@ -120,17 +120,17 @@ def test_what_was_read_is_accepted_for_a_minute_and_until_it_is_acted_on(monkeyp
     found.forget("uid-0")
     assert found.get("uid-0") is None
     assert found.get("uid-1") is not None
-    monkeypatch.setattr(bulk, "CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(objects, "CACHE_SECONDS", 0.0)
     assert found.get("uid-1") is None
 
 
 def test_what_is_left_of_a_batch_is_listed_again_when_its_lists_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a minute every Job was read by itself, which made the rest of a large pass three times as slow."""
     lab, now = a_lab(), 100.0
-    monkeypatch.setattr(bulk.time, "monotonic", lambda: now)
+    monkeypatch.setattr(objects.time, "monotonic", lambda: now)
     found = read(lab)
     found.forget("uid-0")  # it was acted on
-    now += bulk.CACHE_SECONDS - 1
+    now += objects.CACHE_SECONDS - 1
     assert asyncio.run(found.current("uid-1")) is not None
     assert len(lab.asked) == 3, "not before"
     now += 1
@@ -143,11 +143,11 @@ def test_what_is_left_of_a_batch_is_listed_again_when_its_lists_are_too_old(monk
     assert again[1] is None, "it is gone"
     assert again[2] is not None
     assert asyncio.run(found.current("uid-0")) is None
-    now += bulk.CACHE_SECONDS
+    now += objects.CACHE_SECONDS
     found.forget(*(f"uid-{n}" for n in range(MANY - FEW)))
     assert asyncio.run(found.current(f"uid-{MANY - 1}")) is None, "few are not listed"
     assert len(lab.asked) == 6
 
 
-async def _several(found: Bulk, *uids: str) -> list[bulk.ListedObject | None]:
+async def _several(found: Bulk, *uids: str) -> list[objects.ListedObject | None]:
     return list(await asyncio.gather(*map(found.current, uids)))

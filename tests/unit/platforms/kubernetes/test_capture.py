@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from gpukeeper.model.decision import Evidence, NothingToCapture
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import capture as module
 from gpukeeper.platforms.kubernetes.capture import ALL_BYTES, CUT, CUT_BELOW, PODS, EvidenceCapture
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import POD

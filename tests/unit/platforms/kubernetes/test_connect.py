@@ -18,11 +18,20 @@ import pytest
 from aiohttp import web
 
 from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.platforms.kubernetes import auth, connect, exchange
+from gpukeeper.platforms.kubernetes import auth, connect
 from gpukeeper.platforms.kubernetes.connect import Cluster, find
-from gpukeeper.platforms.kubernetes.decoding import ListPage, WatchEvent, collector_off
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable, ResponseTooLarge, refusal
-from gpukeeper.platforms.kubernetes.rate_limiter import RateLimiter
+from gpukeeper.platforms.kubernetes.exchange import (
+    MOST,
+    ApiError,
+    ClusterUnavailable,
+    ListPage,
+    RateLimiter,
+    ResponseTooLarge,
+    WatchEvent,
+    collector_off,
+    read,
+    refusal,
+)
 from gpukeeper.platforms.kubernetes.wire import Pod, Root
 from tests.unit.platforms.kubernetes.scripted_api import (
     PODS,
@@ -160,8 +169,8 @@ def test_a_page_that_is_too_large_is_requested_in_smaller_ones(tmp_path: Path, m
     api.says(LIST, answer)
 
     async def read_less(answer: Any, most: int, cut: bool, what: str) -> bytearray:
-        assert most == exchange.MOST > 20_000
-        return await exchange.read(answer, 20_000, cut, what)
+        assert most == MOST > 20_000
+        return await read(answer, 20_000, cut, what)
 
     monkeypatch.setattr(connect, "read", read_less)
     (page,) = ask(api, listed, tmp_path)
@@ -796,9 +805,9 @@ def test_the_place_is_the_contexts_name(tmp_path: Path) -> None:
 # House rules
 
 
-def test_lightkube_is_imported_in_three_modules_and_its_deletes_nowhere() -> None:
-    allowed = {f"platforms/kubernetes/{name}.py" for name in ("auth", "exchange", "plugin")}
-    typed = {f"platforms/kubernetes/{name}.py" for name in ("connect", "connections")}  # they name httpx2's types alone
+def test_lightkube_is_imported_in_two_modules_and_its_deletes_nowhere() -> None:
+    allowed = {f"platforms/kubernetes/{name}.py" for name in ("auth", "exchange")}
+    typed = {"platforms/kubernetes/connect.py"}  # it names httpx2's types alone
     importing = re.compile(r"^\s*(?:from|import) (?:lightkube|httpx2)\b", re.MULTILINE)
     found = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
     assert {name for name, text in found.items() if importing.search(text)} == allowed | typed

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.controller_state import Alive, ControllerState, Down, clashes_in, version_of
-from gpukeeper.platforms.kubernetes.controllers import Controllers
+from gpukeeper.platforms.kubernetes.diagnose import Controllers
+from gpukeeper.platforms.kubernetes.finalizers import Alive, ControllerState, Down, clashes_in, version_of
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, Controller
 from gpukeeper.platforms.kubernetes.kinds.jobset import CONTROLLER as JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import BUILT_IN, Controller
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINER, TRAINING_OPERATOR, recreates_jobsets
 from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
-from gpukeeper.platforms.kubernetes.kinds.training_operator import CONTROLLER as TRAINING_OPERATOR
-from gpukeeper.platforms.kubernetes.kinds.trainjob import CONTROLLER as TRAINER
-from gpukeeper.platforms.kubernetes.kinds.trainjob import recreates_jobsets
 from tests.unit.platforms.kubernetes.examples import NOW, meta, pod_json
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent
 

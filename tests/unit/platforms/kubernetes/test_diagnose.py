@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.model.diagnosis import Cause, Diagnosis
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Cause, Diagnosis, Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.controllers import Controllers
-from gpukeeper.platforms.kubernetes.diagnose import diagnose
+from gpukeeper.platforms.kubernetes.diagnose import Controllers, diagnose
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from tests.unit.platforms.kubernetes.examples import NOW, ago, condition, gpu_container, meta, pod_json
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent

@@ -10,11 +10,11 @@ import pytest
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
+from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.wire import Root, Spec
 from tests.unit.platforms.kubernetes.scripted_api import Reply, ScriptedApi, Time, ask, refused
 

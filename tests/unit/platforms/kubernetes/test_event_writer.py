@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Ref
+from gpukeeper.platforms.kubernetes.acts import LONGEST_MESSAGE, EventWriter, shortened
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.event_writer import LONGEST, EventWriter, shortened
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from tests.unit.platforms.kubernetes.stored import NAMESPACE, StoredApi, refused, with_cluster
 
@@ -87,10 +87,10 @@ def test_a_cluster_that_breaks_off_is_no_failure() -> None:
 
 def test_a_long_message_is_cut_at_a_whole_character() -> None:
     cut = shortened("ü" * 1000)
-    assert len(cut.encode()) <= LONGEST
+    assert len(cut.encode()) <= LONGEST_MESSAGE
     assert cut.startswith("üü")
     assert cut.endswith("ü...")
-    assert shortened("x" * LONGEST) == "x" * LONGEST
+    assert shortened("x" * LONGEST_MESSAGE) == "x" * LONGEST_MESSAGE
 
 
 def test_a_name_of_full_length_leaves_room_for_the_suffix() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.controller_state import Alive, ControllerState, Down
 from gpukeeper.platforms.kubernetes.finalizers import (
     FINALIZERS,
     FOREGROUND,
@@ -17,18 +16,20 @@ from gpukeeper.platforms.kubernetes.finalizers import (
     KUEUE,
     NODE,
     ORPHAN,
+    Alive,
+    ControllerState,
+    Down,
     blocked,
     controllers_of,
 )
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
-from gpukeeper.platforms.kubernetes.kinds.kind import TreeNode
+from gpukeeper.platforms.kubernetes.kinds.kind import BUILT_IN, TreeNode
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.tree import Descendants
+from gpukeeper.platforms.kubernetes.owners import Descendants
 from tests.unit.platforms.kubernetes.examples import NOW, UID, ago, pod, root
 
 NONE = Descendants()

@@ -9,15 +9,12 @@ import pytest
 
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT
-from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED, SKEW, Ending
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.builtin import DEPLOYMENT, JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import NOT_ENDED, SKEW, Ending, Kind
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB, V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.pod import of_pod
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB
-from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from tests.unit.platforms.kubernetes.examples import NOW, ago, condition, pod, root, terminated
 
 END = ago(hours=2)

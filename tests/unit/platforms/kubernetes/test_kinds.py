@@ -8,10 +8,9 @@ import pytest
 
 from gpukeeper.model.decision import Refused
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, KINDS, known_owner, makes_runs
-from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import NOT_ENDED, Kind
 from gpukeeper.platforms.kubernetes.marks import read
-from gpukeeper.platforms.kubernetes.preconditions import cannot_remove, cannot_stop
+from gpukeeper.platforms.kubernetes.writes import cannot_remove, cannot_stop
 from tests.unit.platforms.kubernetes.examples import NOW, condition, pod, root
 
 BARE = Kind(kind="Job", plural="jobs", group="example.com", versions=("v1",), called="examplejob")

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
+from gpukeeper.platforms.kubernetes.exchange import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.lease import Leadership
-from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop, run_virtually
+from gpukeeper.platforms.simulated.world import VirtualClock, VirtualLoop, run_virtually
 
 HOME = "/apis/coordination.k8s.io/v1/namespaces/keeper/leases"
 

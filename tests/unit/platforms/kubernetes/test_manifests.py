@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from gpukeeper.model.errors import UsageError
-from gpukeeper.platforms.kubernetes.manifests import MergedTrainJob, merge
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import MergedTrainJob, merged_manifest
 
 FILE = Path(__file__).with_name("trainjob.yaml")
 
@@ -40,7 +40,7 @@ PATCH = [{"name": "fetch", "env": [{"name": "DATASET", "value": "imagenet"}], "v
 
 
 def test_what_the_trainjob_says_is_laid_over_the_runtime() -> None:
-    found = merge(documents(), "research/trainjob/run-7")
+    found = merged_manifest(documents(), "research/trainjob/run-7")
     assert (found.workload, found.runtime, found.problems) == ("run-7", "ClusterTrainingRuntime torch", ())
     assert told(found) == {
         "wait": ([], []),
@@ -67,7 +67,7 @@ def test_what_the_trainjob_says_is_laid_over_the_runtime() -> None:
     ids=["v2.0", "v2.1"],
 )
 def test_the_fields_of_older_releases_count_alike(spec: dict[str, Any]) -> None:
-    found = merge(with_spec(**spec), "run-7")
+    found = merged_manifest(with_spec(**spec), "run-7")
     assert found.problems == ()
     assert told(found)["fetch"][0] == [
         "DATASET=imagenet TrainJob",
@@ -77,12 +77,14 @@ def test_the_fields_of_older_releases_count_alike(spec: dict[str, Any]) -> None:
 
 
 def test_without_a_patch_it_is_the_runtimes() -> None:
-    assert {origin.rpartition(" ")[2] for origin in told(merge(with_spec(), "run-7"))["fetch"][0]} == {"runtime"}
+    assert {origin.rpartition(" ")[2] for origin in told(merged_manifest(with_spec(), "run-7"))["fetch"][0]} == {
+        "runtime"
+    }
 
 
 def test_what_the_trainer_would_refuse_is_reported() -> None:
     other = [{"name": "extra", "env": []}]
-    found = merge(
+    found = merged_manifest(
         with_spec(
             podSpecOverrides=[{"targetJobs": [{"name": "node"}, {"name": "nodes"}], "initContainers": other}],
             podTemplateOverrides=[{"targetJobs": [{"name": "node"}]}],
@@ -98,14 +100,14 @@ def test_what_the_trainer_would_refuse_is_reported() -> None:
 
 
 def test_a_runtime_that_is_not_there_shows_how_to_get_it() -> None:
-    found = merge(documents()[1:], "run-7")
+    found = merged_manifest(documents()[1:], "run-7")
     assert found.jobs == ()
     assert "kubectl get ClusterTrainingRuntime torch -o yaml" in found.problems[0]
 
 
 def test_a_trainjob_that_is_not_there_is_the_users_mistake() -> None:
     with pytest.raises(UsageError, match=r"TrainJob run-9 not found in these files; found: run-7"):
-        merge(documents(), "run-9")
+        merged_manifest(documents(), "run-9")
 
 
 def test_nothing_of_a_strange_manifest_breaks_it() -> None:
@@ -127,7 +129,7 @@ def test_nothing_of_a_strange_manifest_breaks_it() -> None:
         many += 1
         try:
             given = copy.deepcopy([broken["runtime"], broken["train"]])
-            found = merge([one for one in given if isinstance(one, dict)], "run-7")
+            found = merged_manifest([one for one in given if isinstance(one, dict)], "run-7")
         except UsageError:
             continue
         assert all(isinstance(line, str) for line in found.lines())

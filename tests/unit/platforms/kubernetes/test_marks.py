@@ -10,30 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.model.memory import Warned
-from gpukeeper.model.subject import Marks, Outcome
+from gpukeeper.model.subject import Marks, Outcome, Warned
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT
-from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED, Ending
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.builtin import DEPLOYMENT, JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import NOT_CHECKED, NOT_ENDED, Ending, Kind
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB, V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB
-from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_CHECKED
 from gpukeeper.platforms.kubernetes.marks import (
     FAR,
     AnnouncedWarnings,
+    NamespaceFacts,
     excluded,
     managed_elsewhere,
     moment,
+    namespace_facts,
     pod_hold,
     read,
     span,
+    unreadable_namespace,
 )
-from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.unit.platforms.kubernetes.examples import NOW, ago, meta, pod, root
 
@@ -567,7 +564,7 @@ def namespace(**metadata: Any) -> Meta:
 )
 def test_what_a_namespace_says(metadata: dict[str, Any], facts: NamespaceFacts) -> None:
     told = namespace(**metadata) if "name" not in metadata else msgspec.structs.replace(namespace(), **metadata)
-    assert facts_of(told, {"team-*": "research", "*-a": "other"}, NOW) == facts
+    assert namespace_facts(told, {"team-*": "research", "*-a": "other"}, NOW) == facts
 
 
 def test_a_garbled_exclusion_of_a_namespace_holds() -> None:
@@ -575,7 +572,7 @@ def test_a_garbled_exclusion_of_a_namespace_holds() -> None:
 
 
 def test_a_namespace_that_could_not_be_read_is_unknown() -> None:
-    facts = unreadable("team-a", "403")
+    facts = unreadable_namespace("team-a", "403")
     assert isinstance(facts.environment, Unknown)
     assert isinstance(facts.owner, Unknown)
 

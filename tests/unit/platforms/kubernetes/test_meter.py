@@ -13,13 +13,11 @@ from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries
 from gpukeeper.ledger.database import open_for_writing
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.lifecycle.activity import Use, UseAssessment, assess_use
-from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import Activity
 from gpukeeper.model.series import Sample, Signal
-from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.subject import Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.measurements import RunningPod
-from gpukeeper.platforms.kubernetes.meter import ClusterMeter
+from gpukeeper.platforms.kubernetes.meter import ClusterMeter, RunningPod
 
 NOW = datetime(2026, 3, 2, 12, 0, 40, tzinfo=UTC)
 MINUTE, WINDOW = timedelta(minutes=1), timedelta(minutes=30)

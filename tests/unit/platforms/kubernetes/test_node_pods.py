@@ -10,7 +10,7 @@ import pytest
 
 from gpukeeper.devices.busy import GpuUse
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.node_pods import (
+from gpukeeper.platforms.kubernetes.node_use import (
     GONE,
     Assigned,
     PodGpu,

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.devices.busy import GpuUse
+from gpukeeper.devices.gpus import WALLED
 from gpukeeper.devices.meter import GpuMeter
-from gpukeeper.devices.occupancy import WALLED
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import node_use
-from gpukeeper.platforms.kubernetes.node_pods import PodGpu, PodName
-from gpukeeper.platforms.kubernetes.node_use import KubeletFiles, PodUse, PodUseReader
+from gpukeeper.platforms.kubernetes.node_use import KubeletFiles, PodGpu, PodName, PodUse, PodUseReader
 from tests.patience import PATIENCE
 
 UID = "1ee48fe1-0c6b-4b52-9a57-3a0d8d1f2c11"

@@ -11,15 +11,15 @@ import pytest
 from gpukeeper.lifecycle.decide import decide, still_holds
 from gpukeeper.model.decision import Accepted, Action, Decision, Refused, Step, Verdict, View
 from gpukeeper.model.subject import Subject
-from gpukeeper.platforms.kubernetes import other_owners
+from gpukeeper.platforms.kubernetes import owners
 from gpukeeper.platforms.kubernetes.acts import ClusterActions
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.exchange import ApiError, ClusterUnavailable
+from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, condition, pod_json
 from tests.unit.platforms.kubernetes.stored_cluster import forbidden, silent
@@ -226,7 +226,7 @@ def test_many_owners_of_one_kind_are_listed_and_remembered() -> None:
 
 
 def test_owners_beyond_the_allowance_of_a_pass_may_exist_until_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_owners, "MOST_CALLS", 3)
+    monkeypatch.setattr(owners, "MOST_CALLS", 3)
     jobs = [finished(f"run-{n}", other(name=f"c-{n}")) for n in range(5)]
     lab = Wider(*jobs)
     platform = KubernetesPlatform(lab.as_cluster, Now(), BOOK.policy)
@@ -236,9 +236,9 @@ def test_owners_beyond_the_allowance_of_a_pass_may_exist_until_a_later_one(monke
 
 
 def test_a_controller_is_not_counted_twice() -> None:
-    assert other_owners.others(Meta()) == ()
+    assert owners.other_owners(Meta()) == ()
     controlled = read(thing("Job", "a", TRAIN))
-    assert other_owners.others(controlled) == ()
+    assert owners.other_owners(controlled) == ()
 
 
 # The other way round: what the garbage collector would delete together with it

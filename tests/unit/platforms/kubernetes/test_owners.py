@@ -9,15 +9,13 @@ import msgspec
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT
+from gpukeeper.platforms.kubernetes.exchange import ApiError
+from gpukeeper.platforms.kubernetes.kinds.builtin import DEPLOYMENT, JOB
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.owners import climb, descendants
-from gpukeeper.platforms.kubernetes.tree import Climb, Descendants
+from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
 from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.unit.platforms.kubernetes.examples import meta, pod_json
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent

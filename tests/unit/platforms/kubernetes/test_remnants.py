@@ -11,10 +11,9 @@ import pytest
 from gpukeeper.model.decision import Action, Refused
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
-from gpukeeper.platforms.kubernetes.remnants import Service, left_by_runs, read, subject_of
+from gpukeeper.platforms.kubernetes.marks import NamespaceFacts
 from gpukeeper.platforms.kubernetes.translate import TranslationSettings
-from gpukeeper.platforms.kubernetes.walk import WalkSettings
+from gpukeeper.platforms.kubernetes.walk import Service, WalkSettings, read_service, service_subject, services_of_runs
 from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, meta
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden
 from tests.unit.platforms.kubernetes.test_owners import thing
@@ -38,7 +37,7 @@ def found(*objects: Told, namespaces: tuple[str, ...] = ("team-a",), refuse: str
 
     async def all_() -> list[Service]:
         wanted = WalkSettings(namespaces, {}, TranslationSettings())
-        return [one async for one in left_by_runs(cluster.as_cluster, wanted, NOW)]
+        return [one async for one in services_of_runs(cluster.as_cluster, wanted, NOW)]
 
     return asyncio.run(all_())
 
@@ -46,7 +45,7 @@ def found(*objects: Told, namespaces: tuple[str, ...] = ("team-a",), refuse: str
 @pytest.mark.parametrize("app", ["gpu-accept-ddp", "gpu-acceptance-test"])
 def test_a_headless_service_without_its_pods_is_reported_with_the_command_to_delete_it(app: str) -> None:
     (left,) = found(service(labels={"app": app, "owner": "ann"}))
-    told = subject_of(left, NamespaceFacts(), AT, TranslationSettings(owner_labels=("owner",)))
+    told = service_subject(left, NamespaceFacts(), AT, TranslationSettings(owner_labels=("owner",)))
     assert (told.shape, told.owner, told.ref.path) == (Shape.REMNANT, "ann", "kubernetes/lab/team-a/service/ddp")
     assert told.findings == (
         f"a headless Service of an acceptance run (app={app}), created 3d ago, owner ann: no pod of the run is left."
@@ -56,7 +55,7 @@ def test_a_headless_service_without_its_pods_is_reported_with_the_command_to_del
 
 def test_nobody_known_owns_one_without_a_label() -> None:
     (left,) = found(service(), namespaces=("team-*",))
-    assert "owner unknown" in subject_of(left, NamespaceFacts(), AT, TranslationSettings()).findings[0]
+    assert "owner unknown" in service_subject(left, NamespaceFacts(), AT, TranslationSettings()).findings[0]
 
 
 @pytest.mark.parametrize(
@@ -94,10 +93,10 @@ def test_without_the_rights_nothing_is_reported(refuse: str) -> None:
 
 
 def test_one_is_read_by_its_uid() -> None:
-    ref = subject_of(found(service())[0], NamespaceFacts(), AT, TranslationSettings()).ref
+    ref = service_subject(found(service())[0], NamespaceFacts(), AT, TranslationSettings()).ref
 
     def again(*objects: Told) -> object:
-        return asyncio.run(read(StoredCluster(*objects).as_cluster, ref, NOW))
+        return asyncio.run(read_service(StoredCluster(*objects).as_cluster, ref, NOW))
 
     assert isinstance(again(service()), Service)
     assert isinstance(again(), Gone)

@@ -8,12 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.subject import Gone, State, Subject
+from gpukeeper.model.subject import Gone, Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes import removals
-from gpukeeper.platforms.kubernetes.errors import ClusterUnavailable
-from gpukeeper.platforms.kubernetes.removals import FOLLOWED_MAX, PendingRemovals
+from gpukeeper.platforms.kubernetes import watch
+from gpukeeper.platforms.kubernetes.exchange import ClusterUnavailable
+from gpukeeper.platforms.kubernetes.watch import FOLLOWED_MAX, PendingRemovals
 from gpukeeper.platforms.kubernetes.wire import Pod
 from tests.unit.platforms.kubernetes.examples import NOW
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent
@@ -112,7 +111,7 @@ def test_what_is_followed_is_bounded_and_the_oldest_is_forgotten() -> None:
 
 
 def test_reports_of_deletions_are_bounded_and_the_newest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removals, "REPORTED_MAX", 3)
+    monkeypatch.setattr(watch, "REPORTED_MAX", 3)
     _, made = followed()
     for uid in ("1", "2", "3", "1", "4"):
         made.report_deleted(uid)

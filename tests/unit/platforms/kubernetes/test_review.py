@@ -21,17 +21,16 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
-from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
-from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, STATEFULSET
+from gpukeeper.platforms.kubernetes.exchange import ApiError, ClusterUnavailable
+from gpukeeper.platforms.kubernetes.gpus import PodTotals
+from gpukeeper.platforms.kubernetes.kinds.builtin import DAEMONSET, DEPLOYMENT, JOB, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, unreadable
+from gpukeeper.platforms.kubernetes.marks import NamespaceFacts, unreadable_namespace
 from gpukeeper.platforms.kubernetes.owners import descendants
-from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
 from gpukeeper.platforms.kubernetes.translate import STOPPED, TranslationSettings, incarnation_of, root_subject
 from gpukeeper.platforms.kubernetes.walk import ClusterWalk, WalkSettings
 from gpukeeper.platforms.kubernetes.wire import Meta, Root
@@ -178,7 +177,7 @@ def test_a_running_set_without_gpus_is_not_removed_without_a_word(kind: Kind, at
 
 
 def test_a_namespace_that_cannot_be_read_may_hold_what_runs_in_it() -> None:
-    hidden = unreadable("team-a", "403")
+    hidden = unreadable_namespace("team-a", "403")
     running = subject_of(RAYCLUSTER, root(), totals(pod(name="head")), hidden)
     assert running.marks.hold_until is not None
     assert any("could not be read" in line for line in running.evidence)

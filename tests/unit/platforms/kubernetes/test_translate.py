@@ -7,24 +7,20 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.config.presets import BUILT_IN
+from gpukeeper.config.layers import BUILT_IN
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, View
-from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY, Memory
 from gpukeeper.model.policy import AtFinish, ClassSettings, PlaceScope, Policy
-from gpukeeper.model.subject import Outcome, State, Subject
+from gpukeeper.model.subject import EMPTY, Memory, Outcome, Ref, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, REPLICASET, STATEFULSET
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.gpus import PodTotals
+from gpukeeper.platforms.kubernetes.kinds.builtin import DAEMONSET, DEPLOYMENT, JOB, REPLICASET, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB, V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB, RAYSERVICE
-from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
-from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
+from gpukeeper.platforms.kubernetes.marks import NamespaceFacts
 from gpukeeper.platforms.kubernetes.translate import TranslationSettings, pod_subject, root_subject
 from tests.unit.platforms.kubernetes.examples import (
     AT,

@@ -16,7 +16,7 @@ from gpukeeper.model.decision import Action, Decision, Step
 from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Subject
 from gpukeeper.platforms.ray.adapter import RayPlatform
-from gpukeeper.platforms.ray.processes import Process, Raylet, raylet_of, read
+from gpukeeper.platforms.ray.nodes import Process, Raylet, raylet_of, read
 from gpukeeper.platforms.ray.settings import RaySettings
 from tests.own_processes import everything_seen
 from tests.patience import PATIENCE

@@ -10,18 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk import filesystems, trash
+from gpukeeper.disk import mounts, trash
 from gpukeeper.disk.measure import open_directory
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.trash import TrashedTree
 from gpukeeper.model.decision import Accepted, Changed, NothingToCapture, Refused, Unseen
-from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Capture, PlaceScope, Policy, Reports, Temporary
-from gpukeeper.model.subject import Category, Gone, Shape, Subject
+from gpukeeper.model.subject import Category, Gone, Ref, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
-from gpukeeper.platforms.ray.connect import NodeContainer
-from gpukeeper.platforms.ray.settings import Counted, RaySettings
+from gpukeeper.platforms.ray.settings import Counted, NodeContainer, RaySettings
 from tests.unit.platforms.ray.nodes_here import (
     SESSION,
     Ahead,
@@ -350,7 +348,7 @@ def test_work_of_ray_concerns_only_the_temporary_directories_that_ray_uses(tmp_p
 
 def test_a_tree_has_a_uid_that_outlasts_its_device_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree(tmp_path, "tmpone")
-    monkeypatch.setattr(filesystems, "lasting_ids", lambda: {tmp_path.stat().st_dev: "fsid-a"})
+    monkeypatch.setattr(mounts, "lasting_ids", lambda: {tmp_path.stat().st_dev: "fsid-a"})
     ray = platform(tmp_path)
     found = one_of(ray, tmp_path, "tmpone")
     assert found.lasting == f"fsid-a:{(tmp_path / 'tmpone').stat().st_ino}"

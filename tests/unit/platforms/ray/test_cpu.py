@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.cpu import FRESH, OLDEST, Cpu
-from gpukeeper.platforms.ray.processes import TICKS
+from gpukeeper.platforms.ray.idleness import FRESH_RESULT, OLDEST_READING, Cpu
+from gpukeeper.platforms.ray.nodes import TICKS
 from tests.unit.platforms.ray.nodes_here import process
 
 WINDOW = timedelta(seconds=10)
@@ -53,7 +53,7 @@ def test_the_reading_of_the_last_pass_will_do_if_it_is_neither_too_young_nor_too
     cpu.begin([process(1, ticks=TICKS)], WINDOW)  # not taken: the earlier one is old enough
     cpu.take([process(1, ticks=30 * TICKS)])
     assert cpu.percent([process(1)]) == pytest.approx(10)
-    watch.time += OLDEST + 1
+    watch.time += OLDEST_READING + 1
     cpu.begin([process(1, ticks=31 * TICKS)], WINDOW)  # taken: nobody knows when the earlier time was spent
     watch.time += 10
     cpu.take([process(1, ticks=32 * TICKS)])
@@ -76,5 +76,5 @@ def test_the_window_is_waited_for_once() -> None:
     asyncio.run(work())
     assert len(reads) == 1
     assert cpu.fresh
-    watch.time += FRESH + 1
+    watch.time += FRESH_RESULT + 1
     assert not cpu.fresh

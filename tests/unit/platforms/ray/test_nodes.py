@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import os
 
-from gpukeeper.platforms.ray.connect import NodeContainer
-from gpukeeper.platforms.ray.nodes import MACHINE, NodeListing, RayRoot, find, reported_roots, sees_our_files
-from gpukeeper.platforms.ray.processes import Process, read
+from gpukeeper.platforms.ray.nodes import (
+    MACHINE,
+    NodeListing,
+    Process,
+    RayRoot,
+    find,
+    read,
+    reported_roots,
+    sees_our_files,
+)
+from gpukeeper.platforms.ray.settings import NodeContainer
 from tests.unit.platforms.ray.nodes_here import SESSION, process, raylet
 
 ID = "0123456789abcdef" * 4

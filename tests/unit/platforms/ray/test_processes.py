@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.platforms.ray.processes import (
+from gpukeeper.platforms.ray.nodes import (
     ancestors,
     descendants,
     flags_of,
@@ -16,7 +16,7 @@ from gpukeeper.platforms.ray.processes import (
     parse_inside,
     raylet_of,
     read,
-    read_all,
+    read_processes,
 )
 from tests.unit.platforms.ray.nodes_here import child, process, until
 
@@ -48,7 +48,7 @@ def test_a_process_of_this_machine_is_read_whole() -> None:
     assert me is not None
     assert (me.pid, me.uid, me.inside) == (os.getpid(), os.getuid(), me.inside)
     assert me.mounts == str(Path("/proc/self/ns/mnt").readlink())
-    assert me in read_all() or me.ticks <= next(one.ticks for one in read_all() if one.pid == me.pid)
+    assert me in read_processes() or me.ticks <= next(one.ticks for one in read_processes() if one.pid == me.pid)
     assert is_still(me.pid, me.starttime)
     assert not is_still(me.pid, me.starttime + 1)
 

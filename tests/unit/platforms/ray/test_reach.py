@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.platforms.ray import reach
-from gpukeeper.platforms.ray.processes import read
-from gpukeeper.platforms.ray.reach import NodeAccess
+from gpukeeper.platforms.ray.nodes import NodeAccess, identity_of_entry, on_the_way, opened_directory, opened_node, read
 from tests.unit.platforms.ray.nodes_here import child
 
 
@@ -25,7 +23,7 @@ def node(tmp_path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def where(root: int, path: str) -> str:
-    with reach.folder(root, path) as (fd, real, _):
+    with opened_directory(root, path) as (fd, real, _):
         assert os.fstat(fd).st_ino
         return real
 
@@ -81,9 +79,9 @@ def test_the_owners_of_links_are_reported(node: tuple[int, Path]) -> None:
     root, home = node
     (home / "a").symlink_to("b")
     (home / "b").symlink_to("disk")
-    with reach.folder(root, "/a/deep") as (_, _, owners):
+    with opened_directory(root, "/a/deep") as (_, _, owners):
         assert owners == {os.geteuid()}
-    with reach.folder(root, "/disk/deep") as (_, _, owners):
+    with opened_directory(root, "/disk/deep") as (_, _, owners):
         assert owners == frozenset()
 
 
@@ -91,7 +89,7 @@ def test_everything_on_the_way_is_told_as_far_as_it_goes(node: tuple[int, Path])
     root, home = node
     (home / "a").symlink_to("disk")
     passed = [path.lstat() for path in (home / "a", home / "disk", home / "disk/deep")]
-    assert reach.on_the_way(root, "/a/deep/nothing/here") == {(one.st_dev, one.st_ino) for one in passed}
+    assert on_the_way(root, "/a/deep/nothing/here") == {(one.st_dev, one.st_ino) for one in passed}
 
 
 def test_nothing_stays_open(node: tuple[int, Path]) -> None:
@@ -99,8 +97,8 @@ def test_nothing_stays_open(node: tuple[int, Path]) -> None:
     (home / "tmp").symlink_to("/disk")
     before = len(list(Path("/proc/self/fd").iterdir()))
     where(root, "/tmp/deep")
-    reach.identity(root, "/tmp/deep")
-    reach.on_the_way(root, "/tmp/deep/nothing")
+    identity_of_entry(root, "/tmp/deep")
+    on_the_way(root, "/tmp/deep/nothing")
     for path in ("/nothing", "/tmp/deep/nothing"):
         with pytest.raises(FileNotFoundError):
             where(root, path)
@@ -111,9 +109,9 @@ def test_the_root_of_whoever_ended_is_not_another_users(tmp_path: Path) -> None:
     with child("import sys; print('ready', flush=True); sys.stdin.read()") as pid:
         one = read(pid)
         assert one is not None
-        with reach.opened(NodeAccess(pid, one.starttime)) as root:
+        with opened_node(NodeAccess(pid, one.starttime)) as root:
             assert os.fstat(root).st_ino == Path("/").stat().st_ino
-        with pytest.raises(FileNotFoundError), reach.opened(NodeAccess(pid, one.starttime + 1)):
+        with pytest.raises(FileNotFoundError), opened_node(NodeAccess(pid, one.starttime + 1)):
             pass
-    with pytest.raises(OSError), reach.opened(NodeAccess(pid, one.starttime)):  # noqa: PT011 - any: it is gone
+    with pytest.raises(OSError), opened_node(NodeAccess(pid, one.starttime)):  # noqa: PT011 - any: it is gone
         pass

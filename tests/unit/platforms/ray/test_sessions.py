@@ -15,9 +15,8 @@ from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCaptu
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Category, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray import sockets
 from gpukeeper.platforms.ray.adapter import RayPlatform
-from gpukeeper.platforms.ray.sessions import paths_in
+from gpukeeper.platforms.ray.sessions import listener_of, paths_in
 from tests.unit.platforms.ray.nodes_here import (
     SESSION,
     child,
@@ -268,7 +267,7 @@ def test_a_filesystem_that_other_machines_share_is_never_known_to_be_free(
     """Whatever this one is: it plays the part of one on the network."""
     session(tmp_path)
     (tmp_path / "tmpone").mkdir()
-    monkeypatch.setattr("gpukeeper.disk.remote_use.LOCAL", frozenset())
+    monkeypatch.setattr("gpukeeper.disk.open_files.LOCAL", frozenset())
     ray = platform(tmp_path)
     for name in (SESSION, "tmpone"):
         found = one_of(ray, tmp_path, name)
@@ -296,9 +295,9 @@ def test_the_ends_of_its_newest_logs_are_evidence_and_reading_them_is_no_use(tmp
 
 def test_without_sockets_nobody_listens(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
-    assert sockets.listener(fd) is None
+    assert listener_of(fd) is None
     (tmp_path / "sockets").symlink_to("/run")
-    assert isinstance(sockets.listener(fd), Unknown)
+    assert isinstance(listener_of(fd), Unknown)
     os.close(fd)
 
 

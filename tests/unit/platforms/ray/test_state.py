@@ -18,9 +18,8 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import ClusterState, busy
-from gpukeeper.platforms.ray.dashboards import Dashboard as FoundDashboard
-from gpukeeper.platforms.ray.dashboards import DashboardQueries
-from gpukeeper.platforms.ray.state import StateApi, addresses, read_token, why_out_of_reach
+from gpukeeper.platforms.ray.state import Dashboard as FoundDashboard
+from gpukeeper.platforms.ray.state import DashboardQueries, StateApi, addresses, read_token, why_out_of_reach
 from tests.patience import PATIENT
 from tests.unit.platforms.ray.nodes_here import as_raylet, process
 

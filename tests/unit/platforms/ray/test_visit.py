@@ -17,8 +17,8 @@ from gpukeeper.model.decision import Accepted
 from gpukeeper.model.policy import PlaceScope, Temporary
 from gpukeeper.model.subject import Disk, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.connect import NodeContainer
-from gpukeeper.platforms.ray.processes import raylet_of
+from gpukeeper.platforms.ray.nodes import raylet_of
+from gpukeeper.platforms.ray.settings import NodeContainer
 from gpukeeper.platforms.ray.visit import NodeDirectory, seen_from_here, whose
 from tests.unit.platforms.ray.nodes_here import (
     SESSION,

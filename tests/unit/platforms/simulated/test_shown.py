@@ -14,11 +14,10 @@ import pytest
 from gpukeeper.blocking import in_thread, real_seconds, real_span
 from gpukeeper.interfaces.link import Demo
 from gpukeeper.model.event import Closed, NodeTested
-from gpukeeper.platforms.simulated import clock
-from gpukeeper.platforms.simulated.clock import PacedLoop, VirtualLoop, run_virtually
-from gpukeeper.platforms.simulated.fleet import places
-from gpukeeper.platforms.simulated.recorded import SPAN, recorded
-from gpukeeper.platforms.simulated.shown import ShownUsers, held_gpus, shown_world
+from gpukeeper.platforms.simulated import world
+from gpukeeper.platforms.simulated.demo import SPAN, ShownUsers, held_gpus, recorded, shown_world
+from gpukeeper.platforms.simulated.users import places
+from gpukeeper.platforms.simulated.world import PacedLoop, VirtualLoop, run_virtually
 
 NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)
 
@@ -42,7 +41,7 @@ def test_a_paced_loop_jumps_until_it_keeps_its_pace(monkeypatch: pytest.MonkeyPa
 
     loop = PacedLoop()
     monkeypatch.setattr(selectors.DefaultSelector, "select", select)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: sum(waited)))
+    monkeypatch.setattr(world, "time", SimpleNamespace(monotonic=lambda: sum(waited)))
     jumped, passed, real = run_virtually(live(), loop)
     assert jumped == pytest.approx(3600)
     assert passed == pytest.approx(5)

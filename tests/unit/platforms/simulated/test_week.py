@@ -9,15 +9,11 @@ import pytest
 
 from gpukeeper.model.decision import Action, Decision, Step, Verdict
 from gpukeeper.model.event import Event, Held, Intended, Released
-from gpukeeper.model.memory import Hold
-from gpukeeper.model.subject import Outcome, Shape, Subject
+from gpukeeper.model.subject import Hold, Outcome, Shape, Subject
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
-from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop
-from gpukeeper.platforms.simulated.fleet import places
-from gpukeeper.platforms.simulated.thing import Thing
-from gpukeeper.platforms.simulated.users import SimulatedUsers
-from gpukeeper.platforms.simulated.week import wrong_steps
-from gpukeeper.platforms.simulated.world import World
+from gpukeeper.platforms.simulated.demo import wrong_steps
+from gpukeeper.platforms.simulated.users import SimulatedUsers, places
+from gpukeeper.platforms.simulated.world import Thing, VirtualClock, VirtualLoop, World
 
 HOUR = timedelta(hours=1)
 

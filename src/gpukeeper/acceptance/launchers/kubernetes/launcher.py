@@ -11,9 +11,8 @@ from typing import TypeVar
 import msgspec
 from ruamel.yaml import YAML
 
-from gpukeeper.acceptance.fleet.spec import RunSpec, Target, flags
-from gpukeeper.acceptance.fleet.status import Removal, RunSummary
-from gpukeeper.acceptance.launchers.kubernetes import catalog, log, marks, reasons, targets
+from gpukeeper.acceptance.fleet.launcher import Removal, RunSpec, RunSummary, Target, flags
+from gpukeeper.acceptance.launchers.kubernetes import forms, objects, status
 from gpukeeper.acceptance.launchers.kubernetes.api import (
     ALREADY_EXISTS,
     EVENTS,
@@ -21,36 +20,75 @@ from gpukeeper.acceptance.launchers.kubernetes.api import (
     PODS,
     TRAINING_RUNTIMES,
     Api,
+    Event,
+    Meta,
+    Node,
+    Pod,
     Refused,
     Resource,
+    Root,
 )
-from gpukeeper.acceptance.launchers.kubernetes.members import (
-    NONE,
-    Found,
-    Members,
-    by_run,
-    is_described,
-    without_controller,
-)
-from gpukeeper.acceptance.launchers.kubernetes.options import KubernetesOptions, is_label_value, options_of
-from gpukeeper.acceptance.launchers.kubernetes.plan import Item, Plan
+from gpukeeper.acceptance.launchers.kubernetes.objects import Item, KubernetesOptions, Plan, is_label_value, options_of
 from gpukeeper.acceptance.launchers.kubernetes.status import (
     ENDED,
+    NO_MEMBERS,
     Facts,
+    Found,
+    Members,
+    is_described,
+    members_by_run,
     needs_events,
     needs_nodes,
     node_of,
+    reason_of_node,
     statuses,
+    without_controller,
 )
-from gpukeeper.acceptance.launchers.kubernetes.wire import Event, Meta, Node, Pod, Root
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
+
+LOG_PART = 8 * 1024 * 1024  # bytes of one request
+LOG_PARTS_MAX = 64  # requests for one log
+
+
+async def read_log(
+    api: Api, name: str, namespace: str, container: str, *, previous: bool = False, part: int = LOG_PART
+) -> bytes:
+    """Asks again from the time of the last whole line on, and drops the lines that it has already."""
+    lines: list[bytes] = []
+    since = ""
+    for _ in range(LOG_PARTS_MAX):
+        found = await api.log(
+            name, namespace=namespace, container=container, previous=previous, since=since, timestamps=True, limit=part
+        )
+        new = found.splitlines(keepends=True)
+        cut = len(found) >= part
+        if cut and len(new) > 1:
+            new.pop()  # a part of a line; it comes again
+        overlap = _overlap(lines, new)
+        lines += new[overlap:]
+        if not cut or overlap == len(new):
+            break
+        since = lines[-1].partition(b" ")[0].decode("ascii", "replace")
+    return b"".join(line.partition(b" ")[2] for line in lines)
+
+
+def _overlap(have: list[bytes], new: list[bytes]) -> int:
+    """How many lines at the beginning of `new` are those at the end of `have`. `since` has a precision of seconds."""
+    if not have or not new:
+        return 0
+    most = min(len(have), len(new))
+    for count in range(most, 0, -1):
+        if have[-count] == new[0] and have[-count:] == new[:count]:
+            return count
+    return 0
+
 
 T = TypeVar("T")
 PATIENCE = 90  # seconds until a removal counts as not done: the grace period of the pods, and the garbage collector
 PAUSE = 1.0
 NODES_EVERY = 12  # statuses; every minute while a run is polled
-KINDS = (*catalog.ROOTS, *catalog.BESIDE)
+KINDS = (*forms.ROOTS, *forms.BESIDE)
 FIRST = (TRAINING_RUNTIMES,)  # a TrainJob is refused without it
 
 
@@ -102,20 +140,20 @@ class KubernetesLauncher:
             if refused.status != 403:
                 raise
             pods = None
-        return targets.choose(spec, self._placed, nodes, pods)
+        return status.choose_targets(spec, self._placed, nodes, pods)
 
     def render(self, spec: RunSpec, targets: Sequence[Target]) -> str:
         return as_yaml([one.manifest for one in self.items(spec, targets)])
 
     def items(self, spec: RunSpec, targets: Sequence[Target]) -> list[Item]:
         """Exactly what is created. What others need comes first."""
-        form = spec.form or catalog.DEFAULT
-        if form not in catalog.FORMS:
-            raise UsageError(f'--as "{form}": unknown form. Forms: {", ".join(catalog.FORMS)}. Nothing was created.')
+        form = spec.form or forms.DEFAULT
+        if form not in forms.FORMS:
+            raise UsageError(f'--as "{form}": unknown form. Forms: {", ".join(forms.FORMS)}. Nothing was created.')
         if not is_label_value(spec.run) or not spec.run:
             raise UsageError(f'The run id "{spec.run}" cannot be a label. Use letters, digits, dashes and dots.')
         whole = msgspec.structs.replace(spec, form=form)
-        made = catalog.items(Plan(whole, self._placed, tuple(targets)))
+        made = forms.items(Plan(whole, self._placed, tuple(targets)))
         return sorted(made, key=lambda one: not one.owned)
 
     async def start(self, spec: RunSpec, targets: Sequence[Target]) -> None:
@@ -135,21 +173,21 @@ class KubernetesLauncher:
 
     async def runs(self) -> tuple[RunSummary, ...] | Unknown:
         try:
-            return await self._summaries(marks.OF_RUNS)
+            return await self._summaries(objects.OF_RUNS)
         except PlatformError as error:
             return Unknown(str(error))
 
     async def run(self, run: str) -> RunSummary | None:
         if not run or not is_label_value(run):
             return None
-        return next(iter(await self._summaries(marks.selector(run))), None)
+        return next(iter(await self._summaries(objects.run_selector(run))), None)
 
     async def output(self, spec: RunSpec, node: str) -> bytes | Unknown:
         pods = [one for one in self._pods.get(spec.run, ()) if node_of(one) == node]
         try:
             if not pods or any(one.status.phase not in ENDED for one in pods):
                 mine = self._members.get(spec.run) or await self._of_run(spec.run)
-                listed = await self._list(PODS, Pod, marks.selector(spec.run), f"spec.nodeName={node}")
+                listed = await self._list(PODS, Pod, objects.run_selector(spec.run), f"spec.nodeName={node}")
                 pods = [one for one in listed if node_of(one) == node and mine.has(one)] or pods
             parts = [
                 await self._log(one) for one in sorted(pods, key=lambda one: one.metadata.creation_timestamp or "")
@@ -193,19 +231,19 @@ class KubernetesLauncher:
 
     async def _require(self, resources: set[Resource]) -> None:
         for one in sorted(resources, key=lambda one: one.words):
-            served = await self._api.serves(one) if catalog.is_optional(one) else True
+            served = await self._api.serves(one) if forms.is_optional(one) else True
             if isinstance(served, Unknown):
                 raise PlatformError(f"{served.why}. Nothing was created.")
             if not served:
                 raise UsageError(
                     f"The cluster has no {one.kind} ({one.api_version}). Nothing was created. "
-                    f"Install {catalog.OPTIONAL[one.words]}, or use --as job."
+                    f"Install {forms.OPTIONAL[one.words]}, or use --as job."
                 )
 
     async def _existing(self, run: str, resources: set[Resource]) -> dict[tuple[str, str], Meta]:
         found = {}
         for one in sorted(resources, key=lambda one: one.words):
-            listed = await self._api.list(one, Root, namespace=self._namespace, labels=marks.selector(run))
+            listed = await self._api.list(one, Root, namespace=self._namespace, labels=objects.run_selector(run))
             mine = [root.metadata for root in listed.items if is_described(root.metadata, run)]
             found.update({(one.words, meta.name): meta for meta in mine})
         return found
@@ -261,8 +299,8 @@ class KubernetesLauncher:
             return ()
         pods: dict[str, list[Pod]] = {run: [] for run in members}
         for pod in await self._list(PODS, Pod, selector):
-            run = marks.run_of(pod.metadata.labels)
-            if members.get(run, NONE).has(pod):
+            run = objects.run_of(pod.metadata.labels)
+            if members.get(run, NO_MEMBERS).has(pod):
                 pods[run].append(pod)
         self._pods.update(pods)
         self._members.update(members)
@@ -273,7 +311,7 @@ class KubernetesLauncher:
         return tuple(_summary(mine, pods[run], events, nodes) for run, mine in members.items())
 
     async def _of_run(self, run: str) -> Members:
-        return (await self._read(marks.selector(run))).get(run, NONE)
+        return (await self._read(objects.run_selector(run))).get(run, NO_MEMBERS)
 
     async def _read(self, selector: str) -> dict[str, Members]:
         """A kind that may not be listed is left out: a run of another form needs no right on it."""
@@ -286,12 +324,12 @@ class KubernetesLauncher:
                 if problem.status != 403:
                     raise
                 refused[resource] = problem
-        if all(one in refused for one in catalog.ROOTS if one not in self._absent):
+        if all(one in refused for one in forms.ROOTS if one not in self._absent):
             raise next(iter(refused.values()))
-        members = by_run(found)
+        members = members_by_run(found)
         for mine in members.values():
             form = mine.description()[0].form if mine.own else ""
-            for one in catalog.BETWEEN.get(form, ()):
+            for one in forms.BETWEEN.get(form, ()):
                 if one in refused:
                     raise refused[one]
         return members
@@ -301,7 +339,7 @@ class KubernetesLauncher:
         self._members.pop(run, None)
 
     async def _roots(self, resource: Resource, selector: str) -> Sequence[Root]:
-        if catalog.is_optional(resource):
+        if forms.is_optional(resource):
             served = await self._api.serves(resource)
             if isinstance(served, Unknown):
                 raise PlatformError(served.why)
@@ -327,7 +365,7 @@ class KubernetesLauncher:
         """A node that reports that it is not ready leaves its pods as they are, so it is read itself: at the first
         status, then at some, since nodes are large objects; and while one is lost, which ends the wait for it."""
         names = {node_of(one) for one in pods} - {""}
-        lost = any(reasons.of_node(name, self._listed_nodes) is not None for name in names)
+        lost = any(reason_of_node(name, self._listed_nodes) is not None for name in names)
         running = any(one.status.phase == "Running" for one in pods)
         if lost or needs_nodes(pods) or (running and self._statuses % NODES_EVERY == 0):
             self._listed_nodes = await self._nodes()
@@ -346,9 +384,9 @@ class KubernetesLauncher:
         before = b""
         if status is not None and status.restart_count:
             with suppress(Refused):  # only the last one but one is kept, and not for ever
-                before = await log.read(self._api, meta.name, meta.namespace, name, previous=True)
+                before = await read_log(self._api, meta.name, meta.namespace, name, previous=True)
         try:
-            return before + await log.read(self._api, meta.name, meta.namespace, name)
+            return before + await read_log(self._api, meta.name, meta.namespace, name)
         except Refused as refused:
             if refused.status == 404 or (refused.status == 400 and "waiting to start" in str(refused)):
                 return before
@@ -360,7 +398,7 @@ class KubernetesLauncher:
         """What has the label of the run, and is not known to be of it."""
         why = f"it has the label of run {run}, but no description of it; it was kept"
         words = [one.words for one in mine.foreign]
-        alone = without_controller(await self._list(PODS, Pod, marks.selector(run)))
+        alone = without_controller(await self._list(PODS, Pod, objects.run_selector(run)))
         return [(one, why) for one in [*words, *(pod.words for pod in alone)]]
 
     async def _until_gone(self, run: str, mine: Members, refused: set[str]) -> dict[str, tuple[str, str]]:
@@ -372,7 +410,7 @@ class KubernetesLauncher:
             for one in await self._there(run, mine):
                 if one.meta.uid not in refused:
                     still[one.meta.uid] = (one.words, _why_left(one.meta))
-            for pod in await self._list(PODS, Pod, marks.selector(run)):
+            for pod in await self._list(PODS, Pod, objects.run_selector(run)):
                 if mine.has(pod):
                     still[pod.metadata.uid] = (f"pod/{pod.metadata.name}", _why_left(pod.metadata))
             if not still or waited >= self._patience:
@@ -384,12 +422,12 @@ class KubernetesLauncher:
     async def _there(self, run: str, mine: Members) -> list[Found]:
         """Of the kinds of its objects, and of those between them and the pods."""
         form = mine.description()[0].form
-        kinds = {one.resource for one in mine.own} | set(catalog.BETWEEN.get(form, ()))
+        kinds = {one.resource for one in mine.own} | set(forms.BETWEEN.get(form, ()))
         found = [
             Found(resource, root)
             for resource in KINDS
             if resource in kinds
-            for root in await self._roots(resource, marks.selector(run))
+            for root in await self._roots(resource, objects.run_selector(run))
         ]
         return [one for one in found if one.meta.uid in mine.uids]
 

@@ -7,9 +7,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.web.app import Site
+from gpukeeper.interfaces.web.app import Site, ask_for, machine_of
 from gpukeeper.interfaces.web.charts import figure_lines
-from gpukeeper.interfaces.web.pages.asking import ask_for, machine_of
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.views.acceptance_history import GpuHistory, RunLines, gpu_history

@@ -10,14 +10,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.terminal.backtest_chart import point_key, tradeoff
-from gpukeeper.interfaces.web.app import Site
-from gpukeeper.interfaces.web.pages.asking import ask_for, machine_of
+from gpukeeper.interfaces.terminal.backtest import point_key, tradeoff
+from gpukeeper.interfaces.web.app import Site, ask_for, machine_of
 from gpukeeper.interfaces.web.security import Visitor
-from gpukeeper.lifecycle.backtest.variants import GIVEN, Variant
+from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
 from gpukeeper.markup.elements import Markup
-from gpukeeper.model.durations import in_words
-from gpukeeper.views.backtest_tradeoff import BacktestOnRecord, LimitRow, limit_rows
+from gpukeeper.model.words import in_words
+from gpukeeper.views.backtest import BacktestOnRecord, LimitRow, limit_rows
 
 
 async def show(site: Site, request: HttpRequest, visitor: Visitor) -> Response:

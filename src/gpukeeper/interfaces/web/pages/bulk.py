@@ -8,11 +8,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import RedirectResponse, Response
 
-from gpukeeper.engine.preview import PREVIEWED, RequestPreview
-from gpukeeper.engine.requests import Request
+from gpukeeper.engine.requests import PREVIEWED, Request, RequestPreview
 from gpukeeper.interfaces.link import Answer
-from gpukeeper.interfaces.web.app import Site, form_pairs
-from gpukeeper.interfaces.web.bulk import MOST_AT_ONCE, BulkItem, BulkRun, is_old
+from gpukeeper.interfaces.web.app import MOST_AT_ONCE, BulkItem, BulkRun, Site, form_pairs, is_old
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.pages.workload import hold_seconds
 from gpukeeper.interfaces.web.security import Visitor

@@ -1,10 +1,14 @@
-"""Every GPU of every machine: the first page."""
+"""Every GPU of every machine: the first page. And which GPUs and workloads any page shows: filters, order and
+pages, from the query of its address.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import groupby
+from urllib.parse import urlencode
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -13,9 +17,177 @@ from starlette.responses import HTMLResponse, Response
 
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.security import Visitor
-from gpukeeper.interfaces.web.selection import SORTS, STATES, Chosen, Selection, choices, choose, read_selection
+from gpukeeper.lifecycle.forecast import act_of
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.live import GpuTile, MachineView
+from gpukeeper.views.live import GpuState, GpuTile, MachineView, WorkloadLine
+
+PAGE = 500
+SORTS = ("place", "use", "owner", "next", "since")
+WORKLOAD_SORTS = ("place", "owner", "next", "since")
+STATES = tuple(one.value for one in GpuState)
+UNKNOWN_OWNER = "unknown"
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Empty: no filter. An owner of `unknown` selects what has none."""
+
+    machine: str = ""
+    place: str = ""
+    platform: str = ""
+    owner: str = ""
+    class_: str = ""
+    state: str = ""
+    text: str = ""
+    sort: str = "place"
+    page: int = 1
+
+    @property
+    def filtered(self) -> bool:
+        return any((self.machine, self.place, self.platform, self.owner, self.class_, self.state, self.text))
+
+    def query(self, **changes: object) -> str:
+        """As a query string; what has its default is left out."""
+        wanted = msgspec.structs.replace(self, **changes)
+        found = {
+            name: getattr(wanted, field)
+            for field, name in _NAMES.items()
+            if getattr(wanted, field) != getattr(_DEFAULT, field)
+        }
+        return f"?{urlencode(found)}" if found else "?"
+
+
+_NAMES = {
+    "machine": "machine",
+    "place": "place",
+    "platform": "platform",
+    "owner": "owner",
+    "class_": "class",
+    "state": "state",
+    "text": "q",
+    "sort": "sort",
+    "page": "page",
+}
+_DEFAULT = Selection()
+
+
+def read_selection(query: Mapping[str, str]) -> Selection:
+    """Raises ValueError with a sentence."""
+    found = {field: query[name].strip()[:200] for field, name in _NAMES.items() if query.get(name, "").strip()}
+    page = found.pop("page", "1")
+    if not (page.isascii() and page.isdecimal() and 0 < int(page) < 100_000):
+        raise ValueError(f'page "{page}" is not a positive number')
+    if found.get("sort", "place") not in SORTS:
+        raise ValueError(f'sort "{found["sort"]}" is not one of: {", ".join(SORTS)}')
+    if found.get("state", "free") not in STATES:
+        raise ValueError(f'state "{found["state"]}" is not one of: {", ".join(STATES)}')
+    return Selection(**found, page=int(page))
+
+
+def paged(wanted: Selection, total: int) -> tuple[Selection, slice, int]:
+    """The page that there is: the last one for a number behind it, as from an old link. Its rows; how many pages."""
+    pages = max(-(-total // PAGE), 1)
+    page = min(wanted.page, pages)
+    return msgspec.structs.replace(wanted, page=page), slice((page - 1) * PAGE, page * PAGE), pages
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """One page of what fits. `total`: of all pages; `page`: which one it is."""
+
+    gpus: tuple[tuple[str, GpuTile], ...]  # with the name of the machine
+    total: int
+    pages: int
+    page: int
+
+
+def choose(views: Iterable[MachineView], wanted: Selection) -> Chosen:
+    found = [
+        (view.machine, one)
+        for view in views
+        if wanted.machine in ("", view.machine)
+        for one in view.gpus
+        if fits(one, wanted)
+    ]
+    if wanted.sort != "place":
+        found.sort(key=lambda pair: _order(pair[1], wanted.sort))
+    wanted, rows, pages = paged(wanted, len(found))
+    return Chosen(tuple(found[rows]), len(found), pages, wanted.page)
+
+
+def fits(one: GpuTile, wanted: Selection) -> bool:
+    owner = one.owner if isinstance(one.owner, str) else (UNKNOWN_OWNER if one.key else "")
+    return (
+        wanted.place in ("", one.place)
+        and wanted.platform in ("", one.platform)
+        and wanted.owner in ("", owner)
+        and wanted.class_ in ("", one.class_)
+        and wanted.state in ("", one.state.value)
+        and (not wanted.text or wanted.text.lower() in _text(one))
+    )
+
+
+def fits_workload(one: WorkloadLine, wanted: Selection) -> bool:
+    owner = one.owner if isinstance(one.owner, str) else UNKNOWN_OWNER
+    return (
+        wanted.place in ("", one.place)
+        and wanted.platform in ("", one.platform)
+        and wanted.owner in ("", owner)
+        and wanted.class_ in ("", one.class_)
+        and (not wanted.text or wanted.text.lower() in f"{one.path} {owner} {one.class_} {one.next}".lower())
+    )
+
+
+def _text(one: GpuTile) -> str:
+    return f"{one.name} {one.place} {one.holder} {one.owner} {one.class_} {one.model} {one.state}".lower()
+
+
+def _order(one: GpuTile, by: str) -> tuple[float, str]:
+    match by:
+        case "use":
+            return (-one.use if isinstance(one.use, float | int) else 1.0, one.name)
+        case "owner":
+            return (0.0, one.owner if isinstance(one.owner, str) else "\U0010ffff")
+        case "since":
+            return (_seconds(one.since), one.name)
+        case _:
+            act = act_of(one.steps)
+            return (float("inf") if act is None else _seconds(act.at), one.name)
+
+
+def workload_order(one: WorkloadLine, by: str) -> tuple[float, str, str]:
+    """`next`: what is due first comes first."""
+    match by:
+        case "owner":
+            return (0.0, one.owner if isinstance(one.owner, str) else "\U0010ffff", one.path)
+        case "next":
+            return (float("inf") if one.due is None else _seconds(one.due), "", one.path)
+        case _:
+            return (_seconds(one.since), "", one.path)
+
+
+def _seconds(at: datetime | None) -> float:
+    return 0.0 if at is None else at.timestamp()
+
+
+class Choices(msgspec.Struct, frozen=True):
+    """What the filters of a page offer."""
+
+    machines: tuple[str, ...]
+    owners: tuple[str, ...]
+    classes: tuple[str, ...]
+    platforms: tuple[str, ...]
+
+
+def choices(views: Sequence[MachineView], *, workloads: bool = False) -> Choices:
+    """Of what is on GPUs, or of all workloads."""
+    rows = [one for view in views for one in (view.workloads if workloads else view.gpus)]
+    owners = {one.owner if isinstance(one.owner, str) else UNKNOWN_OWNER for one in rows if one.key}
+    return Choices(
+        tuple(sorted(view.machine for view in views)),
+        tuple(sorted(owners)),
+        tuple(sorted({one.class_ for one in rows if not isinstance(one.class_, Unknown) and one.class_})),
+        tuple(sorted({one.platform for one in rows if one.platform})),
+    )
+
 
 SUMMARY_FROM = 200  # GPUs; with more of them the first page is a summary by place
 

@@ -13,7 +13,7 @@ from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model import reading
-from gpukeeper.views.health import HealthView
+from gpukeeper.views.own_state import HealthView
 
 TOO_OLD = 120.0  # seconds; a daemon sends a view every 15 s, or more rarely if building one is slow
 

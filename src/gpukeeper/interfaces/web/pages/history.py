@@ -10,8 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.web.app import Site, form_of
-from gpukeeper.interfaces.web.pages.asking import ask_for, machine_named, machine_of
+from gpukeeper.interfaces.web.app import Site, ask_for, form_of, machine_named, machine_of
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.ledger.lines import TYPES, NumberedLine
 from gpukeeper.model.decision import Action, Result

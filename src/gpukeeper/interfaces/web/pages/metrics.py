@@ -9,9 +9,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.web.app import Site
+from gpukeeper.interfaces.web.app import Site, machine_of
 from gpukeeper.interfaces.web.connections import Connections
-from gpukeeper.interfaces.web.pages.asking import machine_of
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model import reading
 

@@ -13,12 +13,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.web.app import Site
-from gpukeeper.interfaces.web.pages.asking import ask_for, machine_of
+from gpukeeper.interfaces.web.app import Site, ask_for, machine_of
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model import reading
-from gpukeeper.views.policy import PolicySetting, PolicyView
+from gpukeeper.views.own_state import PolicySetting, PolicyView
 from gpukeeper.views.trial import PolicyTrial, WorkloadWords
 
 STATES = ("running", "ended", "created")

@@ -10,11 +10,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.terminal.usage_charts import bars, heat, legend
-from gpukeeper.interfaces.terminal.usage_report import zone_named
-from gpukeeper.interfaces.terminal.usage_tables import (
+from gpukeeper.interfaces.terminal.usage import (
+    bars,
     csv_text,
     headline,
+    heat,
+    legend,
     money_line,
     regret_line,
     savings_csv,
@@ -23,9 +24,9 @@ from gpukeeper.interfaces.terminal.usage_tables import (
     tables,
     total_rows,
     waste_csv,
+    zone_named,
 )
-from gpukeeper.interfaces.web.app import Site
-from gpukeeper.interfaces.web.pages.asking import ask_for, machine_or_all
+from gpukeeper.interfaces.web.app import Site, ask_for, machine_or_all
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model.errors import UsageError
 from gpukeeper.views.usage import month

@@ -9,21 +9,25 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import RedirectResponse, Response
 
-from gpukeeper.engine.explain import Explanation
-from gpukeeper.engine.preview import PREVIEWED
-from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.web.app import Site, form_of
-from gpukeeper.interfaces.web.bulk import MOST_AT_ONCE
+from gpukeeper.engine.outlook import Explanation
+from gpukeeper.engine.requests import PREVIEWED, Request
+from gpukeeper.interfaces.web.app import MOST_AT_ONCE, Site, form_of
 from gpukeeper.interfaces.web.charts import signal_charts, timeline_chart
-from gpukeeper.interfaces.web.pages.fleet import readable, selection_of
+from gpukeeper.interfaces.web.pages.fleet import (
+    WORKLOAD_SORTS,
+    choices,
+    fits_workload,
+    paged,
+    readable,
+    selection_of,
+    workload_order,
+)
 from gpukeeper.interfaces.web.security import Visitor
-from gpukeeper.interfaces.web.selection import WORKLOAD_SORTS, choices, fits_workload, paged, workload_order
-from gpukeeper.lifecycle.coming import NOT_UNATTENDED
+from gpukeeper.lifecycle.forecast import NOT_UNATTENDED
 from gpukeeper.model import reading
-from gpukeeper.views.explain import evidence, facts, verdicts
+from gpukeeper.views.explain import Timeline, evidence, facts, verdicts
 from gpukeeper.views.history import line_row
 from gpukeeper.views.live import MachineView, WorkloadLine
-from gpukeeper.views.timeline import Timeline
 
 VERBS = ("hold", "release", "stop", "remove", "restore")
 TICKS = 4  # of a chart

@@ -5,14 +5,12 @@ A kind that a cluster does not have is absent. A kind that is not in the list is
 
 from __future__ import annotations
 
-from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, REPLICASET, STATEFULSET
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.builtin import DAEMONSET, DEPLOYMENT, JOB, REPLICASET, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB, V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB, RAYSERVICE
-from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 
 # Children before the kinds that make them, so that one walk over the lists can add up what each root has.
 KINDS = (

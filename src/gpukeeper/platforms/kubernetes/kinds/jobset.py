@@ -6,10 +6,19 @@ from collections.abc import Iterator, Sequence
 
 from gpukeeper.model.decision import Refused
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.kinds.controller import Controller
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
-from gpukeeper.platforms.kubernetes.kinds.kind import End, Kind, Lever, Propagation, SuspendPart, pod_specs
-from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, SHOWN, TTL_NAME
+from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
+from gpukeeper.platforms.kubernetes.kinds.kind import (
+    FIELD_TTL,
+    QUOTED,
+    TTL_NAME,
+    Controller,
+    End,
+    Kind,
+    Lever,
+    Propagation,
+    SuspendPart,
+    pod_specs,
+)
 from gpukeeper.platforms.kubernetes.wire import Pod, PodSpec, Root, Spec
 
 CONTROLLER = Controller(
@@ -32,7 +41,7 @@ class _JobSet(Kind, frozen=True):
             inner = None if job.template is None else job.template.spec
             if inner is not None and inner.ttl_seconds_after_finished is not None:
                 yield (
-                    f"{TTL_NAME} is set in the template of replicated job {job.name[:SHOWN]}, where it"
+                    f"{TTL_NAME} is set in the template of replicated job {job.name[:QUOTED]}, where it"
                     f" removes single Jobs of the JobSet; set {FIELD_TTL} of the JobSet instead"
                 )
 

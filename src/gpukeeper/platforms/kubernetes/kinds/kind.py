@@ -1,26 +1,27 @@
-"""What gpukeeper knows about a kind. Pure: from the object as it was read to a result; the adapter reads and acts.
-
-The file of a kind makes one of these. Where it differs from most kinds it sets a field, or overrides a method in its
-class. An action that a kind does not define is not offered: it is reported, never performed.
+"""What gpukeeper knows about a kind: its fields, whether and when an object has ended, its TTL field, its controller.
+Pure: from the object as it was read to a result; the adapter reads and acts. The file of a kind makes one of these
+and overrides what differs; an action that a kind does not define is never performed. An end is the condition that
+its controller writes last, never counts or age (a Job that succeeded after retries has failed pods). An implausible
+time is Unknown; then the rules count from when it was first seen ended, which is later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Refused
-from gpukeeper.model.diagnosis import Cause
-from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import Cause, Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, Controller, Finalizer
-from gpukeeper.platforms.kubernetes.kinds.ending import Ending, by_conditions
-from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, RUN_POLICY_TTL, seconds
+from gpukeeper.model.words import in_words
 from gpukeeper.platforms.kubernetes.wire import (
+    EPOCH,
     Meta,
     Pod,
     PodSpec,
@@ -30,7 +31,149 @@ from gpukeeper.platforms.kubernetes.wire import (
     StatusCondition,
     Template,
     Wire,
+    when,
 )
+
+TTL = "gpukeeper.io/ttl"  # of any kind: gpukeeper itself removes it
+TTL_NAME = "ttlSecondsAfterFinished"
+FIELD_TTL, RUN_POLICY_TTL = f"spec.{TTL_NAME}", f"spec.runPolicy.{TTL_NAME}"
+BY_RETENTION = (
+    f"gpukeeper removes it after the policy's retention; for this object only: annotation {TTL}: 1h"  # a remedy
+)
+NOT_CHECKED = Unknown(f"it was not checked whether the TrainJob of this cluster has {FIELD_TTL}")
+QUOTED = 40  # characters of quoted text in a message
+
+
+def seconds(field: str, value: int | None) -> timedelta | Unknown | None:
+    if value is None:
+        return None
+    if value < 0:
+        return Unknown(f"{field}={value} is negative")
+    if value > reading.SPAN_MAX.total_seconds():
+        return Unknown(f"{field}={str(value)[:QUOTED]!r} is longer than 100 years")
+    return timedelta(seconds=value)
+
+
+class Controller(msgspec.Struct, frozen=True):
+    """Where one is usually found."""
+
+    name: str
+    deployments: tuple[str, ...] = ()  # none: part of the control plane, which may run outside the cluster
+    lease: str = ""
+    namespaces: tuple[str, ...] = ()  # read one by one if listing all is not permitted
+    word: str = ""  # part of the image name, to find it under another name
+
+
+class Finalizer(msgspec.Struct, frozen=True):
+    name: str
+    whose: str  # for people
+    controller: Controller
+    stuck: str  # when it usually is
+    remedy: str
+    without: bool = False  # it may be removed if its controller does not run
+
+
+# Pods, Jobs, Deployments and the like belong to the control plane itself.
+BUILT_IN = Controller("kube-controller-manager", lease="kube-controller-manager", namespaces=("kube-system",))
+START = "Start its controller again: it then completes the removal"  # a remedy
+
+
+SKEW = timedelta(minutes=5)  # clocks of a cluster differ; beyond this a time is wrong
+REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """`at` None: ended, and no time is recorded."""
+
+    over: bool | Unknown = False
+    outcome: Outcome | Unknown | None = None
+    at: datetime | Unknown | None = None
+    how: str = ""  # a short cause of a failure
+
+
+NOT_ENDED = Ending()
+
+
+def by_conditions(root: Root, succeeded: Sequence[str], failed: Sequence[str], now: datetime) -> Ending:
+    """By the condition types that mark the end if their status is True."""
+    conditions = [one for one in root.status.conditions or () if one.type in failed or one.type in succeeded]
+    over = [one for one in conditions if one.status == "True"]
+    if not over:
+        odd = next((one for one in conditions if one.status != "False"), None)
+        return NOT_ENDED if odd is None else Ending(Unknown(f"its condition {odd.type} is {odd.status[:20]!r}"))
+    written = latest(one.last_transition_time for one in over)
+    return Ending(
+        over=True,
+        # Both at once: it counts as what is kept longer.
+        outcome=Outcome.FAILED if any(one.type in failed for one in over) else Outcome.SUCCEEDED,
+        at=first_usable((written, when(root.status.completion_time)), root.metadata, now),
+        how=next((_reason(one) for one in over if one.type in failed), ""),
+    )
+
+
+def _reason(condition: StatusCondition) -> str:
+    """The reason that the controller gives, such as BackoffLimitExceeded; not one that only repeats the failure."""
+    word = condition.reason
+    return word if REASON.fullmatch(word) and not word.endswith("Failed") else ""
+
+
+def usable(at: datetime | Unknown | None, meta: Meta, now: datetime) -> datetime | Unknown | None:
+    """A plausible time: not in the future, and not before the creation."""
+    if not isinstance(at, datetime):
+        return at
+    if at < EPOCH:
+        return Unknown(f"{at.isoformat()} is not a plausible time")
+    if at > now + SKEW:
+        return Unknown(f"{at.isoformat()} is in the future")
+    created = when(meta.creation_timestamp)
+    if isinstance(created, datetime) and at < created - SKEW:
+        return Unknown(f"{at.isoformat()} is before its creation")
+    return at
+
+
+def latest(times: Iterable[str | None]) -> datetime | Unknown | None:
+    """Unknown if one of them cannot be read: it may be the latest."""
+    found: datetime | None = None
+    for text in times:
+        at = when(text)
+        if isinstance(at, Unknown):
+            return at
+        if at is not None and (found is None or at > found):
+            found = at
+    return found
+
+
+def first_usable(times: Iterable[datetime | Unknown | None], meta: Meta, now: datetime) -> datetime | Unknown | None:
+    """Otherwise, why the first recorded time is not usable."""
+    why: Unknown | None = None
+    for time in times:
+        at = usable(time, meta, now)
+        if isinstance(at, datetime):
+            return at
+        if why is None:
+            why = at
+    return why
+
+
+LONGEST_QUOTE = 240  # characters of quoted text
+
+
+def lasting(at: datetime, now: datetime) -> str:
+    return in_words(max(now - at, timedelta()))
+
+
+def ago(at: datetime, now: datetime) -> str:
+    return f"{lasting(at, now)} ago"
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def cut(words: str) -> str:
+    plain = " ".join(words.split())
+    return plain if len(plain) <= LONGEST_QUOTE else plain[: LONGEST_QUOTE - 1] + "…"
+
 
 INFRASTRUCTURE, SERVING = "infrastructure", "serving"
 QUEUE = "kueue.x-k8s.io/queue-name"

@@ -9,9 +9,18 @@ import msgspec
 
 from gpukeeper.model.decision import Refused
 from gpukeeper.model.subject import Outcome
-from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED, Ending, first_usable, latest
-from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, WatchedObject, WatchedStatus
-from gpukeeper.platforms.kubernetes.phrases import cut
+from gpukeeper.platforms.kubernetes.kinds.kind import (
+    NOT_ENDED,
+    QUEUE,
+    Ending,
+    Json,
+    Kind,
+    WatchedObject,
+    WatchedStatus,
+    cut,
+    first_usable,
+    latest,
+)
 from gpukeeper.platforms.kubernetes.wire import ContainerState, Pod, Root, StatusCondition, Terminated
 
 OVER_PHASES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}

@@ -7,16 +7,21 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from gpukeeper.model.decision import Refused
-from gpukeeper.model.diagnosis import Cause
-from gpukeeper.model.durations import in_words
-from gpukeeper.model.subject import Outcome
+from gpukeeper.model.subject import Cause, Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.kinds.controller import START, Controller, Finalizer
-from gpukeeper.platforms.kubernetes.kinds.ending import NOT_ENDED, Ending, usable
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.model.words import in_words
+from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
 from gpukeeper.platforms.kubernetes.kinds.kind import (
+    BY_RETENTION,
+    FIELD_TTL,
+    NOT_ENDED,
+    QUOTED,
     SERVING,
+    START,
+    Controller,
     End,
+    Ending,
+    Finalizer,
     Json,
     Kind,
     Lever,
@@ -24,9 +29,10 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     WatchedObject,
     WatchedStatus,
     pod_specs,
+    seconds,
+    usable,
 )
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.kinds.ttl import BY_RETENTION, FIELD_TTL, SHOWN, seconds
 from gpukeeper.platforms.kubernetes.wire import Pod, PodSpec, RayGroup, Root, Spec, when
 
 # Of a RayJob, by jobDeploymentStatus; its jobStatus stays RUNNING past a deadline.
@@ -263,5 +269,5 @@ def _rule(rule: Any, outcome: Outcome | Unknown | None) -> timedelta | Unknown |
         return None
     waits = condition.get("ttlSeconds") or 0
     if not isinstance(waits, int):
-        return Unknown(f"one of its deletionRules has ttlSeconds {str(waits)[:SHOWN]!r}")
+        return Unknown(f"one of its deletionRules has ttlSeconds {str(waits)[:QUOTED]!r}")
     return seconds("ttlSeconds", waits)

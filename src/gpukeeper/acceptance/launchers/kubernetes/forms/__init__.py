@@ -1,1 +1,0 @@
-"""One form of objects, one file: from a plan to manifests. Pure."""

@@ -1,1 +1,0 @@
-"""`gpukeeper demo`: the simulated fleet on the terminal, and behind a dashboard."""

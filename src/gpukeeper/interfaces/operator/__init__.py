@@ -1,1 +1,0 @@
-"""`operator`: the loop of `serve` inside a cluster, with leader election, health probes and metrics."""

@@ -1,0 +1,244 @@
+"""The answer of a backtest as lines and tables, and its trade-off curve as inline SVG, for the terminal, the report
+and the dashboard. Pure; the page's style has the colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from gpukeeper.lifecycle.backtest.outcome import Afterwards
+from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
+from gpukeeper.markup import svg
+from gpukeeper.markup.elements import Markup, element
+from gpukeeper.model.words import in_words
+from gpukeeper.views.backtest import BacktestReport, GroupRow, Interval, LimitFacts, StopRow, Tally, VariantRow
+
+SHOWN = 20  # stops in the terminal; the page and --json have all
+_HEAD = ("stops", "regretted", "unused", "open", "GPU-hours won", "after last use", "restarts cost")
+_AFTERWARDS = {
+    Afterwards.UNUSED: "not used again",
+    Afterwards.REGRET: "used again",
+    Afterwards.CENSORED: "its record ends first",
+    Afterwards.UNKNOWABLE: "not measured afterwards",
+}
+
+
+class Table(NamedTuple):
+    name: str
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def facts(report: BacktestReport) -> dict[str, str]:
+    """What the answer rests on, and the answer in four lines."""
+    trace, total = report.trace, report.total
+    coverage = "nothing was held" if total.coverage is None else f"{total.coverage:.1%} measured"
+    found = {
+        "trace": f"{trace.source}: {stamp(trace.begin)} to {stamp(trace.end)}, {trace.runs} runs, "
+        f"{total.held:,.0f} GPU-hours held, {coverage}",
+        "policy": report.policy,
+        "stopped": f"{total.stops} of {total.runs} runs; {total.warned} warnings, and {total.came_back} times the work "
+        "was used again after the first one",
+        "regretted": f"{share(report.regret)}{_between(report.regret_between, percent=True)}: "
+        f"{total.regrets} of {total.known} stops with a known end were used again within "
+        f"{in_words(report.judging.horizon)}",
+        "won": f"{total.won:,.0f} GPU-hours; {total.unused_tail:,.0f} were held after the last use; restarts cost "
+        f"{total.cost:,.0f}{_between(report.won_between, percent=False)}",
+        "not known": f"{total.censored} stops: the trace ends first; {total.unknowable}: not measured afterwards",
+    }
+    return found | _limits(report.limits)
+
+
+def _limits(given: LimitFacts) -> dict[str, str]:
+    found = {}
+    if given.later or given.not_stopped:
+        found["deferred"] = (
+            f"{given.later} stops came later and {given.not_stopped} did not come at all, because the policy limits "
+            "how much is stopped at once (budget, breaker)"
+        )
+    if given.breaker:
+        first, passes = given.breaker[0], sum(one.passes for one in given.breaker)
+        found["breaker"] = f"open in {passes} passes; first at {first.place}, {stamp(first.first)}: {first.words}"
+    return found
+
+
+def tables(report: BacktestReport) -> Iterator[Table]:
+    if len(report.curve) > 1:
+        yield curve(report)
+    yield Table("classes", "By class", ("class", "runs", *_HEAD), _rows(report.classes))
+    yield Table("owners", "By owner", ("owner", "runs", *_HEAD), _rows(report.owners))
+    yield Table("rules", "By rule", ("rule", "runs", *_HEAD), _rows(report.rules))
+
+
+def curve(report: BacktestReport) -> Table:
+    rows = tuple(
+        ("today" if row.variant == GIVEN else "", row.words, *_cells(row.tally), _most(row.regret_high))
+        for row in report.curve
+    )
+    return Table(
+        "curve", "Idle times and thresholds (only stops of idle work)", ("", "policy", *_HEAD, "regret at most"), rows
+    )
+
+
+def stops(rows: Sequence[StopRow]) -> Table:
+    lines = tuple(
+        (
+            one.workload,
+            one.owner,
+            one.class_,
+            str(one.gpus),
+            stamp(one.at),
+            one.rule,
+            _AFTERWARDS[one.afterwards]
+            + ("" if one.used_again is None else f" {in_words(one.used_again - one.at)} later"),
+            f"{one.won:,.1f}",
+        )
+        for one in rows
+    )
+    head = ("workload", "owner", "class", "GPUs", "stopped at", "rule", "afterwards", "GPU-hours won")
+    return Table("stops", "What would have been stopped", head, lines)
+
+
+def worst_first(rows: Iterable[StopRow]) -> list[StopRow]:
+    """Regrets first, the soonest return first; then by what was won."""
+    return sorted(rows, key=lambda one: (one.afterwards is not Afterwards.REGRET, -one.won, one.workload))
+
+
+def share(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.1%}"
+
+
+def stamp(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M}"
+
+
+def _rows(groups: Sequence[GroupRow]) -> tuple[tuple[str, ...], ...]:
+    return tuple((one.name, str(one.tally.runs), *_cells(one.tally)) for one in groups)
+
+
+def _cells(one: Tally) -> tuple[str, ...]:
+    return (
+        str(one.stops),
+        f"{one.regrets} ({share(one.regret)})" if one.known else str(one.regrets),
+        str(one.unused),
+        str(one.censored + one.unknowable),
+        f"{one.won:,.1f}",
+        f"{one.unused_tail:,.1f}",
+        f"{one.cost:,.1f}",
+    )
+
+
+def _most(high: float | None) -> str:
+    return "-" if high is None else f"{high:.1%}"
+
+
+def _between(interval: Interval | None, *, percent: bool) -> str:
+    if interval is None:
+        return ""
+    low, high = interval.low, interval.high
+    return f" (95%: {low:.1%} to {high:.1%})" if percent else f" (95%, net: {low:,.0f} to {high:,.0f})"
+
+
+WIDTH, LEFT, TOP, HEIGHT, RIGHT = 1000.0, 80.0, 16.0, 340.0, 30.0
+LABEL = (44.0, 14.0)  # width and height
+TITLE = "GPU-hours won against regret"
+
+
+class Point(NamedTuple):
+    row: VariantRow
+    regret: float
+    x: float
+    y: float
+
+
+def tradeoff(rows: Sequence[VariantRow], *, best: Variant | None = None, allowed: float | None = None) -> Markup:
+    """Points without a stop whose end is known have no place on it. `best` is marked, and the regret that is allowed
+    is a line."""
+    placed = [(row, row.regret) for row in rows if row.regret is not None]
+    most = max((row.tally.won for row, _ in placed), default=0.0) or 1.0
+    worst = max((regret for _, regret in placed), default=0.0) or 0.01
+    parts = [*_axes(most, worst), *_allowed(allowed, worst)]
+    points = [Point(row, regret, _x(regret, worst), _y(row.tally.won, most)) for row, regret in placed]
+    lines: dict[float, list[Point]] = {}
+    for one in points:
+        if one.row.variant != GIVEN:
+            lines.setdefault(one.row.variant.threshold or 0.0, []).append(one)
+    for number, (_, line) in enumerate(sorted(lines.items())):
+        ordered = sorted(line, key=lambda one: one.row.variant.window or timedelta())
+        at = " ".join(f"{one.x:.1f},{one.y:.1f}" for one in ordered)
+        parts.append(element("polyline", points=at, class_=f"won line-{number % 4}"))
+        parts += map(_dot, ordered)
+        if number == 0:
+            parts += _windows(ordered, [one for one in points if one.row.variant == GIVEN])
+    for one in points:
+        parts += _marks(one, best)
+    words = "; ".join(f"{row.words}: {_point_words(row, regret)}" for row, regret in placed)
+    return svg.frame(TITLE, words or "no policy has a stop with a known end", WIDTH, TOP + HEIGHT + 44, *parts)
+
+
+def point_key(variant: Variant) -> str:
+    """Names a point on the page: seconds and percent, as far as they are given."""
+    window = "" if variant.window is None else f"{variant.window.total_seconds():.0f}"
+    return f"{window}/{'' if variant.threshold is None else f'{variant.threshold:g}'}"
+
+
+def _dot(one: Point) -> Markup:
+    title = element("title", _point_words(one.row, one.regret))
+    return element("circle", title, cx=one.x, cy=one.y, r=4, class_="dot", data_point=point_key(one.row.variant))
+
+
+def _windows(line: Sequence[Point], others: Sequence[Point]) -> Iterable[Markup]:
+    """The idle times of some points; none so near to another label that neither could be read."""
+    near = [(one.x + 12, one.y + 4) for one in others]
+    for one in line[:: max(1, len(line) // 8)]:
+        x, y = one.x + 6, one.y - 6
+        is_free = not any(abs(x - left) < LABEL[0] and abs(y - top) < LABEL[1] for left, top in near)
+        if one.row.variant.window is not None and is_free:
+            near.append((x, y))
+            yield svg.label(in_words(one.row.variant.window), x, y, "start", "small ink")
+
+
+def _marks(one: Point, best: Variant | None) -> Iterable[Markup]:
+    """The policy itself as a larger dot, the best as a ring; below each other where they are the same."""
+    words = _point_words(one.row, one.regret)
+    if one.row.variant == GIVEN:
+        title = element("title", f"this policy: {words}")
+        yield element("circle", title, cx=one.x, cy=one.y, r=8, class_="today")
+        yield svg.label("this policy", one.x + 12, one.y + 4, "start", "small ink")
+    if one.row.variant == best:
+        title = element("title", f"best within the allowed regret: {words}")
+        yield element("circle", title, cx=one.x, cy=one.y, r=10, class_="best")
+        yield svg.label("best", one.x + 14, one.y + 20, "start", "small ink")
+
+
+def _allowed(share: float | None, worst: float) -> Iterable[Markup]:
+    """Beyond the picture: all of it is allowed."""
+    if share is not None and share <= worst:
+        x = _x(share, worst)
+        yield svg.line(x, TOP, x, TOP + HEIGHT, "allowed", f"allowed regret: {share:.1%}")
+        yield svg.label(f"allowed: {share:.0%}", x + 6, TOP + HEIGHT - 8, "start", "small ink")
+
+
+def _axes(most: float, worst: float) -> Iterable[Markup]:
+    bottom = TOP + HEIGHT
+    for part in (0.0, 0.5, 1.0):
+        y, x = _y(most * part, most), _x(worst * part, worst)
+        yield svg.line(LEFT, y, WIDTH - RIGHT, y, "grid")
+        yield svg.label(f"{most * part:,.0f} h", LEFT - 8, y + 4, "end", "small ink")
+        yield svg.label(f"{worst * part:.1%}", x, bottom + 18, "middle", "small ink")
+    yield svg.label("stops that were used again", (LEFT + WIDTH) / 2, bottom + 38, "middle", "small ink")
+
+
+def _x(regret: float, worst: float) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT - 60) * regret / worst
+
+
+def _y(won: float, most: float) -> float:
+    return TOP + HEIGHT - HEIGHT * won / most
+
+
+def _point_words(row: VariantRow, regret: float) -> str:
+    return f"{row.words}: {row.tally.won:,.0f} GPU-hours won, {row.tally.stops} stops, {regret:.1%} regretted"
