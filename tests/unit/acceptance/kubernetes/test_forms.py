@@ -8,7 +8,7 @@ import pytest
 
 from gpukeeper.acceptance.fleet.launcher import RunSpec, Target
 from gpukeeper.acceptance.launchers.kubernetes import objects
-from gpukeeper.acceptance.launchers.kubernetes.forms import FORMS, TOGETHER
+from gpukeeper.acceptance.launchers.kubernetes.forms import FORMS
 from gpukeeper.acceptance.launchers.kubernetes.objects import Item
 from gpukeeper.model.errors import UsageError
 from tests.unit.acceptance.kubernetes.clusters import launcher, spec
@@ -79,7 +79,7 @@ def test_every_pod_has_what_the_probes_need_and_no_more(form: str) -> None:
         assert pod["imagePullSecrets"] == [{"name": "reg1"}, {"name": "reg2"}]
 
 
-@pytest.mark.parametrize("form", sorted(TOGETHER | {"job"}))
+@pytest.mark.parametrize("form", sorted(frozenset(FORMS) - {"daemonset"}))
 def test_a_run_over_all_nodes_states_their_number_and_keeps_them_apart(form: str) -> None:
     made = items(spec(form=form, together=True))
     for template in [one for item in made for one in templates(item.manifest)]:
