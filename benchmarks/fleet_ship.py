@@ -19,7 +19,7 @@ from benchmarks.report import Figure, fastest, met, print_figure, print_table
 from benchmarks.size import sized
 from gpukeeper.ledger.copy.admin import add_machine, initialize
 from gpukeeper.ledger.copy.connect import connect
-from gpukeeper.ledger.copy.outbox import Outbox
+from gpukeeper.ledger.copy.ship import Outbox
 from gpukeeper.ledger.copy.shipper import CopySettings, Shipper
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.meta import ensure_identity

@@ -50,7 +50,7 @@ from gpukeeper.devices.prometheus import _data, _lines, _Scalar, read_dcgm
 from gpukeeper.disk import mounts, open_files, process_files
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.show import decision_row
-from gpukeeper.ledger import archive_file, evidence, lines
+from gpukeeper.ledger import archive, evidence, lines
 from gpukeeper.ledger.copy import inbox
 from gpukeeper.ledger.copy.ship import recorded_hours
 from gpukeeper.lifecycle.decide import answers, decide
@@ -480,15 +480,15 @@ def _archive(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "journal-20260310.jsonl.gz")
         path.write_bytes(data)
-        archive_file.headers(Path(folder))
-        for _seq, line in archive_file.read_archive(path):
+        archive.headers(Path(folder))
+        for _seq, line in archive.read_archive(path):
             lines.micros(line.at)
-        archive_file.verify(path)
+        archive.verify(path)
 
 
 def _unpacked_archive(*stored: bytes) -> bytes:
     body = b"".join(line + b"\n" for line in stored)
-    header = archive_file.Header(
+    header = archive.Header(
         first=1, last=len(stored), lines=len(stored), since=NOW, until=NOW, sha256=hashlib.sha256(body).hexdigest()
     )
     return msgspec.json.encode(header) + b"\n" + body

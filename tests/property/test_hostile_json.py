@@ -19,7 +19,7 @@ import pytest
 
 from gpukeeper.acceptance.reports import legacy
 from gpukeeper.acceptance.reports.formats import read_report, read_samples
-from gpukeeper.ledger import archive_file, backup
+from gpukeeper.ledger import archive, backup
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, LedgerError
 from gpukeeper.wiring.backtests import KeptResults
@@ -73,7 +73,7 @@ def test_a_backup_and_an_archive_with_it_are_refused(tmp_path: Path, number: int
     made = tarred(tmp_path / "backup.tar", [entry(backup.MANIFEST, text)])
     packed = tmp_path / "journal-20260101.jsonl.gz"
     packed.write_bytes(gzip.compress(text + b"\n" + text))
-    for read in (lambda: backup.read_back(made), lambda: archive_file.verify(packed)):
+    for read in (lambda: backup.read_back(made), lambda: archive.verify(packed)):
         with pytest.raises(LedgerError, match=re.escape(str(tmp_path))):
             read()
 

@@ -33,7 +33,7 @@ from gpukeeper.lifecycle.rules import (
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Answer, Decision, Result, Step, Verdict, View
 from gpukeeper.model.event import Closed, Intended
-from gpukeeper.model.message import Delivery, Message
+from gpukeeper.model.ports import Delivery, Message
 from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages

@@ -9,8 +9,8 @@ from pathlib import Path
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Event, Notified, WarningSent
-from gpukeeper.model.message import Delivered, Message, MessageKind
 from gpukeeper.model.policy import Policy, Web
+from gpukeeper.model.ports import Delivered, Message, MessageKind
 from gpukeeper.model.subject import Ref
 from gpukeeper.notify.messages import DIGEST, Messages
 from gpukeeper.wiring.messages import configure, continue_messages

@@ -30,8 +30,8 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.event import Captured, Closed, Complaint, Held, Intended, WarningSent
 from gpukeeper.model.fold import warned_by
-from gpukeeper.model.message import Delivery, Message, MessageKind
 from gpukeeper.model.policy import Mode
+from gpukeeper.model.ports import Delivery, Message, MessageKind
 from gpukeeper.model.subject import RESTORE, Disk, Gone, Hold, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 

@@ -11,8 +11,8 @@ from gpukeeper.lifecycle.decide import REQUEST
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Complaint, Event, GpuChecked, NodeTested, Passed, Quarantined, WarningSent
 from gpukeeper.model.gpu import CheckResult, Grade
-from gpukeeper.model.message import Message, MessageKind
 from gpukeeper.model.policy import Mode
+from gpukeeper.model.ports import Message, MessageKind
 
 AFTER_REMOVAL = "Once it was deleted, it comes back without what was written inside it; mounted volumes stay."
 

@@ -32,9 +32,8 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.gpu import Condition
-from gpukeeper.model.message import Delivery, Message
 from gpukeeper.model.policy import PlaceScope, Policy
-from gpukeeper.model.ports import Clock, Meter, Signals
+from gpukeeper.model.ports import Clock, Delivery, Message, Meter, Signals
 from gpukeeper.model.series import UsageFold
 from gpukeeper.model.subject import ClockRecord, Diagnosis, Gone, Hold, Memory, PlaceKey, Ref, Subject, Warned
 from gpukeeper.model.unknown import Unknown

@@ -25,7 +25,7 @@ from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.ledger.files import read_secret
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.message import Category, Delivered, Message, NotDelivered
+from gpukeeper.model.ports import Category, Delivered, Message, NotDelivered
 from gpukeeper.model.words import in_local_time, in_words, plain
 from gpukeeper.notify.apprise_child import NOT_INSTALLED, Outgoing, Reply
 from gpukeeper.notify.command import PATH, AddressBook

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Final, Protocol
 
-from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.model.policy import Notify
+from gpukeeper.model.ports import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.model.words import in_words
 from gpukeeper.notify.apprise import Apprise, AppriseKind, OwnerAppriseKind
 from gpukeeper.notify.command import AddressBook, Command, CommandKind

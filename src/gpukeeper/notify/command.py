@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path, PurePosixPath
 
 from gpukeeper.ledger.files import why_untrusted
-from gpukeeper.model.message import Delivered, Message, NotDelivered
+from gpukeeper.model.ports import Delivered, Message, NotDelivered
 from gpukeeper.model.words import in_words, plain
 
 PASSED_ON = ("HOME", "LANG")

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from gpukeeper.model.message import Delivered, Delivery, Message, MessageKind, NotDelivered
+from gpukeeper.model.ports import Delivered, Delivery, Message, MessageKind, NotDelivered
 from gpukeeper.model.subject import Ref
 from gpukeeper.model.words import in_words, plain
 from gpukeeper.notify.catalog import Channel, Log

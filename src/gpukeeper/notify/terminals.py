@@ -16,7 +16,7 @@ from typing import Protocol
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.message import Delivered, Message, NotDelivered
+from gpukeeper.model.ports import Delivered, Message, NotDelivered
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.words import plain
 

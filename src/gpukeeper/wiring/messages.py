@@ -9,9 +9,8 @@ from gpukeeper.engine.messages import for_admins, notice_again, stopped_message
 from gpukeeper.ledger.journal import SqliteLedger
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Closed, Event, Notified, WarningSent
-from gpukeeper.model.message import Delivery, Message, MessageKind, NotDelivered
 from gpukeeper.model.policy import Notify, Policy
-from gpukeeper.model.ports import Clock
+from gpukeeper.model.ports import Clock, Delivery, Message, MessageKind, NotDelivered
 from gpukeeper.model.subject import Ref
 from gpukeeper.notify.catalog import admin_channels, owner_services
 from gpukeeper.notify.messages import (

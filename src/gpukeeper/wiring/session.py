@@ -32,9 +32,8 @@ from gpukeeper.ledger.usage import SqliteUsage, open_usage
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import LedgerError, PolicyError, UsageError
 from gpukeeper.model.event import Event
-from gpukeeper.model.message import MessageKind
 from gpukeeper.model.policy import Mode
-from gpukeeper.model.ports import StorageReader
+from gpukeeper.model.ports import MessageKind, StorageReader
 from gpukeeper.notify.catalog import admin_channels, owner_channels
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.host.connect import user_name

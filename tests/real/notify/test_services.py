@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
+from gpukeeper.model.ports import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.notify import apprise as channel
 from gpukeeper.notify.apprise import Apprise
 from gpukeeper.notify.command import AddressBook

@@ -15,8 +15,7 @@ import pytest
 
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.ledger.copy.connect import connect
-from gpukeeper.ledger.copy.outbox import Outbox
-from gpukeeper.ledger.copy.ship import Position, UsageRow, begin
+from gpukeeper.ledger.copy.ship import Outbox, Position, UsageRow, begin
 from gpukeeper.ledger.copy.shipper import View
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.meta import ensure_identity

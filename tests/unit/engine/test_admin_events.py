@@ -8,8 +8,8 @@ from gpukeeper.engine.messages import breaker_closed, for_admins, overdue_messag
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.model.event import Complaint, GpuChecked, Passed, Quarantined, Vanished
 from gpukeeper.model.gpu import CheckResult
-from gpukeeper.model.message import MessageKind
 from gpukeeper.model.policy import Mode
+from gpukeeper.model.ports import MessageKind
 from gpukeeper.model.subject import Ref
 from gpukeeper.platforms.simulated.world import BEGIN
 from tests.unit.engine.harness import DAY, HERE, Harness, virtual

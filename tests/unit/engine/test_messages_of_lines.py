@@ -11,7 +11,7 @@ from gpukeeper.engine.messages import for_admins, stopped_message
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, GpuChecked, NodeTested
 from gpukeeper.model.gpu import CheckResult, Grade
-from gpukeeper.model.message import Category, MessageKind
+from gpukeeper.model.ports import Category, MessageKind
 from gpukeeper.model.subject import Ref
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)

@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpukeeper.ledger import archive_file
-from gpukeeper.ledger.archive import Rotation, rotate, status
-from gpukeeper.ledger.archive_file import read_archive
+from gpukeeper.ledger import archive as archive_module
+from gpukeeper.ledger.archive import Rotation, read_archive, rotate, status
 from gpukeeper.ledger.in_memory import InMemoryLedger
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.signals import open_signals
@@ -225,7 +224,7 @@ def test_a_damaged_file_is_never_taken_for_the_lines_it_should_hold(tmp_path: Pa
 def test_a_line_that_would_fill_the_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: int
 ) -> None:
-    monkeypatch.setattr(archive_file, "LINE_MAX", 2000)
+    monkeypatch.setattr(archive_module, "LINE_MAX", 2000)
 
     async def story() -> None:
         ledger = await filled(tmp_path / "ledger.db")
@@ -237,9 +236,9 @@ def test_a_line_that_would_fill_the_memory_is_refused(
     lines = gzip.decompress(file.read_bytes()).splitlines(keepends=True)
     file.write_bytes(gzip.compress(b"".join([*lines[:good], b" " * 1990 + lines[good]])))
     with pytest.raises(LedgerError, match="a line is over"):
-        archive_file.verify(file)
+        archive_module.verify(file)
     with pytest.raises(LedgerError, match="a line is over"):
-        list(archive_file.read_archive(file))
+        list(archive_module.read_archive(file))
 
 
 def test_archives_of_an_earlier_ledger_are_not_mistaken_for_this_one(tmp_path: Path) -> None:

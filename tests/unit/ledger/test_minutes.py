@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.ledger.archive import inspect, pack_signals
-from gpukeeper.ledger.copy.outbox import Outbox
+from gpukeeper.ledger.copy.ship import Outbox
 from gpukeeper.ledger.database import APPLICATION_ID, MIGRATIONS, open_for_reading, open_for_writing, transaction
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.signals import DAY, first_minute, open_signals, pack_days, read_minutes, unreadable_days

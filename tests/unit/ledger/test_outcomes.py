@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from gpukeeper.ledger.archive import rotate
-from gpukeeper.ledger.archive_file import outcome_lines
+from gpukeeper.ledger.archive import outcome_lines, rotate
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.model.event import Closed, Event, Noticed, Restored
 from gpukeeper.model.policy import LedgerKeep

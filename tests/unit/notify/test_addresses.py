@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.model.message import NotDelivered
+from gpukeeper.model.ports import NotDelivered
 from gpukeeper.notify.command import AddressBook, problem_of_address, problem_of_template
 
 HOSTILE = [

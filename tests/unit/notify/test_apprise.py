@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.model.message import Message, MessageKind, NotDelivered
+from gpukeeper.model.ports import Message, MessageKind, NotDelivered
 from gpukeeper.notify.apprise import Apprise, body_of, harmless
 from gpukeeper.notify.apprise_child import NOT_INSTALLED, cause_of
 from gpukeeper.notify.terminals import as_written

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
+from gpukeeper.model.ports import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.notify.command import STDERR_KEPT, STDERR_MAX, Command, CommandKind, StderrTail
 from tests.patience import PATIENCE
 

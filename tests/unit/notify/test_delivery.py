@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from gpukeeper.model.message import Delivered, Delivery, Message, MessageKind, NotDelivered
+from gpukeeper.model.ports import Delivered, Delivery, Message, MessageKind, NotDelivered
 from gpukeeper.model.subject import Ref
 from gpukeeper.notify.catalog import Log
 from gpukeeper.notify.messages import DIGEST, Messages, read_quiet_hours

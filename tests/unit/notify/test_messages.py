@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
-from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
+from gpukeeper.model.ports import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.notify import messages as sending
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.simulated.world import VirtualLoop, run_virtually

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from gpukeeper.model.message import Message, MessageKind
+from gpukeeper.model.ports import Message, MessageKind
 from gpukeeper.notify.messages import HOUR, PER_HOUR, REMEMBERED, REPEATED_AFTER, Repeats
 
 

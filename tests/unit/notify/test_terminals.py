@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from gpukeeper.model.message import Delivered, Message, MessageKind
+from gpukeeper.model.ports import Delivered, Message, MessageKind
 from gpukeeper.notify.terminals import Terminals, notify_inside
 from tests.patience import PATIENCE
 

@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.message import Delivered, Message, MessageKind, NotDelivered
+from gpukeeper.model.ports import Delivered, Message, MessageKind, NotDelivered
 from gpukeeper.model.subject import Subject
 from gpukeeper.notify.terminals import InsideWorkload
 from gpukeeper.platforms.docker.translate import container_subject

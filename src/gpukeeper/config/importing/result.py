@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.config.document import Document, read
-from gpukeeper.config.problems import messages_in_order
+from gpukeeper.config.document import Document, messages_in_order, read
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.words import plain
 

@@ -24,6 +24,7 @@ from gpukeeper.interfaces.terminal.daemon import query_daemon
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import confirmed, opened, opened_for_reading, span
 from gpukeeper.ledger.archive import (
+    Header,
     InspectionResult,
     LedgerFile,
     LedgerStatus,
@@ -34,7 +35,6 @@ from gpukeeper.ledger.archive import (
 )
 from gpukeeper.ledger.archive import rotate as rotate_ledger
 from gpukeeper.ledger.archive import status as status_of
-from gpukeeper.ledger.archive_file import Header
 from gpukeeper.ledger.backup import Manifest, back_up, read_back
 from gpukeeper.ledger.backup import restore as restore_ledger
 from gpukeeper.ledger.files import state_folder

@@ -39,7 +39,7 @@ from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import opened_for_reading
 from gpukeeper.interfaces.terminal.stopping import until_stopped
-from gpukeeper.ledger.archive_file import read_archive
+from gpukeeper.ledger.archive import read_archive
 from gpukeeper.ledger.files import archive_folder, ledger_path, reports_folder
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.model.errors import KeeperError, LedgerError, PolicyError, UsageError

@@ -15,8 +15,8 @@ from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.message import Delivered, Message, MessageKind
 from gpukeeper.model.policy import Notify
+from gpukeeper.model.ports import Delivered, Message, MessageKind
 from gpukeeper.model.words import plain
 from gpukeeper.notify.catalog import Channel, admin_channels, owner_services
 from gpukeeper.notify.messages import TO_ADMINS, end_channel, send_in_time

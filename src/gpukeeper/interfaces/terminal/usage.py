@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from gpukeeper.engine.schedule import LocalZone
-from gpukeeper.ledger.archive_file import covered_from, outcome_lines
+from gpukeeper.ledger.archive import covered_from, outcome_lines
 from gpukeeper.markup import svg
 from gpukeeper.markup.elements import Markup, element
 from gpukeeper.model.errors import UsageError

@@ -23,8 +23,9 @@ from gpukeeper.ledger.copy import inbox
 from gpukeeper.ledger.copy.admin import CopyState, check_schema
 from gpukeeper.ledger.copy.connect import connect, disconnect, first_line, load_driver
 from gpukeeper.ledger.copy.inbox import Answer
-from gpukeeper.ledger.copy.outbox import Batch, Outbox
 from gpukeeper.ledger.copy.ship import (
+    Batch,
+    Outbox,
     Position,
     UsageRow,
     begin,

@@ -25,8 +25,8 @@ from gpukeeper.model.decision import (
     Unseen,
 )
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.message import Delivered, Message, NotDelivered
 from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.ports import Delivered, Message, NotDelivered
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Category, Gone, Outcome, Ref, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown

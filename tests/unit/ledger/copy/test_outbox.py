@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.ledger.archive import rotate
-from gpukeeper.ledger.copy import outbox as reading
-from gpukeeper.ledger.copy.outbox import SQLITE_ROW, Outbox, copy_row, is_plain, without_nul
+from gpukeeper.ledger.copy import ship as reading
+from gpukeeper.ledger.copy.ship import SQLITE_ROW, Outbox, copy_row, is_plain, without_nul
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.lines import COLUMNS
 from gpukeeper.ledger.meta import ensure_identity, remember_shipped, take_nonce

@@ -8,8 +8,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gpukeeper.ledger.copy.outbox import Outbox
-from gpukeeper.ledger.copy.ship import Position
+from gpukeeper.ledger.copy.ship import Outbox, Position
 from gpukeeper.ledger.copy.shipper import CopySettings, Shipper
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.meta import ensure_identity, remember_shipped
