@@ -11,9 +11,9 @@ from ipaddress import ip_network
 from itertools import pairwise
 from pathlib import PurePosixPath
 
-from gpukeeper.config.document import Path, Problem, did_you_mean, in_words
 from gpukeeper.config.layers import PRESETS
 from gpukeeper.config.machine import members_of
+from gpukeeper.config.problems import Path, Problem, did_you_mean, in_words
 from gpukeeper.config.sections import PLATFORMS, PolicyFile, Scope
 from gpukeeper.config.units import share_in_words, span_in_words
 from gpukeeper.config.units import span_in_words as words

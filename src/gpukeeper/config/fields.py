@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from cronsim import CronSim, CronSimError
 
 from gpukeeper.config import units
-from gpukeeper.config.document import did_you_mean
+from gpukeeper.config.problems import did_you_mean
 from gpukeeper.ledger.copy.connect import problem_of_address, problem_of_machine
 from gpukeeper.model import reading
 from gpukeeper.model.policy import Amount, Capture, ChannelSettings

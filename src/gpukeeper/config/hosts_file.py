@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gpukeeper.config import document
-from gpukeeper.config.document import Problem, did_you_mean
+from gpukeeper.config import document, problems
 from gpukeeper.config.fields import TEXT, Form
 from gpukeeper.config.load import load_file
+from gpukeeper.config.problems import Problem, did_you_mean
 from gpukeeper.config.units import shown
 from gpukeeper.config.validation import read_section
 from gpukeeper.model import reading
@@ -117,7 +117,7 @@ class _Reader:
             file, self._found = read_section(HostsFile, tree, of_policy=False)
             wanted = () if file is None else tuple(self._wanted(file))
         if self._found:
-            lines = document.messages_in_order(self._found, str(self._path), read.lines)
+            lines = problems.messages_in_order(self._found, str(self._path), read.lines)
             raise UsageError("\n".join((*lines, "Nothing was done. All settings: docs/reference/hosts-file.md")))
         return wanted
 
@@ -159,7 +159,7 @@ class _Reader:
             return None
         return msgspec.structs.replace(found, node=name)
 
-    def _one(self, place: Host, layers: list[ServerSettings | None], where: document.Path) -> Wanted:
+    def _one(self, place: Host, layers: list[ServerSettings | None], where: problems.Path) -> Wanted:
         def value(name: str) -> Any:
             given = (getattr(layer, name) for layer in layers if layer is not None)
             return next((one for one in given if one is not None), None)
@@ -178,7 +178,7 @@ class _Reader:
         self._check(wanted, where)
         return wanted
 
-    def _check(self, wanted: Wanted, where: document.Path) -> None:
+    def _check(self, wanted: Wanted, where: problems.Path) -> None:
         """What `setup host` would refuse on the server."""
         if wanted.unit is Unit.SYSTEMD:
             return
@@ -194,7 +194,7 @@ class _Reader:
         except ValueError as error:
             self._complain((*where, "every"), f'"{wanted.every}" {error}. Write it like 30m or 1h.')
 
-    def _with_timeout(self, wanted: Wanted, given: str | None, where: document.Path) -> Wanted:
+    def _with_timeout(self, wanted: Wanted, given: str | None, where: problems.Path) -> Wanted:
         if given is None:
             return wanted
         try:
@@ -203,7 +203,7 @@ class _Reader:
             self._complain((*where, "timeout"), f'"{given}" {error}. Write it like 10m.')
             return wanted
 
-    def _policy(self, name: str | None, where: document.Path) -> PolicyText | None:
+    def _policy(self, name: str | None, where: problems.Path) -> PolicyText | None:
         if name is not None and name not in self._policies:
             self._policies[name] = None
             path = self._path.parent / name
@@ -223,7 +223,7 @@ class _Reader:
                 self._policies[name] = PolicyText(source=name, text=text, mode=mode)
         return None if name is None else self._policies[name]
 
-    def _bundle(self, name: str | None, where: document.Path) -> Bundle | None:
+    def _bundle(self, name: str | None, where: problems.Path) -> Bundle | None:
         if name is not None and name not in self._bundles:
             self._bundles[name] = None
             try:
@@ -232,5 +232,5 @@ class _Reader:
                 self._complain((*where, "bundle"), f"{error}.")
         return None if name is None else self._bundles[name]
 
-    def _complain(self, path: document.Path, sentence: str) -> None:
+    def _complain(self, path: problems.Path, sentence: str) -> None:
         self._found.append(Problem((path,), sentence))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpukeeper.config.document import Path, line_of
+from gpukeeper.config.problems import Path, line_of
 
 DEFAULT_PRESET = "development"
 

@@ -14,10 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gpukeeper.config import document
+from gpukeeper.config import document, problems
 from gpukeeper.config.checks import NO_SCOPE, RULE_NAMES, check, check_exemption, never_reached, never_stopped
-from gpukeeper.config.document import Problem
 from gpukeeper.config.layers import BUILT_IN_ORIGIN, Layered, without_a_file
+from gpukeeper.config.problems import Problem
 from gpukeeper.config.sections import PLATFORMS, PolicyFile, build
 from gpukeeper.config.validation import read_section, validated
 from gpukeeper.ledger.files import why_untrusted
@@ -111,12 +111,12 @@ class Loaded:
     policy: Policy
     file: PolicyFile  # the effective values in the words of a policy file
     source: str  # the file's name, or "built-in"
-    origins: Mapping[document.Path, str] = field(default_factory=dict)  # a path not in it is built-in
+    origins: Mapping[problems.Path, str] = field(default_factory=dict)  # a path not in it is built-in
     exemption_origins: tuple[str, ...] = ()  # one for each of policy.exemptions
     warnings: tuple[str, ...] = ()
     untrusted: tuple[str, ...] = ()  # other users who could change it; then no command acts by it
 
-    def origin(self, path: document.Path) -> str:
+    def origin(self, path: problems.Path) -> str:
         """Of a value; of one that is written as a mapping, that of its first part."""
         inside = (origin for known, origin in self.origins.items() if known[: len(path)] == path)
         return self.origins.get(path) or next(inside, BUILT_IN_ORIGIN)
@@ -218,12 +218,12 @@ def load_text(text: str, name: str = "policy.yaml", directory: Path = Path(), *,
     """`directory`: where `exemptions_from` is searched. Raises PolicyError with every problem."""
     read = document.read(text)
     if not isinstance(read.tree, dict):
-        raise PolicyError(document.messages_in_order(read.problems or [_no_settings(read)], name, read.lines))
+        raise PolicyError(problems.messages_in_order(read.problems or [_no_settings(read)], name, read.lines))
     file, layers, found = validated(read.tree, read.lines, name)
     found = read.problems + found
     found += _apart_from(found, check(file, needs_scope=needs_scope))
     if found:
-        raise PolicyError(document.messages_in_order(found, name, read.lines))
+        raise PolicyError(problems.messages_in_order(found, name, read.lines))
     return _loaded(file, layers, name, directory)
 
 
@@ -239,7 +239,7 @@ def _apart_from(found: list[Problem], more: Iterable[Problem]) -> list[Problem]:
     return [one for one in more if not any(_touches(a, b) for a in one.paths for b in bad)]
 
 
-def _touches(one: document.Path, other: document.Path) -> bool:
+def _touches(one: problems.Path, other: problems.Path) -> bool:
     shared = min(len(one), len(other))
     return one[:shared] == other[:shared]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from gpukeeper.config.document import Path, in_words, nearest
 from gpukeeper.config.load import Loaded
+from gpukeeper.config.problems import Path, in_words, nearest
 from gpukeeper.config.sections import PolicyFile, as_written, settings_of
 from gpukeeper.config.units import factor_in_words, span_in_words
 from gpukeeper.lifecycle.settings import BY_GROUP, limits_for, of_group

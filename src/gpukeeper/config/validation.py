@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from gpukeeper.config.document import Path, Problem, did_you_mean
 from gpukeeper.config.fields import Form
 from gpukeeper.config.layers import BUILT_IN, Layered, layered
+from gpukeeper.config.problems import Path, Problem, did_you_mean
 from gpukeeper.config.sections import (
     PLATFORMS,
     Entries,

@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from gpukeeper.config import document
+from gpukeeper.config import document, problems
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.series import MINUTE, NOT_MEASURED, Signal
@@ -144,7 +144,7 @@ def parse_mapping(text: str, name: str) -> TableMapping:
     """UsageError with every problem of the file's syntax, or the first of its values."""
     found = document.read(text)
     if found.problems:
-        raise UsageError("\n".join(document.messages_in_order(found.problems, name, found.lines)))
+        raise UsageError("\n".join(problems.messages_in_order(found.problems, name, found.lines)))
     try:
         mapping = msgspec.convert(_short(found.tree), TableMapping)
     except msgspec.ValidationError as error:

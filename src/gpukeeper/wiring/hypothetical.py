@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper.config.document import did_you_mean
 from gpukeeper.config.load import Loaded
+from gpukeeper.config.problems import did_you_mean
 from gpukeeper.config.units import read_span
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import WITHOUT_GPU, Policy

@@ -24,7 +24,7 @@ from gpukeeper.acceptance.record import GroupReport, Report
 from gpukeeper.acceptance.run import RunConfig, accept
 from gpukeeper.acceptance.suite import CHECKS
 from gpukeeper.blocking import SystemClock
-from gpukeeper.config.document import did_you_mean
+from gpukeeper.config.problems import did_you_mean
 from gpukeeper.ledger.files import ledger_path, make_private
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from gpukeeper.config.document import Path, line_of
 from gpukeeper.config.importing.result import Imported, Noted, NotTranslated, policy_text, refuse, source_document
+from gpukeeper.config.problems import Path, line_of
 from gpukeeper.config.units import shown, span_in_words
 from gpukeeper.model.policy import Retention
 from gpukeeper.model.reading import SPAN_MAX

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.config.document import Path, did_you_mean, line_of
 from gpukeeper.config.importing.conditions import Term, terms_of
 from gpukeeper.config.importing.result import Imported, Noted, NotTranslated, policy_text, refuse, source_document
+from gpukeeper.config.problems import Path, did_you_mean, line_of
 from gpukeeper.config.units import shown, span_in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Warnings

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.config.document import Document, messages_in_order, read
+from gpukeeper.config.document import Document, read
+from gpukeeper.config.problems import messages_in_order
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.words import plain
 

@@ -26,7 +26,7 @@ from gpukeeper.acceptance.launchers.story import LOG, RunArchive
 from gpukeeper.acceptance.reports.store import read
 from gpukeeper.acceptance.suite import CHECKS
 from gpukeeper.blocking import SystemClock
-from gpukeeper.config.document import did_you_mean
+from gpukeeper.config.problems import did_you_mean
 from gpukeeper.config.units import read_span
 from gpukeeper.interfaces.cli.accept_run import PARTLY, run_name
 from gpukeeper.interfaces.cli.accept_settings import LaunchOptions, RunOptions, run_request

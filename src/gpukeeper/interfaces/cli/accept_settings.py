@@ -16,7 +16,7 @@ import typer
 
 from gpukeeper.acceptance.check import ALWAYS, Check, CheckContext, RunRequest
 from gpukeeper.acceptance.record import Machine, Thresholds
-from gpukeeper.config.document import did_you_mean
+from gpukeeper.config.problems import did_you_mean
 from gpukeeper.config.units import read_span
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o

@@ -10,7 +10,7 @@ import typer
 from gpukeeper.acceptance import suite
 from gpukeeper.acceptance.check import Check
 from gpukeeper.acceptance.suite import CHECKS
-from gpukeeper.config.document import did_you_mean
+from gpukeeper.config.problems import did_you_mean
 from gpukeeper.interfaces.cli.accept_settings import defaults_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
