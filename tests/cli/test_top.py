@@ -105,7 +105,7 @@ def busy(fleet: Fleet) -> Fleet:
 
 
 def test_it_shows_the_gpus_and_q_quits(busy: Fleet) -> None:
-    with terminal(busy) as one:
+    with terminal(busy, columns=140) as one:
         one.read_until(b"GPU-0")
         row = one.read_until(b"eval")
         assert b"?" in row, "use and memory that nobody measured are no zeros"

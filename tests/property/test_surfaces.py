@@ -29,7 +29,7 @@ from gpukeeper.interfaces.terminal.show import claim_row, plan_row
 from gpukeeper.interfaces.terminal.top_screen import Age, Display, picture
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.forecast import (
-    NOT_FOUND_IDLE,
+    NOT_IDLE_BEFORE,
     NOT_USED,
     REACHED,
     STAYS_IDLE,
@@ -237,7 +237,7 @@ def test_what_is_compared_is_of_every_kind() -> None:
     given = {step.provided for steps in found for step in steps}
     assert given == {
         "",
-        NOT_FOUND_IDLE,
+        NOT_IDLE_BEFORE,
         *(f"{one}{reached}" for one in (STAYS_IDLE, NOT_USED) for reached in ("", f" and {REACHED}")),
     }
     assert any(step.at is None for steps in found for step in steps)

@@ -34,7 +34,7 @@ STEPS = 100  # more than all rules together have stages, and people have holds
 
 STAYS_IDLE = "it stays idle"
 NOT_USED = "it is not used from now on"  # of what is in use now
-NOT_FOUND_IDLE = "it is not found idle before"  # of what is not measured, or not yet
+NOT_IDLE_BEFORE = "not idle before"  # of what is not measured, or not yet
 FAILS_ON = "it goes on failing"
 REACHED = "a warning reaches its owner"  # where none did
 
@@ -180,7 +180,7 @@ def _failing_on(seen: Crashes, measured: Measure) -> Measure:
 def _unless_idle(view: View, decision: Decision) -> str:
     """What the idle rule may stop as soon as its use is measured is not said to run until another rule is due."""
     unknown = (decision.rule, decision.verdict) == (idle.NAME, Verdict.UNKNOWN)
-    return NOT_FOUND_IDLE if unknown and view.subject.state in LIVE else ""
+    return NOT_IDLE_BEFORE if unknown and view.subject.state in LIVE else ""
 
 
 def _unreached(view: View, book: Rulebook) -> bool:

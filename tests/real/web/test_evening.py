@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 from playwright.sync_api import Browser, Page
 
-from gpukeeper.lifecycle.forecast import NOT_FOUND_IDLE
+from gpukeeper.lifecycle.forecast import NOT_IDLE_BEFORE
 from tests.real.docker.harness import SOMEBODY, policy
 from tests.real.docker.private_engine import DockerEngine
 from tests.real.notify.receiver import Receiver
@@ -95,7 +95,7 @@ def test_every_time_that_was_named_is_the_time_at_which_it_happened(evening: Eve
 
     for one in promises:
         if one.rule == "max_runtime":
-            assert one.provided == NOT_FOUND_IDLE, one
+            assert one.provided == NOT_IDLE_BEFORE, one
         elif one.seen < acts[one.action]:
             due = one.due or one.seen
             late = [at for at in passes if due < at < acts[one.action]]

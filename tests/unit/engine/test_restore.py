@@ -128,7 +128,7 @@ async def test_what_ran_for_its_maximum_gets_an_hour_by_a_restore_and_is_warned_
     await passes(b, 5 * MINUTE)
     restored = b.now()
     words = (await ask(b, "restore", "train")).words
-    coming = "if it is not found idle before, will be warned at 2026-03-02 09:05 UTC (in 1h)"
+    coming = "if not idle before, will be warned at 2026-03-02 09:05 UTC (in 1h)"
     assert f"It is running now. What comes next: {coming}" in words
     assert "A hold does not prevent max_runtime. Ask an admin: root: gpukeeper workload hold" in words
     before = len(b.lines(WarningSent))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.lifecycle.forecast import FAILS_ON, NOT_FOUND_IDLE, ahead, at_any_time
+from gpukeeper.lifecycle.forecast import FAILS_ON, NOT_IDLE_BEFORE, ahead, at_any_time
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
 from gpukeeper.model.policy import AfterIdle, ClassSettings, OnLimit
@@ -113,7 +113,7 @@ def test_what_is_not_measured_yet_runs_until_another_rule_only_if_it_is_not_foun
     book = Rulebook(msgspec.structs.replace(POLICY, classes={"managed": ClassSettings(**LIMITS)}))
     started = msgspec.structs.replace(measured(30 * SECOND), series=())
     found = ahead(started, book, NOW, tuple(Action), at_any_time)
-    assert {(one.rule, one.provided) for one in found} == {("max_runtime", NOT_FOUND_IDLE)}
+    assert {(one.rule, one.provided) for one in found} == {("max_runtime", NOT_IDLE_BEFORE)}
 
 
 def test_where_no_warning_was_delivered_the_stop_depends_on_it() -> None:
