@@ -93,8 +93,13 @@ class Progress:
             self.interrupted = True
             task.cancel()
 
+        def at_once(number: int, frame: object) -> None:
+            """The next step may begin before the event loop has a turn to call `end`."""
+            self._keeper.permission.stopping = self._keeper.permission.stopping or self._acting
+
         for one in SIGNALS:
             loop.add_signal_handler(one, end)
+            signal.signal(one, at_once)  # in place of one that does nothing; the loop is woken as before
         try:
             yield
         except asyncio.CancelledError:
