@@ -1,6 +1,6 @@
 """What is said to come for certain comes true in the pass that was named: not before it, and not after it. What depends
-on use is not certain. A person, a pause, a budget, a crash, a warning that was not delivered (its owner gets more time),
-a step that its platform refused or a mark of it that cannot be read any more ends a forecast."""
+on use is not certain. A person, a pause, a budget, a crash, a warning that was not delivered (its owner gets more
+time), a step that its platform refused or a mark of it that cannot be read any more ends a forecast."""
 
 from __future__ import annotations
 
