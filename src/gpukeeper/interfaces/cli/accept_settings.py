@@ -273,8 +273,8 @@ def _refuse_group(environ: Mapping[str, str]) -> None:
     size = _count(environ, "GPUKEEPER_GROUP_SIZE") or 1
     if size > 1:
         raise UsageError(
-            f"GPUKEEPER_GROUP_SIZE={size}: this is one of {size} nodes of one run, and --together is missing, so only this"
-            " node would be tested. Nothing was run. Add --together on every node, or unset GPUKEEPER_GROUP_SIZE."
+            f"GPUKEEPER_GROUP_SIZE={size}: this is one of {size} nodes of one run, and --together is missing, so only"
+            " this node would be tested. Nothing was run. Add --together on every node, or unset GPUKEEPER_GROUP_SIZE."
         )
 
 
