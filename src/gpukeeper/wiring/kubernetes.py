@@ -19,13 +19,13 @@ from gpukeeper.acceptance.fleet.marks import MarkPlan, NodeMarks
 from gpukeeper.acceptance.launchers.kubernetes.api import Api, Listing, Manifest, PatchType, Refused, Resource
 from gpukeeper.acceptance.launchers.marks import Applied, Replan, Turn, Work, marks_of, nodes_of, planned
 from gpukeeper.blocking import SystemClock
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import CONFLICT, ApiError
 from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.policy import MarkSettings
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
-from gpukeeper.platforms.kubernetes.exchange import CONFLICT, ApiError
 from gpukeeper.platforms.kubernetes.lease import Leadership
 
 if TYPE_CHECKING:

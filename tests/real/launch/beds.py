@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase, RunSpec
 from gpukeeper.acceptance.launchers.kubernetes import objects
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
-from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.connect import Cluster
 from gpukeeper.wiring.kubernetes import ClusterApi
 from tests.real.kube.api import Object, Objects, condition
 from tests.real.kube.control_plane import ControlPlane

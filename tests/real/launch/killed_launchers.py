@@ -18,7 +18,7 @@ from gpukeeper.acceptance.fleet.collect import encode_frames
 from gpukeeper.acceptance.fleet.launcher import RunSpec
 from gpukeeper.acceptance.launchers.kubernetes.api import Listing, Manifest, Resource
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
-from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.connect import Cluster
 from gpukeeper.wiring.kubernetes import ClusterApi
 from tests.real.kube.nodes import DEFAULT_LOG
 from tests.real.kube.runs import SUCCEEDS

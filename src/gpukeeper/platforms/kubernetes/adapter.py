@@ -12,6 +12,9 @@ from datetime import datetime
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Pod, Root, when
 from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Accepted,
@@ -33,10 +36,8 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import diagnose, translate
 from gpukeeper.platforms.kubernetes.acts import Annotations, ClusterActions, EventWriter
 from gpukeeper.platforms.kubernetes.capture import Archive, EvidenceCapture
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.diagnose import Controllers
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery, ServerClock
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
@@ -57,7 +58,6 @@ from gpukeeper.platforms.kubernetes.walk import (
     services_of_runs,
 )
 from gpukeeper.platforms.kubernetes.watch import PendingRemovals, Watches
-from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
 from gpukeeper.platforms.kubernetes.writes import cannot_remove
 
 STUCK_MAX = 20  # in one full pass

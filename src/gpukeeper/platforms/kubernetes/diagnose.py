@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Meta, Pod, Root, Spec, Wire, when
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.subject import Cause, Diagnosis, Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.causes import DiagnosisFacts, causes, outline
 from gpukeeper.platforms.kubernetes.discovery import has_ttl
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.finalizers import (
     ControllerDeployment,
     ControllerLease,
@@ -41,10 +42,9 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     cut,
 )
 from gpukeeper.platforms.kubernetes.owners import Served, climb, descendants
-from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Wire, when
 
 if TYPE_CHECKING:
-    from gpukeeper.platforms.kubernetes.connect import Cluster
+    from gpukeeper.clients.kubernetes.connect import Cluster
 
 
 T = TypeVar("T")

@@ -13,16 +13,16 @@ from typing import TypeVar, cast
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import NOT_FOUND, ApiError
+from gpukeeper.clients.kubernetes.wire import Pod, Root, Wire
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 from gpukeeper.platforms.kubernetes import translate
-from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.exchange import NOT_FOUND, ApiError
 from gpukeeper.platforms.kubernetes.kinds.kind import FIELD_TTL, NOT_CHECKED, TTL_NAME, Kind
-from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire
 
 
 class _Field(Wire, frozen=True):

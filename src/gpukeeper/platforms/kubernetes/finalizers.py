@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import Meta, Pod, Template, Wire, when
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
@@ -21,7 +22,6 @@ from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
 from gpukeeper.platforms.kubernetes.kinds.kind import BUILT_IN, START, Controller, Finalizer, Kind, TreeNode
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
 from gpukeeper.platforms.kubernetes.owners import Descendants
-from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Template, Wire, when
 
 FEWEST = 15  # seconds; a released Lease has 1
 TIMES = 10  # not renewed for so many of its durations: it has no holder

@@ -16,11 +16,11 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.words import in_words
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 
 T = TypeVar("T")
 DURATION, RENEW_DEADLINE, RETRY = timedelta(seconds=15), timedelta(seconds=10), timedelta(seconds=2)

@@ -16,16 +16,17 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Pod, Root, Wire, when
 from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.subject import Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import finalizers, gpus, translate
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.diagnose import Controllers
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery, ServerClock
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.gpus import PodTotals
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, TreeNode
@@ -43,7 +44,6 @@ from gpukeeper.platforms.kubernetes.owners import (
 from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.platforms.kubernetes.walk import Namespace
 from gpukeeper.platforms.kubernetes.watch import PendingRemovals
-from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire, when
 
 FEW = 5  # of one kind in one namespace: read one by one
 PAGE = 500

@@ -15,15 +15,16 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.connect import QUICK, Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError, ListPage
+from gpukeeper.clients.kubernetes.wire import Meta, Owner, Pod, Root, Wire, when
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.subject import Gone, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 from gpukeeper.platforms.kubernetes import gpus
-from gpukeeper.platforms.kubernetes.connect import QUICK, Cluster
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
-from gpukeeper.platforms.kubernetes.exchange import ApiError, ListPage
 from gpukeeper.platforms.kubernetes.gpus import PodTotals
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, KINDS, known_owner, makes_runs
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Matters
@@ -56,7 +57,6 @@ from gpukeeper.platforms.kubernetes.translate import (
     ran,
     root_subject,
 )
-from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root, Wire, when
 
 
 class Namespace(Wire, frozen=True, gc=True):

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Meta, Pod, Root
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind, Lever, Propagation
 from gpukeeper.platforms.kubernetes.translate import STOPPED
-from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root
 
 ActResult: TypeAlias = Accepted | Changed | Refused | Unknown
 

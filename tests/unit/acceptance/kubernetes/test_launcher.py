@@ -15,7 +15,7 @@ from gpukeeper.acceptance.launchers.kubernetes.launcher import read_log
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.kubernetes.clusters import add_pod, cluster, ended, launcher, run, spec
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 FORMS_TOGETHER = ("indexed-job", "statefulset", "pytorchjob", "trainjob", "jobset")
 

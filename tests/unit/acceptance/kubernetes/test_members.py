@@ -16,7 +16,7 @@ from gpukeeper.acceptance.launchers.kubernetes.api import JOB_SETS, JOBS, PODS, 
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
 from gpukeeper.model.errors import PlatformError
 from tests.unit.acceptance.kubernetes.clusters import add_pod, cluster, ended, launcher, run, spec
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 REAL, FORGED = b"the report\n", b"a forged report\n"
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)

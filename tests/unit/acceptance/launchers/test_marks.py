@@ -35,7 +35,7 @@ from gpukeeper.acceptance.launchers.marks import Applied, ClusterNode, Marked, R
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.policy import MarkSettings
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 T = TypeVar("T")
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)

@@ -23,8 +23,8 @@ from gpukeeper.acceptance.launchers.preflight import LIMIT_RANGES, SECRETS, gath
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
 from tests.unit.acceptance.preflight.clusters import REQUEST, asking, the
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 
 class Cluster(MemoryApi):

@@ -21,8 +21,8 @@ from gpukeeper.acceptance.launchers.trial import SCRIPT, TrialRequest, leftovers
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.patience import PATIENCE
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
 from tests.unit.acceptance.preflight.clusters import REQUEST, the
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 ASKED = TrialRequest(run="r1", owner="ann", cluster=REQUEST, deadline_s=3)
 GOOD = """cpus 64

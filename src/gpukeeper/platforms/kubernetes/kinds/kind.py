@@ -15,12 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.model import reading
-from gpukeeper.model.decision import Refused
-from gpukeeper.model.subject import Cause, Outcome
-from gpukeeper.model.unknown import Unknown
-from gpukeeper.model.words import in_words
-from gpukeeper.platforms.kubernetes.wire import (
+from gpukeeper.clients.kubernetes.wire import (
     EPOCH,
     Meta,
     Pod,
@@ -33,6 +28,11 @@ from gpukeeper.platforms.kubernetes.wire import (
     Wire,
     when,
 )
+from gpukeeper.model import reading
+from gpukeeper.model.decision import Refused
+from gpukeeper.model.subject import Cause, Outcome
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 TTL = "gpukeeper.io/ttl"  # of any kind: gpukeeper itself removes it
 TTL_NAME = "ttlSecondsAfterFinished"

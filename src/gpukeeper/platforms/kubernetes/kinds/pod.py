@@ -7,6 +7,7 @@ from datetime import datetime
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import ContainerState, Pod, Root, StatusCondition, Terminated
 from gpukeeper.model.decision import Refused
 from gpukeeper.model.subject import Outcome
 from gpukeeper.platforms.kubernetes.kinds.kind import (
@@ -21,7 +22,6 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     first_usable,
     latest,
 )
-from gpukeeper.platforms.kubernetes.wire import ContainerState, Pod, Root, StatusCondition, Terminated
 
 OVER_PHASES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
 DISRUPTED = "DisruptionTarget"

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import ListMeta, Meta, Wire
 from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.words import in_words
-from gpukeeper.platforms.kubernetes.wire import ListMeta, Meta, Wire
 
 if TYPE_CHECKING:
     import httpx2

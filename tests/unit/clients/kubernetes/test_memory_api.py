@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.acceptance.launchers.kubernetes.api import ALREADY_EXISTS, JOBS, PODS, Api, Refused
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 Json = dict[str, Any]
 
