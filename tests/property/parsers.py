@@ -39,7 +39,7 @@ from gpukeeper.acceptance.reports.html import page_of_report
 from gpukeeper.clients.kubernetes import auth
 from gpukeeper.clients.kubernetes import wire as kube_wire
 from gpukeeper.clients.kubernetes.auth import ExecCredential
-from gpukeeper.clients.kubernetes.exchange import ChangedObject, Decoders, lines_of_stream, refusal, watch_event
+from gpukeeper.clients.kubernetes.exchange import Decoders, lines_of_stream, refusal, watch_event
 from gpukeeper.config import document, load, units
 from gpukeeper.config.importing import ds01, janitor
 from gpukeeper.config.importing.result import Imported
@@ -277,7 +277,7 @@ def _watch(data: bytes) -> None:
         yield data[len(data) // 2 :]
 
     async def read() -> None:
-        decoder = reading.Decoder(ChangedObject)
+        decoder = reading.Decoder(kube_wire.ChangedObject)
         async for line in lines_of_stream(chunks(), 5):
             watch_event(line, decoder)
 

@@ -29,7 +29,6 @@ from gpukeeper.clients.kubernetes.exchange import (
     UNAUTHORIZED,
     ApiError,
     ApiRequest,
-    ChangedObject,
     ClusterUnavailable,
     ConnectionFailed,
     Decoders,
@@ -47,6 +46,7 @@ from gpukeeper.clients.kubernetes.exchange import (
     translated_errors,
     watch_event,
 )
+from gpukeeper.clients.kubernetes.wire import ChangedObject
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.words import in_words
 

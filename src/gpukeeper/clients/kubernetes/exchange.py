@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
-from gpukeeper.clients.kubernetes.wire import ListMeta, Meta, Wire
+from gpukeeper.clients.kubernetes.wire import ListMeta
 from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.words import in_words
@@ -312,13 +312,6 @@ class WatchEvent(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     type: str  # ADDED, MODIFIED, DELETED, BOOKMARK
     object: T
     version: str  # a later watch continues from here
-
-
-class ChangedObject(Wire, frozen=True, gc=True):
-    """What a watch that only triggers reads needs of an object."""
-
-    kind: str = ""
-    metadata: Meta = Meta()
 
 
 class _Typed(msgspec.Struct, Generic[T]):

@@ -537,11 +537,7 @@ def _worst_first(pods: Sequence[Pod]) -> list[Pod]:
 
 def _line(pod: Pod) -> JsonObject:
     owner = pod.metadata.owner
-    ended = {
-        one.name: one.state.terminated.exit_code
-        for one in _statuses(pod)
-        if one.state is not None and one.state.terminated is not None
-    }
+    ended = {one.name: one.terminated.exit_code for one in _statuses(pod) if one.terminated is not None}
     return {
         "kind": "Pod",
         "name": pod.metadata.name,

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.clients.kubernetes.wire import Meta, Pod, Template, Wire, when
+from gpukeeper.clients.kubernetes.wire import Meta, Pod, Selector, Template, Wire, when
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
@@ -44,13 +44,9 @@ class Down(msgspec.Struct, frozen=True):
 ControllerState: TypeAlias = Alive | Down | Unknown
 
 
-class _Selector(Wire, frozen=True):
-    match_labels: Mapping[str, str] | None = None
-
-
 class _DeploymentSpec(Wire, frozen=True):
     replicas: int | None = None
-    selector: _Selector = _Selector()
+    selector: Selector = Selector()
     template: Template | None = None
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from gpukeeper.clients.kubernetes.exchange import ApiError
-from gpukeeper.clients.kubernetes.wire import Meta, Owner, Pod, Root, Wire
+from gpukeeper.clients.kubernetes.wire import Meta, Owner, PartialMetadata, Pod, Root
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery, Resource
@@ -230,12 +230,6 @@ ONE, LIST = (
 )
 
 Exists: TypeAlias = bool | Unknown
-
-
-class PartialMetadata(Wire, frozen=True, gc=True):
-    """Metadata only, of any kind."""
-
-    metadata: Meta = Meta()
 
 
 def other_owners(meta: Meta) -> tuple[Owner, ...]:

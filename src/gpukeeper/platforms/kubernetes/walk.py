@@ -17,7 +17,7 @@ import msgspec
 
 from gpukeeper.clients.kubernetes.connect import QUICK, Cluster
 from gpukeeper.clients.kubernetes.exchange import ApiError, ListPage
-from gpukeeper.clients.kubernetes.wire import Meta, Owner, Pod, Root, Wire, when
+from gpukeeper.clients.kubernetes.wire import Meta, Owner, PartialMetadata, Pod, Root, Wire, when
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.subject import Gone, Ref, Seen, Shape, State, Subject
@@ -41,7 +41,6 @@ from gpukeeper.platforms.kubernetes.owners import (
     LIST,
     ONE,
     OtherOwners,
-    PartialMetadata,
     kept_for_dependent,
     other_owners,
 )
@@ -57,10 +56,6 @@ from gpukeeper.platforms.kubernetes.translate import (
     ran,
     root_subject,
 )
-
-
-class Namespace(Wire, frozen=True, gc=True):
-    metadata: Meta = Meta()
 
 
 class WalkSettings(msgspec.Struct, frozen=True):
@@ -190,13 +185,13 @@ class ClusterWalk:
         now = self._at.now
         for name in self._wanted.named or ():
             try:
-                found = await self._cluster.get(f"/api/v1/namespaces/{name}", Namespace)
+                found = await self._cluster.get(f"/api/v1/namespaces/{name}", PartialMetadata)
                 self._facts[name] = namespace_facts(found.metadata, self._wanted.environments, now)
             except PlatformError as problem:
                 self._facts[name] = unreadable_namespace(name, str(problem))
         if self._wanted.named is None:
             try:
-                async for page in self._cluster.pages("/api/v1/namespaces", Namespace, limit=self._wanted.page):
+                async for page in self._cluster.pages("/api/v1/namespaces", PartialMetadata, limit=self._wanted.page):
                     for one in page.items:
                         self._facts[one.metadata.name] = namespace_facts(one.metadata, self._wanted.environments, now)
             except PlatformError as problem:

@@ -31,7 +31,8 @@ from gpukeeper.acceptance.launchers.kubernetes.api import (
     Refused,
     Resource,
 )
-from gpukeeper.acceptance.launchers.marks import Applied, ClusterNode, Marked, Replan, Turn, Work, marks_of, planned
+from gpukeeper.acceptance.launchers.marks import Applied, Marked, Replan, Turn, Work, marks_of, planned
+from gpukeeper.clients.kubernetes.wire import Node
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.policy import MarkSettings
@@ -114,7 +115,7 @@ class Nodes(MemoryApi):
         return next(one for one in self.of(NODES) if one["metadata"]["name"] == name)
 
     def out(self) -> set[str]:
-        found = (marks_of(msgspec.convert(one, ClusterNode), MarkSettings()) for one in self.of(NODES))
+        found = (marks_of(msgspec.convert(one, Node), MarkSettings()) for one in self.of(NODES))
         return {one.node for one in found if one.out}
 
     @asynccontextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.facts import ClusterFacts, Taint
+from gpukeeper.acceptance.fleet.preflight.facts import ClusterFacts
 from gpukeeper.acceptance.fleet.preflight.kubernetes import judge
 from gpukeeper.acceptance.launchers.kubernetes.api import (
     ACCESS_REVIEWS,
@@ -20,6 +20,7 @@ from gpukeeper.acceptance.launchers.kubernetes.api import (
     Resource,
 )
 from gpukeeper.acceptance.launchers.preflight import LIMIT_RANGES, SECRETS, gather_facts
+from gpukeeper.clients.kubernetes.wire import Taint
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
@@ -77,7 +78,7 @@ def test_nodes_and_their_state() -> None:
     cluster.add(NODES, a_node("gpu-2", status={}))
     first, second = gathered(cluster).nodes or ()
     assert (first.gpus, first.usable, first.ready, first.cordoned) == (8, 8, True, True)
-    assert first.taints == (Taint("gpu", "only", "NoSchedule"),)
+    assert first.taints == (Taint(key="gpu", value="only", effect="NoSchedule"),)
     assert (second.gpus, second.ready) == (0, False)
 
 
