@@ -22,7 +22,6 @@ PLATFORM_FOLDERS = {SOURCE / "platforms", SOURCE / "clients", SOURCE / "acceptan
 MAY_SAY_CONTAINER = {
     "src/gpukeeper/devices/holders.py",
     "src/gpukeeper/ledger/lines.py",
-    "src/gpukeeper/wiring/kubernetes.py",
     "src/gpukeeper/wiring/launch_hosts.py",
     "src/gpukeeper/wiring/ray.py",
 }

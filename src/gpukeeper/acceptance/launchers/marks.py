@@ -29,8 +29,10 @@ from gpukeeper.acceptance.fleet.marks import (
     counted,
     done,
 )
-from gpukeeper.acceptance.launchers.kubernetes.api import CONFLICT, NODES, Api, Refused
 from gpukeeper.acceptance.launchers.kubernetes.objects import GPU_RESOURCES
+from gpukeeper.clients.kubernetes.api import Api
+from gpukeeper.clients.kubernetes.discovery import NODES
+from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import Node, condition, count
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.event import NodeMarked
@@ -230,13 +232,13 @@ class Work:
                 await self._write_once(self._allowed(change, turn))
             except PlatformError as error:
                 problem = str(error)
-                answered = isinstance(error, Refused) and error.status < SERVER_ERROR
-                if not isinstance(error, Refused):
+                answered = isinstance(error, ApiError) and error.status < SERVER_ERROR
+                if not isinstance(error, ApiError):
                     self._silent = problem
                 if not answered and change.takes_out:
                     await self._undo(change, f"no answer to the taint: {error}")
                     return
-                if not isinstance(error, Refused) or error.reason != CONFLICT:
+                if not isinstance(error, ApiError) or not error.is_conflict:
                     break
             else:
                 return

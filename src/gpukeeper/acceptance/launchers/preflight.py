@@ -27,17 +27,17 @@ from gpukeeper.acceptance.fleet.preflight.facts import (
     whole,
 )
 from gpukeeper.acceptance.fleet.preflight.kubernetes import needed
-from gpukeeper.acceptance.launchers.kubernetes.api import (
+from gpukeeper.clients.kubernetes.api import Api
+from gpukeeper.clients.kubernetes.discovery import (
     ACCESS_REVIEWS,
     DAEMON_SETS,
     NAMESPACES,
     NODES,
     PODS,
     QUOTAS,
-    Api,
-    Refused,
     Resource,
 )
+from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import (
     AccessReview,
     Container,
@@ -292,7 +292,7 @@ async def _selected(api: Api, selector: str) -> frozenset[str] | None:
         return None
     try:
         found = await api.list(NODES, Node, labels=selector)
-    except Refused as error:
+    except ApiError as error:
         if error.status == BAD_REQUEST:
             raise UsageError(f"--nodes {selector}: not names of nodes and not a label selector: {error}") from error
         return frozenset()

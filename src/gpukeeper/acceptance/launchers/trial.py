@@ -14,8 +14,10 @@ import msgspec
 
 from gpukeeper.acceptance.fleet.preflight.facts import GPU, ClusterRequest, Finding, named, passed, warning
 from gpukeeper.acceptance.fleet.preflight.kubernetes import IMAGE_REASONS, TrialFacts
-from gpukeeper.acceptance.launchers.kubernetes.api import EVENTS, PODS, Api, Refused
 from gpukeeper.acceptance.launchers.preflight import ENDED
+from gpukeeper.clients.kubernetes.api import Api
+from gpukeeper.clients.kubernetes.discovery import EVENTS, PODS
+from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import Event, Pod, condition
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
@@ -172,7 +174,7 @@ async def _one(
     except asyncio.CancelledError:
         await asyncio.wait([making])
         raise
-    except Refused as error:
+    except ApiError as error:
         return msgspec.structs.replace(facts, reason=error.reason or "Refused", message=str(error))
     except PlatformError as error:
         return msgspec.structs.replace(facts, reason="NoAnswer", message=str(error))

@@ -67,6 +67,11 @@ class ApiError(PlatformError):
         return self.status == INVALID and not self.causes and _PATCH_DOES_NOT_FIT in self.words
 
     @property
+    def is_name_taken(self) -> bool:
+        """An object of that name exists already."""
+        return self.reason == "AlreadyExists"
+
+    @property
     def is_denied(self) -> bool:
         return self.status in {UNAUTHORIZED, FORBIDDEN}
 

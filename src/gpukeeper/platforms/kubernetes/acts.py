@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.api import delete_options
 from gpukeeper.clients.kubernetes.connect import Cluster
 from gpukeeper.clients.kubernetes.exchange import ApiError, ClusterUnavailable
 from gpukeeper.clients.kubernetes.wire import Meta, PartialMetadata, Pod, Root
@@ -43,7 +44,6 @@ from gpukeeper.platforms.kubernetes.writes import (
     cannot_stop,
     combined,
     conditions_of,
-    delete_options,
     eviction,
     removal_in_progress,
     replicas_of,

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.discovery import Resource
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import Meta, Owner, PartialMetadata, Pod, Root
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery, Resource
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, TreeNode
 

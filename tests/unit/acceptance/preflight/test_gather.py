@@ -9,17 +9,17 @@ import pytest
 
 from gpukeeper.acceptance.fleet.preflight.facts import ClusterFacts
 from gpukeeper.acceptance.fleet.preflight.kubernetes import judge
-from gpukeeper.acceptance.launchers.kubernetes.api import (
+from gpukeeper.acceptance.launchers.preflight import LIMIT_RANGES, SECRETS, gather_facts
+from gpukeeper.clients.kubernetes.discovery import (
     ACCESS_REVIEWS,
     DAEMON_SETS,
     NAMESPACES,
     NODES,
     PODS,
     QUOTAS,
-    Refused,
     Resource,
 )
-from gpukeeper.acceptance.launchers.preflight import LIMIT_RANGES, SECRETS, gather_facts
+from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import Taint
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Grade
@@ -158,7 +158,7 @@ def test_a_selector_selects_nodes_and_an_invalid_one_is_refused() -> None:
     cluster.add(NODES, a_node("gpu-1"))
     cluster.add(NODES, a_node("gpu-2"))
     assert gathered(cluster, selector="pool=gpu-2").selected == frozenset({"gpu-2"})
-    invalid = Refused("unable to parse requirement", 400, "BadRequest")
+    invalid = ApiError(400, "BadRequest", "unable to parse requirement")
     answered = iter([None, invalid])
     cluster.fail = lambda verb, resource, name: next(answered) if resource == NODES else None
     with pytest.raises(UsageError, match="not a label selector"):

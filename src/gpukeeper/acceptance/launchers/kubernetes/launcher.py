@@ -13,16 +13,6 @@ from ruamel.yaml import YAML
 
 from gpukeeper.acceptance.fleet.launcher import Removal, RunSpec, RunSummary, Target, flags
 from gpukeeper.acceptance.launchers.kubernetes import forms, objects, status
-from gpukeeper.acceptance.launchers.kubernetes.api import (
-    ALREADY_EXISTS,
-    EVENTS,
-    NODES,
-    PODS,
-    TRAINING_RUNTIMES,
-    Api,
-    Refused,
-    Resource,
-)
 from gpukeeper.acceptance.launchers.kubernetes.objects import Item, KubernetesOptions, Plan, is_label_value, options_of
 from gpukeeper.acceptance.launchers.kubernetes.status import (
     ENDED,
@@ -39,6 +29,9 @@ from gpukeeper.acceptance.launchers.kubernetes.status import (
     statuses,
     without_controller,
 )
+from gpukeeper.clients.kubernetes.api import Api
+from gpukeeper.clients.kubernetes.discovery import EVENTS, NODES, PODS, TRAINING_RUNTIMES, Resource
+from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import DetailedPod, Event, Meta, Node, PartialObject, Pod
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
@@ -132,7 +125,7 @@ class KubernetesLauncher:
         living = "status.phase!=Succeeded,status.phase!=Failed"
         try:
             pods = (await self._api.list(PODS, Pod, fields=living)).items
-        except Refused as refused:
+        except ApiError as refused:
             if refused.status != 403:
                 raise
             pods = None
@@ -272,8 +265,8 @@ class KubernetesLauncher:
         try:
             made = await self._api.create(item.resource, item.manifest, PartialObject, namespace=self._namespace)
             return made.metadata
-        except Refused as refused:
-            if refused.reason != ALREADY_EXISTS:
+        except ApiError as refused:
+            if not refused.is_name_taken:
                 raise
         found = await self._api.get(item.resource, _name(item), PartialObject, namespace=self._namespace)
         if found is None or not is_described(found.metadata, spec.run):
@@ -315,11 +308,11 @@ class KubernetesLauncher:
     async def _read(self, selector: str) -> dict[str, Members]:
         """A kind that may not be listed is left out: a run of another form needs no right on it."""
         found: list[Found] = []
-        refused: dict[Resource, Refused] = {}
+        refused: dict[Resource, ApiError] = {}
         for resource in KINDS:
             try:
                 found += [Found(resource, root) for root in await self._roots(resource, selector)]
-            except Refused as problem:
+            except ApiError as problem:
                 if problem.status != 403:
                     raise
                 refused[resource] = problem
@@ -382,11 +375,11 @@ class KubernetesLauncher:
         status = next(iter(pod.status.container_statuses or ()), None)
         before = b""
         if status is not None and status.restart_count:
-            with suppress(Refused):  # only the last one but one is kept, and not for ever
+            with suppress(ApiError):  # only the last one but one is kept, and not for ever
                 before = await read_log(self._api, meta.name, meta.namespace, name, previous=True)
         try:
             return before + await read_log(self._api, meta.name, meta.namespace, name)
-        except Refused as refused:
+        except ApiError as refused:
             if refused.status == 404 or (refused.status == 400 and "waiting to start" in str(refused)):
                 return before
             raise
