@@ -170,8 +170,7 @@ class PodStatus(Wire, frozen=True):
     init_container_statuses: tuple[ContainerStatus, ...] | None = None
 
 
-class Pod(Wire, frozen=True, gc=True):
-    metadata: Meta = Meta()
+class Pod(PartialMetadata, frozen=True, gc=True):
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
@@ -458,8 +457,7 @@ class JobCount(Wire, frozen=True):
     failed: int = 0
 
 
-class Status(Wire, frozen=True):
-    conditions: tuple[StatusCondition, ...] | None = None
+class Status(PartialStatus, frozen=True):
     start_time: str | None = None
     completion_time: str | None = None
     end_time: str | None = None  # RayJob
@@ -476,12 +474,11 @@ class Status(Wire, frozen=True):
     replicas: int | None = None
 
 
-class Root(Wire, frozen=True, gc=True):
+class Root(PartialMetadata, frozen=True, gc=True):
     """An object of any kind but Pod."""
 
     api_version: str = ""  # an item of a list has neither
     kind: str = ""
-    metadata: Meta = Meta()
     spec: Spec = Spec()
     status: Status = Status()
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.clients.kubernetes.wire import Meta, Pod, Selector, Template, Wire, when
+from gpukeeper.clients.kubernetes.wire import Meta, PartialMetadata, Pod, Selector, Template, Wire, when
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
@@ -55,10 +55,9 @@ class _DeploymentStatus(Wire, frozen=True):
     ready_replicas: int | None = None
 
 
-class ControllerDeployment(Wire, frozen=True):
+class ControllerDeployment(PartialMetadata, frozen=True):
     """The fields that are read of a Deployment or StatefulSet."""
 
-    metadata: Meta = Meta()
     spec: _DeploymentSpec = _DeploymentSpec()
     status: _DeploymentStatus = _DeploymentStatus()
 
@@ -90,8 +89,7 @@ class _LeaseSpec(Wire, frozen=True):
     renew_time: str | None = None
 
 
-class ControllerLease(Wire, frozen=True):
-    metadata: Meta = Meta()
+class ControllerLease(PartialMetadata, frozen=True):
     spec: _LeaseSpec = _LeaseSpec()
 
     @property

@@ -367,8 +367,7 @@ class _ServiceSpec(Wire, frozen=True):
     selector: Mapping[str, str] | None = None
 
 
-class Service(Wire, frozen=True, gc=True):
-    metadata: Meta = Meta()
+class Service(PartialMetadata, frozen=True, gc=True):
     spec: _ServiceSpec = _ServiceSpec()
 
 

@@ -18,6 +18,8 @@ import msgspec
 from gpukeeper.clients.kubernetes.wire import (
     EPOCH,
     Meta,
+    PartialMetadata,
+    PartialStatus,
     Pod,
     PodSpec,
     Root,
@@ -252,19 +254,16 @@ class _WatchedSpec(Wire, frozen=True):
     suspend: bool | None = None
 
 
-class WatchedStatus(Wire, frozen=True):
-    conditions: tuple[StatusCondition, ...] | None = None
-
+class WatchedStatus(PartialStatus, frozen=True):
     @property
     def stage(self) -> str:
         """How far it is, where its kind writes that elsewhere than in conditions."""
         return ""
 
 
-class WatchedObject(Wire, frozen=True, gc=True):
+class WatchedObject(PartialMetadata, frozen=True, gc=True):
     """The fields by which a watch detects changes that are relevant to a rule."""
 
-    metadata: Meta = Meta()
     spec: _WatchedSpec = _WatchedSpec()
     status: WatchedStatus = WatchedStatus()
 
