@@ -61,10 +61,10 @@ print(spent, wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, fo
 # As a pass does it: every page becomes totals of its owners before the next one is requested.
 WE_LIST = """
 import asyncio, os, resource, sys, time
-from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.gpus import requested
 from gpukeeper.platforms.kubernetes.gpus import PodTotals
-from gpukeeper.platforms.kubernetes.wire import Pod
+from gpukeeper.clients.kubernetes.wire import Pod
 def cpu():
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime

@@ -17,12 +17,11 @@ CLOCKS = {("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"), ("
 CLOCKS |= {("time", "time"), ("time", "monotonic"), ("time", "sleep")}
 # The words of one platform. Elsewhere we say workload.
 PLATFORM_WORDS = {"pod", "pods", "container", "containers", "actor", "actors"}
-PLATFORM_FOLDERS = {SOURCE / "platforms", SOURCE / "acceptance" / "launchers"}
+PLATFORM_FOLDERS = {SOURCE / "platforms", SOURCE / "clients", SOURCE / "acceptance" / "launchers"}
 # Edges that speak a platform's language: what /proc says of a holder, the event names of the export, an adapter.
 MAY_SAY_CONTAINER = {
     "src/gpukeeper/devices/holders.py",
     "src/gpukeeper/ledger/lines.py",
-    "src/gpukeeper/wiring/kubernetes.py",
     "src/gpukeeper/wiring/launch_hosts.py",
     "src/gpukeeper/wiring/ray.py",
 }
@@ -114,9 +113,9 @@ def test_the_core_says_no_word_of_a_platform() -> None:
 
 
 def test_there_is_one_http_client() -> None:
-    """And the one that lightkube needs, in the folder of its platform: ADR 16."""
+    """And the one that lightkube needs, in the client of Kubernetes: ADR 16."""
     other = r"^\s*(?:from|import) (?:aiohttp|httpx2?|requests|urllib3|urllib\.request|http\.client)\b"
-    elsewhere = (path for path in modules() if KUBERNETES not in path.parents)
+    elsewhere = (path for path in modules() if SOURCE / "clients" / "kubernetes" not in path.parents)
     refuse(_lines(other, elsewhere), "use gpukeeper/http_client.py")
 
 

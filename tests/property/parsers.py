@@ -36,6 +36,10 @@ from gpukeeper.acceptance.group.members import (
 from gpukeeper.acceptance.reports import compare, legacy, merge
 from gpukeeper.acceptance.reports.formats import read_report, read_samples, report_json, samples_json
 from gpukeeper.acceptance.reports.html import page_of_report
+from gpukeeper.clients.kubernetes import auth
+from gpukeeper.clients.kubernetes import wire as kube_wire
+from gpukeeper.clients.kubernetes.auth import ExecCredential
+from gpukeeper.clients.kubernetes.exchange import Decoders, lines_of_stream, refusal, watch_event
 from gpukeeper.config import document, load, units
 from gpukeeper.config.importing import ds01, janitor
 from gpukeeper.config.importing.result import Imported
@@ -69,11 +73,8 @@ from gpukeeper.platforms.docker.capture import BEFORE_STOP, MANIFEST, demultiple
 from gpukeeper.platforms.docker.owners import KnownUsers, folders_of, owned
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import devices_of, requested_gpus
-from gpukeeper.platforms.kubernetes import auth, gpus, marks
+from gpukeeper.platforms.kubernetes import gpus, marks
 from gpukeeper.platforms.kubernetes import translate as kube
-from gpukeeper.platforms.kubernetes import wire as kube_wire
-from gpukeeper.platforms.kubernetes.auth import ExecCredential
-from gpukeeper.platforms.kubernetes.exchange import ChangedObject, Decoders, lines_of_stream, refusal, watch_event
 from gpukeeper.platforms.kubernetes.gpus import PodTotals
 from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
@@ -276,7 +277,7 @@ def _watch(data: bytes) -> None:
         yield data[len(data) // 2 :]
 
     async def read() -> None:
-        decoder = reading.Decoder(ChangedObject)
+        decoder = reading.Decoder(kube_wire.ChangedObject)
         async for line in lines_of_stream(chunks(), 5):
             watch_event(line, decoder)
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import typer
 
+from gpukeeper.clients.kubernetes.connect import Cluster
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import MISSED, Watch, watch
 from gpukeeper.engine.reclaim import PassReport
@@ -32,7 +33,6 @@ from gpukeeper.ledger.journal import DAEMON
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.model.words import in_words
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.lease import RETRY, Leadership
 from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.wiring.session import Session

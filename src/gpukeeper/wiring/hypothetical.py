@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import Meta
 from gpukeeper.config.load import Loaded
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.config.units import read_span
@@ -20,7 +21,6 @@ from gpukeeper.platforms.kubernetes.gpus import PodTotals
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Lever
 from gpukeeper.platforms.kubernetes.translate import class_of as class_in_cluster
-from gpukeeper.platforms.kubernetes.wire import Meta
 from gpukeeper.views.trial import (
     INCARNATION,
     STATES,

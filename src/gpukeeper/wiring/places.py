@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gpukeeper.blocking import SystemClock
+from gpukeeper.clients.kubernetes import connect as kubernetes
 from gpukeeper.config.load import Loaded
 from gpukeeper.config.machine import FLEET
 from gpukeeper.devices.counters import Counters
@@ -26,7 +27,6 @@ from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.host_facts import count_container
 from gpukeeper.platforms.host.adapter import Busy, HostPlatform, count_process, nothing_known
 from gpukeeper.platforms.host.connect import Needed, hostname, nothing_needed
-from gpukeeper.platforms.kubernetes import connect as kubernetes
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.meter import ClusterMeter
 from gpukeeper.platforms.kubernetes.settings import settings_of as cluster_settings

@@ -39,11 +39,11 @@ from gpukeeper.acceptance.fleet.preflight.facts import (
 )
 from gpukeeper.acceptance.fleet.preflight.kubernetes import drivers_of_trials as trial_drivers
 from gpukeeper.acceptance.fleet.preflight.kubernetes import judge, judge_trial, network_advice
-from gpukeeper.acceptance.launchers.kubernetes.api import Api
 from gpukeeper.acceptance.launchers.preflight import gather_facts
 from gpukeeper.acceptance.launchers.ssh import SshClient, host_facts, unmet
 from gpukeeper.acceptance.launchers.trial import TrialRequest, leftovers, tried
 from gpukeeper.blocking import SystemClock
+from gpukeeper.clients.kubernetes.api import Api
 from gpukeeper.devices.driver.client import gpu_note, inventory
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.gpu import Grade

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.connect import Cluster
 from gpukeeper.config.load import load_text
 from gpukeeper.engine.act import take
 from gpukeeper.engine.keeper import Keeper
@@ -31,7 +32,6 @@ from gpukeeper.model.subject import Subject
 from gpukeeper.notify.catalog import owner_channels
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.settings import settings_of
 
 POLICY: dict[str, Any] = {

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.clients.kubernetes.connect import Cluster
 from gpukeeper.model.subject import Cause, Diagnosis, Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import finalizers
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.diagnose import Controllers, diagnose
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.finalizers import FOREGROUND, Alive, Down

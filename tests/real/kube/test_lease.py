@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from gpukeeper.blocking import SystemClock
-from gpukeeper.platforms.kubernetes.connect import Cluster as Client
+from gpukeeper.clients.kubernetes.connect import Cluster as Client
 from gpukeeper.platforms.kubernetes.lease import Leadership
 from tests.real.kube.api import Api
 from tests.real.kube.control_plane import Cluster

@@ -16,9 +16,10 @@ import msgspec
 import pytest
 from ruamel.yaml import YAML
 
-from gpukeeper.acceptance.launchers.kubernetes.api import CONFLICT, NODES, Refused
-from gpukeeper.acceptance.launchers.marks import ClusterNode
 from gpukeeper.acceptance.reports.store import ReportFolder, folder_name, load_file
+from gpukeeper.clients.kubernetes.discovery import NODES
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Node
 from gpukeeper.model.gpu import Grade
 from gpukeeper.wiring.kubernetes import cluster_api
 from tests import forked
@@ -282,14 +283,14 @@ def test_the_server_refuses_a_write_to_a_node_that_changed_since_it_was_read(
     async def stale() -> None:
         cluster = cluster_api({})
         try:
-            read = await cluster.get(NODES, nodes[0], ClusterNode)
+            read = await cluster.get(NODES, nodes[0], Node)
             assert read is not None
             meta = {"uid": read.metadata.uid, "resourceVersion": read.metadata.resourceVersion}
-            await cluster.patch(NODES, nodes[0], {"metadata": {"labels": {"changed": "yes"}}}, ClusterNode)
+            await cluster.patch(NODES, nodes[0], {"metadata": {"labels": {"changed": "yes"}}}, Node)
             how, part = ("strategic", "status") if status else ("merge", "")
-            with pytest.raises(Refused) as refused:
-                await cluster.patch(NODES, nodes[0], {"metadata": meta, **new}, ClusterNode, how=how, subresource=part)  # type: ignore[arg-type]
-            assert refused.value.reason == CONFLICT
+            with pytest.raises(ApiError) as refused:
+                await cluster.patch(NODES, nodes[0], {"metadata": meta, **new}, Node, how=how, subresource=part)  # type: ignore[arg-type]
+            assert refused.value.reason == "Conflict"
         finally:
             await cluster.close()
 

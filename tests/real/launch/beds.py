@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase, RunSpec
 from gpukeeper.acceptance.launchers.kubernetes import objects
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
-from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.wiring.kubernetes import ClusterApi
+from gpukeeper.clients.kubernetes.api import Api
+from gpukeeper.clients.kubernetes.connect import Cluster
 from tests.real.kube.api import Object, Objects, condition
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.nodes import GPU
@@ -71,7 +71,7 @@ class Bed:
 
         async def whole() -> T:
             environ = {"KUBECONFIG": str(self.plane.kubeconfig(user, namespace=self.namespace))}
-            api = ClusterApi(Cluster.from_environment(environ, None, 1000, 1000))
+            api = Api(Cluster.from_environment(environ, None, 1000, 1000))
             launcher = KubernetesLauncher(api, options)
             try:
                 return await story(launcher)

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from gpukeeper.acceptance.fleet.collect import encode_frames
 from gpukeeper.acceptance.fleet.launcher import RunSpec
-from gpukeeper.acceptance.launchers.kubernetes.api import Listing, Manifest, Resource
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
-from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.wiring.kubernetes import ClusterApi
+from gpukeeper.clients.kubernetes.api import Api, Listing, Manifest
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.discovery import Resource
 from tests.real.kube.nodes import DEFAULT_LOG
 from tests.real.kube.runs import SUCCEEDS
 from tests.real.launch.beds import Bed
@@ -29,7 +29,7 @@ T = TypeVar("T")
 NOWHERE = Point("none", Moment.BEFORE, 0)
 
 
-class KilledApi(ClusterApi):
+class KilledApi(Api):
     """Operations are named as in "create services" and "log"."""
 
     def __init__(self, cluster: Cluster, point: Point) -> None:
@@ -40,25 +40,23 @@ class KilledApi(ClusterApi):
         self, resource: Resource, type_: type[T], *, namespace: str = "", labels: str = "", fields: str = ""
     ) -> Listing[T]:
         given = {"namespace": namespace, "labels": labels, "fields": fields}
-        return await self._point.around(
-            f"list {resource.plural}", lambda: ClusterApi.list(self, resource, type_, **given)
-        )
+        return await self._point.around(f"list {resource.plural}", lambda: Api.list(self, resource, type_, **given))
 
     async def create(
         self, resource: Resource, manifest: Manifest, type_: type[T], *, namespace: str = "", dry_run: bool = False
     ) -> T:
         return await self._point.around(
             f"create {resource.plural}",
-            lambda: ClusterApi.create(self, resource, _ends(manifest), type_, namespace=namespace, dry_run=dry_run),
+            lambda: Api.create(self, resource, _ends(manifest), type_, namespace=namespace, dry_run=dry_run),
         )
 
     async def delete(self, resource: Resource, name: str, uid: str, **more: Any) -> bool:
         return await self._point.around(
-            f"delete {resource.plural}", lambda: ClusterApi.delete(self, resource, name, uid, **more)
+            f"delete {resource.plural}", lambda: Api.delete(self, resource, name, uid, **more)
         )
 
     async def log(self, name: str, **more: Any) -> bytes:
-        return await self._point.around("log", lambda: ClusterApi.log(self, name, **more))
+        return await self._point.around("log", lambda: Api.log(self, name, **more))
 
 
 def _ends(manifest: Manifest) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gpukeeper.__main__ import app
-from gpukeeper.acceptance.launchers.kubernetes.api import NODES
 from gpukeeper.acceptance.reports.store import ReportFolder, folder_name, load_file
+from gpukeeper.clients.kubernetes.discovery import NODES
 from gpukeeper.model.gpu import Grade
 from gpukeeper.wiring import kubernetes as kubernetes_module
 from tests.unit.acceptance.launchers.test_marks import Nodes

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
+from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.operator import Operator
 from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics
@@ -15,7 +16,6 @@ from gpukeeper.model.decision import Action
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Closed
 from gpukeeper.model.policy import Mode
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.lease import Leadership
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from tests.unit.engine.harness import HERE, HOUR, MINUTE, Harness, virtual

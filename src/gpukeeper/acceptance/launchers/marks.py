@@ -29,85 +29,54 @@ from gpukeeper.acceptance.fleet.marks import (
     counted,
     done,
 )
-from gpukeeper.acceptance.launchers.kubernetes.api import CONFLICT, NODES, Api, Refused, count
 from gpukeeper.acceptance.launchers.kubernetes.objects import GPU_RESOURCES
+from gpukeeper.clients.kubernetes.api import Api
+from gpukeeper.clients.kubernetes.discovery import NODES
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Node, condition, count
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.event import NodeMarked
 from gpukeeper.model.policy import MarkSettings
 from gpukeeper.model.subject import Ref
 
-BLOCKING = ("NoSchedule", "NoExecute")
 PRESENT = "nvidia.com/gpu.present"  # label of GPU feature discovery
 
 
-class _Taint(msgspec.Struct, frozen=True, omit_defaults=True):
-    key: str
-    effect: str
-    value: str = ""
-    timeAdded: str = ""  # noqa: N815 a field of the API
-
-
-class _Meta(msgspec.Struct, frozen=True):
-    name: str
-    uid: str
-    resourceVersion: str  # noqa: N815 a field of the API
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-
-
-class _Spec(msgspec.Struct, frozen=True):
-    taints: list[_Taint] = []
-    unschedulable: bool = False
-
-
-class _Info(msgspec.Struct, frozen=True):
-    systemUUID: str = ""  # noqa: N815 a field of the API
-
-
-class _Status(msgspec.Struct, frozen=True):
-    nodeInfo: _Info = _Info()  # noqa: N815 a field of the API
-    conditions: list[NodeCondition] = []
-    capacity: dict[str, str] = {}
-
-
-class ClusterNode(msgspec.Struct, frozen=True):
-    metadata: _Meta
-    spec: _Spec = _Spec()
-    status: _Status = _Status()
-
-
-async def nodes_of(api: Api) -> Sequence[ClusterNode]:
+async def nodes_of(api: Api) -> Sequence[Node]:
     """A list with a gap would make the budget wrong."""
-    found = await api.list(NODES, ClusterNode)
+    found = await api.list(NODES, Node)
     if not found.complete or found.problems:
         why = found.problems[0] if found.problems else "the list of nodes is not complete"
         raise PlatformError(f"{api.place}: {why}. Nothing more was marked")
     return found.items
 
 
-def marks_of(node: ClusterNode, settings: MarkSettings) -> NodeMarks:
-    labels = node.metadata.labels
+def marks_of(node: Node, settings: MarkSettings) -> NodeMarks:
+    labels = node.metadata.labels or {}
     announced = any(count(node.status.capacity, resource) for resource in GPU_RESOURCES)
     return NodeMarks(
         node=node.metadata.name,
         uid=node.metadata.uid,
-        version=node.metadata.resourceVersion,
+        version=node.metadata.resource_version,
         labels=labels,
-        annotations=node.metadata.annotations,
-        taints={one.key: one.value for one in node.spec.taints if one.key in TAINTS},
-        conditions=tuple(node.status.conditions),
+        annotations=node.metadata.annotations or {},
+        taints={one.key: one.value for one in node.spec.taints or () if one.key in TAINTS},
+        conditions=tuple(
+            NodeCondition(type=one.type, status=one.status, reason=one.reason, message=one.message)
+            for one in node.status.conditions or ()
+        ),
         gpu=announced or labels.get(PRESENT) == "true" or LABEL in labels or QUARANTINE in labels,
         out=_out(node, settings),
     )
 
 
-def _out(node: ClusterNode, settings: MarkSettings) -> str:
-    blocking = [one.key for one in node.spec.taints if one.effect in BLOCKING]
+def _out(node: Node, settings: MarkSettings) -> str:
+    blocking = [one.key for one in node.spec.taints or () if one.blocks]
     ours = [one for one in blocking if one in TAINTS]
     if ours:
         return f"with our taint {ours[0]}"
-    ready = next((one.status for one in node.status.conditions if one.type == "Ready"), "Unknown")
-    if ready != "True":
+    ready = condition(node.status.conditions, "Ready")
+    if ready is None or ready.status != "True":
         return "not ready"
     if node.spec.unschedulable:
         return "cordoned"
@@ -115,10 +84,10 @@ def _out(node: ClusterNode, settings: MarkSettings) -> str:
     return f"with the taint {others[0]}" if others else ""
 
 
-async def write_condition(api: Api, change: Change, node: ClusterNode, now: datetime) -> ClusterNode:
+async def write_condition(api: Api, change: Change, node: Node, settings: MarkSettings, now: datetime) -> Node:
     """Conditions are merged by their type: those of the kubelet are not touched."""
     wanted = change.condition
-    before = condition_of(NodeMarks(node="", uid="", version="", conditions=tuple(node.status.conditions)), wanted.type)
+    before = condition_of(marks_of(node, settings), wanted.type)
     if before == wanted:
         return node
     stamp = f"{now:%Y-%m-%dT%H:%M:%SZ}"
@@ -127,34 +96,34 @@ async def write_condition(api: Api, change: Change, node: ClusterNode, now: date
         moved = {} if before.status == wanted.status else {"lastTransitionTime": stamp}
         written = {**msgspec.to_builtins(wanted), "lastHeartbeatTime": stamp, **moved}
     status = {"metadata": _read(node), "status": {"conditions": [written]}}
-    return await api.patch(NODES, change.node, status, ClusterNode, how="strategic", subresource="status")
+    return await api.patch(NODES, change.node, status, Node, how="strategic", subresource="status")
 
 
-async def write_marks(api: Api, change: Change, node: ClusterNode) -> ClusterNode:
+async def write_marks(api: Api, change: Change, node: Node) -> Node:
     """Labels, annotations and taints in one request: all of them or none."""
-    labels = _differences(change.labels, node.metadata.labels)
-    annotations = _differences(change.annotations, node.metadata.annotations)
-    taints = _differences(change.taints, {one.key: one.value for one in node.spec.taints})
+    labels = _differences(change.labels, node.metadata.labels or {})
+    annotations = _differences(change.annotations, node.metadata.annotations or {})
+    taints = _differences(change.taints, {one.key: one.value for one in node.spec.taints or ()})
     if not labels and not annotations and not taints:
         return node
     patch: dict[str, Any] = {"metadata": {**_read(node), "labels": labels, "annotations": annotations}}
     if taints:
         patch["spec"] = {"taints": _taints(node, change.taints)}
-    return await api.patch(NODES, change.node, patch, ClusterNode)
+    return await api.patch(NODES, change.node, patch, Node)
 
 
 def _differences(wanted: Mapping[str, str | None], there: Mapping[str, str]) -> dict[str, str | None]:
     return {key: value for key, value in wanted.items() if there.get(key) != value}
 
 
-def _read(node: ClusterNode) -> dict[str, str]:
+def _read(node: Node) -> dict[str, str]:
     """The server refuses a write if the node is another one, or has changed since it was read."""
-    return {"uid": node.metadata.uid, "resourceVersion": node.metadata.resourceVersion}
+    return {"uid": node.metadata.uid, "resourceVersion": node.metadata.resource_version}
 
 
-def _taints(node: ClusterNode, wanted: Mapping[str, str | None]) -> list[Any]:
+def _taints(node: Node, wanted: Mapping[str, str | None]) -> list[Any]:
     """All others stay as they are."""
-    others = [msgspec.to_builtins(one) for one in node.spec.taints if one.key not in wanted]
+    others = [msgspec.to_builtins(one) for one in node.spec.taints or () if one.key not in wanted]
     ours = [{"key": key, "value": value, "effect": "NoSchedule"} for key, value in wanted.items() if value is not None]
     return [*others, *ours]
 
@@ -216,7 +185,7 @@ class Work:
     announce: Announce = _announce_nothing
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     written: set[str] = field(default_factory=set)
-    _nodes: dict[str, ClusterNode] = field(default_factory=dict)
+    _nodes: dict[str, Node] = field(default_factory=dict)
     _wanted: dict[str, Change] = field(default_factory=dict)  # by node, as it was last planned
     _problems: dict[str, str] = field(default_factory=dict)
     _taken: list[Change] = field(default_factory=list)  # out because of us, in this order
@@ -263,13 +232,13 @@ class Work:
                 await self._write_once(self._allowed(change, turn))
             except PlatformError as error:
                 problem = str(error)
-                answered = isinstance(error, Refused) and error.status < SERVER_ERROR
-                if not isinstance(error, Refused):
+                answered = isinstance(error, ApiError) and error.status < SERVER_ERROR
+                if not isinstance(error, ApiError):
                     self._silent = problem
                 if not answered and change.takes_out:
                     await self._undo(change, f"no answer to the taint: {error}")
                     return
-                if not isinstance(error, Refused) or error.reason != CONFLICT:
+                if not isinstance(error, ApiError) or not error.is_conflict:
                     break
             else:
                 return
@@ -286,7 +255,7 @@ class Work:
             if change.takes_out:
                 plan = await self._list()
             else:
-                node = await self.api.get(NODES, change.node, ClusterNode)
+                node = await self.api.get(NODES, change.node, Node)
                 if node is not None:
                     self._nodes[change.node] = node
                 plan = self._plan() if node is not None else MarkPlan()
@@ -307,14 +276,14 @@ class Work:
             return
         node = self._nodes[change.node]
         was_out = bool(marks_of(node, self.settings).out)
-        after = await write_condition(self.api, change, node, self.now)
+        after = await write_condition(self.api, change, node, self.settings, self.now)
         self._note(node, after)
         written = await write_marks(self.api, change, after)
         self._note(after, written)
         if change.takes_out and not was_out:
             self._taken.append(change)
 
-    def _note(self, before: ClusterNode, after: ClusterNode) -> None:
+    def _note(self, before: Node, after: Node) -> None:
         if after is not before:
             self.written.add(after.metadata.name)
             self._nodes[after.metadata.name] = after
@@ -339,7 +308,7 @@ class Work:
         problem, left = "the node kept changing", change.undone
         for _ in range(TRIES):
             try:
-                node = await self.api.get(NODES, change.node, ClusterNode)
+                node = await self.api.get(NODES, change.node, Node)
                 if node is None or node.metadata.uid != change.uid:
                     self._problems[change.node] = "the node is gone"
                     return
@@ -376,7 +345,7 @@ class Work:
             deferred=change.deferred,
             note=change.note,
             problem=self._problems.get(name, f"it does not have the marks that were written: {wrong}" if wrong else ""),
-            machine=node.status.nodeInfo.systemUUID,
+            machine=node.status.node_info.system_uuid,
         )
 
 

@@ -23,22 +23,39 @@ from gpukeeper.acceptance.fleet.preflight.facts import (
     Right,
     RightFacts,
     SecretFacts,
-    Taint,
-    Toleration,
     WorkloadFacts,
     whole,
 )
 from gpukeeper.acceptance.fleet.preflight.kubernetes import needed
-from gpukeeper.acceptance.launchers.kubernetes.api import (
+from gpukeeper.clients.kubernetes.api import Api
+from gpukeeper.clients.kubernetes.discovery import (
     ACCESS_REVIEWS,
     DAEMON_SETS,
     NAMESPACES,
     NODES,
     PODS,
     QUOTAS,
-    Api,
-    Refused,
     Resource,
+)
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import (
+    AccessReview,
+    Container,
+    DaemonSet,
+    DetailedPod,
+    DetailedPodSpec,
+    LimitRange,
+    Meta,
+    Node,
+    Owner,
+    PartialMetadata,
+    PodSpec,
+    Quota,
+    Resources,
+    Secret,
+    Toleration,
+    VariableSource,
+    condition,
 )
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
@@ -48,219 +65,75 @@ ENDED = ("Succeeded", "Failed")
 VARIABLES = ("NCCL_", "FI_", "UCX_")
 
 
-class Owner(msgspec.Struct, rename="camel"):
-    kind: str = ""
-    name: str = ""
-    controller: bool = False
+def node_facts(node: Node) -> NodeFacts:
+    ready = condition(node.status.conditions, "Ready")
+    return NodeFacts(
+        name=node.metadata.name,
+        ready=ready is not None and ready.status == "True",
+        cordoned=node.spec.unschedulable,
+        labels=node.metadata.labels or {},
+        capacity=node.status.capacity or {},
+        allocatable=node.status.allocatable or {},
+        taints=tuple(msgspec.structs.replace(one, time_added="") for one in node.spec.taints or ()),
+        images=tuple(name for image in node.status.images or () for name in image.names or ()),
+    )
 
 
-class Meta(msgspec.Struct, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    deletion_timestamp: str | None = None
-    owner_references: tuple[Owner, ...] = ()
+def workload_facts(pod: DetailedPod) -> WorkloadFacts | None:
+    """None: it has ended, or requests no GPU."""
+    gpus = _gpus_of(pod.spec)
+    if not gpus or pod.status.phase in ENDED:
+        return None
+    containers = pod.spec.containers
+    return WorkloadFacts(
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        node=pod.spec.node_name,
+        root=_root(pod.metadata.owner),
+        gpus=gpus,
+        variables={
+            one.name: None if one.value_from is not None else one.value
+            for container in containers
+            for one in container.env or ()
+            if one.name.startswith(VARIABLES)
+        },
+        sources=tuple(_source(one) for container in containers for one in container.env_from or ()),
+        tolerations=pod.spec.tolerations or (),
+    )
 
 
-class _NodeSpec(msgspec.Struct):
-    unschedulable: bool = False
-    taints: tuple[Taint, ...] = ()
+def _gpus_of(spec: PodSpec) -> int:
+    """Init containers run one after another, before the others."""
+    started = max((_gpus(one) for one in spec.init_containers or ()), default=0)
+    return max(sum(_gpus(one) for one in spec.containers), started)
 
 
-class Condition(msgspec.Struct):
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-    message: str = ""
+def _gpus(container: Container) -> int:
+    resources = container.resources or Resources()
+    found = (resources.limits or {}).get(GPU) or (resources.requests or {}).get(GPU)
+    return whole(None if found is None else str(found))
 
 
-class _Image(msgspec.Struct):
-    names: tuple[str, ...] = ()
+def _source(one: VariableSource) -> str:
+    if one.config_map_ref is not None:
+        return f"ConfigMap {one.config_map_ref.name}"
+    return f"Secret {one.secret_ref.name if one.secret_ref else ''}"
 
 
-class _NodeStatus(msgspec.Struct):
-    capacity: dict[str, str] = {}
-    allocatable: dict[str, str] = {}
-    conditions: tuple[Condition, ...] = ()
-    images: tuple[_Image, ...] = ()
-
-
-class Node(msgspec.Struct):
-    metadata: Meta
-    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
-    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
-
-    @property
-    def facts(self) -> NodeFacts:
-        return NodeFacts(
-            name=self.metadata.name,
-            ready=any(one.type == "Ready" and one.status == "True" for one in self.status.conditions),
-            cordoned=self.spec.unschedulable,
-            labels=self.metadata.labels,
-            capacity=self.status.capacity,
-            allocatable=self.status.allocatable,
-            taints=self.spec.taints,
-            images=tuple(name for image in self.status.images for name in image.names),
-        )
-
-
-class _Named(msgspec.Struct):
-    name: str = ""
-
-
-class _Source(msgspec.Struct, rename="camel"):
-    config_map_ref: _Named | None = None
-    secret_ref: _Named | None = None
-
-    def __str__(self) -> str:
-        if self.config_map_ref is not None:
-            return f"ConfigMap {self.config_map_ref.name}"
-        return f"Secret {self.secret_ref.name if self.secret_ref else ''}"
-
-
-class _Variable(msgspec.Struct, rename="camel"):
-    name: str
-    value: str = ""
-    value_from: object = None
-
-
-class _Resources(msgspec.Struct):
-    limits: dict[str, str] = {}
-    requests: dict[str, str] = {}
-
-
-class Container(msgspec.Struct, rename="camel"):
-    name: str = ""
-    image: str = ""
-    env: tuple[_Variable, ...] = ()
-    env_from: tuple[_Source, ...] = ()
-    resources: _Resources = msgspec.field(default_factory=_Resources)
-
-    @property
-    def gpus(self) -> int:
-        return whole(self.resources.limits.get(GPU) or self.resources.requests.get(GPU))
-
-
-class PodSpec(msgspec.Struct, rename="camel"):
-    node_name: str = ""
-    containers: tuple[Container, ...] = ()
-    init_containers: tuple[Container, ...] = ()
-    tolerations: tuple[Toleration, ...] = ()
-
-    @property
-    def gpus(self) -> int:
-        """Init containers run one after another, before the others."""
-        started = max((one.gpus for one in self.init_containers), default=0)
-        return max(sum(one.gpus for one in self.containers), started)
-
-
-class Terminated(msgspec.Struct, rename="camel"):
-    exit_code: int = 0
-    reason: str = ""
-    message: str = ""
-
-
-class Waiting(msgspec.Struct):
-    reason: str = ""
-    message: str = ""
-
-
-class _State(msgspec.Struct):
-    waiting: Waiting | None = None
-    terminated: Terminated | None = None
-
-
-class _ContainerStatus(msgspec.Struct, rename="camel"):
-    ready: bool = False
-    state: _State = msgspec.field(default_factory=_State)
-
-
-class PodStatus(msgspec.Struct, rename="camel"):
-    phase: str = ""
-    reason: str = ""
-    message: str = ""
-    conditions: tuple[Condition, ...] = ()
-    container_statuses: tuple[_ContainerStatus, ...] = ()
-
-
-class Pod(msgspec.Struct):
-    metadata: Meta
-    spec: PodSpec = msgspec.field(default_factory=PodSpec)
-    status: PodStatus = msgspec.field(default_factory=PodStatus)
-
-    @property
-    def facts(self) -> WorkloadFacts | None:
-        """None: it has ended, or requests no GPU."""
-        gpus = self.spec.gpus
-        if not gpus or self.status.phase in ENDED:
-            return None
-        containers = self.spec.containers
-        return WorkloadFacts(
-            namespace=self.metadata.namespace,
-            name=self.metadata.name,
-            node=self.spec.node_name,
-            root=_root(self.metadata.owner_references),
-            gpus=gpus,
-            variables={
-                one.name: None if one.value_from is not None else one.value
-                for container in containers
-                for one in container.env
-                if one.name.startswith(VARIABLES)
-            },
-            sources=tuple(str(one) for container in containers for one in container.env_from),
-            tolerations=self.spec.tolerations,
-        )
-
-    @property
-    def plugin(self) -> PluginFacts | None:
-        """A device plugin that no DaemonSet manages: a static or a bare pod."""
-        managed = any(one.kind != "Node" for one in self.metadata.owner_references)
-        if managed or self.status.phase in ENDED or not _is_plugin(self.metadata, self.spec):
-            return None
-        ready = bool(self.status.container_statuses) and all(one.ready for one in self.status.container_statuses)
-        return PluginFacts(
-            kind="Pod",
-            namespace=self.metadata.namespace,
-            name=self.metadata.name,
-            wanted=1,
-            ready=int(ready),
-            tolerations=self.spec.tolerations,
-        )
-
-
-class _Template(msgspec.Struct):
-    spec: PodSpec = msgspec.field(default_factory=PodSpec)
-
-
-class _DaemonSetSpec(msgspec.Struct):
-    template: _Template = msgspec.field(default_factory=_Template)
-
-
-class _DaemonSetStatus(msgspec.Struct, rename="camel"):
-    desired_number_scheduled: int = 0
-    number_ready: int = 0
-
-
-class DaemonSet(msgspec.Struct):
-    metadata: Meta
-    spec: _DaemonSetSpec = msgspec.field(default_factory=_DaemonSetSpec)
-    status: _DaemonSetStatus = msgspec.field(default_factory=_DaemonSetStatus)
-
-    @property
-    def plugin(self) -> PluginFacts | None:
-        if not _is_plugin(self.metadata, self.spec.template.spec):
-            return None
-        return PluginFacts(
-            kind="DaemonSet",
-            namespace=self.metadata.namespace,
-            name=self.metadata.name,
-            wanted=self.status.desired_number_scheduled,
-            ready=self.status.number_ready,
-            # Added to every pod of a DaemonSet by its controller.
-            tolerations=(*self.spec.template.spec.tolerations, *_ALWAYS),
-        )
+def _pod_plugin(pod: DetailedPod) -> PluginFacts | None:
+    """A device plugin that no DaemonSet manages: a static or a bare pod."""
+    managed = any(one.kind != "Node" for one in pod.metadata.owner_references or ())
+    if managed or pod.status.phase in ENDED or not _is_plugin(pod.metadata, pod.spec):
+        return None
+    statuses = pod.status.container_statuses or ()
+    return PluginFacts(
+        kind="Pod",
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        wanted=1,
+        ready=int(bool(statuses) and all(one.ready for one in statuses)),
+        tolerations=pod.spec.tolerations or (),
+    )
 
 
 _ALWAYS = tuple(
@@ -269,70 +142,34 @@ _ALWAYS = tuple(
 )
 
 
-class Namespace(msgspec.Struct):
-    metadata: Meta
+def _daemon_plugin(daemon: DaemonSet) -> PluginFacts | None:
+    spec = daemon.spec.template.spec or DetailedPodSpec()
+    if not _is_plugin(daemon.metadata, spec):
+        return None
+    return PluginFacts(
+        kind="DaemonSet",
+        namespace=daemon.metadata.namespace,
+        name=daemon.metadata.name,
+        wanted=daemon.status.desired_number_scheduled,
+        ready=daemon.status.number_ready,
+        # Added to every pod of a DaemonSet by its controller.
+        tolerations=(*(spec.tolerations or ()), *_ALWAYS),
+    )
 
 
-class _QuotaStatus(msgspec.Struct):
-    hard: dict[str, str] = {}
-    used: dict[str, str] = {}
+def _quota_facts(quota: Quota) -> QuotaFacts:
+    hard = quota.spec.hard or quota.status.hard or {}
+    return QuotaFacts(name=quota.metadata.name, hard=hard, used=quota.status.used or {})
 
 
-class Quota(msgspec.Struct):
-    metadata: Meta
-    spec: _QuotaStatus = msgspec.field(default_factory=_QuotaStatus)
-    status: _QuotaStatus = msgspec.field(default_factory=_QuotaStatus)
-
-    @property
-    def facts(self) -> QuotaFacts:
-        """Its status may lag behind the spec."""
-        return QuotaFacts(name=self.metadata.name, hard=self.spec.hard or self.status.hard, used=self.status.used)
+def _limit_facts(limits: LimitRange) -> tuple[LimitFacts, ...]:
+    return tuple(
+        LimitFacts(name=limits.metadata.name, kind=one.type, most=one.max or {}, default=one.default or {})
+        for one in limits.spec.limits or ()
+    )
 
 
-class _Limit(msgspec.Struct):
-    type: str = ""
-    max: dict[str, str] = {}
-    default: dict[str, str] = {}
-
-
-class _LimitSpec(msgspec.Struct):
-    limits: tuple[_Limit, ...] = ()
-
-
-class LimitRange(msgspec.Struct):
-    metadata: Meta
-    spec: _LimitSpec = msgspec.field(default_factory=_LimitSpec)
-
-    @property
-    def facts(self) -> tuple[LimitFacts, ...]:
-        return tuple(
-            LimitFacts(name=self.metadata.name, kind=one.type, most=one.max, default=one.default)
-            for one in self.spec.limits
-        )
-
-
-class Secret(msgspec.Struct):
-    """Without its data, which is not kept."""
-
-    type: str = ""
-
-
-class _ReviewStatus(msgspec.Struct):
-    allowed: bool = False
-
-
-class AccessReview(msgspec.Struct):
-    status: _ReviewStatus = msgspec.field(default_factory=_ReviewStatus)
-
-
-class Event(msgspec.Struct):
-    reason: str = ""
-    message: str = ""
-    type: str = ""
-
-
-def _root(owners: tuple[Owner, ...]) -> str:
-    owner = next((one for one in owners if one.controller), None)
+def _root(owner: Owner | None) -> str:
     if owner is None:
         return ""
     # kubectl set env changes the template of what makes the pods; a ReplicaSet is named after its Deployment.
@@ -342,7 +179,7 @@ def _root(owners: tuple[Owner, ...]) -> str:
 
 
 def _is_plugin(metadata: Meta, spec: PodSpec) -> bool:
-    texts = [metadata.name, *_values(metadata.labels), *(one.image for one in spec.containers)]
+    texts = [metadata.name, *_values(metadata.labels or {}), *(one.image for one in spec.containers)]
     return any(word in text for text in texts for word in PLUGIN_WORDS)
 
 
@@ -360,19 +197,19 @@ SECRETS = Resource("", "v1", "Secret", "secrets")
 async def gather_facts(api: Api, request: ClusterRequest) -> ClusterFacts:
     nodes, pods, daemons, namespace, quotas, limits = await asyncio.gather(
         _listed(api, NODES, Node),
-        _listed(api, PODS, Pod),
+        _listed(api, PODS, DetailedPod),
         _listed(api, DAEMON_SETS, DaemonSet),
         _tried(lambda: _namespace(api, request.namespace), "the namespace"),
         _listed(api, QUOTAS, Quota, request.namespace),
         _listed(api, LIMIT_RANGES, LimitRange, request.namespace),
     )
     return ClusterFacts(
-        nodes=_each(nodes, lambda one: [one.facts]),
-        workloads=_each(pods, lambda one: [] if one.facts is None else [one.facts]),
+        nodes=_each(nodes, lambda one: [node_facts(one)]),
+        workloads=_each(pods, lambda one: filter(None, [workload_facts(one)])),
         plugins=_plugins(daemons, pods),
         namespace=namespace,
-        quotas=_each(quotas, lambda one: [one.facts]),
-        limits=_each(limits, lambda one: one.facts),
+        quotas=_each(quotas, lambda one: [_quota_facts(one)]),
+        limits=_each(limits, _limit_facts),
         secrets=tuple([await _secret(api, name, request.namespace) for name in request.pull_secrets]),
         rights=tuple(await asyncio.gather(*(_right(api, one) for one in needed(request)))),
         selected=await _selected(api, request.selector),
@@ -404,21 +241,24 @@ def _each(found: tuple[T, ...] | Unknown, facts: Callable[[T], Iterable[S]]) -> 
 
 
 def _plugins(
-    daemons: tuple[DaemonSet, ...] | Unknown, pods: tuple[Pod, ...] | Unknown
+    daemons: tuple[DaemonSet, ...] | Unknown, pods: tuple[DetailedPod, ...] | Unknown
 ) -> tuple[PluginFacts, ...] | Unknown:
     """Where only one of both lists could be read, a plugin that was found counts, and absence is not proven."""
-    lists = [found for found in (daemons, pods) if not isinstance(found, Unknown)]
-    plugins = tuple(one.plugin for found in lists for one in found if one.plugin is not None)
-    silent = next((found for found in (daemons, pods) if isinstance(found, Unknown)), None)
+    known = (
+        _each(daemons, lambda one: filter(None, [_daemon_plugin(one)])),
+        _each(pods, lambda one: filter(None, [_pod_plugin(one)])),
+    )
+    plugins = tuple(one for found in known if not isinstance(found, Unknown) for one in found)
+    silent = next((found for found in known if isinstance(found, Unknown)), None)
     return plugins if plugins or silent is None else silent
 
 
 async def _namespace(api: Api, name: str) -> NamespaceFacts:
-    found = await api.get(NAMESPACES, name, Namespace)
+    found = await api.get(NAMESPACES, name, PartialMetadata)
     if found is None:
         return NamespaceFacts(exists=False)
     ending = found.metadata.deletion_timestamp is not None
-    return NamespaceFacts(exists=True, ending=ending, labels=found.metadata.labels)
+    return NamespaceFacts(exists=True, ending=ending, labels=found.metadata.labels or {})
 
 
 async def _secret(api: Api, name: str, namespace: str) -> SecretFacts:
@@ -452,7 +292,7 @@ async def _selected(api: Api, selector: str) -> frozenset[str] | None:
         return None
     try:
         found = await api.list(NODES, Node, labels=selector)
-    except Refused as error:
+    except ApiError as error:
         if error.status == BAD_REQUEST:
             raise UsageError(f"--nodes {selector}: not names of nodes and not a label selector: {error}") from error
         return frozenset()

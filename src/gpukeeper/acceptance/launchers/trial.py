@@ -14,8 +14,11 @@ import msgspec
 
 from gpukeeper.acceptance.fleet.preflight.facts import GPU, ClusterRequest, Finding, named, passed, warning
 from gpukeeper.acceptance.fleet.preflight.kubernetes import IMAGE_REASONS, TrialFacts
-from gpukeeper.acceptance.launchers.kubernetes.api import EVENTS, PODS, Api, Refused
-from gpukeeper.acceptance.launchers.preflight import ENDED, Event, Pod
+from gpukeeper.acceptance.launchers.preflight import ENDED
+from gpukeeper.clients.kubernetes.api import Api
+from gpukeeper.clients.kubernetes.discovery import EVENTS, PODS
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Event, Pod, condition
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 
@@ -154,8 +157,8 @@ def _is_of(pod: Pod, owner: str) -> bool:
     """Whether a preflight of this owner created it."""
     meta = pod.metadata
     stem, _, number = meta.name.rpartition("-")
-    named_so = number.isdecimal() and f"{stem}-{number}" == _name(meta.labels.get(RUN, ""), int(number))
-    return named_so and not meta.owner_references and meta.annotations.get(OWNER) == owner
+    named_so = number.isdecimal() and f"{stem}-{number}" == _name((meta.labels or {}).get(RUN, ""), int(number))
+    return named_so and not meta.owner_references and (meta.annotations or {}).get(OWNER) == owner
 
 
 async def _one(
@@ -171,7 +174,7 @@ async def _one(
     except asyncio.CancelledError:
         await asyncio.wait([making])
         raise
-    except Refused as error:
+    except ApiError as error:
         return msgspec.structs.replace(facts, reason=error.reason or "Refused", message=str(error))
     except PlatformError as error:
         return msgspec.structs.replace(facts, reason="NoAnswer", message=str(error))
@@ -196,7 +199,7 @@ async def _followed(
         waited += POLL_S
     events = await _events(api, facts.namespace, uid)
     facts = msgspec.structs.replace(facts, node=pod.spec.node_name, reason=reason, message=message, events=events)
-    ended = [one.state.terminated for one in pod.status.container_statuses if one.state.terminated is not None]
+    ended = [one.terminated for one in pod.status.container_statuses or () if one.terminated is not None]
     if pod.status.phase not in ENDED or not ended:
         return facts if facts.reason else msgspec.structs.replace(facts, reason="Deadline", message=pod.status.phase)
     output = await _output(api, facts)
@@ -204,12 +207,12 @@ async def _followed(
 
 
 def _waits(pod: Pod) -> tuple[str, str]:
-    for one in pod.status.container_statuses:
-        if one.state.waiting is not None and one.state.waiting.reason != "ContainerCreating":
-            return one.state.waiting.reason, one.state.waiting.message
-    for condition in pod.status.conditions:
-        if condition.type == "PodScheduled" and condition.status == "False":
-            return condition.reason, condition.message
+    for one in pod.status.container_statuses or ():
+        if one.waiting is not None and one.waiting.reason != "ContainerCreating":
+            return one.waiting.reason, one.waiting.message
+    scheduled = condition(pod.status.conditions, "PodScheduled")
+    if scheduled is not None and scheduled.status == "False":
+        return scheduled.reason, scheduled.message
     return pod.status.reason, pod.status.message
 
 

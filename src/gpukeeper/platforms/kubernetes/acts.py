@@ -15,14 +15,16 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.api import delete_options
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError, ClusterUnavailable
+from gpukeeper.clients.kubernetes.wire import Meta, PartialMetadata, Pod, Root
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Ref, State, Subject, Warned
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.exchange import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import (
     End,
@@ -36,15 +38,12 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, POD
 from gpukeeper.platforms.kubernetes.marks import HOLD_UNTIL, WARNED, AnnouncedWarnings, moment
 from gpukeeper.platforms.kubernetes.translate import STOPPED
-from gpukeeper.platforms.kubernetes.walk import Namespace
-from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root
 from gpukeeper.platforms.kubernetes.writes import (
     ActResult,
     another,
     cannot_stop,
     combined,
     conditions_of,
-    delete_options,
     eviction,
     removal_in_progress,
     replicas_of,
@@ -400,7 +399,7 @@ class Annotations:
         return Accepted()
 
     async def _lasts(self, path: str, until: datetime) -> bool:
-        given = (await self._cluster.get(path, Namespace)).metadata.annotations or {}
+        given = (await self._cluster.get(path, PartialMetadata)).metadata.annotations or {}
         held = moment(HOLD_UNTIL, given[HOLD_UNTIL]) if HOLD_UNTIL in given else None
         return isinstance(held, datetime) and held >= until
 

@@ -12,6 +12,9 @@ from datetime import datetime
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import PartialMetadata, Pod, Root, when
 from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Accepted,
@@ -33,22 +36,19 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import diagnose, translate
 from gpukeeper.platforms.kubernetes.acts import Annotations, ClusterActions, EventWriter
 from gpukeeper.platforms.kubernetes.capture import Archive, EvidenceCapture
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.diagnose import Controllers
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery, ServerClock
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
 from gpukeeper.platforms.kubernetes.meter import RunningPod
 from gpukeeper.platforms.kubernetes.objects import Bulk, ListPosition, ObjectReader, ReadObject
-from gpukeeper.platforms.kubernetes.owners import ONE, OtherOwners, PartialMetadata
+from gpukeeper.platforms.kubernetes.owners import ONE, OtherOwners
 from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.platforms.kubernetes.walk import (
     ONLY_REPORTED,
     SERVICE,
     ClusterWalk,
-    Namespace,
     Service,
     WalkSettings,
     absent,
@@ -57,7 +57,6 @@ from gpukeeper.platforms.kubernetes.walk import (
     services_of_runs,
 )
 from gpukeeper.platforms.kubernetes.watch import PendingRemovals, Watches
-from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
 from gpukeeper.platforms.kubernetes.writes import cannot_remove
 
 STUCK_MAX = 20  # in one full pass
@@ -327,7 +326,7 @@ class KubernetesPlatform(Platform):
                 return ()
             for namespace in wanted.named or (None,):
                 path, selector = kind.path(version, namespace), f"metadata.name={name}"
-                async for page in self._cluster.pages(path, Namespace, fieldSelector=selector):
+                async for page in self._cluster.pages(path, PartialMetadata, fieldSelector=selector):
                     found += [self._server_clock.at().ref(kind, one.metadata) for one in page.items]
         return [ref for ref in found if wanted.covers(ref.namespace) and ref.ends_with(words)]
 

@@ -12,13 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from gpukeeper.model import reading
-from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCapture, Refused
-from gpukeeper.model.subject import Ref
-from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.acts import RETRIES, ClusterActions, Served, pause_before_retry
-from gpukeeper.platforms.kubernetes.connect import SLOW, Cluster
-from gpukeeper.platforms.kubernetes.exchange import (
+from gpukeeper.clients.kubernetes.connect import SLOW, Cluster
+from gpukeeper.clients.kubernetes.exchange import (
     CONFLICT,
     INVALID,
     NOT_FOUND,
@@ -26,12 +21,17 @@ from gpukeeper.platforms.kubernetes.exchange import (
     ClusterUnavailable,
     ResponseTooLarge,
 )
+from gpukeeper.clients.kubernetes.wire import ContainerStatus, Meta, Owner, Pod, Root
+from gpukeeper.model import reading
+from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCapture, Refused
+from gpukeeper.model.subject import Ref
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.acts import RETRIES, ClusterActions, Served, pause_before_retry
 from gpukeeper.platforms.kubernetes.kinds.catalog import known_owner
 from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, Lever
 from gpukeeper.platforms.kubernetes.kinds.pod import GATE, POD
 from gpukeeper.platforms.kubernetes.objects import ListedObject
 from gpukeeper.platforms.kubernetes.translate import STOPPED
-from gpukeeper.platforms.kubernetes.wire import ContainerStatus, Meta, Owner, Pod, Root
 from gpukeeper.platforms.kubernetes.writes import ActResult, resource, result_of_error, suspension
 
 MANIFEST, TREE, EVENTS = "manifest.json", "tree.json", "events.json"
@@ -537,11 +537,7 @@ def _worst_first(pods: Sequence[Pod]) -> list[Pod]:
 
 def _line(pod: Pod) -> JsonObject:
     owner = pod.metadata.owner
-    ended = {
-        one.name: one.state.terminated.exit_code
-        for one in _statuses(pod)
-        if one.state is not None and one.state.terminated is not None
-    }
+    ended = {one.name: one.terminated.exit_code for one in _statuses(pod) if one.terminated is not None}
     return {
         "kind": "Pod",
         "name": pod.metadata.name,

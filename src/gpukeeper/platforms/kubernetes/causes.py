@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import Pod, Root, StatusCondition, when
 from gpukeeper.model.subject import Blocked, Cause, Outcome
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
@@ -34,7 +35,6 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
 )
 from gpukeeper.platforms.kubernetes.kinds.pod import not_running, of_pod
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants
-from gpukeeper.platforms.kubernetes.wire import Pod, Root, StatusCondition, when
 
 
 class DiagnosisFacts(msgspec.Struct, frozen=True, kw_only=True):

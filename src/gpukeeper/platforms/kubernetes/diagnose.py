@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Event, Meta, Pod, Root, Spec, Wire
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.subject import Cause, Diagnosis, Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.causes import DiagnosisFacts, causes, outline
 from gpukeeper.platforms.kubernetes.discovery import has_ttl
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.finalizers import (
     ControllerDeployment,
     ControllerLease,
@@ -41,10 +42,9 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     cut,
 )
 from gpukeeper.platforms.kubernetes.owners import Served, climb, descendants
-from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Wire, when
 
 if TYPE_CHECKING:
-    from gpukeeper.platforms.kubernetes.connect import Cluster
+    from gpukeeper.clients.kubernetes.connect import Cluster
 
 
 T = TypeVar("T")
@@ -214,20 +214,6 @@ class _Runtime(Wire, frozen=True):
     spec: _RuntimeSpec = _RuntimeSpec()
 
 
-class _Event(Wire, frozen=True):
-    metadata: Meta = Meta()
-    type: str = ""
-    reason: str = ""
-    message: str = ""
-    last_timestamp: str | None = None
-    event_time: str | None = None
-
-    @property
-    def at(self) -> datetime | None:
-        times = (when(self.last_timestamp), when(self.event_time), when(self.metadata.creation_timestamp))
-        return next((one for one in times if isinstance(one, datetime)), None)
-
-
 async def diagnose(
     cluster: Cluster, served: Served, ref: Ref, now: datetime, controllers: Controllers | None = None
 ) -> Diagnosis | Unknown:
@@ -333,10 +319,10 @@ async def _read_runtime(cluster: Cluster, path: str) -> _Runtime | None:
 
 async def _events(cluster: Cluster, meta: Meta, now: datetime) -> tuple[str, ...] | Unknown:
     """The newest first. They expire, after an hour as a rule."""
-    found: list[tuple[datetime, _Event]] = []
+    found: list[tuple[datetime, Event]] = []
     path = f"/api/v1/namespaces/{meta.namespace}/events"
     try:
-        async for page in cluster.pages(path, _Event, fieldSelector=f"involvedObject.uid={meta.uid}"):
+        async for page in cluster.pages(path, Event, fieldSelector=f"involvedObject.uid={meta.uid}"):
             found += [(at, one) for one in page.items if (at := one.at) is not None]
             found = sorted(found, key=lambda pair: pair[0], reverse=True)[:EVENTS]
     except PlatformError as error:

@@ -1,7 +1,6 @@
 """What a cluster has: which of our kinds, in which version, whether that has a TTL field, and its clock.
 
-That a kind is not installed must be proven, not guessed: a 404 alone may be a proxy's, so the list of all groups
-has to lack it, too. An OpenAPI description that does not describe the kind proves nothing: Unknown.
+An OpenAPI description that does not describe the kind proves nothing: Unknown.
 """
 
 from __future__ import annotations
@@ -9,20 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TypeVar, cast
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.discovery import CACHE_TIME, ServedKinds
+from gpukeeper.clients.kubernetes.wire import Pod, Root, Wire
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 from gpukeeper.platforms.kubernetes import translate
-from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.exchange import NOT_FOUND, ApiError
 from gpukeeper.platforms.kubernetes.kinds.kind import FIELD_TTL, NOT_CHECKED, TTL_NAME, Kind
-from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire
 
 
 class _Field(Wire, frozen=True):
@@ -67,62 +65,14 @@ async def has_ttl(cluster: Cluster, kind: Kind, version: str) -> bool | Unknown:
     return TTL_NAME in fields
 
 
-T = TypeVar("T")
-CACHE_TIME = timedelta(minutes=10)
 SURE = timedelta(minutes=1)  # a kind that was served must be missing this long to count as uninstalled
 
 
-class _Version(Wire, frozen=True):
-    version: str
-
-
-class _Group(Wire, frozen=True, gc=True):
-    kind: str = ""
-    name: str = ""
-    versions: tuple[_Version, ...] = ()
-
-
-class _Groups(Wire, frozen=True, gc=True):
-    kind: str
-    groups: tuple[_Group, ...]
-
-
-class _Listed(Wire, frozen=True):
-    name: str
-    kind: str = ""
-    namespaced: bool = True
-
-
-class _Resources(Wire, frozen=True, gc=True):
-    kind: str
-    group_version: str
-    resources: tuple[_Listed, ...] | None
-
-
-class Resource(Wire, frozen=True):
-    """Where any kind is served, whether or not gpukeeper knows it."""
-
-    root: str  # /api/v1 or /apis/GROUP/VERSION
-    plural: str
-    namespaced: bool
-
-    @property
-    def words(self) -> str:
-        """As a role names it."""
-        group = self.root.removeprefix("/apis/").partition("/")[0] if self.root.startswith("/apis/") else ""
-        return f"{self.plural}.{group}" if group else self.plural
-
-    def path(self, namespace: str, name: str = "") -> str:
-        where = f"/namespaces/{namespace}" if self.namespaced else ""
-        return f"{self.root}{where}/{self.plural}" + (f"/{name}" if name else "")
-
-
-class ApiDiscovery:
-    """Responses are cached; errors are not."""
+class ApiDiscovery(ServedKinds):
+    """And which version of our kinds is read."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
-        self._cluster, self._clock = cluster, clock
-        self._known: dict[str, tuple[float, object]] = {}
+        super().__init__(cluster, clock)
         self._seen: set[str] = set()  # kinds that were there
         self._missing: dict[str, float] = {}  # of those: not listed any more since then
         self._with_ttl: dict[str, float] = {}  # kinds whose served version has a TTL field: when that was read
@@ -130,10 +80,10 @@ class ApiDiscovery:
     async def served(self, kind: Kind) -> str | Unknown | None:
         """The version to read it in. None: it is not installed. Unknown: it could not be read."""
         try:
-            versions = await self._versions(kind.group)
+            versions = await self.versions(kind.group)
             if versions is None:
                 return self._absent(kind)
-            found = [one for one in versions if await self._lists(kind.group, one, kind.plural, kind.kind)]
+            found = [one for one in versions if await self.lists(kind.group, one, kind.plural, kind.kind)]
         except PlatformError as error:
             self._known.clear()  # a contradiction: read everything again
             return Unknown(f"whether the cluster has {kind.plural} is unknown: {error}")
@@ -145,23 +95,6 @@ class ApiDiscovery:
             known = ", ".join(kind.versions)
             return Unknown(f"the cluster serves {kind.plural} in {', '.join(found)}; gpukeeper supports {known}")
         return self._absent(kind)
-
-    async def serves(self, group: str, version: str, plural: str, kind: str) -> bool:
-        """Whether a kind, of ours or not, is installed in this version. PlatformError: it could not be read."""
-        versions = await self._versions(group)
-        return versions is not None and version in versions and await self._lists(group, version, plural, kind)
-
-    async def resource(self, api_version: str, kind: str) -> Resource | Unknown:
-        """Of any kind, as an object names it. A version that is not served proves nothing about the object."""
-        root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-        try:
-            page = await self._read(root, _Resources)
-        except PlatformError as error:
-            return Unknown(f"whether the cluster has {kind} ({api_version}) is unknown: {error}")
-        found = next((one for one in page.resources or () if one.kind == kind and "/" not in one.name), None)
-        if page.kind != "APIResourceList" or page.group_version != api_version or found is None:
-            return Unknown(f"the cluster does not serve {kind} ({api_version})")
-        return Resource(root=root, plural=found.name, namespaced=found.namespaced)
 
     async def ttl_field(self, kind: Kind, items: Iterable[Root | Pod]) -> bool | Unknown:
         """Whether the served version has a TTL field, of a kind whose releases differ in that. Checked where one of
@@ -192,41 +125,6 @@ class ApiDiscovery:
         self._seen.discard(kind.name)
         self._missing.pop(kind.name, None)
         return None
-
-    async def _versions(self, group: str) -> tuple[str, ...] | None:
-        """None: there is no such group."""
-        if not group:
-            return ("v1",)
-        try:
-            page = await self._read(f"/apis/{group}", _Group)
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
-            everything = await self._read("/apis", _Groups)
-            names = {one.name for one in everything.groups}
-            if everything.kind != "APIGroupList" or "apps" not in names or group in names:
-                raise
-            page = _Group(kind="absent", name=group)
-            self._known[f"/apis/{group}"] = (self._clock(), page)
-        if page.kind == "absent":
-            return None
-        if page.kind != "APIGroup" or page.name != group or not page.versions:
-            raise PlatformError(f"the cluster's response to /apis/{group} does not describe that group")
-        return tuple(one.version for one in page.versions)
-
-    async def _lists(self, group: str, version: str, plural: str, kind: str) -> bool:
-        place = f"{group}/{version}" if group else version
-        path = f"/apis/{place}" if group else f"/api/{version}"
-        page = await self._read(path, _Resources)
-        if page.kind != "APIResourceList" or page.group_version != place:
-            raise PlatformError(f"the cluster's response to {path} does not list what is served there")
-        return any(one.name == plural and one.kind == kind for one in page.resources or ())
-
-    async def _read(self, path: str, type_: type[T]) -> T:
-        known = self._known.get(path)
-        if known is None or self._clock() - known[0] >= CACHE_TIME.total_seconds():
-            known = self._known[path] = (self._clock(), await self._cluster.get(path, type_))
-        return cast(T, known[1])
 
 
 WRONG_CLOCK = timedelta(minutes=5)  # beyond this, times cannot be trusted

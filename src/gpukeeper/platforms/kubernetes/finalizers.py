@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import Meta, PartialMetadata, Pod, Selector, Template, Wire, when
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
@@ -21,7 +22,6 @@ from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
 from gpukeeper.platforms.kubernetes.kinds.kind import BUILT_IN, START, Controller, Finalizer, Kind, TreeNode
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
 from gpukeeper.platforms.kubernetes.owners import Descendants
-from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Template, Wire, when
 
 FEWEST = 15  # seconds; a released Lease has 1
 TIMES = 10  # not renewed for so many of its durations: it has no holder
@@ -44,13 +44,9 @@ class Down(msgspec.Struct, frozen=True):
 ControllerState: TypeAlias = Alive | Down | Unknown
 
 
-class _Selector(Wire, frozen=True):
-    match_labels: Mapping[str, str] | None = None
-
-
 class _DeploymentSpec(Wire, frozen=True):
     replicas: int | None = None
-    selector: _Selector = _Selector()
+    selector: Selector = Selector()
     template: Template | None = None
 
 
@@ -59,10 +55,9 @@ class _DeploymentStatus(Wire, frozen=True):
     ready_replicas: int | None = None
 
 
-class ControllerDeployment(Wire, frozen=True):
+class ControllerDeployment(PartialMetadata, frozen=True):
     """The fields that are read of a Deployment or StatefulSet."""
 
-    metadata: Meta = Meta()
     spec: _DeploymentSpec = _DeploymentSpec()
     status: _DeploymentStatus = _DeploymentStatus()
 
@@ -94,8 +89,7 @@ class _LeaseSpec(Wire, frozen=True):
     renew_time: str | None = None
 
 
-class ControllerLease(Wire, frozen=True):
-    metadata: Meta = Meta()
+class ControllerLease(PartialMetadata, frozen=True):
     spec: _LeaseSpec = _LeaseSpec()
 
     @property

@@ -14,10 +14,10 @@ from decimal import Decimal
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import Container, Pod, PodSpec, when
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, not_running
 from gpukeeper.platforms.kubernetes.marks import pod_hold
-from gpukeeper.platforms.kubernetes.wire import Container, Pod, PodSpec, when
 
 WHOLE = frozenset({"nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"})
 SLICES = frozenset({"nvidia.com/gpu.shared"})

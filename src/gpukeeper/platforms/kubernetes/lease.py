@@ -12,27 +12,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.words import in_words
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 
-T = TypeVar("T")
 DURATION, RENEW_DEADLINE, RETRY = timedelta(seconds=15), timedelta(seconds=10), timedelta(seconds=2)
 _PATH = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
-
-
-class Leases(Protocol):
-    """What is needed of a cluster."""
-
-    async def get(self, path: str, type_: type[T]) -> T: ...
-    async def post(self, path: str, body: object) -> bytes: ...
-    async def put(self, path: str, body: object) -> bytes: ...
 
 
 def steady_time() -> float:
@@ -45,7 +37,7 @@ class Leadership:
 
     def __init__(
         self,
-        cluster: Leases,
+        cluster: Cluster,
         namespace: str,
         name: str,
         identity: str,

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import Meta, Spec, Wire, when
 from gpukeeper.model import reading
 from gpukeeper.model.subject import Marks, Outcome, Warned
 from gpukeeper.model.unknown import Unknown
@@ -29,7 +30,6 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     Kind,
     usable,
 )
-from gpukeeper.platforms.kubernetes.wire import Meta, Spec, Wire, when
 
 HOLD_UNTIL, OWNER, EXEMPT = "gpukeeper.io/hold-until", "gpukeeper.io/owner", "gpukeeper.io/exempt"
 INFRASTRUCTURE = "gpukeeper.io/infrastructure"

@@ -16,16 +16,17 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import PartialMetadata, Pod, Reference, Root, Wire, when
 from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.subject import Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import finalizers, gpus, translate
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.diagnose import Controllers
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery, ServerClock
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.gpus import PodTotals
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, TreeNode
@@ -35,15 +36,12 @@ from gpukeeper.platforms.kubernetes.owners import (
     Climb,
     Descendants,
     OtherOwners,
-    PartialMetadata,
     climb,
     descendants,
     kept_for_dependent,
 )
 from gpukeeper.platforms.kubernetes.settings import settings_of
-from gpukeeper.platforms.kubernetes.walk import Namespace
 from gpukeeper.platforms.kubernetes.watch import PendingRemovals
-from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire, when
 
 FEW = 5  # of one kind in one namespace: read one by one
 PAGE = 500
@@ -54,12 +52,10 @@ Json: TypeAlias = dict[str, Any]
 Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `ApiDiscovery.served`
 
 
-class _Involved(Wire, frozen=True):
-    uid: str = ""
+class _EventTarget(Wire, frozen=True):
+    """An event as far as a list of thousands is read."""
 
-
-class _Event(Wire, frozen=True):
-    involved_object: _Involved = _Involved()
+    involved_object: Reference = Reference()
 
 
 class ListedObject(msgspec.Struct):
@@ -189,7 +185,7 @@ class Bulk:
         kept: dict[str, list[bytes]] = {}
         try:
             async for _, raw in self._items(f"/api/v1/namespaces/{namespace}/events", most):
-                uid = reading.decode(raw, type=_Event).involved_object.uid
+                uid = reading.decode(raw, type=_EventTarget).involved_object.uid
                 if uid in wanted and len(kept.setdefault(uid, [])) < EVENTS_OF_ONE:
                     kept[uid].append(bytes(raw))
         except PlatformError:
@@ -246,7 +242,7 @@ class ObjectReader:
         self.last: dict[str, ReadObject] = {}  # by uid
         self.holders: dict[str, list[tuple[str, str, str | None]]] = {}  # by uid: pods that hold GPUs, when last listed
         self.dependents: dict[str, str] = {}  # by uid of an owner, when everything was last listed
-        self._namespaces: dict[str, tuple[float, Namespace | Unknown]] = {}
+        self._namespaces: dict[str, tuple[float, PartialMetadata | Unknown]] = {}
 
     def follow(self, policy: Policy) -> None:
         self._policy = policy
@@ -355,7 +351,9 @@ class ObjectReader:
         read = self._namespaces.get(name)
         if read is None or now - read[0] > NAMESPACE_CACHE_TIME.total_seconds():
             try:
-                found: Namespace | Unknown = await self._cluster.get(f"/api/v1/namespaces/{name}", Namespace)
+                found: PartialMetadata | Unknown = await self._cluster.get(
+                    f"/api/v1/namespaces/{name}", PartialMetadata
+                )
             except PlatformError as problem:
                 found = Unknown(str(problem))
             read = self._namespaces[name] = (now, found)

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.discovery import Resource
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Meta, Owner, PartialMetadata, Pod, Root
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery, Resource
-from gpukeeper.platforms.kubernetes.exchange import ApiError
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, TreeNode
-from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root, Wire
 
 if TYPE_CHECKING:
-    from gpukeeper.platforms.kubernetes.connect import Cluster
+    from gpukeeper.clients.kubernetes.connect import Cluster
 
 
 class Climb(msgspec.Struct, frozen=True):
@@ -230,12 +231,6 @@ ONE, LIST = (
 )
 
 Exists: TypeAlias = bool | Unknown
-
-
-class PartialMetadata(Wire, frozen=True, gc=True):
-    """Metadata only, of any kind."""
-
-    metadata: Meta = Meta()
 
 
 def other_owners(meta: Meta) -> tuple[Owner, ...]:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import Meta, Pod, Root, Spec, Status, Wire, when
 from gpukeeper.model import reading
 from gpukeeper.model.policy import WITHOUT_GPU, Policy
 from gpukeeper.model.subject import Ref, Seen, State, Subject
@@ -18,7 +19,6 @@ from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, NOT_CHECKE
 from gpukeeper.platforms.kubernetes.kinds.pod import POD, not_running, of_pod
 from gpukeeper.platforms.kubernetes.marks import NamespaceFacts, ending_of_run, is_of_run
 from gpukeeper.platforms.kubernetes.settings import settings_of
-from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Status, Wire, when
 
 PLATFORM = "kubernetes"
 CLUSTER = "cluster"

@@ -15,15 +15,16 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.connect import QUICK, Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError, ListPage
+from gpukeeper.clients.kubernetes.wire import Meta, Owner, PartialMetadata, Pod, Root, Wire, when
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.subject import Gone, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 from gpukeeper.platforms.kubernetes import gpus
-from gpukeeper.platforms.kubernetes.connect import QUICK, Cluster
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
-from gpukeeper.platforms.kubernetes.exchange import ApiError, ListPage
 from gpukeeper.platforms.kubernetes.gpus import PodTotals
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, KINDS, known_owner, makes_runs
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Matters
@@ -40,7 +41,6 @@ from gpukeeper.platforms.kubernetes.owners import (
     LIST,
     ONE,
     OtherOwners,
-    PartialMetadata,
     kept_for_dependent,
     other_owners,
 )
@@ -56,11 +56,6 @@ from gpukeeper.platforms.kubernetes.translate import (
     ran,
     root_subject,
 )
-from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root, Wire, when
-
-
-class Namespace(Wire, frozen=True, gc=True):
-    metadata: Meta = Meta()
 
 
 class WalkSettings(msgspec.Struct, frozen=True):
@@ -190,13 +185,13 @@ class ClusterWalk:
         now = self._at.now
         for name in self._wanted.named or ():
             try:
-                found = await self._cluster.get(f"/api/v1/namespaces/{name}", Namespace)
+                found = await self._cluster.get(f"/api/v1/namespaces/{name}", PartialMetadata)
                 self._facts[name] = namespace_facts(found.metadata, self._wanted.environments, now)
             except PlatformError as problem:
                 self._facts[name] = unreadable_namespace(name, str(problem))
         if self._wanted.named is None:
             try:
-                async for page in self._cluster.pages("/api/v1/namespaces", Namespace, limit=self._wanted.page):
+                async for page in self._cluster.pages("/api/v1/namespaces", PartialMetadata, limit=self._wanted.page):
                     for one in page.items:
                         self._facts[one.metadata.name] = namespace_facts(one.metadata, self._wanted.environments, now)
             except PlatformError as problem:
@@ -372,8 +367,7 @@ class _ServiceSpec(Wire, frozen=True):
     selector: Mapping[str, str] | None = None
 
 
-class Service(Wire, frozen=True, gc=True):
-    metadata: Meta = Meta()
+class Service(PartialMetadata, frozen=True, gc=True):
     spec: _ServiceSpec = _ServiceSpec()
 
 

@@ -14,19 +14,19 @@ from datetime import timedelta
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Meta, Owner, PartialMetadata, Pod
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Ref, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, WatchedObject
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, POD
-from gpukeeper.platforms.kubernetes.owners import LIST, PartialMetadata
-from gpukeeper.platforms.kubernetes.walk import Namespace, WalkSettings
-from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod
+from gpukeeper.platforms.kubernetes.owners import LIST
+from gpukeeper.platforms.kubernetes.walk import WalkSettings
 
 FOLLOWED_MAX = 500
 REPORTED_MAX = 50_000  # deletions that watches reported and that are remembered
@@ -189,7 +189,7 @@ class Watches:
         await asyncio.sleep(self._pauses[min(tries, len(self._pauses) - 1)])
 
     async def _newest(self, path: str) -> str:
-        async with aclosing(self._cluster.pages(path, Namespace, limit=1)) as pages:
+        async with aclosing(self._cluster.pages(path, PartialMetadata, limit=1)) as pages:
             async for page in pages:
                 return page.version
         return "0"

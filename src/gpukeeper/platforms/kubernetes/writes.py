@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Meta, Pod, Root
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.exchange import ApiError
-from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind, Lever, Propagation
+from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind, Lever
 from gpukeeper.platforms.kubernetes.translate import STOPPED
-from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root
 
 ActResult: TypeAlias = Accepted | Changed | Refused | Unknown
 
@@ -121,16 +121,6 @@ def removal_in_progress() -> Changed:
 
 def conditions_of(subject: Subject, *, uid_only: bool = False) -> dict[str, str]:
     return {"uid": subject.ref.uid} | ({} if uid_only else {"resourceVersion": subject.seen.version})
-
-
-def delete_options(conditions: Mapping[str, str], policy: Propagation) -> dict[str, Any]:
-    """Without a grace period: that of the object applies."""
-    return {
-        "apiVersion": "v1",
-        "kind": "DeleteOptions",
-        "preconditions": dict(conditions),
-        "propagationPolicy": policy.value,
-    }
 
 
 def eviction(name: str, namespace: str, conditions: Mapping[str, str]) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from gpukeeper.acceptance.fleet.launcher import RunSpec
-from gpukeeper.acceptance.launchers.kubernetes.api import JOBS, NODES, PODS, Resource
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
+from gpukeeper.clients.kubernetes.discovery import JOBS, NODES, PODS, Resource
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 T = TypeVar("T")
 GPU = "nvidia.com/gpu"

@@ -12,7 +12,7 @@ from gpukeeper.acceptance.launchers.kubernetes.forms import FORMS
 from gpukeeper.acceptance.launchers.kubernetes.objects import Item
 from gpukeeper.model.errors import UsageError
 from tests.unit.acceptance.kubernetes.clusters import launcher, spec
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 GPU = "nvidia.com/gpu"
 NODES = tuple(Target(node=name, gpus=8, resource=GPU) for name in ("a", "b", "c"))

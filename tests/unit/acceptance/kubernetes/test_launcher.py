@@ -10,12 +10,13 @@ from ruamel.yaml import YAML
 
 from gpukeeper.acceptance.fleet.launcher import Launcher, Phase
 from gpukeeper.acceptance.launchers.kubernetes import objects
-from gpukeeper.acceptance.launchers.kubernetes.api import JOBS, SERVICES, Refused, Resource
 from gpukeeper.acceptance.launchers.kubernetes.launcher import read_log
+from gpukeeper.clients.kubernetes.discovery import JOBS, SERVICES, Resource
+from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.kubernetes.clusters import add_pod, cluster, ended, launcher, run, spec
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 FORMS_TOGETHER = ("indexed-job", "statefulset", "pytorchjob", "trainjob", "jobset")
 
@@ -130,12 +131,12 @@ def test_what_stays_is_reported_and_not_called_removed() -> None:
     stuck = objects.name_of("r1", "b")
 
     def fail(verb: str, resource: Resource, name: str) -> Exception | None:
-        return Refused("an admission webhook denied it", 403) if verb == "delete" and name == stuck else None
+        return ApiError(403, "", "an admission webhook denied it") if verb == "delete" and name == stuck else None
 
     api.fail = fail
     removal = run(made.remove("r1"))
     assert removal.removed == (f"job/{objects.name_of('r1', 'a')}",)
-    assert removal.left == ((f"job/{stuck}", "an admission webhook denied it"),)
+    assert removal.left == ((f"job/{stuck}", "the cluster answered 403: an admission webhook denied it"),)
 
 
 def test_pods_that_end_slowly_are_waited_for_and_then_named() -> None:
@@ -210,7 +211,7 @@ def test_a_kind_that_is_not_installed_is_a_usage_error_and_creates_nothing() -> 
 def test_a_refused_first_object_ends_the_start_and_a_later_one_names_how_many() -> None:
     api = cluster("a", "b", "c")
     api.forbidden = lambda verb, resource, namespace: verb == "create"
-    with pytest.raises(Refused):
+    with pytest.raises(ApiError):
         started(api)
     assert api.asked["create"] == 1
     api.forbidden = lambda verb, resource, namespace: False

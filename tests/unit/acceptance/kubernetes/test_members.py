@@ -12,11 +12,11 @@ import pytest
 from gpukeeper.acceptance.fleet.launcher import Phase
 from gpukeeper.acceptance.launchers import story
 from gpukeeper.acceptance.launchers.kubernetes import objects
-from gpukeeper.acceptance.launchers.kubernetes.api import JOB_SETS, JOBS, PODS, SERVICES, TRAIN_JOBS, Resource
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
+from gpukeeper.clients.kubernetes.discovery import JOB_SETS, JOBS, PODS, SERVICES, TRAIN_JOBS, Resource
 from gpukeeper.model.errors import PlatformError
 from tests.unit.acceptance.kubernetes.clusters import add_pod, cluster, ended, launcher, run, spec
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 REAL, FORGED = b"the report\n", b"a forged report\n"
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)

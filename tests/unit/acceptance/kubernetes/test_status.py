@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase
-from gpukeeper.acceptance.launchers.kubernetes.api import DAEMON_SETS, EVENTS, JOBS, NODES
+from gpukeeper.clients.kubernetes.discovery import DAEMON_SETS, EVENTS, JOBS, NODES
 from tests.unit.acceptance.kubernetes.clusters import add_pod, cluster, ended, launcher, run, spec
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 
 def state_of(api: MemoryApi, node: str = "a") -> NodeStatus:

@@ -22,20 +22,15 @@ from gpukeeper.acceptance.fleet.marks import (
     NodeResult,
     plan_marks,
 )
-from gpukeeper.acceptance.launchers.kubernetes.api import (
-    CONFLICT,
-    NODES,
-    Listing,
-    Manifest,
-    PatchType,
-    Refused,
-    Resource,
-)
-from gpukeeper.acceptance.launchers.marks import Applied, ClusterNode, Marked, Replan, Turn, Work, marks_of, planned
+from gpukeeper.acceptance.launchers.marks import Applied, Marked, Replan, Turn, Work, marks_of, planned
+from gpukeeper.clients.kubernetes.api import Listing, Manifest, PatchType
+from gpukeeper.clients.kubernetes.discovery import NODES, Resource
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Node
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.policy import MarkSettings
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 T = TypeVar("T")
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -114,7 +109,7 @@ class Nodes(MemoryApi):
         return next(one for one in self.of(NODES) if one["metadata"]["name"] == name)
 
     def out(self) -> set[str]:
-        found = (marks_of(msgspec.convert(one, ClusterNode), MarkSettings()) for one in self.of(NODES))
+        found = (marks_of(msgspec.convert(one, Node), MarkSettings()) for one in self.of(NODES))
         return {one.node for one in found if one.out}
 
     @asynccontextmanager
@@ -201,7 +196,7 @@ def test_when_most_fail_none_is_taken_out() -> None:
 
 def test_a_node_that_changes_at_the_same_time_is_read_again() -> None:
     api = Nodes(4)
-    once = iter([Refused("changed", 409, CONFLICT)])
+    once = iter([ApiError(409, "Conflict", "changed")])
     api.fail = lambda verb, resource, name: next(once, None) if verb == "patch" else None
     assert applied(api, results_of({1}, 4))[1].problem == ""
     assert api.out() == {"n1"}
@@ -210,7 +205,7 @@ def test_a_node_that_changes_at_the_same_time_is_read_again() -> None:
 def test_a_refusal_is_a_problem_of_that_node() -> None:
     api = Nodes(4)
     api.fail = lambda verb, resource, name: (
-        Refused("may not patch", 403, "Forbidden") if (verb, name) == ("patch", "n1") else None
+        ApiError(403, "Forbidden", "may not patch") if (verb, name) == ("patch", "n1") else None
     )
     found = applied(api, results_of({1}, 4))
     assert "may not patch" in found[1].problem
@@ -277,7 +272,7 @@ def test_without_label_or_condition_there_is_no_taint(what: str) -> None:
 
     def refuse(node: str, written: str) -> None:
         if written == what:
-            raise Refused("may not patch", 403, "Forbidden")
+            raise ApiError(403, "Forbidden", "may not patch")
 
     api.before = refuse
     (found,) = applied(api, [result(1)])
@@ -419,7 +414,7 @@ def test_the_budget_is_counted_again_after_a_taint_that_was_refused() -> None:
     def cordon(node: str, written: str) -> None:
         if written == "taint":
             api.node("n3")["spec"]["unschedulable"] = True
-            raise Refused("changed", 409, CONFLICT)
+            raise ApiError(409, "Conflict", "changed")
 
     api.before = cordon
     (found,) = applied(api, [result(1)])
@@ -450,7 +445,7 @@ def test_a_taint_that_cannot_be_removed_again_is_a_problem_with_the_command() ->
 
     def refuse(node: str, written: str) -> None:
         if written == "no-taint":
-            raise Refused("may not patch", 403, "Forbidden")
+            raise ApiError(403, "Forbidden", "may not patch")
 
     api.after, api.before = cordon, refuse
     (found,) = applied(api, [result(1)])
@@ -468,7 +463,7 @@ def test_a_taint_is_removed_again_when_the_nodes_cannot_be_counted() -> None:
     assert api.out() == set()
 
 
-@pytest.mark.parametrize("error", [PlatformError("no answer"), Refused("timeout", 504, "Timeout")])
+@pytest.mark.parametrize("error", [PlatformError("no answer"), ApiError(504, "Timeout", "timeout")])
 def test_a_taint_without_an_answer_is_removed_again(error: PlatformError) -> None:
     api = Nodes(4)
 

@@ -16,10 +16,10 @@ from gpukeeper.acceptance.fleet.preflight.facts import (
     NodeFacts,
     PluginFacts,
     RightFacts,
-    Toleration,
     WorkloadFacts,
 )
 from gpukeeper.acceptance.fleet.preflight.kubernetes import judge, needed
+from gpukeeper.clients.kubernetes.wire import Toleration
 from gpukeeper.model.gpu import Grade
 
 H100 = "NVIDIA-H100-80GB-HBM3"

@@ -7,24 +7,25 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.facts import ClusterFacts, Taint
+from gpukeeper.acceptance.fleet.preflight.facts import ClusterFacts
 from gpukeeper.acceptance.fleet.preflight.kubernetes import judge
-from gpukeeper.acceptance.launchers.kubernetes.api import (
+from gpukeeper.acceptance.launchers.preflight import LIMIT_RANGES, SECRETS, gather_facts
+from gpukeeper.clients.kubernetes.discovery import (
     ACCESS_REVIEWS,
     DAEMON_SETS,
     NAMESPACES,
     NODES,
     PODS,
     QUOTAS,
-    Refused,
     Resource,
 )
-from gpukeeper.acceptance.launchers.preflight import LIMIT_RANGES, SECRETS, gather_facts
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Taint
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
 from tests.unit.acceptance.preflight.clusters import REQUEST, asking, the
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 
 class Cluster(MemoryApi):
@@ -77,7 +78,7 @@ def test_nodes_and_their_state() -> None:
     cluster.add(NODES, a_node("gpu-2", status={}))
     first, second = gathered(cluster).nodes or ()
     assert (first.gpus, first.usable, first.ready, first.cordoned) == (8, 8, True, True)
-    assert first.taints == (Taint("gpu", "only", "NoSchedule"),)
+    assert first.taints == (Taint(key="gpu", value="only", effect="NoSchedule"),)
     assert (second.gpus, second.ready) == (0, False)
 
 
@@ -157,7 +158,7 @@ def test_a_selector_selects_nodes_and_an_invalid_one_is_refused() -> None:
     cluster.add(NODES, a_node("gpu-1"))
     cluster.add(NODES, a_node("gpu-2"))
     assert gathered(cluster, selector="pool=gpu-2").selected == frozenset({"gpu-2"})
-    invalid = Refused("unable to parse requirement", 400, "BadRequest")
+    invalid = ApiError(400, "BadRequest", "unable to parse requirement")
     answered = iter([None, invalid])
     cluster.fail = lambda verb, resource, name: next(answered) if resource == NODES else None
     with pytest.raises(UsageError, match="not a label selector"):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.fleet.preflight.facts import GPU, PRODUCT, Taint, Toleration, verdict_of
+from gpukeeper.acceptance.fleet.preflight.facts import GPU, PRODUCT, verdict_of
 from gpukeeper.acceptance.fleet.preflight.nodes import toleration
+from gpukeeper.clients.kubernetes.wire import Taint, Toleration
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.kubernetes.clusters import add_node, cluster, launcher, run, spec
 from tests.unit.acceptance.preflight.clusters import DRIVER, asking, judged, node, plugin, the, workload
 
-TAINT = Taint("nvidia.com/gpu", "present", "NoSchedule")
+TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
 
 
 def test_a_healthy_cluster_passes() -> None:
@@ -176,8 +177,8 @@ def test_a_taint_that_the_run_or_the_plugin_does_not_tolerate_is_a_fail() -> Non
 
 
 def test_taints_of_the_node_controller_and_soft_ones_are_no_finding() -> None:
-    soft = Taint("pool", "a", "PreferNoSchedule")
-    own = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+    soft = Taint(key="pool", value="a", effect="PreferNoSchedule")
+    own = Taint(key="node.kubernetes.io/unschedulable", value="", effect="NoSchedule")
     assert the("taints", judged(nodes=(node("gpu-1", taints=(soft, own)),))).verdict is Grade.PASS
 
 
@@ -198,7 +199,8 @@ def test_what_a_toleration_covers(given: Toleration, covers: bool) -> None:
 
 
 def test_a_taint_without_a_value_is_tolerated_by_its_existence() -> None:
-    assert toleration(Taint("gpu", "", "NoExecute")) == "- {key: gpu, operator: Exists, effect: NoExecute}"
+    taint = Taint(key="gpu", effect="NoExecute")
+    assert toleration(taint) == "- {key: gpu, operator: Exists, effect: NoExecute}"
 
 
 def test_nodes_that_could_not_be_read_are_never_fine() -> None:

@@ -16,13 +16,14 @@ from gpukeeper.acceptance.fleet.preflight.kubernetes import (
     judge_trial,
     network_advice,
 )
-from gpukeeper.acceptance.launchers.kubernetes.api import PODS, Refused
 from gpukeeper.acceptance.launchers.trial import SCRIPT, TrialRequest, leftovers, manifest, removed, tried
+from gpukeeper.clients.kubernetes.discovery import PODS
+from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.patience import PATIENCE
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
 from tests.unit.acceptance.preflight.clusters import REQUEST, the
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 ASKED = TrialRequest(run="r1", owner="ann", cluster=REQUEST, deadline_s=3)
 GOOD = """cpus 64
@@ -241,9 +242,9 @@ def test_a_pod_that_only_has_labels_of_a_trial_is_left_alone() -> None:
 def test_a_removal_that_is_refused_is_reported() -> None:
     api = MemoryApi("lab")
     ends(api)
-    api.fail = lambda verb, resource, name: Refused("pods is forbidden", 403) if verb == "delete" else None
+    api.fail = lambda verb, resource, name: ApiError(403, "", "pods is forbidden") if verb == "delete" else None
     (one,) = asyncio.run(tried(api, ASKED, at_once))
-    assert one.left == "pods is forbidden"
+    assert one.left == "the cluster answered 403: pods is forbidden"
 
 
 def test_what_a_killed_command_left_is_removed_by_the_next_one_when_it_has_ended() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpukeeper.clients.kubernetes.wire import Meta
 from gpukeeper.config.checks import RULE_NAMES
 from gpukeeper.config.importing.janitor import (
     BY_PLURAL,
@@ -31,7 +32,6 @@ from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, KINDS
 from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE
 from gpukeeper.platforms.kubernetes.marks import namespace_facts
 from gpukeeper.platforms.kubernetes.settings import settings_of
-from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.effort import examples
 from tests.unit.lifecycle.examples import DAY, HOUR, NOW, ended, subject
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import Pod, Root
 from gpukeeper.platforms.kubernetes.gpus import PodTotals, requested
 from gpukeeper.platforms.kubernetes.translate import Observation
-from gpukeeper.platforms.kubernetes.wire import Pod, Root
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 AT = Observation("lab", NOW)

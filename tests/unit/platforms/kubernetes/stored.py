@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 
 T = TypeVar("T")

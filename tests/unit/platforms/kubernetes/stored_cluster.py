@@ -10,10 +10,10 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError, ClusterUnavailable, ListPage
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.exchange import ApiError, ClusterUnavailable, ListPage
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, known_owner
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 

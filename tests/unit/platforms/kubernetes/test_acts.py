@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from gpukeeper.clients.kubernetes.wire import Pod, Root
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.subject import Gone, Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -22,7 +23,6 @@ from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB, RAYSERVICE
 from gpukeeper.platforms.kubernetes.translate import STOPPED
-from gpukeeper.platforms.kubernetes.wire import Pod, Root
 from tests.unit.platforms.kubernetes.stored import MISFIT, NAMESPACE, Object, StoredApi, refused, with_cluster
 
 T = TypeVar("T")

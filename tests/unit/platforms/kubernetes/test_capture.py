@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.clients.kubernetes.wire import Pod
 from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.subject import Ref
 from gpukeeper.model.unknown import Unknown
@@ -18,7 +19,6 @@ from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.wire import Pod
 from tests.unit.platforms.kubernetes.stored import NAMESPACE, Object, StoredApi, refused, with_cluster
 
 EVERYTHING = ("manifest", "logs", "events", "reports")

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.wire import Root, Spec
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.wire import Root, Spec
-from tests.unit.platforms.kubernetes.scripted_api import Reply, ScriptedApi, Time, ask, refused
+from tests.unit.clients.kubernetes.scripted_api import Reply, ScriptedApi, Time, ask, refused
 
 PYTORCH, MPI = BY_NAME["pytorchjob"], BY_NAME["mpijob"]
 Answer = str | Unknown | None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from gpukeeper.clients.kubernetes.connect import Cluster
 from gpukeeper.model.subject import Ref
 from gpukeeper.platforms.kubernetes.acts import LONGEST_MESSAGE, EventWriter, shortened
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from tests.unit.platforms.kubernetes.stored import NAMESPACE, StoredApi, refused, with_cluster

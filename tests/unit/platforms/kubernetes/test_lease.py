@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.exchange import ApiError, ClusterUnavailable
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.platforms.kubernetes.exchange import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.lease import Leadership
 from gpukeeper.platforms.simulated.world import VirtualClock, VirtualLoop, run_virtually
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpukeeper.clients.kubernetes.wire import Meta
 from gpukeeper.model.subject import Marks, Outcome, Warned
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.builtin import DEPLOYMENT, JOB
@@ -31,7 +32,6 @@ from gpukeeper.platforms.kubernetes.marks import (
     span,
     unreadable_namespace,
 )
-from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.unit.platforms.kubernetes.examples import NOW, ago, meta, pod, root
 
 PYTORCH, MPI = V1_KINDS[0], V1_KINDS[2]

@@ -8,19 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.clients.kubernetes.exchange import ApiError, ClusterUnavailable
+from gpukeeper.clients.kubernetes.wire import Meta
 from gpukeeper.lifecycle.decide import decide, still_holds
 from gpukeeper.model.decision import Accepted, Action, Decision, Refused, Step, Verdict, View
 from gpukeeper.model.subject import Subject
 from gpukeeper.platforms.kubernetes import owners
 from gpukeeper.platforms.kubernetes.acts import ClusterActions
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
-from gpukeeper.platforms.kubernetes.exchange import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, condition, pod_json
 from tests.unit.platforms.kubernetes.stored_cluster import forbidden, silent
 from tests.unit.platforms.kubernetes.test_owners import Told, read, reference, thing

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import Meta
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.kinds.builtin import DEPLOYMENT, JOB
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
-from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.unit.platforms.kubernetes.examples import meta, pod_json
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent
 

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.clients.kubernetes.exchange import ClusterUnavailable
+from gpukeeper.clients.kubernetes.wire import Pod
 from gpukeeper.model.subject import Gone, Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import watch
-from gpukeeper.platforms.kubernetes.exchange import ClusterUnavailable
 from gpukeeper.platforms.kubernetes.watch import FOLLOWED_MAX, PendingRemovals
-from gpukeeper.platforms.kubernetes.wire import Pod
 from tests.unit.platforms.kubernetes.examples import NOW
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent
 

@@ -12,6 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError, ClusterUnavailable
+from gpukeeper.clients.kubernetes.wire import Meta, Root
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Changed, Decision, Refused, Step, View
@@ -19,9 +22,7 @@ from gpukeeper.model.policy import AtFinish, ClassSettings, PlaceScope, Policy
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
-from gpukeeper.platforms.kubernetes.exchange import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.gpus import PodTotals
 from gpukeeper.platforms.kubernetes.kinds.builtin import DAEMONSET, DEPLOYMENT, JOB, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
@@ -33,9 +34,8 @@ from gpukeeper.platforms.kubernetes.marks import NamespaceFacts, unreadable_name
 from gpukeeper.platforms.kubernetes.owners import descendants
 from gpukeeper.platforms.kubernetes.translate import STOPPED, TranslationSettings, incarnation_of, root_subject
 from gpukeeper.platforms.kubernetes.walk import ClusterWalk, WalkSettings
-from gpukeeper.platforms.kubernetes.wire import Meta, Root
+from tests.unit.clients.kubernetes.scripted_api import Reply, Time, ask, refused
 from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, gpu_container, pod, root, totals
-from tests.unit.platforms.kubernetes.scripted_api import Reply, Time, ask, refused
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster
 from tests.unit.platforms.kubernetes.test_discovery import PYTORCH, a_cluster, groups
 from tests.unit.platforms.kubernetes.test_owners import Told, thing

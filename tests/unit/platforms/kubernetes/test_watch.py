@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.model.subject import Ref
 from gpukeeper.platforms.kubernetes import watch as watch_module
-from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
-from gpukeeper.platforms.kubernetes.exchange import ApiError
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.translate import TranslationSettings
@@ -22,7 +22,7 @@ from gpukeeper.platforms.kubernetes.walk import WalkSettings
 from gpukeeper.platforms.kubernetes.watch import RECONNECT, SHORT, Watches
 from gpukeeper.platforms.simulated.world import VirtualLoop, run_virtually
 from tests.patience import PATIENCE
-from tests.unit.platforms.kubernetes.scripted_api import PODS, Reply, ScriptedApi, ask, pods, refused, stream
+from tests.unit.clients.kubernetes.scripted_api import PODS, Reply, ScriptedApi, ask, pods, refused, stream
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster
 
 EVERYTHING = WalkSettings(("*",), {}, TranslationSettings())

@@ -11,6 +11,7 @@ from decimal import Decimal
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import Taint, Toleration
 from gpukeeper.model.gpu import Grade, worst
 from gpukeeper.model.unknown import Unknown
 
@@ -165,32 +166,6 @@ PRODUCT, COUNT, PRESENT = "nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvi
 PCI = "feature.node.kubernetes.io/pci-10de.present"  # NVIDIA's vendor number
 DRIVER = "nvidia.com/cuda.driver-version.full"
 DRIVER_PARTS = tuple(f"nvidia.com/cuda.driver.{part}" for part in ("major", "minor", "rev"))
-NO_EXECUTE = ("NoSchedule", "NoExecute")  # the effects that keep work away
-
-
-class Taint(msgspec.Struct, frozen=True):
-    key: str
-    value: str = ""
-    effect: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
-
-
-class Toleration(msgspec.Struct, frozen=True, kw_only=True):
-    """Empty: tolerates everything."""
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-    def covers(self, taint: Taint) -> bool:
-        if self.effect and self.effect != taint.effect:
-            return False
-        if self.operator == "Exists":
-            return not self.key or self.key == taint.key
-        return self.key == taint.key and self.value == taint.value
 
 
 EVERYTHING = (Toleration(operator="Exists"),)
@@ -203,7 +178,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     capacity: Mapping[str, str] = {}
     allocatable: Mapping[str, str] = {}
-    taints: tuple[Taint, ...] = ()
+    taints: tuple[Taint, ...] = ()  # without the time, which differs from node to node
     images: tuple[str, ...] = ()  # that it reports; a kubelet reports 50 at most
 
     @property

@@ -10,15 +10,12 @@ from gpukeeper.acceptance.fleet.preflight.facts import (
     COUNT,
     DRIVER,
     GPU,
-    NO_EXECUTE,
     PRESENT,
     ClusterFacts,
     ClusterRequest,
     Finding,
     NodeFacts,
     PluginFacts,
-    Taint,
-    Toleration,
     WorkloadFacts,
     counted,
     failed,
@@ -30,6 +27,7 @@ from gpukeeper.acceptance.fleet.preflight.facts import (
     warning,
     whole,
 )
+from gpukeeper.clients.kubernetes.wire import Taint, Toleration
 from gpukeeper.model.unknown import Unknown, direct
 
 INSTALL = (
@@ -269,7 +267,7 @@ def taints(facts: ClusterFacts, request: ClusterRequest) -> Iterator[Finding]:
     where: dict[Taint, list[str]] = defaultdict(list)
     for node in targets(facts, request):
         for taint in node.taints:
-            if taint.effect in NO_EXECUTE and not taint.key.startswith(OWN_TAINTS):
+            if taint.blocks and not taint.key.startswith(OWN_TAINTS):
                 where[taint].append(node.name)
     if not where:
         yield passed("taints", "no taint keeps work away from the GPU nodes")
@@ -278,7 +276,7 @@ def taints(facts: ClusterFacts, request: ClusterRequest) -> Iterator[Finding]:
 
 
 def _judged_taint(taint: Taint, nodes: list[str], facts: ClusterFacts, request: ClusterRequest) -> Finding:
-    at, line = f"{named(nodes)}: taint {taint}", toleration(taint)
+    at, line = f"{named(nodes)}: taint {taint.words}", toleration(taint)
     remove = f"kubectl taint nodes {' '.join(nodes)} {taint.key}:{taint.effect}-"
     if not _tolerated(taint, request.tolerations):
         words = f"{at} is not tolerated by the run. Add under tolerations: {line}"

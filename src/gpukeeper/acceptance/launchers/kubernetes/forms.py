@@ -6,17 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from gpukeeper.acceptance.launchers.kubernetes import objects
-from gpukeeper.acceptance.launchers.kubernetes.api import (
-    DAEMON_SETS,
-    JOB_SETS,
-    JOBS,
-    PYTORCH_JOBS,
-    SERVICES,
-    STATEFUL_SETS,
-    TRAIN_JOBS,
-    TRAINING_RUNTIMES,
-    Resource,
-)
 from gpukeeper.acceptance.launchers.kubernetes.objects import (
     JUDGED,
     Item,
@@ -27,6 +16,17 @@ from gpukeeper.acceptance.launchers.kubernetes.objects import (
     headless_service,
     node_names,
     pod_template,
+)
+from gpukeeper.clients.kubernetes.discovery import (
+    DAEMON_SETS,
+    JOB_SETS,
+    JOBS,
+    PYTORCH_JOBS,
+    SERVICES,
+    STATEFUL_SETS,
+    TRAIN_JOBS,
+    TRAINING_RUNTIMES,
+    Resource,
 )
 from gpukeeper.model.errors import UsageError
 

@@ -13,21 +13,6 @@ from ruamel.yaml import YAML
 
 from gpukeeper.acceptance.fleet.launcher import Removal, RunSpec, RunSummary, Target, flags
 from gpukeeper.acceptance.launchers.kubernetes import forms, objects, status
-from gpukeeper.acceptance.launchers.kubernetes.api import (
-    ALREADY_EXISTS,
-    EVENTS,
-    NODES,
-    PODS,
-    TRAINING_RUNTIMES,
-    Api,
-    Event,
-    Meta,
-    Node,
-    Pod,
-    Refused,
-    Resource,
-    Root,
-)
 from gpukeeper.acceptance.launchers.kubernetes.objects import Item, KubernetesOptions, Plan, is_label_value, options_of
 from gpukeeper.acceptance.launchers.kubernetes.status import (
     ENDED,
@@ -44,6 +29,10 @@ from gpukeeper.acceptance.launchers.kubernetes.status import (
     statuses,
     without_controller,
 )
+from gpukeeper.clients.kubernetes.api import Api
+from gpukeeper.clients.kubernetes.discovery import EVENTS, NODES, PODS, TRAINING_RUNTIMES, Resource
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from gpukeeper.clients.kubernetes.wire import DetailedPod, Event, Meta, Node, PartialObject, Pod
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
 
@@ -108,7 +97,7 @@ class KubernetesLauncher:
         self._api, self._options = api, options_of(options)
         self._sleep, self._patience = sleep, patience
         self._members: dict[str, Members] = {}  # of the last status, by run
-        self._pods: dict[str, list[Pod]] = {}  # those that count, of the last status
+        self._pods: dict[str, list[DetailedPod]] = {}  # those that count, of the last status
         self._absent: set[Resource] = set()  # kinds that the cluster does not have
         self._statuses = 0  # read so far
         self._listed_nodes: dict[str, Node] | None = None
@@ -136,7 +125,7 @@ class KubernetesLauncher:
         living = "status.phase!=Succeeded,status.phase!=Failed"
         try:
             pods = (await self._api.list(PODS, Pod, fields=living)).items
-        except Refused as refused:
+        except ApiError as refused:
             if refused.status != 403:
                 raise
             pods = None
@@ -187,7 +176,7 @@ class KubernetesLauncher:
         try:
             if not pods or any(one.status.phase not in ENDED for one in pods):
                 mine = self._members.get(spec.run) or await self._of_run(spec.run)
-                listed = await self._list(PODS, Pod, objects.run_selector(spec.run), f"spec.nodeName={node}")
+                listed = await self._list(PODS, DetailedPod, objects.run_selector(spec.run), f"spec.nodeName={node}")
                 pods = [one for one in listed if node_of(one) == node and mine.has(one)] or pods
             parts = [
                 await self._log(one) for one in sorted(pods, key=lambda one: one.metadata.creation_timestamp or "")
@@ -243,7 +232,9 @@ class KubernetesLauncher:
     async def _existing(self, run: str, resources: set[Resource]) -> dict[tuple[str, str], Meta]:
         found = {}
         for one in sorted(resources, key=lambda one: one.words):
-            listed = await self._api.list(one, Root, namespace=self._namespace, labels=objects.run_selector(run))
+            listed = await self._api.list(
+                one, PartialObject, namespace=self._namespace, labels=objects.run_selector(run)
+            )
             mine = [root.metadata for root in listed.items if is_described(root.metadata, run)]
             found.update({(one.words, meta.name): meta for meta in mine})
         return found
@@ -272,11 +263,12 @@ class KubernetesLauncher:
 
     async def _create_one(self, spec: RunSpec, item: Item) -> Meta:
         try:
-            return (await self._api.create(item.resource, item.manifest, Root, namespace=self._namespace)).metadata
-        except Refused as refused:
-            if refused.reason != ALREADY_EXISTS:
+            made = await self._api.create(item.resource, item.manifest, PartialObject, namespace=self._namespace)
+            return made.metadata
+        except ApiError as refused:
+            if not refused.is_name_taken:
                 raise
-        found = await self._api.get(item.resource, _name(item), Root, namespace=self._namespace)
+        found = await self._api.get(item.resource, _name(item), PartialObject, namespace=self._namespace)
         if found is None or not is_described(found.metadata, spec.run):
             raise PlatformError(f"{item.resource.kind} {_name(item)} exists and is not one of run {spec.run}")
         return found.metadata
@@ -289,7 +281,7 @@ class KubernetesLauncher:
             meta = have[_key(one)]
             if one.owned and reference["uid"] not in {known.uid for known in meta.owner_references or ()}:
                 patch = {"metadata": {"uid": meta.uid, "ownerReferences": [reference]}}
-                await self._api.patch(one.resource, meta.name, patch, Root, namespace=self._namespace)
+                await self._api.patch(one.resource, meta.name, patch, PartialObject, namespace=self._namespace)
 
     # Reading
 
@@ -297,8 +289,8 @@ class KubernetesLauncher:
         members = {run: mine for run, mine in (await self._read(selector)).items() if mine.own}
         if not members:
             return ()
-        pods: dict[str, list[Pod]] = {run: [] for run in members}
-        for pod in await self._list(PODS, Pod, selector):
+        pods: dict[str, list[DetailedPod]] = {run: [] for run in members}
+        for pod in await self._list(PODS, DetailedPod, selector):
             run = objects.run_of(pod.metadata.labels)
             if members.get(run, NO_MEMBERS).has(pod):
                 pods[run].append(pod)
@@ -316,11 +308,11 @@ class KubernetesLauncher:
     async def _read(self, selector: str) -> dict[str, Members]:
         """A kind that may not be listed is left out: a run of another form needs no right on it."""
         found: list[Found] = []
-        refused: dict[Resource, Refused] = {}
+        refused: dict[Resource, ApiError] = {}
         for resource in KINDS:
             try:
                 found += [Found(resource, root) for root in await self._roots(resource, selector)]
-            except Refused as problem:
+            except ApiError as problem:
                 if problem.status != 403:
                     raise
                 refused[resource] = problem
@@ -338,7 +330,7 @@ class KubernetesLauncher:
         self._pods.pop(run, None)
         self._members.pop(run, None)
 
-    async def _roots(self, resource: Resource, selector: str) -> Sequence[Root]:
+    async def _roots(self, resource: Resource, selector: str) -> Sequence[PartialObject]:
         if forms.is_optional(resource):
             served = await self._api.serves(resource)
             if isinstance(served, Unknown):
@@ -346,7 +338,7 @@ class KubernetesLauncher:
             if not served:
                 self._absent.add(resource)
                 return ()
-        return await self._list(resource, Root, selector)
+        return await self._list(resource, PartialObject, selector)
 
     async def _list(self, resource: Resource, type_: type[T], selector: str, fields: str = "") -> Sequence[T]:
         """Of our namespace alone: labels of other namespaces prove nothing."""
@@ -361,7 +353,7 @@ class KubernetesLauncher:
         except PlatformError:
             return ()  # the reason is then less exact
 
-    async def _nodes_under(self, pods: Sequence[Pod]) -> dict[str, Node] | None:
+    async def _nodes_under(self, pods: Sequence[DetailedPod]) -> dict[str, Node] | None:
         """A node that reports that it is not ready leaves its pods as they are, so it is read itself: at the first
         status, then at some, since nodes are large objects; and while one is lost, which ends the wait for it."""
         names = {node_of(one) for one in pods} - {""}
@@ -378,16 +370,16 @@ class KubernetesLauncher:
         except PlatformError:
             return None
 
-    async def _log(self, pod: Pod) -> bytes:
+    async def _log(self, pod: DetailedPod) -> bytes:
         meta, name = pod.metadata, next((one.name for one in pod.spec.containers), "")
         status = next(iter(pod.status.container_statuses or ()), None)
         before = b""
         if status is not None and status.restart_count:
-            with suppress(Refused):  # only the last one but one is kept, and not for ever
+            with suppress(ApiError):  # only the last one but one is kept, and not for ever
                 before = await read_log(self._api, meta.name, meta.namespace, name, previous=True)
         try:
             return before + await read_log(self._api, meta.name, meta.namespace, name)
-        except Refused as refused:
+        except ApiError as refused:
             if refused.status == 404 or (refused.status == 400 and "waiting to start" in str(refused)):
                 return before
             raise
@@ -398,7 +390,7 @@ class KubernetesLauncher:
         """What has the label of the run, and is not known to be of it."""
         why = f"it has the label of run {run}, but no description of it; it was kept"
         words = [one.words for one in mine.foreign]
-        alone = without_controller(await self._list(PODS, Pod, objects.run_selector(run)))
+        alone = without_controller(await self._list(PODS, DetailedPod, objects.run_selector(run)))
         return [(one, why) for one in [*words, *(pod.words for pod in alone)]]
 
     async def _until_gone(self, run: str, mine: Members, refused: set[str]) -> dict[str, tuple[str, str]]:
@@ -410,7 +402,7 @@ class KubernetesLauncher:
             for one in await self._there(run, mine):
                 if one.meta.uid not in refused:
                     still[one.meta.uid] = (one.words, _why_left(one.meta))
-            for pod in await self._list(PODS, Pod, objects.run_selector(run)):
+            for pod in await self._list(PODS, DetailedPod, objects.run_selector(run)):
                 if mine.has(pod):
                     still[pod.metadata.uid] = (f"pod/{pod.metadata.name}", _why_left(pod.metadata))
             if not still or waited >= self._patience:
@@ -447,7 +439,7 @@ def as_yaml(manifests: Sequence[Mapping[str, object]]) -> str:
 
 
 def _summary(
-    mine: Members, pods: Sequence[Pod], events: Sequence[Event], nodes: Mapping[str, Node] | None
+    mine: Members, pods: Sequence[DetailedPod], events: Sequence[Event], nodes: Mapping[str, Node] | None
 ) -> RunSummary:
     spec, known = mine.description()
     facts = Facts(spec=spec, targets=known, roots=mine.roots, pods=pods, events=events, nodes=nodes)

@@ -16,22 +16,22 @@ import msgspec
 
 from gpukeeper.acceptance.fleet.launcher import LOST, NodeStatus, Phase, RunSpec, Target
 from gpukeeper.acceptance.launchers.kubernetes import forms, objects
-from gpukeeper.acceptance.launchers.kubernetes.api import (
-    PODS,
-    Condition,
+from gpukeeper.acceptance.launchers.kubernetes.forms import STAYING
+from gpukeeper.acceptance.launchers.kubernetes.objects import GPU_RESOURCES, KubernetesOptions
+from gpukeeper.clients.kubernetes.discovery import PODS, Resource
+from gpukeeper.clients.kubernetes.wire import (
     ContainerStatus,
+    DetailedPod,
     Event,
     Meta,
     Node,
+    PartialObject,
     Pod,
-    Resource,
-    Root,
-    at,
+    StatusCondition,
     condition,
     count,
 )
-from gpukeeper.acceptance.launchers.kubernetes.forms import STAYING
-from gpukeeper.acceptance.launchers.kubernetes.objects import GPU_RESOURCES, KubernetesOptions
+from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 
 POD_ENDED = {"Succeeded", "Failed"}
@@ -134,7 +134,7 @@ def _used_gpus(pods: Iterable[Pod]) -> dict[str, dict[str, dict[str, int]]]:
 
 class Found(msgspec.Struct, frozen=True):
     resource: Resource
-    root: Root
+    root: PartialObject
 
     @property
     def meta(self) -> Meta:
@@ -154,7 +154,7 @@ class Members(msgspec.Struct, frozen=True):
     foreign: tuple[Found, ...] = ()
 
     @property
-    def roots(self) -> list[Root]:
+    def roots(self) -> list[PartialObject]:
         return [one.root for one in self.own if one.resource in forms.ROOTS]
 
     def has(self, pod: Pod) -> bool:
@@ -187,7 +187,7 @@ def members_by_run(found: Iterable[Found]) -> dict[str, Members]:
 
 def without_controller(pods: Iterable[Pod]) -> list[Found]:
     """Their controller was removed without them, or somebody else created them: which of the two is unknown."""
-    return [Found(PODS, Root(metadata=one.metadata)) for one in pods if not one.metadata.controller]
+    return [Found(PODS, PartialObject(metadata=one.metadata)) for one in pods if not one.metadata.controller]
 
 
 def is_described(meta: Meta, run: str) -> bool:
@@ -248,7 +248,7 @@ def reason_of_waiting(
     scheduled = condition(pod.status.conditions, "PodScheduled")
     if scheduled is not None and scheduled.status == "False":
         return unschedulable(scheduled, node)
-    waiting = status.state.waiting if status else None
+    waiting = status.waiting if status else None
     if waiting is not None and waiting.reason in _IMAGE:
         return Reason("image", f"its image cannot be pulled ({waiting.reason}): {cut(waiting.message)}")
     if waiting is not None and waiting.reason in _CONFIG:
@@ -261,7 +261,7 @@ def reason_of_waiting(
     return Reason("unschedulable", "the scheduler has not considered it yet")
 
 
-def unschedulable(scheduled: Condition, node: Node | None = None) -> Reason:
+def unschedulable(scheduled: StatusCondition, node: Node | None = None) -> Reason:
     """From the sentence of the scheduler: 0/3 nodes are available: 1 Insufficient nvidia.com/gpu, …"""
     said = cut(scheduled.message) or scheduled.reason
     lacking = re.search(r"Insufficient ([\w./-]+)", said)
@@ -274,7 +274,7 @@ def unschedulable(scheduled: Condition, node: Node | None = None) -> Reason:
     return Reason("unschedulable", f"it cannot be scheduled: {said}")
 
 
-def is_tainted(scheduled: Condition | None) -> bool:
+def is_tainted(scheduled: StatusCondition | None) -> bool:
     """Whether the scheduler names a taint as the obstacle."""
     return scheduled is not None and scheduled.status == "False" and "untolerated taint" in scheduled.message
 
@@ -302,7 +302,7 @@ def reason_of_failure(pod: Pod, status: ContainerStatus | None) -> Reason:
     if target is not None and target.status == "True" and target.reason in _DISRUPTIONS:
         code, words = _DISRUPTIONS[target.reason]
         return Reason(code, f"it was {words}{f': {said or cut(target.message)}' if said or target.message else ''}")
-    ended = status.state.terminated if status else None
+    ended = status.terminated if status else None
     if pod.status.reason == "Evicted":
         return Reason("evicted", f"its node evicted it: {said}")
     if pod.status.reason == "DeadlineExceeded":
@@ -319,7 +319,7 @@ def reason_of_failure(pod: Pod, status: ContainerStatus | None) -> Reason:
     return Reason("failed", f"it failed{f' ({pod.status.reason})' if pod.status.reason else ''}: {said or 'no reason'}")
 
 
-def reason_of_job(conditions: tuple[Condition, ...] | None) -> Reason | None:
+def reason_of_job(conditions: tuple[StatusCondition, ...] | None) -> Reason | None:
     """Of a Job that has failed. None: it has not."""
     failed = condition(conditions, "Failed")
     if failed is None or failed.status != "True":
@@ -357,8 +357,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: RunSpec
     targets: tuple[Target, ...]
-    roots: Sequence[Root]
-    pods: Sequence[Pod]
+    roots: Sequence[PartialObject]
+    pods: Sequence[DetailedPod]
     events: Sequence[Event] = ()
     nodes: Mapping[str, Node] | None = None
 
@@ -383,7 +383,7 @@ def statuses(facts: Facts) -> tuple[NodeStatus, ...]:
     return tuple(found)
 
 
-def node_of(pod: Pod) -> str:
+def node_of(pod: DetailedPod) -> str:
     """Where it runs, or is to run. Empty: any of several nodes."""
     if pod.spec.node_name:
         return pod.spec.node_name
@@ -397,8 +397,8 @@ def node_of(pod: Pod) -> str:
     return values.pop() if len(values) == 1 else ""
 
 
-def _by_node(facts: Facts) -> tuple[dict[str, list[Pod]], list[Pod]]:
-    found: dict[str, list[Pod]] = defaultdict(list)
+def _by_node(facts: Facts) -> tuple[dict[str, list[DetailedPod]], list[DetailedPod]]:
+    found: dict[str, list[DetailedPod]] = defaultdict(list)
     homeless = []
     for one in facts.pods:
         node = node_of(one)
@@ -411,9 +411,9 @@ def _by_node(facts: Facts) -> tuple[dict[str, list[Pod]], list[Pod]]:
 
 def _status(
     node: str,
-    root: Root | None,
-    pods: Sequence[Pod],
-    homeless: Sequence[Pod],
+    root: PartialObject | None,
+    pods: Sequence[DetailedPod],
+    homeless: Sequence[DetailedPod],
     events: Mapping[str, Sequence[Event]],
     facts: Facts,
 ) -> NodeStatus:
@@ -429,7 +429,10 @@ def _status(
 
 
 def _without_pods(
-    root: Root | None, failed: Reason | None, homeless: Sequence[Pod], events: Mapping[str, Sequence[Event]]
+    root: PartialObject | None,
+    failed: Reason | None,
+    homeless: Sequence[DetailedPod],
+    events: Mapping[str, Sequence[Event]],
 ) -> tuple[Phase, Reason]:
     if root is None:
         return Phase.GONE, Reason("vanished", "the cluster has nothing of it: it was removed, or never created")
@@ -452,12 +455,12 @@ def _without_pods(
     return Phase.WAITING, Reason("never-created", "its controller has not created its pod yet")
 
 
-def _of_pod(node: str, pods: Sequence[Pod], events: Mapping[str, Sequence[Event]], facts: Facts) -> NodeStatus:
+def _of_pod(node: str, pods: Sequence[DetailedPod], events: Mapping[str, Sequence[Event]], facts: Facts) -> NodeStatus:
     """By the newest pod that says something: one that succeeded, or runs, or the last."""
     pod = next((one for one in pods if one.status.phase == "Succeeded"), pods[-1])
     status = _container(pod)
     attempt = len(pods) - 1 + (status.restart_count if status else 0)
-    ended = status.state.terminated if status else None
+    ended = status.terminated if status else None
     since = at(pod.status.start_time) or at(pod.metadata.creation_timestamp)
     if pod.status.phase in ENDED:
         why = Reason() if pod.status.phase == "Succeeded" else reason_of_failure(pod, status)
@@ -484,15 +487,13 @@ def _of_living(
     facts: Facts,
 ) -> NodeStatus:
     lost = reason_of_node(node, facts.nodes)
-    before = status.last_state.terminated if status else None
+    before = status.terminated_before if status else None
     if lost is not None:
-        phase = Phase.WAITING if status is None or status.state.running is None else Phase.RUNNING
+        phase = Phase.WAITING if status is None or status.running is None else Phase.RUNNING
         return NodeStatus(node=node, phase=phase, code=lost.code, reason=lost.sentence, attempt=attempt, since=since)
-    if status is None or status.state.running is None:
-        if before is not None and status is not None and status.state.waiting is not None:
-            why = Reason(
-                "restarts", f"it is restarted after exit code {before.exit_code} ({status.state.waiting.reason})"
-            )
+    if status is None or status.running is None:
+        if before is not None and status is not None and status.waiting is not None:
+            why = Reason("restarts", f"it is restarted after exit code {before.exit_code} ({status.waiting.reason})")
         else:
             where = (facts.nodes or {}).get(node)
             why = reason_of_waiting(pod, status, events.get(pod.metadata.uid, ()), where)
@@ -507,7 +508,7 @@ def _of_living(
     )
 
 
-def needs_events(pods: Sequence[Pod], roots: Sequence[Root]) -> bool:
+def needs_events(pods: Sequence[DetailedPod], roots: Sequence[PartialObject]) -> bool:
     """Whether a pod waits, or a controller may have been refused one."""
     if any(one.status.phase == "Pending" for one in pods):
         return True
@@ -515,7 +516,7 @@ def needs_events(pods: Sequence[Pod], roots: Sequence[Root]) -> bool:
     return any(one.metadata.uid not in owners for one in roots)
 
 
-def needs_nodes(pods: Sequence[Pod]) -> bool:
+def needs_nodes(pods: Sequence[DetailedPod]) -> bool:
     """Whether a pod seems to run, and its node may not: the control plane marks its pods as not ready. Or a taint of
     its node is an obstacle."""
     for one in pods:
@@ -529,3 +530,11 @@ def needs_nodes(pods: Sequence[Pod]) -> bool:
 
 def _container(pod: Pod) -> ContainerStatus | None:
     return next(iter(pod.status.container_statuses or ()), None)
+
+
+def at(text: str | None) -> datetime | None:
+    """None: it is not set, or cannot be read."""
+    try:
+        return reading.moment(text) if text else None
+    except ValueError:
+        return None

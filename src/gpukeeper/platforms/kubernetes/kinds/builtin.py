@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpukeeper.clients.kubernetes.wire import Pod, Root
 from gpukeeper.model.decision import Refused
 from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, End, EvictPod, Json, Kind, Lever, Matters
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.wire import Pod, Root
 
 UID_LABEL = "batch.kubernetes.io/controller-uid"
 OF_ITS_PODS = ("controller-uid", UID_LABEL, "job-name", "batch.kubernetes.io/job-name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gpukeeper.clients.kubernetes.wire import Pod, PodSpec, Root, Spec
 from gpukeeper.model.decision import Refused
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.builtin import JOB
@@ -19,7 +20,6 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     SuspendPart,
     pod_specs,
 )
-from gpukeeper.platforms.kubernetes.wire import Pod, PodSpec, Root, Spec
 
 CONTROLLER = Controller(
     "JobSet's controller",

@@ -15,14 +15,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.model import reading
-from gpukeeper.model.decision import Refused
-from gpukeeper.model.subject import Cause, Outcome
-from gpukeeper.model.unknown import Unknown
-from gpukeeper.model.words import in_words
-from gpukeeper.platforms.kubernetes.wire import (
+from gpukeeper.clients.kubernetes.wire import (
     EPOCH,
     Meta,
+    PartialMetadata,
+    PartialStatus,
     Pod,
     PodSpec,
     Root,
@@ -33,6 +30,11 @@ from gpukeeper.platforms.kubernetes.wire import (
     Wire,
     when,
 )
+from gpukeeper.model import reading
+from gpukeeper.model.decision import Refused
+from gpukeeper.model.subject import Cause, Outcome
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import in_words
 
 TTL = "gpukeeper.io/ttl"  # of any kind: gpukeeper itself removes it
 TTL_NAME = "ttlSecondsAfterFinished"
@@ -252,19 +254,16 @@ class _WatchedSpec(Wire, frozen=True):
     suspend: bool | None = None
 
 
-class WatchedStatus(Wire, frozen=True):
-    conditions: tuple[StatusCondition, ...] | None = None
-
+class WatchedStatus(PartialStatus, frozen=True):
     @property
     def stage(self) -> str:
         """How far it is, where its kind writes that elsewhere than in conditions."""
         return ""
 
 
-class WatchedObject(Wire, frozen=True, gc=True):
+class WatchedObject(PartialMetadata, frozen=True, gc=True):
     """The fields by which a watch detects changes that are relevant to a rule."""
 
-    metadata: Meta = Meta()
     spec: _WatchedSpec = _WatchedSpec()
     status: WatchedStatus = WatchedStatus()
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import Pod, PodSpec, Root, Spec, when
 from gpukeeper.model.decision import Refused
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Cause, Outcome
@@ -43,7 +44,6 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     seconds,
 )
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.wire import Pod, PodSpec, Root, Spec, when
 
 TRAINING_OPERATOR = Controller(
     "the training operator",

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import ContainerState, Pod, Root, StatusCondition, Terminated
 from gpukeeper.model.decision import Refused
 from gpukeeper.model.subject import Outcome
 from gpukeeper.platforms.kubernetes.kinds.kind import (
@@ -21,7 +22,6 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     first_usable,
     latest,
 )
-from gpukeeper.platforms.kubernetes.wire import ContainerState, Pod, Root, StatusCondition, Terminated
 
 OVER_PHASES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
 DISRUPTED = "DisruptionTarget"
@@ -79,9 +79,9 @@ def of_pod(pod: Pod, now: datetime) -> Ending:
     if outcome is None:
         return NOT_ENDED
     ended = [
-        one.state.terminated
+        one.terminated
         for one in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
-        if one.state is not None and one.state.terminated is not None
+        if one.terminated is not None
     ]
     at = latest(one.finished_at for one in ended)
     disrupted = (one.last_transition_time for one in status.conditions or () if _is(one, DISRUPTED))
@@ -104,7 +104,7 @@ def not_running(pod: Pod) -> NotRunning | None:
     containers = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
     if not containers:
         return NotRunning(None)
-    waiting = [one.state.waiting for one in containers if one.state is not None and one.state.waiting is not None]
+    waiting = [one.waiting for one in containers if one.waiting is not None]
     tried = any(one.restart_count or one.last_state not in (None, ContainerState()) for one in containers)
     if tried or len(waiting) < len(containers):
         return None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from gpukeeper.clients.kubernetes.wire import Pod, PodSpec, RayGroup, Root, Spec, when
 from gpukeeper.model.decision import Refused
 from gpukeeper.model.subject import Cause, Outcome
 from gpukeeper.model.unknown import Unknown
@@ -33,7 +34,6 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     usable,
 )
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.wire import Pod, PodSpec, RayGroup, Root, Spec, when
 
 # Of a RayJob, by jobDeploymentStatus; its jobStatus stays RUNNING past a deadline.
 ACTIVE = frozenset({"", "Initializing", "Running", "Suspending", "Suspended", "Retrying", "Waiting"})

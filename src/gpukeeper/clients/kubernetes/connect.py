@@ -22,16 +22,13 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.model.words import in_words
-from gpukeeper.platforms.kubernetes.exchange import (
+from gpukeeper.clients.kubernetes.exchange import (
     FORBIDDEN,
     MOST,
     TOO_MANY,
     UNAUTHORIZED,
     ApiError,
     ApiRequest,
-    ChangedObject,
     ClusterUnavailable,
     ConnectionFailed,
     Decoders,
@@ -49,11 +46,14 @@ from gpukeeper.platforms.kubernetes.exchange import (
     translated_errors,
     watch_event,
 )
+from gpukeeper.clients.kubernetes.wire import ChangedObject
+from gpukeeper.model.errors import PlatformError, UsageError
+from gpukeeper.model.words import in_words
 
 if TYPE_CHECKING:
     import httpx2
 
-    from gpukeeper.platforms.kubernetes.auth import Login
+    from gpukeeper.clients.kubernetes.auth import Login
 
 
 @dataclass
@@ -229,7 +229,7 @@ class Cluster:
     ) -> Cluster:
         """As kubectl finds it: the kubeconfig, or else the service account of the pod."""
         try:
-            from gpukeeper.platforms.kubernetes import auth
+            from gpukeeper.clients.kubernetes import auth
         except ImportError as error:
             raise UsageError(
                 "Kubernetes needs an extra. In a clone of gpukeeper: pip install '.[kubernetes]'"

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gpukeeper.platforms.kubernetes import auth
-from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes import auth
+from gpukeeper.clients.kubernetes.connect import Cluster
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

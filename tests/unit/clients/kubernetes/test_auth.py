@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.clients.kubernetes import auth
+from gpukeeper.clients.kubernetes.connect import Cluster
+from gpukeeper.clients.kubernetes.exchange import ApiError, ClusterUnavailable
+from gpukeeper.clients.kubernetes.wire import Root
 from gpukeeper.model.errors import UsageError
-from gpukeeper.platforms.kubernetes import auth
-from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.exchange import ApiError, ClusterUnavailable
-from gpukeeper.platforms.kubernetes.wire import Root
 from tests.patience import PATIENCE, growing
-from tests.unit.platforms.kubernetes.scripted_api import Reply, ScriptedApi, Time, ask, kubeconfig, listening, refused
+from tests.unit.clients.kubernetes.scripted_api import Reply, ScriptedApi, Time, ask, kubeconfig, listening, refused
 
 V1 = "client.authentication.k8s.io/v1"
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""A cluster in memory: the Api of acceptance over dictionaries. It stores, selects and deletes as an API server does;
+"""A cluster in memory: its Api over dictionaries. It stores, selects and deletes as an API server does;
 controllers are for the tests to play."""
 
 from __future__ import annotations
@@ -11,22 +11,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpukeeper.acceptance.launchers.kubernetes.api import (
-    ALREADY_EXISTS,
-    CONFLICT,
-    Listing,
-    Manifest,
-    PatchType,
-    Refused,
-    Resource,
-)
+from gpukeeper.clients.kubernetes.api import Api, Listing, Manifest, PatchType
+from gpukeeper.clients.kubernetes.discovery import Resource
+from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.model.unknown import Unknown
 
 T = TypeVar("T")
 Key = tuple[str, str, str]  # jobs.batch, namespace, name
 
 
-class MemoryApi:
+class MemoryApi(Api):
     def __init__(self, namespace: str = "default") -> None:
         self.place, self.namespace = "memory", namespace
         self.objects: dict[Key, dict[str, Any]] = {}
@@ -87,7 +81,7 @@ class MemoryApi:
         name = manifest.get("metadata", {}).get("name", "")
         self._ask("create", resource, namespace, name)
         if self._key(resource, namespace, name) in self.objects:
-            raise Refused(f'{resource.words} "{name}" already exists', 409, ALREADY_EXISTS)
+            raise ApiError(409, "AlreadyExists", f'{resource.words} "{name}" already exists')
         if dry_run:
             return msgspec.convert(copy.deepcopy(dict(manifest)), type_)
         one = self.add(resource, manifest, namespace)
@@ -111,11 +105,11 @@ class MemoryApi:
         self._ask("patch", resource, namespace, name)
         found = self.objects.get(self._key(resource, namespace, name))
         if found is None:
-            raise Refused(f'{resource.words} "{name}" not found', 404, "NotFound")
+            raise ApiError(404, "NotFound", f'{resource.words} "{name}" not found')
         meta = patch.get("metadata", {})
         for field in ("uid", "resourceVersion"):
             if field in meta and meta[field] != found["metadata"][field]:
-                raise Refused(f"the {field} has changed", 409, CONFLICT)
+                raise ApiError(409, "Conflict", f"the {field} has changed")
         _merge(found, patch)
         found["metadata"]["resourceVersion"] = str(next(self._numbers))
         return msgspec.convert(found, type_)
@@ -135,7 +129,7 @@ class MemoryApi:
         if found is None or found["metadata"]["uid"] != uid:
             return False
         if version and found["metadata"]["resourceVersion"] != version:
-            raise Refused("the resourceVersion has changed", 409, CONFLICT)
+            raise ApiError(409, "Conflict", "the resourceVersion has changed")
         self.remove(resource, name, namespace)
         return True
 
@@ -153,7 +147,7 @@ class MemoryApi:
         self.asked["log"] += 1
         found = self.logs.get((namespace, name, previous))
         if found is None:
-            raise Refused(f'the log of pod "{name}" was not found', 404, "NotFound")
+            raise ApiError(404, "NotFound", f'the log of pod "{name}" was not found')
         lines = found.splitlines(keepends=True)
         # One line each second, as the kubelet stamps them.
         stamped = [(f"2026-01-05T10:{n // 60:02}:{n % 60:02}Z", line) for n, line in enumerate(lines)]
@@ -178,9 +172,9 @@ class MemoryApi:
         if failure is not None:
             raise failure
         if self.forbidden(verb, resource, namespace):
-            raise Refused(f"{resource.words} is forbidden", 403, "Forbidden")
+            raise ApiError(403, "Forbidden", f"{resource.words} is forbidden")
         if resource.words in self.missing:
-            raise Refused("the server could not find the requested resource", 404, "")
+            raise ApiError(404, "", "the server could not find the requested resource")
 
     def _collect(self, key: Key) -> None:
         if key[2] in self.slow:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.launchers.kubernetes.api import ALREADY_EXISTS, JOBS, PODS, Api, Refused
-from tests.unit.acceptance.kubernetes.memory_api import MemoryApi
+from gpukeeper.clients.kubernetes.api import Api
+from gpukeeper.clients.kubernetes.discovery import JOBS, PODS
+from gpukeeper.clients.kubernetes.exchange import ApiError
+from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 Json = dict[str, Any]
 
@@ -29,9 +31,9 @@ def test_a_name_exists_once_and_lists_select_by_labels() -> None:
     api = MemoryApi()
     manifest = {"metadata": {"name": "a", "labels": {"run": "1"}}}
     asyncio.run(api.create(JOBS, manifest, Json, namespace="x"))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiError) as refused:
         asyncio.run(api.create(JOBS, manifest, Json, namespace="x"))
-    assert refused.value.reason == ALREADY_EXISTS
+    assert refused.value.reason == "AlreadyExists"
     assert len(asyncio.run(api.list(JOBS, Json, labels="run=1")).items) == 1
     assert not asyncio.run(api.list(JOBS, Json, labels="run=2")).items
     assert not asyncio.run(api.list(JOBS, Json, namespace="y")).items

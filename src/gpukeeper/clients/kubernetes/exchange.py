@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.wire import ListMeta
 from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.words import in_words
-from gpukeeper.platforms.kubernetes.wire import ListMeta, Meta, Wire
 
 if TYPE_CHECKING:
     import httpx2
@@ -65,6 +65,11 @@ class ApiError(PlatformError):
         if self.status == CONFLICT:
             return self.reason == "Conflict"
         return self.status == INVALID and not self.causes and _PATCH_DOES_NOT_FIT in self.words
+
+    @property
+    def is_name_taken(self) -> bool:
+        """An object of that name exists already."""
+        return self.reason == "AlreadyExists"
 
     @property
     def is_denied(self) -> bool:
@@ -312,13 +317,6 @@ class WatchEvent(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     type: str  # ADDED, MODIFIED, DELETED, BOOKMARK
     object: T
     version: str  # a later watch continues from here
-
-
-class ChangedObject(Wire, frozen=True, gc=True):
-    """What a watch that only triggers reads needs of an object."""
-
-    kind: str = ""
-    metadata: Meta = Meta()
 
 
 class _Typed(msgspec.Struct, Generic[T]):

@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.platforms.kubernetes import auth, connect
-from gpukeeper.platforms.kubernetes.connect import Cluster, find
-from gpukeeper.platforms.kubernetes.exchange import (
+from gpukeeper.clients.kubernetes import auth, connect
+from gpukeeper.clients.kubernetes.connect import Cluster, find
+from gpukeeper.clients.kubernetes.exchange import (
     MOST,
     ApiError,
     ClusterUnavailable,
@@ -32,8 +31,9 @@ from gpukeeper.platforms.kubernetes.exchange import (
     read,
     refusal,
 )
-from gpukeeper.platforms.kubernetes.wire import Pod, Root
-from tests.unit.platforms.kubernetes.scripted_api import (
+from gpukeeper.clients.kubernetes.wire import Pod, Root
+from gpukeeper.model.errors import PlatformError, UsageError
+from tests.unit.clients.kubernetes.scripted_api import (
     PODS,
     Reply,
     ScriptedApi,
@@ -806,8 +806,8 @@ def test_the_place_is_the_contexts_name(tmp_path: Path) -> None:
 
 
 def test_lightkube_is_imported_in_two_modules_and_its_deletes_nowhere() -> None:
-    allowed = {f"platforms/kubernetes/{name}.py" for name in ("auth", "exchange")}
-    typed = {"platforms/kubernetes/connect.py"}  # it names httpx2's types alone
+    allowed = {f"clients/kubernetes/{name}.py" for name in ("auth", "exchange")}
+    typed = {"clients/kubernetes/connect.py"}  # it names httpx2's types alone
     importing = re.compile(r"^\s*(?:from|import) (?:lightkube|httpx2)\b", re.MULTILINE)
     found = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
     assert {name for name, text in found.items() if importing.search(text)} == allowed | typed
@@ -820,7 +820,7 @@ def test_lightkube_is_imported_in_two_modules_and_its_deletes_nowhere() -> None:
 
 def test_the_command_line_does_not_import_the_client() -> None:
     program = (
-        "import sys, gpukeeper.interfaces.cli, gpukeeper.wiring.session, gpukeeper.platforms.kubernetes.connect;"
+        "import sys, gpukeeper.interfaces.cli, gpukeeper.wiring.session, gpukeeper.clients.kubernetes.connect;"
         "print([name for name in ('httpx2', 'lightkube') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

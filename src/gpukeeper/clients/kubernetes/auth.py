@@ -30,12 +30,12 @@ from lightkube.config.models import User as UserEntry
 from lightkube.core.exceptions import ConfigError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from gpukeeper.clients.kubernetes.exchange import ClusterUnavailable
+from gpukeeper.clients.kubernetes.wire import when
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
-from gpukeeper.platforms.kubernetes.exchange import ClusterUnavailable
-from gpukeeper.platforms.kubernetes.wire import when
 from gpukeeper.safe_yaml import safe_yaml
 
 PLUGIN_DEADLINE = timedelta(seconds=30)

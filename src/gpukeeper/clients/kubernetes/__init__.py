@@ -1,0 +1,1 @@
+"""One cluster: login, connections, requests, and the fields that are read of its objects."""
