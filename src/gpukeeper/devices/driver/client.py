@@ -23,7 +23,6 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.devices.driver.facts import (
     NO_ID,
     NO_SLICE_UTILISATION,
@@ -38,6 +37,7 @@ from gpukeeper.model import reading
 from gpukeeper.model.gpu import Fact, Gpu, Health, Reading, Xid
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
+from gpukeeper.processes import DIRECTORY, environment, module_command
 
 # -P: the directory we were started in is not trusted, and -m would import from it first.
 CHILD = module_command("gpukeeper.devices.driver.child")

@@ -19,7 +19,6 @@ import msgspec
 
 from gpukeeper import __version__
 from gpukeeper.blocking import in_thread, real_seconds
-from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.engine.keeper import with_origin
 from gpukeeper.engine.requests import DataReply, Reply, Request, fulfil
 from gpukeeper.engine.view import refresh
@@ -55,6 +54,7 @@ from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.policy import Web
+from gpukeeper.processes import DIRECTORY, environment, module_command
 from gpukeeper.views.live import MachineView
 from gpukeeper.wiring.session import Session
 
