@@ -80,10 +80,11 @@ async def running(*command: str, alone: bool = False, **options: Any) -> AsyncIt
 
 async def _end(child: Process, alone: bool) -> None:
     if child.returncode is None:
-        if alone:
-            child.kill()
-        else:
-            kill_group(child)
+        with suppress(ProcessLookupError):
+            if alone:
+                child.kill()
+            else:
+                os.killpg(child.pid, signal.SIGKILL)
         await child.wait()
 
 
