@@ -141,7 +141,7 @@ class StateApi:
             if len(page.result) >= most:
                 return self._cut(kind, page)
             rows += page.result
-        return tuple(dict.fromkeys(rows))
+        return tuple({msgspec.json.encode(row): row for row in rows}.values())  # rows with resources have no hash
 
     def _cut(self, kind: str, page: _Page[T]) -> Unknown:
         what = f"{len(page.result)} of {page.total} {kind.replace('_', ' ')}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
 import pytest
 
 from gpukeeper.model.unknown import Unknown
@@ -161,6 +162,19 @@ def test_a_list_that_is_cut_off_is_requested_by_state(dashboard: Dashboard) -> N
     dashboard.rows["workers"].append(worker("09000000", alive=True))
     dashboard.rows["jobs"] = [job("RUNNING", "09000000")]
     assert found(dashboard) == "driver of job 09000000 is alive"
+
+
+def test_rows_with_resources_are_also_joined_once(dashboard: Dashboard) -> None:
+    class Held(msgspec.Struct, frozen=True):
+        actor_id: str
+        required_resources: dict[str, float]
+
+    dashboard.most = 3
+    rows = [actor(number, "ALIVE") | {"required_resources": {"GPU": 1.0}} for number in range(2)]
+    dashboard.rows["actors"] = [rows[0], *(actor(number, "DEAD") for number in range(5, 9)), rows[1]]
+    said = asyncio.run(StateApi(dashboard.url, None, deadline=PATIENT).rows("actors", Held))
+    assert not isinstance(said, Unknown)
+    assert said == tuple(Held(row["actor_id"], {"GPU": 1.0}) for row in rows)
 
 
 def test_a_list_that_stays_cut_off_is_unknown(dashboard: Dashboard) -> None:
