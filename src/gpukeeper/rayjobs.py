@@ -23,15 +23,23 @@ OVER: Final = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
 
 class RayNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as Ray reports it; `name` is not unique."""
+    """A row of its state API; `name` is not unique."""
 
     node_id: str
-    ip: str
-    name: str
-    alive: bool
-    message: str = ""
-    gpus: float = 0.0
-    labels: Mapping[str, str] = {}
+    ip: str = msgspec.field(name="node_ip")
+    name: str = msgspec.field(name="node_name", default="")
+    state: str
+    message: str | None = msgspec.field(name="state_message", default=None)
+    resources: Mapping[str, float] = msgspec.field(name="resources_total", default_factory=dict)
+    labels: Mapping[str, str] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.state == "ALIVE"
+
+    @property
+    def gpus(self) -> float:
+        return self.resources.get("GPU", 0.0)
 
 
 class RayJob(msgspec.Struct, frozen=True, kw_only=True):

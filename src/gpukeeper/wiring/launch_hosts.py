@@ -20,14 +20,10 @@ from gpukeeper.acceptance.launchers.ssh import RETENTION, SshClient, SshLauncher
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 from gpukeeper.platforms.docker.connect import CONFLICT, NOT_FOUND, NOT_MODIFIED, SLOW, Engine, EngineError, find, part
-from gpukeeper.platforms.docker.wire import ContainerSummary, Inspected
+from gpukeeper.platforms.docker.wire import ContainerSummary, Info, Inspected
 from gpukeeper.ssh import CONNECT, Host, Settings, read_hosts
 
 LOG = timedelta(seconds=60)
-
-
-class _Info(msgspec.Struct, rename="pascal"):
-    name: str = ""
 
 
 class DockerEngineApi:
@@ -50,7 +46,7 @@ class DockerEngineApi:
             await opened.aclose()
 
     async def node(self) -> str:
-        return (await (await self.open()).get("/info", _Info)).name or self._engine.host
+        return (await (await self.open()).get("/info", Info)).name or self._engine.host
 
     async def has_image(self, image: str) -> bool:
         try:

@@ -298,7 +298,7 @@ def _facts(name: str, node: RayNode, held: Mapping[str, float], excluded: str) -
         node=name,
         node_id=node.node_id,
         alive=node.alive,
-        message=node.message,
+        message=node.message or "",
         gpus=node.gpus,
         held=held.get(node.node_id, 0.0),
         excluded=excluded,

@@ -40,16 +40,6 @@ NORMAL = "NORMAL_TASK"
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray's own names
 
 
-class _Node(msgspec.Struct, frozen=True):
-    node_id: str
-    node_ip: str
-    state: str
-    node_name: str = ""
-    state_message: str | None = None
-    resources_total: dict[str, float] = {}
-    labels: dict[str, str] | None = None
-
-
 class _Job(msgspec.Struct, frozen=True):
     status: str
     submission_id: str | None = None
@@ -108,7 +98,7 @@ class RayJobsApi:
         return _known(found).ray
 
     async def nodes(self) -> tuple[RayNode, ...]:
-        return tuple(_node(one) for one in _known(await self._state.rows("nodes", _Node)))
+        return _known(await self._state.rows("nodes", RayNode))
 
     async def work(self, nodes: Sequence[str]) -> dict[str, str | Unknown | None]:
         """What runs on each of these nodes, by their ids; None: Ray lists nothing."""
@@ -219,18 +209,6 @@ def _known(found: T | Unknown) -> T:
     if isinstance(found, Unknown):
         raise PlatformError(found.why)
     return found
-
-
-def _node(one: _Node) -> RayNode:
-    return RayNode(
-        node_id=one.node_id,
-        ip=one.node_ip,
-        name=one.node_name,
-        alive=one.state == "ALIVE",
-        message=one.state_message or "",
-        gpus=one.resources_total.get("GPU", 0.0),
-        labels=one.labels or {},
-    )
 
 
 def _job(one: _Job) -> RayJob:

@@ -180,8 +180,8 @@ class FakeApi:
 
     async def nodes(self) -> tuple[RayNode, ...]:
         names = ("busy", "idle", "unknown")
-        found = [RayNode(node_id=f"id-{one}", ip="1", name=one, alive=True) for one in names]
-        return (*found, RayNode(node_id="id-dead", ip="1", name="dead", alive=False, message="gone"))
+        found = [RayNode(node_id=f"id-{one}", ip="1", name=one, state="ALIVE") for one in names]
+        return (*found, RayNode(node_id="id-dead", ip="1", name="dead", state="DEAD", message="gone"))
 
     async def submit(self, name: str, entrypoint: str, metadata: Mapping[str, str]) -> None:
         self.submitted[name] = metadata

@@ -181,7 +181,7 @@ class RayLauncher:
             name: node
             for name, node in named.items()
             if (name in spec.nodes if spec.nodes else node.alive and (node.gpus > 0 or not self._settings.gpus))
-            and all(node.labels.get(key) == value for key, value in wanted.items())
+            and all((node.labels or {}).get(key) == value for key, value in wanted.items())
         }
         return tuple(self._target(name, node, spec) for name, node in chosen.items())
 
@@ -201,7 +201,7 @@ class RayLauncher:
     def render(self, spec: RunSpec, targets: Sequence[Target]) -> str:
         parts = [f"# {one.node} is left out: {one.excluded}" for one in targets if one.excluded]
         started = [one.node for one in targets if not one.excluded]
-        plan = self._plan(spec, {name: RayNode(node_id="", ip=name, name=name, alive=True) for name in started}, "")
+        plan = self._plan(spec, {name: RayNode(node_id="", ip=name, name=name, state="ALIVE") for name in started}, "")
         shown = {key: value for key, value in plan.items() if key not in ("host", "token")}
         parts.append(f"# POST {self._api.address}/api/jobs/")
         parts.append(f"# {entrypoint(self._settings.python)}")
@@ -227,7 +227,7 @@ class RayLauncher:
 
     async def _metadata(self, spec: RunSpec, started: Sequence[str]) -> dict[str, str]:
         known = named_nodes(await self._api.nodes())
-        lost = RayNode(node_id="", ip="", name="", alive=False)
+        lost = RayNode(node_id="", ip="", state="")
         nodes = {name: known.get(name, lost) for name in started}
         token = self._settings.token()
         made = {

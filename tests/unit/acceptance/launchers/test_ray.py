@@ -280,7 +280,7 @@ def test_what_cannot_be_selected_is_refused(dashboard: FakeDashboard, changes: d
 
 def test_nodes_of_one_address_are_told_apart_and_a_restarted_machine_keeps_its_name() -> None:
     def node(number: str, name: str, *, alive: bool = True) -> RayNode:
-        return RayNode(node_id=number * 56, ip="10.0.0.1", name=name, alive=alive)
+        return RayNode(node_id=number * 56, ip="10.0.0.1", name=name, state="ALIVE" if alive else "DEAD")
 
     assert list(named_nodes([node("a", "x"), node("b", "x"), node("c", "y")])) == ["x-aaaaaaaa", "x-bbbbbbbb", "y"]
     back = named_nodes([node("d", "x", alive=False), node("e", "x")])
