@@ -17,14 +17,13 @@ CLOCKS = {("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"), ("
 CLOCKS |= {("time", "time"), ("time", "monotonic"), ("time", "sleep")}
 # The words of one platform. Elsewhere we say workload.
 PLATFORM_WORDS = {"pod", "pods", "container", "containers", "actor", "actors"}
-PLATFORM_FOLDERS = {SOURCE / "platforms", SOURCE / "acceptance" / "launchers"}
+PLATFORM_FOLDERS = {SOURCE / "platforms", SOURCE / "clients", SOURCE / "acceptance" / "launchers"}
 # Edges that speak a platform's language: what /proc says of a holder, the event names of the export, an adapter.
 MAY_SAY_CONTAINER = {
     "src/gpukeeper/devices/holders.py",
     "src/gpukeeper/ledger/lines.py",
     "src/gpukeeper/wiring/kubernetes.py",
     "src/gpukeeper/wiring/launch_hosts.py",
-    "src/gpukeeper/wiring/ray.py",
 }
 # In the core not even in comments and messages. Names of platforms are values there, never words.
 CORE_WORDS = re.compile(
@@ -43,7 +42,7 @@ READERS = {"src/gpukeeper/model/reading.py"}
 OWN_FOLDERS = (
     "src/gpukeeper/acceptance/launchers/programs/",
     "src/gpukeeper/rollout/programs/",
-    "src/gpukeeper/rayjobs.py",
+    "src/gpukeeper/clients/ray.py",
     "src/gpukeeper/acceptance/probes/",
     "src/gpukeeper/platforms/simulated/",
     "src/gpukeeper/disk/worker",

@@ -36,6 +36,7 @@ from gpukeeper.acceptance.group.members import (
 from gpukeeper.acceptance.reports import compare, legacy, merge
 from gpukeeper.acceptance.reports.formats import read_report, read_samples, report_json, samples_json
 from gpukeeper.acceptance.reports.html import page_of_report
+from gpukeeper.clients.ray import Version, _StateResponse
 from gpukeeper.config import document, load, units
 from gpukeeper.config.importing import ds01, janitor
 from gpukeeper.config.importing.result import Imported
@@ -82,7 +83,7 @@ from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB, V1_KINDS, me
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.marks import namespace_facts
 from gpukeeper.platforms.ray import busy
-from gpukeeper.platforms.ray.state import Version, _StateResponse, addresses
+from gpukeeper.platforms.ray.state import addresses
 from gpukeeper.traces.parquet import open_parquet
 from gpukeeper.traces.sacct import read_sacct
 from gpukeeper.traces.spool import Spool

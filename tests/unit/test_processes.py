@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import gpukeeper
-from gpukeeper import rayjobs
+from gpukeeper.clients import ray as rayjobs
 from gpukeeper.devices.driver.client import CHILD, query_once
 from gpukeeper.disk import worker_pool
 from gpukeeper.interfaces.daemon import web

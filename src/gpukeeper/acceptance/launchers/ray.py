@@ -31,17 +31,14 @@ from gpukeeper.acceptance.launchers.programs import host as host_program
 from gpukeeper.acceptance.launchers.programs import ray_driver
 from gpukeeper.acceptance.launchers.programs.ray_driver import MARK
 from gpukeeper.acceptance.launchers.ssh import HostState, status_of
-from gpukeeper.model import reading
-from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.model.unknown import Unknown
-from gpukeeper.rayjobs import (
+from gpukeeper.clients.ray import (
     METADATA_MAX,
-    OVER,
+    OVER_JOB,
     PLAN,
     PROGRAM,
     Pauses,
-    RayApi,
     RayJob,
+    RayJobsApi,
     RayNode,
     check_python,
     entrypoint,
@@ -49,6 +46,9 @@ from gpukeeper.rayjobs import (
     packed,
     remove_job,
 )
+from gpukeeper.model import reading
+from gpukeeper.model.errors import PlatformError, UsageError
+from gpukeeper.model.unknown import Unknown
 
 BETWEEN_RECORDS = " | "  # the name of a node and its line
 
@@ -164,7 +164,7 @@ class RaySettings:
 class RayLauncher:
     engine = "ray"
 
-    def __init__(self, api: RayApi, settings: RaySettings) -> None:
+    def __init__(self, api: RayJobsApi, settings: RaySettings) -> None:
         check_python(settings.python)
         self._api, self._settings = api, settings
         self._driver = Path(ray_driver.__file__).read_bytes()
@@ -300,7 +300,7 @@ class RayLauncher:
 
     def _over(self, job: RayJob, log: JobLog) -> NodeStatus | None:
         """What became of nodes that had not ended with the job."""
-        if job.status not in OVER:
+        if job.status not in OVER_JOB:
             return None
         code, reason = "vanished", f"its Ray job ended ({job.status.lower()}) before it: {_first(job.message)}"
         if job.status == "STOPPED":

@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import pytest
 
-from gpukeeper import rayjobs
 from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase, RunSpec, Target
 from gpukeeper.acceptance.launchers import ray
 from gpukeeper.acceptance.launchers.ray import RayLauncher, read_log
+from gpukeeper.clients import ray as rayjobs
+from gpukeeper.clients.ray import Pauses, RayNode, named_nodes
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.rayjobs import Pauses, RayNode, named_nodes
 from gpukeeper.wiring.ray import ray_launcher as open_ray
 from tests.unit.acceptance.launchers.ray_dashboard import FakeDashboard, a_node, ended, served
 

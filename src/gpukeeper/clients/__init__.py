@@ -1,0 +1,1 @@
+"""Requests to what runs elsewhere: no policy and no decisions."""
