@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gpukeeper.blocking import SystemClock
+from gpukeeper.clients import docker
 from gpukeeper.config.load import Loaded
 from gpukeeper.config.machine import FLEET
 from gpukeeper.devices.counters import Counters
@@ -21,7 +22,6 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.model.ports import Meter, StorageReader
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker import connect as docker
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.host_facts import count_container
 from gpukeeper.platforms.host.adapter import Busy, HostPlatform, count_process, nothing_known

@@ -44,12 +44,12 @@ from gpukeeper.acceptance.launchers.preflight import gather_facts
 from gpukeeper.acceptance.launchers.ssh import SshClient, host_facts, unmet
 from gpukeeper.acceptance.launchers.trial import TrialRequest, leftovers, tried
 from gpukeeper.blocking import SystemClock
+from gpukeeper.clients.docker import Engine, EngineError, find
 from gpukeeper.clients.ray import RayNode, named_nodes
 from gpukeeper.devices.driver.client import gpu_note, inventory
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.connect import Engine, EngineError, find
 from gpukeeper.ssh import Host, HostError, selected_hosts
 from gpukeeper.wiring.kubernetes import cluster_api
 from gpukeeper.wiring.launch_hosts import PROGRAM, known_hosts, ssh_client

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpukeeper.clients.docker import Engine
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.platforms.docker.adapter import DockerPlatform
-from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from tests.contract.test_platforms import *  # noqa: F403

@@ -7,7 +7,8 @@ stays with the engine, whatever its default driver is, until the container is re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from contextlib import AsyncExitStack
+from datetime import timedelta
 
 import msgspec
 
@@ -22,6 +23,18 @@ from gpukeeper.acceptance.fleet.launcher import (
     environment,
     group_environment,
 )
+from gpukeeper.clients.docker import (
+    CONFLICT,
+    NOT_FOUND,
+    NOT_MODIFIED,
+    SLOW,
+    ContainerSummary,
+    Engine,
+    EngineError,
+    Info,
+    Inspected,
+    part,
+)
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown
@@ -33,6 +46,7 @@ ENDED_BY_TIMEOUT = (124, 137, 143)  # coreutils; SIGKILL; busybox, where the pro
 # Not as process 1: the kernel keeps that one from signals of its own container, and busybox makes it the program.
 WATCHED = f'timeout -k {GRACE_S} "$0" "$@"; exit $?'
 HEADER = 8  # bytes before each part of a log
+LOG = timedelta(seconds=60)
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,32 +62,106 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     lasted_s: float | None = None  # from its start to its end
 
 
-class DockerApi(Protocol):
-    """An engine that does not reply raises PlatformError."""
+class DockerApi:
+    """Requests to one engine; the connection opens at the first one. Raises PlatformError if the engine does not reply."""
 
-    async def node(self) -> str: ...
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._opened: AsyncExitStack | None = None
 
-    async def has_image(self, image: str) -> bool: ...
+    async def open(self) -> Engine:
+        if self._opened is None:
+            opened = AsyncExitStack()
+            await opened.enter_async_context(self._engine.opened())
+            self._opened = opened
+        return self._engine
+
+    async def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.aclose()
+
+    async def node(self) -> str:
+        return (await (await self.open()).get("/info", Info)).name or self._engine.host
+
+    async def has_image(self, image: str) -> bool:
+        try:
+            await (await self.open()).raw(f"/images/{image}/json")
+        except EngineError as error:
+            if error.status == NOT_FOUND:
+                return False
+            raise
+        return True
 
     async def containers(self, label: str) -> tuple[Container, ...]:
         """In any state."""
-        ...
+        engine = await self.open()
+        filters = msgspec.json.encode({"label": [label]}).decode()
+        listed = await engine.get("/containers/json", list[ContainerSummary], all=True, filters=filters)
+        found = []
+        for one in listed:
+            try:
+                inspected = await engine.get(f"/containers/{part(one.id)}/json", Inspected)
+            except EngineError as error:
+                if error.is_gone:
+                    continue
+                raise
+            found.append(_container(inspected))
+        return tuple(found)
 
     async def create(self, name: str, body: Mapping[str, object]) -> None:
         """A name that exists is left as it is."""
-        ...
+        try:
+            await (await self.open()).post("/containers/create", body, deadline=SLOW, name=name)
+        except EngineError as error:
+            if error.status != CONFLICT:
+                raise
 
-    async def start(self, uid: str) -> None: ...
+    async def start(self, uid: str) -> None:
+        try:
+            await (await self.open()).post(f"/containers/{part(uid)}/start", deadline=SLOW)
+        except EngineError as error:
+            if error.status != NOT_MODIFIED:
+                raise
 
     async def log(self, uid: str) -> bytes | None:
         """As the engine sends it. None: the container is gone."""
-        ...
+        try:
+            return await (await self.open()).raw(
+                f"/containers/{part(uid)}/logs", deadline=LOG, stdout=True, stderr=True
+            )
+        except EngineError as error:
+            if error.is_gone:
+                return None
+            raise
 
     async def remove(self, uid: str) -> None:
         """Running or not, with its anonymous volumes. One that is gone is no error."""
-        ...
+        try:
+            await (await self.open()).delete(f"/containers/{part(uid)}", force=True, v=True)
+        except EngineError as error:
+            if not error.is_gone and error.status != CONFLICT:  # another request removes it; it is read again
+                raise
 
-    async def close(self) -> None: ...
+
+def _container(one: Inspected) -> Container:
+    return Container(
+        id=one.id,
+        name=one.plain_name,
+        state=one.state.status,
+        labels=one.labels,
+        exit_code=one.state.exit_code,
+        error=one.state.error,
+        oom=one.state.oom_killed,
+        lasted_s=_lasted(one),
+    )
+
+
+def _lasted(one: Inspected) -> float | None:
+    try:
+        return (reading.moment(one.state.finished_at) - reading.moment(one.state.started_at)).total_seconds()
+    except ValueError:
+        return None
 
 
 class DockerLauncher:
