@@ -37,6 +37,7 @@ from gpukeeper.acceptance.reports import compare, legacy, merge
 from gpukeeper.acceptance.reports.formats import read_report, read_samples, report_json, samples_json
 from gpukeeper.acceptance.reports.html import page_of_report
 from gpukeeper.clients import docker as docker_api
+from gpukeeper.clients.prometheus import _data, _lines, _Scalar, read_dcgm
 from gpukeeper.clients.ray import Version, _StateResponse
 from gpukeeper.config import document, load, units
 from gpukeeper.config.importing import ds01, janitor
@@ -48,7 +49,6 @@ from gpukeeper.devices.driver import client
 from gpukeeper.devices.driver.client import gpus_of, health_of
 from gpukeeper.devices.driver.facts import DriverReply, resolve_names
 from gpukeeper.devices.gpus import find_gpu, parse_parent, parse_xids, shares_of
-from gpukeeper.devices.prometheus import _data, _lines, _Scalar, read_dcgm
 from gpukeeper.disk import mounts, open_files, process_files
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.show import decision_row

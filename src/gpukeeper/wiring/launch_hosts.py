@@ -15,9 +15,9 @@ from gpukeeper.acceptance.fleet.preflight.facts import quantity
 from gpukeeper.acceptance.launchers.docker import SHM, DockerApi, DockerLauncher
 from gpukeeper.acceptance.launchers.ssh import RETENTION, SshClient, SshLauncher
 from gpukeeper.clients.docker import Engine, find
+from gpukeeper.clients.ssh import CONNECT, Host, Settings, read_hosts
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
-from gpukeeper.ssh import CONNECT, Host, Settings, read_hosts
 
 SSH = (
     "hosts",

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from gpukeeper.blocking import SystemClock
 from gpukeeper.clients import docker
+from gpukeeper.clients.prometheus import Prometheus
 from gpukeeper.config.load import Loaded
 from gpukeeper.config.machine import FLEET
 from gpukeeper.devices.counters import Counters
 from gpukeeper.devices.gpus import LocalGpus
 from gpukeeper.devices.meter import CounterMeter, GpuMeter, GpuUsage, Meters
-from gpukeeper.devices.prometheus import Prometheus
 from gpukeeper.engine.ports import Platform
 from gpukeeper.ledger.files import evidence_folder, ledger_path
 from gpukeeper.model.errors import UsageError

@@ -46,11 +46,11 @@ from gpukeeper.acceptance.launchers.trial import TrialRequest, leftovers, tried
 from gpukeeper.blocking import SystemClock
 from gpukeeper.clients.docker import Engine, EngineError, find
 from gpukeeper.clients.ray import RayNode, named_nodes
+from gpukeeper.clients.ssh import Host, HostError, selected_hosts
 from gpukeeper.devices.driver.client import gpu_note, inventory
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.ssh import Host, HostError, selected_hosts
 from gpukeeper.wiring.kubernetes import cluster_api
 from gpukeeper.wiring.launch_hosts import PROGRAM, known_hosts, ssh_client
 from gpukeeper.wiring.ray import jobs_api, ray_launcher

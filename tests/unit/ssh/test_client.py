@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper import ssh as ssh_module
-from gpukeeper.ssh import Envelope, Host, HostError, Program, Settings, SshClient
+from gpukeeper.clients import ssh as ssh_module
+from gpukeeper.clients.ssh import Envelope, Host, HostError, Program, Settings, SshClient
 
 ENDLESS = "import os\nwhile True: os.write({to}, b'x' * 65536)"
 MANY_WORDS = (

@@ -63,7 +63,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DockerApi:
-    """Requests to one engine; the connection opens at the first one. Raises PlatformError if the engine does not reply."""
+    """Requests to one engine, which raise PlatformError if it does not reply. The first one opens the connection."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
