@@ -12,8 +12,8 @@ import pytest
 
 from gpukeeper.acceptance.fleet.collect import encode_frames
 from gpukeeper.acceptance.fleet.launcher import Launcher, Phase
-from gpukeeper.acceptance.launchers.docker import Container, DockerApi, DockerLauncher
-from gpukeeper.clients.docker import Engine
+from gpukeeper.acceptance.launchers.docker import DockerApi, DockerLauncher
+from gpukeeper.clients.docker import Engine, Inspected
 from gpukeeper.interfaces.cli.accept_remote import open_launcher
 from tests.real.docker.private_engine import DockerEngine
 from tests.real.launch.passes import Moment, Point, a_spec, kills_itself, launch, next_pass, reports
@@ -39,7 +39,7 @@ class KilledApi(DockerApi):
     async def start(self, uid: str) -> None:
         await self._point.around("start", lambda: DockerApi.start(self, uid))
 
-    async def containers(self, label: str) -> tuple[Container, ...]:
+    async def containers(self, label: str) -> tuple[Inspected, ...]:
         return await self._point.around("containers", lambda: DockerApi.containers(self, label))
 
     async def log(self, uid: str) -> bytes | None:
