@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 VARIABLE = "GPUKEEPER_TEST_RESULTS"
-ENOUGH = 2000  # characters of a reason
+ENOUGH = 5000  # characters of a reason
 
 
 def outcomes(directory: Path) -> list[dict[str, Any]]:

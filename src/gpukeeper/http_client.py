@@ -2,7 +2,7 @@
 
 No redirects, no proxies, no cookies, no compression: a request goes to the address that was configured and to no other.
 A response is parsed as strictly as HTTP allows; an ambiguous one closes the connection. Limits and deadlines are the
-caller's: TimeoutError is raised as it is, everything else as an HttpError. Why not a library: ADR 40.
+caller's: TimeoutError is raised as it is, everything else as an HttpError. Why not a library: ADR 16.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_the_core_says_no_word_of_a_platform() -> None:
 
 
 def test_there_is_one_http_client() -> None:
-    """And the one that lightkube needs, in the folder of its platform: ADR 40."""
+    """And the one that lightkube needs, in the folder of its platform: ADR 16."""
     other = r"^\s*(?:from|import) (?:aiohttp|httpx2?|requests|urllib3|urllib\.request|http\.client)\b"
     elsewhere = (path for path in modules() if KUBERNETES not in path.parents)
     refuse(_lines(other, elsewhere), "use gpukeeper/http_client.py")

@@ -102,6 +102,12 @@ def test_verbose_shows_every_finding(fleet: Fleet) -> None:
         assert f"[COMPUTE] PASS GPU {number} gemm.bf16" in long.out
 
 
+def test_verbose_shows_with_which_parameters_a_probe_is_started(fleet: Fleet) -> None:
+    long = fleet.run(*SMALL, "--verbose")
+    assert "[MUL] gemm dtypes=['fp32'" in long.out
+    assert "[MUL]" not in fleet.run(*SMALL).out
+
+
 def test_only_some_gpus(fleet: Fleet) -> None:
     told = fleet.run(*SIMULATED, "--gpus", "1,3", "--check", "exact", "--json").json()
     assert len(told["tallies"]) == 2

@@ -75,6 +75,17 @@ def test_variables_of_a_job_on_several_nodes_do_not_prevent_it(fleet: Fleet) -> 
     assert len(sent(ran.out).tallies) == 2
 
 
+def test_one_node_of_a_run_over_several_is_not_tested_alone_in_silence(fleet: Fleet) -> None:
+    """The manifests set the variables of a group and not --together: each node passed without a byte on the network."""
+    group = {"GPUKEEPER_GROUP_SIZE": "2", "GPUKEEPER_GROUP_INDEX": "0", "MASTER_ADDR": "gpu-1"}
+    ran = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", **group)
+    assert ran.code == 2
+    assert "this is one of 2 nodes of one run, and --together is missing" in ran.err
+    assert sent(ran.out).verdict is Grade.INCONCLUSIVE
+    alone = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", WORLD_SIZE="4", RANK="1")
+    assert "this node is tested alone (without --together)" in alone.err
+
+
 def test_started_again_it_prints_the_report_that_it_has(fleet: Fleet, tmp_path: Path) -> None:
     folder = tmp_path / "reports"
     first = fleet.run(*SMALL, "--report-dir", str(folder), GPUKEEPER_NODE="gpu-1")

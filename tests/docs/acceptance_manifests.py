@@ -16,21 +16,28 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "acceptance-on-kuber
 IMAGE = "registry.example/gpukeeper-accept:1"
 GPU = "nvidia.com/gpu"
 TRAINING = {"TRAIN_SMOKE": "1", "STEPS": "20"}
+TOGETHER = {"together": True}
 # Name: form, nodes, GPUs of each, options, more of the run.
 RUNS: dict[str, tuple[str, int, int, dict[str, str], dict[str, Any]]] = {
     "one-gpu": ("job", 1, 1, {"shm": "4Gi"}, {"gpus_per_node": 1, "environment": TRAINING}),
     "two-gpus": ("job", 1, 2, {"shm": "8Gi"}, {"gpus_per_node": 2, "environment": TRAINING}),
-    "two-nodes": ("job", 2, 8, {}, {"together": True}),
+    "two-nodes": ("job", 2, 8, {}, TOGETHER),
     "job-per-node": ("job", 2, 8, {}, {}),
     "daemonset": ("daemonset", 2, 8, {}, {}),
-    "statefulset": ("statefulset", 2, 8, {}, {}),
-    "indexed-job": ("indexed-job", 2, 8, {"ttl": "1h"}, {}),
-    "jobset": ("jobset", 2, 8, {}, {}),
-    "pytorchjob": ("pytorchjob", 4, 8, {"shm": "32Gi"}, {}),
-    "pytorchjob-flexible": ("pytorchjob", 2, 1, {"cpu": "14", "memory": "150Gi", "ttl": "24h"}, {"gpus_per_node": 1}),
-    "pytorchjob-rdma": ("pytorchjob", 2, 8, {"rdma": "rdma/ib=8", "shm": "32Gi"}, {}),
+    "statefulset": ("statefulset", 2, 8, {}, TOGETHER),
+    "indexed-job": ("indexed-job", 2, 8, {"ttl": "1h"}, TOGETHER),
+    "jobset": ("jobset", 2, 8, {}, TOGETHER),
+    "pytorchjob": ("pytorchjob", 4, 8, {"shm": "32Gi"}, TOGETHER),
+    "pytorchjob-flexible": (
+        "pytorchjob",
+        2,
+        1,
+        {"cpu": "14", "memory": "150Gi", "ttl": "24h"},
+        {"gpus_per_node": 1, **TOGETHER},
+    ),
+    "pytorchjob-rdma": ("pytorchjob", 2, 8, {"rdma": "rdma/ib=8", "shm": "32Gi"}, TOGETHER),
     "trainjob": ("trainjob", 1, 8, {}, {}),
-    "trainjob-tensorflow": ("trainjob", 2, 8, {"framework": "tensorflow"}, {"port": 2222}),
+    "trainjob-tensorflow": ("trainjob", 2, 8, {"framework": "tensorflow"}, {"port": 2222, **TOGETHER}),
     "mixed-cluster": ("job", 3, 8, {}, {}),
 }
 MIXED = (

@@ -17,7 +17,7 @@ from tests.engines import has_ansible, require
 from tests.real.ansible import installation as ansible
 
 ROLE = ROOT / "deploy" / "ansible" / "roles" / "gpukeeper"
-PAGE = ROOT / "docs" / "how-to" / "deploy-with-ansible.md"
+PAGE = ROOT / "docs" / "how-to" / "deploy-to-many-servers.md"
 
 
 def read(path: Path) -> Any:

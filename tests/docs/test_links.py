@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -11,6 +12,7 @@ from tests.docs.markdown import ROOT
 
 DOCS = ROOT / "docs"
 INDEX = DOCS / "index.md"
+DECISION_LIST = DOCS / "decisions" / "README.md"
 DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
 
 
@@ -21,30 +23,43 @@ def test_relative_links_resolve() -> None:
 
 
 def test_every_page_is_linked_from_the_index() -> None:
-    linked = {(DOCS / link.partition("#")[0]).resolve() for _, link in markdown.links(INDEX)}
-    pages = [
-        sorted((DOCS / name).glob("*.md")) for name in ("how-to", "tutorial", "reference", "explanation", "decisions")
-    ]
+    linked = _linked(INDEX)
+    pages = [sorted((DOCS / name).glob("*.md")) for name in ("how-to", "tutorial", "reference", "explanation")]
     assert all(pages)
     missing = ((page, 1, "not in docs/index.md") for folder in pages for page in folder if page.resolve() not in linked)
     refuse(missing, "link it there")
 
 
-def test_decisions_are_numbered_without_gap_or_double() -> None:
-    assert [int(page.name[:4]) for page in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+def test_the_index_has_at_most_seven_guides_for_each_person() -> None:
+    parts = INDEX.read_text().split("\n## ")[1:]
+    guides = {part.partition("\n")[0]: re.findall(r"^\d+\. \[", part, re.MULTILINE) for part in parts}
+    people = {name: len(found) for name, found in guides.items() if found}
+    assert len(people) == 5
+    assert [name for name, count in people.items() if count > 7] == []
 
 
-def test_the_index_lists_each_decision_once_with_its_title() -> None:
+def test_each_number_of_a_decision_is_a_file_or_names_the_one_it_was_merged_into() -> None:
+    merged = re.findall(r"^\| (\d+) \| \[(\d+)\]\((\d{4})-", DECISION_LIST.read_text(), re.MULTILINE)
+    numbers = [int(page.name[:4]) for page in DECISIONS]
+    assert [(old, new) for old, new, file in merged if int(new) != int(file) or int(new) > int(old)] == []
+    assert sorted([*numbers, *(int(old) for old, *_ in merged)]) == list(range(1, max(numbers) + 1))
+
+
+def test_decisions_are_listed_once_with_their_titles() -> None:
     titles = [page.read_text().splitlines()[0].removeprefix("# ") for page in DECISIONS]
-    listed = INDEX.read_text().partition("## Decisions\n\n")[2].partition("\n\n")[2].splitlines()  # after a paragraph
+    listed = DECISION_LIST.read_text().partition("## List\n\n")[2].splitlines()
     entries = zip(titles, DECISIONS, strict=True)
-    assert listed == [f"{title.replace('. ', '. [', 1)}](decisions/{page.name})" for title, page in entries]
+    assert listed == [f"{title.replace('. ', '. [', 1)}]({page.name})" for title, page in entries]
 
 
 def test_every_decision_has_its_parts() -> None:
     parts = [(page, part) for page in DECISIONS for part in ("## Options", "## Choice", "## Consequences")]
     without = ((page, 1, part) for page, part in parts if part not in page.read_text())
     refuse(without, "the section is missing: write it")
+
+
+def _linked(page: Path) -> set[Path]:
+    return {(page.parent / link.partition("#")[0]).resolve() for _, link in markdown.links(page)}
 
 
 def _resolves(page: Path, link: str) -> bool:

@@ -100,7 +100,7 @@ def test_every_command_of_every_page_is_one() -> None:
 
 def test_the_guides_name_what_the_replaced_systems_have() -> None:
     """Labels, variables and flags that their users look for."""
-    text = (DOCS / "how-to" / "migrate-from-test-kits-and-scripts.md").read_text()
+    text = (DOCS / "how-to" / "migrate-from-other-tools.md").read_text()
     labels = ("gpu-acceptance-test", "gpu-cluster-test", "gpu-accept-daemon", "gpu-accept-ddp", "cleanup=auto")
     variables = ("QUICK", "VERBOSE", "REPORT_DIR", "TRAIN_SMOKE", "EPOCHS", "STEPS", "GPUS_PER_NODE", "DRY_RUN")
     names = ("ray_tmp_*", "summary.json", "ddp_tests_result.json", "ttlSecondsAfterFinished", "--skip-multinode")

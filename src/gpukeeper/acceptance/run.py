@@ -83,6 +83,13 @@ class CheckStarted(msgspec.Struct, frozen=True):
     left_s: float
 
 
+class ProbeStarted(msgspec.Struct, frozen=True):
+    """The probe of a check begins, with these parameters."""
+
+    check: str
+    params: Mapping[str, Any]
+
+
 class CheckRepeated(msgspec.Struct, frozen=True):
     """It is run again, to see whether what failed fails again."""
 
@@ -91,7 +98,7 @@ class CheckRepeated(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...]
 
 
-Step = CheckStarted | CheckRepeated | Finding | NotTested | Machine
+Step = CheckStarted | ProbeStarted | CheckRepeated | Finding | NotTested | Machine
 Progress = Callable[[Step], None]
 
 
@@ -384,6 +391,7 @@ async def _run_probes(
     assert one.check.request is not None, f"{one.check.name} has nothing to run"
     began, before = clock.now(), dict(run.last)
     job = one.check.request(one.serving, run.context())
+    run.order.progress(ProbeStarted(one.check.name, job.params))
     answers: Mapping[str, ProbeReply]
     if one.check.how is RunMode.TOGETHER:
         answers = await workbench.together([gpu.uuid for gpu in run.gpus], job)

@@ -32,7 +32,7 @@ def evaluator_of(rule: ModuleType, rules: Sequence[ModuleType]) -> Evaluator:
 
     | name | meaning | default |
     |---|---|---|
-    | NAME, SUMMARY, FOR, ACTS | see docs/how-to/add-a-rule.md | required |
+    | NAME, SUMMARY, FOR, ACTS | see docs/how-to/extend.md | required |
     | IN | the states in which it is evaluated | every state |
     | YIELDS_TO | rules that suspend it while they protect | none |
     | HOLDABLE | a user's hold suspends it | True |

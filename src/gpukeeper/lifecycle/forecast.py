@@ -127,7 +127,7 @@ def course(
     for _ in range(assumed.steps):
         view = measure(view, at)
         decision = decide(view, book, at)
-        otherwise = _unless_idle(view, decision) if at == now else otherwise
+        otherwise = otherwise or _unless_idle(view, book, decision, at)
         if decision.action is Action.KEEP:
             if assumed.reports and decision.verdict is Verdict.REPORT and decision.rule not in reported:
                 reported.add(decision.rule)
@@ -177,10 +177,13 @@ def _failing_on(seen: Crashes, measured: Measure) -> Measure:
     return measure
 
 
-def _unless_idle(view: View, decision: Decision) -> str:
-    """What the idle rule may stop as soon as its use is measured is not said to run until another rule is due."""
-    unknown = (decision.rule, decision.verdict) == (idle.NAME, Verdict.UNKNOWN)
-    return NOT_IDLE_BEFORE if unknown and view.subject.state in LIVE else ""
+def _unless_idle(view: View, book: Rulebook, decision: Decision, at: datetime) -> str:
+    """What the idle rule may stop as soon as something unknown becomes known (its use, its holds, its keep-alive file)
+    is not said to run until another rule is due."""
+    if decision.verdict is not Verdict.UNKNOWN or view.subject.state not in LIVE:
+        return ""
+    silent = idle.evaluate(view, book.settings(view.subject), at).verdict is Verdict.SILENT
+    return "" if silent else NOT_IDLE_BEFORE
 
 
 def _unreached(view: View, book: Rulebook) -> bool:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from gpukeeper.disk import kernel
+from gpukeeper.disk.worker_pool import WorkerPool
 from tests.unit.disk.trees import removed
 
 SHARE = "share"
@@ -40,10 +43,23 @@ def kill_all(entries: int = 0) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def when_one_is_ready(enter: Callable[[WorkerPool], WorkerPool]) -> Callable[[WorkerPool], WorkerPool]:
+    """On a busy machine this process deletes the whole tree before a worker process has started."""
+
+    def entered(pool: WorkerPool) -> WorkerPool:
+        enter(pool)
+        while not pool.is_ready():
+            time.sleep(0.01)
+        return pool
+
+    return entered
+
+
 def main(point: str, path: Path) -> None:
     os.setsid()  # a process group of its own, with its workers
     if point == SHARE:
-        removed(path, progress=kill_all)
+        with patch.object(WorkerPool, "__enter__", when_one_is_ready(WorkerPool.__enter__)):
+            removed(path, progress=kill_all)
         return
     halt = Halt(int(point))
     for module, names in CHANGES:

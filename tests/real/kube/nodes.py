@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tests.real.kube import binaries
-from tests.real.kube.api import Api, Object, condition
+from tests.real.kube.api import Api, EngineLate, Object, condition
 from tests.real.kube.processes import listens
 
 if TYPE_CHECKING:
@@ -52,13 +52,16 @@ def gpu_node(plane: ControlPlane, name: str, gpus: int = 8, labels: Mapping[str,
     plane.api.create({"kind": "Node", "metadata": {"name": name, "labels": made}})
     room = {"cpu": "64", "memory": "512Gi", "pods": "500", **({GPU: str(gpus)} if gpus else {})}
     plane.api.patch("nodes", None, name, {"status": {"capacity": room, "allocatable": room}}, subresource="status")
-    ready: Object = plane.api.wait_for(
-        "nodes",
-        None,
-        name,
-        lambda node: condition(node, "Ready") == "True" and node is not None and not node["spec"].get("taints"),
-        words="Ready without taints",
-    )
+
+    def is_ready(node: Object | None) -> bool:
+        return condition(node, "Ready") == "True" and node is not None and not node["spec"].get("taints")
+
+    try:
+        ready: Object = plane.api.wait_for("nodes", None, name, is_ready, words="Ready without taints")
+    except EngineLate as late:
+        kwok = plane.programs["kwok"]
+        runs = "runs" if kwok.runs else "does not run"
+        raise EngineLate(f"kwok {runs}; the end of its log: {kwok.log[-2500:]}\n{late}") from late
     return ready
 
 

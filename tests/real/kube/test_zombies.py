@@ -136,7 +136,11 @@ def test_the_jobset_that_v21_recreated_is_trimmed_and_the_trainjob_stays(
     root = uid(api, "trainjobs", namespace, RUN)
     harness = Harness(trainer_v21.keeper_kubeconfig(), namespace, at_finish="Running")
     harness.later(minutes=6)
-    (line,) = passes(harness)
+    # The controllers may still write the new JobSet: what changed since it was read is left for the next pass.
+    *before, line = passes(harness)
+    assert {one.result for one in before} <= {Result.CHANGED, Result.UNKNOWN}, [
+        (one.result, one.reason) for one in before
+    ]
     assert (line.action, line.result, line.gpus_back) == (Action.TRIM, Result.RECLAIMED, 1), line.reason
     trainer_v21.until(lambda: not api.list("pods", namespace), "its pod is gone")
     stays_so(lambda: not api.list("pods", namespace), "a pod came back")

@@ -1,6 +1,6 @@
 """What is said to come for certain comes true in the pass that was named: not before it, and not after it. What depends
-on use is not certain. A person, a pause, a budget, a crash, a warning that was not delivered (its owner gets more time)
-or a step that its platform refused ends a forecast."""
+on use is not certain. A person, a pause, a budget, a crash, a warning that was not delivered (its owner gets more
+time), a step that its platform refused or a mark of it that cannot be read any more ends a forecast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.forecast import UpcomingAction
 from gpukeeper.model.decision import Action
-from gpukeeper.model.event import Held, Passed, Paused, Released, Resumed, WarningSent
+from gpukeeper.model.event import Complaint, Held, Passed, Paused, Released, Resumed, WarningSent
 from tests.simulation.harness import Run, Told
 
 PASSES = timedelta(minutes=11)  # two of them, each up to five minutes apart and not instant: a step has one of its own
@@ -57,6 +57,8 @@ def _ended_by_others(run: Run, told: Told, end: datetime) -> bool:
             return True
         if isinstance(line, WarningSent) and line.ref == told.ref and not line.delivered:
             return True
+        if isinstance(line, Complaint) and line.ref == told.ref and h.at > told.at:
+            return True  # what is unknown keeps it
         if isinstance(line, Passed) and (line.breaker or line.deferred):
             return True
     return paused

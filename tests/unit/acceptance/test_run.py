@@ -19,7 +19,7 @@ from gpukeeper.acceptance.record import (
     ProbeResult,
     Remedy,
 )
-from gpukeeper.acceptance.run import CheckRepeated, CheckStarted
+from gpukeeper.acceptance.run import CheckRepeated, CheckStarted, ProbeStarted
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Grade, Health, Past
 from gpukeeper.model.unknown import Unknown
@@ -37,7 +37,7 @@ def test_every_gpu_is_tested_and_judged() -> None:
     assert [(one.gpu, one.verdict) for one in report.tallies] == [(f"GPU-{n}", Grade.PASS) for n in range(8)]
     assert {who for _, who in bench.asked} == {f"GPU-{n}" for n in range(8)}
     assert isinstance(steps[0], Machine)
-    assert [type(one) for one in steps[1:3]] == [CheckStarted, Finding]
+    assert [type(one) for one in steps[1:4]] == [CheckStarted, ProbeStarted, Finding]
     assert report.tallies[0].busy == pytest.approx(0.8)
     assert (report.started, report.ended) == (BEGIN, BEGIN + timedelta(seconds=1))
 

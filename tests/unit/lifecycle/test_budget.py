@@ -256,7 +256,7 @@ def test_a_backlog_of_trees_has_its_own_number() -> None:
 
 
 def test_kind_rule_and_outcome_do_not_change_the_order() -> None:
-    """C6.6, ADR 39: the longest due first; work before trees, trees before images. No kind keeps another waiting."""
+    """C6.6, ADR 28: the longest due first; work before trees, trees before images. No kind keeps another waiting."""
     made = plan(
         [
             decision(1, rule="unused_image", due=NOW - 90 * DAY),

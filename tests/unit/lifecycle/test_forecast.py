@@ -14,6 +14,7 @@ from gpukeeper.model.decision import Action, View
 from gpukeeper.model.policy import AfterIdle, ClassSettings, OnLimit
 from gpukeeper.model.series import NOT_MEASURED
 from gpukeeper.model.subject import Crashes, Hold, Memory, Warned
+from gpukeeper.model.unknown import Unknown
 from tests.unit.lifecycle.examples import DAY, HOUR, MINUTE, NOW, POLICY, quiet, subject
 
 SECOND = timedelta(seconds=1)
@@ -114,6 +115,24 @@ def test_what_is_not_measured_yet_runs_until_another_rule_only_if_it_is_not_foun
     started = msgspec.structs.replace(measured(30 * SECOND), series=())
     found = ahead(started, book, NOW, tuple(Action), at_any_time)
     assert {(one.rule, one.provided) for one in found} == {("max_runtime", NOT_IDLE_BEFORE)}
+
+
+@pytest.mark.parametrize("ran", [7 * MINUTE, 40 * MINUTE])
+def test_what_is_kept_by_something_unknown_runs_until_another_rule_only_if_it_is_not_idle_before(
+    ran: timedelta,
+) -> None:
+    """Whether it has a keep-alive file could not be read for a moment, and it was said to be stopped days later."""
+    view = measured(ran)
+    marks = msgspec.structs.replace(view.subject.marks, keep_alive=Unknown("hidden"))
+    view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, marks=marks))
+
+    def conditions(idle: timedelta | None) -> set[tuple[str, str]]:
+        limits = ClassSettings(**LIMITS | {"idle": idle})
+        book = Rulebook(msgspec.structs.replace(POLICY, classes={"managed": limits}))
+        return {(one.rule, one.provided) for one in ahead(view, book, NOW, tuple(Action), at_any_time)}
+
+    assert conditions(idle=10 * MINUTE) == {("max_runtime", NOT_IDLE_BEFORE)}
+    assert conditions(idle=None) == {("max_runtime", "")}
 
 
 def test_where_no_warning_was_delivered_the_stop_depends_on_it() -> None:

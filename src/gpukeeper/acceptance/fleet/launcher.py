@@ -55,8 +55,9 @@ def flags(spec: RunSpec) -> str:
 
 
 def command(spec: RunSpec) -> tuple[str, ...]:
-    """What each node runs."""
-    return ("gpukeeper", "accept", "--report-to-log", spec.run, *spec.arguments)
+    """What each node runs. A run over all nodes says so whoever described it: without it each is tested alone."""
+    together = ("--together",) if spec.together and "--together" not in spec.arguments else ()
+    return ("gpukeeper", "accept", "--report-to-log", spec.run, *together, *spec.arguments)
 
 
 def environment(spec: RunSpec, node: str) -> dict[str, str]:

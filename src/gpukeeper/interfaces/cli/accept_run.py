@@ -157,7 +157,7 @@ def run(options: RunOptions) -> int:
 def prepare(options: RunOptions, environ: Mapping[str, str]) -> PreparedRun:
     refuse_summary(options.report_name)
     run = options.report_to_log or ""
-    environment = read_variables(environ, of_many=bool(run) or options.together)
+    environment = read_variables(environ, of_many=bool(run) or options.together, together=options.together)
     options = environment.below(options)
     rows = read_rows(options.reference) if options.reference is not None else ()
     if not options.together:

@@ -189,10 +189,13 @@ class EnvironmentSettings:
         return replace(options, report_dir=Path(self.report_dir), legacy=True)
 
 
-def read_variables(environ: Mapping[str, str], *, of_many: bool = False) -> EnvironmentSettings:
-    """`of_many`: of a run over many nodes, in which each is tested alone first, whatever started it."""
+def read_variables(environ: Mapping[str, str], *, of_many: bool = False, together: bool = False) -> EnvironmentSettings:
+    """`of_many`: of a run over many nodes, in which each is tested alone first, whatever started it. `together`: and
+    then all of them as one run."""
     if not of_many:
         _refuse_several_nodes(environ)
+    if not together:
+        _refuse_group(environ)
     environment = EnvironmentSettings(python=environ.get("GPUKEEPER_PYTHON") or None)
     _length_variable(environ, environment)
     _training(environ, environment)
@@ -203,7 +206,7 @@ def read_variables(environ: Mapping[str, str], *, of_many: bool = False) -> Envi
     if folder := environ.get("REPORT_DIR"):
         environment.report_dir = folder
         environment.notes.append(f"REPORT_DIR means --report-dir {folder}")
-    _launched(environ, environment)
+    _launched(environ, environment, together=together)
     return environment
 
 
@@ -259,18 +262,29 @@ def _refuse_several_nodes(environ: Mapping[str, str]) -> None:
     advice = (
         "gpukeeper starts one rank per GPU itself: start it once, without the launcher."
         if here
-        else "Runs over several nodes are not supported yet. Test each node alone:"
-        f" env {' '.join(f'-u {name}' for name in names)} gpukeeper accept"
+        else "Test the nodes as one run (start one process on each): gpukeeper accept --together. Or test each node"
+        f" alone: env {' '.join(f'-u {name}' for name in names)} gpukeeper accept"
     )
     raise UsageError(f"This is one rank of a larger job ({where}). Nothing was run. {advice}")
 
 
-def _launched(environ: Mapping[str, str], environment: EnvironmentSettings) -> None:
-    """A job of one rank: its variables are understood and change nothing."""
+def _refuse_group(environ: Mapping[str, str]) -> None:
+    """A verdict about this node alone would be read as one about the network between the nodes."""
+    size = _count(environ, "GPUKEEPER_GROUP_SIZE") or 1
+    if size > 1:
+        raise UsageError(
+            f"GPUKEEPER_GROUP_SIZE={size}: this is one of {size} nodes of one run, and --together is missing, so only"
+            " this node would be tested. Nothing was run. Add --together on every node, or unset GPUKEEPER_GROUP_SIZE."
+        )
+
+
+def _launched(environ: Mapping[str, str], environment: EnvironmentSettings, *, together: bool) -> None:
+    """Its variables are understood and change nothing."""
     names = [name for name in (*LAUNCHED, *ADDRESS) if environ.get(name)]
     names += sorted(name for name in environ if name.startswith("PET_") and name not in names)
     if names and environ.get("RANK", environ.get("PET_NNODES")) is not None:
-        environment.notes.append(f"{', '.join(names)}: a job with one node; gpukeeper starts the ranks itself")
+        what = _share_of_job(environ, together=together)
+        environment.notes.append(f"{', '.join(names)}: {what}; gpukeeper starts the ranks itself")
     backend = environ.get("BACKEND", "").lower()
     if backend and backend not in ("nccl", "gloo"):
         raise UsageError(
@@ -278,6 +292,12 @@ def _launched(environ: Mapping[str, str], environment: EnvironmentSettings) -> N
         )
     if backend:
         environment.notes.append(f"BACKEND={backend}: ignored; GPUs use nccl, --device cpu uses gloo")
+
+
+def _share_of_job(environ: Mapping[str, str], *, together: bool) -> str:
+    if (_count(environ, "WORLD_SIZE", least=0) or 1) <= 1 and _nodes(environ.get("PET_NNODES", "")) <= 1:
+        return "a job with one node"
+    return "one node of a run over several" if together else "this node is tested alone (without --together)"
 
 
 def _nodes(words: str) -> int:

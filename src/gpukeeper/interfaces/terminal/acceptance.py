@@ -21,9 +21,16 @@ from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase, RunSpec, Targ
 from gpukeeper.acceptance.judging.replies import FAILURE_KINDS
 from gpukeeper.acceptance.launchers.story import Ended, Notice, Reported
 from gpukeeper.acceptance.record import Finding, Machine, NotTested, Report
-from gpukeeper.acceptance.reports.legacy import ENV_TAG, SUMMARY_TAG, closing_lines, log_line, running_line
+from gpukeeper.acceptance.reports.legacy import (
+    ENV_TAG,
+    SUMMARY_TAG,
+    closing_lines,
+    log_line,
+    parameters_line,
+    running_line,
+)
 from gpukeeper.acceptance.reports.wording import gpu_words
-from gpukeeper.acceptance.run import CheckRepeated, CheckStarted, Step
+from gpukeeper.acceptance.run import CheckRepeated, CheckStarted, ProbeStarted, Step
 from gpukeeper.acceptance.self_test import Attempt
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.messages import overwrites, width_of, wrapped
@@ -123,6 +130,9 @@ class ProgressPrinter:
             case CheckStarted():
                 self._now, self._began = step, time.monotonic()
                 self._moving_or(running_line(step.check, f"{step.what} ({_place(step)})"))
+            case ProbeStarted():
+                if self._verbose:
+                    self._print(parameters_line(step.params, step.check))
             case CheckRepeated():
                 who = ", ".join(gpu_words(self._report, one) if self._report else one for one in step.gpus)
                 self._print(running_line(step.check, f"retry {step.attempt}: {who or 'all GPUs'}"))

@@ -333,9 +333,11 @@ def pod_template(
     apart: bool = False,
     **more: Any,
 ) -> dict[str, Any]:
-    """`nodes`: where it may run. `node`: the one, if that is known. `group`: variables of a run over all nodes.
-    `stays`: restarted for ever, so the program waits when it has reported. `apart`: one on each node."""
+    """`nodes`: where it may run. `node`: the one, if that is known. `group`: variables of a run over all nodes, left
+    out where each is tested alone. `stays`: restarted for ever, so the program waits when it has reported. `apart`: one
+    on each node."""
     annotations = pod_annotations(plan.spec) | ({NODE_ANNOTATION: node} if node else {})
+    group = group if plan.spec.together else ()
     return {
         "metadata": {"labels": labels(plan.spec), "annotations": annotations},
         "spec": _pod_spec(plan, devices, nodes, node, group, stays, container, apart) | more,
